@@ -15,11 +15,12 @@ from typing import Any
 
 from burnish import config as configuration
 from burnish.commands.fetching import fetched
+from burnish.commands.hardware import check_hardware
 from burnish.config import RunConfig
 from burnish.config.disk import check_disk
 from burnish.config.hub import fetch_data, with_models
 from burnish.config.overrides import read_overrides
-from burnish.config.run_folder import RunFolder
+from burnish.config.run_folder import RunFolder, check_place
 from burnish.utils.disk import write_atomically
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.reading import checked_path
@@ -114,10 +115,12 @@ def train(config: RunConfig) -> Run:
     Raises:
         UserError: something is missing, or wrong with data, model or rewards.
     """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported: processes share cores
+    check_place(config)
+    check_hardware(config, lambda words: f"burnish.load({', '.join(map(repr, words))})")
     config = with_models(fetched(config))
     fetch_data(config)
     check_disk(config)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported: processes share cores
     from burnish.commands import train as command
 
     code = command.train(config)

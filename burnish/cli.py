@@ -178,7 +178,7 @@ def _plan(args: argparse.Namespace) -> int:
     with progress(f"Reading {args.recipe}"):
         from burnish.config import load
 
-        load(args.recipe, args.overrides)  # what is refused is refused before PyTorch is loaded
+        load(args.recipe, args.overrides).check_code()  # what is refused is refused before PyTorch is loaded
     with loading_pytorch():
         from burnish.commands.plan import plan
     return plan(args.recipe, args.overrides)
@@ -197,17 +197,17 @@ def _train(args: argparse.Namespace) -> int:
             with stop.cancellable():
                 with progress(f"Reading {args.recipe}"):
                     from burnish.commands.fetching import fetched
+                    from burnish.commands.hardware import check_hardware
                     from burnish.config import load
                     from burnish.config.disk import check_disk
                     from burnish.config.hub import fetch_data, with_models
                     from burnish.config.run_folder import check_place
 
                     config = load(args.recipe, args.overrides)
-                    check_place(args.recipe, args.overrides, config)
+                    check_place(config)
                 _quiet_threads(config.threads)
-                with loading_pytorch():
-                    from burnish.commands.fitting import check_hardware
-                check_hardware(args.recipe, args.overrides, config)
+                check_hardware(config)
+                config.check_code()
                 config = with_models(fetched(config))
                 fetch_data(config)
                 with progress("Checking the model's files"):

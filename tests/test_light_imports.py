@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "diffusers", "transformers", "peft", "ray", "vllm", "onnxruntime", "matplotlib"}
 LOAD = "from burnish.config import load; load('quickstart').check()"
 REFUSE = "from burnish.cli import main; assert main(['train', 'quickstart', 'algorithm.no_such=1']) == 2"
+NO_GPU = REFUSE.replace("quickstart', 'algorithm.no_such=1", "qwen25_vl/grpo', 'model.device=cpu")
 HELP = "from burnish.cli import main\ntry:\n    main(['train', '--help'])\nexcept SystemExit:\n    pass"
 
 
@@ -27,8 +28,8 @@ def test_the_package_imports_nothing_until_it_is_asked():
 
 @pytest.mark.parametrize(
     "code",
-    ["import burnish.config", "import burnish.cli", LOAD, REFUSE, HELP],
-    ids=["config", "cli", "load", "refuse", "help"],
+    ["import burnish.config", "import burnish.cli", LOAD, REFUSE, NO_GPU, HELP],
+    ids=["config", "cli", "load", "refuse", "no GPU", "help"],
 )
 def test_a_command_line_is_checked_before_anything_heavy_is_imported(code):
     assert not HEAVY & imported_by(code)

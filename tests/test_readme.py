@@ -32,6 +32,17 @@ def test_the_table_of_support_is_that_of_the_recipes(model, folder, algorithms, 
     assert needed == f"{round(min(figures))}–{round(max(figures))}"
 
 
+def test_its_figures_of_the_quickstart_are_those_of_its_page():
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    ends = []
+    for row in ("before", "after 60 updates of DiffusionNFT"):
+        seeds = re.search(rf"^\| {row} \| \**([\d./ ]+)", page, re.M)[1].split("/")
+        shares = [round(100 * float(share)) for share in seeds]
+        assert len(shares) == 3
+        ends.append(f"{min(shares)}–{max(shares)} %")
+    assert f"rise from {ends[0]} to {ends[1]} (three seeds)" in " ".join(README.split())
+
+
 def test_the_table_is_there():
     assert len(ROWS) == README.count("/*` |")
     assert len(ROWS) > 8

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import re
-import shlex
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -22,14 +19,11 @@ from burnish.config.yaml_text import parse
 from burnish.data.flow.pictures import read_pictures
 from burnish.evaluation.suite import read_suite
 from burnish.utils.errors import UserError
-from tests.support.command_lines import accept
-from tests.support.shown import HOLLOW, OWN_PAGES, ROOT, Block, blocks, forgotten, own_recipe, shell_lines
+from tests.support.command_lines import accept_line
+from tests.support.shown import BESIDE, HOLLOW, OWN_PAGES, ROOT, Block, blocks, forgotten, own_recipe, shell_lines
 
-BESIDE = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/README.md")
 DOCS = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page not in OWN_PAGES]  # tests/test_own_pages.py
-PAGES = [*(ROOT / name for name in BESIDE), *DOCS]
-# programs of others, which nothing here runs
-FOREIGN = ("docker", "hf", "ray", "source", "git")
+PAGES = [*BESIDE, ROOT / "CHANGELOG.md", *DOCS]
 # text that nothing reads; formulas in docs/algorithms are text, too
 TEXTS = {
     "alarms.md": "what a run said once",
@@ -80,27 +74,7 @@ def check(block: Block, page: Path, place: Path) -> None:
 
 def shell(block: Block, page: Path, place: Path) -> None:
     for line in shell_lines(block.text):
-        for inner in re.findall(r"<\((.*?)\)", line):
-            accept(inner)
-        line = re.sub(r"^([A-Z_]+=\S+ )+", "", line)
-        program, *rest = shlex.split(line, comments=True)
-        if program == "burnish":
-            accept(line)
-        elif program == "make":
-            target = next(word for word in rest if "=" not in word)
-            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), f"{block.where}: make {target}"
-        elif program == "pip":
-            known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-            wanted = re.findall(r"burnish\[([\w,]+)\]", line)
-            assert {one for names in wanted for one in names.split(",")} <= known.keys(), f"{block.where}: {line}"
-        elif program == "python" and rest[0] == "-m":
-            assert rest[1] == "pytest" or importlib.util.find_spec(rest[1]), f"{block.where}: {line}"
-        elif program == "python" and rest[0] == "-c":
-            compile(rest[1], block.where, "exec")
-        elif program == "python":
-            assert (ROOT / rest[0]).exists(), f"{block.where}: {line}"
-        else:
-            assert program in FOREIGN or program.startswith(".venv/bin/"), f"{block.where}: what is {program}?"
+        accept_line(line)
 
 
 def composed(block: Block, page: Path, place: Path) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
+from burnish.commands.hardware import say
 from burnish.config import RunConfig
 from burnish.config.batches import unforeseen, unsettled, with_sizes, written
-from burnish.config.hardware import listed, read_machine
-from burnish.config.load import hardware_of, model_of_hardware
 from burnish.controller import Controller
-from burnish.utils import terminal
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,43 +20,6 @@ if TYPE_CHECKING:
 PATIENCE = 300.0  # seconds that a run waits for its forecast once its data is read
 ADVICE = 120.0  # seconds in which options are tried that would make it fit
 LARGER = "use more GPUs (gpus=8), larger ones, smaller samples, or a smaller model"
-
-
-def check_hardware(recipe: str, overrides: Sequence[str], config: RunConfig) -> None:
-    """Say what hardware a recipe is made for and what is here, before anything is fetched or loaded.
-
-    Args:
-        recipe: name or path.
-        overrides: of the command line.
-        config: what they compose.
-
-    Raises:
-        UserError: there are fewer GPUs than asked for, or none for the model that the recipe is made for.
-    """
-    stated, (machine, _) = hardware_of(recipe), read_machine(overrides)
-    if not stated and machine.gpus is None:
-        return
-    if config.runtime == "ray" and (config.ray.address or os.environ.get("RAY_ADDRESS") or "local") != "local":
-        return  # its pools ask the cluster for GPUs
-    gpus = 0 if config.model.device == "cpu" else torch.cuda.device_count()
-    here = f"this machine has {gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "this machine has no GPU"
-    for_what = f"{recipe} is made for {listed(stated)}, and " if stated else ""
-    why = None
-    if machine.nodes > 1:
-        why = f"nodes is {machine.nodes}, but there is no Ray cluster: start Ray on the machines, and set ray.address"
-    elif machine.gpus is not None and gpus < machine.gpus:
-        why = f"{for_what}gpus is {machine.gpus}, but {here}; ask for no more than there are"
-    elif not gpus and config.model.path == model_of_hardware(recipe):
-        words = [f"gpus={stated[0].gpus}", *overrides] if machine.gpus is None else overrides
-        why = f"{for_what}{here}; on such a machine run: {shlex.join(['burnish', 'train', recipe, *words])}"
-    if why is None:
-        if machine.gpus is None:
-            more = f"; the run uses one of them (gpus={gpus} uses all)" if gpus > 1 else ""
-            _say(f"{for_what}{here}{more}")
-    elif config.forecast == "refuse":
-        raise UserError(f"{why}; or set force=true to train all the same")
-    else:
-        _say(f"Warning: {why}")
 
 
 class Fit:
@@ -101,25 +60,25 @@ class Fit:
 
         asked = self._asked or self._ask()  # only now, where the cluster alone has GPUs
         if not asked.is_ready:
-            _say("Forecasting the memory that this run needs (forecast=off leaves that out)")
+            say("Forecasting the memory that this run needs (forecast=off leaves that out)")
         try:
             chosen = asked.choose(min(memory.values()), PATIENCE)
         except NoForecast as error:
-            _say(f"No memory forecast, and the run goes on without: {error}")
+            say(f"No memory forecast, and the run goes on without: {error}")
             return self._not_forecast()
-        _say(conclusion(chosen.forecast, memory))
+        say(conclusion(chosen.forecast, memory))
         pools = [pool for pool in chosen.forecast.pools if pool.name in memory]
         if large := [pool for pool in pools if not pool.can_fit(memory[pool.name])]:
             self._refuse(asked, large[0], memory[large[0].name])
         self.close()
         if chosen.sizes:
-            _say(f"Batches that are auto: {' '.join(written(chosen.sizes))}")
+            say(f"Batches that are auto: {' '.join(written(chosen.sizes))}")
         return with_sizes(self.config, chosen.sizes)
 
     def _not_forecast(self) -> RunConfig:
         sizes = unforeseen(self.config, on_gpu=True)
         if sizes:
-            _say(
+            say(
                 f"No forecast says how much memory this run needs, so its batches are small: {' '.join(written(sizes))}"
             )
         return with_sizes(self.config, sizes)
@@ -137,9 +96,9 @@ class Fit:
 
         why = f"{pool.why(memory)}, and its GPUs have {shown(memory)}"
         if self.config.forecast == "warn":
-            _say(f"Warning: by forecast {why}: expect it to run out of memory (burnish plan tries what would help)")
+            say(f"Warning: by forecast {why}: expect it to run out of memory (burnish plan tries what would help)")
             return
-        _say("Trying options that need less memory")
+        say("Trying options that need less memory")
         try:
             tried = list(asked.remedies(memory, ADVICE))
         except NoForecast:
@@ -165,7 +124,3 @@ def conclusion(found: Forecast, memory: Mapping[str, int]) -> str:
         each.append(f"{pool.name} needs {shown(pool.needs_of(there))} of {shown(there)} in {pool.highest[0]!r}{tight}")
     more = f"; not counted: {'; '.join(found.left_out)}" if found.left_out else ""
     return f"Memory forecast for each GPU: {'; '.join(each)}{more}"
-
-
-def _say(line: str) -> None:
-    terminal.console(highlight=False).print(line, soft_wrap=True, markup=False)

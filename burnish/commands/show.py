@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
+from burnish.commands.hardware import hardware_complaint, has_driver
 from burnish.config import describe, load
 from burnish.config.disk import disk_problems
 from burnish.config.hardware import listed, made_for, read_machine
@@ -33,7 +34,8 @@ def config(recipe: str, overrides: Sequence[str]) -> int:
         console.print(Text.assemble((option, changed), (mark + words, "dim")), soft_wrap=True)
     if (stated := hardware_of(recipe)) and read_machine(overrides)[0].gpus is None:
         console.print(Text(f"\n# {made_for(recipe, stated)}", "dim"), soft_wrap=True)
-    problems = disk_problems(resolved, reads=False)
+    lacking = None if has_driver() else hardware_complaint(resolved)  # to count GPUs, PyTorch has to be loaded
+    problems = [*([lacking] if lacking else []), *disk_problems(resolved, reads=False)]
     if problems:
         console.print(Text("\n# Before burnish train can start here:", "bold yellow"), soft_wrap=True)
     for problem in problems:

@@ -37,10 +37,14 @@ class Hardware:
         return any(option.startswith("pools.") for option in self.further)
 
     @property
+    def nodes(self) -> int:
+        """Machines of its GPUs."""
+        return max(self.gpus // NODE, 1)
+
+    @property
     def options(self) -> list[str]:
         """What it adds to a recipe to train on all of its GPUs."""
-        nodes = max(self.gpus // NODE, 1)
-        return self.options_for(nodes, self.gpus // nodes)
+        return self.options_for(self.nodes, self.gpus // self.nodes)
 
     def options_for(self, nodes: int, each: int) -> list[str]:
         """What it adds to a recipe on another number of GPUs: machines, and GPUs of each.
@@ -63,6 +67,16 @@ class Hardware:
 
     def __str__(self) -> str:
         return f"{self.gpus} GPU{'s' if self.gpus > 1 else ''} of {self.memory_gb:g} GB"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a configuration was composed from."""
+
+    recipe: str  # name or path
+    overrides: tuple[str, ...]  # options, and words about the machine
+    stated: tuple[Hardware, ...] = ()  # what the recipe is made for
+    model: str | None = None  # the model that this statement is about
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import pydantic
 
 from burnish.config.complaints import Context, complain, unknown, wrong_choice
 from burnish.config.derived import renamed, with_derived
-from burnish.config.hardware import KEY, Hardware, read_hardware, read_machine
+from burnish.config.hardware import KEY, Hardware, Origin, read_hardware, read_machine
 from burnish.config.overrides import merge, nest, read_overrides, without_replaced
 from burnish.config.plugins import chosen_by_path, open_plugins, with_value, with_whole_paths
 from burnish.config.run import RunConfig
@@ -51,7 +51,8 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     extended = list(_extended(find_recipe(recipe)))
     layers = [(file, content) for file, content, _ in extended]
     machine, given = read_machine(overrides)
-    if composed := machine.options(_stated(extended)):
+    origin = Origin(recipe, tuple(overrides), _stated(extended), _model_of_hardware(extended))
+    if composed := machine.options(origin.stated):
         layers = [(f"options for the hardware of {layers[0][0]}", nest(read_overrides(composed))), *layers]
     tree = with_whole_paths(nest(given))
     trees = [tree, *(layer for _, layer in layers)]
@@ -73,7 +74,7 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     sections, complaints = _sections(tree, Context(layers, given, tree, task))
     if complaints:
         raise ConfigError(complaints)
-    config = task(**sections)
+    config = task(**sections, origin=origin)
     config.check(given)
     return config
 
@@ -142,9 +143,9 @@ def _stated(extended: Iterable[Extended]) -> tuple[Hardware, ...]:
     return next((stated for *_, stated in extended if stated), ())
 
 
-def model_of_hardware(recipe: str) -> str | None:
-    """The model that the statement of a recipe's hardware is about; None if nothing is stated."""
-    about = dropwhile(lambda one: not one[2], _extended(find_recipe(recipe)))
+def _model_of_hardware(extended: Iterable[Extended]) -> str | None:
+    """The model that the nearest statement of hardware is about; None if nothing is stated."""
+    about = dropwhile(lambda one: not one[2], extended)
     models = (content.get("model") for _, content, _ in about)
     return next((model["path"] for model in models if isinstance(model, dict) and "path" in model), None)
 
@@ -293,12 +294,13 @@ def _removals(given: dict[str, Any], base: dict[str, Any]) -> None:
 def _sections(tree: dict[str, Any], context: Context) -> tuple[dict[str, Any], list[str]]:
     """Every section as an object of its class, and all problems."""
     types = get_type_hints(context.config, include_extras=True)
+    options = fields(context.config)
     sections: dict[str, Any] = {}
     complaints: list[str] = []
     for name in tree:
-        if name not in types:
+        if name not in options:
             complaints.append(unknown((name,), tree[name], context))
-    for name, field in fields(context.config).items():
+    for name, field in options.items():
         if name == "algorithm":
             kind = context.config.algorithm_kind
             sections[name] = _registered(kind, ("algorithm",), tree.get(name), None, context, complaints)

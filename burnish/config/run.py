@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pydantic import Field
 from burnish.algorithms.base import Algorithm
 from burnish.config.alarms import alarm_complaints
 from burnish.config.batches import Sizes
+from burnish.config.hardware import Origin
 from burnish.config.memory import memory_complaints
 from burnish.config.mixing import mixing_complaints
 from burnish.config.placement import placement_complaints, profiler_complaints
@@ -26,7 +28,7 @@ from burnish.options.profiler import ProfilerOptions
 from burnish.options.trackers import TrackersOptions
 from burnish.registry import known, names, options
 from burnish.utils.errors import ConfigError
-from burnish.utils.user_code import names_code
+from burnish.utils.user_code import load_object, names_code
 
 UNVALIDATED = (
     "nothing is validated, as validation.every is null and validation.before false; set validation.every, or leave it "
@@ -114,6 +116,8 @@ class RunConfig:
     forecast: Literal["refuse", "warn", "off"] = "refuse"
     """Memory forecast before weights are loaded, on GPUs alone (burnish plan): refuse ends a run that can't fit, with
     options that would make it fit; warn trains all the same; off forecasts nothing, and starts sooner."""
+    # no option: config.yaml leaves it out, and configurations that differ in it are equal
+    origin: Origin | None = dataclasses.field(default=None, repr=False, compare=False, metadata={"exclude": True})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In another process, too, everything is there that the options name."""
@@ -279,6 +283,18 @@ class RunConfig:
         if named := [path for _, path in self._code_of_data()]:
             found["data"] = named
         return found | ({} if self.mixing.path is None else {"mixing": [self.mixing.path]})
+
+    def check_code(self) -> None:
+        """Import the user's code that the run calls, before anything heavier; nothing of it is called.
+
+        Raises:
+            UserError: it can't be imported, or has parameters that nobody has values for.
+        """
+        for caller, paths in self.user_code().items():
+            for path in paths:
+                load_object(path, caller)
+        for reward in self.rewards.values():
+            reward.asks()
 
     def programs(self) -> list[str]:
         """Options besides rewards that name code and programs to run, with their values."""

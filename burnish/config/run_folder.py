@@ -10,7 +10,6 @@ import re
 import shutil
 import socket
 import stat
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -296,18 +295,20 @@ class RunFolder:
         log.warning("an earlier attempt in %s saved no checkpoint; its files are now in %s", self.path, archive)
 
 
-def check_place(recipe: str, overrides: Sequence[str], config: RunConfig) -> None:
+def check_place(config: RunConfig) -> None:
     """Refuse the configuration of a run that would train elsewhere than in that run's folder, without being told to.
 
     Raises:
         UserError: the folder has been moved, or its relative path means another one from here.
     """
-    path = Path(recipe)
-    if path.name != CONFIG or not (path.parent / METRICS).exists() or "output_dir" in read_machine(overrides)[1]:
+    if config.origin is None:
+        return
+    path, (_, given) = Path(config.origin.recipe), read_machine(config.origin.overrides)
+    if path.name != CONFIG or not (path.parent / METRICS).exists() or "output_dir" in given:
         return
     if Path(config.output_dir).resolve() != path.parent.resolve():
         raise UserError(
-            f"{recipe} is of the run in {path.parent}, but its output_dir is {config.output_dir}, another folder from "
+            f"{path} is of the run in {path.parent}, but its output_dir is {config.output_dir}, another folder from "
             f"here; give output_dir={path.parent} to go on with that run, or a new one to begin anew with its options"
         )
 

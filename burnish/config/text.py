@@ -20,7 +20,8 @@ COLUMN = 34  # of the explanations
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """Every option as plain data, with the names of algorithm, environment and rewards."""
-    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    plain: dict[str, Any] = dataclasses.asdict(config)
+    plain = json.loads(json.dumps({name: plain[name] for name in fields(config)}))
     plain["algorithm"] = {"name": config.algorithm.name} | plain["algorithm"]
     if plain.get("environment") is not None:
         plain["environment"] = {"name": config.environment.name} | plain["environment"]  # type: ignore[attr-defined]
@@ -58,8 +59,7 @@ def describe(config: RunConfig, title: str) -> str:
 
 def fields(options: Any) -> dict[str, FieldInfo]:
     """The options of a class or of a section, by name."""
-    found: dict[str, FieldInfo] = options.__pydantic_fields__
-    return found
+    return {name: field for name, field in options.__pydantic_fields__.items() if not field.exclude}
 
 
 def explanation(options: Any, name: str) -> str:

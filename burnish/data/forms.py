@@ -44,9 +44,9 @@ def asked(values: Mapping[str, Any], usual: Sequence[str], key: str | None = Non
     return name, value
 
 
-def said_whole(key: str, template: str | None) -> set[str]:
-    """The keys of a record whose value is the prompt as it is, so that rewards need no other copy of it."""
-    return {key} if template is None and key not in (INSTRUCTION, CONVERSATIONS) else set()
+def said_whole(key: str, template: str | None) -> str | None:
+    """The key of a record whose value is the prompt as it is, so that rewards need no other copy of it."""
+    return key if template is None and key not in (INSTRUCTION, CONVERSATIONS) else None
 
 
 def response_of(value: Any) -> Any:

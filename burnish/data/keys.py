@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from dataclasses import fields
 from typing import Any
 
 from burnish.options.data import RecordOptions
-from burnish.types.prompt import Prompt
+from burnish.types.packed import Prompts
 from burnish.utils.errors import ConfigError
 
 
-def check_keys(prompts: Sequence[Prompt], options: RecordOptions) -> None:
+def check_keys(prompts: Prompts, options: RecordOptions) -> None:
     """Refuse a key that an option names and not one training prompt has.
 
     Each record is asked for its prompt by itself; data.extra_keys leave nothing out where they are missing.
@@ -19,13 +19,14 @@ def check_keys(prompts: Sequence[Prompt], options: RecordOptions) -> None:
     Raises:
         UserError: with every such key.
     """
+    kinds = prompts.kinds
     there: dict[str, Callable[[str], bool]] = {
-        "images_key": lambda key: any(one.images for one in prompts),
-        "videos_key": lambda key: any(one.videos for one in prompts),
-        "audios_key": lambda key: any(one.audios for one in prompts),
-        "answer_key": lambda key: any(one.answer is not None for one in prompts),
-        "label_key": lambda key: any(one.label is not None for one in prompts),
-        "input_keys": lambda key: any(key == name for one in prompts for name, _ in one.inputs),
+        "images_key": lambda key: any(one.images for one in kinds),
+        "videos_key": lambda key: any(one.videos for one in kinds),
+        "audios_key": lambda key: any(one.audios for one in kinds),
+        "answer_key": lambda key: any(one.answer is not None for one in kinds),
+        "label_key": lambda key: any(one.label is not None for one in kinds),
+        "input_keys": lambda key: any(key == name for one in kinds for name, _ in one.inputs),
     }
     complaints = [
         f"data.{option} is {key}, which none of the {len(prompts)} records of data.train_files has; correct it, or "

@@ -84,9 +84,11 @@ class Mixed:
                 return self.members[part][self._orders[part].at(taken)]
 
 
-def limited(items: Sequence[T], most: int | None, *, seed: int, shuffle: bool) -> list[T]:
+def limited(items: Sequence[T], most: int | None, *, seed: int, shuffle: bool) -> Sequence[T]:
     """At most N items, in order: drawn by the seed with ``shuffle``, else the first ones."""
     if most is None or most >= len(items):
-        return list(items)
-    chosen = sorted(random.permutation(len(items), seed, "train_max_samples")[:most]) if shuffle else range(most)
+        return items
+    if not shuffle:
+        return items[:most]
+    chosen = sorted(random.permutation(len(items), seed, "train_max_samples")[:most])
     return [items[i] for i in chosen]

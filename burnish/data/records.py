@@ -28,7 +28,7 @@ ANSWER = ("answer", "solution", "ground_truth", "reward_model.ground_truth", "re
 RESPONSE = ("response", "completion", "output")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Record:
     """An object of a file, or what is wrong with it."""
 
@@ -158,14 +158,15 @@ def _list(path: Path) -> Iterator[Record]:
 
 
 def _lines(path: Path, read: Callable[[str], dict[str, Any] | None]) -> Iterator[Record]:
+    folder = path.parent
     for where, line in read_lines(path):
         try:
             values = read(decoded(line))
         except ValueError as error:
-            yield Record(where, path.parent, {}, str(error))
+            yield Record(where, folder, {}, str(error))
             continue
         if values is not None:
-            yield Record(where, path.parent, values)
+            yield Record(where, folder, values)
 
 
 def _rows(name: str, folder: Path, rows: Iterable[dict[str, Any]]) -> Iterator[Record]:

@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from burnish.data.order import Epochs, Mixed, Order
 from burnish.data.sampler import Sampler
+from burnish.types.packed import Prompts
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError, listed
 
@@ -66,7 +67,7 @@ class Stream(Generic[T]):
             mix: the list that each item is of, and weights of the lists; None takes all as one list.
             sampler: path of the user's function that chooses; None takes the order of the epochs.
         """
-        self.items, self.batch_size, self.seed, self.shuffle, self.name = list(items), batch_size, seed, shuffle, name
+        self.items, self.batch_size, self.seed, self.shuffle, self.name = items, batch_size, seed, shuffle, name
         self.position = 0  # items returned so far
         self._peeked: dict[int, int] = {}  # rows at positions from there on: orders that go back begin anew
         self.mix, self.order = mix, self._ordered(mix)
@@ -187,8 +188,8 @@ class Stream(Generic[T]):
     def _digests(self) -> tuple[str, str]:
         """The hash of all records and their order, and those of each."""
         content, digests = hashlib.sha256(), bytearray()
-        for item in self.items:
-            uid = item.uid.encode()
+        uids = self.items.uids() if isinstance(self.items, Prompts) else (item.uid for item in self.items)
+        for uid in map(str.encode, uids):
             content.update(uid)
             digests += hashlib.blake2b(uid, digest_size=HASH_BYTES).digest()
         content.update(self._rule.encode())

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+# json.dumps makes such an object for each value, which takes longer than writing a short record
+_UNICODE = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
+_ASCII = json.JSONEncoder(default=str, sort_keys=True)
 
 
 def value_at(values: Mapping[str, Any], key: str) -> Any:
@@ -35,11 +39,20 @@ def find(values: Mapping[str, Any], usual: Sequence[str], key: str | None = None
     Raises:
         ValueError: several of the usual keys hold a value.
     """
-    there = [(name, value) for name in ([key] if key else usual) if (value := value_at(values, name)) is not None]
+    names = _present(tuple(values), (key,) if key else tuple(usual))
+    if not names:
+        return "", None
+    there = [(name, value) for name in names if (value := value_at(values, name)) is not None]
     if len(there) > 1:
         way_out = f"set data.{option} to the one to read" if option else "which mean the same; keep one"
         raise ValueError(f"has {there[0][0]!r} and {there[1][0]!r}{';' if option else ','} {way_out}")
     return there[0] if there else ("", None)
+
+
+@lru_cache(maxsize=1024)
+def _present(keys: tuple[Hashable, ...], usual: tuple[str, ...]) -> tuple[str, ...]:
+    """The usual keys that a record may hold a value under: found once for all records of the same keys."""
+    return tuple(name for name in usual if name in keys or ("." in name and name.partition(".")[0] in keys))
 
 
 def text_of(value: Any, key: str, *, numbers: bool = False) -> str:
@@ -78,25 +91,31 @@ def extra_of(values: Mapping[str, Any], keys: Sequence[str]) -> str:
     """
     kept = {key: _without_bytes(value_at(values, key)) for key in keys if value_at(values, key) is not None}
     try:
-        return text_of(json.dumps(kept, ensure_ascii=False, sort_keys=True), ", ".join(kept)) if kept else ""
+        return text_of(_UNICODE.encode(kept), ", ".join(kept)) if kept else ""
     except TypeError as error:
         raise ValueError(f"data.extra_keys names {', '.join(kept)}, but {error}") from None
 
 
-def record_of(values: Mapping[str, Any], without: Collection[str]) -> str:
+@lru_cache(maxsize=1024)
+def key_set(*keys: str | None) -> frozenset[str]:
+    """The keys that are given, as a set that is made once for all records."""
+    return frozenset(key for key in keys if key)
+
+
+def record_of(values: Mapping[str, Any], without: Container[str]) -> str:
     """The keys of a record as a JSON object, as the user wrote them; "" where it has none. Bytes are left out.
 
     What JSON can't hold, a date for example, is kept as text.
 
     Args:
         values: the record.
-        without: keys that are left out: media, and what a prompt has as it is. Dots lead into nested objects.
+        without: keys that are left out: media, and what a prompt has as it is.
     """
-    whole = {key.partition(".")[0] for key in without if "." not in key}
-    kept = {str(key): _without_bytes(value) for key, value in values.items() if key not in whole and value is not None}
+    given = ((key, value) for key, value in values.items() if value is not None and key not in without)
+    kept = {str(key): _without_bytes(value) for key, value in given}
     kept = {key: value for key, value in kept.items() if not isinstance(value, bytes)}
     # ASCII: half of a surrogate pair is nothing that UTF-8 could hold
-    return json.dumps(kept, default=str, sort_keys=True) if kept else ""
+    return _ASCII.encode(kept) if kept else ""
 
 
 def _without_bytes(value: Any) -> Any:

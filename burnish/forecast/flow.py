@@ -31,7 +31,7 @@ from burnish.tasks.flow.assembly import FlowAssembly
 from burnish.tasks.flow.engine import BranchIds, FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.types.clips import Clip
-from burnish.types.prompt import Prompt
+from burnish.types.packed import Prompts
 from burnish.types.rollout import Denoising
 from burnish.utils.errors import UserError
 
@@ -60,7 +60,7 @@ class FlowHalf:
         n = self.assembly.config.rollout.n if data == "scored" else 0
         return {"train_prompts": prompts, "pictures": MadeUpPictures.of(prompts, members, shades, n)}
 
-    def _prompts(self, count: int) -> list[Prompt]:
+    def _prompts(self, count: int) -> Prompts:
         """Made-up prompts, with a picture where the pipeline needs one, or data.images_key says that there are some."""
         config, (family, index) = self.assembly.config, self._family
         # embeddings that are padded are as long for any prompt, and small models read few tokens

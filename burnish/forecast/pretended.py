@@ -18,6 +18,7 @@ from burnish.rewards.base import AnyReward, Verdict
 from burnish.rewards.given import NOTHING, Given
 from burnish.rewards.mixing import mix
 from burnish.types.media import Media
+from burnish.types.packed import Prompts
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
 from burnish.utils.errors import UserError
@@ -112,7 +113,7 @@ class FixedScores:
         return 0.0 if number < self.alike else number % VALUES / VALUES
 
 
-def made_up_prompts(count: int, picture: tuple[int, int] | None = None, *, words: str = WORDS) -> list[Prompt]:
+def made_up_prompts(count: int, picture: tuple[int, int] | None = None, *, words: str = WORDS) -> Prompts:
     """Different prompts, where the data of a run is not at hand.
 
     Args:
@@ -121,7 +122,7 @@ def made_up_prompts(count: int, picture: tuple[int, int] | None = None, *, words
         words: that each begins with.
     """
     images = () if picture is None else (Media.encoded(_grey(*picture)),)
-    return [Prompt(text=f"{words}{i}", answer="1", images=images) for i in range(count)]
+    return Prompts.of(Prompt(text=f"{words}{i}", answer="1", images=images) for i in range(count))
 
 
 def _grey(height: int, width: int) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from burnish.evaluation.prompts import read_suite_prompts
@@ -14,7 +14,7 @@ from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 
 
-def suite_runners(assembly: Any, made_up: Callable[[int], list[Prompt]]) -> Iterator[SuiteRunner]:
+def suite_runners(assembly: Any, made_up: Callable[[int], Sequence[Prompt]]) -> Iterator[SuiteRunner]:
     """Those of a run, with made-up prompts where their own are not on this machine.
 
     Args:

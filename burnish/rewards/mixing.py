@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.options.mixing import Gate, MixingOptions
 from burnish.rewards.base import AnyReward, Verdict
 from burnish.rewards.judging import LARGEST, failed, missing
+from burnish.types.packed import Prompts
 from burnish.utils.errors import UserError
 from burnish.utils.user_code import load_object
 
@@ -128,14 +129,13 @@ def combined(counted: Tensor, applied: Tensor, mixing: MixingOptions) -> Tensor:
     return total
 
 
-def check_mixing(rewards: Mapping[str, AnyReward], mixing: MixingOptions, prompts: Sequence[Prompt]) -> None:
+def check_mixing(rewards: Mapping[str, AnyReward], mixing: MixingOptions, prompts: Prompts) -> None:
     """Refuse weights for what no prompt is, prompts that nothing counts for, and a function that can't be called.
 
     Raises:
         UserError: with the option, or with the first such prompt.
     """
-    sources, labels = ({getattr(prompt, name) for prompt in prompts} for name in ("source", "label"))
-    known = sorted({*sources, *(label for label in labels if label is not None)})
+    known = sorted({name for prompt in prompts.kinds for name in (prompt.source, prompt.label) if name is not None})
     for label, reward in rewards.items():
         for name in reward.weight_by:
             if name not in known:

@@ -143,7 +143,7 @@ class RayController(Controller):
             return RankSource(self.trainers)
         if assembly.measures_prompts:  # by a processor, and here is none
             places = self.trainers.call_one(0, "learnable")
-            assembly.learnable_prompts = [assembly.train_prompts[place] for place in places]
+            assembly.learnable_prompts = assembly.train_prompts.take(places)
         if self.samplers is None:
             return OnlineSource(
                 assembly.prompt_schedule,

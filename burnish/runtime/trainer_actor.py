@@ -76,8 +76,8 @@ class TrainerActor:
 
     def learnable(self) -> list[int]:
         """Which training prompts are short enough, by their position among all."""
-        places = {id(prompt): place for place, prompt in enumerate(self.assembly.train_prompts)}
-        return [places[id(prompt)] for prompt in self.assembly.prompt_schedule.stream.items]
+        places = {id(row): place for place, row in enumerate(self.assembly.train_prompts.rows)}
+        return [places[id(row)] for row in self.assembly.learnable_prompts.rows]
 
     def resume(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Go on from a checkpoint: the state of the source, which the driver has if the run samples.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import cached_property
@@ -41,6 +41,7 @@ from burnish.training.ranks import SINGLE_RANK, Ranks, group_of_one
 from burnish.training.roles import Publisher, TrainedRoles
 from burnish.training.trainer import Trainer
 from burnish.types.media import Media
+from burnish.types.packed import Prompts
 from burnish.types.rollout import Prompt
 from burnish.utils.allocator import grow_segments, keep_freed_memory
 from burnish.utils.errors import Cancelled
@@ -89,16 +90,16 @@ class Assembly:
         self.cancellable: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @cached_property
-    def train_prompts(self) -> list[Prompt]:
+    def train_prompts(self) -> Prompts:
         """Training prompts."""
-        return self.limited(self.read(self.config.data.train_files))
+        return Prompts.of(self.limited(self.read(self.config.data.train_files)))
 
-    def limited(self, items: Sequence[T]) -> list[T]:
+    def limited(self, items: Sequence[T]) -> Sequence[T]:
         """Those of all training prompts or records that the run takes."""
         data = self.config.data
         return limited(items, data.train_max_samples, seed=self.config.seed, shuffle=data.shuffle)
 
-    def stream(self, items: Sequence[Any], parts: Sequence[int]) -> Stream[Any]:
+    def stream(self, items: Sequence[Any], parts: Iterable[int]) -> Stream[Any]:
         """Training prompts or records in the order that the run takes them in.
 
         Args:
@@ -108,18 +109,18 @@ class Assembly:
         data = self.config.data
         return Stream(
             items, data.train_batch_size, seed=self.config.seed, shuffle=data.shuffle, sampler=data.sampler,
-            mix=None if data.mix is None else (parts, data.mix),
+            mix=None if data.mix is None else (list(parts), data.mix),
         )  # fmt: skip
 
     @cached_property
-    def val_prompts(self) -> list[Prompt]:
+    def val_prompts(self) -> Prompts:
         """Held-out prompts; the training prompts where there are no others."""
         files = self.config.data.val_files
         prompts = self.read(files) if files else self.train_prompts
         return prompts[: self.config.validation.max_prompts]
 
     @cached_property
-    def learnable_prompts(self) -> list[Prompt]:
+    def learnable_prompts(self) -> Prompts:
         """Training prompts that are short enough."""
         return self.train_prompts
 
@@ -212,7 +213,7 @@ class Assembly:
         config = self.config
         if config.online:
             return OnlineSource(self.prompt_schedule, self.rollout_worker, self.normaliser)
-        records = self.stream(self.records, [one.prompt.part for one in self.records] if config.data.mix else ())
+        records = self.stream(self.records, (one.prompt.part for one in self.records))
         return OfflineSource(records, self.prepare, batches=config.batches_per_update, watch=self.watch)
 
     @cached_property
@@ -220,7 +221,7 @@ class Assembly:
         """Which samples are requested for each update, if the run samples."""
         config, prompts = self.config, self.learnable_prompts
         return PromptSchedule(
-            stream=self.stream(prompts, [prompt.part for prompt in prompts]),
+            stream=self.stream(prompts, (prompt.part for prompt in prompts)),
             n=config.sampled_per_prompt,
             rollouts=config.batches_per_update,
             filtering=config.rollout.filter_groups,
@@ -247,7 +248,7 @@ class Assembly:
         """Some of these records as the model has them, for a policy update."""
         raise NotImplementedError
 
-    def read(self, files: Any) -> list[Prompt]:
+    def read(self, files: Any) -> Prompts:
         """Prompts from files, checked by the rewards."""
         raise NotImplementedError
 
@@ -314,7 +315,7 @@ class Assembly:
 
     def check_data(self) -> None:
         """Find errors in data, before any weights are loaded."""
-        check_mixing(self.config.rewards, self.config.mixing, [*self.train_prompts, *self.val_prompts])
+        check_mixing(self.config.rewards, self.config.mixing, self.train_prompts + self.val_prompts)
         if self.config.online and self.config.data.train_max_samples is None:
             check_keys(self.train_prompts, self.config.data)
         if self.config.data.sampler is not None:
@@ -330,7 +331,7 @@ class Assembly:
         Raises:
             UserError: one of them fails.
         """
-        prompts = [*(self.train_prompts if self.config.online else ()), *self.val_prompts]
+        prompts = self.train_prompts + self.val_prompts if self.config.online else self.val_prompts
         timeout = self.config.scoring.timeout
         probe(self.scorer, prompts, self.dummy_sample(), timeout=timeout, check_cancelled=self.check_cancelled)
 

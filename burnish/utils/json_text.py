@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,20 @@ def parse_json(content: str | bytes | bytearray, pairs: Callable[[list[tuple[str
         ValueError: it is not JSON (json.JSONDecodeError), not UTF-8, or nested too deeply.
     """
     try:
-        value = json.loads(content, object_pairs_hook=pairs, parse_int=_whole)
+        text = content if isinstance(content, str) else content.decode(json.detect_encoding(content), "surrogatepass")
+        value = _decoder(pairs).decode(text)
     except RecursionError:
         raise ValueError("is nested too deeply to be read") from None
     opening = ("[", "{") if isinstance(content, str) else (b"[", b"{")
     if sum(map(content.count, opening)) > DEEPEST and _is_deep(value):  # type: ignore[arg-type]
         raise ValueError("is nested too deeply to be read")
     return value
+
+
+@lru_cache
+def _decoder(pairs: Callable[[list[tuple[str, Any]]], Any] | None) -> json.JSONDecoder:
+    """Kept, since making one takes longer than reading a short record."""
+    return json.JSONDecoder(object_pairs_hook=pairs, parse_int=_whole)
 
 
 def _whole(digits: str) -> int:

@@ -79,9 +79,9 @@ def test_the_configuration_of_a_moved_run_goes_on_where_it_is_told_to(tmp_path, 
         if place != "mine":  # a recipe that happens to have that name
             (tmp_path / place / "metrics.jsonl").touch()
     for recipe, given in (("runs/a", []), ("runs/b", ["output_dir=runs/c"]), ("mine", [])):
-        check_place(f"{recipe}/config.yaml", given, config)
+        check_place(load(f"{recipe}/config.yaml", given))
     with pytest.raises(UserError, match=r"the run in runs/b, but its output_dir is runs/a.*give output_dir=runs/b"):
-        check_place("runs/b/config.yaml", ["steps=9"], config)
+        check_place(load("runs/b/config.yaml", ["steps=9"]))
     monkeypatch.chdir(tmp_path / "mine")
     with pytest.raises(UserError, match=r"another folder from here; give output_dir=\.\./runs/a"):
-        check_place("../runs/a/config.yaml", [], config)
+        check_place(load("../runs/a/config.yaml"))

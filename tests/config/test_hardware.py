@@ -1,8 +1,12 @@
 """What recipes state about the machine that they are made for."""
 
+from dataclasses import replace
+
 import pytest
 
+import burnish
 from burnish.cli import main
+from burnish.config import dump
 from burnish.config.hardware import Hardware
 from burnish.config.load import hardware_of, load, recipe_names
 from burnish.utils.errors import ConfigError, UserError
@@ -55,7 +59,9 @@ def test_a_malformed_statement_is_refused(tmp_path, stated):
 
 def test_the_command_line_shows_it(capsys):
     assert main(["config", "wan22/flow_grpo"]) == 0
-    assert "is made for 8 GPUs of 80 GB with runtime=ray pools.train.processes=8" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "is made for 8 GPUs of 80 GB with runtime=ray pools.train.processes=8" in said
+    assert "#   - wan22/flow_grpo is made for 8 GPUs of 80 GB, and this machine has no GPU" in said
     assert main(["recipes"]) == 0
     assert "1 GPU of 24 GB" in capsys.readouterr().out
 
@@ -114,7 +120,42 @@ def test_a_machine_that_cannot_run_a_recipe_refuses_it_before_anything_is_fetche
     assert main(["train", "qwen25_vl/grpo", "seed=3"]) == 2
     assert "burnish train qwen25_vl/grpo gpus=8 seed=3" in " ".join(capsys.readouterr().err.split())
     assert main(["train", "qwen25_vl/grpo", "gpus=8"]) == 2
-    assert "no GPU" in capsys.readouterr().err
+    assert "no GPU; on a machine with 8 GPUs run: burnish train qwen25_vl/grpo gpus=8; or" in capsys.readouterr().err
+    assert main(["train", "qwen25_vl/grpo", "gpus=16", "force=true"]) == 2
+    command = "burnish train qwen25_vl/grpo gpus=16 ray.address=HOST:6379"
+    assert f"start Ray on 2 machines, and on one of them run: {command}\n" in capsys.readouterr().err
+
+
+def test_fewer_gpus_than_asked_for_are_too_few(monkeypatch, capsys):
+    monkeypatch.setattr("burnish.commands.hardware._gpus", lambda _: 2)
+    assert main(["train", "qwen25_vl/grpo", "gpus=8", "seed=3"]) == 2
+    command = "burnish train qwen25_vl/grpo gpus=8 seed=3"
+    said = f"gpus is 8, but this machine has 2 GPUs; on a machine with 8 GPUs run: {command}"
+    assert said in capsys.readouterr().err
+    assert main(["train", "qwen25_vl/grpo", "gpus=2"]) == 2
+    assert "model.path" in capsys.readouterr().err  # what stops it is that the model is not here
+    assert main(["train", "qwen25_vl/grpo"]) == 2
+    assert "the run uses one of them (gpus=2 uses all)" in capsys.readouterr().out
+
+
+def test_it_is_refused_from_python_too():
+    config = replace(burnish.load("qwen25_vl/grpo", "seed=3"), steps=7)
+    with pytest.raises(
+        UserError, match=r"run: burnish\.load\('qwen25_vl/grpo', 'gpus=8', 'seed=3'\); or set force=true"
+    ):
+        burnish.train(config)
+    with pytest.raises(UserError, match="gpus is 8, but this machine has no GPU"):
+        burnish.train(burnish.load("qwen25_vl/grpo", gpus=8))
+    with pytest.raises(UserError, match=r"model\.path"):  # what stops it is that the model is not here
+        burnish.train(burnish.load("qwen25_vl/grpo", force=True))
+
+
+def test_what_a_configuration_was_composed_from_is_no_option():
+    config = load("qwen25_vl/grpo", ["gpus=8"])
+    assert config == replace(config, origin=None)
+    assert "origin" not in dump(config)
+    with pytest.raises(ConfigError, match=r"origin is 3, but there is no such option"):
+        load("quickstart", ["origin=3"])
 
 
 def test_another_model_and_force_go_on(capsys, tmp_path):

@@ -327,3 +327,16 @@ def test_the_shipped_names_are_those_of_files_in_the_package(recipe):
 def test_options_of_other_tools_are_translated(option, here):
     with pytest.raises(ConfigError, match=f"here it is {re.escape(here)}"):
         load("vlm_quickstart", [option])
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("absent.py:score", "absent.py fails to import: FileNotFoundError"), ("json:laods", "did you mean loads?")],
+)
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_code_that_can_not_be_imported_is_refused_before_pytorch(command, path, said, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "loading_pytorch", lambda: pytest.fail("PyTorch is loaded first"))
+    assert cli.main([command, "quickstart", f"rewards.mine={{name: function, path: '{path}'}}"]) == 2
+    error = capsys.readouterr().err
+    assert f"path of rewards.mine is '{path}', but" in error
+    assert said in error

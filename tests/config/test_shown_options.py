@@ -15,14 +15,13 @@ from burnish.config.hardware import WORDS
 from burnish.config.load import context_of, recipe_names
 from burnish.utils.errors import UserError
 from tests.support.command_lines import accept
-from tests.support.shown import ROOT, blocks, forgotten
+from tests.support.shown import BESIDE, ROOT, blocks, forgotten, spans
 
-# the table of other trainers' options is composed in test_foreign.py; extending.md names what its own examples register
-ELSEWHERE = ("coming_from.md", "extending.md")
-PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name not in ELSEWHERE)]
-FENCED = re.compile(r"^```.*?^```", re.M | re.S)
+# other trainers' options, which test_foreign.py composes; what its own examples register; titles of blocks
+ELSEWHERE = ("coming_from.md", "extending.md", "CONTRIBUTING.md")
+PAGES = [page for page in (*BESIDE, *sorted((ROOT / "docs").rglob("*.md"))) if page.name not in ELSEWHERE]
 OPTION = r"[a-z_]+(?:\.\w+)*="
-SHOWN = re.compile(rf"`({OPTION}(?:[^`\s]+(?: {OPTION}[^`\s]+)*|[\[{{][^`]*[\]}}]))`")
+SHOWN = re.compile(rf"{OPTION}(?:[^`\s]+(?: {OPTION}[^`\s]+)*|[\[{{][^`]*[\]}}])")
 PLACEHOLDER = re.compile(r"\bNAME\b|=(DIR|PATH|N|\.\.\.)$")  # for a value of the reader's
 RAY = ("runtime=ray", "pools.train.processes=2")
 SAMPLERS = (*RAY, "pools.rollout.processes=1")
@@ -66,7 +65,7 @@ MISSING = ("model.attention=flash",)  # needs a library that is not installed he
 
 def shown(page: Path) -> list[str]:
     """Options with values in a page's text and tables, each as it stands there, without its blocks."""
-    return list(dict.fromkeys(SHOWN.findall(FENCED.sub("", page.read_text()))))
+    return [span for span in spans(page.read_text()) if SHOWN.fullmatch(span)]
 
 
 def contexts(page: Path, text: str) -> Iterator[tuple[str, ...]]:

@@ -1,8 +1,14 @@
+import json
+import sys
 from collections import Counter
 
 import pytest
 
+from burnish.data.language.prompts import read_questions
 from burnish.data.stream import PromptStream
+from burnish.options.language import LanguageDataOptions
+from burnish.types.media import Media
+from burnish.types.packed import Prompts
 from burnish.types.rollout import Prompt
 from burnish.utils import random
 from burnish.utils.errors import UserError
@@ -152,3 +158,35 @@ def test_what_comes_next_is_known_and_taking_it_changes_nothing():
         again.peek()
         again.load_state_dict(state)
         assert again.next_batch() == plain.next_batch()
+
+
+def test_many_prompts_take_little_more_than_their_texts(tmp_path):
+    file, count = tmp_path / "many.jsonl", 1000
+    records = [{"prompt": f"what is {i} + 1?", "answer": str(i + 1)} for i in range(count)]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    calls: Counter[str] = Counter()
+    sys.setprofile(lambda frame, event, argument: calls.update([event]))
+    try:
+        prompts = read_questions(str(file), LanguageDataOptions(train_files=str(file)))
+        state = PromptStream(prompts, 8, seed=0, shuffle=True).state_dict()
+    finally:
+        sys.setprofile(None)
+    assert sum(map(sys.getsizeof, prompts.rows)) / count < len(f"{file}:1000") + 170
+    assert (calls["call"] + calls["c_call"]) / count < 125
+    assert state == PromptStream(list(prompts), 8, seed=0, shuffle=True).state_dict()
+
+
+def test_prompts_in_bytes_are_those_that_were_packed():
+    picture = Media.encoded(b"", "image")
+    given = [
+        Prompt(text='a "fox"\n', where="a:1"),
+        Prompt(text="b", label="sums", extra='{"n": 1}', record='{"k": 2}', part=1),
+        Prompt(text="ü", answer="4", negative="dark", source="web"), Prompt(text="c", images=(picture,)),
+        Prompt(text="d", where="a:5"),
+    ]  # fmt: skip
+    prompts = Prompts.of(given)
+    assert [repr(prompt) for prompt in prompts] == list(map(repr, given))
+    assert list(prompts.uids()) == [prompt.uid for prompt in given]
+    assert prompts.kinds == given[:4]  # the last is of text alone, as the first
+    assert prompts[3] is given[3]
+    assert prompts.take([4, 0]) == [given[4], given[0]] == prompts[4:] + prompts[:1]

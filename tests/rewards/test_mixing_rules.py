@@ -11,6 +11,7 @@ from burnish.registry import lookup
 from burnish.rewards.base import Verdict
 from burnish.rewards.mixing import check_mixing, mix
 from burnish.rewards.normalising import Normaliser
+from burnish.types.packed import Prompts
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Rollouts, Scores
 from burnish.utils.errors import UserError
@@ -91,7 +92,7 @@ def test_a_function_of_the_user_mixes_and_fails_for_single_samples(tmp_path):
         "    return None if values['one'] is None else values['one'] * weights['two'] + values['two_x']\n"
     )
     chosen, mixing = {"one": reward(), "two": reward(3.0)}, MixingOptions(path=f"{file}:own")
-    check_mixing(chosen, mixing, PROMPTS)
+    check_mixing(chosen, mixing, Prompts.of(PROMPTS))
     two = [Verdict(1.0, named={"x": 0.25})] * 3
     mixed = mix(chosen, {"one": said(2.0, 1.0, None), "two": two}, PROMPTS, mixing)
     equal(total(mixed), [6.25, nan, nan])
@@ -101,14 +102,14 @@ def test_a_function_of_the_user_mixes_and_fails_for_single_samples(tmp_path):
     other = tmp_path / "other.py"
     other.write_text("def own(values): return 1.0\n")
     with pytest.raises(UserError, match=r"mixing\.path is .* called as function\(values, weights, prompt\)"):
-        check_mixing(chosen, MixingOptions(path=f"{other}:own"), PROMPTS)
+        check_mixing(chosen, MixingOptions(path=f"{other}:own"), Prompts.of(PROMPTS))
 
 
 def test_weights_for_what_no_prompt_is_are_refused():
     with pytest.raises(UserError, match=r"rewards\.one\.weight_by names 'orc'.*count, default, ocr, web"):
-        check_mixing({"one": reward(weight_by={"orc": 1.0})}, MixingOptions(), PROMPTS)
+        check_mixing({"one": reward(weight_by={"orc": 1.0})}, MixingOptions(), Prompts.of(PROMPTS))
     with pytest.raises(UserError, match=r"no reward has a weight other than 0 for prompt 'c' with label 'count'"):
-        check_mixing({"one": reward(weight_by={"count": 0.0})}, MixingOptions(), PROMPTS)
+        check_mixing({"one": reward(weight_by={"count": 0.0})}, MixingOptions(), Prompts.of(PROMPTS))
 
 
 def test_further_values_stand_under_their_names_and_may_differ_by_sample():

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import re
+import shlex
+import tomllib
+from pathlib import Path
 from typing import NoReturn
 
 from burnish.cli import VERBS
@@ -14,7 +19,79 @@ from burnish.config.serving import load_service
 from burnish.data.sets import SETS
 from burnish.evaluation.suite import read_suite
 from burnish.registry import lookup
-from tests.support.shown import words
+from tests.support.shown import ROOT, words
+
+# programs of others, which nothing here runs
+FOREIGN = ("docker", "git", "hf", "kubectl", "mypy", "ray", "ruff", "sbatch", "source")
+
+
+def accept_line(line: str) -> None:
+    """Look at a line of a shell without running it: our commands, modules, scripts, extras and targets are there.
+
+    Raises:
+        ValueError: something is not.
+    """
+    for inner in re.findall(r"<\((.*?)\)", line):
+        accept(inner)
+    line = re.sub(r"^([A-Z_]+=\S+ )+", "", line)
+    program, *rest = shlex.split(line, comments=True)
+    if program == "burnish":
+        accept(line)
+    elif program == "make":
+        target = next(word for word in rest if "=" not in word)
+        if not re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M):
+            raise ValueError(f"make {target}: there is no such target")
+    elif program == "pip":
+        known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        wanted = {one for extras in re.findall(r"burnish\[([\w,]+)\]", line) for one in extras.split(",")}
+        if not wanted <= known.keys():
+            raise ValueError(f"{line}: there are no extras {wanted - known.keys()}")
+    elif program == "python" and rest[0] == "-c":
+        compile(rest[1], line, "exec")
+    elif program == "python":
+        _accept_python(rest)
+    elif program not in FOREIGN and not program.startswith(".venv/bin/"):
+        raise ValueError(f"{line}: what is {program}?")
+    for word in rest:
+        ours = re.match(r"(benchmarks|docs|examples|tests|tools)/", word)
+        if ours and "PLACE" not in word and not (ROOT / word).exists():
+            raise ValueError(f"{line}: there is no {word}")
+
+
+def _accept_python(rest: list[str]) -> None:
+    """A script or a module, whose source knows every flag."""
+    if rest[:2] == ["-m", "pytest"]:
+        return
+    found = importlib.util.find_spec(rest[1]) if rest[0] == "-m" else None
+    path = Path(found.origin) if found is not None and found.origin else ROOT / rest[0]
+    if not path.exists():
+        raise ValueError(f"there is no {' '.join(rest)}")
+    source = "".join(file.read_text() for file in (path.parent.glob("*.py") if path.stem == "__init__" else [path]))
+    beside = [path.parent / f"{name}.py" for name in re.findall(r"from (?:benchmarks\.|tools\.)?(\w+) import", source)]
+    source += "".join(file.read_text() for file in beside if file.exists())
+    flags = [word.removeprefix("--") for word in rest if word.startswith("--")]
+    if unknown := [flag for flag in flags if not re.search(rf'"(--)?{flag}"|\b{flag}=', source)]:
+        raise ValueError(f"python {' '.join(rest)}: {path} knows no {unknown}")
+
+
+def accept_name(command: str) -> None:
+    """Look at a command that is shown without what it requires: its verb and its flags are there.
+
+    Raises:
+        ValueError: they are not.
+    """
+    _, verb, *given = command.split()
+    if verb not in VERBS:
+        raise ValueError(f"{verb!r} is no command")
+    flags = _parser(verb)._option_string_actions
+    if unknown := [word for word in given if word.startswith("-") and word not in flags]:
+        raise ValueError(f"burnish {verb} knows no {unknown}")
+
+
+def _parser(verb: str) -> argparse.ArgumentParser:
+    parser = _Parser(prog=f"burnish {verb}", allow_abbrev=False)
+    VERBS[verb].arguments(parser)
+    return parser
 
 
 class _Parser(argparse.ArgumentParser):
@@ -31,9 +108,7 @@ def accept(command: str) -> None:
     verb, *given = words(command)
     if verb not in VERBS:
         raise ValueError(f"{verb!r} is no command")
-    parser = _Parser(prog=f"burnish {verb}", allow_abbrev=False)
-    VERBS[verb].arguments(parser)
-    args = parser.parse_intermixed_args(given)
+    args = _parser(verb).parse_intermixed_args(given)
     if verb in COMPOSED:
         COMPOSED[verb](args)
 

@@ -17,8 +17,10 @@ from burnish.registry import KINDS, lookup, names
 
 ROOT = Path(__file__).parents[2]
 OWN_PAGES = [ROOT / "docs" / f"own_{what}.md" for what in ("model", "data", "reward", "algorithm")]
+BESIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md", "benchmarks/README.md")]
 MINE = "my_recipe.yaml"  # what the reader's own recipe is called
 HOLLOW = re.compile(r"(?<![\w\"'`])(\[\]|\{\}|nan)(?![\w\"'`])")  # printed in the place of a value
+FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 FENCE = re.compile(r'```(?P<kind>\w*)(?: title="(?P<title>[\w./-]+)")?')
 
 
@@ -54,6 +56,11 @@ def blocks(page: Path, text: str | None = None) -> Iterator[Block]:
             begun = where, found["kind"], found["title"] or ""
     if begun is not None:
         raise ValueError(f"{begun[0]}: the block has no end")
+
+
+def spans(text: str) -> list[str]:
+    """What stands in backticks outside of blocks, each once."""
+    return list(dict.fromkeys(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", FENCED.sub("", text))))
 
 
 def shell_lines(text: str) -> list[str]:

@@ -105,8 +105,8 @@ def test_a_file_is_trained_and_exported(tmp_path):
 def test_the_pretrained_model_of_the_readme_is_trained(tmp_path):
     """One small update. Weights that were read wrong would know no word: log 49152 is 10.8 nats a token."""
     options = [
-        "steps=1", "optimizer.warmup_steps=0", "data.train_batch_size=2", "rollout.n=2", "rollout.max_new_tokens=8", "validation.max_prompts=2",
-        "validation.n=1", f"output_dir={tmp_path / 'run'}",
+        "steps=1", "optimizer.warmup_steps=0", "data.train_batch_size=2", "rollout.n=2", "rollout.max_new_tokens=8",
+        "validation.max_prompts=2", "validation.n=1", f"output_dir={tmp_path / 'run'}",
     ]  # fmt: skip
     assert main(["train", "smollm2_sums", *options]) == 0
     _, update = (json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())

@@ -12,9 +12,10 @@ from burnish.data.lines import decoded
 from burnish.data.pixels import images_of, media_of
 from burnish.data.records import SUFFIXES, Record, read_files, read_records
 from burnish.data.template import templated
-from burnish.data.values import extra_of, find, listed, record_of, text_of, value_at
+from burnish.data.values import extra_of, find, key_set, listed, record_of, text_of, value_at
 from burnish.options.flow import PromptOptions
 from burnish.types.media import Media
+from burnish.types.packed import Prompts, packed
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 
@@ -23,14 +24,14 @@ TEXT = ("prompt", "text", "caption", "messages")
 NEGATIVE = ("negative_prompt",)
 IMAGES = ("images", "image")
 ANSWER = ("answer", "ground_truth", "target", "reward_model.ground_truth")
-PICTURE_KEYS = {*IMAGES, "picture", "file_name", "chosen", "rejected"}  # what records of pictures have them under
+PICTURE_KEYS = (*IMAGES, "picture", "file_name", "chosen", "rejected")  # what records of pictures have them under
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")  # suffixes of pictures in a folder
 SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")  # what the datasets library leaves in its folders
 
 
 def read_prompts(
     files: str | Sequence[str], keys: PromptOptions | None = None, *, images: Sequence[str] = IMAGES
-) -> list[Prompt]:
+) -> Prompts:
     """Read the prompts of all files, in order.
 
     Args:
@@ -44,10 +45,11 @@ def read_prompts(
             first ones and counts the others.
     """
     chosen = keys or PromptOptions()
-    return read_files(
-        files, lambda record: [prompt_of(record, chosen, images=images)], lambda path: _records(path, chosen),
+    rows = read_files(
+        files, lambda record: [packed(prompt_of(record, chosen, images=images))], lambda path: _records(path, chosen),
         media_folder=chosen.media_folder,
     )  # fmt: skip
+    return Prompts(rows)
 
 
 def prompt_of(record: Record, keys: PromptOptions, *, images: Sequence[str] = IMAGES) -> Prompt:
@@ -84,7 +86,7 @@ def prompt_of(record: Record, keys: PromptOptions, *, images: Sequence[str] = IM
         extra=extra_of(values, keys.extra_keys),
         record=record_of(
             values,
-            {*said_whole(key, keys.template), *PICTURE_KEYS, keys.images_key or "", *keys.input_keys, *keys.extra_keys},
+            key_set(said_whole(key, keys.template), *PICTURE_KEYS, keys.images_key, *keys.input_keys, *keys.extra_keys),
         ),
         conversational=isinstance(value, list),
         where=record.where,

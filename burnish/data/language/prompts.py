@@ -11,14 +11,15 @@ from burnish.data.forms import DIALOGUES, asked, said_whole
 from burnish.data.lines import data_error
 from burnish.data.records import ANSWER, AUDIOS, IMAGES, PROMPT, VIDEOS, Record, read_files, read_records
 from burnish.data.template import templated
-from burnish.data.values import extra_of, find, listed, record_of, text_of, value_at
+from burnish.data.values import extra_of, find, key_set, listed, record_of, text_of, value_at
 from burnish.options.language import LanguageDataOptions
 from burnish.types.media import Fit
+from burnish.types.packed import Prompts, packed
 from burnish.types.prompt import Message, Prompt
 from burnish.types.tool_calls import read_tools
 
 
-def read_questions(files: str | Sequence[str], options: LanguageDataOptions) -> list[Prompt]:
+def read_questions(files: str | Sequence[str], options: LanguageDataOptions) -> Prompts:
     """Read the questions of all files, in order.
 
     Raises:
@@ -26,10 +27,11 @@ def read_questions(files: str | Sequence[str], options: LanguageDataOptions) -> 
             first ones and counts the others.
     """
     lines = options.prompt_key or PROMPT[0]
-    return read_files(
-        files, lambda record: [question(record, options)], lambda path: read_records(path, lines),
+    rows = read_files(
+        files, lambda record: [packed(question(record, options))], lambda path: read_records(path, lines),
         media_folder=options.media_folder,
     )  # fmt: skip
+    return Prompts(rows)
 
 
 def question(record: Record, options: LanguageDataOptions) -> Prompt:
@@ -41,11 +43,15 @@ def question(record: Record, options: LanguageDataOptions) -> Prompt:
     Raises:
         ValueError: a value has the wrong type, or media and placeholders don't match.
     """
-    conversation = conversation_of(record, options)
+    key, value = _asked(record, options)
+    plain = isinstance(value, str) and "<" not in value and options.system_prompt is None
+    if plain and not any(found is not None for _, found in _media(record, options)):
+        return _prompt(record, options, key, text_of(value, "prompt"))
+    conversation = converse_with_media(record, value, options)
     messages = conversation.messages
     if messages[-1].role != "assistant":
         return prompt_of(record, conversation, messages, options)
-    if asked(record.values, PROMPT, options.prompt_key)[0] not in DIALOGUES or len(messages) == 1:
+    if key not in DIALOGUES or len(messages) == 1:
         raise ValueError("has a prompt that ends with a message of the assistant; remove that message")
     prompt = prompt_of(record, conversation, messages[:-1], options)
     return prompt if prompt.answer is not None else replace(prompt, answer=messages[-1].said)
@@ -57,6 +63,11 @@ def conversation_of(record: Record, options: LanguageDataOptions) -> Conversatio
     Raises:
         ValueError: as ``question``.
     """
+    return converse_with_media(record, _asked(record, options)[1], options)
+
+
+def _asked(record: Record, options: LanguageDataOptions) -> tuple[str, Any]:
+    """The key of a record's question, and the question by the template, text or messages."""
     key, value = asked(record.values, PROMPT, options.prompt_key)
     if not key:
         wanted = options.prompt_key or " or ".join(PROMPT)
@@ -64,7 +75,7 @@ def conversation_of(record: Record, options: LanguageDataOptions) -> Conversatio
     value = templated(options.template, value, record.values)
     if isinstance(value, str) and not value.strip():
         raise ValueError("has an empty prompt")
-    return converse_with_media(record, value, options)
+    return key, value
 
 
 def converse_with_media(record: Record, value: Any, options: LanguageDataOptions) -> Conversation:
@@ -73,11 +84,18 @@ def converse_with_media(record: Record, value: Any, options: LanguageDataOptions
     Raises:
         ValueError: as ``question``.
     """
-    _, images = find(record.values, IMAGES, options.images_key, "images_key")
-    videos = find(record.values, VIDEOS, options.videos_key, "videos_key")
-    _, audios = find(record.values, AUDIOS, options.audios_key, "audios_key")
+    (_, images), videos, (_, audios) = _media(record, options)
     return converse(
         value, images, videos, audios, record.folder, system=options.system_prompt, unmarked=options.unmarked
+    )
+
+
+def _media(record: Record, options: LanguageDataOptions) -> Sequence[tuple[str, Any]]:
+    """The keys and values of a record's pictures, videos and sounds; None for what it does not have."""
+    return (
+        find(record.values, IMAGES, options.images_key, "images_key"),
+        find(record.values, VIDEOS, options.videos_key, "videos_key"),
+        find(record.values, AUDIOS, options.audios_key, "audios_key"),
     )
 
 
@@ -98,29 +116,39 @@ def prompt_of(
     key, value = asked(record.values, PROMPT, options.prompt_key)
     one = len(messages) == 1 and messages[0].role == "user" and not messages[0].more
     plain = one and not (images or videos or audios)
+    return _prompt(
+        record, options, key, Conversation(list(messages), images, videos, audios).text(),
+        messages=() if plain else tuple(messages), images=tuple(images), videos=tuple(videos), audios=tuple(audios),
+        conversational=isinstance(value, list),
+    )  # fmt: skip
+
+
+def _prompt(record: Record, options: LanguageDataOptions, key: str, text: str, **shown: Any) -> Prompt:
+    """A prompt whose text was under a key, with all that its record says beside."""
     return Prompt(
-        text=Conversation(list(messages), images, videos, audios).text(),
+        text=text,
         source=text_at(record.values, "data_source") or "default",
         answer=_answer(record.values, options),
-        messages=() if plain else tuple(messages),
-        images=tuple(images),
-        videos=tuple(videos),
-        audios=tuple(audios),
         label=_label(record.values, options),
         tools=read_tools(record.values.get("tools")),
         extra=extra_of(record.values, options.extra_keys),
         record=record_of(
-            record.values, {*said_whole(key, options.template), *_media_keys(options), *options.extra_keys}
+            record.values,
+            key_set(
+                said_whole(key, options.template),
+                *IMAGES,
+                *VIDEOS,
+                *AUDIOS,
+                options.images_key,
+                options.videos_key,
+                options.audios_key,
+                *options.extra_keys,
+            ),
         ),
-        conversational=isinstance(value, list),
         where=record.where,
         part=record.part,
+        **shown,
     )
-
-
-def _media_keys(options: LanguageDataOptions) -> set[str]:
-    named = (options.images_key, options.videos_key, options.audios_key)
-    return {*IMAGES, *VIDEOS, *AUDIOS, *(key for key in named if key)}
 
 
 def fit_of(options: LanguageDataOptions) -> Fit:
@@ -153,7 +181,7 @@ def text_at(values: dict[str, Any], key: str) -> str | None:
     return None if value is None else text_of(value, key)
 
 
-def within_length(prompts: Sequence[Prompt], lengths: Sequence[int], options: LanguageDataOptions) -> list[Prompt]:
+def within_length(prompts: Prompts, lengths: Sequence[int], options: LanguageDataOptions) -> Prompts:
     """The prompts that are short enough; none is truncated.
 
     Args:
@@ -166,21 +194,21 @@ def within_length(prompts: Sequence[Prompt], lengths: Sequence[int], options: La
     """
     limit = options.max_prompt_length
     if limit is None:
-        return list(prompts)
-    measured = list(zip(prompts, lengths, strict=True))
-    kept = [prompt for prompt, length in measured if length <= limit]
-    longer = sorted(((length, prompt.name) for prompt, length in measured if length > limit), reverse=True)
-    if longer and (options.overlong == "error" or not kept):
+        return prompts
+    kept = [place for place, length in enumerate(lengths) if length <= limit]
+    if len(kept) < len(prompts) and (options.overlong == "error" or not kept):
+        over = (place for place, length in enumerate(lengths) if length > limit)
+        longer = sorted(((lengths[place], prompts[place].name) for place in over), reverse=True)
         raise data_error(
             [f"{length} tokens: {name}" for length, name in longer],
             f"data.max_prompt_length is {limit}, but {len(longer)} of {len(prompts)} prompts are longer; raise it, or "
             "leave them out with data.overlong=filter",
         )
-    return kept
+    return prompts.take(kept)
 
 
 def check_positions(
-    prompts: Sequence[Prompt],
+    prompts: Prompts,
     longest: int,
     length: Callable[[Prompt], int],
     *,
@@ -206,7 +234,7 @@ def check_positions(
         UserError: there are such questions; the message names the first ones.
     """
     found = []
-    for prompt in prompts:
+    for prompt in prompts.longer(longest - room):
         bound = prompt.size + room
         if bound + more(prompt) > longest and (count := length(prompt)) + room > longest:
             found.append((count, prompt))

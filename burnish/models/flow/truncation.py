@@ -112,10 +112,10 @@ def truncated(kind: type, tokenizers: Iterable[Any], length: int | None, texts: 
     asked = usual if length is None else length
     limits = [(one, min(one.model_max_length, asked or one.model_max_length)) for one in tokenizers]
     distinct = sorted(set(texts))
+    counts = [measured(tokenizer, distinct)[0] for tokenizer, _ in limits]
     over: list[tuple[int, int, str]] = []  # tokens, limit, text
-    for text in distinct if limits else ():
-        with quietly():  # it is told here, in the run's own terms
-            each = [(len(tokenizer(text).input_ids), limit) for tokenizer, limit in limits]
+    for text, *lengths in zip(distinct, *counts, strict=True) if limits else ():
+        each = [(count, limit) for count, (_, limit) in zip(lengths, limits, strict=True)]
         if all(count > limit for count, limit in each):
             count, limit = max(each, key=lambda one: one[1])
             over.append((count, limit, text))

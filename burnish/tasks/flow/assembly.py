@@ -46,6 +46,7 @@ from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.types.clips import Clip, Sample, Sound
 from burnish.types.media import Media
+from burnish.types.packed import Prompts
 from burnish.types.rollout import Embeddings, OfflineSamples, Prompt, Scored
 from burnish.utils.errors import UserError
 
@@ -177,15 +178,15 @@ class FlowAssembly(Assembly):
         return self.engine.schedule(prompts[0] if prompts else Prompt(text=""))
 
     @cached_property
-    def train_prompts(self) -> list[Prompt]:
-        return super().train_prompts if self.pictures is None else self.pictures.prompts
+    def train_prompts(self) -> Prompts:
+        return super().train_prompts if self.pictures is None else Prompts.of(self.pictures.prompts)
 
     @property
     def all_records(self) -> Sequence[Any]:
         return super().all_records if self.pictures is None else self.pictures.records
 
     def media(self) -> Iterator[tuple[str, Media]]:
-        for prompt in (*self.train_prompts, *self.val_prompts):
+        for prompt in (*self.train_prompts.kinds, *self.val_prompts.kinds):
             yield from ((prompt.where, media) for media in (*prompt.images, *(one for _, one in prompt.inputs)))
         for files in (self.pictures, self.supervised_pictures):
             if files is not None:
@@ -195,12 +196,12 @@ class FlowAssembly(Assembly):
         super().check_data()
         if self.config.sharding.context_parallel > 1:
             self.check_split_sequences()
-        self._check_drawn(self.config.rewards, [*self.train_prompts, *self.val_prompts], "rewards")
+        self._check_drawn(self.config.rewards, self.train_prompts + self.val_prompts, "rewards")
         check_parts(self.config.model, self.config.rollout, self._drawn_from)
         for i, teacher in enumerate(self.needs.teachers):
             option = f"algorithm.teachers[{i}]"
             check_teacher(self.config.model, teacher.path, teacher.lora, option, revision=teacher.revision)
-        validation, trained = self.config.validation, self.train_prompts if self.config.online else []
+        validation, trained = self.config.validation, self.train_prompts if self.config.online else ()
         sized = (trained, None, None), (self.val_prompts, validation.height, validation.width)
         self._check_sizes(self.config.rewards, *sized)
 
@@ -214,10 +215,10 @@ class FlowAssembly(Assembly):
             raise UserError("\n".join([*problems, "leave these rewards or options out, or train another model"]))
 
     @property
-    def _drawn_from(self) -> list[Prompt]:
+    def _drawn_from(self) -> Prompts:
         """All prompts that are encoded."""
         more = self.supervised_pictures.prompts if self.supervised_pictures else []
-        return [*self.train_prompts, *self.val_prompts, *more]
+        return self.train_prompts + self.val_prompts + Prompts.of(more)
 
     def check_split_sequences(self) -> None:
         """Refuse a model, and sizes of what it draws, whose sequences ranks can't split."""
@@ -316,7 +317,7 @@ class FlowAssembly(Assembly):
             for _ in self.engine.sample(replace(one, steps=steps)):
                 pass
 
-    def read(self, files: str | list[str]) -> list[Prompt]:
+    def read(self, files: str | list[str]) -> Prompts:
         # beside pictures to imitate, ``image`` is one of those, and no picture that a prompt begins from
         images = BEGINNING[self.needs.data] if self.needs.data in ("pictures", "scored") else IMAGES
         prompts = read_prompts(files, self.config.data, images=images)

@@ -21,7 +21,7 @@ class PictureFiles:
 
     def __init__(
         self, config: FlowConfig, section: DataOptions | SupervisedOptions, holds: Holds,
-        limit: Callable[[Sequence[Any]], list[Any]] = list,
+        limit: Callable[[Sequence[Any]], Sequence[Any]] = list,
     ) -> None:  # fmt: skip
         """Read them; ``limit`` chooses those of all records that are taken."""
         files, rollout = section.train_files, config.rollout
@@ -46,11 +46,11 @@ class PictureFiles:
         if self.stored is None:
             self.read = read_pictures(files, holds, size=size, keys=config.data)
             if holds == "scored":
-                self.groups = limit(scored_groups(self.read))
+                self.groups = list(limit(scored_groups(self.read)))
                 self.read = [member for group in self.groups for member in group.members]
                 self._check_groups(config)
             else:
-                self.read = limit(self.read)
+                self.read = list(limit(self.read))
 
     @property
     def records(self) -> Sequence[Any]:

@@ -49,6 +49,7 @@ from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK, Ranks, own_rows
 from burnish.types.media import Media
+from burnish.types.packed import Prompts
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import in_bytes
@@ -168,7 +169,7 @@ class LanguageAssembly(Assembly):
         """Responses that the algorithm learns from in place of prompts."""
         if self.needs.data == "prompts":
             return None
-        return self.limited(read_records(self.config.data.train_files, self.config.data, self.needs))
+        return list(self.limited(read_records(self.config.data.train_files, self.config.data, self.needs)))
 
     @cached_property
     def val_records(self) -> list[JudgedRecord]:
@@ -246,10 +247,10 @@ class LanguageAssembly(Assembly):
         return AuxiliaryLoss(SFT(), draw, section.coef, metric="actor/ptx_loss")
 
     @cached_property
-    def train_prompts(self) -> list[Prompt]:
+    def train_prompts(self) -> Prompts:
         if self.responses is None:
             return super().train_prompts
-        prompts = list({record.prompt.uid: record.prompt for record in self.responses}.values())
+        prompts = Prompts.of({record.prompt.uid: record.prompt for record in self.responses}.values())
         if self.config.data.val_files is None:
             self._check_rewards(prompts)  # they are what is validated on
         return prompts
@@ -259,15 +260,16 @@ class LanguageAssembly(Assembly):
         return super().all_records if self.responses is None else self.responses
 
     @cached_property
-    def val_prompts(self) -> list[Prompt]:
+    def val_prompts(self) -> Prompts:
         if self.needs.heads:
-            return [record.prompt for record in self.val_records]
+            return Prompts.of(record.prompt for record in self.val_records)
         return super().val_prompts
 
     def check_data(self) -> None:
-        check_inputs(self.config, self.needs, self.train_prompts, (*self.val_prompts, *prompts_of(self._fixed)))
+        others = (*self.val_prompts.kinds, *prompts_of(self._fixed))
+        check_inputs(self.config, self.needs, self.train_prompts, others)
         super().check_data()
-        every = (*self.train_prompts, *self.val_prompts, *prompts_of(self._fixed))
+        every = (*self.train_prompts.kinds, *others)
         check_messages(lambda: self._reader, every, self._tools)
         if self.reads_ahead and next(self.media(), None) is None:
             raise UserError(
@@ -280,7 +282,7 @@ class LanguageAssembly(Assembly):
         if (longest := positions_of(self.config.model)) is not None and (here or not self.measures_prompts):
             self._check_room(longest, self.learnable_prompts)
 
-    def _check_room(self, longest: Positions, trained: Sequence[Prompt]) -> None:
+    def _check_room(self, longest: Positions, trained: Prompts) -> None:
         """Refuse questions that leave too few of N positions."""
         check_room(
             self.config, self.needs, longest, lambda: self._reader, self._tools,
@@ -303,7 +305,7 @@ class LanguageAssembly(Assembly):
         # templates and processors are the model's own: they are tried on the first prompt of each kind
         kinds = {
             (bool(p.images), bool(p.videos), bool(p.audios)): p
-            for p in reversed((*self.train_prompts, *self.val_prompts))
+            for p in reversed((*self.train_prompts.kinds, *self.val_prompts.kinds))
         }
         self.engine.encode(list(kinds.values()))
 
@@ -317,7 +319,7 @@ class LanguageAssembly(Assembly):
         self.engine.sample(ResponseJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0, sampling=sampling))
 
     def media(self) -> Iterator[tuple[str, Media]]:
-        for prompt in (*self.train_prompts, *self.val_prompts, *(record.prompt for record in self._fixed)):
+        for prompt in (*self.train_prompts.kinds, *self.val_prompts.kinds, *(record.prompt for record in self._fixed)):
             yield from ((prompt.where, media) for media in prompt.media)
 
     def unfit(self, width: int, height: int) -> str:
@@ -325,7 +327,7 @@ class LanguageAssembly(Assembly):
         return str(family_of(model, read_config(model)[1]).size_problem(width, height))
 
     @cached_property
-    def learnable_prompts(self) -> list[Prompt]:
+    def learnable_prompts(self) -> Prompts:
         prompts = self.train_prompts
         if not self.measures_prompts:
             return prompts
@@ -351,12 +353,12 @@ class LanguageAssembly(Assembly):
         path, config = read_config(self.config.model)
         return str(config.get("model_type")), sorted(path.glob("*.safetensors"))
 
-    def read(self, files: Any) -> list[Prompt]:
+    def read(self, files: Any) -> Prompts:
         prompts = read_questions(files, self.config.data)
         self._check_rewards(prompts)
         return prompts
 
-    def _check_rewards(self, prompts: list[Prompt]) -> None:
+    def _check_rewards(self, prompts: Sequence[Prompt]) -> None:
         """Refuse prompts that a reward can't score."""
         if not self.config.scored:
             return

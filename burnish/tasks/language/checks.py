@@ -17,14 +17,13 @@ from burnish.models.language.loading import check_experts, check_own_family, che
 from burnish.models.language.teachers import check_tokens
 from burnish.tasks.language.engine import length_unread
 from burnish.tasks.language.teachers import check_taught
+from burnish.types.packed import Prompts
 from burnish.types.prompt import Message, Prompt
 
 PICTURE, PATCH = 600, 196  # tokens of a picture at most: some, and one more for every PATCH of its pixels
 
 
-def check_inputs(
-    config: LanguageConfig, needs: LanguageNeeds, trained: Sequence[Prompt], others: Sequence[Prompt]
-) -> None:
+def check_inputs(config: LanguageConfig, needs: LanguageNeeds, trained: Prompts, others: Sequence[Prompt]) -> None:
     """Refuse a model, its teachers or an environment that don't fit the prompts, by configuration files alone.
 
     Args:
@@ -47,7 +46,7 @@ def check_inputs(
         check_taught(needs.teachers, trained)
     if config.rollout.vllm is not None:
         check_own_family(config.model)
-    check_readable(config.model, (*trained, *others))
+    check_readable(config.model, (*trained.kinds, *others))
 
 
 def check_messages(
@@ -92,8 +91,8 @@ def check_room(
     reader: Callable[[], LanguageModel],
     tools: Sequence[dict[str, Any]],
     *,
-    trained: Sequence[Prompt],
-    validated: Sequence[Prompt],
+    trained: Prompts,
+    validated: Prompts,
 ) -> None:
     """Refuse questions that leave the model too few positions for the responses that are sampled to them.
 

@@ -24,8 +24,8 @@ class Tokenizer:
     def __init__(self, most):
         self.model_max_length = most
 
-    def __call__(self, text):
-        return SimpleNamespace(input_ids=text.split())
+    def __call__(self, texts):
+        return SimpleNamespace(input_ids=[text.split() for text in texts])
 
 
 class Plain:

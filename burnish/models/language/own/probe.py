@@ -16,7 +16,7 @@ from burnish.models.language.own.forwards import HeadUnusedError
 from burnish.models.language.own.trials import samples
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from burnish.models.language.universal import UniversalModel
@@ -58,21 +58,27 @@ def any_responses(model: UniversalModel) -> Completion:
     for words, shown in tried:
         kinds = ("image", shown.images), ("video", shown.videos), ("audio", shown.audios)
         parts: list[dict[str, str]] = [{"type": kind} for kind, media in kinds for _ in media]
+        brought = [kind for kind, media in kinds if media] or ["text"]
         try:
             chat = [{"role": "user", "content": [*parts, {"type": "text", "text": words}]}]
             prompt = model.encode(chat, shown)
             with torch.no_grad():
                 model.forwards.states(model.network, model.forwards.inputs(model.network, Conversation.prompts(prompt)))
             encoded.append(prompt)
-            seen |= {kind for kind, media in kinds if media}
+            seen |= {*brought}
         except HeadUnusedError:
             raise
         except Exception as error:  # processors and towers raise anything for what they don't take
             first = first or error
-            failed |= {kind: error for kind, media in kinds if media}
+            failed |= dict.fromkeys(brought, error)
     if not encoded:
         why = failed.get("image", first)  # some take none without a picture
-        raise UserError(f"{model.path} takes no prompt: {why}; fetch the model again") from why
+        assert why is not None
+        name = type(model.network).__name__
+        raise UserError(
+            f"model.path is {model.path}: {name} takes no prompt: {first_line(why)}; give a model that "
+            "transformers runs on text or media alone, or fetch this one again"
+        ) from why
     if first:
         log.warning("%s: not compared on all kinds of prompts: %s", model.path, first)
     model.unread = {kind: str(error) for kind, error in failed.items() if kind not in seen}
