@@ -58,7 +58,7 @@ def _judge(reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Prompt],
         return []
     alone = [[row] for row in range(len(samples))]
     together = alone if reward.compares() == "samples" else given.groups(prompts)
-    own = os.getpid()
+    process = os.getpid()
     try:
         # copies: a reward that modifies its pictures must not change the input of the next one
         verdicts = reward.verdicts([writable(sample) for sample in samples], list(prompts), given)
@@ -69,7 +69,7 @@ def _judge(reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Prompt],
         if len(together) == 1:
             return [failed(error)] * len(samples)
     finally:
-        if os.getpid() != own:
+        if os.getpid() != process:
             os._exit(0)  # a process that the reward has forked, and that came back from it
     # outside of the handler, so that further errors are not chained to the first one
     found: dict[int, Verdict] = {}
