@@ -30,7 +30,7 @@ NEGATIVE = "grey"
 # solvers of a higher order that are Euler's method at order 1
 MULTISTEP = ("UniPCMultistepScheduler", "DPMSolverMultistepScheduler", "DEISMultistepScheduler",
              "EDMDPMSolverMultistepScheduler")  # fmt: skip
-DDIM = ("DDIMScheduler", "CogVideoXDDIMScheduler", "EulerDiscreteScheduler", "EDMEulerScheduler")
+EULERS = ("EulerDiscreteScheduler", "EDMEulerScheduler")  # whose own steps are Euler's
 
 
 def job_of(assembly: Assembly) -> FlowJob:
@@ -69,13 +69,13 @@ def drawn_alone(
         call |= guidance_of(taken, model.arguments, prompt, assembly.config.rollout.guidance_scale)
         call["generator"] = torch.Generator().manual_seed(seed)
         if "output_type" in taken:
-            call["output_type"] = "pt"
+            call["output_type"] = "pt" if tiny.makes == "sound" else "np"  # what users see
         states = watch_steps(pipeline.scheduler)
         with quietly(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made = pipeline(**call)
-        sound = "audios" in vars(made)
-        output = model.arguments.values(made) if sound else model.arguments.tensor(made)
+        arguments = Arguments(type(pipeline), assembly.config.rollout)
+        output = arguments.values(made) if "audios" in vars(made) else arguments.tensor(made)
         # some hold a sample twice, for guidance
         found.append((states[-1][: len(output)].float().squeeze(0), output))
     return found
@@ -116,13 +116,16 @@ def euler(scheduler: Any) -> Any:
         settings = {"solver_order": 1, "disable_corrector": list(range(100)), "algorithm_type": "dpmsolver++"}
         own = inspect.signature(kind).parameters
         return kind.from_config(scheduler.config, **{key: value for key, value in settings.items() if key in own})
-    if hasattr(scheduler, "alphas_cumprod") and name not in DDIM:
+    if hasattr(scheduler, "alphas_cumprod") and name not in EULERS:
         return type(name, (_Ddim, kind), {}).from_config(scheduler.config)  # type: ignore[attr-defined]
     return scheduler
 
 
 class _Ddim:
-    """Comes before the class of a scheduler that predicts noise: DDIM's step (Song et al. 2020, equation 12)."""
+    """Comes before the class of a scheduler that predicts noise: DDIM's step (Song et al. 2020, equation 12).
+
+    It ends where the next one begins. Steps of diffusers' own DDIM are 1000 // N long, whatever its timesteps are.
+    """
 
     def step(
         self, model_output: Tensor, timestep: Any, sample: Tensor, *_: Any, return_dict: bool = True, **__: Any

@@ -109,7 +109,9 @@ REASONS = """## Why some differ from the pipeline's own call
 
 - *solver*: the pipeline comes with another solver than Euler's (UniPC, DPM-Solver++, PNDM), or with one that draws new
   noise. Burnish takes its noise levels and steps by Euler's method, which is DDIM where the network predicts noise: the
-  stochastic steps of reinforcement learning are made from it. *Then* the pipeline has that solver too.
+  stochastic steps of reinforcement learning are made from it. Diffusers' DDIM is another solver where the number of
+  steps doesn't divide 1000: its steps are 1000 // N long, but trailing timesteps are 1000 / N apart, so that a step
+  ends up to one timestep from where the next begins (CogVideoX in 12 steps). *Then* the pipeline has our solver too.
 - *condition*: the pipeline draws more than its first latents from the sample's generator: noise in the encoding of its
   picture, or in what it keeps of it. In Burnish all samples of a prompt share what is random in their condition,
   or a group would be compared on unequal terms. *Then* both sides have it from the same seed, and encode to means.

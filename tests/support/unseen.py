@@ -82,6 +82,9 @@ class UnseenPipeline(DiffusionPipeline):
                 added = plain + guidance_scale * (added - plain)
             dots = self.moved(-added, time, dots)
         pictures = (dots.view(1, side, side, 3).permute(0, 3, 1, 2) / 4 + 0.5).clamp(0, 1)
+        return self.shown(pictures)
+
+    def shown(self, pictures: Tensor) -> Any:
         return SimpleNamespace(images=pictures)
 
     def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
@@ -156,6 +159,49 @@ class LatePipeline(UnseenPipeline):
         return super().moved(velocity * 2 if self.done > 4 else velocity, time, dots)
 
 
+class EndsPipeline(UnseenPipeline):
+    """Moves by where a step ends, as flow maps do, and leaves out steps of no length."""
+
+    def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
+        ends = self.scheduler.sigmas[self.scheduler.timesteps.tolist().index(float(time)) + 1]
+        return dots if time == 1000 * ends else super().moved(velocity * (1 + ends), time, dots)
+
+
+class PriorPipeline(UnseenPipeline):
+    """Makes what another pipeline draws from."""
+
+    def shown(self, pictures: Tensor) -> Any:
+        return SimpleNamespace(image_embeddings=pictures)
+
+
+class SignedPipeline(UnseenPipeline):
+    """Leaves its pictures in [-1, 1] where it is asked for tensors."""
+
+    def shown(self, pictures: Tensor) -> Any:
+        return SimpleNamespace(images=2 * pictures - 1)
+
+
+class LayersPipeline(UnseenPipeline):
+    """Draws two pictures for a prompt."""
+
+    def shown(self, pictures: Tensor) -> Any:
+        return SimpleNamespace(images=[torch.cat([pictures, 1 - pictures])])
+
+
+class NestingPainter(UnseenPainter):
+    """Takes a list of dots for each row, as for pictures and their references."""
+
+    def forward(self, letters: list[list[Tensor]], dots: Tensor, clean: Tensor) -> Any:
+        return super().forward(torch.cat([row[0] for row in letters]), dots, clean)
+
+
+class NestingPipeline(UnseenPipeline):
+    """Calls its network with lists of lists."""
+
+    def read(self, text: str) -> Any:
+        return [[super().read(text)]]
+
+
 class KeepingPipeline(UnseenPipeline):
     """Puts grey dots, noised, into the upper half after each step; before the first one, that is noise alone."""
 
@@ -208,6 +254,7 @@ class BrokenPipeline(UnseenPipeline):
 CLASSES = (
     UnseenPainter, OddPainter, UnseenPipeline, TwicePipeline, TwoStatesPipeline, OwnSchedulerPipeline, RowsPipeline,
     NamingPipeline, CombinedPipeline, MomentumPipeline, LatePipeline, KeepingPipeline, BrokenPipeline, NumbersPipeline,
+    EndsPipeline, PriorPipeline, SignedPipeline, LayersPipeline, NestingPainter, NestingPipeline,
 )  # fmt: skip
 
 

@@ -25,12 +25,8 @@ CHOSEN = {
 }  # fmt: skip
 
 
-# of twelve steps, where it is 0.014 from the pipeline's own call; of four it was not
-UNSETTLED = {"cogvideox": [pytest.mark.xfail(reason="another sampler than its pipeline's from some step on")]}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(name, marks=UNSETTLED.get(name, [])) for name in CHOSEN])
+@pytest.mark.parametrize("name", CHOSEN)
 def test_the_chosen_dozen(name, tmp_path):
     row = measure(describe(name), tmp_path / "run", [CHOSEN[name]])
     assert not row.refused

@@ -47,6 +47,7 @@ class Arguments:
         self.guidance = "true_cfg_scale" if embedded else "guidance_scale"
         # without a negative prompt Stable Diffusion XL and its kin take zeros, which no text encodes to
         self._zeros = "force_zeros_for_empty_prompt" in inspect.signature(kind.__init__).parameters
+        self.signed = False  # whether pictures come in [-1, 1], as they do from some that are asked for tensors
         self._unguided = 0.0 if _guides_at_one(kind) else 1.0
         self._decoded: LruCache[list[Image]] = LruCache(DECODED, _bytes_of)
         self._rate = next((name for name in RATES if name in self.parameters), None)
@@ -199,6 +200,8 @@ class Arguments:
         What is transparent in them shows white.
         """
         pixels = self.values(returned)
+        if self.signed:
+            pixels = (pixels / 2 + 0.5).clamp(0, 1)
         if pixels.ndim > 3 and pixels.shape[-3] == WITH_OPACITY:
             opacity = pixels[..., 3:, :, :].clamp(0, 1)
             pixels = pixels[..., :3, :, :] * opacity + 1 - opacity
@@ -206,10 +209,21 @@ class Arguments:
         return channels.expand(*channels.shape[:-3], 3, -1, -1)
 
     def values(self, returned: Any) -> Tensor:
-        """The numbers of what the pipeline returned for one row."""
+        """The numbers of what the pipeline returned for one row.
+
+        Raises:
+            Unsupported: they are no picture, clip or sound.
+        """
         import torch
 
+        from burnish.models.flow.levels import Unsupported
+
         found = _fields(returned)[0]
+        if (name := next(iter(_names(returned)), "")).endswith(EMBEDDINGS):
+            raise Unsupported(
+                f"it returns {name}, from which another pipeline draws, and no picture, clip or sound that a reward "
+                "could score; give a pipeline that draws from a prompt by itself"
+            )
         values = torch.as_tensor(found[0] if isinstance(found, list) else found).float()
         # some give arrays with the channels last, whatever they are asked for
         last = values.ndim > 3 and values.shape[-1] in CHANNELS and values.shape[-3] not in CHANNELS

@@ -33,6 +33,8 @@ class Timetable:
     def place(self, scheduler: Any, time: float | None) -> int:
         """Set a scheduler to go over the step before a time, and the one that begins there; None is the end.
 
+        The step that begins there ends at the next time of the schedule, which some networks read, too.
+
         Its table keeps its length for pipelines that skip entries of it, which they count. Returns the number of the
         step before.
         """
@@ -40,13 +42,15 @@ class Timetable:
         if time is None:
             scheduler.timesteps = known if start else known[-1:]
             return len(scheduler.timesteps) - start - 1
-        before = max(int((self.times[:-1] - time).abs().argmin()) - 1, 0)
-        name, sigmas = self.levels.name(time), [conventions.sigma(kind, t) for t in (float(self.times[before]), time)]
+        nearest = int((self.times[:-1] - time).abs().argmin())
+        before = nearest - 1 if nearest else int(len(self.levels.names) > 1)  # some leave out a step of no length
+        after = next((t for t in self.times.tolist() if t < time), time)
+        name, around = self.levels.name(time), (float(self.times[before]), time, after)
         names = to_device(torch.stack([self.levels.names[before].to(name.dtype), name]), known.device)
         scheduler.timesteps = torch.cat([known[:start].to(names.dtype), names, known[start + 2 :].to(names.dtype)])
         if (known := getattr(scheduler, "sigmas", None)) is not None:
-            ours = to_device(torch.tensor(sigmas, dtype=known.dtype), known.device)
-            scheduler.sigmas = torch.cat([known[:start], ours, known[min(start + 2, len(known) - 1) :]])
+            sigmas = torch.tensor([conventions.sigma(kind, t) for t in around], dtype=known.dtype)
+            scheduler.sigmas = torch.cat([known[:start], to_device(sigmas, known.device), known[start + 3 :]])
         scheduler._begin_index = start
         return 0
 

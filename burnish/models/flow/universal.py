@@ -119,7 +119,14 @@ class Universal(CalledPipeline):
         Returns the first step that agrees: what a pipeline keeps of a picture may be noise until that.
         """
         witness = Witness(self.forwards, own=True)
-        drawn = self.visit(request, guidance, witness)
+        drawn = self.arguments.values(self.visit(request, guidance, witness))
+        if self.arguments.draws == "image" and drawn.ndim > 3 and len(drawn) > 1:
+            raise Unsupported(
+                f"it draws {len(drawn)} pictures for one prompt, and a reward scores one; choose a pipeline that draws "
+                "one, or ask for one in rollout.call"
+            )
+        if self.arguments.draws != "sound":
+            self.arguments.signed |= bool((drawn < 0).any())
         for other in {1.0, self.rollout.guidance_scale} - {guidance}:  # may call networks with other sizes
             self.visit(request, other, Witness(self.forwards, own=True))
         table = self.table(request)
@@ -158,7 +165,7 @@ class Universal(CalledPipeline):
         if not self.forms[guidance > 1][1]:
             log.warning("%s: rows are computed one by one, as together they differ", type(self.pipeline).__name__)
         decoded = self.tail(request, witness.last[:1].float() / table.scale(float(table.times[-1])))
-        if not (left := distance(self.arguments.values(decoded), self.arguments.values(drawn))) <= tolerance:
+        if not (left := distance(self.arguments.values(decoded), drawn)) <= tolerance:
             raise Unsupported(f"decoded from its own last state, a sample differs by {left:.2g} (relative)")
         return start
 

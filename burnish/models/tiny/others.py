@@ -8,6 +8,7 @@ STABLE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_lin
 
 OTHERS: dict[str, Config] = {
     "FlowMatchEulerDiscreteScheduler": {"shift": 3.0},
+    "FlowMapEulerDiscreteScheduler": {"shift": 3.0},
     "EulerDiscreteScheduler": {**STABLE, "timestep_spacing": "leading", "steps_offset": 1},
     "DDIMScheduler": {**STABLE, "clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1},
     "PNDMScheduler": {**STABLE, "skip_prk_steps": True, "steps_offset": 1},

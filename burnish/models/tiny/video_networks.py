@@ -44,6 +44,7 @@ VIDEO_DENOISERS: dict[str, Config] = {
     },
     "SkyReelsV2Transformer3DModel": WAN,
     "ChronoEditTransformer3DModel": WAN,
+    "AnyFlowTransformer3DModel": WAN,
     "LTXVideoTransformer3DModel": {
         "in_channels": 8, "out_channels": 8, "num_attention_heads": 2, "attention_head_dim": 16,
         "cross_attention_dim": 32, "num_layers": 2, "caption_channels": TEXT,

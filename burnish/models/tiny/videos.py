@@ -90,6 +90,8 @@ OTHER_VIDEOS = (
                 "image_encoder": {"image_size": 224, "patch_size": 56}}),
     clip(name="kandinsky5-i2v", pipeline="Kandinsky5I2VPipeline", inputs=IMAGE, num_frames=21,
          parts={"transformer": {"visual_cond": True}}),
+    # its network reads where a step ends, too
+    clip(name="anyflow", pipeline="AnyFlowPipeline"),
     clip(name="animatediff-v2v", pipeline="AnimateDiffVideoToVideoPipeline", num_frames=None, inputs=VIDEO,
          parts={"scheduler": "DDIMScheduler", "vae": {"shift_factor": None}}),
     clip(name="kandinsky5-t2v", pipeline="Kandinsky5T2VPipeline"),

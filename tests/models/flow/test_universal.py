@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 
@@ -13,7 +12,6 @@ import torch
 import burnish
 from burnish.models.flow.base import Drawing
 from burnish.models.flow.loading import load_model
-from burnish.models.flow.runs import Witness
 from burnish.models.flow.stand_ins import of_its_precision
 from burnish.models.flow.universal import FORMS, Universal
 from burnish.models.lora import add_adapters
@@ -23,23 +21,13 @@ from burnish.models.tiny.calls import media
 from burnish.options.flow import LoraOptions, ModelOptions, RolloutOptions
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
-from burnish.utils import random
 from burnish.utils.errors import UserError
 from tests.support.tiny_recipes import reward, write_recipe, write_rewards
 from tests.support.unseen import (
     BrokenPipeline,
-    CombinedPipeline,
-    KeepingPipeline,
     LatePipeline,
-    MomentumPipeline,
-    NamingPipeline,
-    NumbersPipeline,
     OddPainter,
     OddScheduler,
-    OwnSchedulerPipeline,
-    RowsPipeline,
-    TwicePipeline,
-    TwoStatesPipeline,
     UnseenPipeline,
     add_to_diffusers,
     write_unseen,
@@ -215,91 +203,6 @@ def test_a_class_that_nobody_has_seen_is_trained(tmp_path, monkeypatch):
     rewards = [row["critic/rewards/mean"] for row in run.metrics if "critic/rewards/mean" in row]
     assert sum(rewards[-3:]) / 3 > rewards[0] + 5  # of 255
     assert max(row.get("rollout_corr/logprob_abs_diff", 0.0) for row in run.metrics) < 1e-5
-
-
-REFUSED = {
-    TwicePipeline: "noise levels .* don't decrease",
-    TwoStatesPipeline: "steps several schedulers in an iteration",
-    OwnSchedulerPipeline: "takes no step of its own scheduler",
-    RowsPipeline: "its scheduler steps 2 rows for one sample",
-    MomentumPipeline: "steps depend on more than the state, the time and the prompt",
-}
-
-
-def begin(model, asked):
-    """What a run does first, validation's sizes and schedules before the checks on load."""
-    model.start(asked, Drawing(steps=4), [("seed", 0)])
-    model.schedule(asked, Drawing(steps=4))
-    model.verify(asked, guidance=2.0)
-
-
-@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
-def test_pipelines_that_step_otherwise_are_refused(kind, tmp_path, monkeypatch):
-    add_to_diffusers(monkeypatch)
-    model = load_model(
-        ModelOptions(path=str(write_unseen(tmp_path, kind))), RolloutOptions(batch_size=96, num_inference_steps=4)
-    )
-    asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
-    with pytest.raises(UserError, match=f"a {kind.__name__} can't be trained: .*{REFUSED[kind]}"):
-        begin(model, asked)
-
-
-def test_a_pipeline_that_runs_others_is_refused_with_their_names(tmp_path, monkeypatch):
-    add_to_diffusers(monkeypatch)
-    with pytest.raises(UserError, match=r"runs other pipelines .*\(UnseenPipeline\)"):
-        load_model(ModelOptions(path=str(write_unseen(tmp_path, CombinedPipeline))), RolloutOptions(batch_size=96))
-
-
-def test_a_scheduler_may_be_called_by_names(tmp_path, monkeypatch):
-    add_to_diffusers(monkeypatch)
-    velocities = []
-    for kind in (UnseenPipeline, NamingPipeline):
-        model = load_model(
-            ModelOptions(path=str(write_unseen(tmp_path / kind.__name__, kind))),
-            RolloutOptions(batch_size=96, num_inference_steps=4),
-        )
-        asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
-        begin(model, asked)
-        x, rows = model.start(asked, Drawing(steps=4), [("seed", 0)]), asked.rows()
-        velocities.append(model.predict(model.network, x, torch.tensor([0.5]), rows, rows, guidance=2.0))
-    assert torch.equal(*velocities)
-
-
-def test_what_is_kept_of_a_picture_may_be_noise_before_the_first_step(tmp_path, monkeypatch):
-    add_to_diffusers(monkeypatch)
-    path = write_unseen(tmp_path, KeepingPipeline)
-    model = load_model(ModelOptions(path=str(path)), RolloutOptions(batch_size=96, num_inference_steps=4))
-    asked = model.condition([Prompt(text="a cat")], Drawing(steps=4))
-    model.verify(asked, guidance=2.0)
-    mask = model.noised(asked)
-    assert mask.view(2, 32, 3).all(-1).all(-1).tolist() == [False, True]
-
-
-def test_numbers_of_classes_are_prompts_and_a_sample_may_be_held_twice(tmp_path, monkeypatch):
-    add_to_diffusers(monkeypatch)
-    path = write_unseen(tmp_path, NumbersPipeline)
-    model = load_model(
-        ModelOptions(path=str(path)), RolloutOptions(batch_size=96, num_inference_steps=4, guidance_scale=3.0)
-    )
-    with pytest.raises(UserError, match="draws from the number of a class: give numbers as prompts"):
-        model.check([Prompt(text="a cat")])
-    prompts = [Prompt(text="7"), Prompt(text="12")]
-    model.check(prompts)
-    drawing = Drawing(steps=4)
-    asked = model.condition(prompts, drawing)
-    model.verify(asked, guidance=3.0)
-    times, rows = model.schedule(asked, drawing), asked.rows()
-    x = model.start(asked, drawing, [("row", i) for i in range(2)])
-    own = [
-        model.visit(one, 3.0, Witness(model.forwards, own=True), seed=random.key("row", i))
-        for i, one in enumerate(rows.each())
-    ]
-    for at, after in itertools.pairwise(times):
-        x = x + (after - at) * model.predict(model.network, x, at.expand(2), rows, rows, guidance=3.0)
-    drawn = [model.tail(one, x[i : i + 1]) for i, one in enumerate(rows.each())]
-    for ours, theirs in zip(drawn, own, strict=True):
-        torch.testing.assert_close(ours.images, theirs.images, rtol=0, atol=1e-5)
-    assert (own[0].images - own[1].images).abs().max() > 0.01
 
 
 def test_an_error_of_the_pipelines_own_call_is_told_with_its_place(tmp_path, monkeypatch):
