@@ -204,10 +204,10 @@ class TransformersModel:
             plain = type(self.network)(own_config(type(self.network), self.path))
         plain.load_state_dict(weights, assign=True)
         plain.tie_weights()
-        plain.generation_config = self.network.generation_config
         with quietly():
             plain.save_pretrained(folder)
-        written = {"config.json"} | {path.name for path in folder.iterdir()}
+        # how to generate stays as it is: transformers refuses to write values that it reads
+        written = {path.name for path in folder.iterdir()} - {"generation_config.json"}
         for path in sorted(self.path.iterdir()):
             if path.is_file() and path.name not in written and not path.name.endswith(WEIGHTS):
                 shutil.copyfile(path, folder / path.name)

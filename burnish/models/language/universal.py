@@ -59,7 +59,8 @@ class UniversalModel(TransformersModel):
         self.forwards = Forwards(network, collation, pad=pad, compute=compute)
         decoder, text = self.text(network), self.config.get_text_config()
         self.parameters_per_token = sum(parameter.numel() for parameter in decoder.parameters())
-        self.attention_width = text.num_hidden_layers * text.hidden_size  # heads may differ by layer
+        layers = getattr(text, "num_hidden_layers", len(self.layers(network)))  # BLT names none for all of its parts
+        self.attention_width = layers * getattr(text, "hidden_size", network.get_input_embeddings().weight.shape[-1])
         self.axes = self._count_axes()
         self.tiers = Tiers()  # what the class can do beside one unpadded row: see ``try_out``
 

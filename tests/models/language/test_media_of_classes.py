@@ -66,5 +66,5 @@ def test_the_error_of_a_prompt_with_pictures_is_told_where_no_prompt_is_read(mon
         raise ValueError("there must be a picture" if images is None else "its pages don't fit")
 
     monkeypatch.setattr(InternVLProcessor, "__call__", refuse)
-    with pytest.raises(UserError, match="takes no prompt: its pages don't fit"):
+    with pytest.raises(UserError, match="takes no prompt: its pages don't fit; give a model that transformers runs on"):
         load_universal(universal_folder("internvl"))

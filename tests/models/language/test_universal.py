@@ -287,6 +287,17 @@ def test_a_class_that_counts_positions_otherwise_counts_them_itself(tmp_path):
     torch.testing.assert_close(completion.logprob, own_logprobs(model, completion, 1.0), **TIGHT)
 
 
+def test_a_class_whose_parts_have_their_layers_in_configurations_of_their_own_is_loaded(tmp_path):
+    part = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "intermediate_size": 48, "max_position_embeddings": 4096}  # fmt: skip
+    both = {"encoder_config": {**part, "hidden_size_global": 32}, "decoder_config": {**part, "hidden_size_global": 32}}
+    hashes = {"encoder_hash_byte_group_size": [3], "encoder_hash_byte_group_vocab": 64}
+    config = {**both, **hashes, "patcher_config": part, "global_config": part, "max_position_embeddings": 4096}
+    write(TinyLanguage(name="blt", model="BltForCausalLM", tokenizer="pieces", config=config), tmp_path, 0)
+    model = UniversalModel.load(tmp_path, dtype=torch.float32, compute=torch.float32, device="cpu")
+    assert model.attention_width == 32
+
+
 @pytest.mark.parametrize("scale", [1.0, 0.1])
 @pytest.mark.parametrize("kind", [BertLMHeadModel, XLNetLMHeadModel])
 def test_an_encoder_is_refused_however_small_its_weights_are(kind, scale, tmp_path):

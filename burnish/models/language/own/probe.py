@@ -16,7 +16,7 @@ from burnish.models.language.own.forwards import HeadUnusedError
 from burnish.models.language.own.trials import samples
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from burnish.models.language.universal import UniversalModel
@@ -72,7 +72,11 @@ def any_responses(model: UniversalModel) -> Completion:
             failed |= {kind: error for kind, media in kinds if media}
     if not encoded:
         why = failed.get("image", first)  # some take none without a picture
-        raise UserError(f"{model.path} takes no prompt: {why}; fetch the model again") from why
+        name = type(model.network).__name__
+        raise UserError(
+            f"model.path is {model.path}: {name} takes no prompt: {first_line(why)}; give a model that "
+            "transformers runs on text or media alone, or fetch this one again"
+        ) from why
     if first:
         log.warning("%s: not compared on all kinds of prompts: %s", model.path, first)
     model.unread = {kind: str(error) for kind, error in failed.items() if kind not in seen}
