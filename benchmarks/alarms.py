@@ -1,4 +1,4 @@
-"""Which alarms five runs with spoiled rewards raise, and seven honest ones.
+"""Which alarms five runs with spoiled rewards raise, and eight honest ones.
 
     python -m benchmarks.alarms --runs runs/alarms
     python -m benchmarks.alarms --only dark one_font
@@ -34,6 +34,10 @@ PICTURES = [
     "validation.reference_guidance=null", "scoring.processes=0",
 ]  # fmt: skip
 WINDOWED = [option for option in PICTURES if not option.startswith("algorithm.train_timesteps")]
+AHEAD = [  # honest learning that moves pictures far within a few updates
+    "steps=16", "rollout.n=6", "validation.every=null", "validation.before=false", "validation.reference_guidance=null",
+    "scoring.processes=0", "runtime=ray", "pools.rollout.processes=1", "pipeline.depth=1",
+]  # fmt: skip
 WATCHED = ["rewards.ocr.weight=0"]  # so that a table can say what was lost
 ANSWERS = ["steps=40", "validation.every=40", "scoring.processes=0"]
 READ = ["rewards.format.weight=0", "rewards.exact.weight=0"]
@@ -80,6 +84,7 @@ RUNS = {
     "honest_dr_grpo": Run("vlm_quickstart", ["algorithm=dr_grpo", *ANSWERS]),
     "honest_gspo": Run("vlm_quickstart", ["algorithm=gspo", *ANSWERS]),
     "honest_flow_grpo_fast": Run("quickstart", ["algorithm=flow_grpo_fast", *WINDOWED]),
+    "honest_mix_grpo_ahead": Run("quickstart", ["algorithm=mix_grpo", *AHEAD]),
 }  # fmt: skip
 
 

@@ -1,9 +1,14 @@
-"""Watched statistics that leave where they were: what nobody optimises should stay, or have a reason."""
+"""Watched statistics that leave where they were, because the reward pays for it or to where they are worse.
+
+Learning moves statistics: numbers that become legible have bolder strokes. So a statistic of which neither way is worse
+is named only while the reward pays for the way that it goes.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from typing import Literal
 
 from burnish.alarms.base import Alarm, Row, amount, number
 from burnish.alarms.rule import Move, Series
@@ -11,7 +16,6 @@ from burnish.options.alarms import AlarmOptions
 
 RECENT = 5  # updates that a correlation with the reward is the mean of
 SURE = 2.0  # standard errors of a correlation that it is above for certain
-PAID = 0.3  # correlation, for certain, from which on the reward pays
 
 
 class Drift:
@@ -24,9 +28,7 @@ class Drift:
         *,
         prompts: int,
         samples: int,
-        rises: bool = True,
-        falls: bool = True,
-        only_paid: bool = False,
+        worse: Literal["higher", "lower"] | None = None,
     ) -> None:
         """Watch a statistic.
 
@@ -35,14 +37,14 @@ class Drift:
             options: of the run.
             prompts: of an update.
             samples: of a prompt.
-            rises, falls: whether that is an alarm.
-            only_paid: whether it is one only where the reward pays for it.
+            worse: the only way that is an alarm, whether the reward pays for it or not; None is either way, where the
+                reward pays for it, or where nobody knows that.
         """
         self.prefix, self.options = prefix, options
         self.name = prefix.removeprefix("critic/").replace("/", "_")
         self.alarm: Alarm | None = None
-        self._ways = [way for way, counts in ((1.0, rises), (-1.0, falls)) if counts]
-        self._only_paid = only_paid
+        self._ways = {"higher": (1.0,), "lower": (-1.0,), None: (1.0, -1.0)}[worse]
+        self._neutral = worse is None
         self._series = Series(prompts, options.false_alarms)
         self._correlations: deque[float] = deque(maxlen=RECENT)
         self._freedom = max(prompts * (samples - 1), 1)
@@ -62,8 +64,10 @@ class Drift:
             return
         for way in self._ways:
             paid = self._paid(way)
+            if self._neutral and self._correlations and not paid:
+                continue
             far = self.options.shift * (1 - paid)
-            move = self._series.move(far) if paid >= PAID or not self._only_paid else None
+            move = self._series.move(far)
             if move is not None and math.copysign(1.0, move.spreads) == way:
                 self._far, self.alarm = far, self._raised(move, row, way)
                 return
@@ -84,7 +88,7 @@ class Drift:
             f"{self.name} {way} from {amount(move.before)} to {amount(move.now)}, {abs(move.spreads):.1f} standard "
             f"deviations of the first samples, since update {move.since}"
         )
-        if self._paid(sign) >= PAID:
+        if self._paid(sign):
             text += f"; the reward pays for it (correlation {self._correlation:+.2f} among samples of a prompt)"
         better, worse = number(row, f"{self.prefix}/better"), number(row, f"{self.prefix}/worse")
         if better is not None and worse is not None:

@@ -43,13 +43,12 @@ def detectors(config: RunConfig, options: AlarmOptions, folder: RunFolder) -> li
     """What looks at each thing that a run of this configuration has."""
     drift = partial(Drift, prompts=config.records, samples=config.sampled_per_prompt)
     watched = {name: reward for name, reward in config.rewards.items() if not reward.counts}
-    # samples of a prompt become more alike in any training; where hardly any variety is left, variety_collapse says it
     found: list[Detector] = [
-        drift(f"critic/{name}", options, rises=not one.higher_is_better, only_paid=one.compares() == "groups")
+        drift(f"critic/{name}", options, worse="lower" if one.higher_is_better else None)
         for name, one in watched.items()
     ]
     # responses become surer in any training; where nothing is left of that, entropy_collapse says it
-    found += [drift(f"response/{name}", options, falls=name != "surprisal") for name in WATCHED]
+    found += [drift(f"response/{name}", options, worse=None if name == "length" else "higher") for name in WATCHED]
     weights = {
         name: next(filter(None, [one.weight, *one.weight_by.values()]))
         for name, one in config.rewards.items()

@@ -48,7 +48,7 @@ class AnyReward(Named, ABC):
     extras: ClassVar[tuple[str, ...]] = ()
     judged: ClassVar[str] = "samples"  # its samples, for messages
     has_weights: ClassVar[bool] = False  # it loads a model, so that it is scored in a process of its own
-    higher_is_better: ClassVar[bool] = True  # false: a statistic, which is watched for leaving where it was either way
+    higher_is_better: ClassVar[bool] = True  # false: a statistic of which neither way is worse
     deterministic: ClassVar[bool] = False  # equal samples of equal prompts have equal values: they are scored once
 
     weight: Finite = 1.0

@@ -313,7 +313,7 @@ class _Loop:
         self.client = httpx2.AsyncClient(
             follow_redirects=False,
             timeout=None,  # the deadline of a whole request is set below
-            # a kept connection may be closed by its server just when it is used again, which would cost a try
+            # on a kept connection, a reply too many would be taken for that to the next request
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
             mounts={f"http://{host}": None for host in OF_THIS_MACHINE},
         )

@@ -1,5 +1,7 @@
 """Every alarm: raised when its metric leaves, not before, over when it comes back."""
 
+from typing import Literal
+
 import pytest
 
 from burnish.alarms.base import Alarm
@@ -25,8 +27,8 @@ def raised(detector, rows) -> list[tuple[int, Alarm | None]]:
     return found
 
 
-def drift(options: AlarmOptions = OPTIONS, **more: bool) -> Drift:
-    return Drift("critic/dark", options, prompts=16, samples=8, **more)
+def drift(options: AlarmOptions = OPTIONS, worse: Literal["higher", "lower"] | None = "higher") -> Drift:
+    return Drift("critic/dark", options, prompts=16, samples=8, worse=worse)
 
 
 def test_a_statistic_that_the_reward_pays_for_is_named_sooner():
@@ -56,19 +58,24 @@ def test_missing_means_change_nothing():
     assert not any(alarm for _, alarm in raised(drift(), [{"critic/dark/mean": 0.1 * n} for n in range(9)]))  # no std
 
 
-def test_only_the_way_that_matters_is_an_alarm():
-    rising = [statistic(mean) for mean in (0.2, 0.2, 0.6, 0.6)]
-    falling = [statistic(mean) for mean in (0.6, 0.6, 0.2, 0.2)]
-    assert raised(drift(rises=False), rising)[-1][1] is None
-    assert raised(drift(rises=False), falling)[-1][1] is not None
-    assert raised(drift(falls=False), falling)[-1][1] is None
+def test_only_the_worse_way_is_an_alarm():
+    rising = [statistic(mean, 0.6) for mean in (0.2, 0.2, 0.6, 0.6)]
+    falling = [statistic(mean, -0.6) for mean in (0.6, 0.6, 0.2, 0.2)]
+    assert raised(drift(worse="lower"), rising)[-1][1] is None
+    assert raised(drift(worse="lower"), falling)[-1][1] is not None
+    assert raised(drift(worse="higher"), falling)[-1][1] is None
 
 
-def test_what_falls_in_any_training_is_an_alarm_where_the_reward_pays_for_it():
-    free, paid = ([statistic(mean, way) for mean in (0.6, 0.6, 0.1, 0.1)] for way in (-0.2, -0.6))
-    assert raised(drift(only_paid=True), free)[-1][1] is None
-    assert raised(drift(only_paid=True), paid)[-1][1] is not None
-    assert raised(drift(), free)[-1][1] is not None
+def test_where_neither_way_is_worse_it_is_an_alarm_while_the_reward_pays_for_the_way_it_goes():
+    rising, falling = (0.2, 0.2, 0.6, 0.6), (0.6, 0.6, 0.2, 0.2)
+    for means, way in ((rising, 1), (falling, -1)):
+        for correlation, told in ((0.6, True), (0.15, True), (0.0, False), (-0.6, False)):
+            rows = [statistic(mean, way * correlation) for mean in means]
+            alarm = raised(drift(worse=None), rows)[-1][1]
+            assert (alarm is not None) == told
+            assert alarm is None or f"the reward pays for it (correlation {way * correlation:+.2f}" in alarm.text
+        unknown = [{k: v for k, v in row.items() if "correlation" not in k} for row in rows]  # one sample of a prompt
+        assert raised(drift(worse=None), unknown)[-1][1] is not None
 
 
 def test_the_options_are_read():

@@ -2,17 +2,15 @@
 
 import os
 import random
-import socket
 import subprocess
-import threading
 import time
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from burnish.utils.supervisor import ChildDied, LoadFailed, Server
+from tests.support.misbehaving import Misbehaving
 
 LIMIT = 30.0
 
@@ -89,42 +87,6 @@ def test_a_forked_process_that_comes_back_answers_nothing():
     server.close()
 
 
-class Misbehaving(Server):
-    """A process that is a thread, and answers as a script says: too often, too seldom, or for another request."""
-
-    def __init__(self, script):
-        ours, self._end = socket.socketpair()
-        self.wire, self._theirs = Connection(ours.detach()), Connection(os.dup(self._end.fileno()))
-        self._loaded, self.process = True, self
-        self._script = iter(script)
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self):
-        before = 0
-        with suppress(EOFError, OSError, TypeError):  # its end may be closed while it reads
-            while True:
-                number, (value,) = self._theirs.recv()
-                for way in next(self._script, ["right"]):
-                    if way == "garbage":
-                        self._theirs.send_bytes(b"no pickle")
-                    elif way == "nothing":
-                        self.kill()  # it ends without an answer, so that nobody has to wait for the deadline
-                    else:
-                        of = {"right": number, "again": number, "before": before, "after": number + 1}[way]
-                        self._theirs.send((of, 2 * value if way == "right" else -1))
-                before = number
-
-    def poll(self):
-        return None
-
-    def wait(self, timeout):
-        return 0
-
-    def kill(self):
-        with suppress(OSError):
-            self._end.shutdown(socket.SHUT_RDWR)
-
-
 def test_no_answer_is_ever_taken_for_that_to_another_request():
     chosen, right = random.Random(0), 0
     for _ in range(1000):
@@ -135,12 +97,10 @@ def test_no_answer_is_ever_taken_for_that_to_another_request():
             for _ in range(3)
         ]  # fmt: skip
         script.insert(chosen.randrange(4), chosen.choice([["right", "again"], ["right", "after"], ["right"]]))
-        server = Misbehaving(script)
+        server = Misbehaving(script, lambda value: 2 * value)
         with suppress(ChildDied, TimeoutError):
             for value in range(1, 5):
                 assert server.call(LIMIT, "late", value) == 2 * value
                 right += 1
-        server.kill()
-        for end in (server.wire, server._theirs, server._end):
-            end.close()
+        server.close()
     assert right > 500
