@@ -27,6 +27,7 @@ RATES = ("frame_rate", "fps")
 MOVING = ("num_frames", "frames", "video_length", "video", "pose_video", "control_video")  # of those that return frames
 EMBEDDED = ("Flux2Pipeline", "FluxControl", "FluxFill", "LatentConsistency", "SanaSprint", "VisualCloze")
 """Beginnings of names of pipelines whose guidance_scale is an input of the network, which no signature tells."""
+NO_DEFAULT = "EasyAnimate"  # pipelines that fail without a negative prompt
 EMBEDDINGS = ("_embeds", "_embeddings")  # ends of names of arguments that another stage of a cascade makes
 CACHED = "use_kv_cache"  # of pipelines that keep keys and values of their first step for those that follow
 WITH_OPACITY = 4  # channels
@@ -45,8 +46,8 @@ class Arguments:
         self.parameters = inspect.signature(inspect.unwrap(kind.__call__)).parameters
         embedded = "true_cfg_scale" in self.parameters or kind.__name__.startswith(EMBEDDED)
         self.guidance = "true_cfg_scale" if embedded else "guidance_scale"
-        # without a negative prompt most take a default of their own, and these leave guidance out
-        self._negative = "" if self.guidance == "true_cfg_scale" else None
+        # without a negative prompt most take a default of their own; some leave guidance out, or fail
+        self._negative = "" if self.guidance == "true_cfg_scale" or kind.__name__.startswith(NO_DEFAULT) else None
         self.signed = False  # whether pictures come in [-1, 1], as they do from some that are asked for tensors
         self._unguided = 0.0 if _guides_at_one(kind) else 1.0
         self._decoded: LruCache[list[Image]] = LruCache(DECODED, _bytes_of)
