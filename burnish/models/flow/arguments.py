@@ -210,25 +210,36 @@ class Arguments:
         return channels.expand(*channels.shape[:-3], 3, -1, -1)
 
     def values(self, returned: Any) -> Tensor:
-        """The numbers of what the pipeline returned for one row.
-
-        Raises:
-            Unsupported: they are no picture, clip or sound.
-        """
+        """The numbers of what the pipeline returned for one row."""
         import torch
 
+        found = _fields(returned)[0]
+        values = torch.as_tensor(found[0] if isinstance(found, list) else found).float()
+        # some give arrays with the channels last, whatever they are asked for
+        last = values.ndim > 3 and values.shape[-1] in CHANNELS and values.shape[-3] not in CHANNELS
+        return values.movedim(-1, -3) if last else values
+
+    def checked(self, returned: Any) -> Tensor:
+        """The same of the first sample, which tells in what range pictures come.
+
+        Raises:
+            Unsupported: it is no single picture, clip or sound.
+        """
         from burnish.models.flow.levels import Unsupported
 
-        found = _fields(returned)[0]
         if (name := next(iter(_names(returned)), "")).endswith(EMBEDDINGS):
             raise Unsupported(
                 f"it returns {name}, from which another pipeline draws, and no picture, clip or sound that a reward "
                 "could score; give a pipeline that draws from a prompt by itself"
             )
-        values = torch.as_tensor(found[0] if isinstance(found, list) else found).float()
-        # some give arrays with the channels last, whatever they are asked for
-        last = values.ndim > 3 and values.shape[-1] in CHANNELS and values.shape[-3] not in CHANNELS
-        return values.movedim(-1, -3) if last else values
+        values = self.values(returned)
+        if self.draws == "image" and values.ndim > 3 and len(values) > 1:
+            raise Unsupported(
+                f"it draws {len(values)} pictures for one prompt, and a reward scores one; choose a pipeline that "
+                "draws one, or ask for one in rollout.call"
+            )
+        self.signed |= self.draws != "sound" and bool((values < 0).any())
+        return values
 
     def sample(self, returned: Any, *, finite: bool) -> Any:
         """A picture, a clip or a sound of what the pipeline returned for one row."""

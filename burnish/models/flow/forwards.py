@@ -63,11 +63,6 @@ class Call:
         return next(v for v in self.arguments.values() if isinstance(v, list) or (isinstance(v, Tensor) and v.ndim))
 
     @property
-    def size(self) -> tuple[torch.Size, ...]:
-        """Of the first row of that: of a list, a row may be a list too."""
-        return tuple(leaf.shape for leaf in tree_leaves(self.first[0]))
-
-    @property
     def rows(self) -> Rows:
         return Rows(len(self.first), isinstance(self.first, list))
 
@@ -148,14 +143,15 @@ class Forwards:
         if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)):
             raise Unsupported(f"its {call.network} returns a {type(output).__name__}, whose tensors can't be found")
         output = tree_map_only(Tensor, lambda value: value.float() if value.is_floating_point() else value, output)
-        if call.size not in self._known:  # expanded zeros take no memory
+        # a row may be a list, too; expanded zeros take no memory
+        if (size := tuple(leaf.shape for leaf in tree_leaves(call.first[0]))) not in self._known:
             zeros = tree_map_only(Tensor, lambda value: value.new_zeros(()).expand(value.shape), output)
-            self._known[call.size] = zeros, call.rows
+            self._known[size] = zeros, call.rows
         return output
 
     def blank(self, network: nn.Module, call: Call) -> Any:
         """An output of zeros; the network runs for inputs of a size that is new, unless ranks hold it together."""
-        if call.size not in self._known:
+        if (size := tuple(leaf.shape for leaf in tree_leaves(call.first[0]))) not in self._known:
             if any(is_sharded(weight) for weight in network.parameters()):
                 raise Unsupported(
                     f"its {call.network} is called with inputs of a size that its own run didn't have; set "
@@ -163,7 +159,7 @@ class Forwards:
                 )
             with torch.no_grad():
                 self(network, call)
-        zeros, rows = self._known[call.size]
+        zeros, rows = self._known[size]
         return rows.map(lambda value: repeated(value[:1], call.rows.length), zeros)
 
     def all(

@@ -33,8 +33,6 @@ class Timetable:
     def place(self, scheduler: Any, time: float | None) -> int:
         """Set a scheduler to go over the step before a time, and the one that begins there; None is the end.
 
-        The step that begins there ends at the next time of the schedule, which some networks read, too.
-
         Its table keeps its length for pipelines that skip entries of it, which they count. Returns the number of the
         step before.
         """
@@ -44,7 +42,7 @@ class Timetable:
             return len(scheduler.timesteps) - start - 1
         nearest = int((self.times[:-1] - time).abs().argmin())
         before = nearest - 1 if nearest else int(len(self.levels.names) > 1)  # some leave out a step of no length
-        after = next((t for t in self.times.tolist() if t < time), time)
+        after = next((end for end in self.times.tolist() if end < time), time)  # which some networks read, too
         name, around = self.levels.name(time), (float(self.times[before]), time, after)
         names = to_device(torch.stack([self.levels.names[before].to(name.dtype), name]), known.device)
         scheduler.timesteps = torch.cat([known[:start].to(names.dtype), names, known[start + 2 :].to(names.dtype)])

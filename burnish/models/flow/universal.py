@@ -128,14 +128,7 @@ class Universal(CalledPipeline):
         Returns the first step that agrees: what a pipeline keeps of a picture may be noise until that.
         """
         witness = Witness(self.forwards, own=True)
-        drawn = self.arguments.values(self.visit(request, guidance, witness))
-        if self.arguments.draws == "image" and drawn.ndim > 3 and len(drawn) > 1:
-            raise Unsupported(
-                f"it draws {len(drawn)} pictures for one prompt, and a reward scores one; choose a pipeline that draws "
-                "one, or ask for one in rollout.call"
-            )
-        if self.arguments.draws != "sound":
-            self.arguments.signed |= bool((drawn < 0).any())
+        drawn = self.arguments.checked(self.visit(request, guidance, witness))
         for other in {1.0, self.rollout.guidance_scale} - {guidance}:  # may call networks with other sizes
             self.visit(request, other, Witness(self.forwards, own=True))
         table = self.table(request)
