@@ -159,8 +159,17 @@ def pil_to_tensor(picture: Any) -> Tensor:
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
 
 
+def to_pil_image(image: Tensor) -> Any:
+    """A picture of PIL of bytes [C, H, W], or of numbers from 0 to 1."""
+    from PIL import Image
+
+    pixels = (image.mul(255).byte() if image.is_floating_point() else image).permute(1, 2, 0).cpu().numpy()
+    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+
+
 FUNCTIONS = (
     InterpolationMode, resize, pad, crop, normalize, to_dtype, rgb_to_grayscale, grayscale_to_rgb, pil_to_tensor,
+    to_pil_image,
 )  # fmt: skip
 
 
@@ -263,16 +272,15 @@ def _said_to_be_there() -> Iterator[None]:
 @contextmanager
 def _standing_in() -> Iterator[None]:
     """Modules named torchvision while a module of transformers is imported, which asks for them by name."""
-    names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2", "torchvision.transforms.functional")
+    names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
     modules = {name: ModuleType(name) for name in names}
-    modules["torchvision.transforms.v2.functional"] = _functional()
+    modules |= {f"{name}.functional": _functional() for name in names[1:]}
     for name, module in modules.items():
         module.__spec__, module.__path__ = ModuleSpec(name, None), []
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(modules[parent], child, module)
     modules["torchvision.transforms"].InterpolationMode = InterpolationMode  # type: ignore[attr-defined]
-    modules["torchvision.transforms.functional"].pil_to_tensor = pil_to_tensor  # type: ignore[attr-defined]
     sys.modules.update(modules)
     try:
         yield

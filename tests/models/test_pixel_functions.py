@@ -78,6 +78,8 @@ def test_borders_rectangles_and_colours():
     assert ours.rgb_to_grayscale(torch.ones(3, 1, 1)).item() == pytest.approx(0.9999)
     colours = np.arange(18, dtype=np.uint8).reshape(3, 2, 3)
     assert torch.equal(ours.pil_to_tensor(Image.fromarray(colours)), torch.from_numpy(colours).permute(2, 0, 1))
+    assert np.array_equal(ours.to_pil_image(torch.from_numpy(colours).permute(2, 0, 1)), colours)
+    assert np.array_equal(ours.to_pil_image(torch.full((1, 2, 3), 0.5)), np.full((2, 3), 127))
     whole = ours.to_dtype(torch.arange(256, dtype=torch.uint8), torch.float32, scale=True)
     assert whole[[0, 255]].tolist() == [0.0, 1.0]
     assert torch.equal(ours.to_dtype(whole, torch.uint8, scale=True), torch.arange(256, dtype=torch.uint8))
@@ -100,7 +102,7 @@ from importlib.util import find_spec
 from burnish.models.language.processors import real_class
 before = set(sys.modules)
 video = real_class("Qwen3VLVideoProcessor")
-real_class("Llama4ImageProcessor"), real_class("PixtralProcessor")
+real_class("Llama4ImageProcessor"), real_class("PixtralProcessor"), real_class("Ernie4_5_VLMoeVideoProcessor")
 from transformers.utils import is_torchvision_available, is_torchvision_v2_available
 print([name for name in sys.modules if name.startswith("torchvision")], find_spec("torchvision"))
 print(is_torchvision_available(), is_torchvision_v2_available(), video.__module__)

@@ -51,7 +51,7 @@ class UniversalModel(TransformersModel):
         self._appends: dict[str, bool] = {}  # whether media of later turns can follow those before, by kind
         self._single_forward = False
         self._nested = True  # whether pictures are given in a list for each prompt
-        self.unread: dict[str, str] = {}  # what its forward says of media that its processor made, by kind
+        self.unread: dict[str, str] = {}  # what it says of prompts with media of a kind, or of text alone
         self.least_audio = 0.0  # seconds; shorter sounds get silence behind them
         collation = self._learn_media()
         pad = tokenizer.pad_token_id
@@ -121,6 +121,13 @@ class UniversalModel(TransformersModel):
             if isinstance(name, str) and name.endswith(("_id", "_index")) and any(kind in name for kind in SEEN)
         }  # Molmo 2 has image_patch_id
         return sorted(value for value in ids if isinstance(value, int) and value >= 0)
+
+    def encode(self, messages: Chat, shown: Shown = NOTHING, tools: Tools = ()) -> Encoded:
+        if "text" in self.unread and not (shown.images or shown.videos or shown.audios):
+            raise UserError(
+                f"{self.path} takes no prompt of text alone ({self.unread['text']}); give each a picture or sound"
+            )
+        return super().encode(messages, shown, tools)
 
     def turn(self, response: Sequence[int], messages: Chat, shown: Shown = NOTHING, tools: Tools = ()) -> Encoded:
         for kind, media in (("image", shown.images), ("video", shown.videos), ("audio", shown.audios)):

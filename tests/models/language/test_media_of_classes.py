@@ -59,6 +59,10 @@ def test_pictures_are_given_in_one_list_where_lists_of_prompts_are_refused(monke
     model = load_universal(universal_folder("internvl"))
     assert "image" in model.readable
     assert given
+    with pytest.raises(
+        UserError, match=r"takes no prompt of text alone \(there must be a picture\); give each a picture"
+    ):
+        model.encode(*chat("Hello"))
 
 
 def test_the_error_of_a_prompt_with_pictures_is_told_where_no_prompt_is_read(monkeypatch):

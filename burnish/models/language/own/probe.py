@@ -58,20 +58,22 @@ def any_responses(model: UniversalModel) -> Completion:
     for words, shown in tried:
         kinds = ("image", shown.images), ("video", shown.videos), ("audio", shown.audios)
         parts: list[dict[str, str]] = [{"type": kind} for kind, media in kinds for _ in media]
+        brought = [kind for kind, media in kinds if media] or ["text"]
         try:
             chat = [{"role": "user", "content": [*parts, {"type": "text", "text": words}]}]
             prompt = model.encode(chat, shown)
             with torch.no_grad():
                 model.forwards.states(model.network, model.forwards.inputs(model.network, Conversation.prompts(prompt)))
             encoded.append(prompt)
-            seen |= {kind for kind, media in kinds if media}
+            seen |= {*brought}
         except HeadUnusedError:
             raise
         except Exception as error:  # processors and towers raise anything for what they don't take
             first = first or error
-            failed |= {kind: error for kind, media in kinds if media}
+            failed |= dict.fromkeys(brought, error)
     if not encoded:
         why = failed.get("image", first)  # some take none without a picture
+        assert why is not None
         name = type(model.network).__name__
         raise UserError(
             f"model.path is {model.path}: {name} takes no prompt: {first_line(why)}; give a model that "
