@@ -66,8 +66,8 @@ def gradient(bench, scored):
 def test_every_step_pulls_with_its_bounded_weight(pipeline, mode, options, weight):
     """Also in bypass, where ratios against the sampler hold the unbounded weight already."""
     bench = bench_of(pipeline, mode=mode, **options)
-    if "surrogate" not in options:
-        bench.algorithm.clip, bench.algorithm.clip_high = 0.99, 1e6  # bypass clips around the sampler: not the subject here
+    if "surrogate" not in options:  # bypass clips around the sampler, which is not the subject here
+        bench.algorithm.clip, bench.algorithm.clip_high = 0.99, 1e6
     scored = disagreeing(bench)
     actual, _, _ = gradient(bench, scored)
     plain = FlowGRPO(window=WINDOW)

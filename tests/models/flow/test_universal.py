@@ -118,7 +118,7 @@ def test_rows_share_a_forward_only_at_the_sizes_at_which_they_may(written, monke
     def wrong_together(networks, calls, parts, agree=None):
         """Of rows of the small size that share a forward, other numbers."""
         outputs = list(own(networks, calls, parts, agree))
-        states = [[leaf for leaf in tree_leaves(call.arguments) if getattr(leaf, "ndim", 0) == 4][0] for call in calls]
+        states = [next(leaf for leaf in tree_leaves(call.arguments) if getattr(leaf, "ndim", 0) == 4) for call in calls]
         together = any(sum(len(states[i]) for i in part) > 1 for part in parts)
         wrong = together and width == states[0].shape[-1]
         return iter(tree_map(lambda value: value * 1.5, outputs) if wrong else outputs)
