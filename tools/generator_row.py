@@ -180,7 +180,8 @@ def compare(row: Row, tiny: Tiny, recipe: Path) -> None:
             if "condition" in changed:
                 alike(assembly.roles.model)
             own = drawn(assembly)
-            wide, shares = assembly.roles.model.forms[assembly.config.rollout.guidance_scale > 1]
+            model: Any = assembly.roles.model
+            wide, shares = model.form(assembly.engine.drawing(job_of(assembly)), assembly.config.rollout.guidance_scale)
             left_out |= {name: None for name, there in (("shares", shares), ("wide", wide)) if not there}
             found.append(apart(own, drawn_alone(tiny, recipe.parent / "pipeline", assembly, changed)))
         row.left_out = tuple(left_out)

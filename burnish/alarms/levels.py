@@ -12,6 +12,7 @@ from burnish.alarms.base import Alarm, Row, amount, number
 from burnish.alarms.rule import FIRST
 from burnish.options.alarms import AlarmOptions, Level
 
+ROUNDING = 5e-4  # of a log-prob: bfloat16 alone made up to 2e-4, and 1e-3 are ten clip ranges of a generator
 RECENT = 20  # updates that the usual size of a metric is the median of
 
 
@@ -39,8 +40,15 @@ def _size(row: Row, name: str) -> float | None:
 
 
 def _at_equal_weights(row: Row, name: str) -> float | None:
-    """None where the samples are older than the weights that learn, which then differ by what was learned since."""
-    return None if number(row, "pipeline/staleness/max") else _size(row, name)
+    """None where the samples are older than the weights that learn, which then differ by what was learned since.
+
+    0 where log-probs agree to rounding in their own units, those of ratios: steps with hardly any noise make hundreds
+    of nats of that.
+    """
+    if number(row, "pipeline/staleness/max"):
+        return None
+    apart = number(row, "rollout_corr/log_ppl_abs_diff")
+    return 0.0 if apart is not None and apart < ROUNDING else _size(row, name)
 
 
 def _applied(row: Row, name: str) -> float | None:

@@ -322,10 +322,10 @@ def _in_some_form(model: Any) -> Callable[..., Any]:
         return predict
 
     def predicted(*args: Any, **kwargs: Any) -> Any:
-        if FORMS[-1] not in model.forms.values():
+        if model.unverified != FORMS[-1]:
             with suppress(*SLIPS):
                 return predict(*args, **kwargs)
-            model.forms = dict.fromkeys(model.forms, FORMS[-1])
+            model.unverified = FORMS[-1]
         return predict(*args, **kwargs)
 
     return predicted
@@ -339,7 +339,7 @@ def how(job: FlowJob) -> Any:
 
 def _form(model: Any) -> Any:
     """How a model puts rows together."""
-    return tuple(model.forms.values()) if isinstance(model, Universal) else None
+    return model.unverified if isinstance(model, Universal) else None
 
 
 def _sizes(pictures: Sequence[np.ndarray], *_: Any) -> Any:

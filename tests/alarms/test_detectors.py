@@ -140,8 +140,11 @@ def test_samples_of_older_weights_are_no_mismatch():
     }
     for name in ("mismatch", "stale_samples"):
         assert raised(Beyond(name, OPTIONS), [row] * 8)[-1][1] is None
-    same = row | {"pipeline/staleness/max": 0.0}
+    same = row | {"pipeline/staleness/max": 0.0, "rollout_corr/log_ppl_abs_diff": 0.02}
     assert raised(Beyond("mismatch", OPTIONS), [same] * 3)[-1][1] is not None
+    # as recorded where CPS samples with adapters that are merged in bfloat16
+    rounded = {"rollout_corr/kl": 233.0, "rollout_corr/log_ppl_abs_diff": 2.6e-5}
+    assert raised(Beyond("mismatch", OPTIONS), [rounded] * 8)[-1][1] is None
     old = row | {"rollout_corr/rollout_is_applied_eff_sample_size": 0.1}
     assert raised(Beyond("stale_samples", OPTIONS), [old] * 3)[-1][1] is not None
 

@@ -24,9 +24,10 @@ def pipeline(tmp_path_factory):
     return tiny_pipeline(tmp_path_factory.mktemp("sd3"), vae=False)
 
 
-def bench_of(pipeline, **options):
+def bench_of(pipeline, surrogate=None, **options):
     correction = RolloutCorrection(**options) if options else None
-    return Bench(pipeline, FlowGRPO(window=WINDOW, clip=0.5, rollout_correction=correction), merge_lora=False)
+    how = {"surrogate": surrogate} if surrogate else {"clip": 0.5}
+    return Bench(pipeline, FlowGRPO(window=WINDOW, rollout_correction=correction, **how), merge_lora=False)
 
 
 def elements(scored):
@@ -55,16 +56,18 @@ def gradient(bench, scored):
 @pytest.mark.parametrize(
     ("options", "weight"),
     [
+        ({"upper": 2.0, "surrogate": "reinforce"}, SHIFT.exp().clamp(max=2.0)),
         ({"upper": 2.0}, SHIFT.exp().clamp(max=2.0)),
         ({"upper": 2.0, "lower": 0.5}, torch.where(SHIFT.abs() > math.log(2), torch.zeros(12), SHIFT.exp())),
         ({"weights": "sample", "upper": 2.0}, (2 * SHIFT).exp().clamp(max=2.0)),
     ],
-    ids=["truncated", "icepop", "of the sample"],
+    ids=["reinforce", "truncated", "icepop", "of the sample"],
 )
 def test_every_step_pulls_with_its_bounded_weight(pipeline, mode, options, weight):
     """Also in bypass, where ratios against the sampler hold the unbounded weight already."""
     bench = bench_of(pipeline, mode=mode, **options)
-    bench.algorithm.clip, bench.algorithm.clip_high = 0.99, 1e6  # bypass clips around the sampler: not the subject here
+    if "surrogate" not in options:  # bypass clips around the sampler, which is not the subject here
+        bench.algorithm.clip, bench.algorithm.clip_high = 0.99, 1e6
     scored = disagreeing(bench)
     actual, _, _ = gradient(bench, scored)
     plain = FlowGRPO(window=WINDOW)

@@ -27,6 +27,7 @@ RATES = ("frame_rate", "fps")
 MOVING = ("num_frames", "frames", "video_length", "video", "pose_video", "control_video")  # of those that return frames
 EMBEDDED = ("Flux2Pipeline", "FluxControl", "FluxFill", "LatentConsistency", "SanaSprint", "VisualCloze")
 """Beginnings of names of pipelines whose guidance_scale is an input of the network, which no signature tells."""
+NO_DEFAULT = "EasyAnimate"  # pipelines that fail without a negative prompt
 EMBEDDINGS = ("_embeds", "_embeddings")  # ends of names of arguments that another stage of a cascade makes
 CACHED = "use_kv_cache"  # of pipelines that keep keys and values of their first step for those that follow
 WITH_OPACITY = 4  # channels
@@ -45,8 +46,8 @@ class Arguments:
         self.parameters = inspect.signature(inspect.unwrap(kind.__call__)).parameters
         embedded = "true_cfg_scale" in self.parameters or kind.__name__.startswith(EMBEDDED)
         self.guidance = "true_cfg_scale" if embedded else "guidance_scale"
-        # without a negative prompt Stable Diffusion XL and its kin take zeros, which no text encodes to
-        self._zeros = "force_zeros_for_empty_prompt" in inspect.signature(kind.__init__).parameters
+        # without a negative prompt most take a default of their own; some leave guidance out, or fail
+        self._negative = "" if self.guidance == "true_cfg_scale" or kind.__name__.startswith(NO_DEFAULT) else None
         self.signed = False  # whether pictures come in [-1, 1], as they do from some that are asked for tensors
         self._unguided = 0.0 if _guides_at_one(kind) else 1.0
         self._decoded: LruCache[list[Image]] = LruCache(DECODED, _bytes_of)
@@ -168,7 +169,7 @@ class Arguments:
             "prompt": prompt.text, "height": request.height, "width": request.width,
             "num_inference_steps": request.steps, "output_type": "pt",
             self.guidance: guidance if guidance > 1 else self._unguided,
-            "negative_prompt": (prompt.negative or (None if self._zeros else "")) if guidance > 1 else None,
+            "negative_prompt": (prompt.negative or self._negative) if guidance > 1 else None,
         }  # fmt: skip
         if prompt.text.strip().isdecimal():
             wanted[CLASS] = [int(prompt.text)]

@@ -50,9 +50,9 @@ class Universal(CalledPipeline):
 
     def __init__(self, pipeline: Any, options: ModelOptions, *args: Any, **settings: Any) -> None:
         super().__init__(pipeline, options, *args, **settings)
-        # with guidance and without: whether a run takes several states of a prompt, and rows share a forward
-        self.forms = dict.fromkeys((False, True), FORMS[0])
-        self._verified: set[Any] = set()  # ways to run it: sizes, steps, with guidance or without
+        self._forms: dict[Any, tuple[bool, bool]] = {}  # of each way to run it that was compared
+        self.unverified = FORMS[0]  # of the others
+        self._verified: set[Any] = set()
         self.forwards = Forwards(self.autocast)
         with explained(self.class_name):
             self._run = Runner(pipeline, self.names, lambda: self.device)
@@ -71,7 +71,7 @@ class Universal(CalledPipeline):
         *, guidance: float, agree: Agree | None = None,
     ) -> Tensor:  # fmt: skip
         requests, times = conditioning.each(), time.tolist()
-        wide, shares = self.forms[guidance > 1]
+        wide, shares = self.form(conditioning, guidance)
         runs: dict[Any, list[int]] = {}  # rows of a prompt at a time, if a run takes several states
         for i, (request, at) in enumerate(zip(requests, times, strict=True)):
             runs.setdefault((request.prompts[0].uid, at) if wide else i, []).append(i)
@@ -96,22 +96,31 @@ class Universal(CalledPipeline):
 
     def verify(self, conditioning: Gathered[Requests], *, guidance: float) -> None:
         row = conditioning.select([0]).rows()
-        # not the job's own number of steps where it is smaller: with one of them, nothing would be compared
-        full = replace(row, steps=max(row.steps, self.rollout.num_inference_steps))
+        full = replace(row, steps=self._steps(row))
         way = full.height, full.width, full.steps, guidance > 1
         if way in self._verified:
             return
-        if not self._verified:
-            self.forms = dict.fromkeys(self.forms, FORMS[-1])  # until they are compared
+        self.unverified = FORMS[-1]
         with explained(type(self.pipeline).__name__), torch.no_grad():
             start = self._compare(replace(row, steps=min(full.steps, TRIED)), guidance)
-            if guidance > 1 and not self._verified:
+            if self._way(row, 1.0) not in self._forms:
                 with suppress(Unsupported):  # which a sample would say; what learns may do without guidance
                     self._compare(replace(row, steps=min(full.steps, TRIED)), 1.0)
             run, exact = partial(self.visit, full, guidance), self.compute == torch.float32
             rehearse(run, self.forwards, self.table(full), self.pipeline, exact=exact, start=start)
             land(run, self.forwards, self.table(full), self.pipeline.scheduler)
         self._verified.add(way)
+
+    def _steps(self, request: Requests) -> int:
+        """Not the job's own where they are fewer: with one of them, nothing would be compared."""
+        return max(request.steps, self.rollout.num_inference_steps)
+
+    def form(self, request: Requests, guidance: float) -> tuple[bool, bool]:
+        """Whether a run takes several states of a prompt, and whether rows share a forward."""
+        return self._forms.get(self._way(request, guidance), self.unverified)
+
+    def _way(self, request: Requests, guidance: float) -> Any:
+        return request.height, request.width, min(self._steps(request), TRIED), guidance > 1
 
     def _compare(self, request: Requests, guidance: float) -> int:
         """Leave out fast forms that give other velocities than the pipeline's own run, and refuse where all do.
@@ -131,7 +140,8 @@ class Universal(CalledPipeline):
             some = Requests.cat([request] * len(states))
             return self.predict(self.network, states, times, some, some, guidance=guidance)
 
-        self.forms[guidance > 1] = FORMS[-1]
+        way = self._way(request, guidance)
+        self._forms[way] = FORMS[-1]
         expected = expected if mask is None else torch.where(mask, expected, 0.0)
         found, start = ours(states, times), 0
         if mask is not None and len(states) > 1 and not distance(found[:1], expected[:1]) <= tolerance:
@@ -151,11 +161,11 @@ class Universal(CalledPipeline):
         some = torch.cat([states[[0, -1]], states[[-1, 0]] / 2]), times[[0, -1, 0, -1]]
         each = ours(*some)
         for form in FORMS:
-            self.forms[guidance > 1] = form
+            self._forms[way] = form
             with suppress(*SLIPS):  # whatever a pipeline makes of several states
                 if distance(ours(*some), each) <= tolerance:
                     break
-        if not self.forms[guidance > 1][1]:
+        if not self._forms[way][1]:
             log.warning("%s: rows are computed one by one, as together they differ", type(self.pipeline).__name__)
         decoded = self.tail(request, witness.last[:1].float() / table.scale(float(table.times[-1])))
         if not (left := distance(self.arguments.values(decoded), drawn)) <= tolerance:

@@ -79,6 +79,11 @@ class TestGradients:
         torch.testing.assert_close(roles.weight.grad, weight.grad)
         assert roles.asked["old"] == 0
 
+    def test_advantages_of_awm_reach_to_their_bound_or_to_a_bound_of_their_own(self):
+        plain, scaled = (AWM(advantage_clip=5.0, **most).credit(scored())[0] for most in ({}, {"advantage_max": 1.0}))
+        torch.testing.assert_close(scaled.value, plain.value / 5)
+        assert plain.value.abs().sum() > 0
+
     def test_dgpo_weighs_groups_by_how_wrong_they_are(self):
         algorithm = DGPO(beta=3.0, clip=None, train_timesteps=1)
         batch, _ = algorithm.credit(scored())

@@ -12,7 +12,7 @@ import diffusers
 import pytest
 import torch
 
-from burnish.models.flow.arguments import EMBEDDED, Arguments
+from burnish.models.flow.arguments import EMBEDDED, NO_DEFAULT, Arguments
 from burnish.models.flow.loading import load_model
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
@@ -23,11 +23,11 @@ from burnish.types.rollout import Requests
 from burnish.utils.errors import UserError
 
 
-def given(kind: str, guidance: float, **rollout: Any) -> dict[str, Any]:
+def given(kind: str, guidance: float, negative: str = "blurred", **rollout: Any) -> dict[str, Any]:
     """The arguments for a prompt."""
     arguments = Arguments(getattr(diffusers, kind), RolloutOptions(batch_size=96, **rollout))
     arguments.check()
-    row = Requests(prompts=[Prompt(text="a cat", negative="blurred")], height=64, width=32, steps=4)
+    row = Requests(prompts=[Prompt(text="a cat", negative=negative)], height=64, width=32, steps=4)
     return arguments.of(row, guidance)
 
 
@@ -54,6 +54,15 @@ def test_guidance_is_given_by_its_name_and_is_off_at_one(kind, name, off):
     takes = "negative_prompt" in inspect.signature(getattr(diffusers, kind).__call__).parameters
     assert given(kind, 4.0).get("negative_prompt") == ("blurred" if takes else None)
     assert "negative_prompt" not in given(kind, 1.0)
+
+
+@pytest.mark.parametrize("kind", ["Kandinsky5I2V", "Cosmos2_5_Transfer", "StableAudio", "Wan", "HunyuanVideo",
+                                  "QwenImage", "EasyAnimate"])  # fmt: skip
+def test_without_a_negative_prompt_a_pipeline_takes_its_own_default_if_it_guides_without_one(kind):
+    """The default may be a long text (Kandinsky, Cosmos), zeros (audio), or empty."""
+    call = inspect.unwrap(getattr(diffusers, f"{kind}Pipeline").__call__)
+    needs = kind.startswith(NO_DEFAULT) or "and has_neg_prompt" in inspect.getsource(call)
+    assert given(f"{kind}Pipeline", 4.0, negative="").get("negative_prompt") == ("" if needs else None)
 
 
 @pytest.mark.parametrize("kind", ["Flux2Pipeline", "FluxFillPipeline", "SanaSprintPipeline", "FluxKontextPipeline"])

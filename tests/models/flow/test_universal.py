@@ -8,6 +8,7 @@ import threading
 import diffusers
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 import burnish
 from burnish.models.flow.base import Drawing
@@ -96,7 +97,7 @@ def close(found, expected):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_gradients_depend_neither_on_micro_batches_nor_on_what_shares_a_forward(name, written):
+def test_gradients_depend_neither_on_micro_batches_nor_on_what_shares_a_forward(name, written, monkeypatch):
     tiny = describe(name)
     model = load(written(name), tiny)
     model.network.requires_grad_(True)
@@ -105,8 +106,34 @@ def test_gradients_depend_neither_on_micro_batches_nor_on_what_shares_a_forward(
     assert alone
     close(gradients(model, given, [[0, 1, 2, 3]]), alone)
     close(gradients(model, given, [[3, 1], [0, 2]]), alone)
-    model.forms = dict.fromkeys(model.forms, FORMS[-1])
+    monkeypatch.setattr(model, "form", lambda *_: FORMS[-1])
     close(gradients(model, given, [[0, 1, 2, 3]]), alone)
+
+
+def test_rows_share_a_forward_only_at_the_sizes_at_which_they_may(written, monkeypatch):
+    tiny = describe("sd3")
+    model, small = load(written("sd3"), tiny), tiny.height
+    own = model.forwards.all
+
+    def wrong_together(networks, calls, parts, agree=None):
+        """Of rows of the small size that share a forward, other numbers."""
+        outputs = list(own(networks, calls, parts, agree))
+        states = [next(leaf for leaf in tree_leaves(call.arguments) if getattr(leaf, "ndim", 0) == 4) for call in calls]
+        together = any(sum(len(states[i]) for i in part) > 1 for part in parts)
+        wrong = together and width == states[0].shape[-1]
+        return iter(tree_map(lambda value: value * 1.5, outputs) if wrong else outputs)
+
+    monkeypatch.setattr(model.forwards, "all", wrong_together)
+
+    def asked(size):
+        return model.condition([Prompt(text="a"), Prompt(text="b")], Drawing(height=size, width=size, steps=4))
+
+    width = model.start(asked(small), Drawing(height=small, width=small, steps=4), [("row", 0), ("row", 1)]).shape[-1]
+    chosen = []
+    for size in (small, 2 * small, small):
+        model.verify(asked(size), guidance=1.0)
+        chosen.append(model.form(asked(size).rows(), 1.0))
+    assert chosen == [FORMS[-1], FORMS[0], FORMS[-1]]
 
 
 @pytest.mark.parametrize("name", ["z-image", "sd3"])

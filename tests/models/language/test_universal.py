@@ -298,9 +298,9 @@ def test_a_class_whose_parts_have_their_layers_in_configurations_of_their_own_is
     assert model.attention_width == 32
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.1])
+@pytest.mark.parametrize(("dtype", "scale"), [("float32", 1.0), ("float32", 0.1), ("bfloat16", 0.1)])
 @pytest.mark.parametrize("kind", [BertLMHeadModel, XLNetLMHeadModel])
-def test_an_encoder_is_refused_however_small_its_weights_are(kind, scale, tmp_path):
+def test_an_encoder_is_refused_however_small_its_weights_are(kind, dtype, scale, tmp_path):
     sizes = {"d_model": 32, "n_layer": 2} if kind is XLNetLMHeadModel else {"hidden_size": 32}
     name = kind.config_class.model_type
     write(TinyLanguage(name=name, model=kind.__name__, tokenizer="pieces", config=sizes), tmp_path, 0)
@@ -309,7 +309,7 @@ def test_an_encoder_is_refused_however_small_its_weights_are(kind, scale, tmp_pa
         weight.data *= scale
     network.save_pretrained(tmp_path)
     with pytest.raises(UserError, match="tokens read those that come after them"):
-        load_universal(tmp_path)
+        load_universal(tmp_path, dtype=dtype)
 
 
 def test_a_length_below_nothing_is_no_limit_of_positions(tmp_path):

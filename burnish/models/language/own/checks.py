@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 EXACT, ROUNDED = 1e-3, 5e-2  # nats: the largest difference in float32, and the mean one in half precision
 AHEAD = {True: 1e-2, False: 0.3}  # a token's influence on those before it, relative to those after; float32, or not
-NOISE = {True: 1e-6, False: 1e-2}  # rounding of logits, relative to the largest; float32, or not
+NOISE = 1e-6  # rounding of logits in float32, relative to the largest
 STEEP = 1e-2  # largest difference of gradients, relative to the largest gradient
 MOVING = ("video", "audio", "input_features", "feature_attention_mask")  # in names of media that are no pictures
 SLIPS = (RuntimeError, ValueError, IndexError, AttributeError, TypeError, KeyError, NotImplementedError, AssertionError,
@@ -213,8 +213,7 @@ def _causal(model: UniversalModel, completion: Completion, tiers: Tiers) -> bool
     moved = (own - others).abs().amax(-1)
     # the last logits before it are those that predict it; the next ones are its own, which follow it most
     before, after = float(moved[: column + 1].max()), float(moved[column + 2 :].max())
-    exact = model.compute == torch.float32
-    return before <= max(AHEAD[exact] * after, NOISE[exact] * float(own.abs().max()))
+    return before <= max(AHEAD[model.compute == torch.float32] * after, NOISE * float(own.abs().max()))
 
 
 def _scored(model: UniversalModel, completion: Completion, tiers: Tiers) -> Tensor:
