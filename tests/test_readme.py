@@ -43,6 +43,15 @@ def test_its_figures_of_the_quickstart_are_those_of_its_page():
     assert f"rise from {ends[0]} to {ends[1]} (three seeds)" in " ".join(README.split())
 
 
+def test_its_figures_of_the_real_model_are_those_of_its_page():
+    page = (ROOT / "docs" / "real_model.md").read_text(encoding="utf-8")
+    seeds = re.findall(r"^\| \d.*?\| (\d+ %) \| (\d+ %) \|", page, re.M)
+    before, after = zip(*seeds, strict=True)
+    assert len(seeds) == 3
+    assert f"| before | {' | '.join(before)} |" in README
+    assert f"| after 30 updates | {' | '.join(after)} |" in README
+
+
 def test_the_table_is_there():
     assert len(ROWS) == README.count("/*` |")
     assert len(ROWS) > 8
