@@ -75,7 +75,8 @@ def recipe(tmp_path_factory):
     folder = tmp_path_factory.mktemp("options")
     tiny_language(folder / "llama", "llama")
     write_rewards(folder)
-    questions = [{"prompt": text, "response": "y"} for text in ("What?", "Which?", "Why? " * 20, "Who?")]
+    asked = ("What?", [{"role": "user", "content": "Which?"}], "Why? " * 20, "Who?")
+    questions = [{"prompt": prompt, "response": "y"} for prompt in asked]
     write_lines(folder / "questions.jsonl", questions)
     tree = {
         "task": "image-text-to-text",
