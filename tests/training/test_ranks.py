@@ -34,7 +34,7 @@ from tests.support.factory import tiny_pipeline
 from tests.support.same_runs import WEIGHTS, compare
 from tests.support.sockets import listening
 
-ROUNDED = {"rtol": 1e-5, "atol": 1e-4}  # Muon computes in bfloat16; a matrix that is taken for its shard shows as 1e-3
+ROUNDED = {"rtol": 1e-5, "atol": 3e-4}  # Muon computes in bfloat16; a matrix that is taken for its shard shows as 1e-3
 
 
 class Fake:
