@@ -16,6 +16,7 @@ from burnish.options.alarms import AlarmOptions
 
 RECENT = 5  # updates that a correlation with the reward is the mean of
 SURE = 2.0  # standard errors of a correlation that it is above for certain
+ALIKE = 0.3  # correlation, for certain, above which the reward pays for samples that are alike
 
 
 class Drift:
@@ -29,6 +30,7 @@ class Drift:
         prompts: int,
         samples: int,
         worse: Literal["higher", "lower"] | None = None,
+        alike: bool = False,
     ) -> None:
         """Watch a statistic.
 
@@ -39,12 +41,14 @@ class Drift:
             samples: of a prompt.
             worse: the only way that is an alarm, whether the reward pays for it or not; None is either way, where the
                 reward pays for it, or where nobody knows that.
+            alike: whether it says how alike samples of a prompt are. Right ones are more alike than wrong ones, so
+                that any reward pays for that a little.
         """
         self.prefix, self.options = prefix, options
         self.name = prefix.removeprefix("critic/").replace("/", "_")
         self.alarm: Alarm | None = None
         self._ways = {"higher": (1.0,), "lower": (-1.0,), None: (1.0, -1.0)}[worse]
-        self._neutral = worse is None
+        self._needed = ALIKE if alike else 0.0 if worse is None else None
         self._series = Series(prompts, options.false_alarms)
         self._correlations: deque[float] = deque(maxlen=RECENT)
         self._freedom = max(prompts * (samples - 1), 1)
@@ -64,7 +68,7 @@ class Drift:
             return
         for way in self._ways:
             paid = self._paid(way)
-            if self._neutral and self._correlations and not paid:
+            if self._needed is not None and self._correlations and paid <= self._needed:
                 continue
             far = self.options.shift * (1 - paid)
             move = self._series.move(far)

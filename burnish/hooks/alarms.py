@@ -44,7 +44,9 @@ def detectors(config: RunConfig, options: AlarmOptions, folder: RunFolder) -> li
     drift = partial(Drift, prompts=config.records, samples=config.sampled_per_prompt)
     watched = {name: reward for name, reward in config.rewards.items() if not reward.counts}
     found: list[Detector] = [
-        drift(f"critic/{name}", options, worse="lower" if one.higher_is_better else None)
+        drift(
+            f"critic/{name}", options, worse="lower" if one.higher_is_better else None, alike=one.compares() == "groups"
+        )
         for name, one in watched.items()
     ]
     # responses become surer in any training; where nothing is left of that, entropy_collapse says it

@@ -27,8 +27,10 @@ def raised(detector, rows) -> list[tuple[int, Alarm | None]]:
     return found
 
 
-def drift(options: AlarmOptions = OPTIONS, worse: Literal["higher", "lower"] | None = "higher") -> Drift:
-    return Drift("critic/dark", options, prompts=16, samples=8, worse=worse)
+def drift(
+    options: AlarmOptions = OPTIONS, worse: Literal["higher", "lower"] | None = "higher", alike: bool = False
+) -> Drift:
+    return Drift("critic/dark", options, prompts=16, samples=8, worse=worse, alike=alike)
 
 
 def test_a_statistic_that_the_reward_pays_for_is_named_sooner():
@@ -76,6 +78,13 @@ def test_where_neither_way_is_worse_it_is_an_alarm_while_the_reward_pays_for_the
             assert alarm is None or f"the reward pays for it (correlation {way * correlation:+.2f}" in alarm.text
         unknown = [{k: v for k, v in row.items() if "correlation" not in k} for row in rows]  # one sample of a prompt
         assert raised(drift(worse=None), unknown)[-1][1] is not None
+
+
+def test_samples_that_are_more_alike_are_an_alarm_where_the_reward_pays_well_for_it():
+    little, well = ([statistic(mean, way) for mean in (0.6, 0.6, 0.1, 0.1)] for way in (-0.2, -0.6))
+    assert raised(drift(worse=None, alike=True), little)[-1][1] is None
+    assert raised(drift(worse=None, alike=True), well)[-1][1] is not None
+    assert raised(drift(worse=None), little)[-1][1] is not None
 
 
 def test_the_options_are_read():
