@@ -70,18 +70,9 @@ _HARMLESS = re.compile(r"\..*|.*\.(log|out|err|txt)|prompts-\w+\.jsonl|lost\+fou
 
 # folders in that of a run
 _OWN = (
-    CHECKPOINTS,
-    KEPT,
-    VALIDATED,
-    VALIDATION,
-    "alarms",
-    "earlier",
-    "exported",
-    "profiles",
-    "reference",
-    "tensorboard",
+    CHECKPOINTS, KEPT, VALIDATED, VALIDATION, "alarms", "earlier", "exported", "profiles", "reference", "tensorboard",
     "trackers",
-)
+)  # fmt: skip
 
 
 def check_run_folder(output_dir: str) -> None:

@@ -125,6 +125,8 @@ def prompt_of(
 
 def _prompt(record: Record, options: LanguageDataOptions, key: str, text: str, **shown: Any) -> Prompt:
     """A prompt whose text was under a key, with all that its record says beside."""
+    named = (options.images_key, options.videos_key, options.audios_key)
+    elsewhere = (*IMAGES, *VIDEOS, *AUDIOS, *named, *options.extra_keys)  # what a prompt has beside its text
     return Prompt(
         text=text,
         source=text_at(record.values, "data_source") or "default",
@@ -132,19 +134,7 @@ def _prompt(record: Record, options: LanguageDataOptions, key: str, text: str, *
         label=_label(record.values, options),
         tools=read_tools(record.values.get("tools")),
         extra=extra_of(record.values, options.extra_keys),
-        record=record_of(
-            record.values,
-            key_set(
-                said_whole(key, options.template),
-                *IMAGES,
-                *VIDEOS,
-                *AUDIOS,
-                options.images_key,
-                options.videos_key,
-                options.audios_key,
-                *options.extra_keys,
-            ),
-        ),
+        record=record_of(record.values, key_set(said_whole(key, options.template), *elsewhere)),
         where=record.where,
         part=record.part,
         **shown,

@@ -27,7 +27,7 @@ RATES = ("frame_rate", "fps")
 MOVING = ("num_frames", "frames", "video_length", "video", "pose_video", "control_video")  # of those that return frames
 EMBEDDED = ("Flux2Pipeline", "FluxControl", "FluxFill", "LatentConsistency", "SanaSprint", "VisualCloze")
 """Beginnings of names of pipelines whose guidance_scale is an input of the network, which no signature tells."""
-NO_DEFAULT = "EasyAnimate"  # pipelines that fail without a negative prompt
+NEEDS_NEGATIVE = "EasyAnimate"  # pipelines that fail without a negative prompt
 EMBEDDINGS = ("_embeds", "_embeddings")  # ends of names of arguments that another stage of a cascade makes
 CACHED = "use_kv_cache"  # of pipelines that keep keys and values of their first step for those that follow
 WITH_OPACITY = 4  # channels
@@ -47,7 +47,7 @@ class Arguments:
         embedded = "true_cfg_scale" in self.parameters or kind.__name__.startswith(EMBEDDED)
         self.guidance = "true_cfg_scale" if embedded else "guidance_scale"
         # without a negative prompt most take a default of their own; some leave guidance out, or fail
-        self._negative = "" if self.guidance == "true_cfg_scale" or kind.__name__.startswith(NO_DEFAULT) else None
+        self._negative = "" if self.guidance == "true_cfg_scale" or kind.__name__.startswith(NEEDS_NEGATIVE) else None
         self.signed = False  # whether pictures come in [-1, 1], as they do from some that are asked for tensors
         self._unguided = 0.0 if _guides_at_one(kind) else 1.0
         self._decoded: LruCache[list[Image]] = LruCache(DECODED, _bytes_of)
@@ -220,7 +220,7 @@ class Arguments:
         return values.movedim(-1, -3) if last else values
 
     def checked(self, returned: Any) -> Tensor:
-        """The same of the first sample, which tells in what range pictures come.
+        """``values`` of the first sample. It tells whether pictures come in [-1, 1], which ``signed`` keeps.
 
         Raises:
             Unsupported: it is no single picture, clip or sound.

@@ -12,7 +12,7 @@ import diffusers
 import pytest
 import torch
 
-from burnish.models.flow.arguments import EMBEDDED, NO_DEFAULT, Arguments
+from burnish.models.flow.arguments import EMBEDDED, NEEDS_NEGATIVE, Arguments
 from burnish.models.flow.loading import load_model
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
@@ -61,7 +61,7 @@ def test_guidance_is_given_by_its_name_and_is_off_at_one(kind, name, off):
 def test_without_a_negative_prompt_a_pipeline_takes_its_own_default_if_it_guides_without_one(kind):
     """The default may be a long text (Kandinsky, Cosmos), zeros (audio), or empty."""
     call = inspect.unwrap(getattr(diffusers, f"{kind}Pipeline").__call__)
-    needs = kind.startswith(NO_DEFAULT) or "and has_neg_prompt" in inspect.getsource(call)
+    needs = kind.startswith(NEEDS_NEGATIVE) or "and has_neg_prompt" in inspect.getsource(call)
     assert given(f"{kind}Pipeline", 4.0, negative="").get("negative_prompt") == ("" if needs else None)
 
 
