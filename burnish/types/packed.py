@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import marshal
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -10,9 +11,10 @@ from typing import Any, overload
 
 from burnish.types.prompt import Prompt, uid_of_text
 
-# what a prompt of text alone has; the first six are its content
+# what a prompt of text alone has; the first six are its content, and the record is JSON, or what that is made of
 FIELDS = ("text", "negative", "answer", "source", "label", "extra", "record", "conversational", "where", "part")
 Row = bytes | Prompt
+_JSON = json.JSONEncoder(sort_keys=True)
 _values = attrgetter(*FIELDS)
 
 
@@ -37,13 +39,15 @@ class Prompts(Sequence[Prompt]):
     def __getitem__(self, index: slice) -> Prompts: ...
 
     def __getitem__(self, index: int | slice) -> Prompt | Prompts:
-        return Prompts(self.rows[index]) if isinstance(index, slice) else _prompt(self.rows[index])
+        return Prompts(self.rows[index]) if isinstance(index, slice) else unpacked(self.rows[index])
 
     def __iter__(self) -> Iterator[Prompt]:
-        return map(_prompt, self.rows)
+        return map(unpacked, self.rows)
 
     def __add__(self, other: Prompts) -> Prompts:
-        return Prompts([*self.rows, *other.rows])
+        joined = Prompts([*self.rows, *other.rows])
+        joined._kinds = self._kinds | {kind: row for kind, row in other._kinds.items() if kind not in self._kinds}
+        return joined
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
@@ -54,18 +58,23 @@ class Prompts(Sequence[Prompt]):
         """Those at these places."""
         return Prompts([self.rows[place] for place in places])
 
-    @cached_property
+    @property
     def kinds(self) -> list[Prompt]:
-        """Prompts that checks of media, messages, labels and sources need to see: all but those of text alone, and of
-        those the first of each kind."""
+        """Prompts that checks of media, messages, labels, sources and missing answers need to see: all but those of
+        text alone, and of those the first of each kind."""
+        return [unpacked(row) for row in self._kinds.values()]
+
+    @cached_property
+    def _kinds(self) -> dict[Any, Row]:
         first: dict[Any, Row] = {}
         for row in self.rows:
             if isinstance(row, bytes):
                 _, negative, answer, source, label, *_ = marshal.loads(row)
-                first.setdefault((bool(negative), answer is None, source, label), row)
+                answered = None if answer is None else bool(answer.strip())
+                first.setdefault((bool(negative), answered, source, label), row)
             else:
                 first[id(row)] = row
-        return [_prompt(row) for row in first.values()]
+        return first
 
     def uids(self) -> Iterator[str]:
         """The uid of each."""
@@ -75,11 +84,16 @@ class Prompts(Sequence[Prompt]):
                 if not label and not extra:
                     yield uid_of_text(text, negative, answer, source)
                     continue
-            yield _prompt(row).uid
+            yield unpacked(row).uid
 
     def longer(self, size: int) -> Iterator[Prompt]:
         """Those that may have more than ``size`` bytes, and those that show or play something."""
-        return (_prompt(row) for row in self.rows if not isinstance(row, bytes) or len(row) > size)
+        return (unpacked(row) for row in self.rows if not isinstance(row, bytes) or len(row) > size)
+
+
+def kinds_of(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """Those of them that ``Prompts.kinds`` names."""
+    return prompts.kinds if isinstance(prompts, Prompts) else prompts
 
 
 def packed(prompt: Prompt) -> Row:
@@ -89,5 +103,11 @@ def packed(prompt: Prompt) -> Row:
     return marshal.dumps(_values(prompt))
 
 
-def _prompt(row: Row) -> Prompt:
-    return Prompt(**dict(zip(FIELDS, marshal.loads(row), strict=True))) if isinstance(row, bytes) else row
+def unpacked(row: Row) -> Prompt:
+    """The prompt of a row."""
+    if not isinstance(row, bytes):
+        return row
+    values = dict(zip(FIELDS, marshal.loads(row), strict=True))
+    if isinstance(values["record"], dict):
+        values["record"] = _JSON.encode(values["record"])
+    return Prompt(**values)

@@ -9,13 +9,14 @@ from typing import Any
 from burnish.data.conversation import converse
 from burnish.data.forms import asked, said_whole
 from burnish.data.lines import decoded
+from burnish.data.packing import Packer
 from burnish.data.pixels import images_of, media_of
 from burnish.data.records import SUFFIXES, Record, read_files, read_records
 from burnish.data.template import templated
 from burnish.data.values import extra_of, find, key_set, listed, record_of, text_of, value_at
 from burnish.options.flow import PromptOptions
 from burnish.types.media import Media
-from burnish.types.packed import Prompts, packed
+from burnish.types.packed import Prompts
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 
@@ -45,11 +46,8 @@ def read_prompts(
             first ones and counts the others.
     """
     chosen = keys or PromptOptions()
-    rows = read_files(
-        files, lambda record: [packed(prompt_of(record, chosen, images=images))], lambda path: _records(path, chosen),
-        media_folder=chosen.media_folder,
-    )  # fmt: skip
-    return Prompts(rows)
+    pack = Packer(lambda record: prompt_of(record, chosen, images=images), by_text=chosen.template is not None)
+    return Prompts(read_files(files, pack, lambda path: _records(path, chosen), media_folder=chosen.media_folder))
 
 
 def prompt_of(record: Record, keys: PromptOptions, *, images: Sequence[str] = IMAGES) -> Prompt:

@@ -9,12 +9,13 @@ from typing import Any
 from burnish.data.conversation import KINDS, Conversation, converse
 from burnish.data.forms import DIALOGUES, asked, said_whole
 from burnish.data.lines import data_error
+from burnish.data.packing import Packer
 from burnish.data.records import ANSWER, AUDIOS, IMAGES, PROMPT, VIDEOS, Record, read_files, read_records
 from burnish.data.template import templated
 from burnish.data.values import extra_of, find, key_set, listed, record_of, text_of, value_at
 from burnish.options.language import LanguageDataOptions
 from burnish.types.media import Fit
-from burnish.types.packed import Prompts, packed
+from burnish.types.packed import Prompts
 from burnish.types.prompt import Message, Prompt
 from burnish.types.tool_calls import read_tools
 
@@ -27,11 +28,8 @@ def read_questions(files: str | Sequence[str], options: LanguageDataOptions) -> 
             first ones and counts the others.
     """
     lines = options.prompt_key or PROMPT[0]
-    rows = read_files(
-        files, lambda record: [packed(question(record, options))], lambda path: read_records(path, lines),
-        media_folder=options.media_folder,
-    )  # fmt: skip
-    return Prompts(rows)
+    pack = Packer(lambda record: question(record, options), by_text=options.template is not None)
+    return Prompts(read_files(files, pack, lambda path: read_records(path, lines), media_folder=options.media_folder))
 
 
 def question(record: Record, options: LanguageDataOptions) -> Prompt:
@@ -46,7 +44,7 @@ def question(record: Record, options: LanguageDataOptions) -> Prompt:
     key, value = _asked(record, options)
     plain = isinstance(value, str) and "<" not in value and options.system_prompt is None
     if plain and not any(found is not None for _, found in _media(record, options)):
-        return _prompt(record, options, key, text_of(value, "prompt"))
+        return _prompt(record, options, key, text_of(value, key))
     conversation = converse_with_media(record, value, options)
     messages = conversation.messages
     if messages[-1].role != "assistant":

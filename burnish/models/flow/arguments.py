@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from burnish.types.clips import Clip, Kind, Sound
+from burnish.types.packed import kinds_of
 from burnish.utils.errors import UserError
 from burnish.utils.images import NonFiniteImage
 from burnish.utils.lru_cache import LruCache
@@ -141,26 +143,30 @@ class Arguments:
         heard = "Audio" in name or any(one.startswith("audio_") for one in self.parameters)
         return "sound" if heard else "image"
 
-    def check_prompt(self, prompt: Prompt) -> None:
-        """Refuse a prompt that has pictures for a pipeline that takes none, or none for one that needs some.
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts that have pictures for a pipeline that takes none, or none for one that needs some.
 
         Raises:
-            UserError: naming the prompt.
+            UserError: naming the first such prompt.
         """
         image, number = self.parameters.get("image"), self.parameters.get(CLASS)
         needed = number is not None and number.default is inspect.Parameter.empty and CLASS not in self.rollout.call
-        if needed and not prompt.text.strip().isdecimal():
-            raise UserError(
-                f"{prompt.name} is {prompt.text!r:.80}, but a {self.kind.__name__} draws from the number of a class: "
-                "give numbers as prompts, such as 207"
-            )
-        if prompt.images and image is None:
-            raise UserError(f"{prompt.name} has a picture, but a {self.kind.__name__} takes none; leave it out")
-        for name, _ in prompt.inputs:
-            if name not in self.parameters:
-                raise UserError(f"{prompt.name} has a {name}, which a {self.kind.__name__} doesn't take; leave it out")
-        if not prompt.images and image is not None and image.default is inspect.Parameter.empty:
-            raise UserError(f"{prompt.name} has no picture, but a {self.kind.__name__} needs one; give it as image")
+        for prompt in prompts if needed else ():
+            if not prompt.text.strip().isdecimal():
+                raise UserError(
+                    f"{prompt.name} is {prompt.text!r:.80}, but a {self.kind.__name__} draws from the number of a "
+                    "class: give numbers as prompts, such as 207"
+                )
+        for prompt in kinds_of(prompts):
+            if prompt.images and image is None:
+                raise UserError(f"{prompt.name} has a picture, but a {self.kind.__name__} takes none; leave it out")
+            for name, _ in prompt.inputs:
+                if name not in self.parameters:
+                    raise UserError(
+                        f"{prompt.name} has a {name}, which a {self.kind.__name__} doesn't take; leave it out"
+                    )
+            if not prompt.images and image is not None and image.default is inspect.Parameter.empty:
+                raise UserError(f"{prompt.name} has no picture, but a {self.kind.__name__} needs one; give it as image")
 
     def of(self, request: Requests, guidance: float) -> dict[str, Any]:
         """The arguments that draw what a row asks for, but for the generator."""

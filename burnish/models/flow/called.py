@@ -105,9 +105,7 @@ class CalledPipeline(LoadedPipeline):
 
     @classmethod
     def check_inputs(cls, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]) -> None:
-        arguments = Arguments.of_index(index, rollout)
-        for prompt in prompts:
-            arguments.check_prompt(prompt)
+        Arguments.of_index(index, rollout).check_prompts(prompts)
 
     @classmethod
     def instead_of(cls, name: str) -> Any:
@@ -119,8 +117,7 @@ class CalledPipeline(LoadedPipeline):
         return attention_layers(self.network)
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        for prompt in prompts:
-            self.arguments.check_prompt(prompt)
+        self.arguments.check_prompts(prompts)
 
     @classmethod
     def check_lengths(

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.models.flow.pipeline import LoadedPipeline
 from burnish.models.flow.truncation import (
-    measured,
+    longer,
     refuse_long,
     refuse_unknown,
     tokenizers_of,
     vocabularies_of,
 )
+from burnish.types.packed import kinds_of
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.images import NonFiniteImage
@@ -150,7 +151,7 @@ class EmbeddedPipeline(LoadedPipeline):
 
     @classmethod
     def check_inputs(cls, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]) -> None:
-        for prompt in prompts:
+        for prompt in kinds_of(prompts):
             if prompt.images or prompt.inputs:
                 what = f"a {prompt.inputs[0][0]}" if prompt.inputs else "a picture"
                 raise UserError(
@@ -190,12 +191,12 @@ class EmbeddedPipeline(LoadedPipeline):
             raise UserError("model.path has no tokenizer in its model_index.json; fetch the model again")
         length = rollout.max_sequence_length
         asked = cls.default_text_length if length is None else length
-        counts, last = measured(tokenizer, texts)
-        refuse_long(texts, counts, tokenizer.model_max_length if t5 is None else asked, what)
+        limit = tokenizer.model_max_length if t5 is None else asked
+        refuse_long(longer(tokenizer, texts, limit), limit, what)
         for name, size in known.items():
             other = parts.get(name.replace("text_encoder", "tokenizer"))
             if other is not None:
-                refuse_unknown(texts, last if other is tokenizer else measured(other, texts)[1], name, size)
+                refuse_unknown(other, texts, name, size)
 
     def condition(
         self, prompts: Sequence[Prompt], drawing: Drawing, check_cancelled: Callable[[], None] = lambda: None
@@ -335,4 +336,4 @@ class EmbeddedPipeline(LoadedPipeline):
 
 
 def _texts(prompts: Sequence[Prompt]) -> list[str]:
-    return sorted({text for prompt in prompts for text in (prompt.text, prompt.negative)})
+    return list(dict.fromkeys(text for prompt in prompts for text in (prompt.text, prompt.negative)))

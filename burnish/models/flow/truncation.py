@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -56,27 +56,35 @@ def vocabularies_of(path: Path, index: Mapping[str, Any]) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if isinstance(size, int)}
 
 
-def measured(tokenizer: Any, texts: Iterable[str]) -> tuple[list[int], list[int]]:
-    """How many tokens each text has, and the largest id among them."""
-    counts: list[int] = []
-    largest: list[int] = []
-    remaining = iter(texts)
+def longer(tokenizer: Any, texts: Iterable[str], limit: int) -> dict[str, int]:
+    """The texts that have more than ``limit`` tokens, and how many each has. Short ones are not tokenised."""
+    # a token has a character at least, but for the special ones and a space that some put first; of other characters
+    # than ASCII a normalizer may make several
+    spare = limit - tokenizer.num_special_tokens_to_add() - 1
+    lengthy = (text for text in texts if len(text) > spare or not text.isascii())
+    return {text: len(ids) for text, ids in _tokenised(tokenizer, lengthy) if len(ids) > limit}
+
+
+def _tokenised(tokenizer: Any, texts: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
+    """The texts, each once, with their token ids."""
+    remaining = iter(dict.fromkeys(texts))
     with quietly():  # what is too long is told by its caller, in the run's own terms
         while some := list(islice(remaining, TOGETHER)):
-            for ids in tokenizer(some).input_ids:
-                counts.append(len(ids))
-                largest.append(max(ids, default=0))
-    return counts, largest
+            yield from zip(some, tokenizer(some).input_ids, strict=True)
 
 
-def refuse_long(texts: Sequence[str], counts: Sequence[int], limit: int, what: str) -> None:
+def refuse_long(over: Mapping[str, int], limit: int, what: str) -> None:
     """Refuse texts of more than ``limit`` tokens: truncation would silently train on another prompt.
 
+    Args:
+        over: those texts, with their numbers of tokens.
+        limit: the largest number.
+        what: says whose tokens they are.
+
     Raises:
-        UserError: with the first such text; ``what`` says whose tokens they are.
+        UserError: with the first of them.
     """
-    if over := [(count, text) for count, text in zip(counts, texts, strict=True) if count > limit]:
-        count, text = over[0]
+    for text, count in over.items():
         shown = text if len(text) <= 60 else f"{text[:57]}..."
         more = f" (and {len(over) - 1} more prompts have too many)" if len(over) > 1 else ""
         raise UserError(
@@ -84,46 +92,47 @@ def refuse_long(texts: Sequence[str], counts: Sequence[int], limit: int, what: s
         )
 
 
-def refuse_unknown(texts: Sequence[str], last: Sequence[int], encoder: str, size: int) -> None:
+def refuse_unknown(tokenizer: Any, texts: Iterable[str], encoder: str, size: int) -> None:
     """Refuse a tokenizer of another model: one that gives ids beyond the vocabulary of its text encoder.
 
     Raises:
         UserError: with the first such text.
     """
-    for text, token in zip(texts, last, strict=True):
-        if token >= size:
+    if max(tokenizer.get_vocab().values()) < size:
+        return
+    for text, ids in _tokenised(tokenizer, texts):
+        if (token := max(ids, default=0)) >= size:
             raise UserError(
                 f"prompt {text!r:.60} has token id {token}, but {encoder} has only {size}: the tokenizer belongs to "
                 "another model; fetch the model again"
             )
 
 
-def truncated(kind: type, tokenizers: Iterable[Any], length: int | None, texts: Iterable[str]) -> str:
+def truncated(kind: type, tokenizers: Iterable[Any], length: int | None, texts: Collection[str]) -> str:
     """What is said of texts that every text encoder truncates; nothing where each is read by one of them.
 
     Args:
         kind: class of the pipeline.
         tokenizers: its own. Those of several encoders read the same text: CLIP's sees the beginning alone.
         length: rollout.max_sequence_length, or None for the pipeline's own.
-        texts: of prompts.
+        texts: of prompts, each once.
     """
     taken = inspect.signature(inspect.unwrap(kind.__call__)).parameters
     usual = taken[LENGTH].default if LENGTH in taken else None
     asked = usual if length is None else length
-    limits = [(one, min(one.model_max_length, asked or one.model_max_length)) for one in tokenizers]
-    distinct = sorted(set(texts))
-    counts = [measured(tokenizer, distinct)[0] for tokenizer, _ in limits]
-    over: list[tuple[int, int, str]] = []  # tokens, limit, text
-    for text, *lengths in zip(distinct, *counts, strict=True) if limits else ():
-        each = [(count, limit) for count, (_, limit) in zip(lengths, limits, strict=True)]
-        if all(count > limit for count, limit in each):
-            count, limit = max(each, key=lambda one: one[1])
-            over.append((count, limit, text))
+    limits = sorted(((min(one.model_max_length, asked or one.model_max_length), one) for one in tokenizers),
+                    key=lambda pair: pair[0], reverse=True)  # fmt: skip
+    if not limits:
+        return ""
+    limit, widest = limits[0]
+    over = longer(widest, texts, limit)
+    for other, tokenizer in limits[1:]:
+        over = {text: over[text] for text in longer(tokenizer, over, other)}
     if not over:
         return ""
-    count, limit, text = max(over)
+    count, text = max((count, text) for text, count in over.items())
     return (
-        f"{len(over)} of {len(distinct)} prompts have more tokens than a {kind.__name__} reads, which leaves out their "
+        f"{len(over)} of {len(texts)} prompts have more tokens than a {kind.__name__} reads, which leaves out their "
         f"ends: {text!r:.60} has {count}, of which it reads {limit}; shorten them"
         f"{f', or set rollout.{LENGTH} higher' if LENGTH in taken else ''}"
     )

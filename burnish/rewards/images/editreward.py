@@ -10,6 +10,7 @@ from burnish.rewards.base import Verdict
 from burnish.rewards.headed.base import FRAME, HeadedReward, verdict
 from burnish.rewards.headed.checkpoint import Headed
 from burnish.rewards.headed.reading import Question
+from burnish.types.packed import kinds_of
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class EditReward(HeadedReward):
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         super().check(prompts)
-        for prompt in prompts:
+        for prompt in kinds_of(prompts):
             if not prompt.images:
                 raise UserError(f"reward editreward compares an edit with its source, and {prompt.name} has no picture")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from burnish.registry import options
 from burnish.rewards.base import Verdict
 from burnish.rewards.text.base import LanguageReward, Response
+from burnish.types.packed import kinds_of
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class AnswerReward(LanguageReward):
     last_line, or all of the response."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        for prompt in prompts:
+        for prompt in kinds_of(prompts):
             if self.judges(prompt) and not (prompt.answer or "").strip():
                 raise UserError(
                     f"reward {self.name} can't score prompt {prompt.text[:60]!r}: it has no answer; add one to the "

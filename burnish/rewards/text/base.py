@@ -11,6 +11,7 @@ from pydantic import Field
 
 from burnish.registry import options
 from burnish.rewards.base import AnyReward, Verdict
+from burnish.types.packed import kinds_of
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def check_labels(rewards: Sequence[LanguageReward], prompts: Sequence[Prompt]) -
         UserError: with the first such prompt and its label.
     """
     counted = [reward for reward in rewards if reward.counts]
-    for prompt in prompts:
+    for prompt in kinds_of(prompts):
         if not any(reward.judges(prompt) for reward in counted):
             known = sorted({label for reward in counted for label in reward.labels})
             raise UserError(

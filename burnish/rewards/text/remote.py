@@ -12,6 +12,7 @@ from burnish.registry import register
 from burnish.rewards.base import Verdict
 from burnish.rewards.remote import RemoteOptions, by_burnish, numbers_of
 from burnish.rewards.text.base import LanguageReward, Response
+from burnish.types.packed import kinds_of
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Remote(RemoteOptions, LanguageReward):
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         self.check_servers()
-        for prompt in prompts if self.protocol == "burnish" else ():
+        for prompt in kinds_of(prompts) if self.protocol == "burnish" else ():
             if self.judges(prompt) and (prompt.videos or prompt.audios):
                 raise UserError(f"reward remote can't send the videos and sounds of {prompt.name}; leave them out")
 

@@ -17,6 +17,7 @@ from burnish.rewards.base import Verdict
 from burnish.rewards.text.base import LanguageReward, Response
 from burnish.rewards.text.loaded_options import HeadOptions
 from burnish.rewards.text.reading_model import awake, sees
+from burnish.types.packed import kinds_of
 from burnish.utils.errors import UserError
 from burnish.utils.weights import load_network, refuse_non_finite
 
@@ -47,7 +48,7 @@ class RewardModel(HeadOptions, LanguageReward):
         self._check_heads(folder)
         if is_reward_model(folder) and sees(folder):
             return
-        for prompt in prompts:
+        for prompt in kinds_of(prompts):
             if self.media == "refuse" and self.judges(prompt) and prompt.media:
                 raise UserError(
                     f"reward reward_model can't read the pictures of prompt {prompt.text[:60]!r}; set media=leave_out "

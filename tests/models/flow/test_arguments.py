@@ -131,11 +131,11 @@ def test_a_prompt_is_the_number_of_a_class_where_one_is_taken():
     arguments = Arguments(diffusers.DiTPipeline, RolloutOptions(batch_size=96))
     row = Requests(prompts=[Prompt(text=" 207 ")], height=None, width=None, steps=4)
     assert arguments.of(row, 1.0)["class_labels"] == [207]
-    arguments.check_prompt(row.prompts[0])
+    arguments.check_prompts(row.prompts)
     with pytest.raises(UserError, match="is 'a cat', but a DiTPipeline draws from the number of a class"):
-        arguments.check_prompt(Prompt(text="a cat"))
-    Arguments(diffusers.DiTPipeline, RolloutOptions(batch_size=96, call={"class_labels": [207]})).check_prompt(
-        Prompt(text="a cat")
+        arguments.check_prompts([Prompt(text="a cat")])
+    Arguments(diffusers.DiTPipeline, RolloutOptions(batch_size=96, call={"class_labels": [207]})).check_prompts(
+        [Prompt(text="a cat")]
     )
 
 

@@ -1,0 +1,88 @@
+"""Prompts of records as bytes. Records that have the same keys, with text and numbers alone, are read alike."""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from burnish.data.records import Record
+from burnish.data.values import text_of
+from burnish.types.packed import Row, packed, unpacked
+from burnish.types.prompt import Prompt
+from burnish.utils.json_text import parse_json
+
+# a value of each type that a plain record may have, which no other key of it has
+PROBES: dict[type, Callable[[int], Any]] = {
+    str: "value {}".format, int: (1000).__add__, float: (0.5).__add__, type(None): lambda place: None,
+}  # fmt: skip
+
+
+class Packer:
+    """Makes rows of ``Prompts`` of records.
+
+    A run may hold millions of records. What ``read`` makes of those of the same keys and types is found once, from a
+    record whose values are all different; the others take a fifth of the time.
+    """
+
+    def __init__(self, read: Callable[[Record], Prompt], *, by_text: bool) -> None:
+        """Args: ``by_text`` tells that how ``read`` reads a record depends on its texts, as with a template."""
+        self.read, self.by_text = read, by_text
+        self._plain: dict[Any, _Plain | None] = {}
+
+    def __call__(self, record: Record) -> list[Row]:
+        """The prompt of a record.
+
+        Raises:
+            ValueError: as ``read``.
+        """
+        values = record.values
+        shape = tuple(values), tuple(map(type, values.values()))
+        if shape not in self._plain:
+            self._plain[shape] = None if self.by_text else _plain(self.read, record)
+        plain = self._plain[shape]
+        # an empty text may be none at all, and "<image>" stands for a picture
+        if plain is None or "" in values.values() or "<" in (text := values[plain.text]) or text.isspace():
+            return [packed(self.read(record))]
+        return [plain.packed(record)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """Under which keys records have what a prompt has."""
+
+    text: str
+    fields: tuple[tuple[str | None, str | None], ...]  # text, negative, answer, source and label: key, or else value
+    own: tuple[str, ...]  # keys that only rewards read
+
+    def packed(self, record: Record) -> bytes:
+        """A record's prompt.
+
+        Raises:
+            ValueError: a text can't be encoded as UTF-8, or a number is not finite.
+        """
+        values = record.values
+        said = [value if key is None else text_of(values[key], key, numbers=True) for key, value in self.fields]
+        own = {key: values[key] for key in self.own}
+        return marshal.dumps((*said, "", own or "", False, record.where, record.part))
+
+
+def _plain(read: Callable[[Record], Prompt], record: Record) -> _Plain | None:
+    """How records of these keys and types are read; None where each has to be read by itself."""
+    if not all(type(value) in PROBES for value in record.values.values()):
+        return None
+    probe = {key: PROBES[type(value)](place) for place, (key, value) in enumerate(record.values.items())}
+    probed = replace(record, values=probe)
+    try:
+        prompt = read(probed)
+    except ValueError:
+        return None
+    keys = {str(value): key for key, value in probe.items() if value is not None}
+    said = (prompt.text, prompt.negative, prompt.answer, prompt.source, prompt.label)
+    fields = tuple((keys.get(str(value)), value) for value in said)
+    own = tuple(parse_json(prompt.record)) if prompt.record else ()
+    if fields[0][0] is None or not set(own) <= set(probe):
+        return None
+    plain = _Plain(fields[0][0], fields, own)
+    return plain if repr(unpacked(plain.packed(probed))) == repr(prompt) else None
