@@ -9,7 +9,7 @@ from typing import Any
 
 from burnish.data.records import Record
 from burnish.data.values import text_of
-from burnish.types.packed import Row, packed, unpacked
+from burnish.types.packed import FIELDS, Row, packed, unpacked, values_of
 from burnish.types.prompt import Prompt
 from burnish.utils.json_text import parse_json
 
@@ -17,6 +17,9 @@ from burnish.utils.json_text import parse_json
 PROBES: dict[type, Callable[[int], Any]] = {
     str: "value {}".format, int: (1000).__add__, float: (0.5).__add__, type(None): lambda place: None,
 }  # fmt: skip
+
+
+TEXT, RECORD, WHERE, PART = map(FIELDS.index, ("text", "record", "where", "part"))
 
 
 class Packer:
@@ -39,9 +42,10 @@ class Packer:
         """
         values = record.values
         shape = tuple(values), tuple(map(type, values.values()))
-        if shape not in self._plain:
-            self._plain[shape] = None if self.by_text else _plain(self.read, record)
-        plain = self._plain[shape]
+        try:
+            plain = self._plain[shape]
+        except KeyError:
+            plain = self._plain[shape] = None if self.by_text else _plain(self.read, record)
         # an empty text may be none at all, and "<image>" stands for a picture
         if plain is None or "" in values.values() or "<" in (text := values[plain.text]) or text.isspace():
             return [packed(self.read(record))]
@@ -53,7 +57,8 @@ class _Plain:
     """Under which keys records have what a prompt has."""
 
     text: str
-    fields: tuple[tuple[str | None, str | None], ...]  # text, negative, answer, source and label: key, or else value
+    usual: tuple[Any, ...]  # what ``Prompts`` keeps of one, where no record says otherwise
+    keys: tuple[tuple[int, str], ...]  # places in it, and the keys whose values are there
     own: tuple[str, ...]  # keys that only rewards read
 
     def packed(self, record: Record) -> bytes:
@@ -62,10 +67,15 @@ class _Plain:
         Raises:
             ValueError: a text can't be encoded as UTF-8, or a number is not finite.
         """
-        values = record.values
-        said = [value if key is None else text_of(values[key], key, numbers=True) for key, value in self.fields]
-        own = {key: values[key] for key in self.own}
-        return marshal.dumps((*said, "", own or "", False, record.where, record.part))
+        values, row = record.values, [*self.usual]
+        for place, key in self.keys:
+            value = values[key]
+            plain = type(value) is str and value.isascii()
+            row[place] = value if plain else text_of(value, key, numbers=True)
+        if self.own:
+            row[RECORD] = {key: values[key] for key in self.own}
+        row[WHERE], row[PART] = record.where, record.part
+        return marshal.dumps(row)
 
 
 def _plain(read: Callable[[Record], Prompt], record: Record) -> _Plain | None:
@@ -78,11 +88,11 @@ def _plain(read: Callable[[Record], Prompt], record: Record) -> _Plain | None:
         prompt = read(probed)
     except ValueError:
         return None
-    keys = {str(value): key for key, value in probe.items() if value is not None}
-    said = (prompt.text, prompt.negative, prompt.answer, prompt.source, prompt.label)
-    fields = tuple((keys.get(str(value)), value) for value in said)
+    keys_of = {str(value): key for key, value in probe.items() if value is not None}
+    said = enumerate(map(str, values_of(prompt)[:RECORD]))
+    keys = {place: keys_of[value] for place, value in said if value in keys_of}
     own = tuple(parse_json(prompt.record)) if prompt.record else ()
-    if fields[0][0] is None or not set(own) <= set(probe):
+    if TEXT not in keys or not set(own) <= set(probe):
         return None
-    plain = _Plain(fields[0][0], fields, own)
+    plain = _Plain(keys[TEXT], values_of(Prompt(text="")), tuple(keys.items()), own)
     return plain if repr(unpacked(plain.packed(probed))) == repr(prompt) else None

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from burnish.data.lines import decoded, parse_object, read_all, read_lines
+from burnish.data.lines import data_error, decoded, parse_object
 from burnish.data.own import OwnData, own_data
 from burnish.data.tables import COLUMNS, read_columns, read_parquet, read_saved, rows_of
 from burnish.utils.errors import UserError
 from burnish.utils.hub_data import hub_data
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import resolve
-from burnish.utils.reading import checked_path, read_text
+from burnish.utils.reading import checked_path, read_file, read_text
 
 T = TypeVar("T")
 SUFFIXES = (".jsonl", ".json", *COLUMNS, ".parquet")
@@ -110,23 +112,25 @@ def read_files(
     """
 
     media_at = None if media_folder is None else checked_path(media_folder, "data.media_folder")
-
-    def sources() -> Iterator[tuple[str, Record]]:
-        for part, path in enumerate(map(_index, files_of(files))):
-            record = None
-            for record in records(path):
-                folder = media_at or record.folder
-                same = part == record.part and folder is record.folder
-                yield record.where, record if same else replace(record, part=part, folder=folder)
-            if record is None:
-                yield str(path), Record(str(path), path, {}, "holds no records")
-
-    def checked(where: str, record: Record) -> Iterable[T]:
-        if record.problem:
-            raise ValueError(record.problem)
-        return read(record)
-
-    return read_all(sources(), checked, check)
+    found: list[T] = []
+    problems: list[str] = []
+    for part, path in enumerate(map(_index, files_of(files))):
+        record = None
+        for record in records(path):
+            record.part = part
+            record.folder = media_at or record.folder
+            try:
+                if record.problem:
+                    raise ValueError(record.problem)
+                found += read(record)
+            except ValueError as error:
+                problems.append(f"{record.where}: {error}")
+        if record is None:
+            problems.append(f"{path}: holds no records")
+    problems += check(found)
+    if problems:
+        raise data_error(problems)
+    return found
 
 
 def _index(path: Path) -> Path:
@@ -158,8 +162,14 @@ def _list(path: Path) -> Iterator[Record]:
 
 
 def _lines(path: Path, read: Callable[[str], dict[str, Any] | None]) -> Iterator[Record]:
-    folder = path.parent
-    for where, line in read_lines(path):
+    """What the lines of a file hold, but for blank ones."""
+    name, folder = str(path), path.parent
+    # some editors write a byte order mark, which is not part of the first line
+    lines = BytesIO(read_file(path).removeprefix(codecs.BOM_UTF8))  # a list of all takes twice the memory
+    for number, line in enumerate(lines, 1):
+        if line.isspace():
+            continue
+        where = f"{name}:{number}"
         try:
             values = read(decoded(line))
         except ValueError as error:

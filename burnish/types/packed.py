@@ -15,7 +15,7 @@ from burnish.types.prompt import Prompt, uid_of_text
 FIELDS = ("text", "negative", "answer", "source", "label", "extra", "record", "conversational", "where", "part")
 Row = bytes | Prompt
 _JSON = json.JSONEncoder(sort_keys=True)
-_values = attrgetter(*FIELDS)
+values_of = attrgetter(*FIELDS)
 
 
 class Prompts(Sequence[Prompt]):
@@ -100,7 +100,7 @@ def packed(prompt: Prompt) -> Row:
     """A prompt as bytes, if it is text alone."""
     if prompt.messages or prompt.images or prompt.videos or prompt.audios or prompt.inputs or prompt.tools:
         return prompt
-    return marshal.dumps(_values(prompt))
+    return marshal.dumps(values_of(prompt))
 
 
 def unpacked(row: Row) -> Prompt:

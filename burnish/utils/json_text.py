@@ -31,8 +31,7 @@ def parse_json(content: str | bytes | bytearray, pairs: Callable[[list[tuple[str
         value = _decoder(pairs).decode(text)
     except RecursionError:
         raise ValueError("is nested too deeply to be read") from None
-    opening = ("[", "{") if isinstance(content, str) else (b"[", b"{")
-    if sum(map(content.count, opening)) > DEEPEST and _is_deep(value):  # type: ignore[arg-type]
+    if len(text) > 2 * DEEPEST and text.count("[") + text.count("{") > DEEPEST and _is_deep(value):
         raise ValueError("is nested too deeply to be read")
     return value
 
