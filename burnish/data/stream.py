@@ -107,9 +107,14 @@ class Stream(Generic[T]):
         """Batch ``number``, counted from 0, whatever the current position."""
         return [self._at(i) for i in range(number * self.batch_size, (number + 1) * self.batch_size)]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, position: int | None = None) -> dict[str, Any]:
+        """Where a resumed run goes on, with hashes of the records.
+
+        Args:
+            position: as ``position`` was then; None takes what it is.
+        """
         return {
-            "position": self.position,
+            "position": self.position if position is None else position,
             "data": self._fingerprint,
             "records": self._records,
             "order": self._rule,

@@ -54,7 +54,7 @@ class Filling:
     ) -> None:
         self.rollout_worker, self.schedule, self.update, self.version = rollout_worker, schedule, update, version
         self.seconds = 0.0
-        self.after: dict[str, Any] = {}  # where the stream stands behind it
+        self.after = 0  # where the stream stands behind it
         assert schedule.filtering is not None, "one round makes a batch full"
         self._round, self._rounds = timeout, schedule.filtering.max_num_gen_batches
         self._patience = timeout * self._rounds  # seconds until it is full
@@ -77,7 +77,7 @@ class Filling:
             if before is not None:
                 before._future.result(before._patience)
             rollouts = self.schedule.batch(self._generate, self.update, self.version)
-            self.after = self.schedule.stream.state_dict()
+            self.after = self.schedule.stream.position
         except BaseException as error:
             self._future.set_exception(error)  # raised where the batch is waited for
         else:

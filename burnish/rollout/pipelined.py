@@ -33,7 +33,7 @@ class _Batch:
     update: int
     version: int
     handle: Handle
-    after: Callable[[], dict[str, Any]]  # where the stream stands behind it, once it is finished
+    after: Callable[[], int]  # where the stream stands behind it, once it is finished
     held: float = 0.0  # seconds that it was started later because of the bound on staleness
 
     def result(self, timeout: float) -> Rollouts:
@@ -99,7 +99,7 @@ class PipelinedSource:
         self._published = -1
         self._since: dict[int, float] = {}  # when versions were published
         self._filling: Filling | None = None  # the last batch that takes its prompts by and by
-        self._after = self.schedule.stream.state_dict()  # where the stream stands behind the last batch handed out
+        self._after = self.schedule.stream.position  # where the stream stands behind the last batch handed out
         self._dropped = 0
         self._handed_out = time.perf_counter()
 
@@ -176,8 +176,8 @@ class PipelinedSource:
             return [batch for batch in self._ahead if newest is None or batch.version < newest]
 
     def _state(self, kept: list[_Batch], rollouts: list[Any]) -> dict[str, Any]:
-        state = kept[-1].after() if kept else self._after
-        state = state | self.schedule.history(kept[-1].update if kept else self._collected) | saved(self.normaliser)
+        state = self.schedule.stream.state_dict(kept[-1].after() if kept else self._after)
+        state |= self.schedule.history(kept[-1].update if kept else self._collected) | saved(self.normaliser)
         return state | {"ahead": rollouts} if rollouts else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -192,7 +192,7 @@ class PipelinedSource:
             self._begin_anew()
             for rollouts in state.get("ahead", []):
                 handle = _Finished(rollouts)
-                self._ahead.append(_Batch(rollouts.update, rollouts.version, handle, partial(dict, self._after)))
+                self._ahead.append(_Batch(rollouts.update, rollouts.version, handle, partial(int, self._after)))
 
     def _arrive(self, update: int) -> None:
         """The first update of this process: what a checkpoint brought is for it and for the ones after it."""
@@ -222,7 +222,7 @@ class PipelinedSource:
     def _requested(self, update: int, version: int) -> _Batch:
         if self.schedule.filtering is None:
             handle = self.rollout_worker.submit(self.schedule.request(update, version, Counter()))
-            return _Batch(update, version, handle, partial(dict, self.schedule.stream.state_dict()))
+            return _Batch(update, version, handle, partial(int, self.schedule.stream.position))
         filling = Filling(self.rollout_worker, self.schedule, update, version, self.options.timeout, self._filling)
         self._filling = filling
         return _Batch(update, version, filling, lambda: filling.after)

@@ -58,23 +58,24 @@ class OnlineSource(StreamSource):
     ) -> None:
         self.schedule, self.stream, self.rollout_worker = schedule, schedule.stream, rollout_worker
         self.normaliser = normaliser  # of rewards
-        # where the stream stands behind the last batch that was handed out
-        self._after = self.stream.state_dict() | schedule.history()
+        # where the stream stands behind the last batch that was handed out, and what its sampler was told by then
+        self._after = self.stream.position, schedule.history()
 
     def collect(self, update: int) -> Rollouts:
         collected: Rollouts = self.schedule.batch(self.rollout_worker.generate, update, version=update - 1)
-        self._after = self.stream.state_dict() | self.schedule.history(update)
+        self._after = self.stream.position, self.schedule.history(update)
         return collected if self.normaliser is None else self.normaliser.learned(collected)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream goes on; prompts of an unfinished batch are drawn again."""
-        return self._after | saved(self.normaliser)
+        position, told = self._after
+        return self.stream.state_dict(position) | told | saved(self.normaliser)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         refuse_ahead(state)
         restore(state, self.normaliser)
         super().load_state_dict(state)
-        self._after = self.stream.state_dict() | self.schedule.history()
+        self._after = self.stream.position, self.schedule.history()
 
 
 class OfflineSource(StreamSource):
