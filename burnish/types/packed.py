@@ -91,6 +91,15 @@ class Prompts(Sequence[Prompt]):
         return (unpacked(row) for row in self.rows if not isinstance(row, bytes) or len(row) > size)
 
 
+def texts_of(prompts: Sequence[Prompt]) -> Iterator[str]:
+    """The text of each, and the negative prompt where there is one."""
+    for row in prompts.rows if isinstance(prompts, Prompts) else prompts:
+        text, negative = marshal.loads(row)[:2] if isinstance(row, bytes) else (row.text, row.negative)
+        yield text
+        if negative:
+            yield negative
+
+
 def kinds_of(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
     """Those of them that ``Prompts.kinds`` names."""
     return prompts.kinds if isinstance(prompts, Prompts) else prompts

@@ -24,6 +24,7 @@ from burnish.models.flow.networks import attention_layers
 from burnish.models.flow.pipeline import LoadedPipeline
 from burnish.models.flow.truncation import tokenizers_of, truncated
 from burnish.types.batch import Gathered
+from burnish.types.packed import texts_of
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Requests
 from burnish.utils import random
@@ -123,7 +124,7 @@ class CalledPipeline(LoadedPipeline):
     def check_lengths(
         cls, path: Path, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]
     ) -> None:
-        kind, texts = Arguments.of_index(index, rollout).kind, {prompt.text for prompt in prompts}
+        kind, texts = Arguments.of_index(index, rollout).kind, set(texts_of(prompts))
         if said := truncated(kind, tokenizers_of(path, index).values(), rollout.max_sequence_length, texts):
             log.warning(said)
 

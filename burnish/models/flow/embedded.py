@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from burnish.models.flow.truncation import (
     tokenizers_of,
     vocabularies_of,
 )
-from burnish.types.packed import kinds_of
+from burnish.types.packed import kinds_of, texts_of
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.images import NonFiniteImage
@@ -166,9 +166,9 @@ class EmbeddedPipeline(LoadedPipeline):
     def check_lengths(
         cls, path: Path, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]
     ) -> None:
-        cls._refuse(tokenizers_of(path, index), vocabularies_of(path, index), rollout, _texts(prompts))
+        cls._refuse(tokenizers_of(path, index), vocabularies_of(path, index), rollout, dict.fromkeys(texts_of(prompts)))
 
-    def check_texts(self, texts: Sequence[str]) -> None:
+    def check_texts(self, texts: Collection[str]) -> None:
         """Refuse texts that the text encoders would truncate, or that have tokens which they don't know.
 
         Raises:
@@ -181,7 +181,7 @@ class EmbeddedPipeline(LoadedPipeline):
 
     @classmethod
     def _refuse(
-        cls, parts: Mapping[str, Any], known: Mapping[str, int], rollout: RolloutOptions, texts: Sequence[str]
+        cls, parts: Mapping[str, Any], known: Mapping[str, int], rollout: RolloutOptions, texts: Collection[str]
     ) -> None:
         """Args: ``parts`` are the pipeline's, tokenizers at least; ``known`` are the text encoders' vocabularies."""
         tokenizer, what = parts.get("tokenizer"), "tokens of the CLIP tokenizer"
@@ -333,7 +333,3 @@ class EmbeddedPipeline(LoadedPipeline):
         if largest is not None and side // unit > largest:
             raise UserError(f"{what} is {side}, but this model supports at most {largest * unit} pixels; lower it")
         return side // self.scale
-
-
-def _texts(prompts: Sequence[Prompt]) -> list[str]:
-    return list(dict.fromkeys(text for prompt in prompts for text in (prompt.text, prompt.negative)))
