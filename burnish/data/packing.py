@@ -17,8 +17,7 @@ from burnish.utils.json_text import parse_json
 PROBES: dict[type, Callable[[int], Any]] = {
     str: "value {}".format, int: (1000).__add__, float: (0.5).__add__, type(None): lambda place: None,
 }  # fmt: skip
-
-
+MOST = 1000  # sets of keys that are told apart
 TEXT, RECORD, WHERE, PART = map(FIELDS.index, ("text", "record", "where", "part"))
 
 
@@ -31,7 +30,7 @@ class Packer:
 
     def __init__(self, read: Callable[[Record], Prompt], *, by_text: bool) -> None:
         """Args: ``by_text`` tells that how ``read`` reads a record depends on its texts, as with a template."""
-        self.read, self.by_text = read, by_text
+        self.read, self._most = read, 0 if by_text else MOST
         self._plain: dict[Any, _Plain | None] = {}
 
     def __call__(self, record: Record) -> list[Row]:
@@ -45,7 +44,9 @@ class Packer:
         try:
             plain = self._plain[shape]
         except KeyError:
-            plain = self._plain[shape] = None if self.by_text else _plain(self.read, record)
+            if len(self._plain) == self._most:
+                return [packed(self.read(record))]
+            plain = self._plain[shape] = _plain(self.read, record)
         # an empty text may be none at all, and "<image>" stands for a picture
         if plain is None or "" in values.values() or "<" in (text := values[plain.text]) or text.isspace():
             return [packed(self.read(record))]
