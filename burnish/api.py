@@ -118,6 +118,7 @@ def train(config: RunConfig) -> Run:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported: processes share cores
     check_place(config)
     check_hardware(config, lambda words: f"burnish.load({', '.join(map(repr, words))})")
+    config.check_code()
     config = with_models(fetched(config))
     fetch_data(config)
     check_disk(config)

@@ -46,6 +46,11 @@ def assembly_of(recipe, *overrides):
     return assembly
 
 
+def test_a_batch_of_more_prompts_than_there_are_is_told(recipe, caplog):
+    assemble(load(str(recipe), ["data.train_batch_size=7"])).check_data()
+    assert "is 7, but there are only 3 records: a batch has each of them 2.33 times" in caplog.text
+
+
 def test_a_prompt_is_processed_once_and_its_pixels_are_stored_once(recipe):
     assembly = assemble(load(str(recipe)))
     model, seen = assembly.roles.model, []

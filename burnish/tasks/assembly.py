@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
@@ -50,6 +51,8 @@ from burnish.utils.paths import KEPT, VALIDATED
 from burnish.utils.reading import understood
 from burnish.utils.repeatable import in_one_order
 from burnish.utils.timer import Stopwatch
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -316,6 +319,12 @@ class Assembly:
     def check_data(self) -> None:
         """Find errors in data, before any weights are loaded."""
         check_mixing(self.config.rewards, self.config.mixing, self.train_prompts + self.val_prompts)
+        count, batch = len(self.all_records), self.config.data.train_batch_size
+        if count < batch:
+            log.warning(
+                "data.train_batch_size is %d, but there are only %d records: a batch has each of them %.3g times; "
+                "lower it, or give more records", batch, count, batch / count,
+            )  # fmt: skip
         if self.config.online and self.config.data.train_max_samples is None:
             check_keys(self.train_prompts, self.config.data)
         if self.config.data.sampler is not None:

@@ -16,7 +16,7 @@ BESIDE: Parts = {**SHIFTED, "transformer": {"in_channels": 2 * PACKED, "out_chan
 FILL: Parts = {**SHIFTED, "transformer": {"in_channels": 2 * PACKED + 64, "out_channels": PACKED}}
 # these scale pictures to a million pixels before they encode them, so each latent position stands for 32 * 32
 WIDE = {"base_dim": 4, "dim_mult": [1, 1, 1, 1, 1, 2], "temperal_downsample": [False, False, False, True, True]}
-QWEN_EDIT: Parts = {**SHIFTED, "vae": WIDE}
+QWEN_EDIT: Parts = {**SHIFTED, "vae": {**WIDE, "base_dim": 8}}  # fewer channels would magnify rounding
 WIDE_KL = {"block_out_channels": [4, 4, 4, 4, 4, 8], "down_block_types": ["DownEncoderBlock2D"] * 6,
            "up_block_types": ["UpDecoderBlock2D"] * 6, "latent_channels": 16}  # fmt: skip
 
