@@ -1,10 +1,12 @@
-"""How long a run takes to read picture prompts before any weight is loaded, and how much memory that needs.
+"""How long a run takes to read its prompts before any weight is loaded, and how much memory that needs.
 
     python -m benchmarks.start --prompts 100000
+    python -m benchmarks.start --prompts 1000000 --form text
 
 A data set of so many questions, each about a picture of its own, is made in a temporary folder: a .jsonl file of paths,
-or with --embedded a Parquet file that holds the pictures. A process of its own reads and checks it as training does.
-The pictures differ in their bytes, not in what they show; making them is not counted.
+with --form embedded a Parquet file that holds the pictures, or with --form text a .jsonl file without any. A process of
+its own reads and checks it as training does. The pictures differ in their bytes, not in what they show; making them is
+not counted.
 """
 
 from __future__ import annotations
@@ -65,9 +67,15 @@ def pictures(count: int) -> Iterator[bytes]:
         yield whole[:2] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + whole[2:]
 
 
-def make(folder: Path, count: int, *, embedded: bool) -> Path:
+def make(folder: Path, count: int, form: str) -> Path:
     """The data set."""
-    if embedded:
+    if form == "text":
+        path = folder / "data.jsonl"
+        with path.open("w") as file:
+            for number in range(count):
+                file.write(json.dumps({"prompt": f"What is {number} + {number % 97}?", "answer": f"{number}"}) + "\n")
+        return path
+    if form == "embedded":
         import pyarrow as arrow
         import pyarrow.parquet as parquet
 
@@ -110,14 +118,14 @@ def measured(path: Path, folder: Path) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=100_000)
-    parser.add_argument("--embedded", action="store_true", help="pictures inside of a Parquet file")
+    parser.add_argument("--form", choices=["files", "embedded", "text"], default="files", help="of the pictures")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     count = SMOKE if arguments.smoke else arguments.prompts
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = measured(make(folder, count, embedded=arguments.embedded), folder)
+        found = measured(make(folder, count, arguments.form), folder)
     for what, value in found.items():
         print(f"{what:14} {value:10.1f}")
     if arguments.output:

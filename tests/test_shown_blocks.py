@@ -26,12 +26,9 @@ DOCS = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page not in OW
 PAGES = [*BESIDE, ROOT / "CHANGELOG.md", *DOCS]
 # text that nothing reads; formulas in docs/algorithms are text, too
 TEXTS = {
-    "alarms.md": "what a run said once",
+    "alarms.md": "what the run in tests/system/test_alarms.py says",
     "data_forms.md": "what records are read as, which tests/data/test_forms_page.py compares",
-    "loop.md": "the files of a run",
-    "plan.md": "what a run on a GPU says",
-    "reward_service.md": "requests and replies",
-    "rewards_language.md": "requests and replies",
+    **dict.fromkeys(("loop.md", "plan.md", "reward_service.md", "rewards_language.md"), "tests/test_shown_texts.py"),
 }
 # Python that is not run here
 NOT_RUN = {

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from burnish.alarms.record import read_alarms
 from burnish.cli import main
 from burnish.config.run_folder import RunFolder
+from tests.support.shown import ROOT, blocks
 
 SPOILED = Path(__file__).parents[2] / "benchmarks" / "spoiled_rewards.py"
 GAIN = (0.125, 0.954)  # of darkness in a run of 40 updates with all samples: seed 0, before and at the end
@@ -16,6 +18,11 @@ GAIN = (0.125, 0.954)  # of darkness in a run of 40 updates with all samples: se
 
 def told(caplog) -> list[str]:
     return [record.getMessage() for record in caplog.records if ": alarm " in record.getMessage()]
+
+
+def words_of(alarm: str) -> list[str]:
+    """An alarm without its numbers and responses, as far as the page shows it."""
+    return re.sub(r'"[^"]*"|[-\d.]+', "#", alarm).partition("); see")[0].split()
 
 
 @pytest.mark.slow
@@ -58,6 +65,8 @@ def test_empty_answers_that_please_a_broken_scorer_are_noticed(tmp_path, caplog)
     (length,) = [text for text in told(caplog) if "response_length fell" in text]
     assert "the reward pays for it" in length
     assert "where the reward is above its prompt's mean" in length
+    (shown,) = [block.text for block in blocks(ROOT / "docs" / "alarms.md") if block.kind == "text"]
+    assert words_of(shown) == words_of(length)
     assert "best rewarded at first: " in length
     (one,) = [found for found in read_alarms(folder.alarms) if found.name == "response_length"]
     first, now = one.quotes
