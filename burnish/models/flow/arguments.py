@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,8 @@ WITH_OPACITY = 4  # channels
 CHANNELS = (1, 3, WITH_OPACITY)  # of pictures
 DECODED = 256 << 20  # bytes of decoded pictures and frames that are kept: every step of a sample asks for its own
 USUAL_RATE = 16.0  # frames per second of clips whose pipeline knows none
-SOUND_RATE = 44_100  # samples per second of sounds
+SOUND_RATE = 44_100  # samples per second of sounds whose pipeline states none
+SOUND_RATES = ("sampling_rate", "sample_rate")  # in the configuration of the network that makes a sound
 
 
 class Arguments:
@@ -50,6 +51,7 @@ class Arguments:
         self.guidance = "true_cfg_scale" if embedded else "guidance_scale"
         # without a negative prompt most take a default of their own; some leave guidance out, or fail
         self._negative = "" if self.guidance == "true_cfg_scale" or kind.__name__.startswith(NEEDS_NEGATIVE) else None
+        self.sound_rate = SOUND_RATE
         self.signed = False  # whether pictures come in [-1, 1], as they do from some that are asked for tensors
         self._unguided = 0.0 if _guides_at_one(kind) else 1.0
         self._decoded: LruCache[list[Image]] = LruCache(DECODED, _bytes_of)
@@ -201,6 +203,14 @@ class Arguments:
         known = self.parameters[self._rate].default if self._rate else None
         return float(known) if isinstance(known, int | float) else USUAL_RATE
 
+    def read_rate(self, parts: Iterable[Any]) -> None:
+        """Take the rate of sounds from the networks of a pipeline."""
+        import torch
+
+        configs = [part.config for part in parts if isinstance(part, torch.nn.Module) and hasattr(part, "config")]
+        stated = [getattr(config, name) for config in configs for name in SOUND_RATES if hasattr(config, name)]
+        self.sound_rate = int(next(iter(stated), SOUND_RATE))
+
     def tensor(self, returned: Any) -> Tensor:
         """Pictures [1, 3, H, W], or frames [1, F, 3, H, W], in [0, 1] of what the pipeline returned for one row.
 
@@ -253,7 +263,7 @@ class Arguments:
 
         if "audios" in _names(returned):
             wave = torch.as_tensor(_fields(returned)[0][0]).float().cpu()
-            return Sound.of((wave if wave.ndim == 2 else wave[None]).numpy(), SOUND_RATE)
+            return Sound.of((wave if wave.ndim == 2 else wave[None]).numpy(), self.sound_rate)
         pixels = self.tensor(returned)[0]
         good = finite and bool(pixels.isfinite().all())
         # rounded as by diffusers' image processor
