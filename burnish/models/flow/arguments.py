@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 OURS = ("generator", "num_inference_steps", "output_type", "return_dict", "prompt", "negative_prompt", "latents",
         "height", "width", "sigmas", "timesteps", "num_images_per_prompt", "num_videos_per_prompt")  # fmt: skip
 CLASS = "class_labels"  # of pipelines that draw from the number of a class, which is then the prompt
+PICTURES = ("image", "images", "input_images")  # arguments for the pictures of a prompt, of which a class has one
 RATES = ("frame_rate", "fps")
 MOVING = ("num_frames", "frames", "video_length", "video", "pose_video", "control_video")  # of those that return frames
 EMBEDDED = ("Flux2Pipeline", "FluxControl", "FluxFill", "LatentConsistency", "SanaSprint", "VisualCloze")
@@ -55,6 +56,7 @@ class Arguments:
         self.signed = False  # whether pictures come in [-1, 1], as they do from some that are asked for tensors
         self._unguided = 0.0 if _guides_at_one(kind) else 1.0
         self._decoded: LruCache[list[Image]] = LruCache(DECODED, _bytes_of)
+        self._pictures = next((name for name in PICTURES if name in self.parameters), PICTURES[0])
         self._rate = next((name for name in RATES if name in self.parameters), None)
         self._fixed: dict[str, Any] = {
             name: value for name, value in {
@@ -151,7 +153,7 @@ class Arguments:
         Raises:
             UserError: naming the first such prompt.
         """
-        image, number = self.parameters.get("image"), self.parameters.get(CLASS)
+        image, number = self.parameters.get(self._pictures), self.parameters.get(CLASS)
         needed = number is not None and number.default is inspect.Parameter.empty and CLASS not in self.rollout.call
         for prompt in prompts if needed else ():
             if not prompt.text.strip().isdecimal():
@@ -173,11 +175,12 @@ class Arguments:
     def of(self, request: Requests, guidance: float) -> dict[str, Any]:
         """The arguments that draw what a row asks for, but for the generator."""
         prompt = request.prompts[0]
+        guided = guidance > 1 or self.guidance not in self.parameters  # where a guider is a part, it decides
         wanted: dict[str, Any] = {
             "prompt": prompt.text, "height": request.height, "width": request.width,
             "num_inference_steps": request.steps, "output_type": "pt",
             self.guidance: guidance if guidance > 1 else self._unguided,
-            "negative_prompt": (prompt.negative or self._negative) if guidance > 1 else None,
+            "negative_prompt": (prompt.negative or self._negative) if guided else None,
         }  # fmt: skip
         if prompt.text.strip().isdecimal():
             wanted[CLASS] = [int(prompt.text)]
@@ -185,7 +188,8 @@ class Arguments:
             wanted["max_area"] = request.height * request.width
         wanted |= {name: self._shown(media) for name, media in prompt.inputs}
         if pictures := [self._shown(media) for media in prompt.images]:
-            wanted["image"] = pictures[0] if len(pictures) == 1 else pictures
+            single = len(pictures) == 1 and self._pictures == PICTURES[0]
+            wanted[self._pictures] = pictures[0] if single else pictures
         given = {key: value for key, value in wanted.items() if value is not None and key in self.parameters}
         return given | self._fixed
 
