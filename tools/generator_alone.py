@@ -84,9 +84,7 @@ def drawn_alone(
 def guidance_of(taken: Any, arguments: Arguments, prompt: Prompt, guidance: float) -> dict[str, Any]:
     """The arguments of a call that turn guidance on or off, of those that it takes."""
     scale = "true_cfg_scale" if "true_cfg_scale" in taken else "guidance_scale"
-    if scale not in taken:
-        return {}
-    if guidance == 1 and arguments.guidance == scale:  # some are off at 0
+    if guidance == 1 and arguments.guidance == scale and scale in taken:  # some are off at 0
         return {scale: arguments.of(Requests(prompts=[prompt], height=None, width=None, steps=1), guidance)[scale]}
     return {name: value for name, value in {scale: GUIDANCE, "negative_prompt": NEGATIVE}.items() if name in taken}
 

@@ -131,4 +131,7 @@ def understood(what: str) -> Iterator[None]:
         if out_of_memory(error):
             raise
         said = (str(error).strip() or "no reason is given").splitlines()[0]
-        raise UserError(f"{what}: {type(error).__name__}: {said}; restore its files, or give another") from error
+        # diffusers leaves out names of what it could not import
+        missing = isinstance(error, ImportError | NameError)
+        way = "install the package that this comes from" if missing else "restore its files"
+        raise UserError(f"{what}: {type(error).__name__}: {said}; {way}, or give another") from error

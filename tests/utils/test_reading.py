@@ -62,6 +62,9 @@ def test_what_libraries_raise_about_a_users_file_is_one_line():
     with pytest.raises(MemoryError):
         with understood("x can't be loaded"):
             raise MemoryError
+    with pytest.raises(UserError, match=r"NameError: name 'Processor' is not defined; install the package"):
+        with understood("x can't be loaded"):
+            raise NameError("name 'Processor' is not defined")
 
 
 def test_a_file_larger_than_memory_is_read_by_lines_of_which_the_longest_are_cut(tmp_path):

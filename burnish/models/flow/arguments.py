@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 OURS = ("generator", "num_inference_steps", "output_type", "return_dict", "prompt", "negative_prompt", "latents",
         "height", "width", "sigmas", "timesteps", "num_images_per_prompt", "num_videos_per_prompt")  # fmt: skip
 CLASS = "class_labels"  # of pipelines that draw from the number of a class, which is then the prompt
+PICTURES = ("image", "images", "input_images")  # arguments for the pictures of a prompt, of which a class has one
 RATES = ("frame_rate", "fps")
 MOVING = ("num_frames", "frames", "video_length", "video", "pose_video", "control_video")  # of those that return frames
 EMBEDDED = ("Flux2Pipeline", "FluxControl", "FluxFill", "LatentConsistency", "SanaSprint", "VisualCloze")
@@ -36,7 +37,8 @@ WITH_OPACITY = 4  # channels
 CHANNELS = (1, 3, WITH_OPACITY)  # of pictures
 DECODED = 256 << 20  # bytes of decoded pictures and frames that are kept: every step of a sample asks for its own
 USUAL_RATE = 16.0  # frames per second of clips whose pipeline knows none
-SOUND_RATE = 44_100  # samples per second of sounds
+SOUND_RATE = 44_100  # samples per second of sounds whose pipeline states none
+SOUND_RATES = ("sampling_rate", "sample_rate")  # in the configuration of the network that makes a sound
 
 
 class Arguments:
@@ -50,9 +52,11 @@ class Arguments:
         self.guidance = "true_cfg_scale" if embedded else "guidance_scale"
         # without a negative prompt most take a default of their own; some leave guidance out, or fail
         self._negative = "" if self.guidance == "true_cfg_scale" or kind.__name__.startswith(NEEDS_NEGATIVE) else None
+        self.sound_rate = SOUND_RATE
         self.signed = False  # whether pictures come in [-1, 1], as they do from some that are asked for tensors
         self._unguided = 0.0 if _guides_at_one(kind) else 1.0
         self._decoded: LruCache[list[Image]] = LruCache(DECODED, _bytes_of)
+        self._pictures = next((name for name in PICTURES if name in self.parameters), PICTURES[0])
         self._rate = next((name for name in RATES if name in self.parameters), None)
         self._fixed: dict[str, Any] = {
             name: value for name, value in {
@@ -149,7 +153,7 @@ class Arguments:
         Raises:
             UserError: naming the first such prompt.
         """
-        image, number = self.parameters.get("image"), self.parameters.get(CLASS)
+        image, number = self.parameters.get(self._pictures), self.parameters.get(CLASS)
         needed = number is not None and number.default is inspect.Parameter.empty and CLASS not in self.rollout.call
         for prompt in prompts if needed else ():
             if not prompt.text.strip().isdecimal():
@@ -171,11 +175,12 @@ class Arguments:
     def of(self, request: Requests, guidance: float) -> dict[str, Any]:
         """The arguments that draw what a row asks for, but for the generator."""
         prompt = request.prompts[0]
+        guided = guidance > 1 or self.guidance not in self.parameters  # where a guider is a part, it decides
         wanted: dict[str, Any] = {
             "prompt": prompt.text, "height": request.height, "width": request.width,
             "num_inference_steps": request.steps, "output_type": "pt",
             self.guidance: guidance if guidance > 1 else self._unguided,
-            "negative_prompt": (prompt.negative or self._negative) if guidance > 1 else None,
+            "negative_prompt": (prompt.negative or self._negative) if guided else None,
         }  # fmt: skip
         if prompt.text.strip().isdecimal():
             wanted[CLASS] = [int(prompt.text)]
@@ -183,7 +188,8 @@ class Arguments:
             wanted["max_area"] = request.height * request.width
         wanted |= {name: self._shown(media) for name, media in prompt.inputs}
         if pictures := [self._shown(media) for media in prompt.images]:
-            wanted["image"] = pictures[0] if len(pictures) == 1 else pictures
+            single = len(pictures) == 1 and self._pictures == PICTURES[0]
+            wanted[self._pictures] = pictures[0] if single else pictures
         given = {key: value for key, value in wanted.items() if value is not None and key in self.parameters}
         return given | self._fixed
 
@@ -200,6 +206,14 @@ class Arguments:
             return self.rollout.fps
         known = self.parameters[self._rate].default if self._rate else None
         return float(known) if isinstance(known, int | float) else USUAL_RATE
+
+    def read_rate(self, parts: Iterable[Any]) -> None:
+        """Take the rate of sounds from the networks of a pipeline."""
+        import torch
+
+        configs = [part.config for part in parts if isinstance(part, torch.nn.Module) and hasattr(part, "config")]
+        stated = [getattr(config, name) for config in configs for name in SOUND_RATES if hasattr(config, name)]
+        self.sound_rate = int(next(iter(stated), SOUND_RATE))
 
     def tensor(self, returned: Any) -> Tensor:
         """Pictures [1, 3, H, W], or frames [1, F, 3, H, W], in [0, 1] of what the pipeline returned for one row.
@@ -253,7 +267,7 @@ class Arguments:
 
         if "audios" in _names(returned):
             wave = torch.as_tensor(_fields(returned)[0][0]).float().cpu()
-            return Sound.of((wave if wave.ndim == 2 else wave[None]).numpy(), SOUND_RATE)
+            return Sound.of((wave if wave.ndim == 2 else wave[None]).numpy(), self.sound_rate)
         pixels = self.tensor(returned)[0]
         good = finite and bool(pixels.isfinite().all())
         # rounded as by diffusers' image processor

@@ -71,6 +71,7 @@ class CalledPipeline(LoadedPipeline):
                 f"them that draws from a prompt ({', '.join(inner)}) as _class_name in model_index.json"
             )
         self.arguments = Arguments(type(pipeline), rollout)
+        self.arguments.read_rate(pipeline.components.values())
         self._arranged: LruCache[Arrangement] = LruCache(LATEST)
 
     def first(self, request: Requests, seed: int) -> Tensor:

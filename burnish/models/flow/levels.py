@@ -58,7 +58,8 @@ class Levels:
         if float(times[0]) > 1 + ROUNDING:
             raise Unsupported(
                 f"the noise levels of its {type(scheduler).__name__} begin at {float(times[0]):.4g}, but pure noise "
-                "is 1: leave out what spaces them in scheduler_config.json (use_exponential_sigmas, sigma_max)"
+                "is 1: leave out what spaces them in scheduler_config.json (use_exponential_sigmas, sigma_max), unless "
+                "the pipeline's class sets it, as Cosmos's do; choose another pipeline then"
             )
         _refuse_gaps(scheduler, names)
         ends = [0.0, float(scheduler.config.get("num_train_timesteps", 1))][:: -1 if kind == "rising" else 1]

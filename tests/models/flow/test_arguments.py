@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import diffusers
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
 from burnish.options.flow import ModelOptions, RolloutOptions
 from burnish.types.batch import Gathered
+from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Requests
 from burnish.utils.errors import UserError
@@ -54,6 +56,28 @@ def test_guidance_is_given_by_its_name_and_is_off_at_one(kind, name, off):
     takes = "negative_prompt" in inspect.signature(getattr(diffusers, kind).__call__).parameters
     assert given(kind, 4.0).get("negative_prompt") == ("blurred" if takes else None)
     assert "negative_prompt" not in given(kind, 1.0)
+
+
+@pytest.mark.parametrize("kind", ["HunyuanVideo15Pipeline", "HunyuanImagePipeline", "MotifVideoPipeline"])
+def test_a_guider_that_is_a_part_gets_the_negative_prompt(kind):
+    assert given(kind, 1.0)["negative_prompt"] == "blurred"
+    assert "negative_prompt" not in given(kind, 1.0, negative="")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "listed"),
+    [
+        ("FluxKontextPipeline", "image", False),
+        ("JoyImageEditPlusPipeline", "images", True),
+        ("OmniGenPipeline", "input_images", True),
+    ],
+)
+def test_pictures_are_given_by_the_name_that_a_pipeline_has_for_them(kind, name, listed):
+    arguments = Arguments(getattr(diffusers, kind), RolloutOptions(batch_size=96))
+    prompt = Prompt(text="a cat", images=(Media.array(np.zeros((8, 8, 3), np.uint8)),))
+    arguments.check_prompts([prompt])
+    shown = arguments.of(Requests(prompts=[prompt], height=8, width=8, steps=4), 1.0)[name]
+    assert isinstance(shown, list) == listed
 
 
 @pytest.mark.parametrize("kind", ["Kandinsky5I2V", "Cosmos2_5_Transfer", "StableAudio", "Wan", "HunyuanVideo",

@@ -105,7 +105,7 @@ def test_a_last_step_of_no_length_is_left_out(name, config):
 
 
 def test_levels_beyond_pure_noise_are_refused():
-    with pytest.raises(Unsupported, match=r"begin at 157.*use_exponential_sigmas"):
+    with pytest.raises(Unsupported, match=r"begin at 157.*use_exponential_sigmas.*unless the pipeline.s class sets it"):
         levels("DPMSolverMultistepScheduler", **FLOW, use_exponential_sigmas=True)
 
 
