@@ -59,7 +59,7 @@ class Tiers:
 
     scale: float = 1.0  # of its head's product
     cap: float | None = None  # of its logits
-    full_logits: bool = False  # its head is more than that
+    full_logits: bool = False  # its logits are otherwise than that
     fill: dict[str, int] = field(default_factory=dict)  # kinds of a response's tokens that are not 0
     even: bool = False  # rows of equal length share a forward
     padded: bool = False  # those of different lengths too, padded on the right
@@ -169,6 +169,8 @@ def _head(model: UniversalModel, completion: Completion) -> tuple[Tiers, Complet
         plain = torch.nn.functional.linear(states.to(module.weight.dtype), module.weight)[0].float()
     assert logits is not None
     found = logits[0].float()
+    if found.shape != plain.shape:  # the last rows of its head pad the vocabulary, and have no logits (Inkling)
+        return Tiers(full_logits=True), completion
     slack = (1e-4 if model.compute == torch.float32 else 2e-2) * float(plain.abs().max())
     scale = float((found * plain).sum() / plain.square().sum())
     if float((found - scale * plain).abs().max()) <= slack:
