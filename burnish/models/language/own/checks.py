@@ -153,7 +153,7 @@ def check(model: UniversalModel) -> Tiers:
     tiers = _plan(model, probe, tiers, agrees)
     if not (tiers.fast or tiers.cacheless):
         tiers = replace(tiers, goes_on=_goes_on(model, probe.completion, tiers, agrees))
-    if "audio" in model.readable:
+    if "audio" in model.readable and "audio" not in model.unread:
         lengthen_short(model, tiers, EXACT if model.compute == torch.float32 else ROUNDED)
     shown = ", ".join(f"{what} {value:.1g}" for what, value in measured.items())
     log.warning("%s: %s (differences from its own forward in nats: %s)", name, tiers.name, shown)
