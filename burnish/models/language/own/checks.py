@@ -36,7 +36,7 @@ from burnish.models.language.own.scoring import padded_states, shared_states
 from burnish.models.language.own.sounds import lengthen_short
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, append_turn
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from burnish.language.rows import Layout
@@ -122,11 +122,14 @@ def check(model: UniversalModel) -> Tiers:
         return measured[what] <= (EXACT if model.compute == torch.float32 else ROUNDED)
 
     def demand(what: str, found: Callable[[], Tensor]) -> None:
-        if not agrees(what, found):
-            raise UserError(
-                f"model.path is {model.path}: {name} can't be trained, as {what} has log-probs that differ by "
-                f"{measured[what]:.2g} nats from those of its own forward; give another model"
-            )
+        if agrees(what, found):
+            return
+        why = f"has log-probs that differ by {measured[what]:.2g} nats from those of its own forward"
+        try:
+            found()
+        except SLIPS as error:
+            why = f"fails where its own forward does not: {first_line(error)}"
+        raise UserError(f"model.path is {model.path}: {name} can't be trained, as {what} {why}; give another model")
 
     alone = replace(tiers, padded=False, mixes=False)
     model.forwards.counts = agrees("positions as for decoding", lambda: _scored(model, probe.completion, alone))
