@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from burnish.tasks.language.engine import Encoder, prompt_lengths
 from burnish.training.ranks import SINGLE_RANK
 from burnish.types import headers
 from burnish.types.media import Fit, Media
+from burnish.types.prompt import Prompt
 from burnish.utils.errors import ConfigError, UserError
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
@@ -112,6 +114,16 @@ def test_a_picture_that_breaks_in_the_course_of_a_run_is_named_by_its_record(tmp
     (tmp_path / "b.png").unlink()
     with pytest.raises(UserError, match=r"data\.jsonl:2\) shows what can't be read: .*No such file"):
         assembly.engine.encode(assembly.train_prompts)
+
+
+def test_text_that_a_processor_refuses_is_named_by_its_record():
+    """As Voxtral's does with the mark of a sound."""
+
+    def encode(*_):
+        raise ValueError("[AUDIO] is not supported")
+
+    with pytest.raises(UserError, match=r"^prompt 'what' can't be read: \[AUDIO\] is not supported; put it right"):
+        Encoder(SimpleNamespace(encode=encode, audio_rate=None))([Prompt(text="what")])
 
 
 def test_a_run_goes_on_after_a_picture_was_mended(tmp_path, caplog):

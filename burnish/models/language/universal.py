@@ -82,19 +82,19 @@ class UniversalModel(TransformersModel):
 
     @classmethod
     def _network(cls, path: Path, dtype: torch.dtype) -> Any:
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForSeq2SeqLM
 
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         if getattr(config, "is_encoder_decoder", False):
             raise UserError(f"{path} is an encoder with a decoder; Burnish trains decoders: give another model")
-        seeing = type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING
-        if not seeing and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        kinds: tuple[Any, ...] = (AutoModelForMultimodalLM, AutoModelForCausalLM, AutoModelForSeq2SeqLM)
+        # Audio Flamingo 3 stands among the last alone
+        kind = next((kind for kind in kinds if type(config) in kind._model_mapping), None)
+        if kind is None:
             raise UserError(
                 f"{path} has model_type {config.model_type}, for which transformers has no model that writes text; "
                 "give a language model"
             )
-        kind = AutoModelForMultimodalLM if seeing else AutoModelForCausalLM
         return load_mapped(kind, path, dtype=dtype, trust_remote_code=False)
 
     # Text

@@ -163,9 +163,10 @@ class Encoder:
             ImportError,
             ValueError,
         ) as error:  # of decoders and processors, where a file broke in the course of a run
-            if not prompt.media:
+            if isinstance(error, UserError) and not prompt.media:  # it names the model, or what the template misses
                 raise
-            raise UserError(f"{prompt.name} shows what can't be read: {error}; put it right or take it out") from error
+            told = f"{prompt.name}{' shows what' if prompt.media else ''} can't be read: {error}"
+            raise UserError(f"{told}; put it right or take it out") from error
         last = int(encoded.ids[0].max()) if len(encoded.ids[0]) else 0
         if last >= self.model.readable_ids:
             raise UserError(

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 from transformers import AutoConfig, InternVLProcessor
 
+from burnish.language.model import Shown
 from burnish.models.language.loading import load_language_model
+from burnish.models.language.own.trials import samples
 from burnish.models.language.universal import UniversalModel
 from burnish.models.tiny.language import LANGUAGE
 from burnish.models.tiny.language.build import write
@@ -39,8 +41,17 @@ def test_a_processor_that_counts_other_tokens_than_the_model_is_refused_with_the
     options = LanguageModelOptions(path=str(tmp_path), device="cpu", family="transformers")
     model = load_language_model(options)
     assert len(model.encode(*chat("Hello")).ids[0]) > 1
-    with pytest.raises(UserError, match=r"as image: the model and its processor.*Image features and image tokens"):
+    with pytest.raises(UserError, match=r"as image: the model and its processor.* tokens: 4, features: 512; fetch"):
         model.encode(*chat("What?", picture(0)))
+
+
+def test_sounds_that_the_model_can_not_hear_are_refused_with_the_first_of_them(tmp_path):
+    tiny = next(one for one in LANGUAGE if one.name == "qwen2_audio")
+    write(replace(tiny, parts={"feature_extractor": ("WhisperFeatureExtractor", {"feature_size": 32})}), tmp_path, 0)
+    model = load_language_model(LanguageModelOptions(path=str(tmp_path), device="cpu", family="transformers"))
+    assert len(model.encode(*chat("Hello")).ids[0]) > 1
+    with pytest.raises(UserError, match=r"as audio: the model and its processor.*expected input\[1, 32, 3000\]"):
+        model.encode([{"role": "user", "content": [{"type": "audio"}]}], Shown(audios=samples("audio", 16000)[:1]))
 
 
 def test_pictures_are_given_in_one_list_where_lists_of_prompts_are_refused(monkeypatch):

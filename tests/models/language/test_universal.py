@@ -9,9 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers import (
+    AudioFlamingo3Config,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMultimodalLM,
+    AutoModelForSeq2SeqLM,
     BertLMHeadModel,
     CLIPConfig,
     LlamaConfig,
@@ -262,6 +264,41 @@ def test_a_model_whose_cache_is_wrong_decodes_without_it(unseen, monkeypatch):
     assert (model.tiers.padded, model.tiers.shared, model.keeps_turns) == (True, False, False)
     completion = decode(model, model.network, few(model), [0, 1, 1], [1, 2, 3], Sampling(max_new_tokens=6))
     torch.testing.assert_close(completion.logprob, own_logprobs(model, completion, 1.0), **TIGHT)
+
+
+def test_a_model_with_logits_for_fewer_tokens_than_its_head_has_rows_gives_its_own(unseen, monkeypatch):
+    own = UnseenForCausalLM.forward
+
+    def forward(self, *args, **kwargs):
+        out = own(self, *args, **kwargs)
+        out.logits = out.logits[..., :-1]
+        return out
+
+    monkeypatch.setattr(UnseenForCausalLM, "forward", forward)
+    model = load_universal(unseen)
+    completion = decode(model, model.network, few(model), [0, 1, 1], [1, 2, 3], Sampling(max_new_tokens=6))
+    torch.testing.assert_close(completion.logprob, own_logprobs(model, completion, 1.0), **TIGHT)
+
+
+def test_what_a_class_fails_with_is_told(unseen, monkeypatch):
+    own, last = UnseenForCausalLM.forward, []
+
+    def forward(self, *args, **kwargs):
+        out = own(self, *args, **kwargs)
+        last.append(int(kwargs["input_ids"][0, -1]))
+        if out.logits.shape[1] == 1 and last[-1] != last[0]:  # after the first token of a response
+            raise ValueError("there is a response")
+        return out
+
+    monkeypatch.setattr(UnseenForCausalLM, "forward", forward)
+    with pytest.raises(UserError, match=r"a row of .* fails where its own forward does not: there is a response;"):
+        load_universal(unseen)
+
+
+def test_a_decoder_that_transformers_lists_among_those_that_translate_is_read(tmp_path, monkeypatch):
+    AudioFlamingo3Config().save_pretrained(tmp_path)
+    monkeypatch.setattr("burnish.models.language.universal.load_mapped", lambda kind, *_, **__: kind)
+    assert UniversalModel._network(tmp_path, torch.float32) is AutoModelForSeq2SeqLM
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from burnish.models.language.own.scoring import padded_states, shared_states
 from burnish.models.language.own.sounds import lengthen_short
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, append_turn
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from burnish.language.rows import Layout
@@ -59,7 +59,7 @@ class Tiers:
 
     scale: float = 1.0  # of its head's product
     cap: float | None = None  # of its logits
-    full_logits: bool = False  # its head is more than that
+    full_logits: bool = False  # its logits are otherwise than that
     fill: dict[str, int] = field(default_factory=dict)  # kinds of a response's tokens that are not 0
     even: bool = False  # rows of equal length share a forward
     padded: bool = False  # those of different lengths too, padded on the right
@@ -122,11 +122,14 @@ def check(model: UniversalModel) -> Tiers:
         return measured[what] <= (EXACT if model.compute == torch.float32 else ROUNDED)
 
     def demand(what: str, found: Callable[[], Tensor]) -> None:
-        if not agrees(what, found):
-            raise UserError(
-                f"model.path is {model.path}: {name} can't be trained, as {what} has log-probs that differ by "
-                f"{measured[what]:.2g} nats from those of its own forward; give another model"
-            )
+        if agrees(what, found):
+            return
+        why = f"has log-probs that differ by {measured[what]:.2g} nats from those of its own forward"
+        try:
+            found()
+        except SLIPS as error:
+            why = f"fails where its own forward does not: {first_line(error)}"
+        raise UserError(f"model.path is {model.path}: {name} can't be trained, as {what} {why}; give another model")
 
     alone = replace(tiers, padded=False, mixes=False)
     model.forwards.counts = agrees("positions as for decoding", lambda: _scored(model, probe.completion, alone))
@@ -153,7 +156,7 @@ def check(model: UniversalModel) -> Tiers:
     tiers = _plan(model, probe, tiers, agrees)
     if not (tiers.fast or tiers.cacheless):
         tiers = replace(tiers, goes_on=_goes_on(model, probe.completion, tiers, agrees))
-    if "audio" in model.readable:
+    if "audio" in model.readable and "audio" not in model.unread:
         lengthen_short(model, tiers, EXACT if model.compute == torch.float32 else ROUNDED)
     shown = ", ".join(f"{what} {value:.1g}" for what, value in measured.items())
     log.warning("%s: %s (differences from its own forward in nats: %s)", name, tiers.name, shown)
@@ -169,6 +172,8 @@ def _head(model: UniversalModel, completion: Completion) -> tuple[Tiers, Complet
         plain = torch.nn.functional.linear(states.to(module.weight.dtype), module.weight)[0].float()
     assert logits is not None
     found = logits[0].float()
+    if found.shape != plain.shape:  # the last rows of its head pad the vocabulary, and have no logits (Inkling)
+        return Tiers(full_logits=True), completion
     slack = (1e-4 if model.compute == torch.float32 else 2e-2) * float(plain.abs().max())
     scale = float((found * plain).sum() / plain.square().sum())
     if float((found - scale * plain).abs().max()) <= slack:

@@ -70,7 +70,7 @@ def any_responses(model: UniversalModel) -> Completion:
             raise
         except Exception as error:  # processors and towers raise anything for what they don't take
             first = first or error
-            failed |= dict.fromkeys(brought, error)
+            failed = dict.fromkeys(brought, error) | failed
     if not encoded:
         why = failed.get("image", first)  # some take none without a picture
         assert why is not None
