@@ -1,6 +1,6 @@
 """Measures what Burnish makes of each pipeline class of diffusers, and writes the table in docs/generators.md.
 
-    python tools/generator_table.py                       # every tiny pipeline; about 15 minutes on an idle core
+    python tools/generator_table.py                       # every tiny pipeline; about an hour on an idle core
     python tools/generator_table.py --jobs 2
     python tools/generator_table.py --only wan2.2 sdxl    # these anew; the others as they were measured before
     python tools/generator_table.py --check flux sdxl     # these, without the page; exit status 1 where one has a fault
