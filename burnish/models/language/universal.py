@@ -199,8 +199,9 @@ class UniversalModel(TransformersModel):
             return 1
         network: Any = self.network
         ids = torch.tensor([self.stop[:1] * 2])
-        found: Tensor = network._prepare_position_ids_for_generation(ids, {"attention_mask": torch.ones_like(ids)})
-        return 3 if found.ndim == 3 else 1  # where there are four, the first counts along the text
+        found = network._prepare_position_ids_for_generation(ids, {"attention_mask": torch.ones_like(ids)})
+        # Reformer has none for its first tokens; where there are four, the first counts along the text
+        return 3 if found is not None and found.ndim == 3 else 1
 
     def _positions(self, ids: Tensor, features: Features) -> Tensor:
         """Positions [A, L] of tokens [L], from 0: what a plan needs of the class's own."""

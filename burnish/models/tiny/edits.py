@@ -46,8 +46,6 @@ EDITS = (
          width=128),
     Tiny(name="qwen-image-edit-plus", pipeline="QwenImageEditPlusPipeline", also=("qwen-image-edit-2509",),
          parts=QWEN_EDIT, inputs={"image": "images"}, height=128, width=128),
-    Tiny(name="qwen-image-edit-inpaint", pipeline="QwenImageEditInpaintPipeline", parts=QWEN_EDIT, inputs=PAINT,
-         height=128, width=128),
     Tiny(name="z-image-img2img", pipeline="ZImageImg2ImgPipeline", parts=QWEN3, inputs=IMAGE, call=HALF),
     Tiny(name="z-image-inpaint", pipeline="ZImageInpaintPipeline", parts=QWEN3, inputs=PAINT),
     Tiny(name="sdxl-img2img", pipeline="StableDiffusionXLImg2ImgPipeline", parts=XL, inputs=IMAGE, height=None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -49,6 +50,8 @@ from burnish.types.media import Media
 from burnish.types.packed import Prompts
 from burnish.types.rollout import Embeddings, OfflineSamples, Prompt, Scored
 from burnish.utils.errors import UserError
+
+log = logging.getLogger(__name__)
 
 DUMMY_FRAMES, DUMMY_RATE = 16, 16_000  # of a made-up clip and of a made-up sound
 
@@ -313,9 +316,21 @@ class FlowAssembly(Assembly):
         # pipelines that begin from a picture take fewer steps than they are asked for, and might take none of two
         taken, asked = len(self.engine.schedule(job.prompts[0])) - 1, self.config.rollout.num_inference_steps
         steps = min(asked, 2) if taken == asked else None  # some places no noise levels for one
-        for one in [job] if alike else [job, validated]:
-            for _ in self.engine.sample(replace(one, steps=steps)):
-                pass
+        for one, section in [(job, "rollout")] if alike else [(job, "rollout"), (validated, "validation")]:
+            for _, _, samples in self.engine.sample(replace(one, steps=steps)):
+                self._tell_size(one, samples[0], section)
+
+    def _tell_size(self, job: FlowJob, sample: Sample, section: str) -> None:
+        """Warn where a pipeline draws another size than it is asked for: some choose among sizes of their own."""
+        rollout = self.config.rollout
+        asked = (job.height or rollout.height, job.width or rollout.width)
+        pixels = sample.frames[0] if isinstance(sample, Clip) else sample
+        if None in asked or isinstance(pixels, Sound) or pixels.shape[:2] == asked:
+            return
+        log.warning(
+            "%s.height is %d and width %d, but the pipeline draws %d x %d pixels, which is what it takes time and "
+            "memory for; ask for that size", section, *asked, *pixels.shape[:2],
+        )  # fmt: skip
 
     def read(self, files: str | list[str]) -> Prompts:
         # beside pictures to imitate, ``image`` is one of those, and no picture that a prompt begins from

@@ -82,3 +82,18 @@ def test_any_pipeline_draws_so(tmp_path):
 def test_a_size_that_the_model_can_not_draw_is_refused_at_the_start():
     with pytest.raises(UserError, match=r"validation.height is 17, but this model needs multiples of 4"):
         assembly_of("validation.height=17").check()
+
+
+def test_a_pipeline_that_chooses_another_size_is_told(caplog):
+    assembly = assembly_of("validation.height=24")
+    sample = assembly.engine.sample
+    assembly.engine.sample = lambda job: (
+        (rows, path, [picture.repeat(2, 0) for picture in pictures]) for rows, path, pictures in sample(job)
+    )
+    assembly.trial()
+    assert "rollout.height is 16 and width 32, but the pipeline draws 32 x 32 pixels" in caplog.text
+    assert "validation.height is 24 and width 32, but the pipeline draws 48 x 32 pixels" in caplog.text
+    caplog.clear()
+    assembly.engine.sample = sample
+    assembly.trial()
+    assert caplog.text == ""
