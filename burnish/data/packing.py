@@ -18,6 +18,7 @@ PROBES: dict[type, Callable[[int], Any]] = {
     str: "value {}".format, int: (1000).__add__, float: (0.5).__add__, type(None): lambda place: None,
 }  # fmt: skip
 MOST = 1000  # sets of keys that are told apart
+USUAL = values_of(Prompt(text=""))  # what ``Prompts`` keeps of one, where its record says nothing else
 TEXT, RECORD, WHERE, PART = map(FIELDS.index, ("text", "record", "where", "part"))
 
 
@@ -58,8 +59,7 @@ class _Plain:
     """Under which keys records have what a prompt has."""
 
     text: str
-    usual: tuple[Any, ...]  # what ``Prompts`` keeps of one, where no record says otherwise
-    keys: tuple[tuple[int, str], ...]  # places in it, and the keys whose values are there
+    keys: tuple[tuple[int, str], ...]  # places in what ``Prompts`` keeps of one, and the keys whose values are there
     own: tuple[str, ...]  # keys that only rewards read
 
     def packed(self, record: Record) -> bytes:
@@ -68,7 +68,7 @@ class _Plain:
         Raises:
             ValueError: a text can't be encoded as UTF-8, or a number is not finite.
         """
-        values, row = record.values, [*self.usual]
+        values, row = record.values, [*USUAL]
         for place, key in self.keys:
             value = values[key]
             plain = type(value) is str and value.isascii()
@@ -95,5 +95,5 @@ def _plain(read: Callable[[Record], Prompt], record: Record) -> _Plain | None:
     own = tuple(parse_json(prompt.record)) if prompt.record else ()
     if TEXT not in keys or not set(own) <= set(probe):
         return None
-    plain = _Plain(keys[TEXT], values_of(Prompt(text="")), tuple(keys.items()), own)
+    plain = _Plain(keys[TEXT], tuple(keys.items()), own)
     return plain if repr(unpacked(plain.packed(probed))) == repr(prompt) else None
