@@ -328,8 +328,8 @@ class FlowAssembly(Assembly):
         if None in asked or isinstance(pixels, Sound) or pixels.shape[:2] == asked:
             return
         log.warning(
-            "%s.height is %d and width %d, but the pipeline draws %d x %d pixels, and needs the time and memory of that "
-            "size; set the options to it", section, *asked, *pixels.shape[:2],
+            "%s.height is %d and width %d, but the pipeline draws %d x %d pixels, and needs the time and memory of "
+            "that size; set the options to it", section, *asked, *pixels.shape[:2],
         )  # fmt: skip
 
     def read(self, files: str | list[str]) -> Prompts:
