@@ -125,7 +125,7 @@ class CalledPipeline(LoadedPipeline):
     def check_lengths(
         cls, path: Path, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]
     ) -> None:
-        kind, texts = Arguments.of_index(index, rollout).kind, set(texts_of(prompts))
+        kind, texts = Arguments.of_index(index, rollout).kind, texts_of(prompts)
         if said := truncated(kind, tokenizers_of(path, index).values(), rollout.max_sequence_length, texts):
             log.warning(said)
 

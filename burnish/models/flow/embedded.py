@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -166,7 +166,7 @@ class EmbeddedPipeline(LoadedPipeline):
     def check_lengths(
         cls, path: Path, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]
     ) -> None:
-        cls._refuse(tokenizers_of(path, index), vocabularies_of(path, index), rollout, dict.fromkeys(texts_of(prompts)))
+        cls._refuse(tokenizers_of(path, index), vocabularies_of(path, index), rollout, partial(texts_of, prompts))
 
     def check_texts(self, texts: Collection[str]) -> None:
         """Refuse texts that the text encoders would truncate, or that have tokens which they don't know.
@@ -177,11 +177,15 @@ class EmbeddedPipeline(LoadedPipeline):
         parts = self.pipeline.components
         encoders = {name: part for name, part in parts.items() if "text_encoder" in name and part is not None}
         known = {name: part.get_input_embeddings().num_embeddings for name, part in encoders.items()}
-        self._refuse(parts, known, self.rollout, texts)
+        self._refuse(parts, known, self.rollout, lambda: texts)
 
     @classmethod
     def _refuse(
-        cls, parts: Mapping[str, Any], known: Mapping[str, int], rollout: RolloutOptions, texts: Collection[str]
+        cls,
+        parts: Mapping[str, Any],
+        known: Mapping[str, int],
+        rollout: RolloutOptions,
+        texts: Callable[[], Iterable[str]],
     ) -> None:
         """Args: ``parts`` are the pipeline's, tokenizers at least; ``known`` are the text encoders' vocabularies."""
         tokenizer, what = parts.get("tokenizer"), "tokens of the CLIP tokenizer"
@@ -192,11 +196,11 @@ class EmbeddedPipeline(LoadedPipeline):
         length = rollout.max_sequence_length
         asked = cls.default_text_length if length is None else length
         limit = tokenizer.model_max_length if t5 is None else asked
-        refuse_long(longer(tokenizer, texts, limit), limit, what)
+        refuse_long(longer(tokenizer, texts(), limit), limit, what)
         for name, size in known.items():
             other = parts.get(name.replace("text_encoder", "tokenizer"))
             if other is not None:
-                refuse_unknown(other, texts, name, size)
+                refuse_unknown(other, texts(), name, size)
 
     def condition(
         self, prompts: Sequence[Prompt], drawing: Drawing, check_cancelled: Callable[[], None] = lambda: None

@@ -11,7 +11,7 @@ import pytest
 import burnish.models.flow.pipeline
 from burnish.config import load as load_config
 from burnish.models.flow.loading import check_parts
-from burnish.models.flow.truncation import truncated
+from burnish.models.flow.truncation import longer, truncated
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
 from burnish.tasks import assemble
@@ -27,7 +27,7 @@ class Tokenizer:
     def num_special_tokens_to_add(self):
         return 0
 
-    def __call__(self, texts):
+    def __call__(self, texts, add_special_tokens=True):
         return SimpleNamespace(input_ids=[text.split() for text in texts])
 
 
@@ -52,9 +52,36 @@ def said(pipeline, length, texts):
 def test_a_text_that_one_encoder_reads_is_whole():
     assert said(Plain(3, 6), None, [FIVE]) == ""
     found = said(Plain(3, 6), None, [FIVE, SEVEN, f"{SEVEN} h", SEVEN])
-    assert found.startswith("2 of 3 prompts have more tokens than a Plain reads")
+    assert found.startswith("2 prompts have more tokens than a Plain reads")
     assert "'a b c d e f g h' has 8, of which it reads 6; shorten them" in found
     assert said(Plain(), None, [SEVEN]) == ""
+
+
+class Counting(Tokenizer):
+    """A token for each word, and two more for a text of several if ``joining``; keeps what it read."""
+
+    def __init__(self, joining=0):
+        super().__init__(10)
+        self.read, self.joining = [], joining
+
+    def __call__(self, texts, add_special_tokens=True):
+        self.read += texts
+        more = [["+"] * self.joining * (len(text.split()) > 1) for text in texts]
+        return SimpleNamespace(input_ids=[text.split() + own for text, own in zip(texts, more, strict=True)])
+
+
+def test_a_text_whose_words_are_few_tokens_is_not_read():
+    tokenizer = Counting()
+    texts = [f"photographs of {i} mountains" for i in range(5000)]
+    long = "mountains " * 11
+    assert longer(tokenizer, [*texts, long, "é" * 3, "ééé ééé"], 10) == {long: 11}
+    assert "photographs of 4000 mountains" not in tokenizer.read
+    assert len(tokenizer.read) < 1100
+
+
+def test_words_are_no_bound_where_a_text_has_more_tokens():
+    texts = [f"photographs of {i} mountains" for i in range(1500)] + ["mountains " * 9]
+    assert longer(Counting(2), texts, 10) == {texts[-1]: 11}
 
 
 def test_the_length_that_is_asked_for_counts():
@@ -75,7 +102,7 @@ def test_it_is_said_once_before_weights_are_loaded(name, tmp_path, monkeypatch, 
     options = [f"model.path={tmp_path / 'model'}", f"data.train_files={tmp_path / 'prompts.txt'}", "model.device=cpu"]
     assembly = assemble(load_config("quickstart", options))
     check_parts(assembly.config.model, assembly.config.rollout, assembly.train_prompts)
-    assert len([one for one in caplog.records if "prompts have more tokens" in one.getMessage()]) == 1
+    assert len([one for one in caplog.records if "more tokens than a" in one.getMessage()]) == 1
 
 
 def flux(folder, prompts):
