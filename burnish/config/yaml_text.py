@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
 
 from burnish.utils.errors import ConfigError
 
@@ -25,7 +26,9 @@ _WORDS = [
 ]
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(Composer, yaml.CSafeLoader):
+    """libyaml cuts the text into tokens, which takes most of the time; nodes are put together here, within limits."""
+
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012
     yaml_constructors = {  # noqa: RUF012
         tag: construct
@@ -34,13 +37,14 @@ class _Loader(yaml.SafeLoader):
     }
 
     def __init__(self, text: str) -> None:
-        super().__init__(text)
+        yaml.CSafeLoader.__init__(self, text)
+        Composer.__init__(self)
         self._depth = 0
         self._values: dict[yaml.Node, int] = {}  # values of a node, aliases expanded
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """The next node, unless it is too deep or too large: aliases of aliases can expand to billions of values."""
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        event: Any = self.peek_event()
         where = event.start_mark
         self._depth += 1
         if self._depth > DEEPEST:
@@ -99,7 +103,8 @@ def parse(text: str) -> Any:
         return value
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        last = len(text.splitlines())  # what ends too early is found after it
+        line = f"line {min(mark.line + 1, last)}, column {mark.column + 1}: " if mark else ""
         raise ConfigError(f"{line}{error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"it can't be read: {' '.join(str(error).split())}") from None
