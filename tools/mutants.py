@@ -217,7 +217,8 @@ def draw(count: int, seed: int, only: str) -> Iterator[Mutant]:
         replaced = chosen.choice(changes)()
         if replaced is not statement:
             getattr(parent, field)[at] = ast.copy_location(replaced, statement)
-        after = ast.unparse(_head(getattr(parent, field)[at]))
+        if (after := ast.unparse(_head(getattr(parent, field)[at]))) == before:
+            continue
         source = ast.unparse(ast.fix_missing_locations(tree))
         yield Mutant(str(path.relative_to(ROOT)), statement.lineno, f"{before}  ->  {after}", source)
         made += 1
