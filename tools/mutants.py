@@ -178,7 +178,7 @@ class Covering:
 
         rows = self._data.execute(
             "select context.context, line_bits.numbits from line_bits join file on file.id = file_id "
-            "join context on context.id = context_id where file.path = ?", (str(ROOT / mutant.file),),
+            "join context on context.id = context_id where file.path like ?", (f"%/{mutant.file}",),
         )  # fmt: skip
         names = {name.rsplit(" (")[0] for name, bits in rows if name and mutant.line in numbits_to_nums(bits)}
         ordered = sorted((name for name in names if self.seconds[name] > 0), key=lambda name: self.seconds[name])
