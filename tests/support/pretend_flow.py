@@ -111,14 +111,6 @@ CASES: dict[str, tuple[str, list[str]]] = {
 
 UNIVERSAL = ("wan2.2", "sdxl", "qwen-image")  # models that no family is written for
 
-# options that another case has, or the other half: CI leaves them out
-SLOW = {
-    "flow_grpo bypass",
-    "flow_grpo several steps",
-    "flow_grpo offloaded",
-    "diffusion_nft slow",
-    "tdm_r1 all weights",
-}
 # of a micro-batch: which of its samples are compared with each other, and pictures that are imitated for the first time
 WAITS = {"crd": 6, "crd reference": 6, "dgpo": 2, "dgpo slow": 3, "flow_grpo supervised": 3, "tdm_r1": 2,
          "tdm_r1 all weights": 2}  # fmt: skip

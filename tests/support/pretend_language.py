@@ -108,10 +108,6 @@ CASES: dict[str, tuple[str, list[str]]] = {
 }  # fmt: skip
 
 
-# what CI leaves out: a class's own forward, and options that another case has, or the other half
-SLOW = {name for name in CASES if " own" in name} - {"grpo own game"} | {"grpo weights", "ppo game"}
-
-
 def write_files(folder: Path) -> None:
     """Models, records and rewards of all cases, and a recipe for each family."""
     write_language_models(folder, FAMILIES)

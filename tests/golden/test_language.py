@@ -1,0 +1,26 @@
+"""Every algorithm of language models trains as it did when its run was recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from burnish.registry import names
+from tests.golden.language import REWARD_MODELS, RUNS
+from tests.golden.recorded import check
+from tests.golden.runs import train
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_is_as_it_was(name: str, files: Path) -> None:
+    check("language", name, train(files, "language", name))
+
+
+@pytest.mark.parametrize("name", REWARD_MODELS)
+def test_a_reward_model_is_as_it_was(name: str, files: Path) -> None:
+    check("reward_models", name, train(files, "reward_models", name))
+
+
+def test_every_algorithm_has_a_run() -> None:
+    assert {name.split()[0] for name in RUNS | REWARD_MODELS} == set(names("language algorithm"))
