@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from burnish.checkpoint.files import read
-from burnish.cli import main
 from burnish.training.saved import in_memory
 from tests.support.time_columns import is_time_column
 
@@ -91,20 +90,6 @@ def killed_at_calls(
         assert live(folder)["status"] == 0
         same(folder)
     assert killed >= deaths
-
-
-def refused(place: Path, tmp_path: Path, capsys: Any, overrides: list[str], words: list[str]) -> None:
-    """A recipe in ``place`` is refused with one message that has the words, and leaves nothing behind."""
-    given = [override.replace("{place}", str(place)) for override in overrides]
-    elsewhere = any(override.startswith("output_dir") for override in given)
-    output = [] if elsewhere else [f"output_dir={tmp_path / 'run'}"]
-    assert main(["train", str(place / "recipe.yaml"), *given, *output]) == 2
-    said = capsys.readouterr()
-    assert "Traceback" not in said.err + said.out
-    message = " ".join(said.err.split())
-    for word in words:
-        assert word in message
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:

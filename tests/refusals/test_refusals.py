@@ -1,0 +1,90 @@
+"""What can't be run ends with exit code 2 and a message that names it, before weights are read, and leaves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import transformers.utils.logging  # keeps the stderr of its import, which must not be that of a test
+
+from burnish.cli import main
+from tests.refusals import places
+from tests.refusals.table import GENERATOR, LANGUAGE, QUICKSTART, RECIPES, VLM_QUICKSTART, Table
+
+transformers.utils.logging.get_logger()
+
+READS_WEIGHTS = ("rollout.height", "/wan", "model.device")  # what only a loaded model can tell
+
+
+@pytest.fixture(scope="module")
+def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return places.generator(tmp_path_factory.mktemp("generator"))
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return places.language(tmp_path_factory.mktemp("language"))
+
+
+def each(table: Table) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("options", "names"), table.values(), ids=list(table))
+
+
+def refused(
+    recipe: str, options: Sequence[str], names: str, folder: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(folder)
+    Path("small.yaml").touch()
+    given = [option.replace("{place}", str(Path(recipe).parent)) for option in options]
+    elsewhere = any(option.startswith("output_dir") for option in given)
+    assert main(["train", recipe, *given, *([] if elsewhere else ["output_dir=run"])]) == 2
+    told = capsys.readouterr()
+    assert "Traceback" not in told.err + told.out
+    assert "burnish: error: " in told.err
+    message = " ".join(told.err.split())
+    assert [name for name in names.split() if name not in message] == [], message
+    if not any(part in option for part in READS_WEIGHTS for option in options):
+        assert "Loading the model" not in told.err
+    assert not Path("run/metrics.jsonl").exists()
+
+
+@each(QUICKSTART)
+def test_options_of_the_quickstart(options, names, tmp_path, capsys, monkeypatch):
+    refused("quickstart", options, names, tmp_path, capsys, monkeypatch)
+
+
+@each(VLM_QUICKSTART)
+def test_options_of_the_language_quickstart(options, names, tmp_path, capsys, monkeypatch):
+    refused("vlm_quickstart", options, names, tmp_path, capsys, monkeypatch)
+
+
+@each(GENERATOR)
+def test_a_generator(options, names, generator, tmp_path, capsys, monkeypatch):
+    refused(str(generator), options, names, tmp_path, capsys, monkeypatch)
+
+
+@each(LANGUAGE)
+def test_a_language_model(options, names, language, tmp_path, capsys, monkeypatch):
+    refused(str(language), options, names, tmp_path, capsys, monkeypatch)
+
+
+@pytest.mark.parametrize(("text", "names"), RECIPES.values(), ids=list(RECIPES))
+def test_recipes(text, names, tmp_path, capsys, monkeypatch):
+    recipe = tmp_path / "broken.yaml"
+    recipe.write_text(text)
+    refused(str(recipe), [], names, tmp_path, capsys, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "names"),
+    [
+        ("quikstart", "quickstart .yaml"),
+        ("nothing.yaml", "nothing.yaml quickstart"),
+        ("seed=1", "'seed=1'"),
+        (".", "quickstart"),
+    ],
+)
+def test_recipes_that_are_none(recipe, names, tmp_path, capsys, monkeypatch):
+    refused(recipe, [], names, tmp_path, capsys, monkeypatch)
