@@ -325,6 +325,10 @@ LANGUAGE: Table = {
         ["rollout.engine=vllm", "rollout.vllm={python: python, max_model_len: 30}", "rollout.max_new_tokens=20"],
         "rollout.vllm.max_model_len",
     ),
+    "response longer than the model reads, before training": (
+        ["data.val_files={place}/told.jsonl", "rollout.max_new_tokens=1990", "validation.every=0"],
+        "max_position_embeddings told.jsonl:2",
+    ),
     "name that the template doesn't write": (["data.train_files={place}/named.jsonl"], "named.jsonl:2"),
     "tools that the template doesn't tell of": (["data.train_files={place}/armed.jsonl"], "armed.jsonl:1"),
     "demonstration too long": (

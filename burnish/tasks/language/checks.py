@@ -128,7 +128,7 @@ def check_room(
     if vllm is not None and vllm.max_model_len is not None and vllm.max_model_len < longest:
         longest, limit_of = vllm.max_model_len, "rollout.vllm.max_model_len"
     limit = f"set data.max_prompt_length={max(longest - most, 1)} and data.overlong=filter"
-    judged = needs.heads or config.validation.every == 0
+    judged = needs.heads or not config.validates
     for prompts, room, instead in (
         (trained, most if config.online else 1, limit),
         (validated, 1 if judged else most, "give others in data.val_files"),
