@@ -11,6 +11,7 @@ import os
 import platform
 from collections.abc import Iterator
 from functools import cache
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,10 @@ def machine() -> str:
     told = dict(line.split(":", 1) for line in lines if ":" in line)
     kind = {key.strip(): value.strip() for key, value in told.items()}
     cpu = [kind.get(key, "") for key in ("model name", "cpu family", "model", "stepping")]
+    flags = sha256(" ".join(sorted(kind.get("flags", "").split())).encode()).hexdigest()[:8]  # a hypervisor hides some
     libraries = [f"{name} {version(name)}" for name in ("torch", "diffusers", "transformers", "numpy")]
     held = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name in HOLDING]
-    return ", ".join([*cpu, platform.machine(), torch.backends.cpu.get_cpu_capability(), *libraries, *held])
+    return ", ".join([*cpu, flags, platform.machine(), torch.backends.cpu.get_cpu_capability(), *libraries, *held])
 
 
 HOLDING = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "BURNISH_ROUNDING")
