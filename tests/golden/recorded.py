@@ -26,6 +26,8 @@ DIGITS = 6
 # what float32 runs differed by between AVX2 and AVX-512 in their first update, and a margin
 RELATIVE, ABSOLUTE = 2e-2, 2e-3
 COMPARED = ("critic/rewards/mean", "actor/loss", "actor/grad_norm", "actor/pg_loss", "critic/advantages/max")
+# variables that make this CPU compute as another
+HOLDING = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "BURNISH_ROUNDING")
 
 Record = dict[str, Any]
 
@@ -42,13 +44,10 @@ def machine() -> str:
     return ", ".join([*cpu, flags, platform.machine(), torch.backends.cpu.get_cpu_capability(), *libraries, *held])
 
 
-HOLDING = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "BURNISH_ROUNDING")
-
-
 @cache
 def recorded() -> dict[tuple[str, str], Record]:
     """By half and name."""
-    lines = [json.loads(line) for line in FILE.read_text().splitlines()] if FILE.exists() else []
+    lines = [json.loads(line) for line in FILE.read_text().splitlines()]
     return {(line["half"], line["name"]): line for line in lines}
 
 

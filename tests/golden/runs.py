@@ -129,6 +129,7 @@ def recipe(folder: Path, half: str, name: str) -> tuple[Path, list[str]]:
     file.parent.mkdir(exist_ok=True)
     file.write_text(_filled(json.dumps(tree), folder, data))
     given = [f"algorithm={name.split()[0]}", *(_filled(option, folder, data) for option in options)]
+    # at the rate of adapters, all weights would soon draw nothing but noise
     return file, [*given, "optimizer.lr=1e-3"] if "model.lora=null" in options else given
 
 
