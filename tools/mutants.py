@@ -25,6 +25,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,8 @@ def run(arguments: argparse.Namespace) -> int:
                     mutant, output, time.monotonic(),
                 )  # fmt: skip
             pid, status = os.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)  # what its tests left running
             mutant, output, begun = children.pop(pid)
             outcome = _outcome(os.waitstatus_to_exitcode(status), output)
             row = {key: value for key, value in asdict(mutant).items() if key != "source"} | {
