@@ -13,6 +13,7 @@ import pytest
 from burnish.registry import KINDS
 from tests.support import stand_ins
 from tests.support.optional import NEED_RAY
+from tests.support.tiny_run import write_files
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported: no test asks the real hub
 
@@ -51,6 +52,14 @@ def pytest_runtest_protocol():
 
     with OtherRounding():
         return (yield)
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory):
+    """Rewards, pictures and records of tiny runs; their models join them as they are needed."""
+    folder = tmp_path_factory.mktemp("files")
+    write_files(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 
 from tests.golden.recorded import moved, record_of, recorded, write
-from tests.golden.runs import HALVES, train, write_files
+from tests.golden.runs import HALVES, train
+from tests.support.tiny_run import write_files
 
 SHOWN = 5  # metrics of a run
 
