@@ -20,7 +20,7 @@ RUNS = {
         "language", "llama", ["algorithm=grpo", "model.lora=null", "ema.decay=0.5", "algorithm.kl={route: reward}"],
     ),
 }  # fmt: skip
-OFTEN = [("old policy", "float32"), ("critic", "bfloat16")]
+OFTEN = [("critic", "bfloat16")]
 
 
 @pytest.mark.parametrize(
