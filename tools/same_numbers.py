@@ -5,12 +5,13 @@
     python tools/same_numbers.py compare build/before build/after
     python tools/same_numbers.py resume build/before build/resumed
 
-``record`` trains every run of ``same_numbers_runs.py`` for three updates, each in a process of its own, and leaves out
-those that the same commit has recorded there. ``compare`` reads metrics.jsonl of both, all columns but those that
-depend on the clock. ``resume`` goes on from the checkpoint of update 2 that another commit wrote, by the config.yaml
-that it wrote, which names files of that folder, and compares update 3 with its own. The exit status is 0 where all
-numbers are equal, and 1 where any differs or a run failed. Numbers are those of one machine: record both sides on it.
-No part of Burnish is imported here, so that one version of this tool judges all commits.
+``record`` trains the golden runs (``tests/golden``), the quickstarts and some runs on Ray for three updates, each in
+a process of its own, and leaves out those that the same commit has recorded there. ``compare`` reads metrics.jsonl of
+both, all columns but those that depend on the clock. ``resume`` goes on from the checkpoint of update 2 that another
+commit wrote, by the config.yaml that it wrote, which names files of that folder, and compares update 3 with its own.
+The exit status is 0 where all numbers are equal, and 1 where any differs or a run failed. Numbers are those of one
+machine: record both sides on it. No part of Burnish is imported here, so that one version of this tool judges all
+commits; each makes its own models.
 """
 
 from __future__ import annotations
@@ -27,16 +28,39 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from same_numbers_runs import FILES, KEPT, runs, write_files
 from warm_start import TIMED_OUT, Starter
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from tests.golden.runs import HALVES, run_of
+from tests.support.tiny_run import UPDATES, write_files
 
 TIME_COLUMNS = ("timing_s/", "timing_per_image_ms/", "timing_per_token_ms/", "perf/", "pipeline/idle_share/")
 STEP = "training/global_step"
-PICTURES = "burnish/assets/quickstart/pictures.jsonl"
+KEPT = 2  # the checkpoint that ``resume`` goes on from
+WHOLE = [f"steps={UPDATES}", f"checkpoint.every={KEPT}", "validation.max_prompts=8"]
+QUICKSTARTS = {
+    "quickstart": ["quickstart", *WHOLE, "optimizer.schedule_updates=60"],
+    "quickstart-flow_grpo": [
+        "quickstart", "algorithm=flow_grpo", "algorithm.kl_coef=0.01", *WHOLE, "optimizer.schedule_updates=80",
+    ],
+    "vlm_quickstart": ["vlm_quickstart", *WHOLE, "optimizer.schedule_updates=60"],
+    "vlm_quickstart-ppo": ["vlm_quickstart", "algorithm=ppo", *WHOLE, "critic.warmup_updates=1"],
+    "vlm_quickstart-lora": ["vlm_quickstart", *WHOLE, "model.lora.rank=8", "algorithm.kl.coef=0.01"],
+}  # fmt: skip
+RAY = [
+    "runtime=ray", "ray.address=local", "ray.init={num_cpus: 4, include_dashboard: false}", "ray.call_timeout=300",
+    "ray.start_timeout=300",
+]  # fmt: skip
+ON_RAY = {
+    "ahead": ["pools.rollout.processes=1", "pipeline.depth=1"],
+    "two-ranks": ["pools.train.processes=2"],
+}
 RECORDED = "recorded.json"  # written last: how the run went
 LOG = "log.txt"
 EQUAL = "equal"
@@ -79,21 +103,47 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+Run = Callable[[Path, "Trainer"], list[str]]  # of a folder of files, which it may add its model to
+
+
+def runs() -> dict[str, Run]:
+    """What makes the arguments of ``burnish train``, by the name of a run."""
+    found: dict[str, Run] = {name: partial(_plain, options) for name, options in QUICKSTARTS.items()}
+    for half, names in HALVES.items():
+        found |= {f"{half}-{name.replace(' ', '-')}": partial(_golden, half, name, []) for name in names}
+    for half, name in (("generators", "flow_grpo"), ("language", "grpo")):
+        found |= {f"ray-{half}-{how}": partial(_golden, half, name, [*RAY, *more]) for how, more in ON_RAY.items()}
+    return found
+
+
+def _plain(options: list[str], _: Path, __: Trainer) -> list[str]:
+    return options
+
+
+def _golden(half: str, name: str, further: list[str], files: Path, trainer: Trainer) -> list[str]:
+    model = HALVES[half][name][0]
+    if not (files / model).exists():
+        trainer.command(["tiny", model, str(files / model)])
+    run = run_of(files, half, name)
+    given = [option for option in run.options if not option.startswith("output_dir=")]
+    return [str(run.recipe), *given, *further, f"checkpoint.every={KEPT}"]
+
+
 def show(arguments: argparse.Namespace) -> int:
-    """List the runs, each as the arguments of `burnish train`."""
-    for name in _chosen(arguments.runs, runs()):
-        print(f"{name}: {' '.join(runs()[name])}")
+    """List the runs."""
+    print("\n".join(_chosen(arguments.runs, runs())))
     return 0
 
 
 def record(arguments: argparse.Namespace) -> int:
     """Train every run that this commit has not recorded in FOLDER yet."""
     files = arguments.folder.resolve() / "files"
-    write_files(files, arguments.checkout / PICTURES)
+    files.mkdir(parents=True, exist_ok=True)
+    write_files(files)
 
     def one(name: str, train: Trainer) -> Outcome:
         target = arguments.folder.resolve() / name
-        options = [option.replace(FILES, str(files)) for option in runs()[name]]
+        options = runs()[name](files, train)
         if train.has_recorded(target, options):
             return Outcome(name, 0.0, None, "recorded already")
         if target.exists():
@@ -208,6 +258,11 @@ class Trainer:
         about = {"commit": self.commit, "seconds": round(seconds, 1), "command": command}
         (target / RECORDED).write_text(json.dumps(about, indent=1) + "\n")
         return Outcome(name, seconds, None)
+
+    def command(self, words: Sequence[str]) -> None:
+        """Do another command of the checkout."""
+        command = [sys.executable, "-m", "burnish.cli", *words]
+        subprocess.run(command, cwd=self.checkout, env=self.environment, check=True, stdout=subprocess.DEVNULL)
 
     def _run(self, command: Sequence[str], log: Path) -> int:
         with log.open("w") as lines:
