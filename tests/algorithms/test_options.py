@@ -230,7 +230,8 @@ def test_parts_are_chosen_by_name_alone_or_with_options(recipe):
 
 
 @pytest.mark.parametrize(("options", "named"), [
-    (["surrogate=gsp"], "gspo"), (["surrogate={clip: 2}"], "cispo"), (["surrogate={name: gspo, clp: 1}"], r"\.clp is 1"),
+    (["surrogate=gsp"], "gspo"), (["surrogate={clip: 2}"], "cispo"),
+    (["surrogate={name: gspo, clp: 1}"], r"\.clp is 1"),
     (["surrogate={name: sapo, tau_neg: 0}"], "tau_neg is 0"), (["surrogate=gspo", "clip=0.5"], r"surrogate\.clip"),
     (["advantage={name: returns, gama: 1}"], "gama is 1"), (["kl_coef=0.1", "kl_form=k9"], "kl_form is k9"),
 ])  # fmt: skip
