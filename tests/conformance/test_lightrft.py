@@ -189,14 +189,6 @@ def test_adaptive_kl(c):
     torch.testing.assert_close(trace, c.expected["values"], rtol=1e-8, atol=0)
 
 
-@every("kl_status_dp_weighting")
-def test_kl_over_ranks(c):
-    """Sums and counts are added, so ranks weigh as many tokens as they have."""
-    lengths = [int(n) for n in c.inputs["response_length"]]
-    parts = [torch.full((1, n), kl, dtype=torch.float64) for kl, n in zip(c.inputs["kl"], lengths, strict=True)]
-    c.close(sum(float(p.sum()) for p in parts) / sum(p.numel() for p in parts), c.expected["kl"])
-
-
 def penalised(name: str, c: Case, kl: torch.Tensor, mask: torch.Tensor, **options: Any) -> Rewards:
     """What is left of rewards once the KL is taken off, as a run with ``kl.route=reward`` does it."""
     coef = c.inputs["kl_coef"]  # below 0 it counts as 0 there, and ours is refused

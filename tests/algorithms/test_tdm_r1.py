@@ -1,0 +1,246 @@
+"""TDM-R1: its three losses by hand, who learns from which, what is drawn, and a tiny model that learns."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from burnish.algorithms.flow.tdm_r1 import TDMR1
+from burnish.options import OptimizerOptions
+from burnish.options.flow import LoraOptions
+from tests.support.factory import tiny_pipeline
+from tests.support.flow_bench import Bench
+from tests.support.forward_batches import COUNT, DIM, GROUPS, SIZE, scored, total
+
+STEPS = 4
+LEARN = ("policy", "fake", "surrogate")
+NAMES = (*LEARN, "slow", "reference")
+
+
+def recorded(*, missing=()):
+    """Samples of four recorded steps."""
+    plain = scored(missing=missing)
+    draw = torch.Generator().manual_seed(8)
+    states = torch.randn(COUNT, STEPS + 1, DIM, generator=draw, dtype=torch.float64)
+    times = torch.tensor([1.0, 0.9, 0.75, 0.5, 0.0], dtype=torch.float64)
+    trace = replace(
+        plain.trace, latents=states[:, -1], state=states[:, :-1], next_state=states[:, 1:],
+        time=times[:-1].expand(COUNT, -1), time_next=times[1:].expand(COUNT, -1), schedule=times,
+        logprob=torch.zeros(COUNT, STEPS), node=torch.zeros(COUNT, STEPS, dtype=torch.long),
+    )  # fmt: skip
+    return replace(plain, trace=trace)
+
+
+class Networks:
+    """Roles whose velocities are x W + t, and other where there is no prompt; all but two of them may learn."""
+
+    micro_batch_size, optimizer_steps = 8, 0
+
+    def __init__(self):
+        draw = torch.randn(len(NAMES), DIM, DIM, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+        self.weights = {name: (0.3 * draw[i]).requires_grad_() for i, name in enumerate(NAMES)}
+        self.followed = []
+
+    def lagged(self, name):
+        def predict(x, time, conditioning, unconditional, *, guidance=None):
+            assert guidance in (None, 1.0)
+            marks = conditioning.rows().tokens[:, 0].to(x)  # 100 for negative prompts
+            return x @ self.weights[name] * (1 + marks / 1000) + time[:, None]
+
+        return predict
+
+    def blend(self, name, decay, source="policy"):
+        self.followed.append((name, decay, source))
+
+    policy = property(lambda self: self.lagged("policy"))
+    reference = property(lambda self: self.lagged("reference"))
+
+
+def by_hand(algorithm, part, roles):
+    """The loss of every term, from the formulas."""
+
+    def velocity(name, x, time, mark=0.0):
+        return x @ roles.weights[name] * (1 + mark / 1000) + time[:, None]
+
+    t, u, level, reward_level = (v[:, None] for v in (part.time, part.time_next, part.level, part.reward_level))
+    v = velocity("policy", part.state, part.time)
+    clean, reached = part.state - t * v, (part.state - (t - u) * v).detach()
+
+    def noised(x, time, tau, noise):
+        a = (1 - tau) / (1 - time)
+        return a * x + (tau**2 - (time * a) ** 2).sqrt() * noise
+
+    def mean(x):
+        return x.square().mean(1)
+
+    with torch.no_grad():
+        x = noised(reached, u, level, part.fake_noise)
+        target, real = (x - clean) / level, velocity("reference", x, part.level)
+    fake = velocity("fake", x, part.level)
+    loss = mean(fake - target) + algorithm.fake_kl_coef * mean(fake - real)
+
+    s, tau = part.surrogate_time[:, None], part.surrogate_level[:, None]
+    a = (1 - tau) / (1 - s)
+    b = (tau**2 - (s * a) ** 2).sqrt()
+    x = a * part.surrogate_state + b * part.surrogate_noise
+    target = -part.surrogate_state / (1 - s) + part.surrogate_noise / b * (tau + s**2 * a / (1 - s))
+    ours, slow, real = (velocity(name, x, part.surrogate_level) for name in ("surrogate", "slow", "reference"))
+    error, before, given = (mean(one - target) for one in (ours, slow.detach(), real.detach()))
+    ratio, ratio_real = (before - error).exp(), (given - error).exp()
+    far = mean(ours - real).detach().view(-1, SIZE).mean(1).repeat_interleave(SIZE) > algorithm.stray
+    up = part.value > 0
+    held = torch.where(up, ratio > 1 + algorithm.clip, ratio < 1 - algorithm.clip)
+    held = held | (far & torch.where(up, ratio_real > 1, ratio_real < 1))
+    weight = torch.sigmoid(algorithm.beta * (part.value * (error - given)).view(-1, SIZE).mean(1)).detach()
+    learned = torch.where(held, error.detach(), error)
+    surrogate = weight.repeat_interleave(SIZE) * part.value * learned  # the paper's: its gradient is that of DGPO
+    surrogate = part.surrogate_weight * (surrogate + algorithm.kl_coef * mean(ours - real.detach()))
+
+    with torch.no_grad():
+        x = noised(reached, u, level, part.noise)
+        y = noised(reached, u, reward_level, part.reward_noise)
+        clean_of = {
+            (name, mark): at - tau * velocity(name, at, tau[:, 0], mark)
+            for name, at, tau in (("fake", x, level), ("reference", x, level), ("surrogate", y, reward_level))
+            for mark in (0.0, 100.0)
+        }
+        real, empty = clean_of["reference", 0.0], clean_of["reference", 100.0]
+        liked, unliked = clean_of["surrogate", 0.0], clean_of["surrogate", 100.0]
+        rewarded = unliked + algorithm.reward_guidance * (liked - unliked)
+        unrewarded = y - reward_level * velocity("reference", y, part.reward_level)
+        w = (clean - (empty + algorithm.real_guidance * (real - empty))).abs().mean(1)
+        w_reward = (clean - rewarded).abs().mean(1)
+        guided = clean + (algorithm.real_guidance - 1) * (real - empty)
+        less_fake = clean + real - clean_of["fake", 0.0]
+        better = clean + rewarded - unrewarded
+    by_guidance, by_real = (mean(one - clean) / w for one in (guided, less_fake))
+    policy = algorithm.real_weight * by_guidance + by_real
+    policy = policy + (1 - algorithm.real_weight) * mean(better - clean) / w_reward
+    if algorithm.reward_steps is not None:
+        later = part.number >= algorithm.reward_steps
+        policy = torch.where(later, algorithm.real_weight * (by_guidance + by_real), policy)
+    return (loss + surrogate + policy).sum(), held, policy
+
+
+ALGORITHMS = [
+    TDMR1(),
+    TDMR1(beta=10.0, clip=0.2, stray=0.0, reward_steps=2, real_weight=0.6, real_guidance=3.0, reward_guidance=2.5),
+    TDMR1(stray=100.0, clip=0.5, kl_coef=0.3, fake_kl_coef=0.5, train_timesteps=4, advantage_std="group"),
+]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=["published", "held", "free"])
+def test_its_gradients_are_those_of_the_published_losses(algorithm):
+    batch, _ = algorithm.credit(recorded())
+    (part,) = algorithm.micro_batches(batch, 1000)
+    ours, theirs = Networks(), Networks()
+    found = algorithm.loss(part, ours)
+    found.total.backward()
+    expected, held, policy = by_hand(algorithm, part, theirs)
+    expected.backward()
+    for name in LEARN:
+        torch.testing.assert_close(ours.weights[name].grad, theirs.weights[name].grad, rtol=1e-9, atol=1e-12)
+    assert all(ours.weights[name].grad is None for name in ("slow", "reference"))
+    torch.testing.assert_close(found.metrics["actor/policy_loss"][0], policy.detach().sum())
+    stopped = sum(float(found.metrics[f"surrogate/{name}"][0]) for name in ("clipfrac", "astrayfrac"))
+    assert (stopped > 0) == bool(held.any())
+
+
+@pytest.mark.parametrize("size", [1, 9])
+def test_micro_batches_and_order_change_nothing(size):
+    algorithm = TDMR1(train_timesteps=3)
+    batch, _ = algorithm.credit(recorded())
+    whole = Networks()
+    expected, metrics = total(algorithm, batch, whole, 1000)
+    expected.backward()
+    for one in (batch, batch.select([2, 0, 1])):
+        cut = Networks()
+        value, reported = total(algorithm, one, cut, size)
+        torch.testing.assert_close(value, expected)
+        value.backward()
+        for name in LEARN:
+            torch.testing.assert_close(cut.weights[name].grad, whole.weights[name].grad)
+        assert metrics.keys() == reported.keys()
+
+
+def test_a_missing_reward_is_as_if_the_sample_were_not_there():
+    algorithm, absent = TDMR1(), (1, 6, 8, 9, 10, 11)
+    without, _ = algorithm.credit(recorded(missing=absent))
+    expected, _ = algorithm.credit(recorded().select([i for i in range(COUNT) if i not in absent]))
+    assert len(without) == GROUPS - 1
+    assert algorithm.size(without) == algorithm.size(expected) == (COUNT - len(absent)) * 2
+    torch.testing.assert_close(total(algorithm, without, Networks())[0], total(algorithm, expected, Networks())[0])
+
+
+def test_the_slow_surrogate_follows_the_surrogate():
+    roles = Networks()
+    for step in (1, 2, 500):
+        roles.optimizer_steps = step
+        TDMR1().after_update(roles, step)
+    assert [name for name, _, _ in roles.followed] == ["slow"] * 3
+    assert [decay for _, decay, _ in roles.followed] == pytest.approx([0.001, 0.002, 0.3])
+    assert {source for _, _, source in roles.followed} == {"surrogate"}
+
+
+FAST = OptimizerOptions(lr=1e-2, betas=(0.0, 0.999))
+
+
+def published(tmp_path, **options):
+    algorithm = TDMR1(fake_optimizer=FAST, surrogate_optimizer=OptimizerOptions(lr=1e-2))
+    folder = tmp_path / "pipeline"
+    pipeline = folder if folder.exists() else tiny_pipeline(tmp_path, vae=False)
+    return Bench(pipeline, algorithm, optimizer=FAST, **options)
+
+
+def weights(roles, *names):
+    """Of each network, one vector."""
+    return {name: torch.cat([v.detach().flatten() for v in roles.parameters(name).values()]) for name in names}
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["adapters", "all weights"])
+def test_each_network_has_weights_and_an_optimizer_of_its_own(lora, tmp_path):
+    bench = published(tmp_path, lora=lora)
+    assert [group.name for group in bench.workers.groups] == ["actor", "fake", "surrogate"]
+    before = weights(bench.roles, *LEARN, "slow")
+    bench.train(1)
+    after = weights(bench.roles, *before)
+    assert not any(torch.equal(before[name], after[name]) for name in before)
+    assert not any(torch.equal(after[one], after[other]) for one, other in itertools.combinations(LEARN, 2))
+    # decay 0.001 at its first step
+    torch.testing.assert_close(after["slow"], torch.lerp(before["slow"], after["surrogate"], 0.999))
+
+
+def test_the_policy_learns_from_the_networks_of_before_the_update(tmp_path, monkeypatch):
+    """All of its gradient; in the authors' code the last of 24 micro-batches learns from networks that were stepped."""
+    bench, met, plain = published(tmp_path, micro=4), [], TDMR1.loss
+    before = weights(bench.roles, "fake", "surrogate", "slow")
+
+    def same():
+        return [torch.equal(before[name], value) for name, value in weights(bench.roles, *before).items()]
+
+    def loss(self, part, roles):
+        met.append(all(same()))
+        return plain(self, part, roles)
+
+    monkeypatch.setattr(TDMR1, "loss", loss)
+    bench.train(1)
+    assert len(met) > 1  # several micro-batches
+    assert all(met)
+    assert not any(same())
+
+
+def test_only_the_policy_begins_with_the_adapter_that_is_given(tmp_path):
+    """The adapter makes a model one of few steps; what judges it begins as the model without it."""
+    first = published(tmp_path)
+    first.train(1)
+    first.roles.model.save_lora(tmp_path / "adapter", "policy")
+    lora = LoraOptions(rank=4, path=str(tmp_path / "adapter"))
+    again = published(tmp_path, lora=lora)
+    for key, value in again.roles.parameters().items():
+        torch.testing.assert_close(value, first.roles.parameters()[key])
+    for name in ("fake", "surrogate", "slow"):
+        assert all((value == 0).all() for key, value in again.roles.parameters(name).items() if "lora_B" in key)
+    assert any((value != 0).any() for key, value in again.roles.parameters().items() if "lora_B" in key)

@@ -1,0 +1,418 @@
+"""Advantages: published numbers, closed forms, and what must hold for any rewards."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from burnish.advantages.groups import (
+    depthwise_advantages,
+    group_advantages,
+    group_statistics,
+    normalise_each,
+    optimality,
+)
+from burnish.advantages.rewards import Advantages, Rewards
+from burnish.advantages.rules import group_steps, optimal_baseline, pass_at_k
+from burnish.algorithms.base import advantages_of
+from burnish.algorithms.flow.lagged import DECAYS, Lag
+from burnish.registry import lookup
+from burnish.types.rollout import Scores
+from tests.conformance import Case, case, cases, labels
+
+
+def advantages(reward, group, *, missing=None, **options) -> torch.Tensor:
+    reward = torch.as_tensor(reward)
+    missing = torch.zeros(len(reward), dtype=torch.bool) if missing is None else missing
+    return group_advantages(reward, torch.as_tensor(group), missing, **options)
+
+
+def by_name(name: str, reward, group, **options) -> torch.Tensor:
+    """What the algorithm of that name makes of rewards, [B]."""
+    reward, group = torch.as_tensor(reward), torch.as_tensor(group)
+    missing = torch.zeros(len(reward), dtype=torch.bool)
+    scores = Scores(
+        reward=reward, missing=missing, components=reward[:, None], names=("r",), weights=(1.0,),
+        notes=[""] * len(reward),
+    )  # fmt: skip
+    made = lookup("flow algorithm", name)(**options)
+    return advantages_of(made, Rewards.of(scores, group, 1)).advantage[:, 0]
+
+
+def options_of(case: Case) -> dict:
+    given = case.inputs
+    if not given["norm"]:
+        return {"advantage_std": "none"}
+    scale = "global" if given["global_std"] else "group"
+    return {"advantage_std": scale, "advantage_unbiased": True, "advantage_eps": given.get("epsilon", 1e-4)}
+
+
+@pytest.mark.parametrize("c", cases("credit", "advantage/flow_grpo/T", "advantage/nft_group"), ids=lambda c: c.id)
+def test_advantages_of_verl_omni(c):
+    """Its std is over rewards repeated for every trained step; ours never depends on how many are trained."""
+    reward, expected = (c.inputs["rewards"], c.expected.get("advantages", c.expected.get("advantages_first_column")))
+    options = options_of(c)
+    if options["advantage_std"] == "global":
+        repeated = reward[:, None].expand(-1, c.inputs.get("T", 1))
+        expected = expected * (repeated.std() + options["advantage_eps"]) / (reward.std() + options["advantage_eps"])
+    name = "diffusion_nft" if "nft" in c.id else "flow_grpo"
+    c.close(by_name(name, reward, labels(c.inputs["uid"]), **options), expected)
+
+
+def test_advantages_of_flow_grpo():
+    c = case("credit", "advantage/flow_grpo_global_std")
+    got = by_name("flow_grpo", c.inputs["rewards"], labels(c.inputs["prompts"]), advantage_std="global")
+    c.close(got, c.expected["advantages"])
+
+
+def test_advantages_of_dance_grpo():
+    c = case("credit", "advantage/dance_group")
+    group = torch.arange(len(c.inputs["rewards"])) // c.inputs["group_size"]
+    c.close(by_name("dance_grpo", c.inputs["rewards"], group), c.expected["advantages"])
+
+
+def test_advantages_of_flow_factory():
+    """It divides by the larger of std and 1e-6, which is adding nothing wherever a group has a spread."""
+    c = case("credit", "advantage/flow_factory_sum_group_std")
+    weights = c.inputs["weights"]
+    reward = sum(w * torch.tensor(c.inputs[f"reward_{name}"]) for name, w in weights.items())
+    scale = "global" if c.inputs["global_std"] else "group"
+    got = by_name("flow_grpo", reward, c.inputs["group_ids"], advantage_std=scale, advantage_eps=1e-12)
+    c.close(got, c.expected["advantages"])
+
+
+@pytest.mark.parametrize("scale", ["group", "global", "none"])
+def test_equal_rewards_give_exactly_nothing(scale):
+    c = case("credit", "advantage/zero_std_groups/global1")
+    got = advantages(c.inputs["rewards"], labels(c.inputs["uid"]), scale=scale, unbiased=True)
+    c.close(got, c.expected["advantages_first_column"])
+    assert (got == 0).all()
+
+
+def test_equal_rewards_are_found_by_comparing_them():
+    c = case("credit", "edge/zero_std_ratio_float_residue")
+    for size in c.inputs["group_sizes"]:
+        reward = torch.tensor(c.inputs["group_values"], dtype=torch.float32).repeat_interleave(size)
+        group = torch.arange(len(reward)) // size
+        found = group_statistics(reward, group, torch.zeros(len(reward), dtype=torch.bool))
+        assert found.constant.float().mean() == c.expected["correct_value"]
+
+
+@pytest.mark.parametrize("scale", ["group", "global", "none"])
+@pytest.mark.parametrize("unbiased", [True, False])
+def test_one_sample_gives_zero(scale, unbiased):
+    c = case("credit", "edge/single_value_global_std")
+    got = advantages(c.inputs["rewards"], [0], scale=scale, unbiased=unbiased)
+    assert got.tolist() == [c.expected["correct_value"]]
+
+
+def test_scale_is_what_was_asked_for():
+    c = case("credit", "edge/dance_grpo_ignores_flags")
+    got = by_name("dance_grpo", c.inputs["rewards"], labels(c.inputs["uid"]), advantage_std="none")
+    torch.testing.assert_close(got, c.expected["flow_grpo"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("c", cases("credit", "nft/reward_prob/"), ids=lambda c: c.id)
+def test_optimality(c):
+    got = optimality(c.inputs["advantages"], c.inputs["adv_clip_max"], c.inputs["adv_mode"])
+    c.close(got, c.expected["reward_prob"])
+
+
+@pytest.mark.parametrize(("mode", "expected"), [
+    ("continuous", [0, 0.25, 0.5, 0.75, 1]), ("positive_only", [0.5, 0.5, 0.5, 0.75, 1]),
+    ("negative_only", [0, 0.25, 0.5, 0.5, 0.5]), ("binary", [0.25, 0.25, 0.5, 0.75, 0.75]),
+    ("one_only", [0.5, 0.5, 0.5, 0.75, 0.75]),
+])  # fmt: skip
+def test_optimality_is_a_probability(mode, expected):
+    assert optimality(torch.tensor([-9.0, -1.0, 0.0, 1.0, 9.0]), 2.0, mode).tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["copy", "linear_to_0_5", "delayed_linear_to_0_999"])
+def test_decay_of_the_old_policy(name):
+    c = case("credit", "nft/old_policy_decay")
+    c.close([Lag(decay=name).weight(step) for step in c.inputs["steps"]], c.expected[name])
+    c = case("credit", "schedule/nft_old_policy_decay")
+    kind = list(DECAYS).index(name)
+    c.close([Lag(decay=name).weight(step) for step in c.inputs["steps"]], c.expected[f"type{kind}"])
+
+
+def drawn(seed: int, size: int = 40) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    reward = torch.randn(size, generator=g)
+    group = torch.randint(7, (size,), generator=g)
+    missing = torch.rand(size, generator=g) < 0.3
+    return reward, group, missing
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("scale", ["group", "global", "none"])
+@pytest.mark.parametrize("unbiased", [True, False])
+class TestAnyRewards:
+    def test_a_missing_reward_is_as_if_the_sample_were_not_there(self, seed, scale, unbiased):
+        reward, group, missing = drawn(seed)
+        # whatever stands in place of a missing reward must not be read
+        spoiled = torch.where(missing, torch.nan if seed % 2 else 1e30, reward)
+        whole = advantages(spoiled, group, missing=missing, scale=scale, unbiased=unbiased)
+        rest = advantages(reward[~missing], group[~missing], scale=scale, unbiased=unbiased)
+        torch.testing.assert_close(whole[~missing], rest, rtol=1e-6, atol=1e-7)
+        assert (whole[missing] == 0).all()
+
+    def test_order_and_names_of_groups_do_not_matter(self, seed, scale, unbiased):
+        reward, group, missing = drawn(seed)
+        order = torch.randperm(len(reward), generator=torch.Generator().manual_seed(seed))
+        renamed = torch.randperm(7, generator=torch.Generator().manual_seed(seed + 1))[group] * 1000 - 3
+        kwargs = {"scale": scale, "unbiased": unbiased}
+        there = advantages(reward, group, missing=missing, **kwargs)
+        back = advantages(reward[order], renamed[order], missing=missing[order], **kwargs)
+        torch.testing.assert_close(back, there[order], rtol=1e-6, atol=1e-6)
+
+    def test_a_group_sums_to_nothing(self, seed, scale, unbiased):
+        reward, group, missing = drawn(seed)
+        got = advantages(reward, group, missing=missing, scale=scale, unbiased=unbiased)
+        sums = torch.zeros(7).index_add(0, group, got)
+        torch.testing.assert_close(sums, torch.zeros(7), rtol=0, atol=1e-5)
+
+
+TREE = torch.tensor([[0, 1, 3], [0, 1, 4], [0, 2, 5], [0, 2, 6]])  # nodes of a binary tree at each depth
+
+
+def test_advantages_in_a_tree():
+    c = case("credit", "advantage/branch_depthwise")
+    reward = torch.tensor(c.inputs["leaf_rewards"])
+    got = depthwise_advantages(reward, TREE, torch.zeros(4).long(), torch.zeros(4).bool())
+    assert (got[:, 0] == 0).all()
+    c.close(got[::2, 1], c.expected["depth1"])
+    assert torch.equal(got[::2, 1], got[1::2, 1])
+    c.close(got[:, 2], c.expected["depth2"])
+
+
+def test_trees_know_nothing_of_each_other():
+    reward, none = torch.tensor([0.1, 0.9, 0.4, 0.8]), torch.zeros(8).bool()
+    alone = depthwise_advantages(reward, TREE, torch.zeros(4).long(), none[:4])
+    group = torch.tensor([5] * 4 + [2] * 4)
+    both = depthwise_advantages(torch.cat([3 + 10 * reward, reward]), torch.cat([TREE + 10, TREE]), group, none)
+    torch.testing.assert_close(both, torch.cat([alone, alone]))
+    order = torch.tensor([3, 0, 2, 1])
+    mixed = depthwise_advantages(reward[order], TREE[order], none[:4].long(), none[:4])
+    torch.testing.assert_close(mixed, alone[order])
+
+
+def test_a_missing_leaf_is_as_if_it_were_not_there():
+    reward, node = torch.tensor([0.1, torch.nan, 0.4, 0.8]), torch.tensor([[1, 3], [1, 4], [2, 5], [2, 6]])
+    missing, group = torch.tensor([False, True, False, False]), torch.zeros(4).long()
+    got, rest = depthwise_advantages(reward, node, group, missing), ~missing
+    torch.testing.assert_close(got[rest], depthwise_advantages(reward[rest], node[rest], group[rest], missing[rest]))
+    assert (got[missing] == 0).all()
+
+
+@pytest.mark.parametrize("whiten", [True, False])
+def test_no_reward_rules_by_its_unit(whiten):
+    components = torch.stack([drawn(seed)[0] for seed in range(3)], 1)
+    _, group, missing = drawn(0)
+    weights, options = [1.0, 0.5, 2.0], {"whiten": whiten, "eps": 1e-12}
+    got = normalise_each(components, weights, group, missing, **options)
+    rescaled = normalise_each(components * torch.tensor([100.0, 1.0, 0.01]) + 7, weights, group, missing, **options)
+    torch.testing.assert_close(got, rescaled, rtol=1e-3, atol=1e-4)
+    assert (got[missing] == 0).all()
+    if whiten:
+        torch.testing.assert_close(got[~missing].mean(), torch.tensor(0.0), rtol=0, atol=1e-6)
+        torch.testing.assert_close(got[~missing].std(correction=0), torch.tensor(1.0))
+    else:
+        parts = [advantages(components[:, i], group, missing=missing, eps=1e-12) for i in range(3)]
+        torch.testing.assert_close(got, sum(w * part for w, part in zip(weights, parts, strict=True)))
+
+
+def test_a_missing_component_adds_nothing():
+    components, group = torch.tensor([[1.0, 5.0], [0.0, torch.nan], [0.5, 1.0]]), torch.zeros(3).long()
+    none = torch.zeros(3).bool()
+    got = normalise_each(components, [1.0, 1.0], group, none)
+    second = advantages([5.0, 0.0, 1.0], group, missing=torch.tensor([False, True, False]))
+    torch.testing.assert_close(got, advantages(components[:, 0], group) + second)
+    assert got.isfinite().all()
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_the_lowest_rewards_of_a_group_may_be_left_out_of_its_statistics(unbiased):
+    """As MixGRPO's trimmed_ratio: a quarter of four is one; all four are compared with the mean of the other three."""
+    reward = [5.0, 0.0, 1.0, 3.0, 7.0, 8.0, 9.0, -6.0]
+    got = advantages(reward, [0, 0, 0, 0, 1, 1, 1, 1], trimmed_ratio=0.25, unbiased=unbiased, eps=1e-8)
+    rest = torch.tensor([[5.0, 1.0, 3.0], [7.0, 8.0, 9.0]])
+    mean, std = rest.mean(1, keepdim=True), rest.std(1, keepdim=True, correction=int(unbiased))
+    torch.testing.assert_close(got, ((torch.tensor(reward).view(2, 4) - mean) / std).flatten())
+
+
+def test_where_only_trimmed_rewards_differ_the_whole_group_says_how_far():
+    """MixGRPO's own code divides by 1e-8 here."""
+    reward = [1.0, 0.0, 1.0, 1.0]
+    got = advantages(reward, [0] * 4, trimmed_ratio=0.25, eps=1e-8)
+    torch.testing.assert_close(got, (torch.tensor(reward) - 1) / torch.tensor(reward).std(correction=0))
+    assert advantages([2.0] * 4, [0] * 4, trimmed_ratio=0.25).eq(0).all()
+
+
+GROUPED = ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "cpgd", "opo", "pass_at_k"]
+REWARD = torch.tensor([1.0, 0.0, 0.0, 0.1, 0.1, 0.1, 0.3, 0.9, 5.0])
+GROUP = torch.tensor([7, 7, 7, 2, 2, 2, 9, 9, 4])  # one that differs, one of equal rewards, one pair, one alone
+MISSING = torch.zeros(9, dtype=torch.bool)
+OPTIONS = {"reinforce_plus_plus_baseline": {"whiten": False}, "pass_at_k": {"pass_k": 1, "pass_reward": 0.5}}
+
+
+def rewards(reward=REWARD, group=GROUP, missing=MISSING, *, components=None, weights=(1.0,), actions=3) -> Rewards:
+    components = reward[:, None] if components is None else components
+    names = tuple(map(str, range(components.shape[1])))
+    scores = Scores(
+        reward=reward, missing=missing, components=components, names=names, weights=weights, notes=[""] * len(reward)
+    )
+    return Rewards.of(scores, group, actions)
+
+
+def of_samples(name: str, given: Rewards | None = None, **options) -> torch.Tensor:
+    """Of each sample [B]; all of its actions have the same."""
+    made = lookup("language algorithm", name)(**OPTIONS.get(name, {}), **options)
+    found = advantages_of(made, given or rewards()).advantage
+    assert torch.equal(found, found[:, :1].expand_as(found))
+    return found[:, 0]
+
+
+def test_closed_forms():
+    torch.testing.assert_close(of_samples("dr_grpo")[:3], torch.tensor([2 / 3, -1 / 3, -1 / 3]))
+    torch.testing.assert_close(of_samples("rloo")[:3], torch.tensor([1.0, -0.5, -0.5]))
+    torch.testing.assert_close(of_samples("rloo")[6:8], torch.tensor([-0.6, 0.6]))
+    torch.testing.assert_close(of_samples("grpo")[:3], torch.tensor([2.0, -1.0, -1.0]) / 3**0.5, rtol=1e-5, atol=1e-5)
+    assert of_samples("reinforce_plus_plus_baseline").equal(of_samples("dr_grpo"))
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_equal_rewards_and_a_group_of_one_say_exactly_nothing(name):
+    assert not of_samples(name)[[3, 4, 5, 8]].any()
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_a_missing_reward_is_none(name):
+    missing = torch.zeros(9, dtype=torch.bool)
+    missing[[1, 6]] = True
+    got = of_samples(name, rewards(REWARD.masked_fill(missing, torch.nan), missing=missing))
+    there = ~missing
+    alone = of_samples(name, rewards(REWARD[there], GROUP[there], MISSING[there]))
+    torch.testing.assert_close(got[there], alone)
+    assert not got[missing].any()
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_order_does_not_matter(name):
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(0))
+    got = of_samples(name, rewards(REWARD[order], GROUP[order]))
+    torch.testing.assert_close(got, of_samples(name)[order])
+
+
+def test_groups_without_signal_do_not_thin_out_the_others():
+    """Two of four groups differ: clip_filter doubles, up to its limit."""
+    equal = of_samples("cpgd", weighting="equal")
+    torch.testing.assert_close(of_samples("cpgd", weighting="clip_filter"), 2 * equal)
+    torch.testing.assert_close(of_samples("cpgd", weighting="clip_filter", weighting_clip=1.5), 1.5 * equal)
+    gone = rewards(missing=GROUP == 4)  # a group of which nothing is known is none
+    torch.testing.assert_close(of_samples("cpgd", gone, weighting="clip_filter"), 1.5 * equal)
+
+
+WIDE = torch.tensor([[0.0, 10.0, 3.0], [1.0, 0.0, 5.0], [0.5, 0.0, 7.0], [0.2, 4.0, torch.nan], [0.7, 1.0, 0.0]])
+WEIGHTS = (1.0, 0.5, 0.0)  # the third one is only watched
+
+
+@pytest.mark.parametrize("half", ["language", "flow"])
+@pytest.mark.parametrize("how", ["each", "gdpo"])
+@pytest.mark.parametrize("scale", ["group", "global"])
+def test_several_rewards_are_normalised_one_by_one(half, how, scale):
+    """GDPO of tokens and of denoising steps is the same function; each half keeps its defaults of eps and std."""
+    reward, group, none = WIDE[:, :2] @ torch.tensor(WEIGHTS[:2]), torch.tensor([0, 0, 1, 1, 1]), MISSING[:5]
+    name = {"language": "grpo", "flow": "flow_grpo"}[half]
+    made = lookup(f"{half} algorithm", name)(advantage_aggregation=how, advantage_std=scale)
+    found = advantages_of(made, rewards(reward, group, none, components=WIDE, weights=WEIGHTS)).advantage
+    expected = normalise_each(
+        WIDE, WEIGHTS, group, none, scale=scale, eps=made.advantage_eps, unbiased=made.advantage_unbiased,
+        whiten=how == "gdpo",
+    )  # fmt: skip
+    assert torch.equal(found, expected[:, None].expand(-1, 3))
+    summed = advantages_of(type(made)(advantage_std=scale), rewards(reward, group, none)).advantage[:, 0]
+    assert summed[0] > 0 > expected[0]  # ten points of the second reward outweigh the one point of the first
+
+
+def test_what_does_not_count_has_no_advantage():
+    mask = torch.tensor([[True, False], [False, False]])
+    found = Advantages.of(torch.full((2, 2), torch.nan).masked_fill(mask, 1.0), mask)
+    assert found.advantage.tolist() == [[1, 0], [0, 0]]
+
+
+def test_the_optimal_baseline_weighs_long_responses_more():
+    lengths = torch.tensor([4, 1, 1, 2, 2])
+    mask = torch.arange(4) < lengths[:, None]
+    given = replace(
+        rewards(
+            torch.tensor([1.0, 0.0, 1.0, 0.5, 0.2]), torch.tensor([0, 0, 0, 1, 1]), torch.zeros(5, dtype=torch.bool)
+        ),
+        mask=mask,
+    )
+    found = optimal_baseline(given)
+    torch.testing.assert_close(found, torch.tensor([1 - 5 / 6, -5 / 6, 1 - 5 / 6, 0.15, -0.15]))
+
+
+def everyway(correct: list[bool], k: int) -> torch.Tensor:
+    """Pass@k's advantage by going through all groups of k."""
+    groups = list(itertools.combinations(range(len(correct)), k))
+    reward = torch.tensor([float(any(correct[i] for i in group)) for group in groups], dtype=torch.float64)
+    std = reward.std(correction=0)
+    each = (reward - reward.mean()) / std if std > 0 else torch.zeros_like(reward)
+    return torch.stack([each[[i in group for group in groups]].mean() for i in range(len(correct))])
+
+
+@pytest.mark.parametrize("right", range(7))
+@pytest.mark.parametrize("k", [1, 2, 4, 6])
+def test_pass_at_k_is_the_mean_over_all_groups_of_k(k, right):
+    correct = [i < right for i in range(6)]
+    reward, group = torch.tensor(correct).float(), torch.zeros(6, dtype=torch.long)
+    given = rewards(reward, group, torch.zeros(6, dtype=torch.bool))
+    found = pass_at_k(given, pass_k=k, pass_reward=1.0)
+    torch.testing.assert_close(found, everyway(correct, k).float(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_group_of_fewer_than_k_says_nothing_of_pass_at_k():
+    missing = torch.tensor([False, False, True, True])
+    given = rewards(torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.zeros(4, dtype=torch.long), missing)
+    assert not pass_at_k(given, pass_k=3, pass_reward=1.0).any()
+
+
+NAN = float("nan")
+
+
+def of_steps(steps, rest=(0.0, 0.0, 0.0), group=(0, 0, 1)):
+    steps = torch.tensor(steps)
+    total = steps.nan_to_num(0.0).sum(1) + torch.tensor(rest)
+    missing = torch.zeros(len(steps), dtype=torch.bool)
+    return Rewards(
+        reward=total, components=total[:, None], weights=(1.0,), actions=steps.nan_to_num(0.0),
+        by_turn=steps.nan_to_num(0.0), greedy=total, group=torch.tensor(group), missing=missing,
+        mask=torch.ones_like(steps, dtype=torch.bool), value=torch.zeros(len(steps), 0), steps=steps,
+    )  # fmt: skip
+
+
+def test_a_token_gets_what_its_step_and_later_ones_are_worth():
+    steps = [[NAN, 1.0, NAN, 0.0], [0.5, NAN, 0.25, NAN], [NAN, 0.7, NAN, NAN]]
+    values = torch.tensor([1.0, 0.0, 0.5, 0.25])  # of the first group
+    normal = (values - values.mean()) / (values.std() + 1e-6)
+    found = group_steps(of_steps(steps), advantage_std="group", advantage_eps=1e-6)
+    expected = torch.tensor(
+        [
+            [normal[0] + normal[1]] * 2 + [normal[1]] * 2,
+            [normal[2] + normal[3], normal[3], normal[3], 0.0],
+            [0.0] * 4,  # one step has nothing to be compared with
+        ]
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_what_belongs_to_no_step_is_compared_as_a_whole():
+    steps = [[NAN, 0.5], [NAN, 0.5], [NAN, 0.5]]
+    given = of_steps(steps, rest=(1.0, 0.0, 5.0))
+    found = group_steps(given, advantage_std="none", advantage_eps=1e-6)
+    torch.testing.assert_close(found, torch.tensor([[0.5, 0.5], [-0.5, -0.5], [0.0, 0.0]]))

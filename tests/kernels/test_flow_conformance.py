@@ -1,0 +1,283 @@
+"""Schedules, transitions, guidance and windows against the field's reference implementations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from burnish.flow.sampling import Plan, denoise, guide
+from burnish.flow.schedules import schedule, shift_strength
+from burnish.flow.times import diffuse, logit_normal, stratify, to_normal
+from burnish.flow.transitions import transition
+from burnish.flow.windows import Window
+from tests.conformance import case, cases
+
+KINDS = {"sde": "sde", "cps": "cps", "dance_sde": "dance", "Flow-SDE": "sde", "CPS": "cps", "Dance-SDE": "dance"}
+
+
+def every(file: str, *prefixes: str):
+    return pytest.mark.parametrize("case", cases(file, *prefixes), ids=lambda case: case.id)
+
+
+TRAINING_TIMES = schedule(1000, {}, kind="shift_once", shift=3.0)[:-1]  # the noise levels of diffusers' schedulers
+QWEN = {
+    "use_dynamic_shifting": True, "base_image_seq_len": 256, "max_image_seq_len": 8192,
+    "base_shift": 0.5, "max_shift": 0.9, "shift_terminal": 0.02, "time_shift_type": "exponential",
+}  # fmt: skip
+
+
+def times_of(case):
+    """The schedule that a case describes, by our options."""
+    given, name = case.inputs, case.id.removeprefix("schedule/")
+    if name.startswith("sd35"):
+        return schedule(given["n"], {"num_train_timesteps": given["num_train_timesteps"]}, shift=given["shift"])
+    if name.startswith("flow_grpo"):
+        return schedule(given["num_inference_steps"], {"shift": given["shift"]})
+    if name.startswith("qwen"):
+        tokens = (given["height"] // 16) * (given["width"] // 16)
+        return schedule(given["n"], QWEN, kind="shift_once", tokens=tokens)
+    steps = {"wan22": lambda: given["n"], "bagel": lambda: given["n"] - 1, "dance": lambda: given["num_steps"]}
+    return schedule(steps[name.split("_")[0]](), {}, kind="shift_once", shift=given["shift"])
+
+
+@every(
+    "flow", "schedule/sd35", "schedule/qwen", "schedule/wan22", "schedule/bagel", "schedule/flow_grpo", "schedule/dance"
+)
+def test_schedule(case):
+    case.close(times_of(case), case.expected["sigmas"])
+    if "timesteps" in case.expected:
+        scale = 1.0 if "bagel" in case.id else 1000.0
+        timesteps = torch.as_tensor(case.expected["timesteps"])
+        torch.testing.assert_close(times_of(case)[:-1] * scale, timesteps, rtol=1e-5, atol=1e-3)
+
+
+def test_strength_of_the_dynamic_shift():
+    c = case("flow", "schedule/ltx2_mu")
+    given = c.inputs
+    mu = shift_strength(
+        given["seq_len"], base_tokens=given["base_seq"], max_tokens=given["max_seq"],
+        base_shift=given["base_shift"], max_shift=given["max_shift"],
+    )  # fmt: skip
+    c.close(mu, c.expected["mu"])
+
+
+def step_of(given: dict, kind: str, noise, velocity):
+    level = noise.flatten() if isinstance(noise, torch.Tensor) else noise
+    known = (given[k] for k in ("sigma_max(=sigmas[1])", "sigma_max", "sigma_index_1") if k in given)
+    t_max = next(known, given.get("sigma_next", 0.96))  # read only at t = 1
+    sample = torch.as_tensor(given["sample"] if "sample" in given else given["sample_x"])
+    t = given.get("sigma", given.get("sigmas_at"))
+    t_next = given.get("sigma_next", given.get("sigmas_next"))
+    return transition(kind, velocity, sample, t, t_next, noise=level, t_max=float(t_max))
+
+
+def density_of(kind: str) -> str:
+    return "squared_error" if kind == "cps" else "gaussian"
+
+
+@every("flow", "sde_step")
+def test_step_of_verl_omni(case):
+    given, expected = case.inputs, case.expected
+    kind = KINDS[given.get("sde_type", "sde")]
+    velocity = given["model_output"].clone().requires_grad_()
+    step = step_of(given, kind, given["noise_level"], velocity)
+    logprob = step.logprob(given["prev_sample"], density_of(kind))
+    case.close(step.mean, expected["prev_sample_mean"])
+    case.close(logprob, expected["log_prob"])
+    case.close(step.step.sqrt(), expected["sqrt_dt"])
+    # verl-omni leaves the root of the step length out of the std of its sde alone
+    case.close(step.std / step.step.sqrt() if kind == "sde" else step.std, expected["std_dev_t"].flatten())
+    if "grad_model_output_of_sum_log_prob" in expected:
+        (gradient,) = torch.autograd.grad(logprob.sum(), velocity)
+        case.close(gradient, expected["grad_model_output_of_sum_log_prob"])
+    if "log_prob_no_normalizer" in expected:
+        error = -(given["prev_sample"] - step.mean).square().flatten(1).mean(1)
+        case.close(error if kind == "cps" else error / (2 * step.std**2), expected["log_prob_no_normalizer"])
+
+
+@every("flow", "sde_sample")
+def test_sample_of_verl_omni(case):
+    given, expected = case.inputs, case.expected
+    kind = KINDS[given["sde_type"]]
+    step = step_of(given, kind, given["noise_level"], given["model_output"])
+    landed = step.sample(given["noise_z"])
+    case.close(step.mean, expected["prev_sample_mean"])
+    case.close(landed, expected["prev_sample"])
+    case.close(step.logprob(landed, density_of(kind)), expected["log_prob"])
+
+
+@every("flow", "sde_ode_limit")
+def test_without_noise_a_step_is_eulers(case):
+    step = step_of(case.inputs, KINDS[case.inputs["sde_type"]], 0.0, case.inputs["model_output"])
+    case.close(step.mean, case.expected["euler"])
+    case.close(step.mean, case.expected["prev_sample_mean"])
+    assert (step.std == 0).all()
+
+
+@every("flow", "sde/flow", "sde/dance")
+def test_step_of_the_authors(case):
+    given, expected = case.inputs, case.expected
+    kind = KINDS[given.get("dynamics_type", given.get("sde_type", "dance_sde" if "dance" in case.id else "sde"))]
+    noise = given.get("noise_level", given.get("eta"))
+    velocity = torch.tensor(given["model_output_v"])
+    step = step_of(given, kind, noise, velocity)
+    landed = step.sample(torch.tensor(given["z"])) if "z" in given else torch.tensor(given["next_sample"])
+    case.close(step.logprob(landed, density_of(kind)), expected["log_prob"])
+    if "next" in expected:
+        case.close(landed, expected["next"])
+    if "mean" in expected:
+        case.close(step.mean, expected["mean"])
+    if "std_dev_t" in expected:
+        std = torch.as_tensor(expected["std_dev_t"]).flatten()
+        case.close(step.std / step.step.sqrt() if kind == "sde" else step.std, std)
+    if "pred_x0" in expected:
+        x0 = torch.tensor(given["sample_x"]) - given["sigma"] * velocity
+        case.close(x0, expected["pred_x0"])
+
+
+def test_log_prob_of_the_dance_step_keeps_its_normaliser():
+    """MixGRPO's copy of the step drops it by a line that ends early."""
+    c = case("flow", "sde/mixgrpo_dance_logprob_quirk_i8")
+    step = step_of(c.inputs, "dance", c.inputs["eta"], torch.tensor(c.inputs["model_output_v"]))
+    logprob = step.logprob(torch.tensor(c.inputs["next_sample"]))
+    c.close(logprob + step.std.log() + 0.5 * torch.tensor(2 * torch.pi).log(), c.expected["log_prob"])
+
+
+@every("flow", "cfg/")
+def test_guidance(case):
+    given = case.inputs
+    rescale = "true_cfg" in case.id
+    if "x0" in case.id:
+        sigma = given["sigma"]
+        x0 = guide(given["sample"] - sigma * given["pos"], given["sample"] - sigma * given["neg"], given["scale"])
+        case.close((given["sample"] - x0) / sigma, case.expected["out"])
+    towards, away = given["pos"].movedim(-1, 1), given["neg"].movedim(-1, 1)
+    found = guide(towards, away, given["scale"], rescale=rescale).movedim(1, -1)
+    case.close(found, case.expected["out"])
+
+
+def test_progressive_window_of_verl_omni():
+    c = case("flow", "mixgrpo/progressive")
+    start, stop = c.inputs["range"]
+    window = Window(
+        kind="progressive", size=c.inputs["size"], start=start, stop=stop, every=c.inputs["iters_per_group"]
+    )
+    for update, (first, end) in zip(c.inputs["global_steps"], c.expected["windows"], strict=True):
+        assert window.choose(stop + 1, update=update, key=0) == list(range(first, end))
+
+
+def test_progressive_window_of_mixgrpo():
+    """Its windows that stick out of the range shrink and end empty; ours keep their size."""
+    c = case("flow", "window/mixgrpo_progressive")
+    given = c.inputs
+    window = Window(
+        kind="progressive",
+        size=given["group_size"],
+        stop=given["max_timesteps"],
+        every=given["iters_per_group"],
+        stride=given["prog_overlap_step"] if given["prog_overlap"] else None,
+        wrap=given["roll_back"],
+    )
+    whole = [w for w in c.expected["windows"] if len(w) == given["group_size"]]
+    steps = given["max_timesteps"] + 1
+    assert [window.choose(steps, update=update, key=0) for update in range(len(whole))] == whole
+
+
+def test_random_window_of_mixgrpo():
+    c = case("flow", "mixgrpo/random")
+    start, stop = c.inputs["range"]
+    window = Window(kind="random", size=c.inputs["size"], start=start, stop=stop, shared_by="update")
+    chosen = [window.choose(stop + 1, update=0, key=c.inputs["seed"] + step) for step in c.inputs["global_steps"]]
+    assert chosen == [list(range(first, end)) for first, end in c.expected["windows"]]
+
+
+@pytest.mark.parametrize("name", ["window/flow_grpo_per_sample", "window/mixgrpo_random", "window/ltx_noncontiguous"])
+def test_random_windows_reach_what_others_reach(name):
+    """Other generators draw other windows; ours draws from the same ones."""
+    given = case("flow", name).inputs
+    size = given.get("size", given.get("group_size"))
+    start, stop = given.get("range", (0, given.get("max_timesteps")))
+    scattered = "noncontiguous" in name
+    window = Window(kind="random", size=size, start=start, stop=stop, scattered=scattered)
+    drawn = {tuple(window.choose(stop + 1, update=0, key=key)) for key in range(3000)}
+    combinations = torch.combinations(torch.arange(start, stop), size).tolist()
+    expected = {tuple(c) for c in combinations if scattered or c[-1] - c[0] == size - 1}
+    assert drawn == expected
+
+
+def final_state(given: dict, velocity, steps: int, solver: str = "euler") -> torch.Tensor:
+    """Where ``steps`` deterministic steps lead to."""
+    times, x = torch.tensor(given["sigmas"][: steps + 1]), torch.tensor(given["x_T"])
+    plan = Plan(
+        times=times, kind="ode", noise=0.0, recorded=torch.zeros(len(x), steps, dtype=torch.bool), solver=solver
+    )
+    return denoise(lambda x, t, rows: velocity(x, t.view(-1, *[1] * (x.ndim - 1))), x, plan, lambda i: x).latents
+
+
+def test_first_order_dpm_solver_is_eulers_method():
+    c = case("flow", "ode/diffusion_nft_dpm1")
+
+    def velocity(x, t):
+        return 0.3 * x + t
+
+    c.close(final_state(c.inputs, velocity, len(c.inputs["sigmas"]) - 1), c.expected["final"])
+    c.close(final_state(c.inputs, velocity, 3), c.expected["step3"])
+
+
+def test_deterministic_ddim_is_eulers_method():
+    c = case("flow", "ode/diffusion_nft_ddim_eta0_i4")
+    given = {name: torch.tensor(value) for name, value in c.inputs.items()}
+    for kind in ("ode", "ddim"):
+        step = transition(
+            kind, given["model_output_v"], given["sample_x"], given["sigma"], given["sigma_next"],
+            noise=given["eta"], t_max=0.96,
+        )  # fmt: skip
+        c.close(step.mean, c.expected["next"])
+        assert (step.std == 0).all()
+
+
+@pytest.mark.parametrize("t", [1.0, 0.8, 0.3])
+def test_stochastic_ddim(t):
+    """DiffusionNFT's formula for eta > 0, written out."""
+    x, v, z = (torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+    t_next, eta = 0.25, 0.7
+    clean, noise = x - t * v, x + (1 - t) * v
+    fresh = eta * t_next * (1 - t_next**2 * (1 - t) ** 2 / (t**2 * (1 - t_next) ** 2)) ** 0.5
+    expected = (1 - t_next) * clean + (t_next**2 - fresh**2) ** 0.5 * noise + fresh * z
+    step = transition("ddim", v, x, torch.tensor(t), torch.tensor(t_next), noise=eta, t_max=0.96)
+    torch.testing.assert_close(step.sample(z), expected)
+
+
+def test_logit_normal_times():
+    c = case("flow", "timesteps/awm_logit_normal_shift3")
+    torch.manual_seed(c.inputs["seed"])
+    c.close(logit_normal(torch.randn(6), shift=c.inputs["shift"]), c.expected["t"])
+
+
+def test_a_shift_moves_times_towards_noise():
+    """Flow-Factory applies it to 1 - t in two of its samplings, so the same number moves them to clean pictures."""
+    c = case("flow", "timesteps/flow_factory_logit_normal_mean")
+    draw = stratify(torch.rand(c.inputs["n"], generator=torch.Generator().manual_seed(0)))
+    times = logit_normal(to_normal(draw), shift=c.inputs["shift"])
+    assert times.mean() == pytest.approx(1 - c.expected["mean_sigma"], abs=c.rtol)
+    # what was meant is symmetric: the reciprocal shift is the other direction
+    c.close(logit_normal(to_normal(draw), shift=1 / c.inputs["shift"]).mean(), c.expected["mean_sigma"])
+
+
+def test_noisy_pairs():
+    c = case("flow", "dpo/noisy_latents")
+    times = TRAINING_TIMES[c.inputs["table_indices"]]
+    c.close(times, c.expected["sigmas"])
+    c.close(1000 * times, c.inputs["timesteps"])
+    c.close(diffuse(c.inputs["latents"], c.inputs["noise"], times), c.expected["noisy"])
+
+
+def test_noise_and_time_of_a_pair():
+    c = case("flow", "dpo/sampled_pairs_share")
+    count, *shape = c.inputs["latents_shape"]
+    torch.manual_seed(c.inputs["torch_seed"])
+    noise = torch.randn(count // 2, *shape)
+    density = logit_normal(torch.randn(count // 2))
+    times = 1000 * TRAINING_TIMES[(1000 * density).long()]
+    c.close(times.repeat_interleave(2), c.expected["timesteps"])
+    c.close(noise.repeat_interleave(2, 0), c.expected["noise"])

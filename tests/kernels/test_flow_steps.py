@@ -1,0 +1,303 @@
+"""Noise levels, transitions and windows: closed forms, marginals, diffusers' own numbers."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+
+from burnish.flow.sampling import guide
+from burnish.flow.schedules import dynamic_shift, schedule, static_shift, stretch_to_terminal
+from burnish.flow.solvers import extrapolation
+from burnish.flow.times import diffuse, stratify
+from burnish.flow.transitions import transition
+from burnish.flow.windows import Window
+from burnish.losses.matching import awm_logprob
+from burnish.utils import random
+from tests.support.exact_flows import gaussian_velocity
+
+
+def same(ours, scheduler) -> None:
+    torch.testing.assert_close(ours, scheduler.sigmas, rtol=2e-6, atol=2e-7)
+    assert ours[-1] == 0
+    assert (ours.diff() < 0).all()
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0, 5.0])
+@pytest.mark.parametrize("steps", [1, 4, 10, 28])
+def test_static_shift(steps, shift):
+    """As the scheduler places noise levels, and of those that a pipeline passes."""
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
+    scheduler.set_timesteps(steps)
+    same(schedule(steps, dict(scheduler.config)), scheduler)
+    same(schedule(steps, {"shift": 2.0}, shift=shift), scheduler)
+    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps))
+    same(schedule(steps, dict(scheduler.config), kind="shift_once"), scheduler)
+
+
+@pytest.mark.parametrize("time_shift_type", ["exponential", "linear"])
+@pytest.mark.parametrize("terminal", [None, 0.02])
+@pytest.mark.parametrize("tokens", [64, 4096])
+def test_dynamic_shift(tokens, terminal, time_shift_type):
+    """FLUX.1's pipeline passes linspace(1, 1 / steps), Stable Diffusion 3's lets the scheduler choose."""
+    scheduler = FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True, shift=3.0, shift_terminal=terminal, time_shift_type=time_shift_type
+    )
+    config, mu = dict(scheduler.config), calculate_shift(tokens, 256, 4096, 0.5, 1.15)
+    scheduler.set_timesteps(sigmas=np.linspace(1.0, 0.1, 10), mu=mu)
+    same(schedule(10, config, kind="shift_once", tokens=tokens), scheduler)
+    scheduler.set_timesteps(10, mu=mu)
+    same(schedule(10, config, tokens=tokens), scheduler)
+
+
+@pytest.mark.parametrize("option", ["use_karras_sigmas", "use_beta_sigmas", "invert_sigmas"])
+def test_what_is_not_supported_is_refused_by_name(option):
+    with pytest.raises(ValueError, match=option):
+        schedule(10, {option: True})
+
+
+def test_shifts_keep_the_ends_and_have_inverses():
+    t = torch.linspace(0.01, 1, 50, dtype=torch.float64)
+    assert static_shift(t, 3.0)[-1] == 1
+    torch.testing.assert_close(static_shift(static_shift(t, 3.0), 1 / 3), t)
+    torch.testing.assert_close(dynamic_shift(dynamic_shift(t, 0.7), -0.7), t)
+    torch.testing.assert_close(dynamic_shift(t, float(np.log(3.0))), static_shift(t, 3.0))
+    torch.testing.assert_close(dynamic_shift(t, 3.0, "linear"), static_shift(t, 3.0))
+    falling = t.flip(0)
+    stretched = stretch_to_terminal(falling, 0.2)
+    torch.testing.assert_close(stretched[[0, -1]], torch.tensor([1.0, 0.2], dtype=torch.float64))
+
+
+def draws(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_one_draw_of_each_part():
+    draw = stratify(draws(64))
+    assert (draw * 64).floor().tolist() == list(range(64))
+    together = stratify(torch.rand(3, 5))
+    assert ((together * 5).floor() == torch.arange(5)).all()
+
+
+def test_a_picture_is_diffused_to_noise():
+    clean, noise = torch.randn(3, 2, 2), torch.randn(3, 2, 2)
+    mixed = diffuse(clean, noise, torch.tensor([0.0, 0.25, 1.0]))
+    torch.testing.assert_close(mixed, torch.stack([clean[0], 0.75 * clean[1] + 0.25 * noise[1], noise[2]]))
+
+
+def test_after_a_step_from_pure_noise_nothing_is_extrapolated():
+    assert extrapolation(torch.tensor(1.0), torch.tensor(0.9), torch.tensor(0.8)) == 0
+
+
+KINDS = ["sde", "cps", "dance", "ddim", "ode"]
+NOISY = ["sde", "cps", "dance", "ddim"]
+SHAPES = [(5,), (2, 3, 2, 2)]
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("t", [1.0, 0.6])
+def test_without_noise_every_kind_is_eulers_step(kind, shape, t):
+    x, v = draw(3, *shape), draw(3, *shape, seed=1)
+    step = transition(kind, v, x, torch.tensor(t), torch.tensor(0.4), noise=0.0, t_max=0.96)
+    torch.testing.assert_close(step.mean, x + (0.4 - t) * v, rtol=1e-5, atol=1e-6)
+    assert (step.std == 0).all()
+    torch.testing.assert_close(step.sample(draw(3, *shape, seed=2)), step.mean)
+
+
+@pytest.mark.parametrize("kind", NOISY)
+def test_rows_know_nothing_of_each_other(kind):
+    x, v, noise = draw(4, 3, 2), draw(4, 3, 2, seed=1), torch.tensor([0.1, 0.5, 0.7, 0.9])
+    t, t_next = torch.tensor([1.0, 0.9, 0.5, 0.2]), torch.tensor([0.9, 0.7, 0.3, 0.0])
+    whole = transition(kind, v, x, t, t_next, noise=noise, t_max=0.9)
+    landed = whole.sample(draw(4, 3, 2, seed=2))
+    for i in range(4):
+        row = slice(i, i + 1)
+        alone = transition(kind, v[row], x[row], t[i], t_next[i], noise=noise[i], t_max=0.9)
+        torch.testing.assert_close(alone.mean, whole.mean[row], rtol=0, atol=0)
+        torch.testing.assert_close(alone.std, whole.std[row], rtol=0, atol=0)
+        torch.testing.assert_close(alone.logprob(landed[row]), whole.logprob(landed)[row], equal_nan=True)
+
+
+def walk(kind: str, noise: float, steps: int, mean: float, std: float, stop: float, count: int = 40_000):
+    """States after walking from t = 1 to the first time <= stop, and that time."""
+    times = schedule(steps, {}, kind="shift_once", shift=1.0)
+    velocity, g = gaussian_velocity(mean, std), torch.Generator().manual_seed(7)
+    x = torch.randn(count, 1, generator=g)
+    for t, t_next in pairwise(times):
+        step = transition(kind, velocity(x, t), x, t, t_next, noise=noise, t_max=float(times[1]))
+        x = step.sample(torch.randn(count, 1, generator=g))
+        if t_next <= stop + 1e-6:
+            return x, float(t_next)
+    raise AssertionError("the schedule ends at 0")
+
+
+@pytest.mark.parametrize(("kind", "noise"), [("sde", 0.7), ("dance", 0.3), ("cps", 0.6), ("ddim", 1.0)])
+def test_noise_keeps_the_marginals(kind, noise):
+    """Statistical: 40,000 walkers know mean and spread to 0.5 % of the spread; 400 steps add up to 1 %.
+
+    CPS draws noise afresh but puts the predicted x_0 in place of a draw of it: it keeps the amount of noise
+    and loses spread of the data (a tenth of it at t = 0.2 here); it is exact where the data is a point.
+    """
+    mean, std = 1.5, 0.02 if kind == "cps" else 0.5
+    x, t = walk(kind, noise, 400, mean, std, stop=0.2)
+    exact_std = math.sqrt((1 - t) ** 2 * std**2 + t**2)
+    assert abs(float(x.mean()) - (1 - t) * mean) < 0.02 * exact_std
+    assert abs(float(x.std()) / exact_std - 1) < 0.02
+
+
+@pytest.mark.parametrize("kind", NOISY)
+def test_log_prob_is_the_mean_of_normal_log_densities(kind):
+    x, v, z = draw(3, 2, 4), draw(3, 2, 4, seed=1), draw(3, 2, 4, seed=2)
+    step = transition(kind, v, x, torch.tensor(0.8), torch.tensor(0.7), noise=0.6, t_max=0.95)
+    landed = step.sample(z)
+    normal = torch.distributions.Normal(step.mean, step.std.view(-1, 1, 1))
+    torch.testing.assert_close(step.logprob(landed), normal.log_prob(landed).flatten(1).mean(1))
+    torch.testing.assert_close(
+        step.logprob(landed, "squared_error"), -(step.std**2) * z.square().flatten(1).mean(1), rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("eta", [0.3, 1.0])
+@pytest.mark.parametrize("index", [0, 3, 8])
+def test_ddim_is_that_of_diffusers_after_the_change_of_variables(eta, index):
+    """Of a model that predicts noise, x = a x_0 + s eps: with x / (a + s) and t = s / (a + s) it is a flow."""
+    ddim = DDIMScheduler(beta_schedule="scaled_linear", clip_sample=False, timestep_spacing="leading", steps_offset=1)
+    ddim.set_timesteps(10)
+    now = int(ddim.timesteps[index])
+    kept = ddim.alphas_cumprod[[now, now - 100]].double()
+    a, s = kept.sqrt(), (1 - kept).sqrt()
+    x, eps, z = draw(2, 3, 4).double(), draw(2, 3, 4, seed=1).double(), draw(2, 3, 4, seed=2).double()
+    landed = ddim.step(eps, now, x, eta=eta, variance_noise=z).prev_sample
+
+    t, t_next = (s / (a + s)).float()
+    velocity = eps - (x - s[0] * eps) / a[0]
+    step = transition("ddim", velocity.float(), (x / (a + s)[0]).float(), t, t_next, noise=eta, t_max=1.0)
+    torch.testing.assert_close(step.sample(z.float()), (landed / (a + s)[1]).float(), rtol=1e-4, atol=1e-5)
+
+
+WINDOWS = [
+    Window(),
+    Window(start=2),
+    Window(kind="fixed", size=2, start=1),
+    Window(kind="random", size=3),
+    Window(kind="random", size=3, start=2, stop=7),
+    Window(kind="random", size=3, scattered=True),
+    Window(kind="progressive", size=2, every=3),
+    Window(kind="progressive", size=4, every=1, stride=1, wrap=True),
+    Window(kind="progressive", size=3, every=2, stride=2, stop=8),
+]
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("steps", [9, 10, 28])
+def test_window(window, steps):
+    for update in range(40):
+        chosen = window.choose(steps, update=update, key=update * 7 + 1)
+        assert len(chosen) == window.count(steps)
+        assert chosen == sorted(set(chosen))
+        assert set(chosen) <= set(window.within(steps))
+        assert steps - 1 not in chosen
+        assert window.choose(steps, update=update, key=update * 7 + 1) == chosen
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_a_progressive_window_passes_over_every_step_of_its_range(wrap):
+    window = Window(kind="progressive", size=3, every=2, stride=2, wrap=wrap)
+    seen = [tuple(window.choose(11, update=update, key=0)) for update in range(20)]
+    assert set().union(*seen) == set(range(10))
+    assert seen[:4:2] == [(0, 1, 2), (2, 3, 4)]
+    assert all(seen[i] == seen[i + 1] for i in range(0, 20, 2))
+    assert seen[8] == (7, 8, 9)
+    assert seen[10] == ((0, 1, 2) if wrap else (7, 8, 9))
+
+
+@pytest.mark.parametrize("options", [
+    {"kind": "random"}, {"size": 2}, {"kind": "fixed", "size": 2, "every": 3},
+    {"kind": "random", "size": 2, "wrap": True}, {"kind": "random", "size": 2, "stride": 2},
+    {"kind": "progressive", "size": 2, "scattered": True}, {"kind": "fixed", "size": 2, "shared_by": "update"},
+    {"kind": "progressive", "size": 2, "decay": 0.2}, {"kind": "progressive", "size": 2, "decay_after": 3},
+    {"kind": "random", "size": 2, "interval": "linear"},
+])  # fmt: skip
+def test_an_option_that_is_never_read_is_refused(options):
+    with pytest.raises(ValueError, match="size" if len(options) == 1 else [*options][-1]):
+        Window(**options)
+
+
+def test_deterministic_steps_may_include_the_last_and_windows_must_fit():
+    assert Window(kind="last", size=3).choose(8, update=0, key=0, stochastic=False) == [5, 6, 7]
+    assert Window(kind="last", size=3).choose(8, update=0, key=0) == [4, 5, 6]
+    assert Window(kind="all").choose(4, update=0, key=0, stochastic=False) == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="only the first 4"):
+        Window(kind="all", stop=5).within(4, stochastic=False)
+    for options in ({"stop": 10}, {"kind": "fixed", "size": 10}, {"kind": "random", "size": 3, "start": 5, "stop": 7}):
+        with pytest.raises(ValueError, match="window"):
+            Window(**options).choose(10, update=0, key=0)
+
+
+@pytest.mark.parametrize(("options", "stays"), [
+    ({}, [4, 4, 4, 4]),
+    ({"interval": "linear", "decay": 0.25}, [4, 3, 2, 1]),
+    ({"interval": "linear", "decay": 0.9}, [4, 1, 1, 1]),
+    ({"interval": "exponential", "decay": math.log(2)}, [4, 2, 1, 1]),
+    ({"interval": "exponential", "decay": math.log(2), "decay_after": 2}, [4, 4, 4, 2]),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("wrap", [True, False])
+def test_a_window_stays_shorter_the_further_it_has_moved(options, stays, wrap):
+    window = Window(kind="progressive", size=2, stride=1, every=4, wrap=wrap, **options)
+    first = [window.choose(6, update=update, key=0)[0] for update in range(2 * sum(stays))]
+    once = [place for place, stay in enumerate(stays) for _ in range(stay)]
+    assert first == (2 * once if wrap else once + [3] * len(once))
+
+
+@pytest.mark.parametrize(
+    ("interval", "rounded"), [("exponential", math.ceil), ("linear", math.floor)], ids=["exponential", "linear"]
+)
+def test_a_falling_interval_is_rounded_as_by_the_authors(interval, rounded):
+    """MixGRPO's code takes the ceiling of every exp(-0.1 max(step - 13, 0)), and the floor where it falls linearly."""
+    window = Window(kind="progressive", size=4, stride=1, every=25, interval=interval, decay=0.1, decay_after=13)
+    expected = []
+    for step in range(21):  # 25 denoising steps, of which the last is never stochastic: 21 places for a window of 4
+        beyond = max(step - 13, 0)
+        exact = 25 * math.exp(-0.1 * beyond) if interval == "exponential" else 25 * (10 - beyond) / 10
+        expected += [step] * rounded(exact)
+    assert [window.choose(25, update=update, key=0)[0] for update in range(len(expected))] == expected
+
+
+VIDEO = (2, 3, 4, 5)  # channels, frames, height, width
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frames_may_lie_one_below_the_other(kind):
+    """Videos go through the mathematics of pictures: transitions, guidance by channels, and matching."""
+    v, x, z, other = (draw(4, *VIDEO, seed=seed) for seed in range(4))
+    t, t_next = torch.tensor([1.0, 0.9, 0.5, 0.2]), torch.tensor([0.9, 0.5, 0.2, 0.1])
+    found = []
+    for fold in (lambda video: video, lambda video: video.flatten(-3, -2)):
+        step = transition(kind, fold(v), fold(x), t, t_next, noise=0.6, t_max=0.9)
+        guided = guide(fold(v), fold(x), 4.0, rescale=True)
+        torch.testing.assert_close(guided.norm(dim=1), fold(v).norm(dim=1))
+        logprob = torch.zeros(4) if kind == "ode" else step.logprob(fold(other))
+        assert logprob.shape == (4,)
+        sampled, error = step.sample(fold(z)), awm_logprob(fold(v), fold(x), t, weighting="ghuber")
+        found.append([value.flatten(1) for value in (step.mean, sampled, guided, logprob[:, None], error[:, None])])
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
+    keys = [(1, "rollout", 0, "prompt", sample, "start") for sample in range(3)]
+    assert torch.equal(random.normal(VIDEO, keys).flatten(-3, -2), random.normal((2, 12, 5), keys))
+
+
+def test_rescaled_guidance_of_nothing_is_nothing():
+    nothing = torch.zeros(1, *VIDEO, requires_grad=True)
+    guided = guide(nothing, nothing, 4.0, rescale=True)
+    guided.sum().backward()
+    assert torch.equal(guided, torch.zeros_like(guided))
+    assert nothing.grad.isfinite().all()

@@ -1,0 +1,421 @@
+"""Clipped ratios and the other surrogates: published numbers, closed forms, gradients, and what must not break them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from burnish.algorithms.correction import RolloutCorrection
+from burnish.batches.steps import StepTerms
+from burnish.flow.transitions import Transition, transition
+from burnish.losses.kl import gaussian_kl
+from burnish.losses.policy import Surrogate, flow_clip, log_ratio, ppo_clip, sequence_mean, terms, weights
+from burnish.losses.surrogates import cispo, cpgd, dppo, gmpo, gspo, guard_log_ratio, kl_trust_region, reinforce, sapo
+from burnish.registry import lookup
+from tests.conformance import case, cases
+from tests.support.token_losses import aggregate, assert_gradient, batch, mask_of, spoil
+
+MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+
+
+CONSTANT = dict.fromkeys(MODES[:3]) | {MODES[3]: 10.0}
+
+
+def all_of(values) -> torch.Tensor:
+    return torch.ones_like(values, dtype=torch.bool)
+
+
+def published(given: dict):
+    """The published form: advantages clipped to +-5, one clip range."""
+    logprob = torch.as_tensor(given["log_prob"]).clone().requires_grad_()
+    advantage = torch.as_tensor(given["advantages"])
+    limit = given.get("adv_clip_max", 5.0)
+    clip = given.get("clip_ratio", given.get("clip_range"))
+    old = torch.as_tensor(given["old_log_prob"])
+    made = lookup("flow algorithm", "flow_grpo")(clip=clip, advantage_clip=limit)
+    bounded, _ = made.clipped(advantage[:, None], all_of(logprob)[:, None])
+    one = (value[:, None] for value in (logprob, old))
+    loss, metrics = made.objective(*one, bounded, all_of(bounded), torch.ones_like(bounded))
+    ratio = metrics["actor/ratio_mean"][:, 0]
+    return logprob, Surrogate(loss[:, 0], ratio, {name: value[:, 0] for name, value in metrics.items()})
+
+
+@pytest.mark.parametrize("c", cases("losses", "loss/flow_grpo/"), ids=lambda c: c.id)
+def test_flow_clip(c):
+    logprob, found = published(c.inputs)
+    c.close(found.loss.mean(), c.expected["loss"])
+    (gradient,) = torch.autograd.grad(found.loss.mean(), logprob)
+    c.close(gradient, c.expected["grad_log_prob"])
+    for name in ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_higher", "actor/pg_clipfrac_lower"):
+        c.close(found.metrics[name].mean(), c.expected["metrics"][name])
+    c.close(found.ratio.mean(), c.expected["metrics"]["actor/ratio_mean"])
+    c.close(found.ratio.std(), c.expected["metrics"]["actor/ratio_std"])
+
+
+def test_flow_clip_with_published_kl():
+    c = case("losses", "loss/flow_grpo_ppo_kl")
+    given = c.inputs
+    logprob, found = published(given)
+    c.close(found.loss.mean(), c.expected["policy_loss"])
+    c.close(torch.autograd.grad(found.loss.mean(), logprob)[0], c.expected["grad_log_prob"])
+    mean, reference = torch.tensor(given["mean"]), torch.tensor(given["mean_ref"])
+    kl = gaussian_kl(mean, reference, torch.full((len(mean),), given["std_dev_t"]))
+    c.close(kl.mean(), c.expected["kl_loss"])
+    c.close(found.loss.mean() + given["beta"] * kl.mean(), c.expected["loss"])
+
+
+@pytest.mark.parametrize("c", cases("losses", "total_loss/flow_grpo_kl"), ids=lambda c: c.id)
+def test_surrogate_and_kl_add_up(c):
+    """verl-omni divides by accumulation steps, times sequence-parallel ranks; ours divides once."""
+    given = c.inputs
+    _, found = published(given)
+    kl = gaussian_kl(given["prev_sample_mean"], given["ref_prev_sample_mean"], given["std_dev_t"].flatten())
+    total = (found.loss + given["kl_loss_coef"] * kl).mean() / given["gradient_accumulation_steps"] * given["sp_size"]
+    c.close(total, c.expected["loss"])
+    c.close(found.metrics["actor/ppo_kl"].mean(), c.expected["metrics"]["actor/ppo_kl"])
+    c.close(kl.mean(), c.expected["metrics"]["actor/kl_loss"])
+
+
+def test_a_rejected_step_leaves_the_denominator():
+    """verl-omni still divides by all steps."""
+    c = case("correction", "total_loss/flow_grpo_bypass_rs")
+    given = dict(c.inputs)
+    old, logprob = given["old_log_prob(=rollout)"], given["log_prob"]
+    lower, upper = (float(bound) for bound in given["threshold"].split("_"))
+    rule = {"reject": given["rollout_rs"], "reject_above": upper, "reject_below": lower}
+    correction = RolloutCorrection(mode="bypass", weights="none", **rule)
+    _, kept, _ = correction.apply(logprob[:, None], old[:, None], torch.ones(len(old), 1).bool())
+    kept = kept[:, 0]
+    _, found = published(given | {"old_log_prob": old})
+    c.close((found.loss * kept).mean(), c.expected["loss"])
+    for name in found.metrics.keys() & c.expected["metrics"].keys():
+        c.close(found.metrics[name].mean(), c.expected["metrics"][name])
+    assert kept.tolist() == [True, False, True, True]
+    # what is required: three terms; the ratio is to the sampler already, so no weight comes on top
+    torch.testing.assert_close(found.loss[kept].mean(), c.expected["loss"] * 4 / 3)
+
+
+def test_dual_clip_bounds_what_a_bad_token_costs():
+    ratio = torch.tensor([[1.1, 5.0, 50.0]], dtype=torch.float64)
+    advantage, mask = -torch.ones_like(ratio), mask_of([3], 3)
+    found = ppo_clip(ratio.log(), torch.zeros_like(ratio), advantage, mask, clip=0.2, dual_clip=3.0)
+    torch.testing.assert_close(found.loss, torch.tensor([[1.1, 3.0, 3.0]], dtype=torch.float64))
+    assert found.metrics["actor/pg_clipfrac_lower"].tolist() == [[0, 1, 1]]
+    with pytest.raises(ValueError, match="dual_clip is 1"):
+        ppo_clip(ratio, ratio, advantage, mask, clip=0.2, dual_clip=1.0)
+
+
+@pytest.mark.parametrize(("mode", "expected"), zip(MODES, [21 / 6, (2 + 4.5 + 6) / 3, 21 / 3, 21 / 30], strict=True))
+def test_closed_forms(mode, expected):
+    """Three sequences of 3, 2 and 1 tokens that count, with losses 1 to 6, and one without a token."""
+    mask = mask_of([3, 2, 1, 0], 3)
+    values = torch.full((4, 3), torch.nan).masked_scatter(mask, torch.arange(1.0, 7.0))
+    assert aggregate(values, mask, mode, CONSTANT[mode]).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+def test_the_cut_into_micro_batches_is_not_seen(mode, rows):
+    torch.manual_seed(0)
+    mask = torch.rand(7, 6) < 0.5
+    mask[2] = False
+    values = torch.randn(7, 6, dtype=torch.float64)
+    total = sum(
+        (part * weights(chosen, mode, CONSTANT[mode])).sum()
+        for part, chosen in zip(values.split(rows), mask.split(rows), strict=True)
+    )
+    count = sum(int(terms(chosen, mode)) for chosen in mask.split(rows))
+    assert count == int(terms(mask, mode))
+    torch.testing.assert_close(total / count, aggregate(values, mask, mode, CONSTANT[mode]), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", [(2, 3), (2, 0), (0, 3)])
+def test_a_batch_that_says_nothing_is_zero(mode, shape):
+    mask = torch.zeros(shape, dtype=torch.bool)
+    assert int(terms(mask, mode)) == 0
+    assert aggregate(torch.full(shape, torch.nan), mask, mode, CONSTANT[mode]).item() == 0
+
+
+def test_the_constant_belongs_to_one_mode():
+    mask = mask_of()
+    with pytest.raises(ValueError, match="seq-mean-token-sum-norm"):
+        weights(mask, "token-mean", 10.0)
+    with pytest.raises(ValueError, match="largest response length"):
+        weights(mask, "seq-mean-token-sum-norm")
+    with pytest.raises(ValueError, match="above 0"):
+        weights(mask, "seq-mean-token-sum-norm", 0.0)
+
+
+GRPO = "seq-mean-token-mean"
+LOSSES = {
+    "ppo_clip": lambda *a: ppo_clip(*a, clip=0.2, clip_high=0.28),
+    "dual_clip": lambda *a: ppo_clip(*a, clip=0.2, clip_high=0.28, dual_clip=1.4),
+    "flow_clip": lambda *a: flow_clip(*a, clip=0.2, clip_high=0.28),
+    "kl_trust_region": lambda *a: kl_trust_region(*a, torch.where(a[3], 0.1, torch.inf), threshold=0.05),
+    "gspo": lambda *a: gspo(*a, clip=0.1, clip_high=0.15),
+    "gmpo": lambda *a: gmpo(*a, clip=0.2, clip_high=0.2),
+    "cispo": lambda *a: cispo(*a, clip=1.0, clip_high=0.2),
+    "sapo": lambda *a: sapo(*a, tau_pos=1.0, tau_neg=1.05),
+    "cpgd": lambda *a: cpgd(*a, clip=0.2, clip_high=0.2),
+    "cpgd_drift": lambda *a: cpgd(*a, clip=0.2, clip_high=0.2, drift_coef=0.5),
+    "reinforce": reinforce,
+}
+VALUES = ["ppo_clip", "dual_clip", "flow_clip", "gmpo", "sapo", "cpgd", "reinforce"]  # gradient of their own value
+every = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+
+
+@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("seed", range(3))
+def test_gradients_are_those_of_the_value(name, seed):
+    logprob, old, advantage, mask = batch(seed)
+    assert_gradient(lambda at: aggregate(LOSSES[name](at, old, advantage, mask).loss, mask, GRPO), logprob)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gspo_is_the_clipped_ratio_of_the_sequence(seed):
+    """The token form has the value and the gradient of the sequence's own objective."""
+    logprob, old, advantage, mask = batch(seed)
+    leaf = logprob.clone().requires_grad_()
+    total = aggregate(LOSSES["gspo"](leaf, old, advantage, mask).loss, mask, GRPO)
+
+    def objective(at):
+        ratio = sequence_mean(log_ratio(at, old, mask), mask).exp()
+        bounded = ratio.clamp(1 - 0.1, 1 + 0.15)
+        each = torch.maximum(-advantage[:, 0] * ratio, -advantage[:, 0] * bounded)
+        return each[mask.any(-1)].mean()
+
+    torch.testing.assert_close(total, objective(leaf))
+    other = logprob.clone().requires_grad_()
+    torch.testing.assert_close(
+        torch.autograd.grad(total, leaf)[0], torch.autograd.grad(objective(other), other)[0], rtol=1e-6, atol=1e-9
+    )
+
+
+def test_cispo_weighs_the_policy_gradient_and_drops_no_token():
+    logprob, old, advantage, mask = batch(1, spread=1.0)
+    leaf = logprob.clone().requires_grad_()
+    found = LOSSES["cispo"](leaf, old, advantage, mask)
+    weight = (logprob - old).exp().clamp(max=1.2)
+    expected = torch.where(mask, -weight * advantage, 0.0)
+    torch.testing.assert_close(torch.autograd.grad(found.loss.sum(), leaf)[0], expected)
+    assert found.metrics["actor/pg_clipfrac"].sum() > 0
+
+
+def test_gmpo_is_the_geometric_mean_of_ratios_clipped_where_it_pushes():
+    ratio = torch.tensor([[1.5, 0.5], [1.5, 0.5]], dtype=torch.float64)
+    advantage = torch.tensor([[1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
+    loss = gmpo(
+        ratio.log(), torch.zeros(2, 2), advantage, mask_of([2, 2], 2), clip=math.log(1.6), clip_high=math.log(1.2)
+    ).loss
+    torch.testing.assert_close(loss[0, 0].item(), -math.sqrt(1.2 * 0.5))
+    torch.testing.assert_close(loss[1, 0].item(), math.sqrt(1.5 / 1.6))
+
+
+def test_cpgd_drift_pulls_back_no_harder_than_its_clip():
+    """Without an advantage only the drift is left: (ratio - 1), at most 0.2, per log-prob."""
+    difference = torch.tensor([[3.0, 0.1, -0.5]], dtype=torch.float64)
+    logprob, nothing, mask = difference.clone().requires_grad_(), torch.zeros_like(difference), mask_of([3], 3)
+    found = cpgd(logprob, nothing, nothing, mask, clip=0.2, drift_coef=0.5, drift_clip=0.2)
+    estimate = difference.exp() - 1 - difference
+    torch.testing.assert_close(found.loss, 0.5 * estimate)
+    torch.testing.assert_close(found.metrics["actor/policy_drift"], estimate)
+    expected = 0.5 * (difference.exp() - 1).clamp(max=0.2)
+    torch.testing.assert_close(torch.autograd.grad(found.loss.sum(), logprob)[0], expected)
+    with pytest.raises(ValueError, match="clip is 1"):
+        cpgd(logprob, nothing, nothing, mask, clip=1.0, clip_high=0.2)
+
+
+@every
+def test_on_policy_every_loss_is_the_policy_gradient(loss):
+    """At ratio 1 the gradient is -advantage, or its mean over the sequence for losses of sequences."""
+    logprob, _, advantage, mask = batch()
+    leaf = logprob.clone().requires_grad_()
+    total = aggregate(loss(leaf, logprob, advantage, mask).loss, mask, GRPO)
+    plain = logprob.clone().requires_grad_()
+    expected = aggregate(reinforce(plain, logprob, advantage, mask).loss, mask, GRPO)
+    torch.testing.assert_close(torch.autograd.grad(total, leaf)[0], torch.autograd.grad(expected, plain)[0])
+
+
+@every
+@pytest.mark.parametrize("rubbish", [math.nan, math.inf, -math.inf, 1e30])
+def test_rubbish_in_padding_changes_nothing(loss, rubbish):
+    """Nor does an all-masked row; a batch without one chosen token is all zeros."""
+    logprob, old, advantage, mask = batch()
+    leaf = logprob.clone().requires_grad_()
+    clean = loss(leaf, old, advantage, mask)
+    spoilt = spoil(logprob, mask, rubbish).requires_grad_()
+    got = loss(spoilt, spoil(old, mask, rubbish), spoil(advantage, mask, rubbish), mask)
+    torch.testing.assert_close(
+        (got.loss, got.ratio, got.metrics), (clean.loss, clean.ratio, clean.metrics), rtol=0, atol=0
+    )
+    gradients = torch.autograd.grad(clean.loss.sum(), leaf)[0], torch.autograd.grad(got.loss.sum(), spoilt)[0]
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+    for tensor in (got.loss, got.ratio, gradients[1], *got.metrics.values()):
+        assert tensor is None or not tensor[~mask].any()
+    nothing = torch.zeros_like(mask)
+    assert loss(spoilt, spoilt.detach(), spoil(advantage, nothing, rubbish), nothing).loss.sum().item() == 0
+
+
+@every
+def test_rows_do_not_see_each_other_nor_the_width(loss):
+    logprob, old, advantage, mask = batch()
+    whole = loss(logprob, old, advantage, mask).loss
+    for row in range(len(mask)):
+        width = max(int(mask[row].sum()), 1)
+        alone = loss(*[tensor[row : row + 1, :width] for tensor in (logprob, old, advantage, mask)]).loss
+        torch.testing.assert_close(alone, whole[row : row + 1, :width])
+
+
+@every
+@pytest.mark.parametrize("far", [1e3, -1e3])
+def test_a_wild_ratio_stays_finite(loss, far):
+    _, old, advantage, mask = batch(dtype=torch.float32)
+    logprob = (old + far).requires_grad_()
+    for sign in (1, -1):
+        total = loss(logprob, old, sign * advantage.abs(), mask).loss.sum()
+        assert total.isfinite()
+        assert torch.autograd.grad(total, logprob)[0].isfinite().all()
+
+
+@every
+def test_half_precision_is_raised_before_anything_is_subtracted(loss):
+    logprob, old, advantage, mask = [t.bfloat16() if t.is_floating_point() else t for t in batch()]
+    got = loss(logprob, old, advantage, mask).loss
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, loss(logprob.float(), old.float(), advantage.float(), mask).loss)
+
+
+def transitions_of(given: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    """Standard deviation of the step with the root of its length, and that length, both [M]."""
+    step = given["sqrt_dt"].square()
+    return given["std_dev_t"].flatten() * given["sqrt_dt"], step
+
+
+def single_steps(advantage: torch.Tensor) -> StepTerms:
+    """Terms [M] of one step each, of which nothing but the advantage is read."""
+    count = len(advantage)
+    unread: Any = torch.zeros(count)
+    return StepTerms(
+        steps=unread, index=[0] * count, row=list(range(count)), slot=[0] * count, advantage=advantage,
+        weight=torch.ones(count), old=unread, old_mean=unread, reference_mean=unread,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("c", cases("losses", "loss/grpo_guard/"), ids=lambda c: c.id)
+def test_guard_of_verl_omni(c):
+    """It takes the mean of std and step over the batch, which are equal in all of its rows here."""
+    given, expected = c.inputs, c.expected
+    logprob = given["log_prob"].clone().requires_grad_()
+    mean = given["prev_sample_mean"].clone().requires_grad_()
+    std, step = transitions_of(given)
+    made = lookup("flow algorithm", "grpo_guard")(clip=given["clip_ratio"], advantage_clip=given["adv_clip_max"])
+    advantage, _ = made.clipped(given["advantages"], torch.ones_like(logprob, dtype=torch.bool))
+    loss, values = made.step_objective(
+        single_steps(advantage), Transition(mean, std, step), logprob, given["old_log_prob"],
+        given["old_prev_sample_mean"],
+    )  # fmt: skip
+    total, ratio = loss.mean(), values["actor/ratio_mean"]
+    c.close(total, expected["loss"])
+    by_logprob, by_mean = torch.autograd.grad(total, (logprob, mean))
+    c.close(by_logprob, expected["grad_log_prob"])
+    c.close(by_mean, expected["grad_prev_sample_mean"])
+    for name in ("actor/pg_clipfrac", "actor/pg_clipfrac_higher", "actor/pg_clipfrac_lower"):
+        c.close(values[name].mean(), expected["metrics"][name])
+    c.close((given["old_log_prob"] - logprob).mean(), expected["metrics"]["actor/ppo_kl"])
+    c.close(ratio.mean(), expected["metrics"]["actor/ratio_mean"])
+    c.close(ratio.std(), expected["metrics"]["actor/ratio_std"])
+
+
+def test_guard_of_flow_factory():
+    """Per sample; its division by the step length is missing there, so only the ratio is compared."""
+    c = case("losses", "loss/grpo_guard_flow_factory")
+    given = {name: torch.tensor(value) for name, value in c.inputs.items()}
+    old, new = (
+        transition(
+            "sde", given[v], given["x"], given["sigma"], given["sigma_next"],
+            noise=float(given["noise_level"]), t_max=0.96,
+        )
+        for v in ("v_old", "v_new")
+    )  # fmt: skip
+    difference = guard_log_ratio(new.logprob(given["next"]), old.logprob(given["next"]), new.mean, old.mean, new.std)
+    c.close(difference.exp(), c.expected["ratio_row0"])
+    c.close(difference, (given["z"] * (new.mean - old.mean)).flatten(1).mean(1))
+
+
+@pytest.mark.parametrize("c", cases("losses", "loss/flow_dppo/"), ids=lambda c: c.id)
+def test_trust_region_of_flow_dppo(c):
+    given, expected = c.inputs, c.expected
+    logprob = given["log_prob"].clone().requires_grad_()
+    mean = given["prev_sample_mean"].clone().requires_grad_()
+    std, step = transitions_of(given)
+    measure = "gaussian" if given["add_kl_coefficient"] else "means"
+    made = lookup("flow algorithm", "flow_dppo")(kl_threshold=given["kl_mask_threshold"], kl_measure=measure)
+    loss, values = made.step_objective(
+        single_steps(given["advantages"]), Transition(mean, std, step), logprob, given["old_log_prob"],
+        given["old_prev_sample_mean"],
+    )  # fmt: skip
+    c.close(loss.mean(), expected["loss"])
+    by_logprob, by_mean = torch.autograd.grad(loss.mean(), (logprob, mean), allow_unused=True)
+    c.close(by_logprob, expected["grad_log_prob"])
+    assert by_mean is None
+    metrics = expected["metrics"]
+    for name in values.keys() & metrics.keys():
+        c.close(values[name].mean(), metrics[name])
+    assert len(values.keys() & metrics.keys()) == 8
+    c.close(values["actor/kl_new_old"].mean(), metrics["actor/kl_new_old_mean"])
+    c.close(values["actor/kl_new_old"].max(), metrics["actor/kl_new_old_max"])
+    ratio = values["actor/ratio_mean"]
+    for name, value in (("mean", ratio.mean()), ("min", ratio.min()), ("max", ratio.max())):
+        c.close(value, metrics[f"actor/ratio_{name}"])
+    c.close(ratio.std(correction=0), metrics["actor/ratio_std"])
+
+
+def test_beyond_the_trust_region_only_the_way_back_is_open():
+    logprob = torch.tensor([0.5, 0.5, -0.5, -0.5], requires_grad=True)
+    advantage, mask = torch.tensor([1.0, -1.0, 1.0, -1.0]), torch.ones(4, dtype=torch.bool)
+    far, near = torch.full((4,), 0.2), torch.full((4,), 0.05)
+    for kl, still in ((far, [False, True, True, False]), (near, [True] * 4)):
+        found = kl_trust_region(logprob, torch.zeros(4), advantage, mask, kl, threshold=0.1)
+        (gradient,) = torch.autograd.grad(found.loss.sum(), logprob)
+        assert (gradient != 0).tolist() == still
+        assert found.metrics["actor/unmasked_fraction"].bool().tolist() == still
+
+
+@pytest.mark.parametrize("divergence", ["tv", "kl"])
+def test_dppo_leaves_out_what_has_moved_too_far_and_would_move_on(divergence):
+    """By hand: probabilities after and before, the advantage, and whether the action still counts."""
+    rows = [
+        (0.9, 0.5, 1.0, False),  # likely, and further up: out
+        (0.9, 0.5, -1.0, True),  # is drawn back
+        (0.2, 0.6, -1.0, False),
+        (0.2, 0.6, 1.0, True),
+        (0.012, 0.002, 1.0, True),  # six times as likely, and next to nothing has moved
+        (0.52, 0.5, 1.0, True),
+    ]
+    p, q, advantage = (torch.tensor([[row[i] for row in rows]], dtype=torch.float64) for i in range(3))
+    leaf, old, mask = p.log().requires_grad_(), q.log(), torch.ones(1, len(rows), dtype=torch.bool)
+    found = dppo(leaf, old, advantage, mask, divergence=divergence, divergence_limit=0.15, ratio_limit=20.0)
+    (gradient,) = torch.autograd.grad(found.loss.sum(), leaf)
+    counts = torch.tensor([[row[3] for row in rows]])
+    torch.testing.assert_close(gradient, torch.where(counts, -advantage * p / q, 0.0))
+    assert torch.equal(found.metrics["actor/pg_clipfrac"] == 0, counts)
+
+
+def test_dppo_measures_the_kl_of_taking_an_action_or_not():
+    for p, q in ((0.3, 0.6), (0.6, 0.3), (0.01, 0.02)):
+        exact = torch.distributions.kl_divergence(
+            torch.distributions.Bernoulli(torch.tensor(q).double()),
+            torch.distributions.Bernoulli(torch.tensor(p).double()),
+        )
+        one = torch.tensor([[1.0]], dtype=torch.float64)
+        advantage = one if p > q else -one
+        for limit, out in ((float(exact) * 1.01, 0.0), (float(exact) * 0.99, 1.0)):
+            found = dppo(
+                (one * p).log(), (one * q).log(), advantage, one.bool(),
+                divergence="kl", divergence_limit=limit, ratio_limit=20.0,
+            )  # fmt: skip
+            assert found.metrics["actor/pg_clipfrac"].item() == out

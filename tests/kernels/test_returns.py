@@ -1,0 +1,223 @@
+"""Rewards in time: returns, where rewards stand, whitening, and which samples are compared."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from burnish.advantages.groups import group_advantages
+from burnish.advantages.returns import gae
+from burnish.advantages.selection import pairs, select_best_worst
+from burnish.advantages.shaping import clip_values, overlong_penalty, place_reward, place_step_rewards, turn_numbers
+from burnish.advantages.whitening import Moments, RunningMoments, whitened
+from tests.conformance import case, cases, labels
+from tests.support.token_losses import mask_of, spoil
+
+
+def by_definition(rewards, values, gamma, lam):
+    """Schulman et al. 2016, eq. 16, as a double sum over one row of chosen tokens."""
+    length = len(rewards)
+    following = [*values[1:], 0.0]
+    surprise = [rewards[t] + gamma * following[t] - values[t] for t in range(length)]
+    return [sum((gamma * lam) ** (k - t) * surprise[k] for k in range(t, length)) for t in range(length)]
+
+
+def rows(mask):
+    torch.manual_seed(0)
+    return torch.randn(mask.shape, dtype=torch.float64), torch.randn(mask.shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("rubbish", [0.0, math.nan, math.inf])
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5), (1.0, 1.0), (0.9, 0.0), (0.0, 1.0)])
+@pytest.mark.parametrize("turns", [False, True])
+def test_gae_is_its_definition_on_the_chosen_tokens(gamma, lam, turns, rubbish):
+    """In several turns the environment's tokens take no time: what was chosen stands next to each other."""
+    mask = mask_of()
+    if turns:
+        mask = torch.tensor([[1, 0, 0, 1, 1], [0, 1, 0, 1, 0], [0, 0, 0, 0, 0], [0, 0, 1, 0, 0]]).bool()
+    rewards, values = rows(mask)
+    advantage, target = gae(spoil(rewards, mask, rubbish), spoil(values, mask, rubbish), mask, gamma=gamma, lam=lam)
+    for row, chosen in enumerate(mask):
+        expected = by_definition(rewards[row][chosen].tolist(), values[row][chosen].tolist(), gamma, lam)
+        torch.testing.assert_close(advantage[row][chosen], torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(target[mask], (advantage + values)[mask])
+    assert not advantage[~mask].any()
+    assert not target[~mask].any()
+
+
+TURNS = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]]).bool()
+
+
+def test_a_reward_stands_on_the_last_chosen_token():
+    placed = place_reward(torch.tensor([1.0, 2.0, 3.0]), TURNS)
+    assert placed.tolist() == [[0, 0, 0, 1, 0], [0, 0, 2, 0, 0], [0] * 5]
+
+
+def test_rewards_of_steps():
+    """Step 1 of the second sample has no chosen token; step numbers of other tokens are not read."""
+    step = torch.tensor([[0, 0, 0, 1, 99], [-5, 0, 0, 1, 1], [0, 0, 0, 1, 1]])
+    placed = place_step_rewards(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), step, TURNS)
+    assert placed.tolist() == [[0, 1, 0, 2, 0], [0, 0, 3, 0, 0], [0] * 5]
+
+
+TWO_TURNS = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 0, 1]]).bool()
+
+
+def test_turns_are_stretches_of_chosen_tokens():
+    assert turn_numbers(TWO_TURNS)[TWO_TURNS].tolist() == [0, 0, 1, 0, 0, 1]
+
+
+def test_clipping_counts_what_was_outside_before():
+    values = torch.tensor([[-3.0, 0.5, 3.0], [1.0, 9.0, math.nan]])
+    mask = mask_of([3, 1], 3)
+    clipped, fraction = clip_values(values, -1.0, 1.0, mask)
+    assert clipped.tolist() == [[-1, 0.5, 1], [1, 0, 0]]
+    assert fraction == pytest.approx(2 / 4)
+    assert clip_values(clipped, -1.0, 1.0, mask)[1] == 0
+    assert clip_values(values, -1.0, 1.0, mask & False)[1] == 0
+    with pytest.raises(ValueError, match="must not be above"):
+        clip_values(values, 1.0, -1.0)
+
+
+def test_the_overlong_penalty_falls_in_a_line():
+    penalty = overlong_penalty(torch.tensor([0, 6, 8, 10]), max_length=10, buffer=4, factor=2.0)
+    assert penalty.tolist() == [0, 0, -1, -2]
+    for buffer in (0, 10):
+        with pytest.raises(ValueError, match=f"overlong buffer is {buffer}"):
+            overlong_penalty(torch.tensor([1]), max_length=10, buffer=buffer)
+
+
+def present(values) -> torch.Tensor:
+    return torch.ones(len(values), dtype=torch.bool)
+
+
+@pytest.mark.parametrize("std", ["biased", "unbiased"])
+@pytest.mark.parametrize("rubbish", [0.0, math.nan, math.inf, 1e30])
+def test_chosen_tokens_have_mean_0_and_spread_1(rubbish, std):
+    torch.manual_seed(0)
+    mask = mask_of()
+    white = whitened(spoil(torch.randn(mask.shape) * 3 + 7, mask, rubbish), mask, std)
+    assert white[mask].mean().abs() < 1e-6
+    torch.testing.assert_close(white[mask].std(correction=int(std == "unbiased")).item(), 1.0, rtol=1e-6, atol=1e-6)
+    assert not white[~mask].any()
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -1e6, 1 / 3])
+@pytest.mark.parametrize("mask", [mask_of(), mask_of([1, 0, 0, 0]), mask_of([0, 0, 0, 0])])
+@pytest.mark.parametrize("std", ["biased", "unbiased"])
+def test_equal_values_are_nothing(value, mask, std):
+    values = torch.full(mask.shape, value)
+    assert not whitened(values, mask, std).any()
+    assert whitened(values, mask, "none").abs().max() <= 1e-6 * abs(value)
+
+
+def test_a_constant_first_batch_does_not_explode():
+    """Nor does one that differs by rounding only."""
+    for noise in (0.0, 1e-9):
+        running = RunningMoments()
+        first = 0.1 + noise * torch.arange(4, dtype=torch.float64)
+        running.update(first, present(first))
+        assert running.normalise(first).abs().max() < 1e-6
+        later = torch.tensor([0.1, 0.1, 1.0, 0.1])
+        assert running.normalise(later).abs().max() < 1.0
+        running.update(later, present(later))
+        assert 1 < running.normalise(later).abs().max() < 4
+
+
+def test_the_run_is_one_sample_however_it_came():
+    torch.manual_seed(0)
+    values = torch.randn(10) * 2 + 5
+    running = RunningMoments()
+    for part in values.split(3):
+        running.update(part, present(part))
+    torch.testing.assert_close(running.known.mean, values.double().mean().item())
+    torch.testing.assert_close(running.known.std(unbiased=True), values.double().std().item())
+    white = running.normalise(values)
+    torch.testing.assert_close(white.std().item(), 1.0, rtol=1e-5, atol=1e-5)
+
+
+def test_missing_rewards_and_rewards_that_are_no_number_are_left_out():
+    running = RunningMoments()
+    running.update(torch.tensor([1.0, 2.0, 50.0, math.nan]), torch.tensor([True, True, False, True]))
+    assert (running.known.count, running.known.mean) == (2, 1.5)
+    nothing = running.update(torch.tensor([math.nan]), torch.tensor([True]))
+    assert nothing == Moments()
+    assert running.known.count == 2
+
+
+def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    reward = torch.randint(5, (30,), generator=g).float()
+    return reward, torch.randint(6, (30,), generator=g), torch.rand(30, generator=g) < 0.3
+
+
+@pytest.mark.parametrize("c", cases("credit", "dpo/pairs/"), ids=lambda c: c.id)
+def test_pairs_of_verl_omni(c):
+    reward = torch.tensor(c.inputs["scores"])
+    found = pairs(reward, labels(c.inputs["uids"]), torch.zeros(len(reward)).bool())
+    assert torch.stack(found, 1).flatten().tolist() == c.expected["indices"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_pair_is_the_best_and_the_worst_of_its_group(seed):
+    reward, group, missing = batch(seed)
+    winners, losers = pairs(torch.where(missing, torch.nan, reward), group, missing)
+    assert torch.equal(group[winners], group[losers])
+    assert not missing[torch.cat([winners, losers])].any()
+    assert len(group[winners].unique()) == len(winners)
+    for number in group.unique():
+        value = reward[(group == number) & ~missing]
+        chosen = group[winners] == number
+        if len(value) < 2 or value.max() == value.min():
+            assert not chosen.any()
+        else:
+            assert reward[winners[chosen]].tolist() == [value.max()]
+            assert reward[losers[chosen]].tolist() == [value.min()]
+
+
+def test_equal_rewards_make_no_pair():
+    reward, group = torch.tensor([0.3, 0.3, 1.0, 0.9]), torch.tensor([0, 0, 1, 1])
+    winners, losers = pairs(reward, group, torch.zeros(4).bool())
+    assert (winners.tolist(), losers.tolist()) == ([2], [3])
+    assert pairs(reward, group, torch.zeros(4).bool(), margin=0.2)[0].shape == (0,)
+
+
+def test_of_equal_ones_the_first_wins_and_the_last_loses():
+    winners, losers = pairs(torch.tensor([0.0, 1.0, 1.0, 0.0]), torch.zeros(4).long(), torch.zeros(4).bool())
+    assert (winners.tolist(), losers.tolist()) == ([1], [3])
+
+
+def test_best_against_worst_of_flow_grpo():
+    """Where all rewards of a prompt are equal it makes up a winner; here they make no pair."""
+    c = case("credit", "advantage/flow_grpo_type_dpo")
+    reward, group = torch.tensor(c.inputs["rewards"]), labels(c.inputs["prompts"])
+    expected = torch.tensor(c.expected["advantages"])
+    constant = group_advantages(reward, group, torch.zeros(9).bool()) == 0
+    assert c.inputs["prompts"] == ["a", "b", "a", "c", "b", "a", "c", "b", "c"]
+    assert constant.tolist() == [name == "c" for name in c.inputs["prompts"]]
+    winners, losers = pairs(reward, group, torch.zeros(9).bool())
+    sign = torch.zeros(9).index_fill(0, winners, 1.0).index_fill(0, losers, -1.0)
+    c.close(sign, expected.masked_fill(constant, 0.0))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("keep", [2, 3, 4])
+def test_the_best_and_the_worst_are_kept(seed, keep):
+    reward, group, missing = batch(seed)
+    rows = select_best_worst(torch.where(missing, torch.nan, reward), group, missing, keep)
+    assert rows.tolist() == sorted(set(rows.tolist()))
+    assert not missing[rows].any()
+    for number in group.unique():
+        value = reward[(group == number) & ~missing].sort(descending=True).values
+        kept = reward[rows[group[rows] == number]].sort(descending=True).values
+        if len(value) <= keep:
+            assert torch.equal(kept, value)
+        else:
+            assert torch.equal(kept, torch.cat([value[: keep - keep // 2], value[-(keep // 2) :]]))
+
+
+def test_one_sample_is_no_selection():
+    with pytest.raises(ValueError, match="keep is 1"):
+        select_best_worst(torch.zeros(2), torch.zeros(2).long(), torch.zeros(2).bool(), 1)

@@ -1,0 +1,218 @@
+"""Importance weights and rejection: published numbers, and what must hold for any mask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from burnish.algorithms.correction import RolloutCorrection
+from burnish.flow.transitions import Transition
+from burnish.losses.correction import importance_weights, rejection_mask
+from burnish.losses.correction_metrics import (
+    correction_metrics,
+    rejected_fractions,
+    rejection_metrics,
+    variance_proxies,
+    weight_metrics,
+)
+from burnish.training.step_metrics import signal_metrics
+from tests.conformance import Case, case, cases
+
+LEVELS = {"token": "step", "sequence": "sample"}
+RULES = [
+    "token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3",
+    "seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3",
+]  # fmt: skip
+
+
+def bounds(threshold: float | str) -> dict[str, float]:
+    """A number bounds from above, "lower_upper" on both sides."""
+    if isinstance(threshold, str):
+        lower, upper = (float(bound) for bound in threshold.split("_"))
+        return {"lower": lower, "upper": upper}
+    return {"upper": threshold}
+
+
+def everything(like: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(like, dtype=torch.bool)
+
+
+def same(c: Case, got: dict[str, float], expected: dict[str, float]) -> None:
+    for name, value in expected.items():
+        c.close(got[f"rollout_corr/{name.removeprefix('rollout_corr/')}"], value)
+
+
+def rejecting(rule: str, threshold: float | str) -> dict:
+    found = bounds(threshold)
+    return {"reject": rule, "reject_above": found["upper"], "reject_below": found.get("lower")}
+
+
+@pytest.mark.parametrize("c", cases("correction", "rollout_corr/is/"), ids=lambda c: c.id)
+def test_importance_weights(c):
+    ours, theirs = c.inputs["old_log_prob"], c.inputs["rollout_log_prob"]
+    made = RolloutCorrection(
+        weights=LEVELS[c.inputs["rollout_is"]],
+        batch_normalise=c.inputs["batch_normalize"],
+        **bounds(c.inputs["threshold"]),
+    )
+    weights, _, found = made.apply(ours, theirs, everything(ours))
+    c.close(weights, c.expected["weights"])
+    same(c, found, c.expected["metrics"])
+
+
+@pytest.mark.parametrize("c", cases("correction", "rollout_corr/rs/"), ids=lambda c: c.id)
+def test_rejection(c):
+    log_ratio = c.inputs["log_ratio(old-rollout)"]
+    made = RolloutCorrection(weights="none", **rejecting(c.inputs["mode"], c.inputs["threshold"]))
+    weights, kept, found = made.apply(log_ratio, torch.zeros_like(log_ratio), everything(log_ratio))
+    assert (weights == 1).all()
+    c.close(kept, c.expected["keep_mask"])
+    same(c, found, c.expected["metrics"])
+
+
+def test_weights_and_rejection_together():
+    c = case("correction", "rollout_corr/decoupled_folded")
+    given = c.inputs
+    ours, theirs = given["old_log_prob"], given["rollout_log_prob"]
+    made = RolloutCorrection(
+        weights=LEVELS[given["rollout_is"]], **bounds(given["rollout_is_threshold"]),
+        **rejecting(given["rollout_rs"], given["rollout_rs_threshold"]),
+    )  # fmt: skip
+    weights, kept, found = made.apply(ours, theirs, everything(ours))
+    c.close(weights * kept, c.expected["rollout_is_weights"])
+    same(c, found, c.expected["metrics"])
+
+
+def test_difference_by_timestep():
+    c = case("correction", "rollout_corr/consistency_metrics")
+    ours, theirs = c.inputs["old_log_prob"], c.inputs["rollout_log_prob"]
+    found = correction_metrics(ours, theirs, everything(ours), time=c.inputs["timesteps"] / 1000)
+    same(c, found, c.expected["metrics"])
+    assert found.keys() == c.expected["metrics"].keys()
+
+
+def test_variance_proxies():
+    """verl's are of tokens, whose score has a squared norm of 1 - 2 p + sum p^2; those of steps know theirs."""
+    c = case("metrics", "metrics/variance_proxy")
+    given = c.inputs
+    score = (1 - 2 * given["old_log_probs"].exp() + given["sum_pi_squared"]).sum(1)
+    found = {name: value.mean() for name, value in variance_proxies(given["advantages"][:, 0], score).items()}
+    total = float(found["variance_proxy/proxy2_total_power"])
+    sums = {"sum variance_proxy/proxy2_total_power": total * len(score)}
+    sums["count variance_proxy/proxy2_total_power"] = len(score)
+    found |= signal_metrics(sums, given["gradient_norm"])
+    assert found.keys() == c.expected["metrics"].keys()
+    for name, value in c.expected["metrics"].items():
+        c.close(found[name], value)
+
+
+def ragged(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probs [6, 5] under trainer and sampler with a ragged mask; one row has nothing."""
+    g = torch.Generator().manual_seed(seed)
+    ours = -torch.rand(6, 5, generator=g)
+    theirs = ours + 0.3 * torch.randn(6, 5, generator=g)
+    length = torch.tensor([5, 3, 1, 4, 0, 2])
+    return ours, theirs, torch.arange(5) < length[:, None]
+
+
+@pytest.mark.parametrize("spoil", [torch.nan, torch.inf, -1e30])
+def test_what_does_not_count_is_never_read(spoil):
+    ours, theirs, mask = ragged(0)
+    dirty = torch.where(mask, ours, spoil)
+    for level in LEVELS.values():
+        for extra in ({}, {"lower": 0.5}, {"batch_normalise": True}):
+            options = {"level": level, "upper": 1.5, **extra}
+            clean = importance_weights(ours - theirs, mask, **options)
+            assert torch.equal(importance_weights(dirty - theirs, mask, **options), clean)
+            assert (clean[~mask] == 0).all()
+            assert weight_metrics(dirty - theirs, mask, **options) == weight_metrics(ours - theirs, mask, **options)
+    for rule in RULES:
+        options = {"rule": rule, "upper": 1.2 if rule.endswith("k1") else 0.05}
+        clean = rejection_mask(ours - theirs, mask, **options)
+        assert torch.equal(rejection_mask(dirty - theirs, mask, **options), clean)
+        assert not clean[~mask].any()
+        assert rejection_metrics(dirty - theirs, mask, **options) == rejection_metrics(ours - theirs, mask, **options)
+    assert correction_metrics(dirty, theirs, mask) == correction_metrics(ours, theirs, mask)
+
+
+@pytest.mark.parametrize("level", LEVELS.values())
+@pytest.mark.parametrize("lower", [None, 0.8])
+def test_normalised_weights_have_mean_1(level, lower):
+    ours, theirs, mask = ragged(2)
+    weights = importance_weights(ours - theirs, mask, level=level, upper=1.2, lower=lower, batch_normalise=True)
+    rows = mask.any(1)
+    by_sample = weights.sum(1)[rows] / mask.sum(1)[rows]
+    mean = weights[mask].mean() if level == "step" else by_sample.mean()
+    torch.testing.assert_close(mean, torch.tensor(1.0))
+
+
+def test_weights_that_all_vanish_stay_finite():
+    log_ratio = torch.full((2, 3), -9.0)
+    options = {"level": "step", "lower": 0.5, "upper": 2.0, "batch_normalise": True}
+    assert (importance_weights(log_ratio, everything(log_ratio), **options) == 0).all()
+    found = weight_metrics(log_ratio, everything(log_ratio), **options)
+    assert found["rollout_corr/rollout_is_eff_sample_size"] == 0
+    assert found["rollout_corr/rollout_is_batch_norm_factor"] == 1
+
+
+def test_extreme_ratios_stay_finite():
+    ours, theirs = torch.tensor([[900.0, -900.0]]), torch.zeros(1, 2)
+    mask = everything(ours)
+    for level in LEVELS.values():
+        assert importance_weights(ours, mask, level=level, upper=1e30).isfinite().all()
+    for rule in RULES:
+        found = rejection_metrics(ours, mask, rule=rule, upper=2.0)
+        assert all(abs(value) < float("inf") for value in found.values())
+    found = weight_metrics(ours, mask, level="step", upper=2.0)
+    assert all(abs(value) < float("inf") for value in found.values())
+    assert correction_metrics(ours, theirs, mask)["rollout_corr/chi2_token"] < float("inf")
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 3)], ids=str)
+def test_where_nothing_counts_there_is_nothing_to_report(shape):
+    value, mask = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
+    assert importance_weights(value, mask, level="sample", upper=2.0, batch_normalise=True).shape == shape
+    assert rejection_mask(value, mask, rule="token_k1", upper=2.0).shape == shape
+    assert correction_metrics(value, value, mask) == {}
+    assert weight_metrics(value, mask, level="step", upper=2.0) == {}
+    assert rejection_metrics(value, mask, rule="seq_sum_k1", upper=2.0) == {}
+    assert rejected_fractions(mask, mask) == {}
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(2.0, 1.0), (0.0, 1.0), (None, 0.0), (-1.0, 2.0)])
+def test_bounds_that_nothing_lies_between_are_refused(lower, upper):
+    with pytest.raises(ValueError, match="upper is"):
+        importance_weights(torch.zeros(1, 1), torch.ones(1, 1).bool(), level="step", lower=lower, upper=upper)
+
+
+def test_a_lower_bound_that_is_never_read_is_refused():
+    with pytest.raises(ValueError, match="token_k3 is never negative"):
+        rejection_mask(torch.zeros(1, 1), torch.ones(1, 1).bool(), rule="token_k3", lower=0.5, upper=2.0)
+
+
+@pytest.mark.parametrize("measure", ["joint", "mean"])
+def test_the_effective_sample_size_of_a_generator_is_that_of_whole_steps(measure):
+    """Means moved by 0.01 std per element at 65,536 elements: 3.3 nats by step, though log-probs differ by 5e-5.
+
+    Of 96 steps 7 are worth anything on average; the mean over elements would say all of them.
+    """
+    correction, std, shares, applied = RolloutCorrection(measure=measure), torch.full((96,), 0.3), [], []
+    for seed in range(4):
+        noise = torch.randn(96, 65_536, generator=torch.Generator().manual_seed(seed))
+        sampler, learner = (Transition(torch.full((96, 65_536), mean), std, std) for mean in (0.0, 0.01 * 0.3))
+        landed = sampler.sample(noise)
+        ours, theirs = (step.logprob(landed)[:, None] for step in (learner, sampler))
+        scale = torch.full((96, 1), 65_536.0)
+        weights, _, metrics = correction.apply(ours, theirs, everything(ours), scale=scale)
+        shares.append(metrics["rollout_corr/rollout_is_eff_sample_size"])
+        applied.append(float(weights.mean()))
+        if measure == "joint":
+            weight = ((0.01 * noise.double()).sum(1) - 65_536 * 0.01**2 / 2).exp()
+            assert shares[-1] == pytest.approx(float(weight.mean() ** 2 / weight.square().mean()), rel=0.1)
+            assert metrics["rollout_corr/kl"] == pytest.approx(65_536 * 0.01**2 / 2, abs=1.0)
+            assert metrics["rollout_corr/rollout_is_applied_eff_sample_size"] > shares[-1]
+    if measure == "joint":
+        assert sum(shares) / len(shares) == pytest.approx(0.07, abs=0.03)
+        assert sum(applied) / len(applied) == pytest.approx(0.28, abs=0.08), "E min(w, 2), w log-normal"
+    else:
+        assert min(shares) > 0.999999

@@ -1,0 +1,370 @@
+"""Losses of tokens and responses besides the surrogates: value, balance, entropy, KL, preferences, reward models."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import logsigmoid
+
+from burnish.losses.balance import expert_load, load_balancing
+from burnish.losses.entropy import covariance, entropy, high_entropy_mask
+from burnish.losses.kl import AdaptiveKl, FixedKl, gaussian_kl, kl_estimate, squared_distance
+from burnish.losses.responses import bco, dpo, ipo, kto, kto_reference_point, simpo
+from burnish.losses.reward_model import comparison, log_outcomes, regression
+from burnish.losses.value import value_loss
+from tests.conformance import case
+from tests.support.token_losses import assert_gradient, batch, mask_of, spoil
+
+
+def test_kl():
+    c = case("losses", "loss/kl")
+    mean = c.inputs["prev_sample_mean"].clone().requires_grad_()
+    kl = gaussian_kl(mean, c.inputs["ref_prev_sample_mean"], c.inputs["std_dev_t"].flatten())
+    c.close(kl.mean(), c.expected["loss"])
+    c.close(torch.autograd.grad(kl.mean(), mean)[0], c.expected["grad"])
+
+
+def test_x_based_kl_of_flow_factory():
+    c = case("losses", "loss/flow_factory_kl_x-based")
+    kl = squared_distance(torch.tensor(c.inputs["a"]), torch.tensor(c.inputs["b"]))
+    c.close(kl.mean(), c.expected["kl_div"])
+    c.close(c.inputs["kl_beta"] * kl.mean(), c.expected["kl_loss"])
+
+
+KINDS = ["k1", "k2", "k3", "k1+", "k3+", "unbiased"]
+
+
+def distributions():
+    torch.manual_seed(0)
+    policy, reference, sampler = torch.randn(3, 6, dtype=torch.float64).mul(0.7)
+    return policy.requires_grad_(), reference.log_softmax(-1), sampler.log_softmax(-1)
+
+
+def expected(kind: str, logits, reference, sampler):
+    """What the estimate is on average, drawn from the sampler; gradients go through the estimate only."""
+    logprob, every = logits.log_softmax(-1)[None], torch.ones(1, 6, dtype=torch.bool)
+    old = sampler[None] if kind == "unbiased" else None
+    estimate = kl_estimate(logprob, reference[None], every, kind, old=old)
+    return (sampler.exp() * estimate[0]).sum()
+
+
+def exact(logits, reference):
+    logprob = logits.log_softmax(-1)
+    return (logprob.exp() * (logprob - reference)).sum()
+
+
+@pytest.mark.parametrize(("kind", "value", "gradient"), [
+    ("k1", True, False), ("k2", False, True), ("k3", True, False), ("k1+", True, True), ("k3+", True, True),
+    ("unbiased", True, True),
+])  # fmt: skip
+def test_what_an_estimate_is_good_for(kind, value, gradient):
+    """On the policy's own samples: right in value, in gradient, or in both."""
+    logits, reference, _ = distributions()
+    own = logits.detach().log_softmax(-1)
+    estimate, true = expected(kind, logits, reference, own), exact(logits, reference)
+    assert torch.allclose(estimate, true) == value
+    slopes = [torch.autograd.grad(total, logits)[0] for total in (estimate, true)]
+    assert torch.allclose(*slopes, atol=1e-9) == gradient
+
+
+def test_only_the_unbiased_one_is_right_on_samples_of_another_policy():
+    logits, reference, sampler = distributions()
+    true = exact(logits, reference)
+    for kind in KINDS:
+        estimate = expected(kind, logits, reference, sampler)
+        (slope,) = torch.autograd.grad(true, logits, retain_graph=True)
+        (found,) = torch.autograd.grad(estimate, logits)
+        assert torch.allclose(estimate, true) == torch.allclose(found, slope) == (kind == "unbiased")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rubbish", [math.nan, math.inf, -math.inf])
+def test_rubbish_in_padding_is_nothing(kind, rubbish):
+    logprob, reference, _, mask = batch()
+    leaf = spoil(logprob, mask, rubbish).requires_grad_()
+    old = spoil(logprob, mask, rubbish) if kind == "unbiased" else None
+    kl = kl_estimate(leaf, spoil(reference, mask, rubbish), mask, kind, old=old)
+    assert kl.isfinite().all()
+    assert not kl[~mask].any()
+    assert torch.autograd.grad(kl.sum(), leaf)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["k3", "k3+"])
+def test_k3_counts_no_further_than_ten(kind):
+    """Values and gradients below that bound are those of the formula; above it verl's clamp is followed."""
+    logprob = torch.tensor([[-1.0, -3.0, -9.0, -0.1]], requires_grad=True)
+    reference, mask = torch.tensor([[-1.5, -1.0, -1.0, -30.0]]), torch.ones(1, 4, dtype=torch.bool)
+    kl = kl_estimate(logprob, reference, mask, kind)
+    d = (logprob - reference).detach().clamp(-20, 20)
+    torch.testing.assert_close(kl.detach(), ((-d).exp() - 1 + d).clamp(max=10))
+    assert kl[0, 2] == kl[0, 3] == 10
+    (slope,) = torch.autograd.grad(kl.sum(), logprob)
+    beyond = d[:, 2:] if kind == "k3+" else torch.zeros(1, 2)
+    torch.testing.assert_close(slope[0, 2], beyond[0, 0])
+
+
+def test_old_log_probs_are_asked_for_where_they_are_read():
+    logprob, reference, _, mask = batch()
+    with pytest.raises(ValueError, match="unbiased and old is missing"):
+        kl_estimate(logprob, reference, mask, "unbiased")
+    with pytest.raises(ValueError, match="k3 and old is given"):
+        kl_estimate(logprob, reference, mask, "k3", old=logprob)
+
+
+def test_a_kl_that_is_no_number_says_nothing():
+    control = AdaptiveKl(0.1, target=0.5, horizon=1000)
+    for bad in (math.nan, math.inf):
+        control.update(bad, 256)
+    assert control.coef == 0.1
+
+
+def test_a_horizon_that_would_turn_the_coefficient_round_is_refused():
+    with pytest.raises(ValueError, match="set it above 200"):
+        AdaptiveKl(0.1, target=0.5, horizon=200).update(0.0, 1000)
+    with pytest.raises(ValueError, match="above 0"):
+        AdaptiveKl(0.1, target=0.0, horizon=200)
+
+
+def test_controllers_go_on_where_they_were():
+    control = AdaptiveKl(0.1, target=0.5, horizon=1000)
+    control.update(5.0, 256)
+    other = AdaptiveKl(0.1, target=0.5, horizon=1000)
+    other.load_state_dict(control.state_dict())
+    assert other.coef == control.coef != 0.1
+    fixed = FixedKl(0.1)
+    fixed.update(5.0, 256)
+    assert fixed.state_dict() == {"coef": 0.1}
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_the_value_loss_and_padding(clip):
+    value, old, returns, mask = batch()
+    assert_gradient(lambda at: value_loss(at, old, returns, mask, clip=clip)[0].sum(), value)
+    clean = value_loss(value, old, returns, mask, clip=clip)
+    spoilt = spoil(value, mask, math.nan).requires_grad_()
+    got = value_loss(spoilt, spoil(old, mask, math.inf), spoil(returns, mask, math.nan), mask, clip=clip)
+    torch.testing.assert_close(got, clean, rtol=0, atol=0)
+    assert torch.autograd.grad(got[0].sum(), spoilt)[0].isfinite().all()
+
+
+def test_what_moved_too_far_towards_the_return_has_no_gradient():
+    value = torch.tensor([[1.0, -1.0, 0.1]], requires_grad=True)
+    returns = torch.full((1, 3), 2.0)
+    loss, values = value_loss(value, torch.zeros(1, 3), returns, mask_of([3], 3), clip=0.2)
+    torch.testing.assert_close(loss, torch.tensor([[1.8**2, 3.0**2, 1.9**2]]) / 2)
+    assert (torch.autograd.grad(loss.sum(), value)[0] != 0).tolist() == [[False, True, True]]
+    assert values["critic/vf_clipfrac"].tolist() == [[1, 0, 0]]
+
+
+def test_a_clip_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="null for none"):
+        value_loss(*[torch.zeros(1, 1)] * 3, torch.ones(1, 1).bool(), clip=0.0)
+
+
+def test_rounding_within_the_range_is_no_clipping():
+    draw = torch.Generator().manual_seed(0)
+    value, old, returns = (0.2 * torch.rand(8, 64, generator=draw) - 0.1 for _ in range(3))
+    assert ((old + (value - old)) != value).any(), "the clipped value is rounded"
+    _, values = value_loss(value, old, returns, torch.ones(8, 64).bool(), clip=0.2)
+    assert not values["critic/vf_clipfrac"].any()
+
+
+EXPERTS, LAYERS, TOP = 6, 3, 2
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_sums_of_micro_batches_are_transformers_loss_of_the_batch(rows):
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    mask, width = mask_of(), 5
+    torch.manual_seed(0)
+    whole = [torch.randn(20, EXPERTS).masked_fill(~mask.view(-1, 1), 1e9).requires_grad_() for _ in range(LAYERS)]
+    expected = load_balancing_loss_func(tuple(whole), EXPERTS, TOP, mask.long())
+    slopes = torch.autograd.grad(expected, whole)
+
+    parts = [
+        ([layer.view(-1, width, EXPERTS)[start : start + rows].flatten(0, 1) for layer in whole],
+         mask[start : start + rows])
+        for start in range(0, len(mask), rows)
+    ]  # fmt: skip
+    load = sum(expert_load(logits, chosen, TOP) for logits, chosen in parts)
+    total = sum(load_balancing(logits, chosen, load, TOP).sum() for logits, chosen in parts) / mask.sum()
+    torch.testing.assert_close(total, expected)
+    torch.testing.assert_close(torch.autograd.grad(total, whole), slopes)
+
+
+def test_entropies():
+    logits = torch.tensor([[0.0, 0.0, -math.inf, -math.inf], [5.0, -math.inf, -math.inf, -math.inf], [0.0] * 4])
+    torch.testing.assert_close(entropy(logits), torch.tensor([math.log(2), 0.0, math.log(4)]))
+
+
+def test_forbidden_tokens_add_no_entropy():
+    torch.manual_seed(0)
+    assert_gradient(lambda at: entropy(at).sum(), torch.randn(3, 5, dtype=torch.float64))
+    logits = torch.randn(3, 5, dtype=torch.float64).index_fill(1, torch.tensor([1]), -math.inf).requires_grad_()
+    (found,) = torch.autograd.grad(entropy(logits).sum(), logits)
+    assert found.isfinite().all()
+    assert not found[:, 1].any()
+
+
+def test_one_threshold_over_the_batch():
+    """The fifth of all chosen tokens, wherever they are: here both in one sequence."""
+    values = torch.tensor([[9.0, 8.0, 1.0, 1.5, 2.0], [3.0, 4.0, 5.0, 0.5, 0.1]])
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    assert high_entropy_mask(values, mask, 0.2).nonzero().tolist() == [[0, 0], [0, 1]]
+    assert high_entropy_mask(values, mask, 0.2, per="sequence").nonzero().tolist() == [[0, 0], [1, 2]]
+
+
+@pytest.mark.parametrize("rubbish", [math.nan, math.inf, 1e9])
+@pytest.mark.parametrize("per", ["batch", "sequence"])
+def test_padding_is_never_chosen(rubbish, per):
+    torch.manual_seed(0)
+    mask = mask_of()
+    values = torch.rand(mask.shape)
+    chosen = high_entropy_mask(spoil(values, mask, rubbish), mask, 0.5, per=per)
+    assert not (chosen & ~mask).any()
+    assert chosen.equal(high_entropy_mask(values, mask, 0.5, per=per))
+    assert int(chosen.sum()) == (4 if per == "batch" else 2 + 1 + 0 + 1)
+
+
+def test_ties_are_treated_alike_in_any_order():
+    values = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]])
+    mask = torch.ones(1, 5, dtype=torch.bool)
+    assert high_entropy_mask(values, mask, 0.4).tolist() == [[False, True, True, True, False]]
+    order = torch.randperm(5)
+    assert high_entropy_mask(values[:, order], mask, 0.4).equal(high_entropy_mask(values, mask, 0.4)[:, order])
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, 2.0])
+def test_everything_is_chosen_by_nothing_and_by_all(fraction):
+    mask = mask_of()
+    assert high_entropy_mask(torch.rand(mask.shape), mask, fraction).equal(mask)
+    nothing = torch.zeros(2, 3, dtype=torch.bool)
+    assert high_entropy_mask(torch.zeros(2, 3), nothing, 0.5).equal(nothing)
+
+
+def test_the_mean_of_covariances_is_the_covariance():
+    draw = torch.Generator().manual_seed(0)
+    logprob, advantage = torch.randn(4, 6, generator=draw), torch.randn(4, 6, generator=draw)
+    mask = torch.rand(4, 6, generator=draw) < 0.7
+    found = covariance(logprob.masked_fill(~mask, torch.nan), advantage, mask)
+    assert not found[~mask].any()
+    expected = torch.cov(torch.stack([logprob[mask], advantage[mask]]), correction=0)[0, 1]
+    torch.testing.assert_close(found.sum() / mask.sum(), expected)
+
+
+PAIR = torch.tensor([[-10.0, -12.0, -8.0], [-11.0, -11.5, -9.0], [-10.5, -12.5, -8.0], [-10.0, -11.0, -9.5]]).double()
+
+
+@pytest.mark.parametrize("loss", [
+    lambda *pair: dpo(*pair, beta=0.3)[0], lambda *pair: dpo(*pair, beta=0.3, label_smoothing=0.2)[0],
+    lambda *pair: ipo(*pair, beta=0.3)[0],
+])  # fmt: skip
+def test_gradients_of_pairs(loss):
+    assert_gradient(lambda at: loss(*at).sum(), PAIR)
+
+
+def test_a_smoothed_label_is_a_mixture_of_both_orders():
+    chosen, rejected, *reference = PAIR
+    right = dpo(chosen, rejected, *reference, beta=0.3)[0]
+    wrong = dpo(rejected, chosen, *reference[::-1], beta=0.3)[0]
+    smooth = dpo(chosen, rejected, *reference, beta=0.3, label_smoothing=0.1)[0]
+    torch.testing.assert_close(smooth, 0.9 * right + 0.1 * wrong)
+    with pytest.raises(ValueError, match=r"label_smoothing is 0\.5"):
+        dpo(*PAIR, beta=0.3, label_smoothing=0.5)
+
+
+def test_ipo_has_a_target_it_does_not_overshoot():
+    zero = torch.zeros(1)
+    assert ipo(torch.tensor([5.0]), zero, zero, zero, beta=0.1)[0].item() == 0
+    with pytest.raises(ValueError, match="beta is 0"):
+        ipo(zero, zero, zero, zero, beta=0.0)
+
+
+def test_kto_weighs_two_kinds_of_samples():
+    logprob, reference, desirable = PAIR[0], PAIR[2], torch.tensor([True, False, True])
+    point = torch.tensor(0.3, dtype=torch.float64)
+    loss, values = kto(logprob, reference, desirable, point, beta=0.5, desirable_weight=2.0, undesirable_weight=3.0)
+    ahead = torch.tensor([0.5 * (0.5 - 0.3), 0.5 * (0.3 - 0.5), 0.5 * (0.0 - 0.3)], dtype=torch.float64)
+    torch.testing.assert_close(loss, torch.tensor([2.0, 3.0, 2.0]).double() * (1 - ahead.sigmoid()))
+    assert values["rewards/chosen"].isnan().tolist() == [False, True, False]
+    assert values["rewards/rejected"].isnan().tolist() == [True, False, True]
+    assert_gradient(lambda at: kto(at, reference, desirable, point, beta=0.5)[0].sum(), logprob)
+
+
+def test_the_reference_point_is_not_pushed_and_never_negative():
+    logprob = PAIR[0].clone().requires_grad_()
+    point = kto_reference_point(logprob - PAIR[2])
+    assert not point.requires_grad
+    pushed = torch.tensor(0.3, requires_grad=True)
+    loss, _ = kto(logprob, PAIR[2], torch.tensor([True, False, True]), pushed, beta=0.5)
+    assert torch.autograd.grad(loss.sum(), pushed, allow_unused=True)[0] is None
+    torch.testing.assert_close(kto_reference_point(PAIR[0] - PAIR[2]).item(), 1 / 3)
+    assert kto_reference_point(PAIR[2] - PAIR[0]) == 0
+
+
+def test_simpo_is_the_likelihood_per_token_with_a_margin():
+    chosen, rejected = torch.tensor([-0.5, -2.0]), torch.tensor([-1.0, -0.5])
+    loss, values = simpo(chosen, rejected, beta=2.0, margin=1.0)
+    torch.testing.assert_close(loss, -torch.sigmoid(torch.tensor([0.0, -4.0])).log())
+    assert values["rewards/accuracies"].tolist() == [1.0, 0.0]
+
+
+def test_bco_judges_each_response_by_itself():
+    chosen, rejected, reference = torch.tensor([-1.0]), torch.tensor([-4.0]), torch.tensor([-2.0])
+    loss = bco(chosen, rejected, reference, reference, beta=0.5, shift=torch.tensor(0.1))
+    expected = -torch.sigmoid(torch.tensor(0.5 - 0.1)).log() - torch.sigmoid(torch.tensor(-(-1.0 - 0.1))).log()
+    torch.testing.assert_close(loss, expected[None])
+
+
+AHEAD = torch.tensor([-3.0, -0.4, 0.0, 0.7, 5.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("ties", "strength"), [("rao_kupper", 5.0), ("rao_kupper", 1.5), ("davidson", 0.3)])
+def test_the_three_outcomes_are_all_that_can_happen(ties, strength):
+    won, tie, lost = (one.exp() for one in log_outcomes(AHEAD, ties=ties, strength=strength))
+    torch.testing.assert_close(won + tie + lost, torch.ones_like(AHEAD))
+    torch.testing.assert_close(lost, log_outcomes(-AHEAD, ties=ties, strength=strength)[0].exp())
+    assert tie.argmax() == 2  # equal scores are likeliest to be a tie
+
+
+def test_ties_are_as_the_papers_write_them():
+    first, second, theta, nu = math.exp(0.7), 1.0, 5.0, 0.3
+    won, tie, _ = log_outcomes(torch.tensor(0.7), ties="rao_kupper", strength=theta)
+    assert won.exp() == pytest.approx(first / (first + theta * second))
+    both = (first + theta * second) * (theta * first + second)
+    assert tie.exp() == pytest.approx((theta**2 - 1) * first * second / both)
+    won, tie, _ = log_outcomes(torch.tensor(0.7), ties="davidson", strength=nu)
+    whole = first + second + nu * math.sqrt(first * second)
+    assert won.exp() == pytest.approx(first / whole)
+    assert tie.exp() == pytest.approx(nu * math.sqrt(first * second) / whole)
+
+
+@pytest.mark.parametrize(("ties", "strength"), [("rao_kupper", 1.0), ("davidson", 0.0)])
+def test_a_strength_without_ties_is_refused(ties, strength):
+    with pytest.raises(ValueError, match="nothing is a tie"):
+        log_outcomes(AHEAD, ties=ties, strength=strength)
+
+
+def test_a_comparison_is_what_was_preferred_with_its_margin():
+    first, second = torch.tensor([1.0, 1.0, 1.0, 1.0]), torch.tensor([0.2, 0.2, 0.2, 0.2])
+    outcome = torch.tensor([1.0, -1.0, math.nan, 1.0])
+    loss = comparison(first, second, outcome, torch.tensor([0.0, 0.0, 9.0, 0.5]), center=0.1)
+    expected = -logsigmoid(torch.tensor([0.8, -0.8, 0.0, 0.3])) + 0.1 * 1.2**2
+    torch.testing.assert_close(loss[[0, 1, 3]], expected[[0, 1, 3]])
+    assert loss[2] == 0
+
+
+def test_what_nobody_labelled_has_no_gradient():
+    score = torch.tensor([1.0, 2.0], requires_grad=True)
+    target = torch.tensor([0.25, math.nan])
+    for kind in ("mse", "bce"):
+        loss = regression(score, target, kind=kind)
+        (gradient,) = torch.autograd.grad(loss.sum(), score)
+        assert gradient[1] == 0
+        assert gradient[0] == pytest.approx(2 * 0.75 if kind == "mse" else float(torch.tensor(1.0).sigmoid()) - 0.25)
+    outcome = torch.tensor([math.nan, 0.0])
+    loss = comparison(score, -score, outcome, torch.zeros(2), ties="rao_kupper")
+    assert torch.autograd.grad(loss.sum(), score)[0][0] == 0
