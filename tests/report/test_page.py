@@ -21,7 +21,6 @@ from tests.support.reports import (
     Story,
     change_samples,
     draw_instead,
-    edit,
     lines_of,
     one_sample,
     page_of,
@@ -248,6 +247,7 @@ def linked(folder, outside, place):
 
 def bombs(folder, outside):
     """Pictures that would fill the memory."""
+
     def chunk(kind: bytes, data: bytes) -> bytes:
         return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
 
@@ -298,7 +298,9 @@ def test_what_others_wrote_is_text(foreign):
     write_lines(foreign.metrics, [row | {f"actor/{EVIL}": 1.0 * i, f"val-aux/x/{EVIL}/mean@1": 0.5}
                                   for i, row in enumerate(rows)])  # fmt: skip
     config = foreign.config.read_text()
-    foreign.config.write_text(re.sub(r"\nrewards:\n(  .*\n)+", f"\nrewards: {json.dumps({EVIL: {'weight': 1.0}})}\n", config))
+    foreign.config.write_text(
+        re.sub(r"\nrewards:\n(  .*\n)+", f"\nrewards: {json.dumps({EVIL: {'weight': 1.0}})}\n", config)
+    )
     page = report(foreign.path.rename(foreign.path.parent / "<b>run & co"))
     assert page.page.tags.count("script") == 2
     assert page.html.count("<script") == 2
