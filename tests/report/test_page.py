@@ -44,7 +44,7 @@ def told(tmp_path_factory):
 
 
 def test_the_page_asks_nothing_of_a_network(told):
-    folder, page = told
+    page = told[1]
     assert page.page.addresses
     assert all(address.startswith("data:image/") for address in page.page.addresses)
     assert not {"link", "iframe", "object", "form"} & set(page.page.tags)
@@ -55,7 +55,7 @@ def test_the_page_asks_nothing_of_a_network(told):
 
 
 def test_samples_and_verdict_come_before_any_table(told):
-    folder, page = told
+    page = told[1]
     first = page.html[: page.html.index("<table")]
     assert first.count("data:image/png") > 8
     assert "0.772 to 0.965" in plain(first)
@@ -239,8 +239,9 @@ def foreign(single, tmp_path):
 def linked(folder, outside, place):
     """A file or folder, of which a copy elsewhere is linked to in its place."""
     for update in folder.validations() if place != "validation" else [0]:
-        target = {"file": folder.validation(update) / "pictures" / "000-00.png",
-                  "pictures": folder.validation(update) / "pictures", "validation": folder.path / "validation"}[place]  # fmt: skip
+        pictures = folder.validation(update) / "pictures"
+        places = {"file": pictures / "000-00.png", "pictures": pictures, "validation": folder.path / "validation"}
+        target = places[place]
         target.rename(outside / f"moved{update}")
         target.symlink_to(outside / f"moved{update}")
 
@@ -262,7 +263,7 @@ def asks(folder, outside, name):
 
 
 LEADING_OUT = {
-    **{f"link in the place of the {place}": partial(linked, place=place) for place in ("file", "pictures", "validation")},
+    **{f"link to {place}": partial(linked, place=place) for place in ("file", "pictures", "validation")},
     **{f"picture {name!r}": partial(asks, name=name)
        for name in ("../../../../secret.png", "{outside}/secret.png", "../../../../secret.png\0", ".")},
     "picture that would fill the memory": bombs,
@@ -310,7 +311,8 @@ def test_what_others_wrote_is_text(foreign):
 
 
 @pytest.mark.parametrize("changes", [
-    {"reward": "1"}, {"reward": [1]}, {"reward": True}, {"components": []}, {"components": {"a": "1"}}, {"prompt": None},
+    {"reward": "1"}, {"reward": [1]}, {"reward": True}, {"components": []}, {"components": {"a": "1"}},
+    {"prompt": None},
     {"note": 3}, {"sample": None}, {"response": 4}, {"images": 5}, {"images": [6]}, {"index": "x"},
 ], ids=str)  # fmt: skip
 def test_a_sample_of_other_types_is_none(single, changes):

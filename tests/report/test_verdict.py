@@ -93,8 +93,9 @@ def test_few_prompts_show_no_gain_over_guidance(tmp_path):
 
 
 def test_what_is_not_as_usual_is_told(tmp_path):
-    folder = run_folder(tmp_path / "run", Story(overrides=("rollout.guidance_scale=2.0", "data.val_files=null", "optimizer.schedule=constant"),
-                                                missing=0.02, skipped=(4, 9), pictures=False))  # fmt: skip
+    overrides = ("rollout.guidance_scale=2.0", "data.val_files=null", "optimizer.schedule=constant")
+    story = Story(overrides=overrides, missing=0.02, skipped=(4, 9), pictures=False)
+    folder = run_folder(tmp_path / "run", story)
     edit(folder.metrics, lambda row: {DEFAULT: 0.8} if row["training/global_step"] == 30 else None)
     told = report(folder)
     assert "the cost" not in str(told.said), "half the cost is claimed only by a run without guidance"
