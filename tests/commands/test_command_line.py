@@ -140,7 +140,8 @@ SLIPS = {  # words, and what the answer names
     "eval quickstart --suite quickstart steps=8": ["steps"],
     "eval quickstart --suite quickstart suite.stpes=8": ["stpes"],
     "eval vlm_quickstart --suite quickstart": ["text-to-image"],
-    "eval burnish:quickstart/model+nowhere --suite quickstart": ["nowhere"], "eval --compare nowhere nowhere": ["nowhere"],
+    "eval burnish:quickstart/model+nowhere --suite quickstart": ["nowhere"],
+    "eval --compare nowhere nowhere": ["nowhere"],
     "eval vlm_quickstart rollout.max_new_tokens=5000 model.device=cpu":
         ["rollout.max_new_tokens is 5000", "2048", "rollout.max_new_tokens to 20"],
 }  # fmt: skip
@@ -245,15 +246,18 @@ def place(tmp_path, monkeypatch):
 
 
 COMPLETED = {  # a line so far, and what may come next
-    "tra": "train", "train quick": "quickstart", "train sd35/flow_grpo_": "sd35/flow_grpo_fast", "config mi": "mine.yaml",
+    "tra": "train", "train quick": "quickstart", "train sd35/flow_grpo_": "sd35/flow_grpo_fast",
+    "config mi": "mine.yaml",
     "train quickstart valid": "validation.",
     "train quickstart optimizer.sch": "optimizer.schedule= optimizer.schedule_updates=",
     "train quickstart rewards.ocr.weight_": "rewards.ocr.weight_by=",
     "train quickstart algorithm=diffusion_n": "algorithm=diffusion_nft",
-    "train quickstart algorithm=flow_grpo algorithm.wi": "algorithm.window.", "train quickstart runtime=r": "runtime=ray",
+    "train quickstart algorithm=flow_grpo algorithm.wi": "algorithm.window.",
+    "train quickstart runtime=r": "runtime=ray",
     "train --sweep quickstart thr": "threads=", "train mine.yaml thr": "threads=", "export runs/a --f": "--format",
     "export runs/a --format l": "lora", "eval runs/a --suite geneval2": "geneval2", "completion f": "fish",
-    "export runs/": "runs/a runs/b", "export ": "runs/", "export runs/a -o ": "", "export runs/a runs/": "", "trian ": "",
+    "export runs/": "runs/a runs/b", "export ": "runs/", "export runs/a -o ": "",
+    "export runs/a runs/": "", "trian ": "",
 }  # fmt: skip
 
 

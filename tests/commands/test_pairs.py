@@ -1,4 +1,4 @@
-"""`burnish pairs`: what of a run's kept samples becomes a record, what does not, and that training reads it as it is."""
+"""`burnish pairs`: what of a run's kept samples becomes a record, what does not, and that training reads it."""
 
 from __future__ import annotations
 

@@ -202,9 +202,10 @@ def test_what_is_not_compared_is_said(monkeypatch):
     assert "info batches" in told, "one that compares pictures is not asked about one alone"
     monkeypatch.setattr("burnish.rewards.originals.find_spec", lambda name: object())
     assert "No module named 'open_clip'" in checked("hpsv2")
-    assert "--pictures is nowhere" in burnish(
-        "check-reward", "clip", "--weights", checkpoint("clip"), "--pictures", "nowhere", status=2
-    ).message
+    assert (
+        "--pictures is nowhere"
+        in burnish("check-reward", "clip", "--weights", checkpoint("clip"), "--pictures", "nowhere", status=2).message
+    )
 
 
 # eval of suites

@@ -66,12 +66,19 @@ def test_a_recipe_has_the_values_of_its_source_and_says_why_it_deviates():
         found = {option: value_of(config, option) for option in source.values}
         wrong = {option: (found[option], value) for option, value in source.values.items() if found[option] != value}
         assert not wrong, f"{recipe} differs from {source.where}: {wrong}"
-        comments = " ".join(" ".join(line.partition("#")[2] for text in files_of(recipe) for line in text.splitlines()).split())
+        comments = " ".join(
+            " ".join(line.partition("#")[2] for text in files_of(recipe) for line in text.splitlines()).split()
+        )
         for option, (ours, theirs, words) in source.differs.items():
             assert value_of(config, option) == ours != theirs, (recipe, option)
             assert words in comments, f"{recipe} does not say why {option} is {ours} and not {theirs}"
         told = {*source.values, *source.differs, *source.ours, "steps"}
-        stated = {one for text in files_of(recipe) for one in options_in(yaml.safe_load(text)) if not one.startswith(OPERATIONAL)}
+        stated = {
+            one
+            for text in files_of(recipe)
+            for one in options_in(yaml.safe_load(text))
+            if not one.startswith(OPERATIONAL)
+        }
         unknown = {one for one in stated if not any(one == name or one.startswith(f"{name}.") for name in told)}
         assert not unknown, f"{recipe}: where are these from? {sorted(unknown)}"
 
@@ -86,7 +93,9 @@ def test_a_recipe_says_what_it_is_whose_settings_it_has_and_what_is_to_be_writte
             other = package.load(recipe, f"algorithm={algorithm}")
             assert other.algorithm.name == algorithm
             assert (other.output_dir == config.output_dir) == (algorithm == config.algorithm.name)
-        for name in [line.partition("rewards.py:")[2].partition('"')[0] for line in text.splitlines() if "rewards.py:" in line]:
+        for name in [
+            line.partition("rewards.py:")[2].partition('"')[0] for line in text.splitlines() if "rewards.py:" in line
+        ]:
             assert f"# yours: def {name}(images, prompts) in ./rewards.py" in text
         if recipe in PUBLISHED:
             assert "arXiv:" in text.splitlines()[0], recipe
@@ -125,7 +134,9 @@ def test_a_recipe_is_explained_where_nothing_of_it_is_there(recipe, tmp_path, mo
 def test_a_recipe_of_a_real_model_states_gpus_for_which_it_composes():
     for recipe in recipe_names():
         assert bool(hardware_of(recipe)) == (recipe in PUBLISHED), recipe
-        for gpus in {one.gpus for one in hardware_of(recipe)} | ({max(8, hardware_of(recipe)[0].gpus)} if recipe in PUBLISHED else set()):
+        for gpus in {one.gpus for one in hardware_of(recipe)} | (
+            {max(8, hardware_of(recipe)[0].gpus)} if recipe in PUBLISHED else set()
+        ):
             pools = package.load(recipe, f"gpus={gpus}").pools
             held = pools.train.size + (pools.rollout.size * int(pools.rollout.gpus or 1) if pools.rollout else 0)
             assert held == gpus, recipe
@@ -167,7 +178,14 @@ TINY = {  # what stands in for a recipe's model, by its folder
     "qwen25_vl_3b": "qwen2_5_vl", "qwen25_vl_72b": "qwen2_5_vl", "qwen25_vl_refcoco": "qwen2_5_vl",
     "qwen25_vl_video": "qwen2_5_vl", "qwen2_audio": "qwen2_audio",
 }  # fmt: skip
-ORDINARY = ("sd35/flow_grpo", "flux/diffusion_nft", "sd35/sft", "wan22/flow_grpo", "qwen25_vl/ppo", "qwen25_vl_3b/distill")
+ORDINARY = (
+    "sd35/flow_grpo",
+    "flux/diffusion_nft",
+    "sd35/sft",
+    "wan22/flow_grpo",
+    "qwen25_vl/ppo",
+    "qwen25_vl_3b/distill",
+)
 REWARDS = "".join(
     f"def {name}(images, prompts):\n    return [float(image.mean()) for image in images]\n\n\n"
     for name in ("hpsv3", "geneval2", "geneval", "edit_score")

@@ -51,18 +51,6 @@ def test_an_address_that_is_down_stops_nothing_and_gets_all_copies_later(tmp_pat
     check(make(there / "run" / "checkpoints").latest(), 2)
 
 
-def test_what_is_not_copied_in_time_is_told_at_the_end(tmp_path, caplog):
-    run, there = tmp_path / "run", tmp_path / "there"
-    there.write_text("")
-    save(make(run / "checkpoints"), 3)
-    one = hook(run, f"checkpoint.copy_to=file://{there}/run", "checkpoint.wait=0")
-    one.start(0)
-    one.finish()
-    one.close()
-    assert "checkpoint.copy_to: not done for all checkpoints up to update 3" in caplog.text
-    assert "the same command does what is left" in caplog.text
-
-
 @pytest.mark.parametrize(("finished", "seconds"), [(True, 600.0), (False, 10.0)])
 def test_an_error_is_not_held_up_by_copies(finished, seconds, tmp_path, monkeypatch):
     one, waited = hook(tmp_path / "run", f"checkpoint.copy_to=file://{tmp_path}/there"), []
@@ -71,7 +59,3 @@ def test_an_error_is_not_held_up_by_copies(finished, seconds, tmp_path, monkeypa
         one.finish()
     one.close()
     assert waited == [seconds]
-
-
-def test_without_options_nothing_runs_beside(tmp_path):
-    assert beside(load("quickstart", [f"output_dir={tmp_path}"]), RunFolder(tmp_path)) == []

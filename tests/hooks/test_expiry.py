@@ -22,15 +22,6 @@ def test_a_moment_is_a_time_with_its_zone_or_seconds(moment):
     )
 
 
-@pytest.mark.parametrize(
-    ("moment", "words"),
-    [("tomorrow", "it must be a time"), ("2026-01-31T12:00:00", "time zone is missing"), ("inf", "finite time")],
-)
-def test_what_is_no_moment_is_refused(moment, words):
-    with pytest.raises(ValueError, match=words):
-        StepOptions(expires_at=moment)
-
-
 def test_the_option_goes_first_and_then_the_earlier_variable():
     environment = {SAGEMAKER: str(NOON + 50), MLP: str(NOON + 40), "OTHER": "1"}
     assert reclaim_time(StepOptions(), environment, lambda: NOON) == ReclaimTime(at=NOON + 40, by=MLP)
@@ -103,13 +94,6 @@ def test_without_an_announcement_nothing_is_asked():
     expiry(1, {})
     assert not expiry.due()
     assert stop.requested is None
-
-
-def test_a_signal_that_came_first_stays_the_reason():
-    stop = StopRequest()
-    stop.requested = "SIGTERM"
-    stop.request("the machine's expiry")
-    assert stop.requested == "SIGTERM"
 
 
 def test_what_is_announced_during_the_run_counts_as_well():

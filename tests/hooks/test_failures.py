@@ -96,12 +96,6 @@ def test_a_short_run_that_never_learned_is_no_success(tmp_path, done):
             hook.finish()
 
 
-def test_a_run_that_was_asked_to_stop_is_saved_first(hook):
-    hook.observe(1, rollouts("mine: gave text"))
-    hook(1, dict(EMPTY))
-    hook.finish()
-
-
 def test_validations_without_any_reward_end_the_run(hook):
     for update in (0, 1):
         hook(update, LEARNED | {"val-aux/missing": 1.0})
@@ -110,8 +104,3 @@ def test_validations_without_any_reward_end_the_run(hook):
         hook(update, LEARNED | {"val-aux/missing": 1.0})
     with pytest.raises(NothingLearned, match="3 validations in a row have no reward at all"):
         hook(5, LEARNED | {"val-aux/missing": 1.0})
-
-
-def test_the_same_reason_is_kept_once_and_counted():
-    (one,) = rollouts("mine: no", "mine: no", "").failures
-    assert (one.count, one.sample) == (2, 0)

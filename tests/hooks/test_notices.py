@@ -122,12 +122,6 @@ def test_what_is_no_notice_is_said_once_and_ends_nothing(answer, why, monkeypatc
     assert why in record.message
 
 
-def test_nobody_is_there(monkeypatch, caplog):
-    monkeypatch.setitem(notices.HOSTS, "gcp", "http://127.0.0.1:9")
-    assert found("gcp") is None
-    assert "gives no answer" in caplog.text
-
-
 def test_a_thread_asks_until_there_is_a_notice(monkeypatch):
     monkeypatch.setattr(notices, "POLL", 0.01)
     told = [b"FALSE"] * 3 + [b"TRUE"]
@@ -138,9 +132,3 @@ def test_a_thread_asks_until_there_is_a_notice(monkeypatch):
     assert watch.found is not None
     assert not told
     assert not any(thread.name == "reclaim-notices" for thread in threading.enumerate())
-
-
-def test_without_the_option_there_is_no_thread():
-    with Notices(None) as watch:
-        assert not watch.asks
-        assert not any(thread.name == "reclaim-notices" for thread in threading.enumerate())

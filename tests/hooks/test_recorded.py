@@ -66,11 +66,6 @@ def test_every_sample_has_its_reward_and_its_advantage(folder: RunFolder):
     assert rows["prompt 0"]["zero"] is None, "a single reward has no variance to speak of"
 
 
-def test_an_algorithm_without_advantages_of_samples_has_none(folder: RunFolder):
-    log(folder, 0, range(1, 2), None)
-    assert {one["advantage"] for group in groups(folder)["groups"] for one in group["samples"]} == {None}
-
-
 def test_a_resumed_run_has_every_update_once(folder: RunFolder):
     log(folder, 0, range(1, 6), None)
     folder.groups.write_bytes(folder.groups.read_bytes()[:-20])

@@ -4,13 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from burnish.cli import main
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 from burnish.utils.errors import Cancelled
 
@@ -142,17 +140,6 @@ def test_a_late_signal_does_not_change_the_exit_code(number):
     child.stdout.close()
 
 
-def test_an_early_signal_stops_before_anything_is_begun(monkeypatch, tmp_path, capsys):
-    def signalled(*_):
-        os.kill(os.getpid(), signal.SIGTERM)
-        pytest.fail("it went on")
-
-    monkeypatch.setattr("burnish.config.load", signalled)
-    assert main(["train", "quickstart", f"output_dir={tmp_path / 'run'}"]) == EXIT_STOPPED
-    assert "Stopped by SIGTERM before the run began" in capsys.readouterr().out
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("raises", [False, True])
 def test_the_handlers_of_before_come_back(raises):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -162,19 +149,6 @@ def test_the_handlers_of_before_come_back(raises):
             if raises:
                 raise ZeroDivisionError
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-def test_in_another_thread_nothing_is_installed():
-    before, seen = signal.getsignal(signal.SIGTERM), []
-
-    def enter() -> None:
-        with StopRequest() as stop:
-            seen.append((signal.getsignal(signal.SIGTERM), stop.requested))
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join(timeout=10)
-    assert seen == [(before, None)]
 
 
 def test_a_pipe_without_a_reader_is_a_request(monkeypatch):
