@@ -197,7 +197,9 @@ class Bench:
     def __init__(self, *, margin: float = 0.0, saving: float = 0.0, ends=100.0, notice=lambda: None) -> None:
         self.now, self.stop = 0.0, StopRequest()
         end = ends and ReclaimTime(at=ends, by="a test")
-        self.expiry = Expiry(end, self.stop, margin=margin, saving=lambda: saving, clock=lambda: self.now, notice=notice)
+        self.expiry = Expiry(
+            end, self.stop, margin=margin, saving=lambda: saving, clock=lambda: self.now, notice=notice
+        )
         self.expiry.start(0)
 
     def update(self, number: int, seconds: float) -> bool:
