@@ -211,6 +211,10 @@ QUICKSTART: Table = {
     "unread data.shuffle=false": (["data.sampler=mine.py:choose", "data.shuffle=false"], ["data.shuffle"]),
     "unread alarms.limits={entropy_growth: 2}": (["alarms.limits={entropy_growth: 2}"], ["alarms.limits"]),
     "unread alarms.off=[response_length]": (["alarms.off=[response_length]"], ["alarms.off"]),
+    "a function of code that lacks it": (
+        ["rewards.mine={name: function, path: 'json:laods'}"],
+        ["rewards.mine", "json:laods", "loads"],
+    ),
     # where workers are to be
     "pools of one process": (["pools.train.processes=2"], ["pools.train.processes", "runtime is local"]),
     "cluster of one process": (["ray.max_restarts=1"], ["ray.max_restarts", "runtime is local"]),
