@@ -29,15 +29,6 @@ def test_a_move_is_told_in_spreads_of_the_first_samples_with_the_update_that_it_
     assert fell.spreads < 0
 
 
-def test_what_came_back_has_not_moved():
-    gone = series([0.2, 0.2, 0.5, 0.5, 0.5])
-    assert gone.move(1.0) is not None
-    assert not gone.back(1.0)
-    back = series([0.2, 0.2, 0.5, 0.5, 0.5, 0.2, 0.2])
-    assert back.move(1.0) is None
-    assert back.back(1.0)
-
-
 def test_a_statistic_that_hardly_differs_between_samples_has_to_move_by_something():
     means = [0.0, 0.0, 0.01, 0.015, 0.019]
     assert series(means, std=0.0, error=0.0).move(1.0) is None

@@ -1,34 +1,36 @@
-"""burnish train says what a run needs of its GPUs before weights are loaded, and refuses what can't fit."""
+"""Memory: what a run is said to need of its GPUs before weights are loaded, which sizes fit, and what can't."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
+from shutil import copytree, ignore_patterns
 
 import pytest
 import torch
 
-from burnish.cli import main
+import burnish as package
 from burnish.commands.fitting import Fit
-from burnish.config import RunConfig, load
-from burnish.forecast import process
 from burnish.forecast.advice import Tried
 from burnish.forecast.batches import Chosen
 from burnish.forecast.counter import Peak
 from burnish.forecast.forecast import Forecast, PoolForecast
 from burnish.forecast.process import Foreteller, NoForecast
-from burnish.utils.errors import UserError
-from tests.support.factory import tiny_pipeline
-from tests.support.tiny_recipes import flow_recipe, write_recipe
+from burnish.utils.paths import resolve
+from tests.support.tiny_run import TinyRun, burnish
 
 GIB = 1 << 30
 PEAK = Peak(60 * GIB, {"weights": 20 * GIB, "activations": 40 * GIB})
-SIZES = {"trainer.micro_batch_size": 12}
 FOUND = Forecast((PoolForecast("train", 1, {"load": Peak(GIB), "update, backward": PEAK}, 0),))
+LITTLE = Tried(("a.b=1",), "little", 70 * GIB, False)
+ENOUGH = Tried(("a.b=1", "c.d=2"), "a third more computing", 30 * GIB, True)
+SMALL = ["algorithm=flow_grpo", "data.train_batch_size=2", "rollout.n=2", "rollout.num_inference_steps=5"]
 
 
 class Cards:
     """A controller that knows of its GPUs alone."""
 
-    def __init__(self, **pools: int) -> None:
-        self.pools, self.asked = pools, 0
+    def __init__(self, gib: int | None) -> None:
+        self.pools, self.asked = {} if gib is None else {"train": gib * GIB}, 0
 
     def gpu_memory(self) -> dict[str, int]:
         self.asked += 1
@@ -38,10 +40,7 @@ class Cards:
 class AtOnce:
     """Stands in for the process that forecasts."""
 
-    started = 0
     is_ready = True
-    fails = ""
-    tried: Sequence[Tried] = ()
 
     def __init__(self, config: object) -> None:
         type(self).started += 1
@@ -49,7 +48,7 @@ class AtOnce:
     def choose(self, memory: int, seconds: float) -> Chosen:
         if self.fails:
             raise NoForecast(self.fails)
-        return Chosen(SIZES if memory > 80 * GIB else {}, FOUND)
+        return Chosen({"trainer.micro_batch_size": 12} if memory > 80 * GIB else {}, FOUND)
 
     def remedies(self, memory: int, seconds: float) -> Sequence[Tried]:
         return self.tried
@@ -59,113 +58,76 @@ class AtOnce:
 
 
 @pytest.fixture
-def foreteller(monkeypatch: pytest.MonkeyPatch) -> type[AtOnce]:
-    kind = type("Other", (AtOnce,), {})
-    monkeypatch.setattr(process, "Foreteller", kind)
+def foreteller(monkeypatch):
+    kind = type("Other", (AtOnce,), {"started": 0, "fails": "", "tried": ()})
+    monkeypatch.setattr("burnish.forecast.process.Foreteller", kind)
     return kind
 
 
-def check(cards: Cards, *options: str, resumes: bool = False) -> RunConfig:
-    fit = Fit(load("quickstart", options), resumes=resumes)
+def settled(gib: int | None, *options: str, resumes: bool = False):
+    fit = Fit(package.load("quickstart", *options), resumes=resumes)
     try:
-        return fit.settle(cards)  # type: ignore[arg-type]
+        return fit.settle(Cards(gib))  # type: ignore[arg-type]
     finally:
         fit.close()
 
 
-def test_batches_that_are_auto_become_the_numbers_that_fit(foreteller, capsys):
-    config = check(Cards(train=141 * GIB))
-    assert (config.trainer.micro_batch_size, config.rollout.batch_size) == (12, 48)
-    assert "trainer.micro_batch_size=12" in capsys.readouterr().out
+FITS = {  # GiB of a GPU, options, the sizes of a micro-batch and of sampling, and what is said
+    "auto": (141, [], 12, "trainer.micro_batch_size=12"),
+    "small without a forecast": (80, ["forecast=off"], 4, "trainer.micro_batch_size=4"),
+    "fast on a CPU": (None, ["forecast=off"], 96, ""), "fits": (80, [], None, "64.5 GiB of 80.0 GiB"),
+    "tight": (61, [], None, "tight"), "warned": (40, ["forecast=warn"], None, "64.5 GiB"),
+    "unwanted": (40, ["trainer.micro_batch_size=8", "forecast=off"], 8, ""),
+    "on the CPU": (40, ["trainer.micro_batch_size=8", "model.device=cpu"], 8, ""),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("gpus", "rows"), [({"train": 80 * GIB}, 4), ({}, 96)])
-def test_without_a_forecast_they_are_small_and_on_a_cpu_as_fast_as_there(foreteller, gpus, rows, capsys):
-    config = check(Cards(**gpus), "forecast=off")
-    assert (config.trainer.micro_batch_size, config.rollout.batch_size) == (rows, 48)  # the recipe states the latter
-    assert ("trainer.micro_batch_size=4" in capsys.readouterr().out) == bool(gpus)
-
-
-def test_a_run_that_fits_says_so_in_one_line(foreteller, capsys):
-    check(Cards(train=80 * GIB))
+@pytest.mark.parametrize(("gib", "options", "size", "words"), FITS.values(), ids=list(FITS))
+def test_what_fits_is_said_and_sizes_that_are_auto_become_numbers(foreteller, capsys, gib, options, size, words):
+    config = settled(gib, *options)
     said = capsys.readouterr().out
-    assert said == "Memory forecast for each GPU: train needs 64.5 GiB of 80.0 GiB in 'update, backward'\n"
-
-
-def test_what_fits_but_for_reserves_is_trained_and_called_tight(foreteller, capsys):
-    check(Cards(train=61 * GIB))
-    assert "which is tight" in capsys.readouterr().out
+    assert config.rollout.batch_size == 48, "which the recipe states"
+    assert size is None or config.trainer.micro_batch_size == size
+    assert words in said
+    assert bool(words) == bool(said)
+    assert foreteller.started == (not {"forecast=off", "model.device=cpu"} & {*options})
 
 
 def test_what_cannot_fit_is_refused_with_what_would(foreteller, capsys):
-    foreteller.tried = (
-        Tried(("a.b=1",), "little", 70 * GIB, False),
-        Tried(("a.b=1", "c.d=2"), "a third more computing", 30 * GIB, True),
-    )
-    with pytest.raises(UserError) as raised:
-        check(Cards(train=40 * GIB))
-    said = str(raised.value)
-    assert "a process of pool train needs 64.5 GiB, in 'update, backward', most of it activations (40.0 GiB)" in said
-    assert "its GPUs have 40.0 GiB; it fits with a.b=1 c.d=2 (a third more computing; 30.0 GiB)" in said
-    assert "force=true" in said
-
-
-def test_where_nothing_helps_that_is_said(foreteller):
-    with pytest.raises(UserError, match=r"none of the options .* use more GPUs"):
-        check(Cards(train=40 * GIB))
-
-
-def test_with_warn_it_is_trained_all_the_same(foreteller, capsys):
-    check(Cards(train=40 * GIB), "forecast=warn")
-    assert "Warning: by forecast a process of pool train needs 64.5 GiB" in capsys.readouterr().out
-
-
-def test_a_forecast_that_fails_ends_no_run(foreteller, capsys):
+    for tried, words in (((LITTLE, ENOUGH), "a.b=1 c.d=2 (a third more computing; 30.0 GiB)"), ((), "GPUs")):
+        foreteller.tried = tried
+        with pytest.raises(ValueError, match=r"64\.5 GiB") as raised:
+            settled(40)
+        assert words in str(raised.value)
+        assert "40.0 GiB" in str(raised.value)
+    assert "force=true" in str(raised.value)
+    foreteller.started = 0
+    settled(40, resumes=True)
+    assert not foreteller.started, "a run that goes on has shown whether it fits"
     foreteller.fails = "KeyError: a model that nobody knows"
-    check(Cards(train=40 * GIB))
-    assert capsys.readouterr().out.startswith("No memory forecast, and the run goes on without: KeyError")
+    settled(40)
+    assert "KeyError" in capsys.readouterr().out, "a forecast that fails ends no run"
 
 
-@pytest.mark.parametrize("options", [["forecast=off"], ["model.device=cpu"]])
-def test_nothing_is_asked_where_nothing_is_wanted(foreteller, options, capsys):
-    cards = Cards(train=40 * GIB)
-    check(cards, "trainer.micro_batch_size=8", *options)
-    assert (cards.asked, foreteller.started, capsys.readouterr().out) == (0, 0, "")
-
-
-def test_a_run_that_goes_on_has_shown_whether_it_fits(foreteller):
-    check(Cards(train=40 * GIB), resumes=True)
-    assert not foreteller.started
-
-
-def test_without_gpus_nothing_is_forecast(foreteller, capsys):
-    check(Cards())
-    assert (foreteller.started, capsys.readouterr().out) == (0, "")
-
-
-def test_where_a_gpu_is_here_the_forecast_begins_before_data_is_read(foreteller, monkeypatch):
+def test_the_forecast_begins_while_a_gpu_is_prepared(foreteller, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    Fit(load("quickstart"), resumes=False).close()
+    Fit(package.load("quickstart"), resumes=False).close()
     assert foreteller.started == 1
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_process_forecasts_and_says_why_it_cannot(tmp_path):
-    options = ["algorithm=flow_grpo", "data.train_batch_size=2", "rollout.n=2", "rollout.num_inference_steps=5"]
-    asked = Foreteller(load("quickstart", [*options, f"output_dir={tmp_path}"]))
+    asked = Foreteller(package.load("quickstart", *SMALL, f"output_dir={tmp_path}"))
     try:
         chosen = asked.choose(80 * GIB, 120)
         (pool,) = chosen.forecast.pools
         assert chosen.sizes == {"trainer.micro_batch_size": 96}
         assert (pool.name, pool.processes) == ("train", 1)
         assert 0 < pool.highest[1].total < GIB
-        tried = asked.remedies(1 << 20, 0.0)
-        assert tried[0].options
-        assert not tried[0].fits
+        assert not asked.remedies(1 << 20, 0.0)[0].fits
     finally:
         asked.close()
-    unknown = Foreteller(load("quickstart", ["model.path=nobody/nothing"]))
+    unknown = Foreteller(package.load("quickstart", "model.path=nobody/nothing"))
     try:
         with pytest.raises(NoForecast, match=r"model\.path is nobody/nothing"):
             unknown.choose(80 * GIB, 120)
@@ -173,18 +135,26 @@ def test_a_process_forecasts_and_says_why_it_cannot(tmp_path):
         unknown.close()
 
 
-@pytest.mark.slow
-def test_a_run_that_is_resumed_keeps_the_sizes_that_it_began_with(tmp_path):
-    tiny_pipeline(tmp_path / "sd3", vae=False)
-    (tmp_path / "prompts.txt").write_text("a cat\ntwo dogs\n")
-    tree = flow_recipe(tmp_path, "sd3") | {"algorithm": "flow_grpo", "rewards": {"jpeg_compressibility": {}}}
-    write_recipe(tmp_path / "recipe.yaml", tree)
-    command = ["train", str(tmp_path / "recipe.yaml")]
-    assert main([*command, "steps=1"]) == 0
-    written = tmp_path / "run" / "config.yaml"
-    assert load(str(written)).trainer.micro_batch_size == 96
+def test_a_plan_needs_no_weights_and_says_whether_a_run_fits(tmp_path, monkeypatch):
+    model = copytree(resolve("burnish:quickstart/model"), tmp_path / "model", ignore=ignore_patterns("*.safetensors"))
+    given = [f"model.path={model}", "data.train_files=nowhere.jsonl", *SMALL]
+    said = burnish("plan", "quickstart", *given, "memory=24GB").out
+    phases = ("load", "sample", "update, forward", "update, backward", "update, optimizer", "publish", "save")
+    assert [phase for phase in phases if phase not in said] == []
+    assert "It fits into 22.4 GiB" in said
+    monkeypatch.setattr("burnish.commands.plan.forecast", lambda config: FOUND)
+    monkeypatch.setattr("burnish.forecast.batches.forecast", lambda config: FOUND)
+    monkeypatch.setattr("burnish.commands.plan.remedies", lambda *_: iter(()))
+    assert "does not fit" in burnish("plan", "quickstart", *given, "memory=200MB", status=1).out
+
+
+def test_a_run_that_is_resumed_keeps_the_sizes_that_it_began_with(files):
+    run = TinyRun(files, "generators", "sd3", "algorithm=flow_grpo", "checkpoint.every=1", name="sizes")
+    run.train("steps=1")
+    written = run.output / "config.yaml"
+    assert package.load(str(written)).trainer.micro_batch_size == 96
     # as if memory had allowed no more
     written.write_text(written.read_text().replace("micro_batch_size: 96", "micro_batch_size: 3"))
-    assert main(command) == 0
-    again = load(str(written))
+    run.train("steps=2")
+    again = package.load(str(written))
     assert (again.steps, again.trainer.micro_batch_size, again.rollout.batch_size) == (2, 3, 96)

@@ -1,25 +1,22 @@
-"""Data of kept samples: what becomes a record, what does not, and that training reads it as it is."""
+"""`burnish pairs`: what of a run's kept samples becomes a record, what does not, and that training reads it."""
 
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from burnish.commands.pairs import pairs
-from burnish.commands.train import train
-from burnish.config import load
-from burnish.data.flow.pictures import read_pictures
-from burnish.data.language.responses import read_responses
-from burnish.options.flow import PromptOptions
-from burnish.options.language import LanguageDataOptions
-from burnish.utils.errors import ConfigError, UserError
+from tests.support.reports import lines_of, write_lines
+from tests.support.tiny_run import burnish
 
 
-def kept(run, name, records, **about):
-    folder = run / "samples" / name
+def kept(run, name, records, place="samples", **about):
+    """Samples of one prompt: pictures of a shade each, or responses."""
+    folder = run / place / name
     folder.mkdir(parents=True)
     lines = []
     for number, record in enumerate(records):
@@ -28,13 +25,13 @@ def kept(run, name, records, **about):
             shade = record.pop("shade", number * 20)
             Image.fromarray(np.full((16, 32, 3), shade, np.uint8)).save(folder / f"{number:03d}.png")
         whole = {"prompt": "the number 472", "update": 1, "sample": number, "components": {"ocr": record["reward"]}}
-        lines.append(json.dumps(whole | about | record) + "\n")
-    (folder / "records.jsonl").write_text("".join(lines))
+        lines.append(whole | about | record)
+    write_lines(folder / "records.jsonl", lines)
 
 
-def made(run, output="out", by="reward", margin=0.0, most=1, form="pairs", **more):
-    assert pairs(str(run), output=str(run / output), by=by, margin=margin, most=most, form=form, **more) == 0
-    return [json.loads(line) for line in (run / output / f"{form}.jsonl").read_text().splitlines()]
+def made(run, output="out", *options, form="pairs"):
+    said = burnish("pairs", run, "-o", run / output, "--form", form, *options).out
+    return lines_of(run / output / f"{form}.jsonl"), re.sub(r"\s+", " ", said)
 
 
 def rewards(*values):
@@ -47,75 +44,64 @@ def said(text, reward, **more):
 
 def test_the_best_is_paired_with_the_worst_and_the_second_with_the_second(tmp_path):
     kept(tmp_path, "a", rewards(0.2, 0.9, 0.5, 0.7, 0.1))
-    found = made(tmp_path, most=9)
+    found, _ = made(tmp_path, "out", "--per-prompt", 9)
     assert [(one["chosen_reward"], one["rejected_reward"]) for one in found] == [(0.9, 0.1), (0.7, 0.2)]
     assert found[0]["margin"] == pytest.approx(0.8)
     assert found[0]["chosen"] == "media/a-001.png"
-    assert len(made(tmp_path, "one")) == 1
-    assert len(made(tmp_path, "wide", margin=0.6, most=9)) == 1
+    assert len(made(tmp_path, "one")[0]) == 1
+    assert len(made(tmp_path, "wide", "--margin", 0.6, "--per-prompt", 9)[0]) == 1
+    assert "pairs.jsonl" in burnish("pairs", tmp_path, "-o", tmp_path / "out", status=2).message
 
 
-def test_what_prefers_nothing_is_left_out_and_counted(tmp_path, capsys):
+def test_what_prefers_nothing_is_left_out_and_counted(tmp_path):
     kept(tmp_path, "equal", rewards(0.5, 0.5))
     kept(tmp_path, "missing", rewards(None, 0.5, None))
     kept(tmp_path, "same picture", [{"reward": 1.0, "shade": 7}, {"reward": 0.0, "shade": 7}])
-    with pytest.raises(UserError, match=r"no pair comes of 3 prompts .*samples without a reward \(2\)"):
-        made(tmp_path, "none")
+    none = burnish("pairs", tmp_path, "-o", tmp_path / "none", status=2).message
+    assert "3 prompts" in none
+    assert "(2)" in none
     kept(tmp_path, "good", rewards(1.0, 0.0))
-    assert len(made(tmp_path)) == 1
-    assert "left out: prompts of equal rewards (3)" in capsys.readouterr().out
+    found, told = made(tmp_path)
+    assert len(found) == 1
+    assert "equal rewards (3)" in told
 
 
 def test_responses_that_were_cut_and_dialogues_make_no_pairs(tmp_path):
-    kept(
-        tmp_path, "a", [said("yes", 0.1), said("cut", 0.9, finished=False), said("long", 0.0, turns=3), said("y", 0.5)]
-    )
-    (pair,) = made(tmp_path)
+    several = [said("yes", 0.1), said("cut", 0.9, finished=False), said("long", 0.0, turns=3), said("y", 0.5)]
+    kept(tmp_path, "a", several)
+    ((pair,), _) = made(tmp_path)
     assert (pair["chosen"], pair["rejected"]) == ("y", "yes")
+    found, _ = made(tmp_path, "scores", form="scores")
+    assert [(one["prompt"], one["response"], one["score"]) for one in found] == [
+        ("the number 472", "y", 0.5), ("the number 472", "yes", 0.1),
+    ]  # fmt: skip
 
 
 def test_a_component_may_decide(tmp_path):
     kept(tmp_path, "a", [{"reward": 1.0, "components": {"ocr": 0.1}}, {"reward": 0.0, "components": {"ocr": 0.8}}])
-    assert made(tmp_path, by="ocr")[0]["chosen"] == "media/a-001.png"
-    with pytest.raises(UserError, match="it has reward, ocr"):
-        made(tmp_path, "other", by="clip")
+    assert made(tmp_path, "out", "--by", "ocr")[0][0]["chosen"] == "media/a-001.png"
+    assert "reward, ocr" in burnish("pairs", tmp_path, "-o", tmp_path / "x", "--by", "clip", status=2).message
 
 
-def test_the_best_samples_are_there_to_be_imitated(tmp_path, capsys):
+def test_the_best_samples_are_there_to_be_imitated(tmp_path):
     kept(tmp_path, "a", rewards(0.2, 0.9, 0.5, 0.7))
     kept(tmp_path, "b", rewards(0.2, 0.3), prompt="another")
     kept(tmp_path, "c", [{"reward": 1.0, "shade": 20}])  # the same picture of the same prompt again
-    found = made(tmp_path, form="sft", most=2, least=0.6)
+    found, told = made(tmp_path, "out", "--per-prompt", 2, "--at-least", 0.6, form="sft")
     assert [(one["reward"], one["image"]) for one in found] == [(0.9, "media/a-001.png"), (0.7, "media/a-003.png")]
-    said = capsys.readouterr().out
-    assert "2 samples to imitate of 3 prompts" in said
-    assert "left out: prompts whose best samples score below 0.6 (1)" in said
-    assert "left out: samples that came again (1)" in said
-    assert len(read_pictures(str(tmp_path / "out" / "sft.jsonl"), "pictures", size=None, keys=PromptOptions())) == 2
+    assert "2 samples to imitate of 3 prompts" in told
+    assert "below 0.6 (1)" in told
+    assert "came again (1)" in told
 
 
-def test_every_sample_has_its_score(tmp_path):
-    kept(tmp_path, "a", [said("yes", 0.25), said("cut", 0.9, finished=False), said("no", 1.0)])
-    found = made(tmp_path, form="scores", most=None)
-    assert [(one["prompt"], one["response"], one["score"]) for one in found] == [
-        ("the number 472", "no", 1.0), ("the number 472", "yes", 0.25),
-    ]  # fmt: skip
-
-
-def test_samples_of_validations(tmp_path):
+@pytest.mark.parametrize(("options", "words"), [
+    (["--form", "sft", "--margin", 0.1], "--margin"), (["--at-least", 0], "--at-least"),
+    (["--validation"], "validation.save.prompts=64"),
+])  # fmt: skip
+def test_what_is_never_read_or_not_there_is_refused(tmp_path, options, words):
     kept(tmp_path, "a", rewards(0.0, 1.0))
-    with pytest.raises(UserError, match=r"no validation_samples: .*validation\.save\.prompts=64"):
-        made(tmp_path, validation=True)
-    (tmp_path / "samples").rename(tmp_path / "validation_samples")
-    assert len(made(tmp_path, validation=True)) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "option"), [({"form": "sft", "margin": 0.1}, "margin"), ({"least": 0}, "at-least")]
-)
-def test_what_a_form_never_reads_is_refused(tmp_path, options, option):
-    with pytest.raises(UserError, match=f"--{option} is read by"):
-        made(tmp_path, **options)
+    assert words in burnish("pairs", tmp_path, "-o", tmp_path / "out", *options, status=2).message
+    assert "nothing" in burnish("pairs", tmp_path / "nothing", "-o", tmp_path / "out", status=2).message
 
 
 def test_foreign_records_lead_nowhere(tmp_path):
@@ -130,128 +116,75 @@ def test_foreign_records_lead_nowhere(tmp_path):
     kept(tmp_path, "linked", rewards(1.0, 0.0))
     (linked / "000.png").unlink()
     (linked / "000.png").symlink_to(tmp_path / "secret.png")
-    assert [one["chosen"] for one in made(tmp_path)] == ["media/good-000.png"]
+    assert [one["chosen"] for one in made(tmp_path)[0]] == ["media/good-000.png"]
     assert not list((tmp_path / "out").rglob("*secret*"))
 
 
-@pytest.mark.parametrize(("folder", "message"), [("nothing", "kept no samples"), ("", "has pairs.jsonl")])
-def test_refusals(tmp_path, folder, message):
-    kept(tmp_path, "a", rewards(1.0, 0.0))
-    made(tmp_path)
-    with pytest.raises(UserError, match=message):
-        pairs(str(tmp_path / folder), output=str(tmp_path / "out"), by="reward", margin=0, most=1)
-
-
-def test_pictures_and_responses_are_read_as_they_are(tmp_path):
+def test_what_was_shown_and_asked_comes_along(tmp_path):
     drawn, spoken = tmp_path / "drawn", tmp_path / "spoken"
     inputs = {"images": ["000.png"], "inputs": '{"mask_image": "001.png"}', "negative_prompt": "blur"}
     kept(drawn, "a", rewards(1.0, 0.0, 0.5), **inputs)
-    made(drawn)
-    (record,) = read_pictures(str(drawn / "out" / "pairs.jsonl"), "pairs", size=(16, 32), keys=PromptOptions())
-    assert record.prompt.negative == "blur"
-    assert len(record.prompt.images) == 1
-    assert [name for name, _ in record.prompt.inputs] == ["mask_image"]
+    ((record,), _) = made(drawn)
+    told = burnish("data", "show", drawn / "out" / "pairs.jsonl", "--recipe", "quickstart", "algorithm=diffusion_dpo",
+                   "algorithm.online=false").out  # fmt: skip
+    assert "blur" in told
+    assert record["negative_prompt"] == "blur"
     messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Which <image> is it?"}]}]
     kept(spoken, "a", [said("4", 1.0), said("5", 0.0)], messages=json.dumps(messages), images=["shown.png"])
     Image.new("RGB", (8, 8)).save(spoken / "samples" / "a" / "shown.png")
     made(spoken)
-    (pair,) = read_responses(str(spoken / "out" / "pairs.jsonl"), LanguageDataOptions(train_files="-"), "preferences")
-    assert pair.prompt.turns[0].text == "Which <image> is it?"
-    assert len(pair.prompt.images) == 1
+    told = burnish("data", "show", spoken / "out" / "pairs.jsonl", "--recipe", "vlm_quickstart", "algorithm=dpo",
+                   "algorithm.online=false").out  # fmt: skip
+    assert "Which <image> is it?" in told
+    assert told.count("image: ") == 1
 
 
-SMALL = ["steps=1", "validation.every=null", "validation.before=false", "scoring.processes=0", "checkpoint.every=1"]
-VALIDATED = [one for one in SMALL if not one.startswith("validation.every")] + ["validation.every=1"]
-KEEP = [*SMALL, "rollout.save.every=1", "rollout.save.prompts=2", "data.train_batch_size=2", "rollout.n=6"]
+SMALL = ["steps=1", "validation.before=false", "checkpoint.every=1"]
+SAMPLED = [*SMALL, "scoring.processes=0", "validation.every=1", "validation.max_prompts=3", "data.train_batch_size=2",
+           "rollout={n: 6, save: {every: 1, prompts: 2}}", "validation.save.prompts=2"]  # fmt: skip
+LEARNED = [*SMALL, "validation.every=null", "data.train_batch_size=1"]
+PICTURES = ["validation.reference_guidance=null", "validation.n=1"]
+RESPONSES = ["trainer.mini_batch_size=null", "optimizer.warmup_steps=0"]
+UNSCORED = ["rewards={format: null, exact: null}"]
+CHAINS = {  # recipe, its options, what samples become, and with which options what learns from them
+    "pairs of pictures": (
+        "quickstart", PICTURES, "pairs", ["algorithm={name: diffusion_dpo, online: false}", "scoring.processes=0"],
+    ),
+    "pictures to imitate": ("quickstart", PICTURES, "sft", ["algorithm=sft", "scoring.processes=0"]),
+    "pairs of responses": (
+        "vlm_quickstart", RESPONSES, "pairs", ["algorithm={name: dpo, online: false}", "scoring.processes=0"],
+    ),
+    "pairs for a reward model": ("vlm_quickstart", RESPONSES, "pairs", ["algorithm=bradley_terry"]),
+    "responses to imitate": ("vlm_quickstart", RESPONSES, "sft", ["algorithm=sft", "scoring.processes=0"]),
+    "scores": ("vlm_quickstart", RESPONSES, "scores", ["algorithm=score_regression", *UNSCORED]),
+}  # fmt: skip
 
 
-def run(recipe, output, options):
-    assert train(load(recipe, [*options, f"output_dir={output}"])) == 0
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()][-1]
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory):
+    """Runs of one update that kept samples, by recipe, each made once."""
+    made_before: dict[str, Path] = {}
+
+    def of(recipe, options):
+        if recipe not in made_before:
+            made_before[recipe] = tmp_path_factory.mktemp(recipe) / "run"
+            burnish("train", recipe, *SAMPLED, *options, f"output_dir={made_before[recipe]}")
+        return made_before[recipe]
+
+    return of
 
 
-@pytest.mark.slow
-def test_diffusion_dpo_learns_from_the_pairs_of_a_run(tmp_path):
-    run("quickstart", tmp_path / "run", [*KEEP, "validation.reference_guidance=null"])
-    assert made(tmp_path / "run", "out", most=3)
-    metrics = run("quickstart", tmp_path / "dpo", [
-        *SMALL, "algorithm=diffusion_dpo", "algorithm.online=false", "validation.reference_guidance=null",
-        f"data.train_files={tmp_path / 'run' / 'out'}", "data.train_batch_size=1",
-    ])  # fmt: skip
-    assert metrics["actor/loss"] > 0
-    assert metrics["actor/grad_norm"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["dpo", "bradley_terry"])
-def test_dpo_and_reward_models_learn_from_the_pairs_of_a_run(tmp_path, algorithm):
-    run("vlm_quickstart", tmp_path / "run", [*KEEP, "trainer.mini_batch_size=null", "optimizer.warmup_steps=0"])
-    assert made(tmp_path / "run", "out", most=3)
-    given = [*SMALL, "algorithm.online=false"]
-    if algorithm != "dpo":  # which scores nothing
-        given = [one for one in SMALL if "scoring" not in one]
-    metrics = run("vlm_quickstart", tmp_path / algorithm, [
-        *given, f"algorithm={algorithm}", "optimizer.warmup_steps=0", "data.train_batch_size=1",
-        f"data.train_files={tmp_path / 'run' / 'out'}",
-    ])  # fmt: skip
-    assert metrics["actor/grad_norm"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_sft_learns_from_the_best_pictures_of_training_and_of_validation(tmp_path):
-    run("quickstart", tmp_path / "run", [
-        *VALIDATED, *KEEP[len(SMALL):], "validation.reference_guidance=null", "validation.n=1",
-        "validation.max_prompts=3", "validation.save.prompts=2",
-    ])  # fmt: skip
-    validated = [json.loads(line) for line in (tmp_path / "run/validation_samples/metadata.jsonl").open()]
-    assert [(one["update"], one["group"], one["version"]) for one in validated] == [(1, 0, 1), (1, 1, 1)]
-    assert {one["purpose"] for one in validated} == {"validation"}
-    for number, validation in enumerate((False, True)):
-        name = f"out{number}"
-        assert made(tmp_path / "run", name, form="sft", most=2, validation=validation)
-        metrics = run("quickstart", tmp_path / f"sft{number}", [
-            *SMALL, "algorithm=sft", "validation.reference_guidance=null", "data.train_batch_size=1",
-            f"data.train_files={tmp_path / 'run' / name}",
-        ])  # fmt: skip
-        assert metrics["actor/grad_norm"] > 0
-
-
-@pytest.mark.slow
-def test_sft_and_reward_models_learn_from_the_responses_of_a_run(tmp_path):
-    run("vlm_quickstart", tmp_path / "run", [
-        *VALIDATED, *KEEP[len(SMALL):], "trainer.mini_batch_size=null", "optimizer.warmup_steps=0",
-        "validation.max_prompts=2", "validation.save.most_mb=9",
-    ])  # fmt: skip
-    validated = [json.loads(line) for line in (tmp_path / "run/validation_samples/metadata.jsonl").open()]
-    assert all(isinstance(one["response"], str) and one["answer"] is not None for one in validated)
-    judging = [one for one in SMALL if "scoring" not in one]  # nothing is sampled, and nothing scored
-    judging += ["rewards.format=null", "rewards.exact=null", "trainer.mini_batch_size=null"]
-    for algorithm, form, given in (("sft", "sft", SMALL), ("score_regression", "scores", judging)):
-        assert made(tmp_path / "run", form, form=form, most=None)
-        metrics = run("vlm_quickstart", tmp_path / algorithm, [
-            *given, f"algorithm={algorithm}", "optimizer.warmup_steps=0", "data.train_batch_size=1",
-            *(f"data.{files}={tmp_path / 'run' / form / f'{form}.jsonl'}" for files in ("train_files", "val_files")),
-        ])  # fmt: skip
-        assert metrics["actor/grad_norm"] > 0
-
-
-@pytest.mark.parametrize(
-    ("recipe", "given", "message"),
-    [
-        ("vlm_quickstart", ["algorithm=bradley_terry", "validation.save.every=2"],
-         "validation.save is given, but bradley_terry samples nothing"),
-        ("quickstart", ["validation.every=null", "validation.before=false", "validation.save.every=2"],
-         "validation.save is given, but nothing is validated"),
-        ("quickstart", ["algorithm=diffusion_dpo", "algorithm.online=false", "rollout.save.every=1"],
-         "rollout.save is given, but diffusion_dpo samples nothing"),
-        ("vlm_quickstart", ["algorithm=bradley_terry", "validation.suites=[vlm_quickstart]"],
-         "validation.suites is given, but bradley_terry samples nothing"),
-        ("quickstart", ["validation.every=null", "validation.before=false", "validation.suites=[quickstart]"],
-         "nothing is validated"),
-        ("quickstart", ["validation.suite_prompts=3"], "suite_prompts is never read without suites"),
-    ],
-)  # fmt: skip
-def test_what_would_never_be_read_is_refused(recipe, given, message):
-    with pytest.raises(ConfigError, match=message):
-        load(recipe, given)
+@pytest.mark.parametrize("chain", CHAINS)
+def test_what_a_run_kept_is_learned_from(sampled, chain, tmp_path):
+    recipe, own, form, options = CHAINS[chain]
+    run = sampled(recipe, own)
+    for place in ([], ["--validation"]) if chain == "pictures to imitate" else ([],):
+        output = tmp_path / f"{form}{len(place)}"
+        made(run, output, "--per-prompt", 3, *place, form=form)
+        files = [f"data.train_files={output / form}.jsonl"]
+        files += [f"data.val_files={output / form}.jsonl"] if form != "pairs" else []
+        burnish("train", recipe, *LEARNED, *own, *options, *files, f"output_dir={tmp_path}/{len(place)}")
+        assert lines_of(tmp_path / str(len(place)) / "metrics.jsonl")[-1]["actor/grad_norm"] > 0
+    validated = lines_of(run / "validation_samples" / "metadata.jsonl")
+    kinds = {(one["update"], one["group"], one["version"], one["purpose"]) for one in validated}
+    assert kinds == {(1, 0, 1, "validation"), (1, 1, 1, "validation")}

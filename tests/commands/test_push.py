@@ -16,14 +16,13 @@ import yaml
 from huggingface_hub import constants
 from PIL import Image
 
-from burnish.cli import main
 from burnish.commands.loading_code import loading_code
 from burnish.utils.paths import ASSETS
 from tests.support.fake_hub import use
 from tests.support.fake_hub_writes import TOKEN, WritableHub, writable_hub
 from tests.support.http_servers import serving
 from tests.support.reports import Story, run_folder
-from tests.support.tiny_recipes import reward, write_recipe, write_rewards
+from tests.support.tiny_run import TinyRun, burnish
 
 
 @pytest.fixture
@@ -36,35 +35,26 @@ def hub(monkeypatch, tmp_path) -> Iterator[WritableHub]:
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory) -> Path:
+def drawn(files) -> Path:
     """A run of one update of the quickstart's model, with validations."""
-    folder = tmp_path_factory.mktemp("drawn")
-    write_rewards(folder)
-    (folder / "prompts.txt").write_text("the number 4\nthe number 7\n")
-    tree = {
-        "model": {"path": "burnish:quickstart/model", "lora": {"rank": 2}},
-        "data": {"train_files": str(folder / "prompts.txt"), "train_batch_size": 2},
-        "algorithm": "flow_grpo",
-        "rewards": {"brightness": reward(folder, "brightness")},
-        "rollout": {"n": 2, "num_inference_steps": 3, "max_sequence_length": 4},
-        "validation": {"every": 1, "n": 2, "reference_guidance": None},
-        "scoring": {"processes": 0},
-        "steps": 1,
-        "output_dir": str(folder / "run"),
-    }
-    assert main(["train", str(write_recipe(folder / "recipe.yaml", tree))]) == 0
-    for file in (folder / "run").glob("validation/*/samples.jsonl"):  # a folder may come from somebody else
+    (files / "two.txt").write_text("the number 4\nthe number 7\n")
+    run = TinyRun(
+        files, "generators", "sd3", "model.path=burnish:quickstart/model", "algorithm=flow_grpo", "steps=1",
+        "data.train_files={files}/two.txt",
+        "rollout={n: 2, num_inference_steps: 3, max_sequence_length: 4, height: null, width: null}",
+        "validation={every: 1, n: 2, reference_guidance: null}", name="drawn",
+    )  # fmt: skip
+    run.train()
+    for file in run.output.glob("validation/*/samples.jsonl"):  # a folder may come from somebody else
         file.write_text(file.read_text().replace('"the number 7"', json.dumps(HOSTILE)))
-    return folder / "run"
+    return run.output
 
 
 HOSTILE = "</table><script>alert(1)</script> [x](javascript:alert(2)) `a` | b\n# c\n---\nlicense: mit"
 
 
-@pytest.mark.slow
-def test_what_was_pushed_is_loaded_by_diffusers_alone(hub, drawn, tmp_path, capsys):
-    assert main(["push", str(drawn), "--to", "me/numbers"]) == 0
-    said = capsys.readouterr()
+def test_what_was_pushed_is_loaded_by_diffusers_alone(hub, drawn, tmp_path):
+    said = burnish("push", drawn, "--to", "me/numbers")
     assert hub.private == {"me/numbers": True}
     assert f"{hub.url}/me/numbers (private)" in said.out
     files = hub.files("me/numbers")
@@ -94,12 +84,10 @@ def alone(code: str, hub: WritableHub, folder: Path) -> str:
     return done.stdout.split()[-1]
 
 
-@pytest.mark.slow
-def test_a_dry_run_sends_nothing_and_shows_hostile_texts_as_text(hub, drawn, tmp_path, capsys, monkeypatch):
+def test_a_dry_run_sends_nothing_and_shows_hostile_texts_as_text(hub, drawn, tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
-    assert main(["push", str(drawn), "--to", "me/numbers", "--dry-run", "-o", "shown", "--format", "lora"]) == 0
+    said = burnish("push", drawn, "--to", "me/numbers", "--dry-run", "-o", "shown", "--format", "lora").out
     assert hub.asked == []
-    said = capsys.readouterr().out
     assert "Nothing was sent" in said
     assert "pytorch_lora_weights.safetensors" in said
     text = (tmp_path / "shown" / "README.md").read_text()
@@ -115,9 +103,8 @@ def test_a_dry_run_sends_nothing_and_shows_hostile_texts_as_text(hub, drawn, tmp
     assert {"curves.png", "before_after.jpg"} == {path.name for path in (tmp_path / "shown" / "card").iterdir()}
 
 
-@pytest.mark.slow
 def test_samples_are_left_out_where_that_is_asked_for(hub, drawn, tmp_path):
-    assert main(["push", str(drawn), "--to", "me/x", "--dry-run", "-o", "bare", "--no-samples"]) == 0
+    burnish("push", drawn, "--to", "me/x", "--dry-run", "-o", "bare", "--no-samples")
     assert not (tmp_path / "bare" / "card" / "before_after.jpg").exists()
     assert "Before and after" not in (tmp_path / "bare" / "README.md").read_text()
 
@@ -138,45 +125,39 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_before_anything_is_loaded(hub, tmp_path, capsys, case):
+def test_what_is_refused_before_anything_is_loaded(hub, tmp_path, case):
     given, words = REFUSED[case]
     folder = run_folder(tmp_path / "run", Story(pictures=False))
-    assert main(["push", str(folder.path), *given]) == 2
-    assert words in " ".join(capsys.readouterr().err.split())
+    assert words in burnish("push", folder.path, *given, status=2).message
     assert not hub.commits
 
 
-def test_a_token_is_needed_and_goes_to_no_other_host(hub, tmp_path, capsys, monkeypatch):
-    run = str(run_folder(tmp_path / "run", Story(pictures=False)).path)
+def test_a_token_is_needed_and_goes_to_no_other_host(hub, tmp_path, monkeypatch):
+    run = run_folder(tmp_path / "run", Story(pictures=False)).path
+
+    def refused() -> str:
+        return burnish("push", run, "--to", "me/numbers", status=2).message
+
     with serving(hub.stranger, "127.0.0.3") as hub.elsewhere:
-        assert main(["push", run, "--to", "me/numbers"]) == 2
+        assert TOKEN not in refused()
     assert hub.redirected == [("/api/repos/create", "")]
-    assert TOKEN not in capsys.readouterr().err
     monkeypatch.delenv("HF_TOKEN")
-    assert main(["push", run, "--to", "me/numbers"]) == 2
-    assert "hf auth login" in capsys.readouterr().err
+    assert "hf auth login" in refused()
     monkeypatch.setenv("HF_TOKEN", "wrong")
     hub.elsewhere = ""
-    assert main(["push", run, "--to", "me/numbers"]) == 2
-    assert "does not accept your token" in " ".join(capsys.readouterr().err.split())
-    monkeypatch.setattr(constants, "ENDPOINT", "http://hub.example")
-    assert main(["push", run, "--to", "me/numbers"]) == 2
-    assert "unencrypted" in capsys.readouterr().err
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert main(["push", run, "--to", "me/numbers"]) == 2
-    assert "HF_HUB_OFFLINE is set" in capsys.readouterr().err
-
-
-def test_what_is_public_already_is_not_pushed_to_by_mistake(hub, tmp_path, capsys):
+    assert "token" in refused()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
     hub.publish("me/numbers", {"README.md": b"mine"})
-    run = str(run_folder(tmp_path / "run", Story(pictures=False)).path)
-    assert main(["push", run, "--to", "me/numbers"]) == 2
-    assert "add --public" in " ".join(capsys.readouterr().err.split())
+    assert "--public" in refused(), "what is public already is not pushed to by mistake"
     assert hub.files("me/numbers") == {"README.md": b"mine"}
+    monkeypatch.setattr(constants, "ENDPOINT", "http://hub.example")
+    assert "unencrypted" in refused()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE" in refused()
 
 
 @pytest.mark.thorough
-def test_an_adapter_is_loaded_by_transformers_and_peft_alone(hub, tmp_path, capsys):
+def test_an_adapter_is_loaded_by_transformers_and_peft_alone(hub, tmp_path):
     """Its base is on the hub with a licence, so an adapter is what is pushed."""
     model = ASSETS / "vlm_quickstart" / "model"
     hub.publish("makers/reader", {path.name: path.read_bytes() for path in model.iterdir()})
@@ -184,10 +165,8 @@ def test_an_adapter_is_loaded_by_transformers_and_peft_alone(hub, tmp_path, caps
     given = ["model.path=makers/reader", "model.lora.rank=2", "data.train_batch_size=2", "rollout.n=2", "steps=1",
              "validation.max_prompts=4", "validation.n=2", "scoring.processes=0", "output_dir=run",
              "trainer.mini_batch_size=null", "optimizer.warmup_steps=0"]  # fmt: skip
-    assert main(["train", "vlm_quickstart", *given]) == 0
-    capsys.readouterr()
-    assert main(["push", "run", "--to", "me/reader", "--public"]) == 0
-    said = capsys.readouterr().out
+    burnish("train", "vlm_quickstart", *given)
+    said = burnish("push", "run", "--to", "me/reader", "--public").out
     assert "(public)" in said
     files = hub.files("me/reader")
     assert json.loads(files["adapter_config.json"])["base_model_name_or_path"] == "makers/reader"

@@ -1,189 +1,205 @@
-"""A run whose model is one of the Hugging Face hub: when it is downloaded, and which commit the run keeps."""
+"""Models, adapters, tokenizers and scorers of the Hugging Face hub: what is fetched, and which commit a run keeps."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from huggingface_hub import constants
 
-from burnish.cli import main
-from burnish.config import load
-from burnish.config.hub import missing_model, with_models
-from burnish.models.adapters import adapter_folder
-from burnish.models.flow.adapters import FILE
-from burnish.models.language.overlaid import tokenizer_folder
-from burnish.tasks import assemble
-from burnish.utils.errors import UserError
+import burnish as package
+from burnish.config.hub import missing_model, missing_scorers, with_models
 from burnish.utils.paths import ASSETS
-from tests.support.fake_hub import Files
-from tests.support.tiny_recipes import (
-    language_recipe,
-    reward,
-    write_language_models,
-    write_recipe,
-    write_rewards,
-)
+from tests.support.fake_hub import FakeHub, Files, fake_hub, use
+from tests.support.scorers import checkpoint, pictures, prompts, values
+from tests.support.tiny_run import TinyRun, burnish
 
 NAME = "makers/quickstart"
 MODEL = ASSETS / "quickstart" / "model"
-FILES: Files = {str(path.relative_to(MODEL)): path.read_bytes() for path in MODEL.rglob("*") if path.is_file()}
 
 
-def changed(files: Files) -> Files:
-    return files | {"scheduler/scheduler_config.json": files["scheduler/scheduler_config.json"] + b"\n"}
+def files_in(folder: Path) -> Files:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+FILES = files_in(MODEL)
+CHANGED = FILES | {"scheduler/scheduler_config.json": FILES["scheduler/scheduler_config.json"] + b"\n"}
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> str:
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    monkeypatch.chdir(tmp_path)
+    with fake_hub() as made:
+        use(monkeypatch, made, str(tmp_path / "cache"))
+        yield made
+
+
+@pytest.fixture
+def run(files) -> TinyRun:
     """One update of a generator whose model is on the hub."""
-    write_rewards(tmp_path)
-    (tmp_path / "prompts.txt").write_text("the number 4\nthe number 7\n")
-    tree: dict[str, Any] = {
-        "model": {"path": NAME, "lora": {"rank": 2}},
-        "data": {"train_files": str(tmp_path / "prompts.txt"), "train_batch_size": 1},
-        "algorithm": "flow_grpo",
-        "rewards": {"brightness": reward(tmp_path, "brightness")},
-        "rollout": {"n": 2, "num_inference_steps": 3, "max_sequence_length": 4},
-        "scoring": {"processes": 0},
-        "steps": 1,
-        "output_dir": str(tmp_path / "run"),
-    }
-    return str(write_recipe(tmp_path / "recipe.yaml", tree))
+    (files / "numbers.txt").write_text("the number 4\nthe number 7\n")
+    shape = "rollout={n: 2, num_inference_steps: 3, height: 16, width: 32, max_sequence_length: 4}"
+    return TinyRun(files, "generators", "sd3", f"model.path={NAME}", "algorithm=flow_grpo", shape, "steps=1",
+                   "data.train_files={files}/numbers.txt", "data.train_batch_size=1",
+                   "trainer={mini_batch_size: null, epochs: 1}", name="hub")  # fmt: skip
 
 
-def recorded(run: str = "run") -> Any:
-    return yaml.safe_load((Path(run) / "config.yaml").read_text())["model"]
+def loaded(run: TinyRun, *options: str) -> Any:
+    given = {option.partition("=")[0]: option for option in [*run.options, *options]}
+    return package.load(str(run.recipe), *given.values())
 
 
-@pytest.mark.slow
-def test_a_run_keeps_the_commit_that_it_began_with(hub, recipe, capsys, monkeypatch):
+def recorded(folder: Path) -> Any:
+    return yaml.safe_load((folder / "config.yaml").read_text())["model"]
+
+
+def test_a_run_keeps_the_commit_that_it_began_with(hub, run, tmp_path, monkeypatch):
     first = hub.publish(NAME, FILES)
-    assert main(["train", recipe]) == 0
-    assert recorded() == recorded() | {"path": NAME, "revision": first}
-    second = hub.publish(NAME, changed(FILES))
-    assert main(["train", recipe, "steps=2", "model.revision=main"]) == 0
-    assert recorded()["revision"] == first
-    assert main(["train", recipe, "steps=3", f"model.revision={second}"]) == 2
-    assert "model.revision" in capsys.readouterr().err
-    checkpoint = next(Path("run/checkpoints").glob("0*2"))
-    assert main(["train", recipe, "steps=3", f"resume={checkpoint}", "output_dir=branched"]) == 0
-    assert recorded("branched")["revision"] == first
+    assert missing_model(loaded(run)) is not None
+    assert (
+        "burnish train downloads it" in burnish("config", run.recipe, f"model.path={NAME}", "algorithm=flow_grpo").out
+    )
+    assert hub.asked == [], "explaining a recipe asks nobody"
+    run.train()
+    assert missing_model(loaded(run)) is None
+    assert recorded(run.output) == recorded(run.output) | {"path": NAME, "revision": first}
+    second = hub.publish(NAME, CHANGED)
+    assert with_models(loaded(run, "output_dir=other")).model.revision == second, "a new run takes what a branch is at"
+    config, steps = run.output / "config.yaml", ["checkpoint.every=1", f"output_dir={run.output}"]
+    burnish("train", config, *steps, "steps=2", "model.revision=main")
+    assert recorded(run.output)["revision"] == first
+    assert "model.revision" in burnish("train", config, *steps, "steps=3", f"model.revision={second}", status=2).message
+    checkpoint_ = next((run.output / "checkpoints").glob("0*2"))
+    burnish("train", config, "steps=3", f"resume={checkpoint_}", f"output_dir={tmp_path}/branched")
+    assert recorded(tmp_path / "branched")["revision"] == first
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert main(["sample", "run", "the number 3", "-n", "1"]) == 0
-    assert main(["export", "run", "-o", "exported", "--format", "lora"]) == 0
-    assert first in capsys.readouterr().out
+    burnish("sample", run.output, "the number 3", "-n", "1", "--output", tmp_path / "samples")
+    assert first in burnish("export", run.output, "-o", tmp_path / "exported", "--format", "lora").out
+    for written in ("[]", "model: 3", "model: {path: makers/quickstart, revision: [1]}", "model:"):
+        config.write_text(written)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        assert with_models(loaded(run)).model.revision == second, "a damaged record is not followed"
 
 
-def test_an_adapter_of_the_hub_is_fetched_alone_and_its_commit_is_kept(hub, recipe, tmp_path):
-    from safetensors.torch import load_file
-
-    local = [f"model.path={MODEL}", "model.lora.rank=2"]
-    assert main(["train", recipe, *local, "output_dir=first"]) == 0
-    assert main(["export", "first", "-o", "adapter", "--format", "lora"]) == 0
-    files = {path.name: path.read_bytes() for path in Path("adapter").iterdir()}
-    commit = hub.publish("me/adapter", files | {"README.md": b"not asked for"})
-    config = with_models(load(recipe, [*local, "model.lora.path=me/adapter", "model.lora.alpha=4"]))
-    assert config.model.lora.revision == commit
-    folder = adapter_folder(config.model.lora, (FILE,))
-    assert [path.name for path in folder.iterdir()] == [FILE]
-    assembly = assemble(config)
-    given = load_file(folder / FILE)
-    ours = [value for name, value in assembly.roles.parameters().items() if "to_q.lora_B" in name]
-    assert any(value.abs().max() > 0 for value in ours), "it goes on from what was learned"
-    assert {tuple(value.shape) for value in ours} <= {tuple(value.shape) for value in given.values()}
-    with pytest.raises(UserError, match="revision is given without"):
-        with_models(load(recipe, ["model.lora.revision=main"]))
-    with pytest.raises(UserError, match="which is no model of the hub"):
-        with_models(load(recipe, [*local, "model.lora.path=./adapter", "model.lora.revision=main"]))
+def test_offline_the_run_is_refused_before_anything_is_loaded(hub, run, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert f"hf download {NAME} --local-dir DIR" in run.train(status=2).message
+    assert not run.output.exists()
+    config = loaded(run, f"model.path={MODEL}")
+    assert with_models(config) is config, "without names of the hub it is the same"
 
 
-@pytest.mark.slow
-def test_a_language_model_goes_on_from_an_adapter_of_the_hub(hub, tmp_path):
-    write_language_models(tmp_path, ["qwen2_5_vl"])
-    words = str(write_recipe(tmp_path / "words.yaml", language_recipe(tmp_path, "qwen2_5_vl")))
-    local = ["algorithm=grpo", "validation.every=0", "model.device=cpu"]
-    assert main(["train", words, *local, "output_dir=first"]) == 0
-    assert main(["export", "first", "-o", "adapter", "--format", "lora"]) == 0
-    files = {path.name: path.read_bytes() for path in Path("adapter").iterdir()}
-    commit = hub.publish("me/words", files)
-    config = with_models(load(words, [*local, "model.lora.path=me/words", "model.lora.alpha=4"]))
-    assert config.model.lora.revision == commit
-    learned = assemble(config).roles.parameters()
-    there = assemble(load(words, [*local, "model.lora.path=./adapter", "model.lora.alpha=4"])).roles.parameters()
-    assert any(value.abs().max() > 0 for name, value in learned.items() if "lora_B" in name)
-    assert all(torch.equal(value, there[name]) for name, value in learned.items())
+@pytest.mark.parametrize(("half", "model"), [("generators", "sd3"), ("language", "qwen2")])
+def test_adapters_of_the_hub_are_fetched_alone_and_learning_goes_on_from_them(hub, files, half, model, tmp_path):
+    algorithm = "algorithm=flow_grpo" if half == "generators" else "algorithm=grpo"
+    first = TinyRun(files, half, model, algorithm, "steps=1", name="first")
+    first.train()
+    burnish("export", first.output, "-o", tmp_path / "adapter", "--format", "lora")
+    adapter = {path.name: path.read_bytes() for path in (tmp_path / "adapter").iterdir()}
+    commit = hub.publish("me/adapter", adapter | {"notes.md": b"not asked for"})
+    weights = []
+    for where in ("me/adapter", tmp_path / "adapter"):
+        options = [algorithm, "steps=1", f"model.lora.path={where}", "optimizer.lr=1e-9"]
+        second = TinyRun(files, half, model, *options, name="second")
+        second.train()
+        weights.append({name: value for name, value in second.tensors.items() if "lora_B" in name})
+    assert recorded(second.output)["lora"]["revision"] is None
+    assert any(value.abs().max() > 0 for value in weights[0].values()), "it goes on from what was learned"
+    assert all((value == weights[1][name]).all() for name, value in weights[0].items())
+    kept = {path.name for path in (tmp_path / "cache").rglob("*") if path.is_file() or path.is_symlink()}
+    assert commit in {path.name for path in (tmp_path / "cache").rglob("*")}
+    assert "notes.md" not in kept
+    for options in (["model.lora.revision=main"], [f"model.lora.path={tmp_path}/adapter", "model.lora.revision=main"]):
+        refused = TinyRun(files, half, model, algorithm, *options, name="refused")
+        assert "model.lora.revision" in refused.train(status=2).message
 
 
-def test_a_tokenizer_of_the_hub_is_fetched_without_weights_and_its_commit_is_kept(hub, tmp_path):
-    write_language_models(tmp_path, ["qwen2"])
-    files: Files = {path.name: path.read_bytes() for path in (tmp_path / "qwen2").iterdir()}
-    commit = hub.publish("makers/words", files)
-    tree = language_recipe(tmp_path, "qwen2") | {"algorithm": "grpo"}
-    tree["model"] |= {"tokenizer": "makers/words"}
-    config = with_models(load(str(write_recipe(tmp_path / "recipe.yaml", tree))))
-    assert config.model.tokenizer_revision == commit
-    folder = tokenizer_folder(config.model)
-    assert (folder.name, (folder / "tokenizer.json").is_file()) == (commit, True)
-    assert not list(folder.glob("*.safetensors"))
-    tree["model"] |= {"tokenizer": None, "tokenizer_revision": "main"}
-    with pytest.raises(UserError, match=r"model\.tokenizer_revision is given without model\.tokenizer"):
-        with_models(load(str(write_recipe(tmp_path / "recipe.yaml", tree))))
-
-
-def test_a_new_run_takes_what_a_branch_is_at(hub, recipe):
-    hub.publish(NAME, FILES)
-    with_models(load(recipe))
-    second = hub.publish(NAME, changed(FILES))
-    assert with_models(load(recipe, ["output_dir=other"])).model.revision == second
-
-
-def test_teachers_are_pinned_too(hub, recipe):
-    commit, teacher = hub.publish(NAME, FILES), hub.publish("makers/teacher", changed(FILES))
-    distill = ["algorithm=distill", "algorithm.teachers=[{path: makers/teacher}, {guidance_scale: 2.0}]"]
-    config = load(recipe, distill)
+def test_tokenizers_and_teachers_are_pinned_too(hub, files, run):
+    TinyRun(files, "language", "qwen2")
+    commit = hub.publish("makers/words", files_in(files / "qwen2"))
+    words = TinyRun(
+        files, "language", "qwen2", "algorithm=grpo", "model.tokenizer=makers/words", "steps=1", name="words"
+    )
+    words.train()
+    assert recorded(words.output)["tokenizer_revision"] == commit
+    fetched = [path for path in Path("cache").rglob("*") if path.name == "tokenizer.json"]
+    assert fetched
+    assert not list(fetched[0].parent.glob("*.safetensors")), "of a tokenizer's repository, its words alone are fetched"
+    again = TinyRun(files, "language", "qwen2", "algorithm=grpo", "model.tokenizer_revision=main", name="again").train(
+        status=2
+    )
+    assert "model.tokenizer_revision" in again.message
+    own, teacher = hub.publish(NAME, FILES), hub.publish("makers/teacher", CHANGED)
+    config = loaded(run, "algorithm=distill", "algorithm.teachers=[{path: makers/teacher}, {guidance_scale: 2.0}]")
     pinned = with_models(config)
-    assert pinned.model.revision == commit
+    assert pinned.model.revision == own
     assert [one.revision for one in pinned.algorithm.needs().teachers] == [teacher, None]
-    assert config.model.revision is None  # what was given stays as it was
+    assert config.model.revision is None, "what was given stays as it was"
+    for wrong, named in (
+        ("{path: makers/none}", "path is makers/none"),
+        ("{revision: main, guidance_scale: 2.0}", "revision"),
+    ):
+        with pytest.raises(ValueError, match=rf"algorithm\.teachers\[0\]\.{named}"):
+            with_models(loaded(run, "algorithm=distill", f"algorithm.teachers=[{wrong}]"))
 
 
-def test_what_is_wrong_with_a_teacher_names_its_option(hub, recipe):
-    hub.publish(NAME, FILES)
-    with pytest.raises(UserError, match=r"algorithm\.teachers\[0\]\.path is makers/teacher, which is neither"):
-        with_models(load(recipe, ["algorithm=distill", "algorithm.teachers=[{path: makers/teacher}]"]))
-    with pytest.raises(UserError, match=r"algorithm\.teachers\[0\]\.revision is given without"):
-        with_models(load(recipe, ["algorithm=distill", "algorithm.teachers=[{revision: main, guidance_scale: 2.0}]"]))
+# scorers
 
 
-def test_explaining_a_recipe_asks_nobody(hub, recipe, capsys):
-    hub.publish(NAME, FILES)
-    assert main(["config", recipe]) == 0
-    assert "burnish train downloads it from the Hugging Face hub" in capsys.readouterr().out
-    assert hub.asked == []
-    assert missing_model(load(recipe)) is not None
-    with_models(load(recipe))
-    assert missing_model(load(recipe)) is None
+RELEASE = "HPS_v2.1_compressed.pt"
 
 
-def test_offline_the_run_is_refused_before_anything_is_loaded(hub, recipe, monkeypatch, capsys):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert main(["train", recipe]) == 2
-    assert f"run: hf download {NAME} --local-dir DIR" in capsys.readouterr().err
-    assert not Path("run").exists()
+def scored(**options):
+    given = {"path": "makers/pick", "tokenizer": "makers/words"} | options
+    return package.load("quickstart", f"rewards={json.dumps({'pickscore': given})}", "output_dir=run")
 
 
-def test_a_configuration_without_hub_names_stays_the_same_object(recipe):
-    config = load(recipe, [f"model.path={MODEL}"])
-    assert with_models(config) is config
+def test_scorers_are_fetched_without_what_they_do_not_read_and_recorded_by_commits(hub):
+    pick, words_ = files_in(checkpoint("pickscore")), files_in(checkpoint("clip"))
+    network = hub.publish("makers/pick", pick | {"pytorch_model.bin": b"a pickle", "notes.md": b"words"})
+    words = hub.publish("makers/words", words_)
+    assert [one.name for one in missing_scorers(scored())] == ["makers/pick", "makers/words"]
+    reward = with_models(scored()).rewards["pickscore"]
+    assert (reward.revision, reward.tokenizer_revision) == (network, words)
+    assert list(missing_scorers(scored())) == []
+    assert not {"pytorch_model.bin", "notes.md"} & {one.name for one in reward.folder().iterdir()}
+    assert "model.safetensors" not in {one.name for one in reward.vocabulary.iterdir()}
+    assert len(values(reward, pictures(), prompts())) == 4
+    hub.publish("makers/pick", pick | {"README.txt": b"newer"})
+    assert with_models(scored(revision=network)).rewards["pickscore"].revision == network
+    hub.publish("makers/hps", {RELEASE: files_in(checkpoint("hpsv2"))[RELEASE], "HPS_v2_compressed.pt": b"another"})
+    found = with_models(package.load("quickstart", "rewards={hpsv2: {path: makers/hps, tokenizer: makers/words}}"))
+    hps = found.rewards["hpsv2"]
+    assert [one.name for one in hps.folder(hps.weights).iterdir()] == [RELEASE], "a published file is fetched alone"
+    for options in ({"path": ".", "revision": "main"}, {"tokenizer": ".", "tokenizer_revision": "main"}):
+        with pytest.raises(ValueError, match=r"rewards\.pickscore\.(tokenizer_)?revision is main"):
+            list(missing_scorers(scored(**options)))
 
 
-@pytest.mark.parametrize("written", ["[]", "model: 3", "model: {path: makers/quickstart, revision: [1]}", "model:"])
-def test_a_damaged_record_is_not_followed(hub, recipe, written):
-    commit = hub.publish(NAME, FILES)
+def test_what_is_watched_where_its_weights_are_at_hand_is_left_out_elsewhere(hub):
+    def watched(*options):
+        given = {
+            "name": "pickscore",
+            "path": "makers/pick",
+            "tokenizer": "makers/words",
+            "if_cached": True,
+            "weight": 0,
+        }
+        config = package.load("quickstart", f"rewards.second={json.dumps(given)}", "output_dir=run", *options)
+        return set(with_models(config).rewards)
+
+    hub.publish("makers/pick", files_in(checkpoint("pickscore")))
+    hub.publish("makers/words", files_in(checkpoint("clip")))
+    assert "second" not in watched()
+    assert hub.asked == [], "nothing is asked of a network"
+    with_models(scored())  # fetches both
+    assert "second" in watched()
+    assert watched("rewards.first={name: pickscore, path: makers/pick, tokenizer: makers/words}") >= {"first"}
+    assert "second" not in watched("rewards.first={name: pickscore, path: makers/pick, tokenizer: makers/words}")
     Path("run").mkdir()
-    Path("run/config.yaml").write_text(written)
-    assert with_models(load(recipe)).model.revision == commit
+    Path("run/config.yaml").write_text("rewards: {ocr: {weight: 1}}\n")
+    assert "second" not in watched(), "the run began without it"

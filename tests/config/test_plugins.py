@@ -1,4 +1,4 @@
-"""Code of users is opened before anything is checked, by name and by path, and what is wrong with it is told."""
+"""Code of users is opened before anything is checked, by name and by path; what is wrong with it is told."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from burnish.commands.opening import open_run
-from burnish.config import changes, describe, dump, load
+import burnish as package
+from burnish.config import changes, dump
 from burnish.config.run_folder import RunFolder, digests
 from burnish.registry import KINDS, names
-from burnish.report import write_report
-from burnish.utils.errors import ConfigError, UserError
+from tests.support.tiny_run import burnish
 
 REWARD = '''\
 from burnish import register
@@ -37,6 +36,7 @@ class Redness(Reward):
 class Unnamed(Redness):
     """The same, known by its path."""
 '''
+GIVEN = ["plugins=[mine.py]", "rewards.redness.power=2", "rewards.x.name=mine.py:Unnamed"]
 
 
 @pytest.fixture(autouse=True)
@@ -55,52 +55,24 @@ def mine(recipe):
     return path
 
 
-def test_what_a_plugin_registers_is_an_option_like_ours(recipe, mine):
-    config = load(recipe, ["plugins=[mine.py]", "rewards.redness.power=2"])
-    assert config.rewards["redness"].power == 2
-    text = describe(config, "")
+def test_what_a_plugin_registers_is_an_option_like_ours_from_any_folder(recipe, mine, tmp_path, monkeypatch):
+    text = burnish("config", recipe, "plugins=[mine.py]", "rewards.redness.power=2").out
     assert f"plugins: [{mine}]" in text
     assert "# How red a picture is." in text
     assert "# [default 1.0] What it is raised to." in text
-    with pytest.raises(ConfigError, match=r"rewards.redness.powr is 2, .* did you mean rewards.redness.power\?"):
-        load(recipe, ["plugins=[mine.py]", "rewards.redness.powr=2"])
-    with pytest.raises(ConfigError, match=r"redness.power is x; it must be a number"):
-        load(recipe, ["plugins=[mine.py]", "rewards.redness.power=x"])
-    with pytest.raises(ConfigError, match=r"rewards.rednes is not known; did you mean redness\?"):
-        load(recipe, ["plugins=[mine.py]", "rewards.rednes.power=2"])
-
-
-def test_config_yaml_finds_it_from_another_folder(recipe, mine, tmp_path, monkeypatch):
-    config = load(recipe, ["plugins=[mine.py]", "rewards.redness.power=2", "rewards.x.name=mine.py:Unnamed"])
-    saved = tmp_path / "config.yaml"
-    saved.write_text(dump(config))
+    config = package.load(recipe, *GIVEN)
+    assert config.rewards["redness"].power == 2
+    named = package.load(recipe, "rewards.x.name=mine.py:Redness")
+    assert (named.rewards["x"].name, named.plugins) == ("redness", [str(mine)]), "it is known by its name"
+    (tmp_path / "config.yaml").write_text(dump(config))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    again = load(str(saved))
-    assert again == config
-    assert again.rewards["x"].name == f"{mine}:Unnamed"
+    again = package.load(str(tmp_path / "config.yaml"))
+    assert (again, again.rewards["x"].name) == (config, f"{mine}:Unnamed")
 
 
-def test_a_class_with_a_name_is_known_by_it_however_it_is_given(recipe, mine):
-    config = load(recipe, ["rewards.x.name=mine.py:Redness"])
-    assert config.rewards["x"].name == "redness"
-    assert config.plugins == [str(mine)]
-
-
-def test_a_package_that_python_finds(recipe, tmp_path, monkeypatch):
-    (tmp_path / "parts" / "of_mine").mkdir(parents=True)
-    (tmp_path / "parts" / "of_mine" / "__init__.py").write_text("from of_mine import reward\n")
-    (tmp_path / "parts" / "of_mine" / "reward.py").write_text(REWARD)
-    monkeypatch.syspath_prepend(tmp_path / "parts")
-    config = load(recipe, ["plugins=[of_mine]", "rewards.redness.power=2", "rewards.x.name=of_mine.reward:Unnamed"])
-    assert config.plugins == ["of_mine"]
-    assert config.rewards["x"].name == "of_mine.reward:Unnamed"
-    assert "plugins (of_mine)" in digests(config)
-
-
-def test_another_process_that_gets_a_configuration_has_its_plugins(recipe, mine, tmp_path):
-    config = load(recipe, ["plugins=[mine.py]", "rewards.redness.power=2", "rewards.x.name=mine.py:Unnamed"])
-    (tmp_path / "pickled").write_bytes(pickle.dumps(config))
+def test_a_package_that_python_finds_and_another_process(recipe, mine, tmp_path, monkeypatch):
+    (tmp_path / "pickled").write_bytes(pickle.dumps(package.load(recipe, *GIVEN)))
     code = (
         "import pickle, sys; import burnish.config; from burnish.registry import names\n"
         "config = pickle.load(open('pickled', 'rb'))\n"
@@ -108,80 +80,93 @@ def test_another_process_that_gets_a_configuration_has_its_plugins(recipe, mine,
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.stdout.split() == ["2.0", f"{mine}:Unnamed", "True"], done.stderr
+    del KINDS["flow reward"].entries["redness"]
+    (tmp_path / "parts" / "of_mine").mkdir(parents=True)
+    (tmp_path / "parts" / "of_mine" / "__init__.py").write_text("from of_mine import reward\n")
+    (tmp_path / "parts" / "of_mine" / "reward.py").write_text(REWARD)
+    monkeypatch.syspath_prepend(tmp_path / "parts")
+    given = ["plugins=[of_mine]", "rewards.redness.power=2", "rewards.x.name=of_mine.reward:Unnamed"]
+    config = package.load(recipe, *given)
+    assert (config.plugins, config.rewards["x"].name) == (["of_mine"], "of_mine.reward:Unnamed")
+    assert "plugins (of_mine)" in digests(config)
 
 
-@pytest.mark.parametrize(("plugins", "text", "said"), [
-    ("[absent.py]", None, r"plugins\[0\] is absent.py, but there is no such file \(looked for .*absent.py\); give its"),
-    ("[no_such_package]", None, r"plugins\[0\] is no_such_package, which Python does not find; install it, start with"),
-    ("[mine.py,raises.py]", "import os\nraise RuntimeError('no')\n",
-     r"plugins\[1\] is raises.py, which fails to import: RuntimeError: no \(.*raises.py:2, in <module>\); mend it"),
-    ("[raises.py]", "x = (\n", r"SyntaxError: .*line 1"),
-    ("[raises.py]", "exit(3)\n", "SystemExit: 3"),
-    ("[raises.py]", REWARD.replace("redness", "ocr"), r"flow reward 'ocr' \(Redness, .*raises.py:\d+\) is registered"),
-    ("[mine.py,raises.py]", REWARD, r"'redness' .*raises.py:\d+\) is registered already, by Redness, .*mine.py:\d+"),
-    ("[raises.py]", REWARD.replace("def score(self, images, prompts)", "def judge(self, images)"),
-     r"'redness' .* has no method score\(self, images, prompts\): score pictures; .*raises.py:\d+, in <module>\)"),
-    ("mine.py", None, r"plugins is mine.py; it must be a list, as in \[my_package,path/to/file.py\]"),
-    ("null", None, "plugins is null; it must be a list"),
-    ('["\\0.py"]', None, r"plugins\[0\] is .*which is no path: embedded null byte"),
-])  # fmt: skip
-def test_what_is_wrong_with_a_plugin_is_told_with_its_line(plugins, text, said, recipe, mine):
-    if text is not None:
-        Path("raises.py").write_text(text)
-    with pytest.raises(UserError, match=said) as caught:
-        load(recipe, [f"plugins={plugins}"])
+NO_NEEDS = "".join(
+    f"    def {name}: ...\n" for name in ("credit(self, a)", "micro_batches(self, b, s)", "size(self, b)")
+)
+OF_ANOTHER_TASK = (
+    "from burnish.algorithms.base import Algorithm\nfrom burnish.algorithms.language.base import LanguageNeeds\n\n\n"
+    "class Mine(Algorithm):\n    def needs(self): return LanguageNeeds()\n    def loss(self, p, r): ...\n" + NO_NEEDS
+)
+WRONG = {  # options, what stands in raises.py, and what is told
+    "no such file": ("plugins=[absent.py]", "", ["plugins[0] is absent.py"]),
+    "no such package": ("plugins=[no_such_package]", "", ["plugins[0] is no_such_package"]),
+    "raises": ("plugins=[mine.py,raises.py]", "import os\nraise RuntimeError('no')\n",
+               ["plugins[1] is raises.py", "RuntimeError: no", "raises.py:2"]),
+    "is no Python": ("plugins=[raises.py]", "x = (\n", ["SyntaxError", "line 1"]),
+    "exits": ("plugins=[raises.py]", "exit(3)\n", ["SystemExit: 3"]),
+    "a name of ours": ("plugins=[raises.py]", REWARD.replace("redness", "ocr"), ["'ocr'", "raises.py:"]),
+    "a name twice": ("plugins=[mine.py,raises.py]", REWARD, ["'redness'", "raises.py:", "mine.py:"]),
+    "no method": ("plugins=[raises.py]", REWARD.replace("def score(self, images, prompts)", "def judge(self, images)"),
+                  ["'redness'", "score(self, images, prompts)", "raises.py:"]),
+    "text": ("plugins=mine.py", "", ["plugins is mine.py"]), "null": ("plugins=null", "", ["plugins is null"]),
+    "no path": ('plugins=["\\0.py"]', "", ["plugins[0]", "null byte"]),
+    "no such class": ("rewards.x.name=mine.py:Absent", "", ["rewards.x.name", "Absent"]),
+    "no such file of a class": ("rewards.x.name=absent.py:X", "", ["rewards.x.name", "absent.py"]),
+    "no algorithm": ("algorithm=mine.py:Redness", "", ["algorithm.name", "burnish.algorithms.base"]),
+    "of another task": ("algorithm=raises.py:Mine", OF_ANOTHER_TASK,
+                        ["raises.py:Mine", "LanguageNeeds", "text-to-image"]),
+    "a typo": ("plugins=[mine.py] rewards.redness.powr=2", "", ["rewards.redness.powr is 2", "rewards.redness.power"]),
+    "a type": ("plugins=[mine.py] rewards.redness.power=x", "", ["redness.power is x"]),
+    "a typo in the name": ("plugins=[mine.py] rewards.rednes.power=2", "", ["rewards.rednes", "redness"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "text", "words"), WRONG.values(), ids=list(WRONG))
+def test_what_is_wrong_with_code_of_users_is_told_with_its_line(options, text, words, recipe, mine):
+    Path("raises.py").write_text(text)
+    with pytest.raises(ValueError, match=r".") as caught:
+        package.load(recipe, *options.split(" "))
+    assert [word for word in words if word not in str(caught.value)] == [], caught.value
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("given", "said"), [
-    ("rewards.x.name=mine.py:Absent", "rewards.x.name: path of flow reward is .*:Absent', but Absent has no such name"),
-    ("rewards.x.name=absent.py:X", "rewards.x.name: .* FileNotFoundError: there is no file .*absent.py"),
-    ("algorithm=mine.py:Redness", "algorithm.name: flow algorithm .* does not derive from burnish.algorithms.base"),
-])  # fmt: skip
-def test_what_is_wrong_with_a_path_is_told_with_its_option(given, said, recipe, mine):
-    with pytest.raises(ConfigError, match=said):
-        load(recipe, [given])
-
-
-def test_an_algorithm_that_needs_what_another_task_has_is_refused(recipe):
-    bodies = "".join(
-        f"    def {name}: ...\n" for name in ("credit(self, a)", "micro_batches(self, b, s)", "size(self, b)")
-    )
-    Path("mine.py").write_text(
-        "from burnish.algorithms.base import Algorithm\n"
-        "from burnish.algorithms.language.base import LanguageNeeds\n\n\n"
-        f"class Mine(Algorithm):\n    def needs(self): return LanguageNeeds()\n    def loss(self, p, r): ...\n{bodies}"
-    )
-    said = r"mine.py:Mine, whose needs\(\) gives LanguageNeeds, but the algorithms of task text-to-image give .*Needs;"
-    with pytest.raises(ConfigError, match=said):
-        load(recipe, ["algorithm=mine.py:Mine"])
-
-
 def test_a_plugin_that_moved_is_the_same_run_and_one_that_changed_is_noticed(recipe, mine):
-    options = ["rewards.redness.power=2", "rewards.x.name={}:Unnamed"]
-    config = load(recipe, ["plugins=[mine.py]", options[0], options[1].format("mine.py")])
-    RunFolder(config.output_dir).begin(config, resumed_at=None)
+    config = package.load(recipe, *GIVEN)
+    folder = RunFolder(config.output_dir)
+    folder.begin(config, resumed_at=None)
     Path("moved").mkdir()
     moved = mine.rename("moved/mine.py")
     del KINDS["flow reward"].entries["redness"]  # as in another process
-    later = load(recipe, [f"plugins=[{moved}]", options[0], options[1].format(moved)])
+    later = package.load(recipe, f"plugins=[{moved}]", GIVEN[1], f"rewards.x.name={moved}:Unnamed")
     assert [line.partition(":")[0] for line in changes(config, later)] == ["plugins"]
-    assert digests(later) == json.loads(RunFolder(config.output_dir).code.read_text())
+    assert digests(later) == json.loads(folder.code.read_text())
     moved.write_text(REWARD + "\n")
-    assert digests(later).keys() == digests(config).keys() | {"plugins (mine.py)", "rewards.x.name (mine.py:Unnamed)"}
-    assert digests(later) != json.loads(RunFolder(config.output_dir).code.read_text())
+    assert digests(later).keys() >= {"plugins (mine.py)", "rewards.x.name (mine.py:Unnamed)"}
+    assert digests(later) != json.loads(folder.code.read_text())
 
 
-def test_a_report_runs_no_plugin_and_judging_says_so_first(recipe, mine, caplog, monkeypatch):
-    config = load(recipe, ["plugins=[mine.py]", "rewards.redness.power=2"])
+def test_a_report_runs_no_code_of_a_folder_and_sampling_says_first_what_it_would_run(recipe, mine, caplog, monkeypatch):
+    config = package.load(recipe, "plugins=[mine.py]", "rewards.redness.power=2", "rewards.mine.path=mine.py:score",
+                          "rewards.mine.name=function",
+                          "rewards.far={name: remote, url: 'http://127.0.0.1:9/', token_variable: TOKEN}")  # fmt: skip
     folder = RunFolder(config.output_dir)
     folder.begin(config, resumed_at=None)
     folder.metrics.write_text("")
     mine.write_text("import pathlib\npathlib.Path('ran').touch()\nraise RuntimeError('no')\n")
     for name in [name for name in sys.modules if name.startswith("burnish_file:")]:
         monkeypatch.delitem(sys.modules, name)
-    write_report(folder)
+    burnish("report", folder.path)
     assert not Path("ran").exists()
-    with pytest.raises(UserError, match="fails to import"):
-        open_run(config.output_dir)
-    assert f"executes plugins[0]={mine} on this machine; check it first if the run is not yours" in caplog.text
+    assert "RuntimeError: no" in burnish("eval", folder.path, status=2).message
+    assert f"plugins[0]={mine}" in caplog.text
+    given = ["rewards.mine={name: function, path: 'mine.py:score'}", "environment={name: function, path: 'g.py:Game'}"]
+    Path("other").mkdir()
+    Path("other/config.yaml").write_text(dump(package.load("vlm_quickstart", *given)))
+    Path("ran").unlink()
+    for command, warns in ((["sample", "other", "a"], True), (["export", "other", "-o", "x"], False)):
+        caplog.clear()
+        burnish(*command, status=2)
+        for words in ("rewards.mine.path=mine.py:score", "environment.path=g.py:Game"):
+            assert (words in caplog.text) == warns
+        assert not Path("ran").exists()

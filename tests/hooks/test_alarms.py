@@ -12,7 +12,7 @@ from PIL import Image
 from burnish.alarms.record import read_alarms
 from burnish.config import load
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.hooks.alarms import Alarms, FirstUpdates, Narrowing, detectors
+from burnish.hooks.alarms import Alarms, FirstUpdates, Narrowing
 from burnish.hooks.metrics import MetricsLog
 from burnish.types.response_stats import Quote
 from burnish.utils.errors import ConfigError
@@ -137,15 +137,3 @@ def test_a_validation_whose_best_samples_fell_while_its_mean_rose_is_narrowing(t
     assert "the best of 2 samples of a validation prompt fell from 0.819 to 0.619" in found.alarm.text
     found.add(20, {"val-core/a/reward/mean@2": 0.9})
     assert found.alarm is None
-
-
-def test_variety_by_embedding_is_watched_where_a_network_is_named(tmp_path):
-    watched = "rewards.seen={name: image_variety, path: /a, weight: 0}"
-    names = {}
-    for options in ((), (watched,), (watched, "alarms.off=[seen_collapse]"), ("rewards.seen={name: image_variety}",)):
-        config = load("quickstart", [f"output_dir={tmp_path}", *options])
-        names[options] = {one.name for one in detectors(config, config.alarms, RunFolder(tmp_path))}
-    without, with_it, less, paid = names.values()
-    assert with_it - without == {"seen", "seen_collapse"}
-    assert less - without == {"seen"}
-    assert not {"seen", "seen_collapse"} & paid, "a reward that counts is no statistic"

@@ -71,31 +71,11 @@ def test_a_validation_tells_what_the_majority_answers():
     assert "validation 0.912, maj@8 0.950 (exact 0.800)" in out.getvalue()
 
 
-def test_a_log_in_colours_is_still_a_log():
-    """FORCE_COLOR makes rich take a file for a terminal."""
-    out = io.StringIO()
-    console = Console(file=out, width=100, _environ={"FORCE_COLOR": "1"})
-    assert console.is_terminal
-    hook = Progress(SimpleNamespace(steps=2), done=0, console=console)
-    hook.start(0)
-    hook(1, {"critic/rewards/mean": 0.5})
-    hook(2, {"critic/rewards/mean": 0.5})
-    hook.close()
-    assert updates_of(out.getvalue().splitlines()) == [1, 2]
-    assert "\x1b" not in out.getvalue()
-    assert "\r" not in out.getvalue()
-
-
 def test_fast_updates_leave_few_lines_but_every_validation():
     found = updates_of(watch(terminal=False, seconds=0.6, updates=100, total=101).splitlines())
     assert {0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100} <= set(found)
     assert len(found) < 25
     assert updates_of(watch(terminal=False, seconds=0.1, updates=3).splitlines()) == [0, 3]
-
-
-def test_a_plain_line_is_never_wrapped():
-    lines = watch(terminal=False, seconds=6.0, updates=3, width=20).splitlines()
-    assert updates_of(lines) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("width", [30, 60, 120])

@@ -211,6 +211,155 @@ QUICKSTART: Table = {
     "unread data.shuffle=false": (["data.sampler=mine.py:choose", "data.shuffle=false"], ["data.shuffle"]),
     "unread alarms.limits={entropy_growth: 2}": (["alarms.limits={entropy_growth: 2}"], ["alarms.limits"]),
     "unread alarms.off=[response_length]": (["alarms.off=[response_length]"], ["alarms.off"]),
+    "a function of code that lacks it": (
+        ["rewards.mine={name: function, path: 'json:laods'}"],
+        ["rewards.mine", "json:laods", "loads"],
+    ),
+    # where workers are to be
+    "pools of one process": (["pools.train.processes=2"], ["pools.train.processes", "runtime is local"]),
+    "cluster of one process": (["ray.max_restarts=1"], ["ray.max_restarts", "runtime is local"]),
+    "shards of one process": (["sharding.shard_size=2"], ["sharding.shard_size", "runtime is local"]),
+    "shards of one rank": (["runtime=ray", "sharding.shard_size=2"], ["sharding.shard_size", "pools.train"]),
+    "shards of one process in CPU memory": (
+        ["sharding.offload=true", "sharding.shard_size=1"],
+        ["sharding.shard_size", "runtime is local"],
+    ),
+    "CPU memory of the CPU": (
+        ["sharding.offload=true", "model.device=cpu"],
+        ["sharding.offload", "model.device is cpu"],
+    ),
+    "CPU memory twice": (
+        ["sharding.offload=true", "optimizer.offload=true"],
+        ["optimizer.offload", "sharding.offload"],
+    ),
+    "states of several ranks": (
+        ["runtime=ray", "pools.train.processes=2", "optimizer.offload=true"],
+        ["2 processes of pools.train", "sharding.offload=true"],
+    ),
+    "8-bit states of several ranks": (
+        ["runtime=ray", "pools.train.processes=2", "optimizer.name=adamw_8bit", "model.device=cuda"],
+        ["optimizer.name is adamw_8bit", "2 processes of pools.train"],
+    ),
+    "another optimizer in CPU memory": (
+        ["sharding.offload=true", "optimizer.name=muon"],
+        ["optimizer.name is muon", "sharding.offload"],
+    ),
+    "compiled in CPU memory": (["sharding.offload=true", "model.compile=true"], ["model.compile", "sharding.offload"]),
+    "uneven shards": (
+        ["runtime=ray", "pools.train.processes=3", "sharding.shard_size=2"],
+        ["sharding.shard_size is 2", "3 processes"],
+    ),
+    "sequences split by one": (["sharding.context_parallel=2"], ["sharding.context_parallel", "runtime is local"]),
+    "groups of two among three": (
+        ["runtime=ray", "pools.train.processes=3", "sharding.context_parallel=2"],
+        ["sharding.context_parallel is 2", "3 processes"],
+    ),
+    "rewards followed through part of the tokens": (
+        ["runtime=ray", "pools.train.processes=2", "sharding.context_parallel=2", "algorithm=draft"],
+        ["draft", "sharding.context_parallel"],
+    ),
+    "sequences of quantised weights": (
+        [
+            "runtime=ray",
+            "pools.train.processes=2",
+            "sharding.context_parallel=2",
+            "model.quantization.weights=fp8_cast",
+        ],
+        ["sharding.context_parallel", "model.quantization.weights is fp8_cast"],
+    ),
+    "ahead in one process": (["pipeline.depth=1"], ["pipeline.depth is 1", "runtime is local", "runtime=ray"]),
+    "ahead by those that learn": (["runtime=ray", "pipeline.depth=1"], ["pipeline.depth is 1", "rollout pool"]),
+    "ahead of data": (["runtime=ray", "algorithm=sft", "pipeline.depth=1"], ["pipeline.depth is 1", "sft"]),
+    "bound of nothing": (["pipeline.max_staleness=1"], ["pipeline.max_staleness", "pipeline.depth is 0"]),
+    "drop of nothing": (["pipeline.drop=true"], ["pipeline.drop", "pipeline.depth is 0"]),
+    "patience for nothing": (["pipeline.timeout=9"], ["pipeline.timeout", "pipeline.depth is 0"]),
+    "samplers of data": (["runtime=ray", "algorithm=sft", "pools.rollout.processes=1"], ["pools.rollout", "sft"]),
+    "publication to nobody": (
+        ["runtime=ray", "ray.publication.carrier=store"],
+        ["ray.publication.carrier", "rollout pool"],
+    ),
+    "half a GPU too many": (["runtime=ray", "pools.train.gpus=1.5"], ["gpus", "1.5", "whole number"]),
+    "GPU on the CPU": (["runtime=ray", "pools.train={device: cpu, gpus: 1}"], ["gpus is 1", "device is cpu"]),
+    "CPU and GPU": (
+        ["runtime=ray", "pools.train.device=cpu", "model.device=cuda"],
+        ["pools.train.device is cpu", "model.device is cuda"],
+    ),
+    "GPU and CPU": (
+        ["runtime=ray", "pools.rollout.device=cuda", "model.device=cpu"],
+        ["pools.rollout.device is cuda", "model.device is cpu"],
+    ),
+    "no GPU on the GPU": (["runtime=ray", "pools.train={device: cuda, gpus: 0}"], ["gpus is 0", "device is cuda"]),
+    "Ray Client": (["runtime=ray", "ray.address=ray://somewhere:10001"], ["ray://somewhere:10001", "Ray Client"]),
+    "CPUs of a running cluster": (
+        ["runtime=ray", "ray={address: 'somewhere:6379', init: {num_cpus: 4}}"],
+        ["init.num_cpus"],
+    ),
+    "address twice": (["runtime=ray", "ray.init={address: auto}"], ["init.address", "ray.address"]),
+    # what no machine could do, and what float32 can't hold
+    "samples beyond all memory": (["rollout.n=900000000"], ["rollout.n"]),
+    "more than any number of samples": (["rollout.n=100000000000"], ["rollout.n is 100000000000", "<= 1e9"]),
+    "more threads than anyone has": (["threads=100000"], ["threads is 100000"]),
+    "more threads than this machine has": (["threads=1000"], ["threads is 1000", "cores"]),
+    "more processes than this machine has": (["scoring.processes=1000"], ["scoring.processes is 1000", "cores"]),
+    "a rank beyond any matrix": (["model.lora.rank=100000000"], ["model.lora.rank is 100000000", "<= 65536"]),
+    "too many steps": (
+        ["rollout.num_inference_steps=100000000"],
+        ["rollout.num_inference_steps is 100000000", "<= 1000"],
+    ),
+    "too much guidance": (["rollout.guidance_scale=1e300"], ["rollout.guidance_scale is 1.0e+300", "<= 1000"]),
+    "guidance without end": (["rollout.guidance_scale=.inf"], ["rollout.guidance_scale is .inf"]),
+    "a rate beyond sense": (["optimizer.lr=1e30"], ["optimizer.lr is 1.0e+30", "<= 10"]),
+    "what float32 takes for zero": (["optimizer.eps=1e-300"], ["optimizer.eps", "float32"]),
+    "patience beyond sense": (["scoring.timeout=1e10"], ["scoring.timeout is 10000000000.0", "<= 2e6"]),
+    "a seed of 64 bits": (["seed=9223372036854775808"], ["seed is 9223372036854775808"]),
+    "validations beyond all memory": (["validation.n=900000000"], ["validation.n"]),
+    "pictures beyond all memory": (["rollout={height: 32768, width: 32768, n: 1000}"], ["rollout.height 32768"]),
+    "threads of a reward": (["rewards.ocr.threads=1000"], ["rewards.ocr.threads is 1000"]),
+    # GPUs
+    "no such number of GPUs": (["gpus=0"], ["gpus"]),
+    "GPUs in words": (["gpus=eight"], ["gpus"]),
+    "machines without GPUs": (["nodes=2"], ["nodes"]),
+    "force in words": (["force=yes please"], ["force"]),
+    "memory in words": (["memory=much"], ["memory"]),
+    "an option that is none": (["origin=3"], ["origin is 3"]),
+    # trackers, kept samples, suites
+    "a password in an address": (["trackers.mlflow.uri=http://me:word@host"], ["uri", "MLFLOW_TRACKING_PASSWORD"]),
+    "an address that is none": (["trackers.mlflow.uri=elsewhere"], ["uri is elsewhere", "http://HOST:PORT"]),
+    "patience without a tracker": (["trackers.wait=3"], ["wait", "tracker"]),
+    "a tracker of nothing": (["trackers.samples=0", "trackers.tensorboard=true", "alarms=null"], ["trackers"]),
+    "no such mode of a tracker": (["trackers.wandb.mode=dryrun"], ["trackers.wandb.mode is dryrun", "offline"]),
+    "a tracker in verl's words": (["trainer.logger=[console,wandb]"], ["trackers.wandb="]),
+    "an alarm that is none": (["alarms.off=[dark_shore]"], ["alarms.off", "dark_shore"]),
+    "kept samples of no validation": (
+        ["validation.every=null", "validation.before=false", "validation.save.every=2"],
+        ["validation.save"],
+    ),
+    "kept samples of no rollout": (
+        ["algorithm=diffusion_dpo", "algorithm.online=false", "rollout.save.every=1"],
+        ["rollout.save", "diffusion_dpo"],
+    ),
+    "suites of no validation": (
+        ["validation.every=null", "validation.before=false", "validation.suites=[quickstart]"],
+        ["validation.suites"],
+    ),
+    "prompts of no suite": (["validation.suite_prompts=3"], ["suite_prompts"]),
+    "weights at hand that count": (
+        ["rewards.second={name: pickscore, path: a/b, if_cached: true, weight: 1}"],
+        ["if_cached", "weight is 1"],
+    ),
+    "a revision of no tokenizer": (
+        ["rewards.second={name: pickscore, path: a/b, tokenizer: null, tokenizer_revision: main}"],
+        ["tokenizer_revision"],
+    ),
+    "an odd revision": (
+        ["rewards.second={name: pickscore, path: a/b, tokenizer: c/d, tokenizer_revision: '--odd'}"],
+        ["rewards.second.tokenizer_revision is '--odd'"],
+    ),
+    "an option in flow_grpo's words": (["sample.num_steps=10"], ["sample.num_steps", "rollout.num_inference_steps"]),
+    "a time that is none": (["trainer.expires_at=tomorrow"], ["trainer.expires_at", "Unix seconds"]),
+    "a time without a zone": (["trainer.expires_at=2026-01-31T12:00:00"], ["trainer.expires_at", "zone"]),
+    "a time without end": (["trainer.expires_at='inf'"], ["trainer.expires_at", "finite"]),
+    "a time that is past": (["trainer.expires_at='2020-01-31T12:00:00Z'"], ["trainer.expires_at", "2020-01-31"]),
 }
 
 # of `burnish train vlm_quickstart`
@@ -233,6 +382,49 @@ VLM_QUICKSTART: Table = {
     "unread scoring.max_failures=3": (["algorithm=bradley_terry", "scoring.max_failures=3"], ["scoring.max_failures"]),
     "unread mixing.rule=product": (["algorithm=bradley_terry", "mixing.rule=product"], ["mixing.rule"]),
     "unread alarms.limits={velocity: 2}": (["alarms.limits={velocity: 2}"], ["alarms.limits"]),
+    "kept samples of no rollout": (
+        ["algorithm=bradley_terry", "validation.save.every=2"],
+        ["validation.save", "bradley_terry"],
+    ),
+    "suites of no rollout": (
+        ["algorithm=bradley_terry", "validation.suites=[vlm_quickstart]"],
+        ["validation.suites", "bradley_terry"],
+    ),
+    "texts are not split": (
+        ["runtime=ray", "pools.train.processes=2", "sharding.context_parallel=2"],
+        ["sharding.context_parallel is 2"],
+    ),
+    "vLLM that sleeps in a pool of its own": (
+        [
+            "runtime=ray",
+            "rollout.engine=vllm",
+            "rollout.vllm={python: /usr/bin/python3, sleep: true}",
+            "pools.rollout.processes=1",
+        ],
+        ["rollout.vllm.sleep", "rollout pool"],
+    ),
+    "logits that overflow": (["rollout.temperature=1e-300"], ["rollout.temperature", "overflow"]),
+    "tokens beyond all memory": (["rollout={max_new_tokens: 4000000, n: 100000}"], ["rollout.max_new_tokens"]),
+    "more tokens than any": (["rollout.max_new_tokens=100000000000"], ["rollout.max_new_tokens"]),
+    "records beyond all memory": (["data.train_batch_size=1000000000"], ["data.train_batch_size"]),
+    "epochs beyond sense": (["trainer.epochs=1000000"], ["trainer.epochs is 1000000"]),
+    "an expression in our process": (
+        ["rewards.format={form: pattern, pattern: '(a|a)*b'}", "scoring.processes=0"],
+        ["rewards.format.pattern", "scoring.processes"],
+    ),
+    "an option in verl's words": (
+        ["actor_rollout_ref.actor.ppo_mini_batch_size=4"],
+        ["actor_rollout_ref.actor.ppo_mini_batch_size", "verl", "trainer.mini_batch_size"],
+    ),
+    "the end of an option in verl's words": (["ppo_epochs=2"], ["ppo_epochs", "verl", "trainer.epochs"]),
+    "an option that verl calls otherwise": (["kl_loss_coef=0.1"], ["kl_loss_coef", "algorithm.kl.coef"]),
+    "an option in TRL's words": (["num_generations=8"], ["num_generations", "TRL", "rollout.n"]),
+    "a section in TRL's words": (["peft_config={r: 16}"], ["peft_config", "TRL", "model.lora"]),
+    "an option in EasyR1's words": (["worker.rollout.top_p=0.9"], ["worker.rollout.top_p", "EasyR1", "rollout.top_p"]),
+    "a value in verl's words": (["algorithm.adv_estimator=grpo"], ["algorithm.adv_estimator", "algorithm.name=rloo"]),
+    "samples for a validation in verl's words": (["data.val_max_samples=3"], ["validation.max_prompts"]),
+    "epochs in others' words": (["trainer.total_epochs=2"], ["data.epochs"]),
+    "a slip in our own words": (["lr=1e-3"], ["optimizer.lr"]),
 }
 
 # of a recipe with a tiny model of its own
@@ -386,4 +578,40 @@ RECIPES: dict[str, tuple[str, list[str]]] = {
     "label of a reward": ("rewards: {a.b: {name: ocr}}", ["letters", "a.b"]),
     "algorithm is a list": ("algorithm: {name: [flow_grpo]}", ["algorithm is [flow_grpo]", "broken.yaml"]),
     "rewards are a list": ("rewards: [ocr]", ["rewards is [ocr]"]),
+    "a few lines that stand for much": (
+        "\n".join(["a0: &a0 [1, 1]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30))]),
+        ["line", "broken.yaml"],
+    ),
+    "a list in itself": ("a: &a [1, *a]", ["line 1, column 11"]),
+    "a section in itself": ("a: &a {b: {c: *a}}", ["itself"]),
+    "brackets": ("[" * 100_000, ["nest"]),
+    "braces": ("{a: " * 10_000, ["nest"]),
+    "dashes": ("- " * 10_000 + "1", ["nest"]),
+    "too deep": ("[" * 61, ["60"]),
+    "too large": ("x" * 2_000_000, ["1048576", "broken.yaml"]),
+    "too many digits": ("a: " + "9" * 5000, ["broken.yaml"]),
+    "extends a number": ("extends: 3", ["extends is 3", "broken.yaml"]),
+    "extends nothing": ("extends: nothing.yaml", ["extends is nothing.yaml", "broken.yaml"]),
+    "extends a misspelling": ("extends: quickstrat", ["extends is quickstrat", "quickstart"]),
+    "extends itself": ("extends: broken.yaml", ["extends is broken.yaml"]),
+    "its own task": (
+        "task: text-to-image\nalgorithm: grpo\nmodel: {path: a}\nrewards: {exact: {}}",
+        ["algorithm is grpo", "image-text-to-text"],
+    ),
+    **{
+        f"hardware {stated}": (f"extends: quickstart\nhardware: {stated}", ["hardware is", "broken.yaml"])
+        for stated in (
+            "80",
+            "{gpus: 1}",
+            "{gpus: 0, memory_gb: 80}",
+            "{gpus: 12, memory_gb: 80}",
+            "{gpus: 1, memory_gb: big}",
+            "{gpus: 1, memory_gb: 80, kind: A100}",
+            "{gpus: 1, memory_gb: 80, options: [1]}",
+        )
+    },
+    "two mistakes in two files": (
+        "extends: quickstart\noptimizer: {lr: 0}\nrollout: {n: many}",
+        ["optimizer.lr is 0", "rollout.n is many"],
+    ),
 }

@@ -318,30 +318,24 @@ SOURCES: dict[str, Source] = {
         "arXiv:2210.03142; adapters of flow_grpo", {}, EMA,
         ours=(*TEACHING, "algorithm.teachers.0.guidance_scale"), unverified=("rate and batch are ours",),
     ).over(FLUX),
-    "sd35/sft": Source(
-        "arXiv:2403.03206, section 5.3.2 and its shift of 3; adapters of flow_grpo",
-        {"algorithm.times": "logit_normal", "algorithm.time_mean": 0.0, "algorithm.time_std": 1.0,
-         "algorithm.time_shift": 3.0, "algorithm.train_guidance": "none"}, EMA,
-        ours=(*IMITATING, "algorithm.prompt_dropout"), unverified=("rate and batch are ours",),
-    ).over(SD35),
-    "flux/sft": Source(
-        "arXiv:2403.03206, section 5.3.2 and its shift of 3; adapters of flow_grpo",
-        {"algorithm.times": "logit_normal", "algorithm.time_mean": 0.0, "algorithm.time_std": 1.0,
-         "algorithm.time_shift": 3.0, "algorithm.train_guidance": "none"}, EMA,
-        ours=IMITATING, unverified=("rate and batch are ours",),
-    ).over(FLUX),
-    "sd35/draft": Source(
-        "arXiv:2309.17400, DRaFT-LV (two fresh noises); adapters and optimizer of flow_grpo",
-        {"algorithm.kind": "draft_lv", "algorithm.renoised": 2}, EMA,
-        ours=("data.train_batch_size", "rollout.n", "trainer.mini_batch_size"),
-        unverified=("no configuration of the authors was read",),
-    ).over(SD35),
-    "flux/draft": Source(
-        "arXiv:2309.17400, DRaFT-LV (two fresh noises); adapters and optimizer of flow_grpo",
-        {"algorithm.kind": "draft_lv", "algorithm.renoised": 2}, EMA,
-        ours=("data.train_batch_size", "rollout.n", "trainer.mini_batch_size", "rollout.num_inference_steps"),
-        unverified=("no configuration of the authors was read",),
-    ).over(FLUX),
+    **{
+        f"{family}/sft": Source(
+            "arXiv:2403.03206, section 5.3.2 and its shift of 3; adapters of flow_grpo",
+            {"algorithm.times": "logit_normal", "algorithm.time_mean": 0.0, "algorithm.time_std": 1.0,
+             "algorithm.time_shift": 3.0, "algorithm.train_guidance": "none"}, EMA,
+            ours=(*IMITATING, *more), unverified=("rate and batch are ours",),
+        ).over(base)
+        for family, base, more in (("sd35", SD35, ["algorithm.prompt_dropout"]), ("flux", FLUX, []))
+    },
+    **{
+        f"{family}/draft": Source(
+            "arXiv:2309.17400, DRaFT-LV (two fresh noises); adapters and optimizer of flow_grpo",
+            {"algorithm.kind": "draft_lv", "algorithm.renoised": 2}, EMA,
+            ours=("data.train_batch_size", "rollout.n", "trainer.mini_batch_size", *more),
+            unverified=("no configuration of the authors was read",),
+        ).over(base)
+        for family, base, more in (("sd35", SD35, []), ("flux", FLUX, ["rollout.num_inference_steps"]))
+    },
 }  # fmt: skip
 
 # options of a recipe that decide nothing about what is learned, and those whose value is its own name or reward

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -14,9 +16,9 @@ from PIL import Image, ImageDraw, ImageFont
 from burnish.config import dump, load
 from burnish.config.run_folder import RunFolder
 from burnish.metrics import timing_metrics
-from burnish.report import write_report
 from burnish.tasks.flow.samples import write_sample
 from burnish.types.clips import Sample
+from tests.support.tiny_run import burnish
 
 VOID = {"meta", "img"}
 GUIDED = {"reward": 0.978, "ocr_exact": 0.948, "border_darkness": 0.003, "variety": 0.051}
@@ -39,7 +41,6 @@ class Story:
     pictures: bool = True
     size: tuple[int, int] = (32, 16)
     overrides: tuple[str, ...] = ()
-    nulls: tuple[str, ...] = field(default=())
 
 
 def run_folder(path: Path, story: Story = Story()) -> RunFolder:
@@ -54,7 +55,7 @@ def run_folder(path: Path, story: Story = Story()) -> RunFolder:
     folder.config.write_text(dump(config))
     draw = np.random.RandomState(0)
     lines = [_line(story, update, draw) for update in range(story.updates + 1)]
-    folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(folder.metrics, lines)
     judged = [line["training/global_step"] for line in lines if "val-aux/variety" in line]
     if story.pictures:
         for update in judged:
@@ -68,39 +69,22 @@ def run_folder(path: Path, story: Story = Story()) -> RunFolder:
     return folder
 
 
-def _line(story: Story, update: int, draw: np.random.RandomState) -> dict:
-    part = 1 - np.exp(-3.5 * update / story.steps)
-    part = part / (1 - np.exp(-3.5))
-    now = {
-        name: before + part * (after - before)
-        for name, (before, after) in {
-            "reward": story.reward,
-            "exact": story.exact,
-            "border": story.border,
-            "variety": story.variety,
-        }.items()
-    }
-    line: dict = {"training/global_step": update}
+def _line(story: Story, update: int, draw: np.random.RandomState) -> dict[str, Any]:
+    part = (1 - np.exp(-3.5 * update / story.steps)) / (1 - np.exp(-3.5))
+    measures = (story.reward, story.exact, story.border, story.variety)
+    reward, exact, border, variety = (before + part * (after - before) for before, after in measures)
+    line: dict[str, Any] = {"training/global_step": update}
     if update:
-        shaken = now["reward"] + draw.normal(0, 0.015)
+        shaken = reward + draw.normal(0, 0.015)
         line |= {
-            "critic/rewards/mean": shaken,
-            "critic/rewards/max": 1.0,
-            "critic/rewards/min": 0.33,
-            "critic/rewards/zero_std_ratio": float(0.5 * part),
-            "critic/rewards/std_mean": 0.2 * (1 - 0.7 * part),
-            "critic/rewards/group_size": 12.0,
-            "critic/missing_ratio": story.missing,
-            "critic/ocr/mean": shaken,
-            "critic/ocr_exact/mean": now["exact"],
-            "critic/border_darkness/mean": now["border"] * draw.uniform(0.8, 1.3),
-            "actor/grad_norm": float(0.3 * np.exp(draw.normal(0, 0.3))),
-            "actor/lr": 3e-3,
-            "actor/loss": 0.5,
+            "critic/rewards/mean": shaken, "critic/rewards/max": 1.0, "critic/rewards/min": 0.33,
+            "critic/rewards/zero_std_ratio": float(0.5 * part), "critic/rewards/std_mean": 0.2 * (1 - 0.7 * part),
+            "critic/rewards/group_size": 12.0, "critic/missing_ratio": story.missing, "critic/ocr/mean": shaken,
+            "critic/ocr_exact/mean": exact, "critic/border_darkness/mean": border * draw.uniform(0.8, 1.3),
+            "actor/grad_norm": float(0.3 * np.exp(draw.normal(0, 0.3))), "actor/lr": 3e-3, "actor/loss": 0.5,
             "actor/old_deviate": float(0.002 * draw.uniform(0.5, 2)),
-            "actor/skipped_updates": float(update in story.skipped),
-            "old_policy/decay": 0.0,
-        }
+            "actor/skipped_updates": float(update in story.skipped), "old_policy/decay": 0.0,
+        }  # fmt: skip
         seconds = {"gen": 0.8, "reward": 0.7, "old_log_prob": 0.35, "update_actor": 0.8, "adv": 0.002}
         seconds = {name: float(value * draw.uniform(0.9, 1.2)) for name, value in seconds.items()}
         seconds["publish"] = 0.0001
@@ -109,21 +93,17 @@ def _line(story: Story, update: int, draw: np.random.RandomState) -> dict:
             seconds["testing"] = 2.4
         line |= timing_metrics(seconds, 96)
     if update % story.every == 0 or update == story.steps:
-        line |= _validation(now["reward"], now["exact"], now["border"], now["variety"])
-    return {name: None if name in story.nulls else value for name, value in line.items()}
+        line |= _validation(reward, exact, border, variety)
+    return line
 
 
 def _validation(reward: float, exact: float, border: float, variety: float) -> dict[str, float]:
     return {
-        "val-core/default/reward/mean@6": reward,
-        "val-core/default/reward/best@6/mean": min(reward + 0.1, 1.0),
-        "val-aux/default/reward/std@6": 0.15,
-        "val-aux/default/ocr/mean@6": reward,
-        "val-aux/default/ocr_exact/mean@6": exact,
-        "val-aux/default/border_darkness/mean@6": border,
-        "val-aux/variety": variety,
-        "val-aux/missing": 0.0,
-    }
+        "val-core/default/reward/mean@6": reward, "val-core/default/reward/best@6/mean": min(reward + 0.1, 1.0),
+        "val-aux/default/reward/std@6": 0.15, "val-aux/default/ocr/mean@6": reward,
+        "val-aux/default/ocr_exact/mean@6": exact, "val-aux/default/border_darkness/mean@6": border,
+        "val-aux/variety": variety, "val-aux/missing": 0.0,
+    }  # fmt: skip
 
 
 def _pictures(target: Path, story: Story, update: int) -> None:
@@ -141,37 +121,47 @@ def _pictures(target: Path, story: Story, update: int) -> None:
             right = float(read == answer)
             _number(read, border, story.size, sample).save(target / "pictures" / f"{index:03d}-{sample:02d}.png")
             value = {"ocr": 1.0 if right else 2 / 3, "ocr_exact": right, "border_darkness": border}
-            lines.append(
-                {
-                    "prompt": f"the number {answer}",
-                    "answer": answer,
-                    "index": index,
-                    "sample": sample,
-                    "reward": value["ocr"],
-                    "components": value,
-                    "note": read,
-                }
-            )
-    (target / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            about = {"prompt": f"the number {answer}", "answer": answer, "index": index, "sample": sample}
+            lines.append(about | {"reward": value["ocr"], "components": value, "note": read})
+    write_lines(target / "samples.jsonl", lines)
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def write_lines(file: Path, lines: list[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def edit(file: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+    """Change every line; what ``change`` gives is laid over it."""
+    write_lines(file, [line | (change(line) or {}) for line in lines_of(file)])
 
 
 def change_samples(folder: RunFolder, **changes: object) -> None:
-    """Change the one sample of every validation."""
+    """Change the samples of every validation."""
+    for update in folder.validations():
+        edit(folder.validation(update) / "samples.jsonl", lambda line: changes)
+
+
+def one_sample(folder: RunFolder) -> None:
+    """Keep the first sample of every validation alone."""
     for update in folder.validations():
         file = folder.validation(update) / "samples.jsonl"
-        file.write_text(json.dumps(json.loads(file.read_text()) | changes) + "\n")
+        write_lines(file, lines_of(file)[:1])
 
 
 def draw_instead(folder: RunFolder, made: Callable[[int, int], Sample]) -> None:
     """Put other samples in the place of pictures: ``made`` of the validation's update and the sample's number."""
     for update in folder.validations():
         target = folder.validation(update)
-        lines = [json.loads(line) for line in (target / "samples.jsonl").read_text().splitlines()]
+        lines = lines_of(target / "samples.jsonl")
         for line in lines:
             stem = f"{line['index']:03d}-{line['sample']:02d}"
             (target / "pictures" / f"{stem}.png").unlink()
             line["file"] = write_sample(target / "pictures", stem, made(update, line["sample"]))
-        (target / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_lines(target / "samples.jsonl", lines)
 
 
 def _number(text: str, border: float, size: tuple[int, int], sample: int) -> Image.Image:
@@ -224,5 +214,46 @@ class Page(HTMLParser):
             self.rows[-1][-1] += data.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def page_of(folder) -> Page:
-    return Page(write_report(folder).read_text(encoding="utf-8"))
+@dataclass(frozen=True)
+class Report:
+    """A page that was written about a run."""
+
+    html: str
+    page: Page
+    data: dict[str, Any]  # what its script shows
+
+    @property
+    def run(self) -> dict[str, Any]:
+        return self.data["run"]
+
+    @property
+    def said(self) -> dict[str, str]:
+        """Sentences of the verdict by kind: gained, lost, kept and what is to weigh."""
+        found: dict[str, str] = {}
+        for one in self.run["verdict"]:
+            kind = one["word"].split()[-1]
+            found[kind] = found.get(kind, "") + plain(one["text"])
+        return found
+
+    @property
+    def rows(self) -> dict[str, list[str]]:
+        """Cells of all tables by the first one of their row."""
+        return {row[0]: row[1:] for row in self.page.rows if row}
+
+
+def plain(text: str) -> str:
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def report(path: Path | RunFolder) -> Report:
+    """What ``burnish report`` writes."""
+    place = path.path if isinstance(path, RunFolder) else path
+    burnish("report", place)
+    html = (place / "report.html").read_text(encoding="utf-8")
+    found = re.search(r'<script type="application/json" id="frozen">(.*?)</script>', html, re.DOTALL)
+    assert found is not None
+    return Report(html, Page(html), json.loads(found[1]))
+
+
+def page_of(path: Path | RunFolder) -> Page:
+    return report(path).page

@@ -6,7 +6,7 @@ import json
 import shutil
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,9 @@ def track(
     finished: bool = True,
     wait: float = 60.0,
     timing: Timing | None = None,
-    pause: float = 0,
+    settles: bool = False,
 ) -> None:
-    """Run hooks over updates, of which every third is validated, with a pause after each."""
+    """Run hooks over updates, of which every third is validated; ``settles`` waits for W&B before the end."""
     last = max(updates, default=resumed_at or 0)
     given = [*options, f"trackers.wait={wait}", f"output_dir={path}", f"steps={max(last, 1) if finished else 99}"]
     config = load("quickstart", given)
@@ -91,18 +91,20 @@ def track(
             alarms.write(ALARMS[update])
         for hook in (metrics, trackers):
             hook(update, dict(values))
-        time.sleep(pause)
+    if settles:
+        settled(path, "wandb", last, lambda: trackers(last, {}))  # which tries again what has failed
     for hook in (metrics, trackers):
         hook.finish()
     for closing in (trackers, metrics, alarms):
         closing.close()
 
 
-def settled(path: Path, kind: str, step: int) -> None:
+def settled(path: Path, kind: str, step: int, meanwhile: Callable[[], object] = lambda: None) -> None:
     """Wait until a tracker has got to an update."""
     file, deadline = path / "trackers" / f"{kind}.json", time.monotonic() + 60
     while not file.exists() or json.loads(file.read_text())["step"] < step:
         assert time.monotonic() < deadline
+        meanwhile()
         time.sleep(0.05)
 
 

@@ -75,8 +75,8 @@ def test_a_tracker_that_hangs_for_a_minute_delays_nothing(library, caplog, where
 
 def test_one_that_hangs_is_started_again(library, caplog):
     run = library(init="time.sleep(3600 if first else 0)")
-    track(run, range(6), WANDB, timing=Timing(stall=0.5), pause=0.3)
-    assert "trackers.wandb: it has got nowhere for 0.5 s; the run goes on, and it is tried again" in caplog.text
+    track(run, range(6), WANDB, timing=Timing(stall=3.0), settles=True)
+    assert "trackers.wandb: it has got nowhere for 3 s; the run goes on, and it is tried again" in caplog.text
     assert rows(run) == EVERY
 
 
@@ -87,14 +87,14 @@ HOW = ["os._exit(7)", "raise SystemExit", *(pytest.param(how, marks=pytest.mark.
 @pytest.mark.parametrize("how", HOW)
 def test_one_that_dies_is_started_again(library, caplog, how):
     run = library(init=f"\n    if first: {how}")
-    track(run, range(6), WANDB, pause=0.3)
+    track(run, range(6), WANDB, settles=True)
     assert caplog.text.count("the run goes on, and it is tried again") == 1
     assert rows(run) == EVERY
 
 
 def test_one_that_always_fails_says_so_once_and_at_the_end(library, caplog):
     run = library(init="raise ValueError('no such project')")
-    track(run, range(6), WANDB, pause=0.2)
+    track(run, range(6), WANDB)
     assert caplog.text.count("trackers.wandb: ValueError: no such project; the run goes on") == 1
     assert "trackers.wandb: 6 updates are not sent: ValueError: no such project; the same command" in caplog.text
 
