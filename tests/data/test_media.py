@@ -304,7 +304,6 @@ def test_a_clip_is_written_with_its_frames_its_rate_and_its_sound(monkeypatch):
 
     clip, sound = moving_square(6, fps=4.0), tone(1.5, rate=16000, channels=2)
     data = video.encode_clip(clip.frames, clip.fps, (sound.samples, sound.rate))
-    assert data == video.encode_clip(clip.frames, clip.fps, (sound.samples, sound.rate)), "equal bytes"
     frames, fps = Media.encoded(data, "video").video()
     assert (frames.shape, fps) == (clip.frames.shape, 4)
     assert np.abs(frames.astype(int) - clip.frames).mean() < 2  # colours are stored at half the resolution
