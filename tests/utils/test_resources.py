@@ -1,0 +1,209 @@
+"""Random streams by their keys, memory, kernels that repeat their numbers, and pictures side by side."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from burnish.config import load
+from burnish.tasks import assemble
+from burnish.tasks.language.vllm import process
+from burnish.utils import random
+from burnish.utils.allocator import ON_GPU, SETTINGS, grow_segments
+from burnish.utils.images import FRAME, GAP, LARGE, PAPER, RIGHT, SMALL, WRONG, grid, strip, waveform
+from burnish.utils.lru_cache import LruCache
+from burnish.utils.repeatable import WORKSPACE
+from burnish.utils.spool import Spool, Spooled
+
+def test_a_row_of_random_numbers_depends_on_its_key_alone():
+    rows = [(7, "rollout", update, uid, sample) for update in (0, 1) for uid in ("a", "b") for sample in range(3)]
+    whole = random.normal((2, 3), rows)
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
+    torch.manual_seed(5)
+    assert torch.equal(random.normal((2, 3), [rows[i] for i in order]), whole[order])
+    for i in range(len(rows)):
+        assert torch.equal(random.normal((2, 3), rows[i : i + 1])[0], whole[i])
+    assert torch.unique(whole.flatten()).numel() == whole.numel()
+    random.uniform(4, [(1,)])
+    random.permutation(4, 1)
+    after = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(3), after), "the global generator is left alone"
+
+
+def test_keys_do_not_run_into_each_other_and_their_numbers_never_change():
+    """A run can only be repeated by a later version if these stay."""
+    keys = [(1, 2), (12,), ("1", 2), (1, "2"), ("12",), ("1", "2"), (1, 2, ""), (2, 1), ("", 1, 2), ("1\x1fs2",)]
+    assert len({random.key(*parts) for parts in keys}) == len(keys)
+    assert all(0 <= random.key(*parts) < 2**63 for parts in keys)
+    assert random.key(0, "rollout", 3, "abc", 1) == 3061033483697161223
+    assert random.permutation(6, 1, "order") == [0, 3, 2, 4, 5, 1]
+    assert sorted(random.permutation(50, "x")) == list(range(50))
+    rows = [(i,) for i in range(200)]
+    normal, uniform = random.normal((100,), rows), random.uniform(100, rows)
+    assert abs(float(normal.mean())) < 0.02
+    assert abs(float(normal.std()) - 1) < 0.02
+    assert 0 <= uniform.min() < uniform.max() < 1
+    assert abs(float(uniform.mean()) - 0.5) < 0.01
+
+
+FAULTS = """
+import resource, torch
+from burnish.utils.allocator import keep_freed_memory
+print(keep_freed_memory())
+torch.set_num_threads(1)
+def learn():
+    for number in range(8):
+        kept = [torch.ones(2**19) for _ in range(8)]  # 2 MiB each
+learn()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+learn()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other C libraries")
+@pytest.mark.parametrize(
+    ("given", "fewer"),
+    [({}, True), pytest.param({"MALLOC_MMAP_THRESHOLD_": "131072"}, False, marks=pytest.mark.thorough)],
+)
+def test_freed_blocks_are_used_again_unless_the_environment_says_otherwise(given, fewer):
+    environment = {name: value for name, value in os.environ.items() if name not in SETTINGS} | given
+    command = [sys.executable, "-c", FAULTS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
+    was_set, faults = done.stdout.split()
+    if fewer and was_set == "False":
+        pytest.skip("no glibc")
+    assert was_set == str(fewer)
+    assert (int(faults) < 0.5 * 8 * 8 * 512) == fewer
+
+
+def test_segments_grow_on_nvidias_gpus_unless_the_environment_says_otherwise(monkeypatch):
+    told = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append, raising=False)
+    for name in ON_GPU:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert not grow_segments()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert grow_segments()
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
+    assert not grow_segments()
+    assert told == ["expandable_segments:True"]
+
+
+def test_what_was_used_last_stays_in_a_cache_and_counts_by_its_size():
+    kept = LruCache(3)
+    for key in "abc":
+        kept.get(key, lambda: 0)
+    assert kept.find("a") == 0
+    kept.get("d", lambda: 1)
+    assert (kept.find("b"), kept.find("a"), kept.get("d", lambda: 2)) == (None, 0, 1)
+    sized = LruCache(10, len)
+    first = sized.get("a", lambda: [0] * 4)
+    first += [0] * 4
+    sized.get("b", lambda: [0] * 4)
+    assert sized.total == 12, "also where it grows"
+    sized.get("c", lambda: [0])
+    assert (sized.find("a"), sized.total) == (None, 5)
+
+
+def test_what_is_too_much_for_memory_is_read_from_the_disk(monkeypatch):
+    spool = Spool(in_memory=10)
+    given = [b"12345", b"67890", b"abcdef", b"", b"ghi" * 1000]
+    kept = [spool.keep(one) for one in given]
+    assert [isinstance(one, Spooled) for one in kept] == [False, False, True, False, True]
+    assert [one.read() if isinstance(one, Spooled) else one for one in kept] == given
+    assert pickle.loads(pickle.dumps(kept)) == given, "another process gets the bytes"
+
+    class Full:
+        def write(self, data):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", Full)
+    with pytest.raises(ValueError, match=r"No space left .*TMPDIR"):
+        Spool(in_memory=0).keep(b"1")
+
+
+def settings():
+    return (
+        torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.deterministic, torch.utils.deterministic.fill_uninitialized_memory,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", ["quickstart", "vlm_quickstart"])
+def test_a_run_has_deterministic_kernels_until_it_ends(recipe, monkeypatch):
+    monkeypatch.delenv(WORKSPACE, raising=False)
+    before = settings()
+    assert "VLLM_BATCH_INVARIANT" not in process._environment(None)
+    assemble(load(recipe)).close()
+    assert WORKSPACE not in os.environ
+    assembly = assemble(load(recipe, ["deterministic=true"]))
+    assert settings() == (True, True, True, False)
+    assert os.environ[WORKSPACE] == ":4096:8"
+    assert process._environment(None)["VLLM_BATCH_INVARIANT"] == "1"
+    assembly.close()
+    assert settings() == before
+
+
+SCALE = SMALL // 32  # of a picture of 32 pixels
+W, H = 32 * SCALE, 16 * SCALE
+
+
+def flat(value, height=16, width=32):
+    return np.full((height, width, 3), value, dtype=np.uint8)
+
+
+def cell(sheet, row, column, width=W, height=H, left=GAP):
+    """What is inside the frame at a place of a grid."""
+    x, y = left + column * (width + 2 * FRAME + GAP) + FRAME, GAP + row * (height + 2 * FRAME + GAP) + FRAME
+    return np.asarray(sheet)[y : y + height, x : x + width]
+
+
+def test_pictures_of_a_grid_are_in_their_places_sharp_and_framed():
+    sheet = grid([flat(value) for value in (0, 50, 100, 150, 200)], columns=2)
+    assert sheet.size == (GAP + 2 * (W + 2 * FRAME + GAP), GAP + 3 * (H + 2 * FRAME + GAP))
+    for i, value in enumerate((0, 50, 100, 150, 200)):
+        assert (cell(sheet, i // 2, i % 2) == value).all()
+    assert (cell(sheet, 2, 1) == PAPER).all()
+    noise = np.random.default_rng(0).integers(0, 256, (16, 32, 3), dtype=np.uint8)
+    assert (cell(grid([noise], columns=1), 0, 0) == noise.repeat(SCALE, 0).repeat(SCALE, 1)).all()
+    large = grid([flat(9, 1024, 768)] * 4, columns=4)
+    assert LARGE < large.height < LARGE + 50
+    assert (cell(large, 0, 3, 288, LARGE) == 9).all()
+    assert (cell(grid([np.full((16, 32), 7, np.uint8)], columns=1), 0, 0) == 7).all(), "gray ones are pictures too"
+    judged = grid([flat(255)] * 3, columns=3, verdicts=[True, False, None])
+    step = W + 2 * FRAME + GAP
+    assert [judged.getpixel((GAP + i * step, GAP)) for i in range(3)] == [RIGHT, WRONG, PAPER]
+    fitted = grid([flat(0), flat(9, 32, 32), flat(9, 4, 64)], columns=3)
+    square, wide = (cell(fitted, 0, column)[..., 0] for column in (1, 2))
+    assert ((square == 9).sum(0) == H).tolist() == [8 * SCALE <= x < 24 * SCALE for x in range(W)]
+    assert ((wide == 9).sum(1) == W).tolist() == [7 * SCALE <= y < 9 * SCALE for y in range(H)]
+
+
+def test_labels_stand_beside_their_row_and_clips_and_sounds_are_pictures():
+    bare = grid([flat(255)] * 4, columns=2)
+    for label in ("the number 472", "a lighthouse " * 30, "word" * 200, "灯台 ünïcödé", "two\nlines\tand tabs"):
+        sheet = grid([flat(255)] * 4, columns=2, labels=["", label])
+        left = sheet.width - bare.width
+        assert sheet.height == bare.height
+        assert all((cell(sheet, row, i, left=GAP + left) == 255).all() for row in (0, 1) for i in (0, 1))
+        ink = (np.asarray(sheet)[:, :left] != PAPER).any(axis=(1, 2))
+        assert not ink[: sheet.height // 2].any()
+        assert ink[sheet.height // 2 :].any()
+    frames = strip([flat(value, 16, 16) for value in (0, 80, 160)])
+    assert [frames[8, x, 0] for x in (8, 25, 42)] == [0, 80, 160]
+    assert tuple(frames[8, 16]) == PAPER
+    assert grid([frames], columns=1, across=3).height == grid([flat(0, 16, 16)], columns=1).height
+    samples = np.concatenate([np.zeros(5000), np.sin(np.arange(5000))])[None].astype(np.float32)
+    drawn = (waveform(samples) != 255).any(-1).sum(0)
+    assert drawn[:120].max() <= 2
+    assert drawn[140:].min() > 90, "as high as the sound is loud"
+    assert waveform(samples[:, :3]).shape == waveform(samples).shape
