@@ -56,7 +56,8 @@ def turns(record):
 def test_a_demonstration_is_a_question_and_its_response(folder):
     first, second, alpaca, query = learned(
         "demonstrations", folder, {"prompt": "<image>?", "image": "a.png", "response": "grey", "answer": "g"},
-        {"question": "a?", "completion": [said("b")]}, {"instruction": "Add.", "input": "2 and 3", "output": "5"}, QUERY,
+        {"question": "a?", "completion": [said("b")]},
+        {"instruction": "Add.", "input": "2 and 3", "output": "5"}, QUERY,
     )  # fmt: skip
     assert (first.responses, first.prompt.answer, len(first.prompt.images)) == (("grey",), "g", 1)
     assert (second.prompt.text, second.responses) == ("a?", ("b",))

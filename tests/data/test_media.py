@@ -99,27 +99,6 @@ def test_lengths_of_prompts_are_those_of_the_processor_and_no_picture_is_decoded
     assert len(set(expected)) > 1
 
 
-def test_a_picture_is_read_once_and_decoded_only_where_that_is_needed(tmp_path, monkeypatch):
-    from burnish.data import decoding
-    from burnish.types import headers
-
-    kinds = ("PNG", "JPEG")
-    pictures = {f"{i}.{kinds[i % 2].lower()}": encoded(kinds[i % 2], np.roll(SMALL, i)) for i in range(8)}
-    monkeypatch.setattr(decoding, "DECODED", 1)
-    found = Counter()
-
-    def counting(path, mode):
-        found[Path(path).name] += 1
-        return Path(path).open(mode)
-
-    monkeypatch.setattr(headers, "open", counting, raising=False)
-    monkeypatch.setattr(Path, "read_bytes", lambda path: counting(path, "rb").read())
-    assembly = run_on(tmp_path, pictures, "data.max_prompt_length=5000")
-    assembly.check_data()
-    assert [prompt.images[0].size() for prompt in assembly.train_prompts] == [(28, 28)] * 8
-    assert {name: found[name] for name in pictures} == dict.fromkeys(pictures, 1) | {"0.png": 2}, "one was decoded"
-
-
 def test_a_picture_that_breaks_in_the_course_of_a_run_is_named_and_a_run_goes_on_after_it_was_mended(tmp_path, caplog):
     pictures = {f"{i}.png": encoded("PNG", np.roll(SMALL, i)) for i in range(4)}
     before = run_on(tmp_path, pictures)

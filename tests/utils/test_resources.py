@@ -21,6 +21,7 @@ from burnish.utils.lru_cache import LruCache
 from burnish.utils.repeatable import WORKSPACE
 from burnish.utils.spool import Spool, Spooled
 
+
 def test_a_row_of_random_numbers_depends_on_its_key_alone():
     rows = [(7, "rollout", update, uid, sample) for update in (0, 1) for uid in ("a", "b") for sample in range(3)]
     whole = random.normal((2, 3), rows)
@@ -153,51 +154,42 @@ def test_a_run_has_deterministic_kernels_until_it_ends(recipe, monkeypatch):
     assert settings() == before
 
 
-SCALE = SMALL // 32  # of a picture of 32 pixels
-W, H = 32 * SCALE, 16 * SCALE
-
-
 def flat(value, height=16, width=32):
     return np.full((height, width, 3), value, dtype=np.uint8)
 
 
-def cell(sheet, row, column, width=W, height=H, left=GAP):
-    """What is inside the frame at a place of a grid."""
-    x, y = left + column * (width + 2 * FRAME + GAP) + FRAME, GAP + row * (height + 2 * FRAME + GAP) + FRAME
-    return np.asarray(sheet)[y : y + height, x : x + width]
+def test_pictures_of_a_grid_are_in_their_places_sharp_framed_and_labelled():
+    wide, high = SMALL, SMALL // 2
 
+    def cell(sheet, row, column, left=GAP):
+        x, y = left + column * (wide + 2 * FRAME + GAP) + FRAME, GAP + row * (high + 2 * FRAME + GAP) + FRAME
+        return np.asarray(sheet)[y : y + high, x : x + wide]
 
-def test_pictures_of_a_grid_are_in_their_places_sharp_and_framed():
-    sheet = grid([flat(value) for value in (0, 50, 100, 150, 200)], columns=2)
-    assert sheet.size == (GAP + 2 * (W + 2 * FRAME + GAP), GAP + 3 * (H + 2 * FRAME + GAP))
-    for i, value in enumerate((0, 50, 100, 150, 200)):
-        assert (cell(sheet, i // 2, i % 2) == value).all()
-    assert (cell(sheet, 2, 1) == PAPER).all()
     noise = np.random.default_rng(0).integers(0, 256, (16, 32, 3), dtype=np.uint8)
-    assert (cell(grid([noise], columns=1), 0, 0) == noise.repeat(SCALE, 0).repeat(SCALE, 1)).all()
-    large = grid([flat(9, 1024, 768)] * 4, columns=4)
-    assert LARGE < large.height < LARGE + 50
-    assert (cell(large, 0, 3, 288, LARGE) == 9).all()
-    assert (cell(grid([np.full((16, 32), 7, np.uint8)], columns=1), 0, 0) == 7).all(), "gray ones are pictures too"
-    judged = grid([flat(255)] * 3, columns=3, verdicts=[True, False, None])
-    step = W + 2 * FRAME + GAP
-    assert [judged.getpixel((GAP + i * step, GAP)) for i in range(3)] == [RIGHT, WRONG, PAPER]
-    fitted = grid([flat(0), flat(9, 32, 32), flat(9, 4, 64)], columns=3)
-    square, wide = (cell(fitted, 0, column)[..., 0] for column in (1, 2))
-    assert ((square == 9).sum(0) == H).tolist() == [8 * SCALE <= x < 24 * SCALE for x in range(W)]
-    assert ((wide == 9).sum(1) == W).tolist() == [7 * SCALE <= y < 9 * SCALE for y in range(H)]
-
-
-def test_labels_stand_beside_their_row_and_clips_and_sounds_are_pictures():
-    bare = grid([flat(255)] * 4, columns=2)
-    for label in ("the number 472", "a lighthouse " * 30, "word" * 200, "灯台 ünïcödé", "two\nlines\tand tabs"):
-        sheet = grid([flat(255)] * 4, columns=2, labels=["", label])
+    gray, square = np.full((16, 32), 7, np.uint8), flat(9, 32, 32)
+    bare = grid([noise, flat(50), gray, square, flat(200)], columns=2, verdicts=[True, False, None, None, None])
+    assert bare.size == (GAP + 2 * (wide + 2 * FRAME + GAP), GAP + 3 * (high + 2 * FRAME + GAP))
+    scale = SMALL // 32
+    assert (cell(bare, 0, 0) == noise.repeat(scale, 0).repeat(scale, 1)).all()
+    assert (cell(bare, 1, 0) == 7).all()
+    columns = (cell(bare, 1, 1)[..., 0] == 9).sum(0) == high
+    assert columns.tolist() == [8 * scale <= x < 24 * scale for x in range(wide)], "it is fitted in"
+    assert (cell(bare, 2, 0) == 200).all()
+    assert (cell(bare, 2, 1) == PAPER).all()
+    frames = [bare.getpixel((GAP + i * (wide + 2 * FRAME + GAP), GAP)) for i in (0, 1)]
+    assert frames == [RIGHT, WRONG]
+    for label in ("the number 472", "word" * 200, "灯台 ünïcödé", "two\nlines\tand tabs"):
+        sheet = grid([flat(255)] * 6, columns=2, labels=["", "", label])
         left = sheet.width - bare.width
         assert sheet.height == bare.height
-        assert all((cell(sheet, row, i, left=GAP + left) == 255).all() for row in (0, 1) for i in (0, 1))
+        assert (cell(sheet, 2, 1, left=GAP + left) == 255).all()
         ink = (np.asarray(sheet)[:, :left] != PAPER).any(axis=(1, 2))
         assert not ink[: sheet.height // 2].any()
         assert ink[sheet.height // 2 :].any()
+    assert LARGE < grid([flat(9, 1024, 768)] * 4, columns=4).height < LARGE + 50
+
+
+def test_frames_of_a_clip_and_a_sound_are_pictures_too():
     frames = strip([flat(value, 16, 16) for value in (0, 80, 160)])
     assert [frames[8, x, 0] for x in (8, 25, 42)] == [0, 80, 160]
     assert tuple(frames[8, 16]) == PAPER

@@ -331,7 +331,14 @@ def test_a_gguf_file_is_trained_and_exported_with_the_weights_that_were_written(
     assert AutoTokenizer.from_pretrained(folder).eos_token == "</s>"
     records = tmp_path / "questions.jsonl"
     records.write_text('{"prompt": "a b c", "answer": "d"}\n' * 2)
-    options = ["algorithm=grpo", f"model.path={path}", f"data.train_files={records}", "steps=1", "checkpoint.every=1", "rollout.n=4"]
+    options = [
+        "algorithm=grpo",
+        f"model.path={path}",
+        f"data.train_files={records}",
+        "steps=1",
+        "checkpoint.every=1",
+        "rollout.n=4",
+    ]
     run = TinyRun(files, "language", "llama", *options, name="gguf")
     run.train()
     burnish("export", run.output, "--output", tmp_path / "merged")
