@@ -136,13 +136,6 @@ def test_a_run_goes_on_where_it_was_after_records_were_changed_and_names_them(ca
     assert "had 8 records at the checkpoint and have 6 now; removed or changed: record 2, record 7." in caplog.text
 
 
-def test_a_state_that_remembers_no_records_goes_on_with_the_same_data_alone():
-    state = {name: value for name, value in mended().state_dict().items() if name in ("position", "data")}
-    mended().load_state_dict(state)
-    with pytest.raises(ValueError, match="differ"):
-        mended((2, "mended")).load_state_dict(state)
-
-
 @pytest.mark.parametrize("weights", [(2.0, 1.0, 1.0), (0.1, 0.2, 0.7), (5.0, 1e-3, 1.0)])
 def test_every_stretch_of_a_mixture_has_the_shares(weights):
     found = texts(mixed(weights), 100)

@@ -17,7 +17,6 @@ from burnish.utils.hub_data import HubData
 from tests.support.fake_hub import fake_hub, use
 from tests.support.http_servers import send, serving
 from tests.support.records import picture, prompts, questions, shade
-from tests.support.shown import ROOT
 from tests.support.tiny_run import burnish
 
 NEXT = "Video-R1/Video-R1-data"
@@ -246,12 +245,3 @@ def test_archives_that_are_not_as_published_are_refused(hub, tmp_path, monkeypat
     ):
         hub.publish(NEXT, files)
         assert word in prepare("nextqa", tmp_path, 2).message
-
-
-def test_every_set_is_on_the_page_of_sets():
-    page = (ROOT / "docs" / "data_sets.md").read_text().splitlines()
-    for name, one in SETS.items():
-        (row,) = [line for line in page if line.startswith(f"| `{name}` |")]
-        for split, source in one.splits.items():
-            assert split in row
-            assert source.count is None or f"{split} {source.count:,}" in row

@@ -160,7 +160,7 @@ def test_the_rank_that_samples_most_is_forecast_and_groups_of_others_are_others(
 
     Steps that samples of a group took as one are learned once for each group, not once for all ranks.
     """
-    given = [*OPTIONS, *ranks(2), "trainer.micro_batch_size=8", "rollout.num_inference_steps=3"]
+    given = [*OPTIONS, *ranks(2), "trainer.micro_batch_size=8", "rollout.num_inference_steps=5"]
     found = [foretold(2, "quickstart", [*given, f"data.train_batch_size={count}"]) for count in (2, 3)]
     once, twice = (phases["update, backward"].wire for phases in found)
     assert twice == 2 * once > 0
@@ -222,7 +222,7 @@ OF_RANKS = {"hidden": 256, "layers": 4, "words": 4096}
     [
         ("ppo", 1, {"words": 4096}), pytest.param("lora", 1, {"words": 4096}, marks=thorough),
         *(pytest.param(name, 1, LARGER, marks=thorough) for name in SETTINGS),
-        *(pytest.param(name, size, OF_RANKS, marks=[thorough, cluster]) for name in ("full", "lora") for size in (2, 4)),
+        *(pytest.param(name, size, OF_RANKS, marks=[thorough, cluster]) for name in ("full", "lora") for size in (2,)),
     ],
 )  # fmt: skip
 def test_a_language_model_s_forecast_is_what_a_real_run_holds(tmp_path, name, size, shape):

@@ -217,7 +217,11 @@ def test_a_gpu_that_is_shared_with_vllm_holds_both():
         assert (config.sampler_config.model.device, config.model.device) == (device, "auto")
 
 
-NETWORKS = [(name, part) for name, model in published().items() for part in model.weights]
+NETWORKS = [  # of which large ones take seconds
+    pytest.param(name, part, marks=() if 1e8 < size < 2e9 else pytest.mark.thorough)
+    for name, model in published().items()
+    for part, size in model.weights.items()
+]
 
 
 @pytest.mark.parametrize(("name", "part"), NETWORKS)

@@ -16,7 +16,7 @@ from burnish.tasks import assemble
 from burnish.tasks.language.vllm import process
 from burnish.utils import random
 from burnish.utils.allocator import ON_GPU, SETTINGS, grow_segments
-from burnish.utils.images import FRAME, GAP, LARGE, PAPER, RIGHT, SMALL, WRONG, grid, strip, waveform
+from burnish.utils.images import FRAME, GAP, LARGE, PAPER, RIGHT, SMALL, WRONG, grid
 from burnish.utils.lru_cache import LruCache
 from burnish.utils.repeatable import WORKSPACE
 from burnish.utils.spool import Spool, Spooled
@@ -187,15 +187,3 @@ def test_pictures_of_a_grid_are_in_their_places_sharp_framed_and_labelled():
         assert not ink[: sheet.height // 2].any()
         assert ink[sheet.height // 2 :].any()
     assert LARGE < grid([flat(9, 1024, 768)] * 4, columns=4).height < LARGE + 50
-
-
-def test_frames_of_a_clip_and_a_sound_are_pictures_too():
-    frames = strip([flat(value, 16, 16) for value in (0, 80, 160)])
-    assert [frames[8, x, 0] for x in (8, 25, 42)] == [0, 80, 160]
-    assert tuple(frames[8, 16]) == PAPER
-    assert grid([frames], columns=1, across=3).height == grid([flat(0, 16, 16)], columns=1).height
-    samples = np.concatenate([np.zeros(5000), np.sin(np.arange(5000))])[None].astype(np.float32)
-    drawn = (waveform(samples) != 255).any(-1).sum(0)
-    assert drawn[:120].max() <= 2
-    assert drawn[140:].min() > 90, "as high as the sound is loud"
-    assert waveform(samples[:, :3]).shape == waveform(samples).shape

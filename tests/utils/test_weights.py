@@ -212,7 +212,7 @@ def test_numbers_of_layers_are_bounded_and_not_the_size_of_what_each_has(tmp_pat
     file.write_text('{"text_config": {"vocab_size_per_layer_input": 262144, "num_hidden_layers": 42}}')
     refuse_oversized(file)
     file.write_text('{"text_config": {"num_hidden_layers": 42000}}')
-    with pytest.raises(ValueError, match="num_hidden_layers 42000.*10000"):
+    with pytest.raises(ValueError, match=r"num_hidden_layers 42000.*10000"):
         refuse_oversized(file)
 
 
