@@ -82,6 +82,7 @@ def test_a_generator_s_forecast_equals_a_counted_run(name, tmp_path):
         assert fake[phase].wire == pytest.approx(peak.wire, rel=1e-3), "bytes that come from other ranks"
 
 
+@thorough
 def test_a_quantised_base_is_never_on_the_device_in_full():
     phases = foretold(1, "quickstart", [*SMALL, *BF16, "validation.every=null", "model.quantization.weights=int8"])
     assert phases[LOAD].total == phases[LOAD].parts["weights"] == phases["publish"].parts["weights"]
@@ -155,6 +156,7 @@ def test_ranks_that_split_sequences_are_foretold(tmp_path):
     near(real, fake, left_out=real.keys() - {"update, forward", "update, backward"})
 
 
+@thorough
 def test_the_rank_that_samples_most_is_forecast_and_groups_of_others_are_others():
     """Two prompts are one for each of two ranks, whose steps are one micro-batch; of three one rank has two.
 
@@ -266,7 +268,8 @@ def test_a_worker_that_samples_is_loaded_in_the_precision_that_it_rests_in(tmp_p
     assert come.wire == pytest.approx(come.parts[BUFFERS], rel=0.01)  # which are as large as what is trained: all
 
 
-@pytest.mark.parametrize("make", [model, pytest.param(recurrent, marks=thorough)])
+@thorough
+@pytest.mark.parametrize("make", [model, recurrent])
 def test_turns_that_are_kept_are_counted(tmp_path, make):
     make(tmp_path)
     options = [*FLOAT, "environment.name=function", "environment.path=tests.support.games:Show",

@@ -17,10 +17,11 @@ thorough = pytest.mark.thorough
 EIGHT = ["runtime=ray", "pools.train.processes=8"]
 SMALL = ["model.offload=true", "rewards.pickscore.put_away=true", "rewards.watched_hpsv2.put_away=true"]
 QUANTISED = ["model.quantization.weights=nf4", "model.quantization.text_encoders=fp8_cast"]
+FEW = ["rollout.num_inference_steps=4", "validation.every=null", "validation.before=false"]
 LORA = ["model.lora.rank=64", "rollout.batch_size=64"]
 ALL = ["model.lora=null", "ema=null", "algorithm.kl_coef=0.04", *EIGHT, "sharding.gather=compute", *SMALL]
 SIZES = {
-    "SDXL": ("sdxl/flow_grpo", [], "24GB"), "Qwen2.5-VL, LoRA": ("qwen25_vl/grpo", LORA, "48GB"),
+    "SDXL, few steps": ("sdxl/flow_grpo", FEW, "24GB"), "SDXL": ("sdxl/flow_grpo", [], "24GB"), "Qwen2.5-VL, LoRA": ("qwen25_vl/grpo", LORA, "48GB"),
     "FLUX.1, LoRA": ("flux/flow_grpo", SMALL, "40GiB"),
     "FLUX.1, LoRA, quantised base": ("flux/flow_grpo", [*SMALL, *QUANTISED], "22GiB"),
     "SD3.5-M": ("sd35/flow_grpo", [], "80GB"), "Qwen-Image": ("qwen_image/flow_grpo", [], "80GB"),
@@ -30,7 +31,7 @@ SIZES = {
     ),
     "FLUX.1, all weights": ("flux/flow_grpo", ALL, "60GiB"),
 }  # fmt: skip
-ORDINARY = ("SDXL", "Qwen2.5-VL, LoRA")
+ORDINARY = ("SDXL, few steps", "Qwen2.5-VL, LoRA")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ORDINARY else thorough) for name in SIZES])
