@@ -21,7 +21,8 @@ FEW = ["rollout.num_inference_steps=4", "validation.every=null", "validation.bef
 LORA = ["model.lora.rank=64", "rollout.batch_size=64"]
 ALL = ["model.lora=null", "ema=null", "algorithm.kl_coef=0.04", *EIGHT, "sharding.gather=compute", *SMALL]
 SIZES = {
-    "SDXL, few steps": ("sdxl/flow_grpo", FEW, "24GB"), "SDXL": ("sdxl/flow_grpo", [], "24GB"), "Qwen2.5-VL, LoRA": ("qwen25_vl/grpo", LORA, "48GB"),
+    "SDXL, few steps": ("sdxl/flow_grpo", FEW, "24GB"), "SDXL": ("sdxl/flow_grpo", [], "24GB"),
+    "Qwen2.5-VL, LoRA": ("qwen25_vl/grpo", LORA, "48GB"),
     "FLUX.1, LoRA": ("flux/flow_grpo", SMALL, "40GiB"),
     "FLUX.1, LoRA, quantised base": ("flux/flow_grpo", [*SMALL, *QUANTISED], "22GiB"),
     "SD3.5-M": ("sd35/flow_grpo", [], "80GB"), "Qwen-Image": ("qwen_image/flow_grpo", [], "80GB"),
