@@ -1,43 +1,41 @@
 """The instruments of forecasts: the counter counts what is alive, on fake tensors what it counts on real ones."""
 
+from __future__ import annotations
+
 import gc
+import weakref
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from burnish.forecast.brief import Once, shapes
+from burnish.forecast.brief import Once, kind_of, shapes
 from burnish.forecast.counter import ACTIVATIONS, GRADIENTS, OPTIMIZER, ROUNDED, WEIGHTS, LiveBytes
 from burnish.forecast.fakes import CudaPrecision, Pretending, is_fake
+from burnish.forecast.flow import BriefEngine
 from burnish.forecast.forecast import garbage_by_phase
+from tests.forecast.counted import foretold
 
 
-def test_what_is_freed_is_no_longer_counted():
-    counter = LiveBytes()
+def test_what_is_alive_is_counted_by_phase_and_category():
+    counter, before = LiveBytes(), torch.zeros(256)
     with counter, counter.phase("one"):
         first = torch.zeros(1024)
         second = first + 1
         del first
-        assert counter.live == 4096
         view = second[:10]
-        assert counter.live == 4096  # which shares its memory
         del second
-        assert counter.live == 4096
+        assert counter.live == 4096  # the view shares its memory
         del view
         assert counter.live == 0
+        small = torch.zeros(1)
+        assert counter.live == ROUNDED, "as by the allocator"
+        small.untyped_storage().resize_(4096)
+        assert counter.live == 4096
+        del small
     assert counter.peaks["one"].total == 8192
-
-
-def test_sizes_are_rounded_as_by_the_allocator():
-    counter = LiveBytes()
-    with counter, counter.phase("one"):
-        one = torch.zeros(1)
-        assert counter.live == ROUNDED
-    del one
-
-
-def test_phases_have_peaks_of_their_own():
-    counter = LiveBytes()
     with counter, counter.phase("outer"):
         held = torch.zeros(1000 * 128)
         with counter.phase("inner", WEIGHTS):
@@ -48,16 +46,11 @@ def test_phases_have_peaks_of_their_own():
         assert held is not None
     assert counter.peaks["outer"].parts == {ACTIVATIONS: 512_000}
     assert counter.peaks["inner"].parts == {ACTIVATIONS: 512_000, WEIGHTS: 1_024_000}
-
-
-def test_labels_move_bytes_between_categories():
-    counter = LiveBytes()
-    before = torch.zeros(256)
-    with counter, counter.phase("one"):
+    del held
+    with counter, counter.phase("labelled"):
         made = torch.zeros(128)
         counter.label(WEIGHTS, [before, made])
         assert counter.parts() == {WEIGHTS: 1536}
-    assert counter.peaks["one"].total == 1536
 
 
 def test_what_refers_to_itself_is_alive_until_the_next_phase_whenever_garbage_is_collected():
@@ -76,18 +69,8 @@ def test_what_refers_to_itself_is_alive_until_the_next_phase_whenever_garbage_is
     assert gc.isenabled()
 
 
-def test_storages_that_are_resized_are_counted_anew():
-    counter = LiveBytes()
-    with counter, counter.phase("one"):
-        made = torch.zeros(1024)
-        made.untyped_storage().resize_(0)
-        assert counter.live == 0
-        made.untyped_storage().resize_(4096)
-        assert counter.live == 4096
-    assert counter.peaks["one"].total == 4096
-
-
-def _steps(counter: LiveBytes, *, width: int = 256) -> None:
+def steps(counter, width=256):
+    """Two updates, and a reader of texts: of CTC, what the backward pass keeps is as wide as the longest answer."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(width, 4 * width), nn.LayerNorm(4 * width), nn.GELU(), nn.Linear(4 * width, 1))
     counter.label(WEIGHTS, network.parameters())
@@ -102,18 +85,21 @@ def _steps(counter: LiveBytes, *, width: int = 256) -> None:
             optimizer.step()
             optimizer.zero_grad()
             assert loss.item() == 0 if is_fake(loss) else loss.item() > 0
+    read = nn.Linear(64, 96)(torch.randn(40, 3, 64)).log_softmax(-1)
+    with counter.phase("read"):
+        answers, lengths = torch.ones(12, dtype=torch.long), torch.tensor([1, 3, 8])
+        F.ctc_loss(read, answers, torch.full((3,), 40), lengths).backward()
 
 
 def test_fake_steps_cost_what_real_ones_cost():
     real, fake = LiveBytes(), LiveBytes()
     with real:
-        _steps(real)
+        steps(real)
     with Pretending().active(), fake:
-        _steps(fake)
+        steps(fake)
     assert fake.peaks.keys() == real.peaks.keys()
     for name, peak in real.peaks.items():
-        assert fake.peaks[name].total == peak.total, name
-        assert fake.peaks[name].parts == peak.parts, name
+        assert (fake.peaks[name].total, fake.peaks[name].parts) == (peak.total, peak.parts), name
 
 
 def test_cuda_keeps_norms_in_float32():
@@ -122,27 +108,19 @@ def test_cuda_keeps_norms_in_float32():
         half = nn.Linear(8, 8)(x)
         assert norm(half).dtype == torch.bfloat16
         with CudaPrecision():
-            assert norm(half).dtype == torch.float32
+            assert norm(half).dtype == half.softmax(-1).dtype == torch.float32
             assert nn.Linear(8, 8)(norm(half)).dtype == torch.bfloat16
-            assert half.softmax(-1).dtype == torch.float32
     with CudaPrecision():
         assert norm.bfloat16()(x.bfloat16()).dtype == torch.bfloat16  # outside of autocast nothing is cast
 
 
-def test_small_tensors_keep_their_values():
-    with Pretending().active():
-        assert torch.arange(10).tolist() == list(range(10))
-        assert torch.zeros(4).tolist() == [0.0] * 4
-        weight = nn.Linear(3, 3).weight
-        assert is_fake(weight)
-        assert is_fake(torch.zeros(1 << 20))
-        assert is_fake(torch.empty(4, dtype=torch.uint8))  # what weights of several precisions are gathered in
-
-
-def test_choices_by_unknown_values_take_every_row():
+def test_small_tensors_keep_their_values_and_choices_by_unknown_ones_take_every_row():
     pretending = Pretending()
     with pretending.active():
-        values = nn.Linear(3, 5)(torch.randn(7, 3))
+        assert (torch.arange(10).tolist(), torch.zeros(4).tolist()) == (list(range(10)), [0.0] * 4)
+        linear = nn.Linear(3, 5)
+        assert all(map(is_fake, (linear.weight, torch.zeros(1 << 20), torch.empty(4, dtype=torch.uint8))))
+        values = linear(torch.randn(7, 3))
         assert values[values > 0].shape == (35,)
         assert values[torch.tensor([True, False] * 3 + [True])].shape == (4, 5)
         assert (values > 0).nonzero().shape == (35, 2)
@@ -150,38 +128,87 @@ def test_choices_by_unknown_values_take_every_row():
         assert bool((values > 0).all()) is True
         pretending.truth = False
         assert bool((values > 0).all()) is False
+        experts = torch.zeros(1 << 15).argsort() % 4
+        assert experts.bincount().numpy().cumsum(0).tolist() == [1 << 15]
+        for change, kind in ((nn.Module.bfloat16, torch.bfloat16), (nn.Module.half, torch.float16)):
+            assert change(nn.Linear(300, 300)).weight.dtype == kind
+        assert nn.Linear(300, 300).to("cpu").weight.dtype == torch.float32
 
 
-@pytest.mark.parametrize("change", [lambda one: one.to("cpu"), lambda one: one.bfloat16(), lambda one: one.half()])
-def test_networks_can_be_moved_and_cast(change):
-    real = change(nn.Linear(300, 300))
-    with Pretending().active():
-        assert change(nn.Linear(300, 300)).weight.dtype == real.weight.dtype
-
-
-def test_calls_with_lists_of_samples_of_another_size_are_computed_anew():
+def test_what_differs_in_size_or_stride_is_computed_anew():
     counter = LiveBytes()
     grown = Once(lambda samples: [one + 1 for one in samples], shapes, counter)
     with counter, torch.no_grad():
         for side in (2, 4, 2):
             assert [one.shape for one in grown([torch.zeros(side, side)] * 2)] == [(side, side)] * 2
     assert len(grown.known) == 2
+    one, two = (nn.Conv2d(8, 8, 3, stride=stride) for stride in (1, 2))
+    assert kind_of(one) == kind_of(nn.Conv2d(8, 8, 3)) != kind_of(two)
 
 
-def test_a_fake_reader_costs_what_a_real_one_costs():
-    """Of CTC, what is kept for the backward pass is as wide as the longest answer."""
+CALLS = {
+    "a view of a view": lambda x: x[1:].mT[..., 2:],
+    "a shape without memory of its own": lambda x: x[:1].expand(3, 12),
+    "the same tensor": lambda x: x.mul_(2).add_(x),
+    "several, with sums beside": lambda x: torch.native_layer_norm(x, [12], None, None, 1e-5),
+    "rows by places with values": lambda x: x.index_select(0, torch.tensor([1, 0, 1])),
+    "beside one with values": lambda x: torch.where(torch.ones(8, 1, dtype=torch.bool), x, 0.0),
+    "for a list": lambda x: torch._foreach_add([x, x[0]], 1.0),
+    "joined": lambda x: torch.cat([x, x[:2]]),
+    "a gradient": lambda x: torch.autograd.grad(F.gelu(w := x.detach().requires_grad_()), w, torch.ones_like(x)),
+}
 
-    def read(counter: LiveBytes) -> None:
-        logits = nn.Linear(64, 96)(torch.randn(40, 3, 64)).log_softmax(-1)
-        with counter.phase("read"):
-            loss = nn.functional.ctc_loss(
-                logits, torch.ones(12, dtype=torch.long), torch.full((3,), 40), torch.tensor([1, 3, 8])
-            )
-            loss.backward()
 
-    real, fake = LiveBytes(), LiveBytes()
-    with real:
-        read(real)
-    with Pretending().active(), fake:
-        read(fake)
-    assert fake.peaks["read"].total == real.peaks["read"].total
+def described(found, given):
+    """Of every tensor: what it is like, and what of its memory is the argument's."""
+    return [
+        (
+            *(one.shape, one.stride(), one.storage_offset(), one.dtype, one.untyped_storage().nbytes()),
+            one.untyped_storage()._cdata == given.untyped_storage()._cdata, one is given,
+        )
+        for one in (found if isinstance(found, list | tuple) else [found])
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_comes_again_gives_what_pytorch_gives(name, monkeypatch):
+    asked, dispatch = [], FakeTensorMode.dispatch
+    real, pretending = torch.linspace(-1, 1, 96).view(8, 12), Pretending()
+    with pretending.active(), LiveBytes():
+        x = pretending.like(real)
+        CALLS[name](x)
+        monkeypatch.setattr(FakeTensorMode, "dispatch", lambda *given: asked.append(given) or dispatch(*given))
+        found = CALLS[name](x)
+        like = described(found, x)
+        assert all(map(is_fake, found if isinstance(found, list | tuple) else [found]))
+    assert not asked
+    assert like == described(CALLS[name](real), real)
+
+
+def test_numbers_that_are_equal_but_of_other_types_are_told_apart():
+    pretending = Pretending()
+    with pretending.active(), LiveBytes():
+        x = pretending.like(torch.arange(4))
+        for _ in range(2):
+            assert [(x * one).dtype for one in (1, 1.0, True)] == [torch.int64, torch.float32, torch.int64]
+            assert [torch.full_like(x, 2, dtype=kind).dtype for kind in (torch.int8, None)] == [torch.int8, torch.int64]
+
+
+def test_nothing_that_is_forecast_waits_for_the_garbage_collector(monkeypatch):
+    """Else a peak would depend on when it comes, and with it on all that this process did before."""
+    made, counted = [], BriefEngine._counted
+
+    def noted(self, trace):
+        made.append(weakref.ref(trace))
+        counted(self, trace)
+
+    monkeypatch.setattr(BriefEngine, "_counted", noted)
+    options = ["algorithm=flow_grpo", "data.train_batch_size=2", "rollout.n=2", "rollout.batch_size=2", "ema=null",
+               "rollout.num_inference_steps=5", "validation.every=0", "validation.reference_guidance=null"]  # fmt: skip
+    gc.disable()
+    try:
+        foretold(1, "quickstart", [*options, "rollout.trajectories=host"])
+        assert made
+        assert not [one for one in made if one() is not None]
+    finally:
+        gc.enable()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from burnish.types.batch import Batch, Gathered, shared, size_of, to_device
+from burnish.types.columns import Column, Here, LazyTensors, at, read, states_once
 from tests.support.pretend_gpu import PretendGpu
 
 
@@ -40,82 +41,56 @@ def same(a: Pictures, b: Pictures) -> None:
     assert torch.equal(a.words.rows().vector, b.words.rows().vector)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 6, 9])
-def test_split_and_cat_are_inverse(size):
+@pytest.mark.parametrize("size", [1, 4, 6, 9])
+def test_split_and_cat_are_inverse_and_the_table_is_not_copied(size):
     whole = pictures()
     parts = list(whole.split(size))
     assert [len(part) for part in parts[:-1]] == [size] * (len(parts) - 1)
     assert 0 < len(parts[-1]) <= size
-    same(Pictures.cat(parts), whole)
+    assert all(part.words.table is whole.words.table for part in parts)
+    joined = Pictures.cat(parts)
+    same(joined, whole)
+    assert joined.words.table is whole.words.table
 
 
 def test_select_takes_rows_in_the_order_asked_for():
     whole = pictures()
     for index in ([3, 0, 3], torch.tensor([3, 0, 3])):
         part = whole.select(index)
-        assert part.names == ["3", "0", "3"]
+        assert (part.names, part.seed) == (["3", "0", "3"], 4)
         assert torch.equal(part.pixels, whole.pixels[[3, 0, 3]])
         assert torch.equal(part.words.rows().vector, whole.words.rows().vector[[3, 0, 3]])
-        assert part.seed == 4
     same(whole.select(slice(None)), whole)
     assert whole.select(slice(1, 5, 2)).names == ["1", "3"]
     assert whole.select(slice(-2, None)).names == ["4", "5"]
     assert whole.select(range(0, 6, 3)).names == ["0", "3"]
-
-
-def test_nothing_can_be_selected():
-    none = pictures().select([])
-    assert len(none) == 0
-    assert none.pixels.shape == (0, 2, 2)
-    assert none.names == []
+    none = whole.select([])
+    assert (len(none), none.pixels.shape, none.names) == (0, (0, 2, 2), [])
     assert none.words.rows().vector.shape == (0, 2)
     assert list(none.split(3)) == []
 
 
-def test_cutting_does_not_copy_the_table():
-    whole = pictures()
-    parts = list(whole.split(2))
-    assert all(part.words.table is whole.words.table for part in parts)
-    assert Pictures.cat(parts).words.table is whole.words.table
-
-
-def test_joining_different_tables_keeps_rows():
+def test_joining_tables_keeps_rows_also_where_some_are_one():
     a, b = pictures(4), pictures(5, first=100)
     joined = Pictures.cat([a, b])
     assert len(joined.words.table) == 6
-    assert torch.equal(joined.words.rows().vector, torch.cat([a.words.rows().vector, b.words.rows().vector]))
     assert joined.names == a.names + b.names
+    for parts in ([a, b], [a.select([0, 1]), b, a.select([2, 3])]):
+        rows = torch.cat([part.words.rows().vector for part in parts])
+        assert torch.equal(Pictures.cat(parts).words.rows().vector, rows)
 
 
-def test_joining_tables_of_which_some_are_one_keeps_rows():
-    a, b = pictures(4), pictures(5, first=100)
-    parts = [a.select([0, 1]), b, a.select([2, 3])]
-    joined = Pictures.cat(parts)
-    assert torch.equal(joined.words.rows().vector, torch.cat([part.words.rows().vector for part in parts]))
-
-
-def test_a_batch_can_be_moved():
+def test_a_batch_moves_with_the_rows_of_its_table_that_are_used():
     moved = pictures().to("meta")
     assert moved.pixels.device.type == moved.words.index.device.type == moved.words.table.vector.device.type == "meta"
     assert moved.names == pictures().names
-
-
-def test_only_the_rows_of_a_table_that_are_used_move():
     words = Gathered(table=Words(vector=torch.arange(40.0).view(20, 2)), index=torch.tensor([7, 3, 7]))
     moved = words.to("meta")
-    assert moved.table.vector.shape == (2, 2)
-    assert moved.index.device.type == "meta"
+    assert (moved.table.vector.shape, moved.index.device.type) == ((2, 2), "meta")
+    assert size_of(moved.table) == 2 * 2 * 4
     here = words.to("cpu")
     assert here.table is words.table, "what is there already is not copied"
     assert torch.equal(here.rows().vector, words.rows().vector)
-
-
-def test_moved_rows_are_the_same_rows():
-    words = Gathered(table=Words(vector=torch.arange(40.0).view(20, 2)), index=torch.tensor([7, 3, 7]))
-    used, index = words.index.unique(return_inverse=True)
-    some = Gathered(table=words.table.select(used), index=index)
-    assert torch.equal(some.rows().vector, words.rows().vector)
-    assert size_of(some.table) == 2 * 2 * 4
 
 
 @pytest.mark.parametrize(("count", "times"), [(2**13, 0), (2**15, 1)])
@@ -128,3 +103,53 @@ def test_large_copies_to_a_gpu_go_through_pinned_memory(count, times, monkeypatc
         assert (moved.cpu() == value).all()
     assert pinned == [count] * times
     assert to_device(value, "cpu") is value
+
+
+class Counted(Here):
+    """Rows that remember how many of them were read."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(tensor)
+        object.__setattr__(self, "reads", [])
+
+    def take(self, rows):
+        self.reads.append(len(rows))
+        return super().take(rows)
+
+
+def test_a_column_is_selected_joined_and_indexed_as_a_tensor_is_and_read_when_it_is_used():
+    tensors = [torch.randn(5, 3, 2, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    sources = [Counted(tensor) for tensor in tensors]
+    column, tensor = Column.cat([Column.of(source) for source in sources]), torch.cat(tensors)
+    members = torch.tensor([[7, 0], [2, 2], [9, 1]])
+    assert column.shape == tensor.shape
+    assert at(column, members).shape == tensor[members].shape
+    assert len(column.select([1, 2]).sources) == 1
+    assert not any(source.reads for source in sources), "nothing is read before it is used"
+    for index in ([3, 8, 0], [4], [], list(range(10))):
+        assert torch.equal(column.select(index).values(), tensor[index])
+    assert torch.equal(read(at(column, members)), tensor[members])
+    assert torch.equal(read(at(at(column, members), torch.tensor([2, 0]), torch.tensor([1, 0]))), tensor[[1, 7]])
+    assert torch.equal(column.to("cpu"), tensor)
+    assert torch.equal(Column.cat([column, tensor]).values(), torch.cat([tensor, tensor]))
+    some = Counted(torch.randn(100, 8))
+    Column.of(some).select([4, 90]).select([1]).to("cpu")
+    assert some.reads == [1], "no other row"
+    lazy = LazyTensors({"images": Counted(torch.ones(6, 2))})
+    assert (lazy.size, list(lazy)) == (12, ["images"])
+    assert torch.equal(lazy["images"], torch.ones(6, 2))
+
+
+def test_a_state_between_two_recorded_steps_is_kept_once():
+    state = torch.arange(24.0).view(2, 3, 4)
+    time = torch.tensor([[0.9, 0.7, 0.5], [0.9, 0.5, 0.3]])
+    time_next = torch.tensor([[0.7, 0.5, 0.3], [0.7, 0.3, 0.1]])  # the second sample skips a step
+    next_state = state + 100
+    next_state[0, :2], next_state[1, 1] = state[0, 1:], state[1, 2]
+    found = states_once(state, next_state, time, time_next)
+    assert torch.equal(read(found[0]), state)
+    assert torch.equal(read(found[1]), next_state)
+    assert found[0].sources[0] is found[1].sources[0]
+    assert len(found[0].sources[0].tensor) == 6 + 3, "three of the states go on"
+    none = states_once(state[:, :0], state[:, :0], time[:, :0], time[:, :0])
+    assert read(none[1]).shape == (2, 0, 4)

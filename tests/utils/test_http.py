@@ -1,65 +1,72 @@
 """Requests to servers that are slow, lie, send elsewhere or are away: every wait ends, and no token goes astray."""
 
+from __future__ import annotations
+
+import asyncio
 import os
-import re
+import socket
 import threading
 import time
 import zlib
+from contextlib import closing
 
 import pytest
+import uvicorn
 
-from burnish.config import load
-from burnish.utils.errors import UserError
-from burnish.utils.http import LARGEST, HttpError, Servers, check_url, read_token
+from burnish.commands.board import bound
+from burnish.utils.http import LARGEST, HttpError, Servers, read_token
+from burnish.utils.serving import punctual
 from tests.support.http_servers import dripping, json_server
+from tests.support.tiny_run import burnish
 
 
-def post_json(url, body, *, token=None, largest=LARGEST, **limits):
-    return Servers([url], token=token, largest=largest).post_json(body, **limits)
+def post(url, body, *, token=None, largest=LARGEST, deadline=20, retries=0):
+    return Servers([url], token=token, largest=largest).post_json(body, deadline=deadline, retries=retries)
 
 
 def right(message, count):
     return 200, {"got": message}
 
 
-def test_json_goes_out_and_comes_back_from_many_threads_at_once():
-    found: dict[int, object] = {}
-
-    def ask(number: int) -> None:
-        found[number] = post_json(server.url, {"n": number}, deadline=20, retries=0)
-
+def test_json_goes_out_and_comes_back_from_many_threads_and_forks_at_once():
+    found = {}
     with json_server(right) as server:
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(20)]
+        threads = [
+            threading.Thread(target=lambda n=n: found.update({n: post(server.url, {"n": n})})) for n in range(20)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert found == {number: {"got": {"n": number}} for number in range(20)}
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if post(server.url, {}) == {"got": {}} else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert found == {n: {"got": {"n": n}} for n in range(20)}
 
 
 @pytest.mark.parametrize(
     ("head", "drop"),
     [
-        (b"", b""),
-        (b"HTTP/1.1 200 OK\r\n", b"X-More: 1\r\n"),
+        (b"", b""), (b"HTTP/1.1 200 OK\r\n", b"X-More: 1\r\n"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b" "),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
     ],
     ids=["silent", "headers", "content", "chunks"],
-)
+)  # fmt: skip
 def test_a_server_that_drips_is_left_at_the_deadline(head, drop):
     start = time.monotonic()
-    with dripping(head, drop) as url, pytest.raises(HttpError, match=r"within 0.4 s \(deadline\): timed out"):
-        post_json(url, {}, deadline=0.4, retries=5)
-    assert time.monotonic() - start < 3
+    with dripping(head, drop, most=2000) as url, pytest.raises(HttpError, match=r"0\.4 s"):
+        post(url, {}, deadline=0.4, retries=5)
+    assert time.monotonic() - start < 20
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_not_followed(status):
+@pytest.mark.parametrize("status", [301, 303, 307, 308])
+def test_no_token_travels_on_a_redirect_which_is_not_followed(status):
     with json_server(right) as elsewhere:
         with json_server(lambda message, count: (status, b"", ("Location", f"{elsewhere.url}/x"))) as server:
-            with pytest.raises(HttpError, match=f"status {status} redirect to http://127.0.0.1 not followed"):
-                post_json(server.url, {}, deadline=20, retries=3, token="secret")
+            with pytest.raises(HttpError, match=f"status {status} .*127.0.0.1"):
+                post(server.url, {}, retries=3, token="secret")
             assert len(server.got) == 1
         assert elsewhere.headers_seen == []
 
@@ -67,54 +74,44 @@ def test_a_redirect_is_not_followed(status):
 def test_a_refusal_says_what_the_server_says_but_never_the_token():
     with json_server(lambda message, count: (401, {"error": "no such token: hush-hush"})) as server:
         with pytest.raises(HttpError, match=r"status 401 .*no such token: \*\*\*") as refused:
-            post_json(server.url, {}, deadline=20, retries=3, token="hush-hush")
+            post(server.url, {}, retries=3, token="hush-hush")
         assert len(server.got) == 1
         assert refused.value.is_final
         assert "hush-hush" not in repr(Servers([server.url], token="hush-hush"))
 
 
-def test_a_busy_server_is_asked_again_when_it_says(monkeypatch):
-    slept: list[float] = []
+def test_a_busy_server_is_asked_again_when_it_says_and_no_cookie_is_kept(monkeypatch):
+    slept = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    replies = [(503, {}, ("Retry-After", "3")), (429, {}), (200, [1])]
+    replies = [(503, {}, ("Retry-After", "3"), ("Set-Cookie", "who=me")), (429, {}), (200, [1])]
     with json_server(lambda message, count: replies[count - 1]) as server:
-        assert post_json(server.url, {}, deadline=20, retries=2) == [1]
+        assert post(server.url, {}, retries=2) == [1]
+        assert all("Cookie" not in headers for headers in server.headers_seen)
     assert [pause for pause in slept if pause > 2] == [3.0]
 
 
 @pytest.mark.parametrize(
-    ("content", "headers", "why"),
+    ("content", "headers", "largest", "why"),
     [
-        (b"nonsense", (), "not JSON"),
-        (b"[" * 5000, (), "nested too deeply"),
-        (b" " * 5000, (), "more than 0 MiB"),
-        (zlib.compress(b" " * 10_000_000), (("Content-Encoding", "deflate"),), "more than 0 MiB|not JSON"),
+        (b"nonsense", (), 10_000, "not JSON"), (b"[" * 5000, (), 10_000, "deep"), (b" " * 5000, (), 1000, "more than"),
+        (zlib.compress(b" " * 10_000_000), (("Content-Encoding", "deflate"),), 10_000, "more than|not JSON"),
     ],
     ids=["nonsense", "deep", "large", "bomb"],
-)
-def test_a_reply_that_is_none_is_an_error_within_bounds(content, headers, why):
+)  # fmt: skip
+def test_a_reply_that_is_none_is_an_error_within_bounds(content, headers, largest, why):
     with json_server(lambda message, count: (200, content, *headers)) as server:
-        with pytest.raises(HttpError, match=f"gave up after 2 tries .*({why})"):
-            post_json(server.url, {}, deadline=20, retries=1, largest=10_000 if why != "more than 0 MiB" else 1000)
+        with pytest.raises(HttpError, match=f"2 tries .*({why})"):
+            post(server.url, {}, retries=1, largest=largest)
+        assert len(server.got) == 2
 
 
-def test_no_cookie_is_kept():
-    with json_server(lambda message, count: (200, [], ("Set-Cookie", "who=me"))) as server:
-        for _ in range(2):
-            post_json(server.url, {}, deadline=20, retries=0)
-        assert all("Cookie" not in headers for headers in server.headers_seen)
-
-
-def test_of_several_servers_one_that_fails_rests_and_others_get_its_requests():
+def test_of_several_servers_one_that_fails_rests_until_it_shows_that_it_is_well(monkeypatch):
     with json_server(lambda m, c: (500, {})) as broken, json_server(right) as well:
         servers = Servers([broken.url, well.url])
         for _ in range(10):
             assert servers.post_json({}, deadline=20, retries=3) == {"got": {}}
         assert len(well.got) == 10
         assert 1 <= len(broken.got) <= 3
-
-
-def test_a_server_that_failed_must_show_that_it_is_well_before_it_gets_a_request():
     with json_server(lambda m, c: (500, {}) if c == 1 else right(m, c)) as first, json_server(right) as second:
         servers = Servers([first.url, second.url], health=lambda url: f"{url}/health")
         servers.post_json({}, deadline=20, retries=1)
@@ -122,74 +119,102 @@ def test_a_server_that_failed_must_show_that_it_is_well_before_it_gets_a_request
         for _ in range(3):
             servers.post_json({}, deadline=20, retries=0)
         assert first.asked.count("/health") >= 1
-
-
-def test_a_server_that_hangs_takes_its_patience_and_not_all_the_time():
     with dripping(b"", b"") as hangs, json_server(right) as well:
         servers = Servers([hangs, well.url])
         start = time.monotonic()
-        assert servers.post_json({}, deadline=30, retries=1, patience=0.3) == {"got": {}}
-        assert time.monotonic() - start < 10
+        assert servers.post_json({}, deadline=60, retries=1, patience=0.3) == {"got": {}}, "it takes its patience alone"
+        assert time.monotonic() - start < 30
+    with pytest.raises(HttpError, match="2 tries within 5 s"):
+        post("http://127.0.0.1:9/", {}, deadline=5, retries=1)
 
 
-def test_nobody_there_says_so():
-    with pytest.raises(HttpError, match="gave up after 2 tries within 5 s"):
-        post_json("http://127.0.0.1:9/", {}, deadline=5, retries=1)
-
-
-def test_a_forked_process_has_a_loop_of_its_own():
-    with json_server(right) as server:
-        post_json(server.url, {}, deadline=20, retries=0)
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if post_json(server.url, {}, deadline=20, retries=0) == {"got": {}} else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-@pytest.mark.parametrize(("token", "why"), [(None, "not set"), ("a\nb", "line break"), ("clé", "plain ASCII")])
-def test_a_token_that_can_not_be_sent_is_refused_and_not_shown(monkeypatch, token, why):
+@pytest.mark.parametrize("token", [None, "a\nb", "clé"])
+def test_a_token_that_can_not_be_sent_is_refused_and_not_shown(monkeypatch, token):
     monkeypatch.delenv("SOME_TOKEN", raising=False)
     if token:
         monkeypatch.setenv("SOME_TOKEN", token)
-    with pytest.raises(ValueError, match=f"SOME_TOKEN.*{why}") as refused:
+    with pytest.raises(ValueError, match="SOME_TOKEN") as refused:
         read_token("SOME_TOKEN", "token_variable")
     assert token is None or token not in str(refused.value)
+    monkeypatch.setenv("SOME_TOKEN", "plain")
+    assert read_token("SOME_TOKEN", "token_variable") == "plain"
 
 
-@pytest.mark.parametrize("url", ["http://[x", "http://", "http://h:99999/x", "https://:8000", "http://h:x"])
-def test_what_is_no_address_is_refused(url):
-    with pytest.raises(UserError, match=r"^url of reward remote is .* which is no address; write http://HOST:PORT"):
-        check_url(url, "url of reward remote")
+QUERIES = ["?model=a&key=hush", "?api_key=hush", "?access_token=hush", "?X-Amz-Signature=hush", "?code=hush",
+           "?access=hush", "?jwt=hush", "?pass=hush", "#key=hush", "?x=1;key=hush"]  # fmt: skip
+ADDRESSES = [*(f"http://h/v1{query}" for query in QUERIES), "http://me:hush@h", "http://me:hush@[x",
+             "http://me:hush@h:99999", "http://[x", "http://", "http://h:99999/x", "http://h:x"]  # fmt: skip
+DOORS = {
+    "trackers.mlflow.uri": ["quickstart", "trackers.mlflow.uri='{}'"],
+    "algorithm.teachers": ["vlm_quickstart", "algorithm=distill", "algorithm.teachers=[{{url: '{}'}}]"],
+    "rewards.judge.url": ["vlm_quickstart", "rewards.judge={{name: remote, url: '{}'}}"],
+}
 
 
-@pytest.mark.parametrize("url", ["http://me:hush@h", "http://me:hush@[x", "http://me:hush@h:99999"])
-def test_a_password_in_an_address_is_refused_and_not_shown(url):
-    with pytest.raises(UserError, match="user name or password") as caught:
-        check_url(url, "url")
-    assert "hush" not in str(caught.value)
-    check_url("http://h:8000/p@th", "url")
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_an_address_that_is_none_or_has_a_secret_is_refused_and_not_shown(address, tmp_path):
+    doors = DOORS if address.startswith("http://h/v1") else ["rewards.judge.url"]
+    for option in doors:
+        recipe, *options = (word.format(address) for word in DOORS[option])
+        said = burnish("train", recipe, *options, f"output_dir={tmp_path / 'run'}", status=2).message
+        assert "hush" not in said
+        assert option.rpartition(".")[2] in said
 
 
-SECRETS = ["key", "api_key", "access_token", "X-Amz-Signature", "code", "access", "jwt", "pass"]
+SECONDS = 0.3
+HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
 
 
-@pytest.mark.parametrize("query", [*(f"?model=a&{name}=hush" for name in SECRETS), "#key=hush", "?x=1;key=hush"])
-@pytest.mark.parametrize(
-    ("option", "given"),
-    [
-        ("url", lambda address: check_url(address, "url")),
-        ("trackers.mlflow.uri", lambda address: load("quickstart", [f"trackers.mlflow.uri={address}"])),
-        (
-            "algorithm.teachers",
-            lambda address: load("vlm_quickstart", ["algorithm=distill", f"algorithm.teachers=[{{url: '{address}'}}]"]),
-        ),
-    ],
-)
-def test_a_secret_in_an_address_is_refused_and_not_shown(option, given, query):
-    with pytest.raises(UserError, match=rf"{re.escape(option)}.*=\.\.\., which would be saved") as caught:
-        given(f"http://h/v1{query}")
-    assert "hush" not in str(caught.value)
+async def slow(scope, receive, send):
+    await asyncio.sleep(3 * SECONDS)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
 
 
-def test_an_address_without_a_secret_is_none():
-    check_url("http://h/?model=a&api-version=1&bypass=1", "url")
+@pytest.fixture(scope="module")
+def port():
+    """Of a server of ours, which gives a request so many seconds to come."""
+    with closing(bound(0)) as listening:
+        options = {"lifespan": "off", "log_level": "critical", "timeout_keep_alive": 9}
+        server = uvicorn.Server(uvicorn.Config(slow, http=punctual(SECONDS), **options))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        yield listening.getsockname()[1]
+        server.should_exit = server.force_exit = True
+        thread.join(9)
+
+
+def ends(client, drip):
+    """Whether the server closes a connection on which something drips, in time."""
+    until = time.monotonic() + 60 * SECONDS
+    client.settimeout(0.05)
+    while time.monotonic() < until:
+        try:
+            client.sendall(drip)
+            if client.recv(100) == b"":
+                return True
+        except TimeoutError:
+            continue
+        except OSError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize(("head", "drip"), [(b"", b""), (b"GET", b""), (HEAD + b"X: ", b"y")])
+def test_a_connection_without_a_request_is_closed(port, head, drip):
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(head)
+        assert ends(client, drip)
+
+
+@pytest.mark.parametrize("more", [b"", b"Content-Length: 1000000\r\n"])
+def test_a_request_gets_its_answer_and_what_drips_afterwards_is_closed(port, more):
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        for _ in range(1 if more else 2):  # the connection is kept
+            client.settimeout(60 * SECONDS)
+            client.sendall(HEAD + more + b"\r\n")
+            content = b""
+            while not content.endswith(b"ok"):
+                content += client.recv(1000)
+            assert content.startswith(b"HTTP/1.1 200 OK")
+        assert ends(client, b"y")

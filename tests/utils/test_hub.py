@@ -1,10 +1,10 @@
-"""Models of the Hugging Face hub: what is fetched, what is refused, and who sees the token."""
+"""Models and data sets of the Hugging Face hub: what is fetched, what is refused, and who sees the token."""
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,183 +12,208 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import save
 
-from burnish.utils.errors import UserError
-from burnish.utils.hub import PIPELINE, HubModel, hub_model, is_hub_id, model_folder
-from tests.support.fake_hub import FakeHub, Files, fake_hub, use
+from burnish.utils.hub import PIPELINE, HubModel, is_hub_id, model_folder
+from tests.support.fake_hub import fake_hub, use, use_for_data
+from tests.support.records import GENERATOR, LANGUAGE, picture, prompts, questions, read, refused, shade
+from tests.support.tiny_run import burnish
 
 NAME, SECRET = "makers/tiny-model", "hf_a_secret"
 WEIGHTS = save({"w": torch.zeros(4)})
 INDEX = {
-    "_class_name": "StableDiffusion3Pipeline",
-    "vae": ["diffusers", "AutoencoderKL"],
-    "tokenizer": ["transformers", "CLIPTokenizer"],
-    "text_encoder_3": [None, None],
+    "_class_name": "StableDiffusion3Pipeline", "vae": ["diffusers", "AutoencoderKL"],
+    "tokenizer": ["transformers", "CLIPTokenizer"], "text_encoder_3": [None, None],
     "../evil": ["diffusers", "AutoencoderKL"],
-}
-WANTED: Files = {
-    PIPELINE: json.dumps(INDEX).encode(),
-    "vae/config.json": b"{}",
-    "vae/diffusion_pytorch_model-00001-of-00001.safetensors": WEIGHTS,
-    "vae/diffusion_pytorch_model.safetensors.index.json": b'{"weight_map": '
-    b'{"w": "diffusion_pytorch_model-00001-of-00001.safetensors"}}',
-    "tokenizer/vocab.json": b"{}",
-    "tokenizer/merges.txt": b"#version: 0.2",
-}
-UNWANTED: Files = {
-    "vae/diffusion_pytorch_model.fp16.safetensors": WEIGHTS,
-    "vae/diffusion_pytorch_model.bin": b"a pickle",
-    "vae/custom.py": b"import os",
-    "text_encoder_3/model.safetensors": WEIGHTS,
-    "all_in_one.safetensors": WEIGHTS,
+}  # fmt: skip
+SHARD = "diffusion_pytorch_model-00001-of-00001.safetensors"
+WANTED = {
+    PIPELINE: json.dumps(INDEX).encode(), "vae/config.json": b"{}", f"vae/{SHARD}": WEIGHTS,
+    "vae/diffusion_pytorch_model.safetensors.index.json": json.dumps({"weight_map": {"w": SHARD}}).encode(),
+    "tokenizer/vocab.json": b"{}", "tokenizer/merges.txt": b"#version: 0.2",
+}  # fmt: skip
+UNWANTED = {
+    "vae/diffusion_pytorch_model.fp16.safetensors": WEIGHTS, "vae/diffusion_pytorch_model.bin": b"a pickle",
+    "vae/custom.py": b"import os", "text_encoder_3/model.safetensors": WEIGHTS, "all_in_one.safetensors": WEIGHTS,
     "README.md": b"# A model",
-}
+}  # fmt: skip
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+def hub(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_TOKEN", SECRET)
     with fake_hub() as made:
         use(monkeypatch, made, str(tmp_path / "cache"))
         yield made
 
 
-def fetch(revision: str | None = None) -> Path:
+def fetch(revision=None):
     return model_folder(NAME, revision, index=PIPELINE)
 
 
-def files(folder: Path) -> set[str]:
+def said(*options):
+    """What a command says that is to train this model and can't have it."""
+    told = burnish("train", "quickstart", f"model.path={NAME}", *options, status=2)
+    assert SECRET not in told.err + told.out
+    return told.message
+
+
+def files(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_only_what_the_pipeline_lists_is_fetched(hub, capsys):
+def test_only_what_the_pipeline_lists_is_fetched_and_the_token_goes_to_the_hub_alone(hub, capsys):
     commit = hub.publish(NAME, WANTED | UNWANTED)
     folder = fetch()
     assert files(folder) == set(WANTED)
     assert folder.name == commit
-    assert f"Downloading {NAME} (commit {commit[:8]}): {len(WANTED)} files" in capsys.readouterr().out
-    read = {
-        path.rpartition(f"{commit}/")[2] for method, path, _ in hub.asked if method == "GET" and "/resolve/" in path
-    }
-    assert not (read | {path for path, _ in hub.stored}) & set(UNWANTED)
-
-
-def test_the_token_goes_to_the_hub_alone(hub, capsys):
-    hub.publish(NAME, WANTED)
-    fetch()
+    printed = capsys.readouterr()
+    assert f"{NAME} (commit {commit[:8]}): {len(WANTED)} files" in printed.out
+    assert SECRET not in printed.out + printed.err
+    got = {path.rpartition(f"{commit}/")[2] for method, path, _ in hub.asked if method == "GET" and "/resolve/" in path}
+    assert not (got | {path for path, _ in hub.stored}) & set(UNWANTED)
     assert any(authorization == f"Bearer {SECRET}" for _, _, authorization in hub.asked)
     assert hub.stored
     assert all(not authorization for _, authorization in hub.stored)
-    printed = capsys.readouterr()
-    assert SECRET not in printed.out + printed.err
 
 
-def test_what_is_in_the_cache_needs_no_network(hub, monkeypatch):
-    commit = hub.publish(NAME, WANTED)
+def test_what_is_in_the_cache_needs_no_network_and_a_branch_that_moved_is_followed(hub, monkeypatch):
+    first = hub.publish(NAME, WANTED)
     folder = fetch()
     hub.asked.clear()
-    assert fetch(commit) == folder
+    assert fetch(first) == folder
     assert hub.asked == []
+    second = hub.publish(NAME, WANTED | {"vae/config.json": b'{"sample_size": 8}'})
+    assert (fetch().name, fetch(first).name) == (second, first)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert fetch() == folder
-    assert HubModel(NAME, None, PIPELINE, "model.path").cached() == folder
+    assert fetch().name == second
+    assert HubModel(NAME, None, PIPELINE, "model.path").cached() == fetch()
 
 
 def test_offline_the_command_that_would_fetch_it_is_shown(hub, monkeypatch):
     hub.publish(NAME, WANTED)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set") as caught:
-        fetch("v1.0")
-    assert hub.asked == []
-    command = str(caught.value).partition("run: ")[2].partition(", and set model.path=DIR")[0]
-    words = shlex.split(command)
+    with monkeypatch.context() as offline:
+        offline.setattr(constants, "HF_HUB_OFFLINE", True)
+        told = said("model.revision=v1.0")
+        assert hub.asked == []
+    words = shlex.split(told.partition("run: ")[2].partition(", and set model.path=DIR")[0])
     assert words == ["hf", "download", NAME, "--local-dir", "DIR", "--revision", "v1.0"]
-
-
-def test_an_address_where_nobody_answers_is_offline_too(hub, monkeypatch):
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"
-    )
-    with pytest.raises(UserError, match="the hub can't be reached; where it can, run: hf download"):
-        fetch()
-
-
-def test_a_branch_that_moved_is_followed_and_a_commit_is_not(hub):
-    first = hub.publish(NAME, WANTED)
-    assert fetch().name == first
-    second = hub.publish(NAME, WANTED | {"vae/config.json": b'{"sample_size": 8}'})
-    assert fetch().name == second
-    assert fetch(first).name == first
+    address = "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+    assert "hf download" in said(), "nobody answers there"
 
 
 def test_an_interrupted_download_is_not_taken_for_a_model(hub):
     commit = hub.publish(NAME, WANTED)
-    hub.broken.add("vae/diffusion_pytorch_model-00001-of-00001.safetensors")
-    with pytest.raises(UserError, match="run the same command again"):
+    hub.broken.add(f"vae/{SHARD}")
+    with pytest.raises(ValueError, match="again"):
         fetch()
     assert HubModel(NAME, commit, PIPELINE, "model.path").cached() is None
     hub.broken.clear()
     assert files(fetch()) == set(WANTED)
 
 
-def test_pickles_are_refused_before_they_are_fetched(hub):
+def test_what_the_hub_refuses_or_does_not_have_is_named(hub):
     hub.publish(NAME, {name: one for name, one in WANTED.items() if "safetensors" not in name} | UNWANTED)
-    with pytest.raises(UserError, match=r"diffusion_pytorch_model\.bin, but no weights in safetensors"):
-        fetch()
+    assert "diffusion_pytorch_model.bin" in said(), "a pickle is not fetched"
     assert hub.stored == []
-
-
-@pytest.mark.parametrize(
-    ("refusal", "revision", "said"),
-    [
-        ((401, "RepoNotFound"), None, "neither a directory nor a model of the hub"),
-        ((403, "GatedRepo"), None, f"accept its terms at https://huggingface.co/{NAME}, and set HF_TOKEN"),
-        ((500, "Oops"), None, "the hub can't be reached"),
-        (None, "no-such-branch", "has no revision no-such-branch"),
-    ],
-)
-def test_refusals_of_the_hub_are_explained(hub, refusal, revision, said):
-    hub.publish(NAME, WANTED)
-    if refusal:
+    assert "no-such-branch" in said("model.revision=no-such-branch")
+    for refusal, words in (
+        ((401, "RepoNotFound"), "neither a directory nor a model"), ((500, "Oops"), "Server error '500"),
+        ((403, "GatedRepo"), f"https://huggingface.co/{NAME}"),
+    ):  # fmt: skip
         hub.refusals[NAME] = refusal
-    with pytest.raises(UserError, match=said) as caught:
-        fetch(revision)
-    assert SECRET not in str(caught.value)
+        assert words in said()
+    hub.refusals.clear()
+    hub.publish(NAME, {"config.json": b"{}"})
+    assert PIPELINE in said()
+    for revision in ("../../etc", "--help"):
+        assert revision in said(f"model.revision={revision}")
+    assert (
+        "model.revision" in burnish("train", "quickstart", "model.path=/tmp", "model.revision=main", status=2).message
+    )
 
 
 def test_a_single_model_is_fetched_for_transformers(hub):
     wanted = {"config.json": b"{}", "model.safetensors": WEIGHTS, "tokenizer.json": b"{}", "chat_template.jinja": b""}
-    hub.publish(
-        NAME, wanted | {"modeling.py": b"import os", "pytorch_model.bin": b"", "consolidated.safetensors": WEIGHTS}
-    )
+    others = {"modeling.py": b"import os", "pytorch_model.bin": b"", "consolidated.safetensors": WEIGHTS}
+    hub.publish(NAME, wanted | others)
     assert files(model_folder(NAME, None, index="config.json")) == set(wanted)
 
 
-def test_another_kind_of_model_is_refused(hub):
-    hub.publish(NAME, {"config.json": b"{}"})
-    with pytest.raises(UserError, match=r"which has no model_index\.json; give a model that diffusers reads"):
-        fetch()
-
-
-def test_a_directory_of_that_name_comes_first(monkeypatch, tmp_path):
+def test_a_directory_comes_first_and_other_paths_are_no_names_of_the_hub(monkeypatch, tmp_path):
     assert is_hub_id(NAME)
     monkeypatch.chdir(tmp_path)
     Path(NAME).mkdir(parents=True)
     assert not is_hub_id(NAME)
     assert fetch() == Path(NAME)
+    for path in ("burnish:quickstart/model", "/a/b", "./a/b", "~/model", "a/b/c", "model", "../b", ".a/b"):
+        assert not is_hub_id(path)
 
 
-@pytest.mark.parametrize(
-    "path", ["burnish:quickstart/model", "/a/b", "./a/b", "~/model", "a/b/c", "model", "../b", ".a/b"]
-)
-def test_these_are_no_names_of_the_hub(path):
-    assert not is_hub_id(path)
+SHAPES = "someone/shapes"
 
 
-@pytest.mark.parametrize(("path", "revision", "said"), [
-    ("/somewhere", "main", "is no model of the hub; leave it out"),
-    (NAME, "../../etc", "give a branch, a tag or a commit"),
-    (NAME, "--help", "give a branch, a tag or a commit"),
-])  # fmt: skip
-def test_revisions_that_make_no_sense_are_refused(path, revision, said):
-    with pytest.raises(UserError, match=said):
-        hub_model(path, revision, index=PIPELINE)
+def table(rows):
+    from datasets import Dataset
+
+    written = io.BytesIO()
+    Dataset.from_list(rows).to_parquet(written)
+    return written.getvalue()
+
+
+def asked(answer):
+    shown = [{"bytes": picture(10), "path": None}]
+    return {"images": shown, "problem": "<image>Find x.", "answer": answer, "text": f"a triangle of side {answer}"}
+
+
+@pytest.fixture
+def data_hub(tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    with fake_hub() as found:
+        found.publish(SHAPES, {
+            f"data/{split}-00000-of-00001.parquet": table([asked(answer) for answer in answers])
+            for split, answers in (("train", "123"), ("test", "4"))
+        })  # fmt: skip
+        use_for_data(monkeypatch, found, str(tmp_path / "cache"))
+        yield found
+
+
+def test_a_split_of_a_data_set_is_read_as_a_file_s_records(data_hub):
+    found = questions(f"{SHAPES}@train", "data.prompt_key=problem")
+    assert [question.answer for question in found] == ["1", "2", "3"]
+    assert {shade(question.images[0]) for question in found} == {10}
+    assert found[1].where == f"{SHAPES}@train, row 2"
+    for part, sides in (
+        ("train", "123"),
+        ("test", "4"),
+        ("train[:2]", "12"),
+        ("train[1:]", "23"),
+        ("train[:34%]", "1"),
+    ):
+        assert [prompt.text[-1] for prompt in prompts(f"{SHAPES}@{part}", "data.prompt_key=text")] == list(sides)
+    data_hub.commits.clear()
+    assert len(questions(f"{SHAPES}@train", "data.prompt_key=problem")) == 3, "what was downloaded is found again"
+
+
+def test_pictures_and_pairs_of_the_hub_are_learned_from_as_those_of_files_are(data_hub):
+    chosen, rejected = ({"bytes": picture(level, 8, 8), "path": None} for level in (1, 2))
+    rows = [{"prompt": "a cube", "chosen": chosen, "rejected": rejected}]
+    data_hub.publish("someone/pairs", {"data/train-00000-of-00001.parquet": table(rows)})
+    sized = ["rollout.height=8", "rollout.width=8", "algorithm.online=false"]
+    (pair,) = read(GENERATOR, "someone/pairs@train", "algorithm=diffusion_dpo", *sized)
+    (imitated,) = read(GENERATOR, "someone/pairs@train", "algorithm=sft", *sized)
+    assert [shade(media) for media in pair.pictures] == [1, 2]
+    assert imitated.pictures == pair.pictures[:1]
+    assert pair.where == "someone/pairs@train, row 1"
+
+
+def test_what_the_hub_lacks_and_what_is_no_data_set_is_named(data_hub, monkeypatch, tmp_path):
+    for path, words in (
+        (f"{SHAPES}@validation", "split"), (f"{SHAPES}:hard@train", f"{SHAPES}:hard@train"),
+        ("someone/absent@train", "hf download someone/absent --repo-type"), ("a/b", "no such file"),
+        ("a/b@", "a/b@"), ("../a@train", "no such file"), (f"{SHAPES}@train[1]", "[1]"),
+    ):  # fmt: skip
+        assert words in refused(LANGUAGE, path)[0]
+    given = ["data.train_files=someone/absent@train", f"output_dir={tmp_path / 'run'}"]
+    assert "data.train_files: someone/absent@train" in burnish("train", "vlm_quickstart", *given, status=2).message
+    monkeypatch.setattr("burnish.utils.hub_data.find_spec", lambda name: None)
+    assert "burnish[data]" in burnish("train", "vlm_quickstart", *given, status=2).message

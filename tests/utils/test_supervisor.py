@@ -1,5 +1,7 @@
 """A child process and its owner: what rewards, tools and vLLM rely on, and see from one side only."""
 
+from __future__ import annotations
+
 import os
 import random
 import subprocess
@@ -12,7 +14,7 @@ import pytest
 from burnish.utils.supervisor import ChildDied, LoadFailed, Server
 from tests.support.misbehaving import Misbehaving
 
-LIMIT = 30.0
+LIMIT = 60.0
 
 
 def starts_others(note):
@@ -44,7 +46,7 @@ def ended(pid):
     return False
 
 
-def test_what_it_starts_ends_with_it_and_a_deadline_ends_both(tmp_path):
+def test_what_a_child_starts_ends_with_it_and_a_deadline_ends_both(tmp_path):
     server = Server(starts_others, str(tmp_path / "pid"))
     server.load(LIMIT, "late")
     child = server.call(LIMIT, "late", "start")
@@ -89,7 +91,7 @@ def test_a_forked_process_that_comes_back_answers_nothing():
 
 def test_no_answer_is_ever_taken_for_that_to_another_request():
     chosen, right = random.Random(0), 0
-    for _ in range(1000):
+    for _ in range(300):
         # a wrong value with the right number is the scorer's own mistake, so that "again" comes after "right"
         script = [
             ["right"] if chosen.random() < 0.7 else chosen.choices(["before", "after", "garbage", "nothing"], k=1)
@@ -103,4 +105,4 @@ def test_no_answer_is_ever_taken_for_that_to_another_request():
                 assert server.call(LIMIT, "late", value) == 2 * value
                 right += 1
         server.close()
-    assert right > 500
+    assert right > 150

@@ -1,0 +1,247 @@
+"""Named sets: what is shipped, made, fetched and read of the hub, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from burnish.data.sets import SETS, catalogue, preparing
+from burnish.data.sets.compositions import OBJECTS, SHARES, compositions
+from burnish.utils.hub_data import HubData
+from tests.support.fake_hub import fake_hub, use
+from tests.support.http_servers import send, serving
+from tests.support.records import picture, prompts, questions, shade
+from tests.support.tiny_run import burnish
+
+NEXT = "Video-R1/Video-R1-data"
+
+
+def png(level=0):
+    return {"bytes": picture(level, 4, 6), "path": None}
+
+
+def prepare(name, folder, status=0):
+    """Have a set written; what was said."""
+    return burnish("data", "prepare", name, "--output", folder, status=status)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_geneval_s_own_prompts_ship_as_they_were_published():
+    found = prompts(str(catalogue.GENEVAL))
+    tasks = {"single_object": 80, "two_object": 99, "counting": 80, "colors": 94, "position": 100, "color_attr": 100}
+    assert Counter(prompt.source for prompt in found) == tasks
+    assert len({prompt.uid for prompt in found}) == 553
+    assert [found[i].text for i in (0, 457)] == ["a photo of a bench", "a photo of a pink oven and a green motorcycle"]
+    info = found[530].info["extra_info"]
+    assert info["include"][0] == {"class": "suitcase", "count": 1, "color": "purple"}
+    assert "geneval.jsonl:1" in burnish("data", "show", "geneval", "-n", "1").out
+
+
+def test_prompts_by_geneval_s_rules_are_none_of_its_own():
+    own = list(catalogue.shipped_rows(catalogue.GENEVAL))
+    made = list(compositions(own, 4000))
+    assert made == list(compositions(own, 4000)) != list(compositions(own, 4000, seed=1))
+    assert not {row["prompt"] for row in made} & {row["prompt"] for row in own}
+    counts = Counter(row["data_source"] for row in made)
+    for task, share in SHARES.items():
+        assert abs(counts[task] / 4000 - share / sum(SHARES.values())) < 0.03
+    one = next(row for row in made if row["data_source"] == "counting")
+    (wanted,), (beyond,) = one["extra_info"]["include"], one["extra_info"]["exclude"]
+    assert (beyond["class"], beyond["count"]) == (wanted["class"], wanted["count"] + 1)
+    assert all({clause["class"] for clause in row["extra_info"]["include"]} <= set(OBJECTS) for row in made)
+
+
+FILES = {
+    "ocr/train.txt": 'A sign that says "Open"\n\nA mug with "Tea time" on it\n',
+    "ocr/test.txt": 'Neon "Bar"\n' * 1018,
+    "PartiPrompts.tsv": 'Prompt\tCategory\tChallenge\tNote\n"hi" on a wall\tArtifacts\tWriting & Symbols\t\n',
+    "dpg_bench.csv": "item_id,text,keywords,proposition_id,dependency,category_broad,category_detailed,tuple,"
+    "question_natural_language\n"
+    'one,"A cat, asleep",,1,0,entity,whole,t,Is there a cat?\none,"A cat, asleep",,2,1,attribute,state,t,Asleep?\n',
+    "geneval2_data.jsonl": json.dumps({"prompt": "two cows", "atom_count": 2, "vqa_list": [["How many?", "two"]],
+                                       "skills": ["count"]}) + "\n",
+}  # fmt: skip
+
+
+@pytest.fixture
+def github(monkeypatch):
+    """Loopback in the place of raw.githubusercontent.com, and its files."""
+    told = SimpleNamespace(files=dict(FILES))
+
+    def answer(request):
+        found = next((text for name, text in told.files.items() if request.path.endswith(name)), None)
+        body = b"" if found is None else found if isinstance(found, bytes) else found.encode()
+        send(request, 404 if found is None else 200, body)
+
+    with serving(answer) as url:
+        monkeypatch.setattr(preparing, "GITHUB", url)
+        yield told
+
+
+def counted(monkeypatch, name, count):
+    """A set of which so many records are expected."""
+    splits = {split: replace(one, count=count) for split, one in SETS[name].splits.items()}
+    monkeypatch.setitem(SETS, name, replace(SETS[name], splits=splits))
+
+
+def test_a_set_is_fetched_and_written_with_where_it_comes_from(github, tmp_path, monkeypatch):
+    train, test = tmp_path / "ocr" / "train.jsonl", tmp_path / "ocr" / "test.jsonl"
+    said = prepare("ocr", tmp_path).out
+    assert said.startswith(f"2 records in {train}\n1018 records in {test}\n")
+    first, second = prompts(train)
+    assert [(one.text, one.answer, one.source) for one in (first, second)] == [
+        ('A sign that says "Open"', "Open", "ocr"), ('A mug with "Tea time" on it', "Tea time", "ocr")
+    ]  # fmt: skip
+    source = (tmp_path / "ocr" / "SOURCE.txt").read_text()
+    assert "licence: MIT" in source
+    assert "yifan123/flow_grpo/c7bb5fee2ef663eee08393759c8cb8a0e027f5e3/dataset/ocr/train.txt, sha256 " in source
+    assert prepare("ocr", tmp_path).out == said, "again, with the same content"
+    monkeypatch.setattr(catalogue, "FOLDER", tmp_path)
+    github.files["ocr/train.txt"] = "other\n"
+    assert str(train) in prepare("ocr", tmp_path, 2).message
+
+
+@pytest.mark.parametrize("name", ["parti", "dpg", "geneval2"])
+def test_published_forms_are_understood(github, tmp_path, monkeypatch, name):
+    counted(monkeypatch, name, 1)
+    prepare(name, tmp_path)
+    ((prompt,),) = (prompts(path) for path in (tmp_path / name).glob("*.jsonl"))
+    text, source, extra = {
+        "parti": ('"hi" on a wall', "Artifacts", {"challenge": "Writing & Symbols"}),
+        "dpg": ("A cat, asleep", "dpg", None),
+        "geneval2": ("two cows", "2 atoms", {"atom_count": 2, "skills": ["count"], "vqa_list": [["How many?", "two"]]}),
+    }[name]
+    found = prompt.info["extra_info"]
+    assert (prompt.text, prompt.source) == (text, source)
+    assert found == extra or [one["question"] for one in found["questions"]] == ["Is there a cat?", "Asleep?"]
+
+
+def test_what_can_not_be_fetched_is_named(github, tmp_path, monkeypatch):
+    def said(name, *words):
+        told = prepare(name, tmp_path, 2).message
+        assert [word for word in words if word not in told] == [], told
+
+    github.files["ocr/test.txt"] = "a\nb\nc\n"
+    said("ocr", "ocr/test.txt", "3 records", "1018")
+    github.files["ocr/train.txt"] = b"\xe9"
+    said("ocr", "ocr/train.txt", "byte 0 is not UTF-8")
+    github.files["PartiPrompts.tsv"] = "Text\tKind\na\tb\n"
+    said("parti", "record 0", "'Prompt'")
+    del github.files["ocr/train.txt"]
+    said("ocr", "status 404", "burnish data prepare ocr")
+    monkeypatch.setattr(preparing, "LARGEST", 1000)
+    github.files |= {"ocr/train.txt": "a\n" * 1000}
+    said("ocr", "ocr/train.txt", "more than")
+    told = burnish("data", "show", "dpg", status=2).message
+    assert "burnish data prepare dpg" in told
+
+
+ROWS = {
+    "geometry3k": [{"images": [png()], "problem": "<image>Find x.", "answer": "6"}],
+    "mathvista-mini": [
+        {"pid": "1", "question": "How long?", "decoded_image": png(1), "choices": ["2", "4"], "unit": "cm",
+         "precision": None, "answer": "4", "answer_type": "text", "metadata": {"task": "geometry", "skills": ["a"]}},
+        {"pid": "2", "question": "How many?", "decoded_image": png(2), "choices": [], "unit": None,
+         "precision": 1.0, "answer": "1.2", "answer_type": "float", "metadata": {"task": "figure", "skills": []}},
+    ],
+    "mmmu-val": [{"id": "validation_Art_Theory_7", "question": "Is <image 2> like <image 1>?",
+                  "options": "['Yes', 'No']", "image_1": png(1), "image_2": png(2), "answer": "B", "subfield": "Art"}],
+    "chartqa": [{"type": "human", "question": "Share?", "answer": "12.5%", "image": png()},
+                {"type": "augmented", "question": "Who?", "answer": "Peru", "image": png()}],
+    "refcoco": [{"question_id": "1", "image": png(), "question": "?", "answer": ["left cat", "cat"],
+                 "bbox": [1.2, 2.0, 3.0, 4.4], "file_name": "a.jpg"}],
+}  # fmt: skip
+LETTER = "\nAnswer with the letter of the right choice."
+WRITTEN = {
+    "geometry3k": [("<image>Find x.", "6", "number", "geometry3k")],
+    "mathvista-mini": [("<image>How long? (unit: cm)\nA. 2\nB. 4" + LETTER, "B", "choice", "geometry"),
+                       ("<image>How many?", "1.2", "number", "figure")],
+    "mmmu-val": [("Is <image> like <image>?\nA. Yes\nB. No" + LETTER, "B", "choice", "Art_Theory")],
+    "chartqa": [("<image>Share?", "12.5%", "number", "human"), ("<image>Who?", "Peru", "text", "augmented")],
+    "refcoco": [("<image>Give the bounding box of left cat as [x1, y1, x2, y2] in pixels of the picture.",
+                 "[1, 2, 4, 6]", "box", "refcoco")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_questions_of_the_hub_are_written_with_their_pictures(tmp_path, monkeypatch, name):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(HubData, "load", lambda self: datasets.Dataset.from_list(ROWS[name]))
+    counted(monkeypatch, name, len(ROWS[name]))
+    path = prepare(name, tmp_path).out.splitlines()[-2].partition(" records in ")[2]
+    found = questions(path)
+    assert [(one.text, one.answer, one.label, one.source) for one in found] == WRITTEN[name]
+    if name == "mmmu-val":
+        assert [shade(image) for image in found[0].images] == [2, 1], "in the order of the text"
+
+
+def zipped(files):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def video(number, path, **other):
+    return {
+        "problem_id": number, "problem": f"What is {number}?", "data_type": "video", "problem_type": "multiple choice",
+        "options": ["A. one", "B. two"], "solution": "<answer>B</answer>", "path": path,
+    } | other  # fmt: skip
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    pytest.importorskip("datasets")
+    with fake_hub() as made:
+        use(monkeypatch, made, str(tmp_path / "cache"))
+        yield made
+
+
+def test_questions_whose_videos_are_in_archives_are_written_with_them(hub, tmp_path):
+    listed = [video(i, f"./NeXT-QA/v/{i}.mp4") for i in range(40)]
+    listed += [
+        video(50, "./NeXT-QA/v/absent.mp4"), video(51, "./STAR/v/0.mp4"), video(52, "./NeXT-QA/../../x.mp4"),
+        video(53, "./NeXT-QA/v/0.mp4", data_type="image"), video(54, "./NeXT-QA/v/0.mp4", solution="two"),
+    ]  # fmt: skip
+    halves = [zipped({f"v/{i}.mp4": b"video %d" % i for i in range(*ends)}) for ends in ((0, 20), (20, 40))]
+    hub.publish(NEXT, {
+        "Video-R1-260k.json": json.dumps(listed).encode(), "NeXT-QA/NeXT-QA_part0.zip": halves[0],
+        "NeXT-QA/NeXT-QA_part1.zip": halves[1], "STAR/STAR_part0.zip": zipped({"v/0.mp4": b"other"}),
+    })  # fmt: skip
+    prepare("nextqa", tmp_path)
+    train, test = (lines(tmp_path / "nextqa" / f"{split}.jsonl") for split in ("train", "test"))
+    assert [len(train), *(row["extra_info"]["problem_id"] for row in test)] == [38, 19, 39]
+    assert train[0] == {
+        "prompt": "<video>What is 0?\nA. one\nB. two" + LETTER, "videos": ["videos/v/0.mp4"], "answer": "B",
+        "label": "choice", "data_source": "nextqa", "extra_info": {"problem_id": 0},
+    }  # fmt: skip
+    assert (tmp_path / "nextqa" / "videos" / "v" / "21.mp4").read_bytes() == b"video 21"
+    assert len(list((tmp_path / "nextqa").rglob("*.mp4"))) == 40
+    assert not any("STAR" in path for _, path, _ in hub.asked if "resolve" in path), "nothing else is downloaded"
+    prepare("nextqa", tmp_path)
+
+
+def test_archives_that_are_not_as_published_are_refused(hub, tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    with monkeypatch.context() as offline:
+        offline.setattr(constants, "HF_HUB_OFFLINE", True)
+        said = prepare("nextqa", tmp_path, 2).message
+    assert f"hf download {NEXT} --repo-type dataset --local-dir DIR" in said
+    for files, word in (
+        ({"Video-R1-260k.json": b"[]"}, ".zip in NeXT-QA"),
+        ({"Video-R1-260k.json": b"[{}]", "NeXT-QA/a.zip": b"PK nothing"}, "BadZipFile"),
+        ({"Video-R1-260k.json": b"[3]", "NeXT-QA/a.zip": zipped({})}, "AttributeError"),
+    ):
+        hub.publish(NEXT, files)
+        assert word in prepare("nextqa", tmp_path, 2).message

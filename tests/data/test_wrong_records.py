@@ -1,0 +1,359 @@
+"""Records and files that can't be read: each is named with its file and its place, and with what is wrong in it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.records import GENERATOR, LANGUAGE, picture, prompts, refused, write
+from tests.support.tiny_run import burnish
+
+MOST = 10  # that are told in words
+USER = {"role": "user", "content": "so?"}
+
+
+def user(*parts):
+    return [{"role": "user", "content": [*parts]}]
+
+
+def said(text="b", **more):
+    return {"role": "assistant", "content": text, **more}
+
+
+def calling(**function):
+    """A message of the assistant that calls a tool."""
+    return said(None, tool_calls=[function])
+
+
+def sound(samples, rate=16000):
+    return {"prompt": "?", "audio": {"array": samples, "sampling_rate": rate}}
+
+
+CALLING = said("", tool_calls=[{"type": "function", "function": {"name": "f", "arguments": "{}"}}])
+PAIR = {"prompt": "a?", "chosen": "good", "rejected": "bad"}
+SHOWN = {"prompt": "p", "image": "grey.png"}
+GENERATORS: list[tuple[Any, str]] = [
+    ('{"prompt": "a"', "column 15"), ("a cat", "column 1"), ('["a cat"]', "list"), ('"a cat"', "str"), ({}, "prompt"),
+    ("[" * 200_000, "nested"), ("{" + '"n":1,' * 100_000 + '"n":2}', "'n'"), (b"caf\xe9", "byte 3 is not UTF-8"),
+    ({"prompt": []}, "[]"), ({"prompt": [said("a")]}, "'assistant'"),
+    ({"prompt": "a", "answer": "b", "target": "c"}, "data.answer_key"),
+    ({"prompt": "a", "images": ["nowhere.png"]}, "No such file"), ({"prompt": "a", "mask_image": 3}, "3"),
+    ({"prompt": "a", "mask_image": "broken.png"}, "decoded"), ({"prompt": "a", "image": "broken.png"}, "decoded"),
+    ({"prompt": "<image> <image>", "images": ["data:,"]}, "decoded"), ({"promt": "a"}, "'promt'"),
+    ({"prompt": None}, "no prompt"), ({"prompt": 3}, "3"), ({"prompt": [{"role": "user"}]}, "None"),
+    ({"prompt": " "}, "empty"), ({"prompt": ""}, "empty"), ({"prompt": "a", "text": "b"}, "data.prompt_key"),
+    ('{"prompt": "a", "prompt": "b"}', "'prompt' twice"), ({"prompt": "a", "answer": True}, "True"),
+    ({"prompt": "a", "negative_prompt": 1}, "'negative_prompt'"), ({"prompt": "\ud800"}, "surrogate"),
+    ({"prompt": user({"type": "video", "video": ["grey.png"]})}, "video"),
+]  # fmt: skip
+QUESTIONS: list[tuple[Any, str]] = [
+    ({"prompt": [USER | {"images": ["a.png"]}]}, "'images'"),
+    ({"prompt": "<image>", "images": [{"path": "grey.png", "nframes": 3}]}, "'nframes'"),
+    ({"prompt": "<image>", "images": [{"path": "grey.png", "max_pixels": 0}]}, "max_pixels 0"),
+    ({"prompt": [USER | {"reasoning": 3}]}, "'reasoning' is 3"), ({"prompt": [USER | {"weight": 1}]}, "'weight'"),
+    ({"prompt": [USER | {"loss": 0.5}]}, "'loss' is 0.5"), ({"prompt": "<image>?"}, "0 pictures, but 1"),
+    ({"prompt": [{"role": "system", "content": "?"}], "image": "grey.png"}, "1 pictures, but 0"),
+    ({"prompt": "<image><image>", "images": ["grey.png"]}, "1 pictures, but 2"),
+    ({"prompt": "<image>Same?", "images": ["grey.png", "grey.png"]}, "2 pictures, but 1"),
+    ({"prompt": "<video>"}, "0 videos, but 1"), ({"prompt": "<image>?", "image": "none.png"}, "No such file"),
+    ({"prompt": "<image>?", "image": "broken.png"}, "decoded"),
+    ({"prompt": "<image>?", "image": "https://a.b/c.png"}, "download it"), ({"prompt": "<image>?", "image": 3}, "3"),
+    ({"prompt": "<image>?", "image": [[0.5, 0.5], [1.0, 0.0]]}, "uint8"),
+    ({"prompt": "<image>?", "image": "A" * 70 + "!"}, "base64"), ({"prompt": " "}, "empty"),
+    ({"prompt": "<image>?", "images": ["grey.png"], "image": "grey.png"}, "'images' and 'image'"),
+    ({"promt": "a"}, "'promt'"), ({"prompt": "a", "question": "b"}, "data.prompt_key"),
+    ({"prompt": "a", "answer": "1", "solution": "2"}, "data.answer_key"), ({"prompt": "\ud800"}, "surrogate"),
+    ({"prompt": "a", "answer": float("nan")}, "'answer' is nan"), ({"prompt": "a", "answer": ["1"]}, "['1']"),
+    ({"prompt": [calling(), USER]}, "{}"), ({"prompt": [calling(name=""), USER]}, "name"),
+    ({"prompt": [calling(name="f", arguments="{"), USER]}, "a call of f"),
+    ({"prompt": [calling(name="f", arguments="3"), USER]}, "'3'"),
+    ({"prompt": [calling(name="f") | {"role": "user"}]}, "'user' with tool_calls"),
+    ({"prompt": [said(None, tool_calls=3), USER]}, "'tool_calls' is 3"), ({"prompt": []}, "list of messages"),
+    ({"prompt": [calling(id="a\ud800", function={"name": "f"}), USER]}, "tool call"),
+    ({"prompt": "a", "tools": [{"name": "f", "description": "a\ud800"}]}, "'tools'"),
+    ({"prompt": [{"role": "human", "content": "a"}]}, "system, developer, user, assistant, tool"),
+    ({"prompt": [{"role": "user", "content": 3}]}, "content 3"), ({"prompt": user({"type": "smell"})}, "'smell'"),
+    ({"prompt": user({"type": "audio"})}, "0 sounds, but 1"), ({"prompt": user({"type": "image"})}, "0 pictures"),
+    ({"prompt": [said("a")]}, "assistant"), ({"conversations": [{"from": "martian", "value": "a"}]}, "'martian'"),
+    ({"conversations": [{"from": "human"}]}, "'conversations.value'"), ({"query": "a", "history": ["b"]}, "'history'"),
+    ({"instruction": "a", "conversations": []}, "data.prompt_key"), ({"instruction": "a", "input": 3}, "'input' is 3"),
+    ({"conversations": [{"from": "gpt", "value": "a"}]}, "assistant"),
+    *(({"prompt": "?", "video": {"frames": ["grey.png"] * 3, "fps": fps}}, "frames per second")
+      for fps in (0, -1, float("nan"), float("inf"), 10**300, True, "24")),
+    ({"prompt": "<video>?", "videos": ["data.jsonl"]}, "decoded"), ({"prompt": "<video>?", "videos": ["."]}, "read"),
+]  # fmt: skip
+SOUNDS: list[tuple[Any, str]] = [
+    ({"prompt": "<audio>"}, "0 sounds, but 1"), ({"prompt": "?", "audio": "gone.flac"}, "No such file"),
+    ({"prompt": "?", "audio": "grey.png"}, "decoded"), ({"prompt": "?", "audio": "broken.ogg"}, "decoded"),
+    ({"prompt": "?", "audio": "http://127.0.0.1:9/x.wav"}, "download it"), ({"prompt": "?", "audio": 3}, "3"),
+    (sound([[[0.0]]]), "a sound"), (sound(["a"]), "a sound"), (sound([0.0, 1.0], 0), "from 1 to"),
+    (sound([0.0, 1.0], 2**32), "from 1 to"), (sound([]), "a sound"), (sound([float("nan"), 0.0]), "a sound"),
+    (sound([[0.0] * 3] * 9), "a sound"), ({"prompt": "?", "audio": {"array": [0.0]}}, "'array'"),
+    ({"prompt": "?", "audio": [[0.0, 1.0]]}, "'sampling_rate'"), ({"prompt": "?", "audio": "/dev/zero"}, "device"),
+]  # fmt: skip
+ONLY_REWARD_MODELS = [{"tie": True}, {"preference": "rejected"}, {"preference": {"a": "tie"}}]
+PREFERENCES: list[tuple[Any, str]] = [
+    ({"prompt": "a", "chosen": "b"}, "rejected"), ({"prompt": "a", "chosen": "b", "rejected": "b"}, "prefers nothing"),
+    ({"chosen": "b", "rejected": "c"}, "no prompt"), (PAIR | {"chosen": [USER]}, "assistant's"),
+    ({"chosen": [USER, said()], "rejected": [said(), said("c")]}, "last message"),
+    (PAIR | {"chosen": [said(reasoning="c")]}, "reasoning"), (PAIR | {"chosen": [CALLING]}, "tool_calls"),
+    *((PAIR | more, "reward models") for more in ONLY_REWARD_MODELS),
+]  # fmt: skip
+JUDGED: list[tuple[Any, str]] = [
+    ({"prompt": "a", "response": "b", "label": "yes"}, "'label'"), ({"prompt": "a", "label": True}, "response"),
+    ({"prompt": "a", "response": "", "label": True}, "'response' is empty"),
+    ({"messages": [USER, CALLING], "label": True}, "tool_calls"),
+]  # fmt: skip
+DEMONSTRATIONS: list[tuple[Any, str]] = [
+    ({"messages": [said("a")]}, "answers nothing"), ({"prompt": "a", "response": 3}, "'response' is 3"),
+    ({"prompt": "a", "response": [said([{"type": "image"}])]}, "text only"), ({"prompt": "a"}, "no response"),
+    ({"messages": [USER, CALLING]}, "tool_calls"), ({"messages": [USER, said(thinking="c")]}, "thinking"),
+    ({"messages": [USER, said(train=False)]}, "learned"),
+    ({"messages": [USER, said([{"type": "image"}])], "image": "grey.png"}, "text only"),
+]  # fmt: skip
+COMPARED: list[tuple[Any, str]] = [
+    (PAIR | {"tie": 1}, "'tie' is 1"), (PAIR | {"tie": True, "preference": "chosen"}, "'tie' and 'preference'"),
+    (PAIR | {"preference": "chosen"}, "truth, style"), (PAIR | {"preference": {"truth": "A"}}, "chosen, rejected, tie"),
+    (PAIR | {"preference": {"form": "chosen"}}, "'form'"), (PAIR | {"preference": {"truth": None}}, "truth, style"),
+    (PAIR | {"margin": {"truth": -1}}, "negative"),
+]  # fmt: skip
+SCORED: list[tuple[Any, str]] = [
+    ({"prompt": "?", "response": "x"}, "score"), ({"prompt": "?", "score": 1}, "response"),
+    ({"prompt": "?", "response": "x", "score": "1"}, "number"),
+]  # fmt: skip
+STEPS: list[tuple[Any, str]] = [
+    ({"prompt": "?", "steps": ["a"], "labels": []}, "[]"), ({"prompt": "?", "labels": [1]}, "steps"),
+    ({"prompt": "?", "steps": ["a\n\nb"], "labels": [1]}, "algorithm.separator"),
+    ({"prompt": "?", "steps": [" "], "labels": [1]}, "' '"), ({"prompt": "?", "steps": ["a"], "labels": [2]}, "2"),
+]  # fmt: skip
+PICTURES: list[tuple[Any, str]] = [
+    ("?", "JSON"), ({"image": "grey.png"}, "prompt"), ({"prompt": "p"}, "image"),
+    (SHOWN | {"image": "no.png"}, "No such file"),
+    (SHOWN | {"image": "data.jsonl"}, "decoded"), (SHOWN | {"file_name": "grey.png"}, "'image' and 'file_name'"),
+    (SHOWN | {"image": "small.png"}, "4 x 4"),
+]  # fmt: skip
+PAIRS: list[tuple[Any, str]] = [
+    ({"prompt": "p", "chosen": "grey.png"}, "rejected"),
+    ({"prompt": "p", "chosen": "grey.png", "rejected": "grey.png"}, "same picture"),
+]  # fmt: skip
+SIZED = ["rollout.height=6", "rollout.width=8"]
+OFFLINE = "algorithm.online=false"
+ALONE = ["rewards={exact: null, format: null}", "trainer.mini_batch_size=null"]  # reward models sample nothing
+KINDS: dict[str, tuple[str, list[str], Any, list[tuple[Any, str]]]] = {
+    "prompts": (GENERATOR, [], {"prompt": "a"}, GENERATORS),
+    "questions": (LANGUAGE, [], {"prompt": "a"}, QUESTIONS),
+    "questions with media in their places": (
+        LANGUAGE, ["data.unmarked=error"], {"prompt": "a"},
+        [({"prompt": "Same?", "images": ["grey.png"] * 2}, "2 pictures, but 0")],
+    ),
+    "sounds": (LANGUAGE, [], {"prompt": "a"}, SOUNDS),
+    "templates of text alone": (
+        LANGUAGE, ["data.template='{{ content }}'"], {"prompt": "a"},
+        [({"messages": user({"type": "text", "text": "a"})}, "data.template")],
+    ),
+    "preferences": (LANGUAGE, ["algorithm=dpo", OFFLINE], PAIR, PREFERENCES),
+    "judgements": (LANGUAGE, ["algorithm=kto", OFFLINE], {"prompt": "a", "response": "b", "label": True}, JUDGED),
+    "demonstrations": (
+        LANGUAGE, ["algorithm=sft", OFFLINE], {"prompt": "a", "response": "b"}, DEMONSTRATIONS,
+    ),
+    "comparisons": (
+        LANGUAGE, [*ALONE, "algorithm={name: bradley_terry, heads: [truth, style], ties: davidson}"], PAIR, COMPARED,
+    ),
+    "comparisons without ties": (
+        LANGUAGE, [*ALONE, "algorithm=bradley_terry"], PAIR, [(PAIR | {"tie": True}, "algorithm.ties=null")],
+    ),
+    "scores": (LANGUAGE, [*ALONE, "algorithm=score_regression"], {"prompt": "?", "response": "x", "score": 1}, SCORED),
+    "shares": (
+        LANGUAGE, [*ALONE, "algorithm={name: score_regression, kind: bce}"],
+        {"prompt": "?", "response": "x", "score": 1}, [({"prompt": "?", "response": "x", "score": 2}, "from 0 to 1")],
+    ),
+    "steps": (LANGUAGE, [*ALONE, "algorithm=process_reward"], {"prompt": "?", "steps": ["a"], "labels": [1]}, STEPS),
+    "pictures": (GENERATOR, ["algorithm=sft", OFFLINE, *SIZED], SHOWN, PICTURES),
+    "pictures of most sizes": (
+        GENERATOR, ["algorithm=sft", OFFLINE, "rollout.height=null", "rollout.width=null"], SHOWN,
+        [(SHOWN | {"image": "small.png"}, "6 x 8")],
+    ),
+    "pairs": (
+        GENERATOR, ["algorithm=diffusion_dpo", OFFLINE, *SIZED],
+        {"prompt": "p", "chosen": "grey.png", "rejected": "light.png"}, PAIRS,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, content in (
+        ("grey.png", picture(100)), ("light.png", picture(200)), ("small.png", picture(1, 4, 4)),
+        ("broken.png", picture()[:40]), ("broken.ogg", b"OggS" + bytes(56)),
+    ):  # fmt: skip
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wrong_record_is_named_with_its_file_and_line(folder, kind):
+    recipe, options, good, wrong = KINDS[kind]
+    for first in range(0, len(wrong), MOST):
+        some = wrong[first : first + MOST]
+        path = write(folder / "data.jsonl", good, *(record for record, _ in some), "", good)
+        messages = refused(recipe, path, *options)
+        assert len(messages) == len(some), messages
+        for line, (message, (_, word)) in enumerate(zip(messages, some, strict=True), 2):
+            assert message.startswith(f"{path}:{line}: "), message
+            assert word in message
+
+
+def test_what_is_wrong_is_told_at_once_in_an_error_of_the_command(tmp_path):
+    path = write(tmp_path / "data.jsonl", *[{}] * 12, {"prompt": "a"}, "?")
+    for recipe in (GENERATOR, LANGUAGE):
+        messages = refused(recipe, path)
+        assert [message.split(": ")[0] for message in messages[:-1]] == [f"{path}:{line}" for line in range(1, 11)]
+        assert messages[-1] == "and 3 more"
+    said = burnish("data", "show", path, status=2)
+    assert f"{path}:1: " in said.err.replace("\n", "")
+    assert said.out == ""
+
+
+TABLES = [
+    ("prompt,answer\na\n", ":2: has 1 cells"), ("prompt,answer\na,b,c\n", ":2: has 3 cells"),
+    ("prompt,\na,b\n", ":1 must name"), ("prompt,prompt\na,b\n", ":1 names 'prompt' twice"),
+    ('prompt\n"a', ":2 can't be read"), ("prompt\n", "holds no records"), ("", "holds no records"),
+    (b"prompt\n\xe9\n", "byte 7 is not UTF-8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "word"), TABLES)
+def test_a_wrong_table_is_named_with_its_line(tmp_path, text, word):
+    (tmp_path / "a.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    (message,) = refused(LANGUAGE, tmp_path / "a.csv")
+    assert message.startswith(f"{tmp_path / 'a.csv'}")
+    assert word in message
+
+
+def test_files_that_are_none_are_named(folder):
+    contents = {"empty.jsonl": "\n \n", "empty.txt": "", "object.json": "{}", "no.json": "[", "no.parquet": "PAR1",
+                "a.xlsx": "PK"}  # fmt: skip
+    for name, content in contents.items():
+        (folder / name).write_text(content)
+    (folder / "state").mkdir()
+    for name, content in (("state.json", "[]"), ("dataset_info.json", "{}")):
+        (folder / "state" / name).write_text(content)
+    words = {
+        "empty.jsonl": "no records", "empty.txt": "no records", "object.json": "list of objects", "no.json": "JSON",
+        "no.parquet": "can't be read", "a.xlsx": ".jsonl", "state": "datasets library", "none.jsonl": "no such file",
+    }  # fmt: skip
+    for name, word in words.items():
+        for recipe in (GENERATOR, LANGUAGE):
+            message = refused(recipe, folder / name)[0]
+            assert name in message
+            assert word in message
+    for content in ('{"splits": 5}', '{"splits": [1]}', "[]"):
+        (folder / "state" / "dataset_dict.json").write_text(content)
+        assert "several splits" in refused(GENERATOR, folder / "state")[0]
+    datasets = pytest.importorskip("datasets")
+    datasets.DatasetDict({"train": datasets.Dataset.from_list([{"prompt": "a"}])}).save_to_disk(folder / "splits")
+    assert f"{folder}/splits/train" in refused(LANGUAGE, folder / "splits")[0]
+    assert "empty" in refused(LANGUAGE, [])[0]
+    assert all(name in refused(LANGUAGE, folder / "grey.png")[0] for name in ("grey.png", ".jsonl"))
+
+
+def test_a_folder_of_pictures_lacks_a_caption(folder):
+    for name in ("broken.png", "light.png", "small.png"):
+        (folder / name).unlink()
+    (folder / "light.PNG").write_bytes(picture())
+    (folder / "light.txt").write_text(" \n")
+    for options in ([], ["algorithm=sft", OFFLINE, *SIZED]):
+        lacks, empty = refused(GENERATOR, folder, *options)
+        assert lacks.startswith(f"{folder / 'grey.png'}: ")
+        assert "grey.txt" in lacks
+        assert empty.startswith(f"{folder / 'light.PNG'}: ")
+        assert "light.txt" in empty
+
+
+@pytest.mark.parametrize("kind", ["no UTF-8", "a date far away", "longer than the world"])
+def test_a_value_of_a_column_that_no_object_holds_is_named_with_its_row(tmp_path, kind):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    text = [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0\3\0\0\0"), pa.py_buffer(b"a\xff\xfe")]
+    column = {
+        "no UTF-8": lambda: pa.Array.from_buffers(pa.string(), 2, text),
+        "a date far away": lambda: pa.array([0, 2**30], pa.date32()),
+        "longer than the world": lambda: pa.array([0, 2**62], pa.duration("s")),
+    }[kind]()
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"prompt": ["x", "y"], "more": column}), path)
+    for recipe in (GENERATOR, LANGUAGE):
+        (message,) = refused(recipe, path)
+        assert f"{path}, row 2: 'more'" in message
+
+
+def test_a_column_that_is_there_twice_is_refused_and_one_of_dates_is_read(tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.Table.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["prompt", "prompt"]), path)
+    assert "two columns 'prompt'" in refused(GENERATOR, path)[0]
+    parquet.write_table(pa.table({"prompt": ["x"], "day": [datetime.date(2026, 1, 31)]}), path)
+    assert prompts(path)[0].info == {"day": "2026-01-31"}
+
+
+CODE = """
+nothing = 3
+
+
+def wrong():
+    yield {"prompt": "fine"}
+    yield "not a record"
+
+
+def broken():
+    yield {"prompt": "fine"}
+    raise RuntimeError("no luck")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("wrong", ["record 2", "str"]), ("broken", ["record 2", "RuntimeError: no luck", "mine.py:12"]),
+     ("absent", ["absent"]), ("nothing", ["function"])],
+)  # fmt: skip
+def test_code_of_the_user_is_named_with_the_record_and_the_line(tmp_path, name, words):
+    (tmp_path / "mine.py").write_text(CODE)
+    (message,) = refused(GENERATOR, f"{tmp_path / 'mine.py'}:{name}")
+    assert [word for word in [f"mine.py:{name}", *words] if word not in message] == [], message
+
+
+TEMPLATES = [
+    ("{{ chioces }}", "'chioces'"), ("{{ meta.none.deep }}", "'none'"), ("{{ 1 / 0 }}", "zero"),
+    ("{{ ''.__class__.__mro__ }}", "'__class__'"), ("{{ choices.append(1) }}", "'append'"), ("{{ ' ' }}", "empty"),
+    ("{% if %}", "line 1"), ("none.jinja", "none.jinja"),
+    ("{% for x in range(10000000) %}{% endfor %}", "range"), ("{{ content * 200000 }}", "1200000"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "word"), TEMPLATES)
+def test_a_record_that_does_not_fit_its_template_is_named(tmp_path, template, word):
+    record = {"question": "Which?", "choices": ["cat", "dog"], "meta": {"topic": "animals"}}
+    path = write(tmp_path / "data.jsonl", record)
+    (message,) = refused(LANGUAGE, path, f"data.template={json.dumps(template)}")
+    assert message.startswith(f"{path}:1: ") or "data.template" in message
+    assert word in message
+
+
+def test_a_key_that_an_option_names_and_no_record_has_is_refused(folder):
+    """One record that has it is enough, and usual keys may be absent."""
+    bare = {"prompt": "a fox"}
+    full = bare | {"solution": "4", "kind": "sums", "shots": ["grey.png"], "depth_image": "grey.png"}
+    asked = {"answer_key": "solution", "label_key": "kind", "images_key": "shots", "input_keys": "[depth_image]"}
+    options = [f"output_dir={folder / 'run'}", "rewards.ocr=null", "rewards.border_darkness.weight=1"]
+    path = write(folder / "data.jsonl", bare, bare)
+    given = [f"data.{option}={name}" for option, name in asked.items()]
+    said = burnish("train", "quickstart", f"data.train_files={path}", *given, *options, status=2).message
+    named = [f"data.{option} is {name.strip('[]')}, " for option, name in asked.items()]
+    assert [words for words in [*named, "2 records"] if words not in said] == [], said
+    assert prompts(write(folder / "data.jsonl", bare, full), *given)[1].answer == "4"
+    media = ["data.videos_key=v", "data.audios_key=a"]
+    said = burnish("train", "vlm_quickstart", f"data.train_files={path}", *media, "rewards.exact=null",
+                   f"output_dir={folder / 'run'}", status=2).message  # fmt: skip
+    assert all(name in said for name in ("data.videos_key is v", "data.audios_key is a"))
