@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 Table = dict[str, tuple[list[str], list[str]]]
+SFT = ["algorithm=sft", "data.train_files=burnish:quickstart/pictures.jsonl"]
+STORED = ["algorithm.online=false", "data.train_files=x.safetensors"]
+ADAPTED = ["model.device=cpu", "model.lora={rank: 2}"]
+JUDGE = ["algorithm=bradley_terry"]
+STEPS = ["algorithm=grpo", "rewards.reward_model={path: x, steps: each}"]
+VLLM = ["rollout.engine=vllm", "rollout.vllm.python=python"]
+
+
+def teachers(one: str) -> list[str]:
+    """Options of a run that learns from a teacher."""
+    return ["algorithm=distill", f"algorithm.teachers=[{one}]"]
+
 
 # of `burnish train quickstart`
 QUICKSTART: Table = {
@@ -360,6 +372,57 @@ QUICKSTART: Table = {
     "a time without a zone": (["trainer.expires_at=2026-01-31T12:00:00"], ["trainer.expires_at", "zone"]),
     "a time without end": (["trainer.expires_at='inf'"], ["trainer.expires_at", "finite"]),
     "a time that is past": (["trainer.expires_at='2020-01-31T12:00:00Z'"], ["trainer.expires_at", "2020-01-31"]),
+    "frames of pictures": (["rewards.ocr.frames={every: 2}"], ["rewards.ocr", "frames"]),
+    "motion of pictures": (["rewards.motion.weight=1"], ["rewards.motion"]),
+    "pictures and samples": ([*SFT, "rollout.n=4"], ["rollout.n", "sft"]),
+    "pictures twice": ([*SFT, "supervised={train_files: 'burnish:quickstart/pictures.jsonl'}"], ["supervised", "sft"]),
+    "a fit of prompts": (["data.fit=centre_crop"], ["data.fit"]),
+    "a crop to no size": ([*SFT, "data.fit=centre_crop", "rollout.height=null"], ["data.fit is centre_crop"]),
+    "latents without validation": (
+        ["algorithm=diffusion_dpo", *STORED, "data.val_files=null"],
+        ["data.val_files is null"],
+    ),
+    "latents without rewards": (
+        ["algorithm=awm", *STORED, "data.val_files=burnish:quickstart/heldout.jsonl"],
+        ["x.safetensors"],
+    ),
+    "parts of groups": (
+        ["algorithm=dgpo", "algorithm.train_timesteps=2", "trainer.mini_batch_size=7"],
+        ["trainer.mini_batch_size is 7"],
+    ),
+    "parts of given groups": (
+        ["algorithm=dgpo", "algorithm.online=false", "rollout.n=4", "trainer.mini_batch_size=6"],
+        ["trainer.mini_batch_size is 6", "4"],
+    ),
+    "rows of a group apart": (
+        ["algorithm=dgpo", "algorithm.train_timesteps=2", "trainer.micro_batch_size=2"],
+        ["trainer.micro_batch_size is 2"],
+    ),
+    "more times than there are": (
+        [
+            "algorithm=awm",
+            "algorithm.time_range=[0.5, 1.0]",
+            "algorithm.train_timesteps=3",
+            "rollout.num_inference_steps=3",
+        ],
+        ["algorithm.train_timesteps", "2"],
+    ),
+    "sampling of given pictures": (
+        ["algorithm=diffusion_nft", "algorithm.online=false", "algorithm.sample_with=policy"],
+        ["algorithm.sample_with"],
+    ),
+    "trajectories of given pictures": (
+        ["algorithm=diffusion_nft", "algorithm.online=false", "rollout.trajectories=host"],
+        ["rollout.trajectories"],
+    ),
+    "adapted layers that are not there": ([*ADAPTED, "model.lora.targets=[to_q, nope]"], ["'nope'", "linear_1"]),
+    "left out layers that are not there": ([*ADAPTED, "model.lora.exclude=['nope.*']"], ["'nope.*'", "attn.to_q"]),
+    "every layer left out": ([*ADAPTED, "model.lora.exclude=['*']"], ["exclude"]),
+    "more blocks than there are": (["model.lora=null", "model.gradient_checkpointing=99"], ["99", "4"]),
+    "quantised layers that are not there": (
+        [*ADAPTED, "model.quantization={weights: fp8_cast, exclude: [nope]}"],
+        ["quantization.exclude", "'nope'", "norm1"],
+    ),
 }
 
 # of `burnish train vlm_quickstart`
@@ -425,6 +488,80 @@ VLM_QUICKSTART: Table = {
     "samples for a validation in verl's words": (["data.val_max_samples=3"], ["validation.max_prompts"]),
     "epochs in others' words": (["trainer.total_epochs=2"], ["data.epochs"]),
     "a slip in our own words": (["lr=1e-3"], ["optimizer.lr"]),
+    "suites that there are none of": (["validation.suites=[genevil]"], ["genevil", "geneval"]),
+    "suites of another task": (["validation.suites=[quickstart]"], ["quickstart", "text-to-image"]),
+    "adapted layers that are not there": ([*ADAPTED, "model.lora.targets=[nope]"], ["'nope'", "attn.qkv"]),
+    "an adapted head": ([*ADAPTED, "model.lora.targets=[lm_head]"], ["'lm_head'"]),
+    "left out layers that are not there": ([*ADAPTED, "model.lora.exclude=[nope]"], ["'nope'", "layers.0"]),
+    "saved layers that are not there": ([*ADAPTED, "model.lora.modules_to_save=[nope]"], ["modules_to_save", "'nope'"]),
+    "frozen layers that are not there": (["model.lora=null", "model.freeze=[nope]"], ["model.freeze", "'nope'"]),
+    "more blocks than there are": (["model.lora=null", "model.gradient_checkpointing=99"], ["99"]),
+    "quantised layers that are not there": (
+        [*ADAPTED, "model.quantization={weights: fp8_cast, exclude: [nope]}"],
+        ["quantization.exclude", "'nope'", "layers.0"],
+    ),
+    "responses twice": (
+        ["algorithm=sft", "algorithm.online=false", "ptx.train_files=burnish:vlm_quickstart/supervised.jsonl"],
+        ["ptx", "sft"],
+    ),
+    "pairs and samples": (["algorithm=dpo", "algorithm.online=false", "rollout.n=4"], ["rollout.n", "dpo"]),
+    "parts of groups": (["algorithm=dpo", "rollout.n=8", "trainer.mini_batch_size=12"], ["12", "8"]),
+    "pairs of one": (["algorithm=dpo", "rollout.n=1"], ["rollout.n is 1"]),
+    "another's reference": (["algorithm=dpo", "algorithm.reference_point=zero"], ["reference_point"]),
+    "rewards of a reward model": ([*JUDGE, "rewards.exact.weight=1"], ["bradley_terry"]),
+    "samples of a reward model": ([*JUDGE, "rollout.n=4"], ["rollout.n", "bradley_terry"]),
+    "validation of a reward model": ([*JUDGE, "validation.n=4"], ["validation.n"]),
+    "scoring of a reward model": ([*JUDGE, "scoring.processes=2"], ["scoring.processes"]),
+    "ties of equal strength": (
+        [*JUDGE, "algorithm.ties=rao_kupper", "algorithm.tie_strength=1"],
+        ["algorithm.tie_strength is 1"],
+    ),
+    "strength of no ties": ([*JUDGE, "algorithm.tie_strength=2"], ["algorithm.tie_strength", "ties is null"]),
+    "a head twice": ([*JUDGE, "algorithm.heads=[a, a]"], ["algorithm.heads"]),
+    "a system prompt about pictures": (
+        [*JUDGE, "algorithm.question='Is it {prompt}?'", "data.system_prompt=Be strict."],
+        ["data.system_prompt"],
+    ),
+    "steps without rewards": (
+        ["algorithm=grpo", "algorithm.advantage=group_steps"],
+        ["algorithm.advantage", "rewards.reward_model.steps=each"],
+    ),
+    "normalised sums of steps": ([*STEPS, "algorithm.reward_norm=true"], ["steps is each", "algorithm.reward_norm"]),
+    "clipped sums of steps": (
+        [*STEPS, "algorithm.advantage=group_steps", "algorithm.reward_clip=1"],
+        ["group_steps", "reward_clip"],
+    ),
+    "a teacher that is the student": (teachers("{}"), ["algorithm.teachers.0"]),
+    "a teacher at two places": (teachers("{path: a, url: 'http://x/v1'}"), ["path", "url"]),
+    "a teacher's weights at a place": (teachers("{path: x, weights: initial}"), ["weights"]),
+    "a teacher of no protocol": (teachers("{url: 'x:8000'}"), ["http"]),
+    "a teacher with a password": (teachers("{url: 'http://me:secret@x/v1'}"), ["token_variable"]),
+    "a token of no server": (teachers("{path: x, token_variable: X}"), ["token_variable is X", "url"]),
+    "a teacher that is nowhere": (teachers("{path: nowhere}"), ["algorithm.teachers[0].path is nowhere"]),
+    "a server and all tokens": (teachers("{url: 'http://127.0.0.1:1/v1'}"), ["over is full"]),
+    "a server at another temperature": (
+        [*teachers("{url: 'http://127.0.0.1:1/v1'}"), "algorithm.over=sampled", "rollout.temperature=0.7"],
+        ["temperature"],
+    ),
+    "a prompt that records lack": (
+        teachers("{prompt_key: answers}"),
+        ["teachers[0].prompt_key is answers", "data.extra_keys"],
+    ),
+    "an engine's argument of ours": ([*VLLM, "rollout.vllm.arguments={dtype: half}"], ["dtype", "model.dtype"]),
+    "an engine's argument that is fixed": ([*VLLM, "rollout.vllm.arguments={load_format: x}"], ["load_format"]),
+    "a temperature that vLLM lacks": ([*VLLM, "rollout.fire_temperature=2"], ["rollout.fire_temperature is 2"]),
+    "no adapter to fold": (
+        [*VLLM, "model.lora=null", "rollout.vllm.adapter=folded"],
+        ["rollout.vllm.adapter is folded", "model.lora"],
+    ),
+    "an adapter that vLLM can't read": (
+        [*VLLM, "model.lora={rank: 1024}", "rollout.vllm.adapter=request"],
+        ["rollout.vllm.adapter", "model.lora.rank is 1024"],
+    ),
+    "an adapter that vLLM does not compute": (
+        [*VLLM, "model.lora={dora: true}", "rollout.vllm.adapter=request"],
+        ["rollout.vllm.adapter", "model.lora.dora"],
+    ),
 }
 
 # of a recipe with a tiny model of its own
@@ -485,6 +622,7 @@ LANGUAGE: Table = {
     "record without answer": (["data.train_files={place}/unanswered.jsonl"], ["exact", "Why?", "answer"]),
     "missing picture": (["data.train_files={place}/blind.jsonl"], ["blind.jsonl:1"]),
     "fewer pictures than markers": (["data.train_files={place}/uneven.jsonl"], ["uneven.jsonl:1", "<image>"]),
+    "nothing to read ahead": (["data.workers=3"], ["data.workers is 3"]),
     "picture for a model that only reads": (["data.train_files={place}/seen.jsonl"], ["seen.jsonl:2", "model.path"]),
     "label of no reward": (
         ["data.train_files={place}/labelled.jsonl", "rewards.exact.labels=[digit]"],

@@ -47,7 +47,7 @@ ELSEWHERE = {
     "scoring.max_failure_share": "tests/rewards/test_failures.py",
     "plugins": "tests/system/test_plugins.py",  # opened before a configuration is read
     "trainer.max_skipped_updates": "tests/test_language_traps.py",  # of losses that are not finite
-    "validation.suite_prompts": "tests/tasks/test_suites.py",  # read where there are suites
+    "validation.suite_prompts": "tests/runs/test_evaluation.py",  # read where there are suites
 }
 BASE = [
     "rollout.n=2", "rollout.max_new_tokens=3", "steps=2", "checkpoint.every=1", "checkpoint.keep_last=1",
@@ -102,7 +102,7 @@ def recording(kind: type, seen: set[tuple[type, str]]) -> Any:
     return read
 
 
-VLLM = {path for path in OPTIONS if path.startswith("rollout.vllm.")}  # tests/tasks/language/test_vllm.py needs vLLM
+VLLM = {path for path in OPTIONS if path.startswith("rollout.vllm.")}  # tests/runs/test_vllm.py needs vLLM
 
 
 def test_the_options_of_vllm_are_read_by_its_engine():

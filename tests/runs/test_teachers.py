@@ -1,0 +1,192 @@
+"""Teachers: what is compared with what, whom a prompt learns from, and teachers that servers have."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from burnish import load
+from burnish.losses.divergence import divergence, sampled_advantage, with_rest
+from burnish.tasks import assemble
+from tests.support.http_servers import json_server
+from tests.support.tiny_run import TinyRun, burnish
+
+LABELS = ["odd", "even", "odd", "even"]
+SHORT = ["validation.before=false", "validation.every=null", "rollout.n=2", "trainer.mini_batch_size=null",
+         "data.label_key=label", "data.extra_keys=[hint]"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def teacher(files):
+    """A teacher of other weights, and prompts with labels and hints."""
+    burnish("tiny", "llama", files / "teacher")
+    network = AutoModelForCausalLM.from_pretrained(files / "teacher")
+    draw = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for value in network.parameters():
+            value.add_(0.1 * torch.randn(value.shape, generator=draw))
+    network.save_pretrained(files / "teacher")
+    lines = [{"prompt": f"No. {i}?", "label": label, "hint": f"No. {i}? It is {i}."} for i, label in enumerate(LABELS)]
+    (files / "taught.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {"path": str(files / "teacher")}
+
+
+def taught(files, teachers, *options):
+    return TinyRun(
+        files, "language", "llama", "algorithm=distill", f"algorithm.teachers={json.dumps(teachers)}",
+        f"data.train_files={files}/taught.jsonl", *SHORT, *options,
+    )  # fmt: skip
+
+
+def first_update(run):
+    run.train("steps=1", "trainer.epochs=1")
+    return run.metrics[-1]
+
+
+def log_probs(path, batch, banned):
+    """A network's log-probs of all tokens [R, V] of responses, by a plain forward of each row alone."""
+    network, found = AutoModelForCausalLM.from_pretrained(path).eval(), []
+    parts = batch.trace.prompts.rows()
+    for row, length in enumerate(batch.trace.length.tolist()):
+        ids = torch.cat([parts.ids[row], batch.trace.ids[row, :length]])
+        with torch.no_grad():
+            logits = network(input_ids=ids[None]).logits[0, len(parts.ids[row]) - 1 : -1]
+        logits[:, banned] = -torch.inf
+        found.append(logits.float().log_softmax(-1))
+    return torch.cat(found)
+
+
+MEASURES = {
+    "reverse": (["algorithm.divergence=reverse"], lambda s, t: divergence(s, t, "reverse")),
+    "jsd": (["algorithm.divergence=jsd", "algorithm.jsd_mix=0.3"], lambda s, t: divergence(s, t, "jsd", mix=0.3)),
+    "top_k": (
+        ["algorithm.over=top_k", "algorithm.top_k=5"],
+        lambda s, t: divergence(with_rest(s.gather(-1, t.topk(5)[1])), with_rest(t.topk(5)[0]), "reverse"),
+    ),
+}
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_the_loss_is_the_divergence_at_the_students_own_tokens(measure, files, teacher):
+    """As transformers alone computes both sides."""
+    options, apart = MEASURES[measure]
+    run = taught(files, [teacher], *options)
+    found = first_update(run)["actor/distill_loss"]
+    again = assemble(load(str(run.recipe), *run.options))
+    batch, banned = again.source.collect(1), again.roles.model.banned
+    values = apart(*(log_probs(files / name, batch, banned) for name in ("llama", "teacher")))
+    per_response = [part.sum() / len(part) for part in values.split(batch.trace.length.tolist())]
+    expected = {float(values.mean()), float(torch.stack(per_response).mean())}
+    assert any(found == pytest.approx(one, rel=1e-3) for one in expected)
+
+
+def test_a_sampled_token_has_the_advantage_of_the_teachers_log_prob(files, teacher):
+    run = taught(files, [teacher], "algorithm.over=sampled")
+    again = assemble(load(str(run.recipe), *run.options))
+    batch = again.workers.credit(again.workers.annotate(again.source.collect(1)))[0]
+    ids = batch.trace.ids[batch.mask][:, None]
+    theirs = log_probs(teacher["path"], batch, again.roles.model.banned).gather(-1, ids)[:, 0]
+    expected = theirs - batch.trace.logprob[batch.mask]
+    torch.testing.assert_close(batch.advantage[batch.mask], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["reverse", "forward"])
+def test_the_sampled_advantage_descends_the_divergence(kind):
+    """The expectation over tokens of advantage x grad log s is minus the gradient of the divergence."""
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, generator=draw, dtype=torch.float64).requires_grad_()
+    teacher = torch.randn(7, generator=draw, dtype=torch.float64).log_softmax(0)
+    student = logits.log_softmax(0)
+    worth = sampled_advantage(student, teacher, kind).detach()
+    (found,) = torch.autograd.grad((student.exp().detach() * worth * student).sum(), logits, retain_graph=True)
+    (exact,) = torch.autograd.grad(divergence(student, teacher, kind), logits)
+    torch.testing.assert_close(found, -exact)
+
+
+def test_prompts_have_the_teachers_of_their_labels(files, teacher):
+    whole = ["data.train_batch_size=4"]
+    even = {"weights": "initial", "label": "even"}
+    own = first_update(taught(files, [{"weights": "initial"}], *whole))["actor/distill_loss"]
+    both = first_update(taught(files, [teacher | {"label": "odd"}, even], *whole))["actor/distill_loss"]
+    twice = first_update(taught(files, [teacher | {"label": "odd", "weight": 2.0}, even], *whole))["actor/distill_loss"]
+    assert own == pytest.approx(0, abs=1e-5)  # the policy is still what it was
+    assert both > 1e-3
+    assert twice == pytest.approx(2 * both, rel=1e-3)
+    said = taught(files, [teacher | {"label": "odd"}]).train(status=2)
+    assert "'No. 1?'" in said.message
+    assert "'even'" in said.message
+
+
+def test_the_policy_teaches_itself_with_a_longer_prompt(files, teacher):
+    assert first_update(taught(files, [{"prompt_key": "hint"}]))["actor/distill_loss"] > 1e-3
+
+
+def test_a_tokenizer_that_differs_is_refused_before_weights_are_loaded(files, teacher, tmp_path):
+    shutil.copytree(teacher["path"], tmp_path / "other")
+    file = tmp_path / "other" / "tokenizer.json"
+    tree = json.loads(file.read_text())
+    vocabulary = tree["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    file.write_text(json.dumps(tree))
+    said = taught(files, [{"path": str(tmp_path / "other")}]).train(status=2)
+    assert "teachers[0].path" in said.message
+    assert "Loading the model" not in said.err
+
+
+@pytest.fixture
+def server(teacher, monkeypatch):
+    """Answers as vLLM does, from a model of transformers."""
+    monkeypatch.setattr("burnish.tasks.language.served.PAUSE", 0.01)
+    model = AutoModelForCausalLM.from_pretrained(teacher["path"]).eval()
+    served = SimpleNamespace(asked=[], fails=[], tokenizer=AutoTokenizer.from_pretrained(teacher["path"]), told=True)
+
+    def reply(asked, count):
+        if served.fails:  # codes that the next requests are answered with
+            return served.fails.pop(), {"error": "busy"}
+        served.asked.append(asked)
+        with torch.no_grad():
+            logprobs = model(input_ids=torch.tensor([asked["prompt"]])).logits[0].float().log_softmax(-1)
+        told = [None]
+        for place, own in enumerate(asked["prompt"][1:]):
+            kept = [*logprobs[place].topk(asked["prompt_logprobs"]).indices.tolist(), own]
+            decoded = {i: served.tokenizer.decode([i]) for i in kept}
+            told.append({str(i): {"logprob": float(logprobs[place, i]), "decoded_token": decoded[i]} for i in kept})
+        return 200, {"choices": [{"text": "", "prompt_logprobs": told if served.told else None}]}
+
+    with json_server(reply, greeting={"data": [{"id": "teacher"}]}) as running:
+        served.url = f"{running.url}/v1"
+        yield served
+
+
+@pytest.mark.parametrize("options", [["algorithm.over=top_k", "algorithm.top_k=6"], ["algorithm.over=sampled"]])
+def test_a_server_teaches_what_its_model_does(options, files, teacher, server):
+    server.fails += [503, 429]  # asked again
+    rows = []
+    for one in (teacher, {"url": server.url}):
+        run = taught(files, [one], *options, "steps=2")
+        run.train()
+        rows.append(run.metrics[-1])
+    assert rows[1] == pytest.approx(rows[0], rel=1e-3, abs=1e-4)
+    assert {one["model"] for one in server.asked} == {"teacher"}
+    asked = [(tuple(one["prompt"]), one["prompt_logprobs"]) for one in server.asked]
+    assert len(asked) <= 1 + 2 * 4, "another pass over the same responses asks nothing"
+
+
+def test_servers_that_can_not_teach_are_named(files, teacher, server):
+    def refused(**more):
+        return taught(files, [{"url": server.url} | more], "algorithm.over=sampled").train(status=2).message
+
+    assert "token_variable is NO_SUCH_TOKEN" in refused(token_variable="NO_SUCH_TOKEN")
+    server.fails += [404]
+    assert "404" in refused()
+    server.told = False
+    assert "prompt_logprobs" in refused()
+    server.told, server.tokenizer = True, SimpleNamespace(decode=lambda ids: "x")
+    message = refused()
+    assert "teachers[0].url" in message
+    assert "as 'x'" in message
