@@ -2,7 +2,7 @@
 
 Those of single parts are tested with them: positions and layouts in tests/language, forged and sampled placeholders in
 tests/models/language and tests/language/test_sampling.py, prompts that are too long in tests/data/language, rewards
-that read the prompt in tests/rewards/text, statistics and discounts in tests/advantages and tests/conformance.
+that read the prompt in tests/rewards/test_text.py, statistics and discounts in tests/advantages and tests/conformance.
 """
 
 from __future__ import annotations
