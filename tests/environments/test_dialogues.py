@@ -212,16 +212,17 @@ def painter(files) -> str:
 DRAWING = {"draw": f"{Draw.__module__}:Draw"}
 
 
-@pytest.mark.thorough
-def test_each_call_of_a_dialogue_draws_another_picture_in_a_process_of_its_own(painter, made):
-    tools = made(timeout=60, functions=DRAWING, arguments={"draw": {"path": painter, **SIZE}})
-    call, pictures = '<tool_call>{"name": "draw", "arguments": {"prompt": "a red square"}}</tool_call>', []
-    for _ in range(2):
+def test_each_call_of_a_dialogue_has_a_seed_of_its_own(made):
+    tools, call = made("seeded"), '<tool_call>{"name": "seeded", "arguments": {}}</tool_call>'
+
+    def seeds(seed: int) -> list[str]:
         episode = tools.episode()
-        episode.reset(Prompt(text="Draw."), 3)
-        pictures += [picture.tobytes() for _ in range(2) for picture in episode.step(call).pictures]
-    assert len(set(pictures)) == 2
-    assert pictures[:2] == pictures[2:]
+        episode.reset(Prompt(text="?"), seed)
+        return [episode.step(call).words for _ in range(2)]
+
+    first, other = seeds(3), seeds(4)
+    assert first == seeds(3)
+    assert len({*first, *other}) == 4
 
 
 def test_what_a_tool_draws_depends_on_the_words_and_the_seed_and_what_can_t_draw_is_refused(painter):

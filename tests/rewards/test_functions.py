@@ -98,14 +98,6 @@ def easyr1_single(reward_input):
     return {"overall": 0.9 * (reward_input["response"] == reward_input["ground_truth"])}
 
 
-def verl(data_source, solution_str, ground_truth, extra_info=None):
-    return 0.9 * (solution_str == ground_truth)
-
-
-def trl(completions, prompts, **kwargs):
-    return [0.9 * (one == "2") for one in completions]
-
-
 def own(responses, prompts, metadata):
     SEEN.append(prompts)
     return [1.0] * len(responses)
@@ -117,18 +109,23 @@ def flow_grpo(images, prompts, metadata):
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), [("easyr1_batch", "EasyR1"), ("easyr1_single", "EasyR1"), ("verl", "verl"), ("trl", "TRL")]
+    ("path", "form", "named"),
+    [
+        (f"{__name__}:easyr1_batch", "EasyR1", {"accuracy": 1.0, "length": 3.0}),
+        (f"{__name__}:easyr1_single", "EasyR1", {}),
+        ("tests.support.named_rewards:compute_score", "verl", {"acc": 1.0}),
+        ("tests.support.named_rewards:trl", "TRL", {}),
+    ],
 )
-def test_functions_of_others_score_responses_and_say_once_by_which_form_they_are_called(name, form, caplog):
-    one, prompt = reward("function", path=f"{__name__}:{name}"), Prompt(text="1 + 1?", answer="2")
+def test_functions_of_others_score_responses_and_say_once_by_which_form_they_are_called(path, form, named, caplog):
+    one, prompt = reward("function", path=path), asked("1 + 1?", solution="7")
     for _ in range(2):
         one.check([prompt])
     assert caplog.text.count("is called in the form of") == 1
     assert form in caplog.text
     inputs = {"response_ids": [[5, 6, 7], [5]]}
-    right, wrong = judged(one, [Response("2"), Response("3")], [prompt] * 2, inputs=inputs)
-    assert (right.value, wrong.value) == (0.9, 0.0)
-    assert name != "easyr1_batch" or right.named == {"accuracy": 1.0, "length": 3.0}
+    right, wrong = judged(one, [Response("7"), Response("3")], [prompt] * 2, inputs=inputs)
+    assert (right.value, wrong.value, right.named) == (0.9 if form == "EasyR1" else 1, 0, named)
 
 
 def test_a_parameter_alone_does_not_change_what_prompts_are():

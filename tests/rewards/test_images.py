@@ -10,15 +10,23 @@ import numpy as np
 import pytest
 import torch
 
+from burnish.alarms.levels import Beyond
+from burnish.metrics import group_diversity
+from burnish.models.flow.loading import load_model
+from burnish.options.alarms import AlarmOptions
+from burnish.options.flow import LoraOptions, ModelOptions
 from burnish.rewards.images.motion import DIRECTIONS, centres
 from burnish.rewards.images.ocr import model_file, recognise, similarity, wanted
 from burnish.rewards.images.ocr_ctc import bands, cut, log_likelihood
 from burnish.rewards.recognition import Graph, lines
 from burnish.types.clips import Clip
 from burnish.types.prompt import Prompt
+from burnish.types.structure import coarse
+from burnish.utils.images import NonFiniteImage
 from tests.conformance import case
 from tests.support.asked import flow_reward
 from tests.support.drawing import line, noise, scene
+from tests.support.factory import tiny_pipeline
 from tests.support.scoring import Given, judged, judged_values, scorer
 
 PROMPT = Prompt(text="a")
@@ -321,3 +329,32 @@ def test_text_that_can_never_be_read_is_refused_at_the_start_and_missing_later()
     for wrong, why in ((Prompt(text="a cat"), "no answer"), (Prompt(text="", answer="\u2e80"), "lacks the character")):
         with pytest.raises(ValueError, match=why):
             reward.check([wrong])
+
+
+@pytest.mark.parametrize("vae", [False, True])
+def test_a_picture_of_values_that_are_not_finite_is_known_and_makes_a_group_no_more_varied(tmp_path, vae):
+    path = tiny_pipeline(tmp_path, vae=vae, layers=1)
+    model = load_model(ModelOptions(path=str(path), lora=LoraOptions(rank=2)))
+    latents = torch.rand(4, 4 if vae else 1, 8, 8)
+    sound = model.decode(latents)
+    if vae:
+        with torch.no_grad():
+            model.pipeline.vae.decoder.conv_out.bias.fill_(torch.nan)
+        assert all(isinstance(picture, NonFiniteImage) for picture in model.decode(latents))
+        return
+    latents[1:, 0, 2, 3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    pictures = model.decode(latents)
+    assert [isinstance(picture, NonFiniteImage) for picture in pictures] == [False, True, True, True]
+    assert (pictures[0] == sound[0]).all()
+    shades = [coarse(np.full((8, 8, 3), shade, np.uint8)) for shade in (100, 100, 0)]
+    group = torch.zeros(3, dtype=torch.long)
+    assert group_diversity(shades, group) > 0
+    assert group_diversity([*shades[:2], coarse(NonFiniteImage.of(np.zeros((8, 8, 3), np.uint8)))], group) == 0
+
+
+def test_a_collapse_is_named_by_the_reward_that_measures_it():
+    watching = Beyond("variety_collapse", AlarmOptions(limits={"variety_collapse": 0.3}), of="dino")
+    for update, mean in enumerate((0.4, 0.4, 0.2, 0.1, 0.1, 0.1), start=1):
+        assert watching.alarm is None
+        watching.add(update, {"critic/dino/mean": mean, "critic/diversity": 0.3})
+    assert (watching.alarm.name, watching.alarm.metric) == ("dino_collapse", "critic/dino/mean")

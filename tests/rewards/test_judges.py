@@ -28,7 +28,6 @@ from burnish.language.model import Shown
 from burnish.models.language.loading import load_language_model
 from burnish.options.language import LanguageModelOptions
 from burnish.rewards.judges import endpoint_options, verdicts
-from burnish.rewards.judges.endpoint import bounded
 from burnish.types.clips import Clip
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
@@ -112,15 +111,6 @@ def test_a_token_that_is_not_listed_has_a_bound_and_is_not_zero(form, shares, va
         (verdict,) = asked(server, picture(0), form=form)
     assert verdict.value == (None if value is None else pytest.approx(value))
     assert value is not None or "something else" in verdict.note or "lies anywhere" in verdict.note
-
-
-def test_bounds_hold_for_every_distribution_that_fits_the_list():
-    draw, spellings = np.random.default_rng(0), ("Yes", "yes", " Yes", " yes")
-    for _ in range(50):
-        shares = dict(zip([*spellings, "Y", "x", "No", "maybe"], draw.dirichlet(np.full(8, 0.5)), strict=True))
-        listed = dict(sorted(shares.items(), key=lambda one: -one[1])[:3])
-        bounds = bounded(listed, spellings)
-        assert bounds.low <= sum(shares[one] for one in spellings) <= bounds.high + 1e-12
 
 
 def test_nothing_is_asked_twice_and_pictures_that_differ_are():

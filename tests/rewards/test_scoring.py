@@ -79,13 +79,6 @@ def test_a_process_is_light_quiet_and_replaced_when_it_dies(tmp_path):
     assert gone(first, second, third)
 
 
-def test_every_batch_gets_its_own_scores():
-    with scorer({"bright": function("brightness")}, processes=2) as scoring:
-        pending = [scoring.submit(grey(level, 1 + level % 3), ask("a") * (1 + level % 3)) for level in range(40)]
-        for level, one in enumerate(pending):
-            torch.testing.assert_close(wait(one).reward, torch.full((1 + level % 3,), level / 255))
-
-
 def test_a_process_that_takes_nothing_is_not_waited_for():
     large = [np.zeros((1024, 1024, 3), dtype=np.uint8)]  # more than a pipe holds
     with scorer({"pid": function("process")}, processes=1) as scoring:
