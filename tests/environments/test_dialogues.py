@@ -29,7 +29,7 @@ from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.utils.user_code import load_object
 from tests.support.games import Shows, play, prompts
-from tests.support.language_runs import assembly_of, game, saved, trained, weights
+from tests.support.language_runs import assembly_of, game
 from tests.support.language_samples import model_of
 from tests.support.tiny_run import ROOT, burnish
 
@@ -319,20 +319,6 @@ def test_dialogues_are_the_same_however_many_are_answered_at_once_and_one_that_w
     assert "TimeoutError" in errors[2]
 
 
-def test_a_resumed_run_goes_on_bit_by_bit():
-    overrides = [*game(), "algorithm=grpo", "rewards.varied={name: function, path: 'tests.support.games:written'}"]
-    whole = assembly_of(*overrides)
-    trained(whole, 1, 1)
-    state = saved(whole.state_dict())
-    (row,) = trained(whole, 2, 2)
-    resumed = assembly_of(*overrides)
-    resumed.load_state_dict(state)
-    assert trained(resumed, 2, 2)[0]["actor/pg_loss"] == row["actor/pg_loss"]
-    assert torch.equal(weights(resumed), weights(whole))
-    assert row["actor/grad_norm"] > 0
-    assert (row["train/dialogue/turns/mean"], row["critic/environment/mean"]) == (3, 3.0)
-
-
 def test_what_is_learned_from_is_what_was_sampled_and_a_validation_keeps_the_whole_dialogue(tmp_path):
     assembly = assembly_of(*game(), "algorithm=grpo", "validation.max_prompts=2")
     answered = assembly.source.collect(1)
@@ -347,18 +333,6 @@ def test_what_is_learned_from_is_what_was_sampled_and_a_validation_keeps_the_who
     assert "[user] [picture]Turn 2.\n" in first["response"]
     assert len(first["images"]) == len(assembly.val_prompts[0].images) + 4
     assert first["note"].startswith("3 turns")
-
-
-def test_dialogues_that_break_are_missing_and_the_run_goes_on(caplog):
-    assembly = assembly_of(*game(fails="type"), "algorithm=grpo")
-    answered = assembly.source.collect(1)
-    assert answered.scores.missing.all()
-    assert answered.scores.components.isnan().all()
-    for told in (answered.scores.notes[0], caplog.text):
-        assert "the environment failed: TypeError" in told
-    before = weights(assembly)
-    assert trained(assembly, 2, 2)[0]["train/dialogue/broken_ratio"] == 1
-    assert torch.equal(weights(assembly), before)
 
 
 def test_turns_are_counted_where_the_policy_speaks():

@@ -22,7 +22,7 @@ from burnish.models.tiny.tokenizers import clip as clip_tokenizer
 from burnish.rewards.contrastive import load_contrastive
 from burnish.rewards.frames import FrameOptions
 from burnish.rewards.open_clip import FILE as OPEN_CLIP
-from burnish.rewards.open_clip import VIT_H_14, settings
+from burnish.rewards.open_clip import settings
 from burnish.rewards.preprocessing import CLIP_MEAN, CLIP_STD, HALF, Preprocessing, read_preprocessing
 from burnish.rewards.prompt_text import as_open_clip, as_siglip, token_ids
 from burnish.types.clips import Clip
@@ -135,13 +135,20 @@ def test_hpsv2_is_the_cosine_of_open_clip_s_networks_on_cleaned_prompts(copied):
 
 
 def test_without_a_description_it_is_vit_h_14(tmp_path):
-    vision, text = (getattr(settings(tmp_path), f"{part}_config") for part in ("vision", "text"))
-    assert (vision.hidden_size, vision.num_attention_heads, vision.num_hidden_layers) == (1280, 16, 32)
-    assert (vision.intermediate_size, vision.patch_size, vision.image_size) == (5120, 14, 224)
-    assert (text.hidden_size, text.num_attention_heads, text.num_hidden_layers) == (1024, 16, 24)
-    assert (text.intermediate_size, text.vocab_size, text.eos_token_id) == (4096, 49408, 49407)
-    assert vision.hidden_act == text.hidden_act == "gelu"
-    assert settings(tmp_path).projection_dim == VIT_H_14["embed_dim"] == 1024
+    made = settings(tmp_path)
+    widths = {
+        "hidden_size": 1280,
+        "intermediate_size": 5120,
+        "num_hidden_layers": 32,
+        "patch_size": 14,
+        "image_size": 224,
+    }
+    assert made.vision_config.to_dict() | widths == made.vision_config.to_dict()
+    widths = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "vocab_size": 49408}
+    assert made.text_config.to_dict() | widths == made.text_config.to_dict()
+    assert made.vision_config.num_attention_heads == made.text_config.num_attention_heads == 16
+    assert made.vision_config.hidden_act == made.text_config.hidden_act == "gelu"
+    assert (made.text_config.eos_token_id, made.projection_dim) == (49407, 1024)
 
 
 @pytest.mark.parametrize("form", ["bare", "wrapped", "safetensors", "transformers", "older"])
