@@ -362,6 +362,7 @@ def test_the_example_s_game_is_won_by_going_there_and_what_is_no_move_costs_some
     assert grid.moved((2, 1), "right") == grid.moved((2, 2), "right") == (2, 2)
 
 
+@pytest.mark.thorough
 def test_the_example_s_recipe_runs_on_the_files_that_it_writes(tmp_path):
     grid.main(tmp_path, 40)
     records = [json.loads(line) for line in (tmp_path / "demonstrations.jsonl").read_text().splitlines()]

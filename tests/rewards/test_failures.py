@@ -198,10 +198,11 @@ def test_one_whose_child_comes_back_gives_no_sample_anothers_reward(processes, t
 
 def test_a_process_that_gives_too_few_verdicts_gives_none(monkeypatch):
     monkeypatch.setattr(ScoringProcess, "call", lambda *_: [Verdict(1.0)])
-    scores = scored("a", "bb", "ccc", processes=1, it=function("forks"))
-    assert scores.missing.tolist() == [False, False, False]  # asked one by one, each has its one verdict
-    monkeypatch.setattr(ScoringProcess, "call", lambda *_: [Verdict(1.0)] * 2)
-    assert scored("a", "bb", "ccc", processes=1, it=function("forks")).missing.all()
+    with scorer({"it": function("forks")}, processes=1) as scoring:
+        # asked one by one, each has its one verdict
+        assert ask(scoring, "a", "bb", "ccc").missing.tolist() == [False, False, False]
+        monkeypatch.setattr(ScoringProcess, "call", lambda *_: [Verdict(1.0)] * 2)
+        assert ask(scoring, "a", "bb", "ccc").missing.all()
 
 
 class MisbehavingScorer(Misbehaving, ScoringProcess):

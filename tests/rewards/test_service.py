@@ -8,26 +8,32 @@ import json
 import re
 import socket
 import struct
+import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import uvicorn
 from PIL import Image
 from safetensors.numpy import save
 
 from burnish.config.serving import load_service
+from burnish.options.service import ServiceOptions
 from burnish.rewards.wire import Limits, decode_request, encode_prompt, encode_sample
+from burnish.service.app import Service
 from burnish.types.clips import Clip, Sound
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.utils.http import LARGEST
+from burnish.utils.serving import punctual
 from tests.support.asked import flow_reward, reward
 from tests.support.drawing import line, noise
 from tests.support.http_servers import JsonServer, json_server
 from tests.support.reward_service import get, post, raw, served
-from tests.support.scoring import Response, judged, judged_values, scorer
+from tests.support.scoring import LIMIT, Response, judged, judged_values, scorer
 from tests.support.tiny_run import burnish
 
 ANY = Prompt(text="?")
@@ -155,7 +161,6 @@ def test_a_token_comes_from_the_environment_goes_to_nobody_else_and_is_not_shown
 SIGN = Prompt(text="the number 472", answer="472", source="mine", label="x", extra='{"a": [1]}', negative="no")
 KNOWN = {"Authorization": "Bearer hush"}
 GOOD = {"samples": [{"text": "abc"}], "prompts": [{"text": "?"}]}
-LANGUAGE = ("--task", "image-text-to-text")
 
 
 def test_samples_and_prompts_arrive_as_they_were():
@@ -176,42 +181,62 @@ def test_samples_and_prompts_arrive_as_they_were():
     assert [prompt.uid for prompt in told] == [prompt.uid for prompt in prompts]
 
 
+@contextmanager
+def serving(rewards, token: str | None = None, **options):
+    """A service in this process; its address."""
+    with scorer(rewards) as scoring, socket.create_server(("127.0.0.1", 0)) as listening:
+        app = Service(scoring, ServiceOptions(**options), token).app()
+        config = uvicorn.Config(
+            app, http=punctual(5), ws="none", log_level="error", h11_max_incomplete_event_size=32_768
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(LIMIT)
+
+
 def test_pictures_are_scored_as_a_run_scores_them(monkeypatch):
     samples, prompts = [line("472"), noise(3), line("186")], [SIGN] * 3
     rewards = {"ocr": flow_reward("ocr"), "small": flow_reward("jpeg_compressibility", weight=0.1)}
     expected = scorer(rewards).score(samples, prompts)
     monkeypatch.setenv("HUSH", "hush")
-    with served("ocr", "rewards.small.name=jpeg_compressibility", "small.weight=0.1", token="hush") as service:
-        assert get(f"{service.url}/health") == (200, '{"status":"ok"}')
-        assert get(f"{service.url}/metrics")[0] == 401
-        one = flow_reward("remote", url=service.url, deadline=60.0, token_variable="HUSH", batch_size=2)
+    with serving(rewards, "hush") as url:
+        assert get(f"{url}/health") == (200, '{"status":"ok"}')
+        one = flow_reward("remote", url=url, deadline=60.0, token_variable="HUSH", batch_size=2)
         verdicts = judged(one, samples, prompts)
-        assert [verdict.value for verdict in verdicts] == pytest.approx(expected.reward.tolist(), abs=1e-7)
-        assert verdicts[0].named["small"] == pytest.approx(float(expected.components[0, -1]))
-        assert verdicts[0].note == expected.notes[0]
-        status, counted = get(f"{service.url}/metrics", **KNOWN)
-        assert status == 200
-        assert 'burnish_requests_total{status="200"} 2' in counted
-        assert 'burnish_samples_total{reward="ocr"} 3' in counted
-        assert service.end() == 0
+        status, counted = get(f"{url}/metrics", **KNOWN)
+    assert [verdict.value for verdict in verdicts] == pytest.approx(expected.reward.tolist(), abs=1e-7)
+    assert verdicts[0].named["small"] == pytest.approx(float(expected.components[0, -1]))
+    assert verdicts[0].note == expected.notes[0]
+    assert status == 200
+    for counter in ('burnish_requests_total{status="200"} 2', 'burnish_samples_total{reward="ocr"} 3'):
+        assert counter in counted
 
 
-def test_without_a_token_a_page_that_gave_this_machine_a_name_of_its_own_is_refused():
-    """And the answers of responses come back for votes."""
-    with served("multiple_choice", *LANGUAGE) as service:
+def test_answers_of_responses_come_back_from_a_process_for_votes():
+    with served("multiple_choice", "--task", "image-text-to-text") as service:
         one = reward("remote", url=service.url, protocol="burnish", deadline=60.0)
         samples = [Response(f"<answer>{text}</answer>") for text in ("B", "(b)", "C")]
         verdicts = judged(one, samples, [Prompt(text="?", answer="B")] * 3)
-        assert [(verdict.value, verdict.answer) for verdict in verdicts] == [(1.0, "B"), (1.0, "B"), (0.0, "C")]
-        for host in ("localhost", f"localhost:{service.port}", f"127.0.0.1:{service.port}", f"[::1]:{service.port}"):
-            assert post(f"{service.url}/score", GOOD, Host=host)[0] == 200
-        for host in ("rebound.example", f"rebound.example:{service.port}", "127.0.0.1.example", "192.0.2.1", "[", ""):
-            status, reply, _ = post(f"{service.url}/score", GOOD, Host=host)
-            assert (status, f"Host header is {host!r}" in reply["error"]) == (421, True)
-            assert get(f"{service.url}/metrics", Host=host)[0] == 421
-    one = reward("remote", url=service.url, protocol="burnish", deadline=2.0)
-    (gone,) = judged(one, samples[:1], [Prompt(text="?", answer="B")])
+        assert service.end() == 0
+    assert [(verdict.value, verdict.answer) for verdict in verdicts] == [(1.0, "B"), (1.0, "B"), (0.0, "C")]
+    gone = judged(reward("remote", url=service.url, protocol="burnish", deadline=2.0), samples[:1], [SIGN])[0]
     assert (gone.value, "gave up after" in gone.fault) == (None, True)
+
+
+def test_without_a_token_a_page_that_gave_this_machine_a_name_of_its_own_is_refused():
+    with serving({"form": reward("format")}) as url:
+        port = url.rpartition(":")[2]
+        for host in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
+            assert post(f"{url}/score", GOOD, Host=host)[0] == 200
+        for host in ("rebound.example", f"rebound.example:{port}", "127.0.0.1.example", "192.0.2.1", "[", ""):
+            status, reply, _ = post(f"{url}/score", GOOD, Host=host)
+            assert (status, f"Host header is {host!r}" in reply["error"]) == (421, True)
+            assert get(f"{url}/metrics", Host=host)[0] == 421
 
 
 @pytest.mark.parametrize(
@@ -243,21 +268,23 @@ def test_names_and_recipes_are_served_with_their_options(tmp_path):
     assert (exact.weight, exact.ignore_case, of_recipe.service.window) == (2, True, 0)
 
 
+LIMITS = {"max_body_mb": 1, "memory_mb": 24, "read_timeout": 1, "max_samples": 64, "queue": 400, "max_pixels": 10_000,
+          "max_values": 20_000, "window": 0.1}  # fmt: skip
+TOGETHER: list[int] = []  # samples of each batch
+
+
+def counts(responses, prompts):
+    TOGETHER.append(len(responses))
+    return [0.0] * len(responses)
+
+
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    """Of lengths of responses, with small limits and a token; its folder is where it counts the samples of batches."""
-    folder = tmp_path_factory.mktemp("counted")
-    limits = {"max_body_mb": 1, "memory_mb": 24, "read_timeout": 2, "max_samples": 64, "queue": 400,
-              "max_pixels": 10_000, "max_values": 20_000, "window": 0.1}  # fmt: skip
-    path, arguments = "tests.support.failing_rewards:", f"arguments: {{folder: '{folder}'}}"
-    with served(
-        "function", *LANGUAGE, f"function.path={path}raises_on_bad",
-        f"rewards.count={{name: function, path: '{path}counts_itself', weight: 0, {arguments}}}",
-        *[f"service.{name}={value}" for name, value in limits.items()], token="hush",
-    ) as one:  # fmt: skip
-        one.folder = folder
-        assert post(f"{one.url}/score", GOOD, **KNOWN)[0] == 200
-        yield one
+def service():
+    """Of lengths of responses, with small limits and a token."""
+    length = reward("function", path="tests.support.failing_rewards:raises_on_bad")
+    count = reward("function", path=f"{__name__}:counts", weight=0.0)
+    with serving({"length": length, "count": count}, "hush", **LIMITS) as url:
+        yield url
 
 
 def image(width: int, height: int) -> dict:
@@ -314,7 +341,7 @@ def asking(**sample) -> dict:
     ids=lambda value: str(value)[:30],
 )
 def test_a_bad_request_is_refused_with_its_reason(service, body, status, why):
-    found, reply, _ = post(f"{service.url}/score", body, **KNOWN)
+    found, reply, _ = post(f"{service}/score", body, **KNOWN)
     assert (found, why in reply["error"]) == (status, True), reply
     assert len(reply["error"]) < 700
 
@@ -322,28 +349,29 @@ def test_a_bad_request_is_refused_with_its_reason(service, body, status, why):
 def test_wrong_tokens_kinds_of_content_places_and_bytes_are_refused(service):
     for given in (None, "Bearer wrong", "Bearer ", "hush", "Basic hush", "Bearer hushh", "Bearer h\u00fc"):
         headers = {} if given is None else {"Authorization": given}
-        status, reply, more = post(f"{service.url}/score", GOOD, **headers)
+        status, reply, more = post(f"{service}/score", GOOD, **headers)
         assert (status, "hush" in reply["error"], more["www-authenticate"]) == (401, False, "Bearer")
-        assert get(f"{service.url}/metrics", **headers)[0] == 401
-    assert post(f"{service.url}/score", GOOD, **(KNOWN | {"Content-Type": "application/x-pickle"}))[0] == 415
-    assert post(f"{service.url}/score", GOOD, **(KNOWN | {"Content-Encoding": "gzip"}))[0] == 415
-    assert post(f"{service.url}/other", GOOD, **KNOWN)[0] == 404
-    assert get(f"{service.url}/score")[0] == 405
+        assert get(f"{service}/metrics", **headers)[0] == 401
+    assert post(f"{service}/score", GOOD, **(KNOWN | {"Content-Type": "application/x-pickle"}))[0] == 415
+    assert post(f"{service}/score", GOOD, **(KNOWN | {"Content-Encoding": "gzip"}))[0] == 415
+    assert post(f"{service}/other", GOOD, **KNOWN)[0] == 404
+    assert get(f"{service}/score")[0] == 405
+    port = int(service.rpartition(":")[2])
     negative = b"POST /score HTTP/1.1\r\nContent-Length: -5\r\n\r\n"
     for content in (b"\x00" * 100, negative, b"GET / HTTP/9\r\n\r\n"):
-        assert b" 400 " in raw(service.port, content, wait=5.0).partition(b"\r\n")[0]
+        assert b" 400 " in raw(port, content, wait=5.0).partition(b"\r\n")[0]
     long = b"GET /health HTTP/1.1\r\n" + b"X: " + b"y" * 100_000
-    assert b" 4" in raw(service.port, long, wait=5.0).partition(b"\r\n")[0]
+    assert b" 4" in raw(port, long, wait=5.0).partition(b"\r\n")[0]
 
 
 def test_failures_are_missing_and_samples_of_another_task_are_told(service, monkeypatch):
     monkeypatch.setenv("HUSH", "hush")
-    one = reward("remote", url=service.url, protocol="burnish", deadline=60.0, token_variable="HUSH")
+    one = reward("remote", url=service, protocol="burnish", deadline=60.0, token_variable="HUSH")
     verdicts = judged(one, [Response("a"), Response("bad"), Response("ccc")], [SIGN] * 3)
     assert [verdict.value for verdict in verdicts] == [1.0, None, 3.0]
     assert "no bad" in verdicts[1].fault
     sent = {"samples": [encode_sample(noise(1))], "prompts": [encode_prompt(SIGN, media=False)]}
-    status, answer, _ = post(f"{service.url}/score", sent, **KNOWN)
+    status, answer, _ = post(f"{service}/score", sent, **KNOWN)
     assert (status, answer["scores"][0]["fault"]) == (200, "")
     assert "this is not a text" in answer["scores"][0]["note"]
 
@@ -353,24 +381,22 @@ def test_a_body_that_drips_ends_in_time_and_takes_nobody_else_with_it(service):
         "POST /score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer hush\r\nContent-Type: application/json\r\n"
         "Content-Length: 500\r\n\r\n{"
     )
-    slow = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(20)]
+    slow = [socket.create_connection(("127.0.0.1", int(service.rpartition(":")[2]))) for _ in range(20)]
     for connection in slow:
         connection.sendall(head.encode())
-    assert post(f"{service.url}/score", GOOD, **KNOWN)[0] == 200
+    assert post(f"{service}/score", GOOD, **KNOWN)[0] == 200
     for connection in slow:
         connection.settimeout(20)
         assert b" 408 " in connection.recv(1000).partition(b"\r\n")[0]
         connection.close()
 
 
-def test_many_clients_at_once_all_get_their_own_scores_from_batches_and_memory_stays(service):
-    before = service.memory()
-
+def test_many_clients_at_once_all_get_their_own_scores_from_batches(service):
     def scores(number: int) -> list[float]:
         texts = [{"text": "x" * (number + 1)}, {"text": "y" * (number % 7 + 1)}]
         for _ in range(300):
             body = {"samples": texts, "prompts": [{"text": str(number)}] * 2}
-            status, reply, headers = post(f"{service.url}/score", body, **KNOWN)
+            status, reply, headers = post(f"{service}/score", body, **KNOWN)
             if status == 200:
                 return [score["value"] for score in reply["scores"]]
             assert (status, int(headers["retry-after"]) >= 1) == (503, True)
@@ -378,14 +404,12 @@ def test_many_clients_at_once_all_get_their_own_scores_from_batches_and_memory_s
         raise AssertionError("never answered")
 
     def large(_: int) -> int:
-        return post(f"{service.url}/score", json.dumps(asking(text="z" * 900_000)).encode(), **KNOWN)[0]
+        return post(f"{service}/score", json.dumps(asking(text="z" * 900_000)).encode(), **KNOWN)[0]
 
     with ThreadPoolExecutor(100) as pool:
         assert list(pool.map(scores, range(100))) == [[number + 1.0, number % 7 + 1.0] for number in range(100)]
         statuses = set(pool.map(large, range(50)))
-    together = [int(file.read_text().split()[2]) for file in service.folder.iterdir()]
-    assert max(together) > 2
+    assert max(TOGETHER) > 2
     assert {200} <= statuses <= {200, 503}
-    assert service.memory() - before < 300 << 20
-    status, counted = get(f"{service.url}/metrics", **KNOWN)
+    status, counted = get(f"{service}/metrics", **KNOWN)
     assert (status, "burnish_memory_bytes 0" in counted, "burnish_queue_samples 0" in counted) == (200, True, True)
