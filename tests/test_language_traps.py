@@ -1,8 +1,8 @@
 """Mistakes that others made in training models that see, where no test of a single part would show them.
 
 Those of single parts are tested with them: positions, layouts and sampling in tests/kernels, forged placeholders in
-tests/models/language, prompts that are too long in tests/data/language, rewards that read the prompt in
-tests/rewards/text, statistics and discounts in tests/kernels and tests/conformance.
+tests/models, prompts that are too long in tests/data, rewards that read the prompt in
+tests/rewards, statistics and discounts in tests/kernels and tests/conformance.
 """
 
 from __future__ import annotations

@@ -611,6 +611,12 @@ GENERATOR: Table = {
 }
 
 # of a recipe with a tiny language model of its own
+GAME = [
+    "environment.name=function", "environment.path=tests.support.games:Show", "rewards.environment.weight=1",
+    "environment.arguments={opening: true, pictures: true, fails: '', turns: 2}",
+]  # fmt: skip
+TOOL = ["environment.name=tools", "environment.functions.add=tests.support.tool_functions:add"]
+BY_TURN = ["algorithm=ppo", "algorithm.turn_rewards=true", "critic.warmup_updates=0"]
 LANGUAGE: Table = {
     "missing directory": (["model.path={place}/nowhere"], ["model.path", "nowhere"]),
     "no model": (["model.path={place}/nothing"], ["nothing", "config.json"]),
@@ -654,6 +660,34 @@ LANGUAGE: Table = {
     "filter of nothing": (["data.overlong=filter"], ["data.overlong", "data.max_prompt_length"]),
     "key of nothing": (["data.response_key=said"], ["data.response_key"]),
     "word of no environment": (["rewards.environment.weight=1"], ["rewards.environment"]),
+    "given responses and an environment": ([*GAME, "algorithm=dpo", "algorithm.online=false"], ["dpo"]),
+    "dialogue shorter than a response": (
+        [*GAME, "environment.max_length=3"],
+        ["environment.max_length is 3", "rollout.max_new_tokens=4"],
+    ),
+    "near to an option of an environment": (
+        [*GAME, "environment.turns=5"],
+        ["environment.turns is 5", "environment.max_turns"],
+    ),
+    "environment without a name": (["environment.max_turns=5"], ["environment.name=NAME"]),
+    "unknown environment": (["environment.name=fuction"], ["environment.name is fuction", "function"]),
+    "environment without its path": (["environment.name=function"], ["environment.path"]),
+    "environment is a word": (["environment=tools"], ["environment is tools", "environment.name="]),
+    "no turns": ([*GAME, "environment.max_turns=0"], ["environment.max_turns is 0", ">= 1"]),
+    "environment is not there": ([*GAME[:1], "environment.path=nowhere:Game"], ["'nowhere:Game'"]),
+    "environment has another name": ([*GAME[:1], "environment.path=tests.support.games:Nothing"], ["games:Nothing"]),
+    "environment that its arguments don't make": (
+        [*GAME[:2], "environment.arguments={size: 3}"],
+        ["environment.arguments", "TypeError"],
+    ),
+    "environment without steps": ([*GAME[:1], "environment.path=tests.support.games:prompts"], ["reset", "step"]),
+    "no tools": (["environment.name=tools", "environment.functions={}"], ["environment.functions"]),
+    "tool that is not there": (["environment.name=tools", "environment.functions.add=nowhere:add"], ["'nowhere:add'"]),
+    "unknown call format": ([*TOOL, "environment.calls=hermess"], ["environment.calls is hermess", "hermes"]),
+    "turns of no environment": (BY_TURN, ["algorithm.turn_rewards", "environment"]),
+    "turns that nobody reads": ([*GAME, "algorithm=grpo", "algorithm.turn_rewards=true"], ["turn_rewards"]),
+    "turns of a last reward": ([*GAME, *BY_TURN, "rewards.environment.total=last"], ["turn_rewards"]),
+    "turns that are clipped": ([*GAME, *BY_TURN, "algorithm.reward_clip=1"], ["turn_rewards", "reward_clip"]),
     "deadline of nothing": (["scoring.timeout=3"], ["scoring.timeout", "scoring.processes"]),
     "more than there are": (["trainer.mini_batch_size=5"], ["trainer.mini_batch_size is 5"]),
     "part that is not there": (["model.freeze=[model.visual]"], ["model.freeze", "model.visual"]),

@@ -58,12 +58,6 @@ def dies_on_x(images, prompts, folder, times=1):
     return brightness(images, prompts)
 
 
-def hangs_on_x(images, prompts):
-    if prompts[0].text == "x":
-        time.sleep(600)
-    return brightness(images, prompts)
-
-
 def tells_and_hangs(images, prompts, file):
     Path(file).write_text(str(os.getpid()))
     time.sleep(600)

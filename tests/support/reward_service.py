@@ -37,11 +37,6 @@ class Started:
         assert found, f"it said {line!r}"
         self.url, self.port = found.group(0), int(found.group(1))
 
-    def memory(self) -> int:
-        """Bytes that it takes now."""
-        with open(f"/proc/{self.process.pid}/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
     def end(self) -> int:
         """Ask it to end; its exit code."""
         self.process.send_signal(signal.SIGTERM)
