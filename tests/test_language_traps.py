@@ -1,7 +1,7 @@
 """Mistakes that others made in training models that see, where no test of a single part would show them.
 
 Those of single parts are tested with them: positions and layouts in tests/language, forged and sampled placeholders in
-tests/models/language and tests/language/test_sampling.py, prompts that are too long in tests/data/language, rewards
+tests/models and tests/language/test_sampling.py, prompts that are too long in tests/data/language, rewards
 that read the prompt in tests/rewards/text, statistics and discounts in tests/advantages and tests/conformance.
 """
 

@@ -120,17 +120,6 @@ def test_layers_that_can_not_be_adapted_are_left_out_or_refused(name, change, ta
         assert {one.rpartition(".")[2] for one in kept} == {"q_proj", "up_proj"}
 
 
-def test_modules_are_trained_in_full_beside_adapters():
-    lora = {"modules_to_save": ["lm_head", "layers.2.mlp"]}
-    network = load(folder_of("llama"), "policy", "critic", lora=lora).network
-    own = adapter_parameters(network, "policy")
-    assert own.keys() == adapter_parameters(network, "critic").keys()
-    in_full = {name for name in own if "modules_to_save" in name}
-    assert {name.split(".modules_to_save.")[0] for name in in_full} == {"lm_head", "model.layers.2.mlp"}
-    assert len(own) - len(in_full) == 2 * (3 * 7 - 3)  # no adapters inside of the last MLP
-    assert {id(value) for value in network.parameters() if value.requires_grad} == {id(value) for value in own.values()}
-
-
 @pytest.mark.parametrize(
     ("model", "option", "names"),
     [

@@ -29,7 +29,7 @@ from burnish.language.sampling import Sampling
 from burnish.types.completion import Encoded
 from burnish.utils.errors import UserError
 from tests.support.language_samples import folder_of, responses
-from tests.support.model_runs import refused, run_of
+from tests.support.model_runs import changed, refused, run_of
 from tests.support.talkers import class_that_reads, load, outlined, positions, written
 from tests.support.tiny_language import FAMILIES, SEEING, chat, picture, tiny_language
 from tests.support.universal import (
@@ -176,8 +176,7 @@ def unseen(tmp_path_factory):
     AutoConfig.register("never_seen", UnseenConfig, exist_ok=True)
     AutoModelForCausalLM.register(UnseenConfig, UnseenForCausalLM, exist_ok=True)
     folder = tiny_language(tmp_path_factory.mktemp("unseen"), "llama")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "never_seen"}))
+    changed(folder / "config.json", model_type="never_seen")
     return folder
 
 

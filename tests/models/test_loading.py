@@ -16,15 +16,11 @@ from tests.support import talkers
 from tests.support.generators import Generator
 from tests.support.generators import folder_of as pipeline_of
 from tests.support.language_samples import folder_of
-from tests.support.model_runs import refused
+from tests.support.model_runs import changed, refused
 from tests.support.placing import Placed, converted, precision_of
 
 CODE = "import pathlib; pathlib.Path(__file__).with_name('ran').touch()\nclass Own: pass\n"
 OFTEN = {"sd3", "z-image", "wan2.2", "gemma3", "llama"}
-
-
-def change(file, **changes):
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 @pytest.fixture
@@ -54,17 +50,17 @@ def language(tmp_path, monkeypatch):
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
 def test_code_beside_a_language_model_is_not_run(language, file):
     own = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own", "AutoTokenizer": ["own.Own", "own.Own"]}
-    change(language / file, auto_map=own, tokenizer_class="Own")
+    changed(language / file, auto_map=own, tokenizer_class="Own")
     with contextlib.suppress(UserError):
         talkers.load(language)
     assert not (language / "ran").exists()
 
 
 def test_code_beside_a_known_type_is_told_with_the_class_that_is_trained(language, caplog, told):
-    change(language / "config.json", auto_map={"AutoModelForCausalLM": "own.Own"})
+    changed(language / "config.json", auto_map={"AutoModelForCausalLM": "own.Own"})
     talkers.load(language)
     assert "LlamaForCausalLM" in caplog.text
-    change(language / "config.json", model_type="own")
+    changed(language / "config.json", model_type="own")
     assert "code" in told(language)
     assert not (language / "ran").exists()
 
@@ -72,7 +68,7 @@ def test_code_beside_a_known_type_is_told_with_the_class_that_is_trained(languag
 def test_modules_that_a_pipeline_names_are_not_imported(pipeline, monkeypatch, told):
     (pipeline.parent / "own.py").write_text(CODE)
     monkeypatch.syspath_prepend(str(pipeline.parent))
-    change(pipeline / "model_index.json", tokenizer=["own", "Own"])
+    changed(pipeline / "model_index.json", tokenizer=["own", "Own"])
     told(pipeline, names=["tokenizer", "'own'"])
     assert not (pipeline.parent / "ran").exists()
     assert "own" not in sys.modules
@@ -115,13 +111,13 @@ PIPELINES = {  # file, its changes, and what the message names
 
 @pytest.mark.parametrize(("file", "changes", "names"), PIPELINES.values(), ids=PIPELINES)
 def test_a_pipeline_that_is_changed_is_refused(file, changes, names, pipeline, told):
-    change(pipeline / file, **changes)
+    changed(pipeline / file, **changes)
     family = "model.family=sd3" if "eos_token_id" in changes else "model.family=auto"
     told(pipeline, family, names=names)
 
 
 def test_a_deep_configuration_of_a_tokenizer_is_read(pipeline):
-    change(pipeline / "tokenizer" / "tokenizer_config.json", x=DEEP)
+    changed(pipeline / "tokenizer" / "tokenizer_config.json", x=DEEP)
     Generator(pipeline)
 
 
@@ -148,7 +144,7 @@ def test_what_is_no_model_is_told_with_the_way_to_one(tmp_path, told, files):
 @pytest.mark.parametrize("method", ["bitsandbytes", "gptq", "awq", "compressed-tensors", "torchao"])
 def test_weights_of_few_bits_are_refused_by_their_configuration(method, language, told):
     next(language.glob("*.safetensors")).unlink()
-    change(language / "config.json", quantization_config={"quant_method": method})
+    changed(language / "config.json", quantization_config={"quant_method": method})
     assert method in told(language)
 
 

@@ -24,6 +24,7 @@ from burnish.models import pixel_functions as ours
 from burnish.types.completion import Encoded
 from burnish.utils.errors import UserError
 from tests.support.language_samples import folder_of, model_of, responses
+from tests.support.model_runs import changed
 from tests.support.sounds import tone
 from tests.support.talkers import example, load, processor, written
 from tests.support.tiny_language import chat, film, picture
@@ -39,13 +40,6 @@ OFTEN = ("qwen3_5", "qwen2_audio")
 SAMPLED = {"do_sample_frames": True, "fps": 2, "min_frames": 4, "max_frames": 8}
 
 
-def changed(folder, target, file, **changes):
-    """A copy of a folder with another configuration."""
-    copy = shutil.copytree(folder, target)
-    (copy / file).write_text(json.dumps(json.loads((copy / file).read_text()) | changes))
-    return copy
-
-
 def moving(seed, frames, fps=2.0):
     draw = np.random.default_rng(seed)
     return Video(draw.integers(0, 256, (frames, 24, 36, 3), dtype=np.uint8), fps)
@@ -53,7 +47,8 @@ def moving(seed, frames, fps=2.0):
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_media_are_processed_as_transformers_own_processor_does(family, tmp_path):
-    folder = changed(folder_of(family), tmp_path / "model", "video_preprocessor_config.json", **SAMPLED)
+    folder = shutil.copytree(folder_of(family), tmp_path / "model")
+    changed(folder / "video_preprocessor_config.json", **SAMPLED)
     mine, theirs = load(folder), load_universal(folder)
     for parts in (
         ("Look: ", film(4, frames=4, fps=2.0), picture(2, 24, 40), "<|video_pad|>", picture(1)),
@@ -77,6 +72,20 @@ def test_smolvlm_tells_of_a_video_in_words():
     assert text.count("Frame from 00:01:") == 2
     with pytest.raises(UserError):
         model.encode(*chat(film(4), picture(0)))
+
+
+def test_tiles_skip_the_ends_of_long_videos_and_numbers_are_words():
+    from burnish.models.language.tiles import TileVideos, in_words
+
+    sampling = {"fps": 1, "max_frames": 4, "video_size": {"longest_edge": 32}}
+    config = {"max_image_size": {"longest_edge": 16}, "image_mean": [0.5], "image_std": [0.5]}
+    videos = TileVideos.read(config | {"do_sample_frames": True, "video_sampling": sampling})
+    short, long = (Video(np.zeros((count, 8, 8, 3), np.uint8), 2.0) for count in (6, 40))
+    assert videos.sample(short) == [0, 2, 5]
+    assert videos.sample(long) == [2, 14, 26, 38]
+    assert videos.process(short)[0].shape == (3, 3, 16, 16)
+    words = {12: "twelve", 20: "twenty", 64: "sixty-four", 100: "one hundred", 321: "three hundred and twenty-one"}
+    assert {number: in_words(number) for number in words} == words
 
 
 def test_parts_and_media_must_match():
@@ -256,9 +265,7 @@ def test_the_type_of_the_model_names_a_processor_that_no_file_names(tmp_path):
     folder = shutil.copytree(universal_folder("qwen2_5_vl"), tmp_path / "model")
     split(folder, name_processor=False)
     (folder / "video_preprocessor_config.json").unlink()  # of Qwen2.5-VL only the picture processor's is published
-    about = json.loads((folder / "tokenizer_config.json").read_text())
-    about.pop("processor_class", None)
-    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    changed(folder / "tokenizer_config.json", processor_class=None)
     assert type(processor(folder)).__name__ == "Qwen2_5_VLProcessor"
     assert type(processor(folder).video_processor).__name__ == "Qwen2VLVideoProcessor"
     assert processor(universal_folder("granite")) is None, "it reads text alone"

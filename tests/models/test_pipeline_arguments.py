@@ -17,7 +17,7 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 from tests.support.generators import Generator, arguments_of, call_of, folder_of
-from tests.support.model_runs import refused
+from tests.support.model_runs import changed, refused
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,7 @@ def with_scheduler(tmp_path):
         name = "sd3" if flows else "if" if config.get("clip_sample") else "sd1.5"
         path = shutil.copytree(folder_of(name), tmp_path / kind)
         getattr(diffusers, kind)(**config).save_pretrained(path / "scheduler")
-        index = json.loads((path / "model_index.json").read_text()) | {"scheduler": ["diffusers", kind]}
-        (path / "model_index.json").write_text(json.dumps(index))
+        changed(path / "model_index.json", scheduler=["diffusers", kind])
         return path
 
     return write
@@ -203,13 +202,8 @@ def test_a_family_leaves_schedulers_that_it_does_not_know_to_the_pipeline_itself
     ):
         path = with_scheduler(kind, config)
         assert Generator(path, rollout={"height": 32, "width": 32}).model.runs_own
-        refused(
-            files,
-            "sd3",
-            f"model.path={path}",
-            "model.family=sd3",
-            names=("model.family is sd3", named, "model.family=pipeline"),
-        )
+        names = ["model.family is sd3", named, "model.family=pipeline"]
+        refused(files, "sd3", f"model.path={path}", "model.family=sd3", names=names)
 
 
 # Prompts that are longer than what text encoders read
@@ -234,13 +228,13 @@ def test_a_prompt_that_t5_would_cut_is_refused(length, reads, files, tmp_path):
     told = refused(files, "flux-dev", "rollout.max_sequence_length=513")
     assert "rollout.max_sequence_length is 513" in told
     assert "512" in told
+    refused(files, "sd3", "rollout.embedded_guidance=2.0", names=["rollout.embedded_guidance is 2.0"])
 
 
 def test_a_tokenizer_of_another_model_is_refused_before_weights_are_loaded(files, tmp_path):
     for name in ("text_encoder", "text_encoder_2"):
         path = shutil.copytree(folder_of("flux-dev"), tmp_path / name)
-        config = path / name / "config.json"
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 5}))
+        changed(path / name / "config.json", vocab_size=5)
         told = refused(files, "flux-dev", f"model.path={path}")
         assert f"{name} has only 5" in told
 
@@ -284,9 +278,7 @@ def test_a_recipe_for_another_model_leaves_the_length_of_prompts_to_it(name, fil
 
 @pytest.mark.parametrize("family", ["auto", "pipeline"])
 def test_the_length_that_a_model_states_is_drawn_with_and_exported(family, tmp_path):
-    from burnish.utils.paths import resolve
-
-    path, options = resolve("burnish:quickstart/model"), {"family": family, "rollout": {"height": 16, "width": 32}}
+    path, options = "burnish:quickstart/model", {"family": family, "rollout": {"height": 16, "width": 32}}
     ours = Generator(path, **options)
     assert ours.model.rollout.max_sequence_length == 0
     assert Generator(path, family=family, rollout={"max_sequence_length": 8}).model.rollout.max_sequence_length == 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 
@@ -13,7 +12,7 @@ import torch
 from burnish.utils.errors import UserError
 from tests.support import unseen
 from tests.support.generators import Generator, close, drawn_by, folder_of
-from tests.support.model_runs import refused, run_of
+from tests.support.model_runs import changed, refused, run_of
 
 THOROUGH = pytest.mark.thorough
 # rows of one prompt's size, lists of sequences, two experts, a first frame, and a picture that is joined to the state
@@ -44,8 +43,7 @@ def test_diffusers_alone_draws_the_same(name, family, guidance):
 def test_without_a_negative_prompt_stable_diffusion_xl_is_drawn_as_diffusers_alone_draws_it(zeros, tmp_path):
     """It takes zeros then, unless its model_index.json says otherwise: not what an empty text is encoded to."""
     path = shutil.copytree(folder_of("sdxl"), tmp_path / "sdxl")
-    index = json.loads((path / "model_index.json").read_text()) | {"force_zeros_for_empty_prompt": zeros}
-    (path / "model_index.json").write_text(json.dumps(index))
+    changed(path / "model_index.json", force_zeros_for_empty_prompt=zeros)
     ours = Generator(path, guidance=5.0, negative="", rollout={"height": 32, "width": 32})
     asked = ours.asked("a red fox")
     x = ours.start(asked)
@@ -267,7 +265,7 @@ def test_a_guider_with_a_memory_is_named_with_what_turns_it_off(files, tmp_path)
     assert "AdaptiveProjectedMixGuidance" in told
     assert "guider/guider_config.json" in told
     for file in path.glob("*guider/guider_config.json"):
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"enabled": False}))
+        changed(file, enabled=False)
     Generator(path, steps=12, rollout={"height": 32, "width": 32}).asked("a cat")
 
 
@@ -369,14 +367,3 @@ def test_numbers_of_classes_are_prompts_and_a_sample_may_be_held_twice(unseen_ru
     theirs = ours.alone(["7", "12"], x)
     assert (theirs[0] - theirs[1]).abs().max() > 0.01
     torch.testing.assert_close(drawn, theirs, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("option", "names"),
-    [("rollout.height=32", ["rollout.height is 32"]), ("rollout.call={size: 8}", ["rollout.call", "'size'", "side"])],
-)
-def test_only_what_its_call_takes_can_be_asked_for(option, names, unseen_run):
-    run = unseen_run(unseen.UnseenPipeline)
-    run.options = [one for one in run.options if not option.startswith(one.partition("=")[0])]
-    told = run.train(option, status=2).message
-    assert [name for name in [*names, "UnseenPipeline"] if name not in told] == []

@@ -9,10 +9,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.algorithms.kl import TokenKl
-from burnish.algorithms.language.policy_gradient import GRPO
-from burnish.models.placing import place, rest_frozen
+from burnish.registry import lookup
 from tests.support.factory import tiny_flux, tiny_pipeline
 from tests.support.flow_bench import WINDOW
 from tests.support.flow_bench import Bench as FlowBench
@@ -20,6 +18,7 @@ from tests.support.forwards import LAYOUTS, apart, from_sampler, learned, load, 
 from tests.support.generators import Generator
 from tests.support.language_samples import encode_all, folder_of
 from tests.support.model_runs import run_of
+from tests.support.placing import at_rest
 from tests.support.tiny_run import burnish
 from tests.support.token_batches import Bench as LanguageBench
 from tests.support.universal import load_universal, universal_folder
@@ -82,7 +81,9 @@ def test_rounding_is_neither_a_step_nor_a_distance(name, files):
 
 
 def test_rounding_of_another_engine_is_no_distance():
-    bench = LanguageBench(GRPO(kl=TokenKl(route="reward", kind="k1", coef=0.1)), lora=True)
+    bench = LanguageBench(
+        lookup("language algorithm", "grpo")(kl=TokenKl(route="reward", kind="k1", coef=0.1)), lora=True
+    )
     collected = bench.collect()
     collected.trace.logprob += torch.where(collected.trace.mask, 1e-3, 0.0)
     for elsewhere, kl in ((False, 1e-3), (True, 0.0)):
@@ -117,7 +118,7 @@ def test_sampler_and_trainer_are_as_near_as_transformers_is_to_itself(family, lo
 @pytest.mark.parametrize("write", [tiny_pipeline, tiny_flux])
 def test_a_generators_trainer_repeats_its_samplers_log_probs(write, lora, tmp_path):
     how = {"lora": lora, "dtype": "bfloat16", "device": "cpu", "length": 16, "height": 8, "width": 8}
-    bench = FlowBench(write(tmp_path, vae=False), FlowGRPO(window=WINDOW), **how)
+    bench = FlowBench(write(tmp_path, vae=False), lookup("flow algorithm", "flow_grpo")(window=WINDOW), **how)
     learned(bench.roles.parameters().values())
     steps = bench.collect().trace.steps()
     found = []
@@ -131,19 +132,9 @@ def test_a_generators_trainer_repeats_its_samplers_log_probs(write, lora, tmp_pa
         assert torch.equal(at_rest(bench, lambda: bench.collect().trace.steps().logprob), steps.logprob)
 
 
-def at_rest(bench, sample):
-    """What is sampled by a model that was loaded to sample alone, whose weights take less."""
-    network = bench.roles.model.network
-    size = sum(weight.nbytes for weight in network.parameters())
-    rest_frozen(network, bench.roles.model.compute)
-    place(network, bench.roles.model.device)
-    assert sum(weight.nbytes for weight in network.parameters()) < size
-    return sample()
-
-
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_moe"])
 def test_a_language_model_at_rest_samples_the_same(family):
-    bench = LanguageBench(GRPO(), lora=False, family=family, dtype="bfloat16")
+    bench = LanguageBench(lookup("language algorithm", "grpo")(), lora=False, family=family, dtype="bfloat16")
     learned(bench.roles.model.network.parameters())
     encoded = encode_all(bench.roles.model, family)
     before = sampled(bench.roles.model, encoded)
@@ -222,11 +213,9 @@ def test_what_is_exported_is_what_was_learned_rounded_once(model, files):
 
 
 def test_who_only_samples_needs_the_networks_that_sample():
-    from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
-    from burnish.algorithms.language.ppo import PPO
-
-    needs = FlowGRPO(kl_coef=0.1).needs()
+    needs = lookup("flow algorithm", "flow_grpo")(kl_coef=0.1).needs()
     assert (needs.reference, needs.to_sample().reference) == (True, False)
-    sampled_with = DiffusionNFT(sample_with="old").needs()
+    sampled_with = lookup("flow algorithm", "diffusion_nft")(sample_with="old").needs()
     assert sampled_with.to_sample().lagged == ("old",) == (sampled_with.sampler,)
-    assert (bool(PPO().needs().critic), bool(PPO().needs().to_sample().critic)) == (True, False)
+    needs = lookup("language algorithm", "ppo")().needs()
+    assert (bool(needs.critic), bool(needs.to_sample().critic)) == (True, False)

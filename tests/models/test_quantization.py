@@ -11,9 +11,10 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from burnish.utils.weights import is_quantized
+from burnish.options.flow import PipelineQuantizationOptions
 from tests.support.generators import Generator
 from tests.support.model_runs import refused, run_of
+from tests.support.placing import in_few_bits
 from tests.support.tiny_run import burnish
 
 LIBRARIES = {"nf4": "bitsandbytes", "int8": "torchao", "fp8": "torchao", "fp8_cast": "diffusers"}
@@ -27,8 +28,6 @@ FEWER = "model.quantization.weights"
 
 
 def generator(precision=None, **more):
-    from burnish.options.flow import PipelineQuantizationOptions
-
     fewer = PipelineQuantizationOptions(**{"weights": precision} | more) if precision or more else None
     return Generator("sd3", lora={}, dtype="bfloat16", quantization=fewer)
 
@@ -37,14 +36,14 @@ def generator(precision=None, **more):
 def test_a_generator_computes_nearly_the_same(precision):
     plain, ours = generator(), generator(precision)
     layers = [module for module in ours.network.modules() if hasattr(module, "lora_A")]
-    assert all(is_quantized(layer.get_base_layer().weight) for layer in layers)
+    assert all(in_few_bits(layer.get_base_layer()) for layer in layers)
     asked = plain.asked("a cat")
     x = plain.start(asked)
     with torch.no_grad():
         near, found = (one.velocity(asked, x, torch.tensor([0.5])) for one in (plain, ours))
     assert 0 < float((found - near).norm() / near.norm()) < 2 * CHANGED[precision]
     reading = generator(text_encoders=precision)
-    assert is_quantized(reading.model.pipeline.text_encoder.text_model.encoder.layers[0].mlp.fc1.weight)
+    assert in_few_bits(reading.model.pipeline.text_encoder.text_model.encoder.layers[0].mlp.fc1)
     tokens = [one.model.encode(["a"]).tokens.float() for one in (plain, reading)]
     assert 0 < float((tokens[1] - tokens[0]).norm() / tokens[0].norm()) < 2 * CHANGED[precision]
 
@@ -81,7 +80,7 @@ def test_a_run_learns_on_them_and_exports_adapters_alone(model, precision, files
 def test_layers_can_stay_as_they_are(files):
     ours = generator("fp8_cast", exclude=["attn.to_q", "transformer_blocks.1.*"])
     layers = {name: layer for name, layer in ours.network.named_modules() if hasattr(layer, "lora_A")}
-    plain = {name for name, layer in layers.items() if not is_quantized(layer.get_base_layer().weight)}
+    plain = {name for name, layer in layers.items() if not in_few_bits(layer.get_base_layer())}
     assert plain == {name for name in layers if name.endswith("attn.to_q") or "blocks.1." in name}
     for excluded in ("nose", "*"):
         given = f"model.quantization={{weights: fp8_cast, exclude: ['{excluded}']}}"

@@ -28,6 +28,7 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Requests
 from burnish.utils import random
+from burnish.utils.paths import resolve
 from tests.support.tiny_run import burnish
 
 
@@ -55,6 +56,7 @@ class Generator:
         self, path: Path | str, *, steps: int = 4, guidance: float = 1.0, rollout: dict[str, Any] | None = None,
         lora: dict[str, Any] | None = None, negative: str = "grey", **model: Any,
     ) -> None:  # fmt: skip
+        path = resolve(path) if str(path).startswith("burnish:") else path
         self.tiny = describe(path) if isinstance(path, str) else None
         self.path = folder_of(path) if isinstance(path, str) else path
         given: dict[str, Any] = {"batch_size": 96, "num_inference_steps": steps, "guidance_scale": guidance}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 from tests.support.tiny_run import TinyRun, burnish
 
@@ -19,6 +23,13 @@ def run_of(files: Path, model: str, *options: str, name: str = "run") -> TinyRun
 
 def refused(files: Path, model: str, *options: str, names: Sequence[str] = ()) -> str:
     """What such a run is refused with, in which these names have to be."""
+    if "runtime=ray" in options and find_spec("ray") is None:
+        pytest.skip("needs Ray")
     told = run_of(files, model, *options).train(status=2).message
     assert [name for name in names if name not in told] == [], told
     return told
+
+
+def changed(file: Path, **changes: object) -> None:
+    """Change some values of a JSON file."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPI
 
 from burnish.models.flow.loading import read_index
 from burnish.models.flow.pipeline import _networks
-from burnish.models.placing import load_mapped, place
+from burnish.models.placing import load_mapped, place, rest_frozen
 from burnish.models.tiny import ALL, describe_any
 from burnish.models.tiny.build import missing
 from burnish.models.tiny.language import LANGUAGE
 from burnish.options.flow import ModelOptions
-from burnish.utils.weights import file_precision, load_network
+from burnish.utils.weights import file_precision, is_quantized, load_network
 from tests.support.tiny_run import burnish
 
 
@@ -63,6 +63,16 @@ class Placed:
             yield _tensors(load_network(kind, at, dtype=dtype, **how)), _tensors(network)
 
 
+def at_rest(bench: Any, sample: Callable[[], Any]) -> Any:
+    """What is sampled by a model that was loaded to sample alone, whose weights take less."""
+    network = bench.roles.model.network
+    size = sum(weight.nbytes for weight in network.parameters())
+    rest_frozen(network, bench.roles.model.compute)
+    place(network, bench.roles.model.device)
+    assert sum(weight.nbytes for weight in network.parameters()) < size
+    return sample()
+
+
 def converted(network: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in network.named_parameters()}
 
@@ -79,3 +89,8 @@ def _tensors(network: nn.Module) -> dict[str, Tensor]:
             listed = value if isinstance(value, list | tuple) else [value]
             found |= {f"{path} {name} {i}": one for i, one in enumerate(listed) if isinstance(one, Tensor)}
     return found
+
+
+def in_few_bits(module: nn.Module) -> bool:
+    """Whether a layer's weight is quantised."""
+    return bool(is_quantized(module.weight))
