@@ -1,20 +1,23 @@
-"""Chat templates of the shapes that models are published with: turns, their ends, tools, and where they are kept."""
+"""Chat templates: turns, their ends, tools, what users write, templates and tokenizers of the user's own."""
 
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
+import shutil
 
 import pytest
+import torch
+from tokenizers import processors
+from transformers import AutoTokenizer
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE as SMOLVLM
 
 from burnish.environments.tools import Tools
-from burnish.models.language.loading import load_language_model
-from burnish.options.flow import ModelOptions
-from burnish.tasks.language.dialogues import Dialogues
-from burnish.tasks.language.engine import LanguageEngine
 from burnish.utils.errors import UserError
-from tests.support.tiny_language import chat, picture, tiny_language
+from tests.support.language_samples import folder_of, model_of
+from tests.support.model_runs import refused
+from tests.support.talkers import load, outline, told_of_tools, words_beside
+from tests.support.tiny_language import FAMILIES, SEEING, chat, picture, tiny_language
+from tests.support.universal import universal_model
 
 # short templates with the shape of the published ones
 QWEN25 = (
@@ -42,14 +45,8 @@ STRICT = (  # Mistral's and Gemma's refuse whatever does not alternate
     "{% if message.role == 'user' %}[INST] {{ message.content }} [/INST]{% else %}{{ message.content }}{{ eos_token }}"
     "{% endif %}{% endfor %}"
 )
-HEADERS = (
-    "<|begin_of_text|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end_of_text|>",
-)
+HEADERS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>",
+           "<|end_of_text|>")  # fmt: skip
 CASES = {  # family, template, further tokens, how the tokenizer ends a text, how the generation ends, end of a turn
     "qwen2.5": ("qwen2", QWEN25, (), None, ["<|im_end|>", "<|endoftext|>"], "<|im_end|>"),
     "qwen2.5 base": ("qwen2", QWEN25, (), "<|endoftext|>", ["<|endoftext|>"], "<|im_end|>"),
@@ -71,14 +68,9 @@ def write(folder, case):
     notes |= {"eos_token": eos} if eos else {}
     (folder / "tokenizer_config.json").write_text(json.dumps(notes))
     (folder / "chat_template.jinja").write_text(template)
-    model = load(folder)
-    ids = [model.tokenizer.convert_tokens_to_ids(one) for one in ends]
+    ids = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(ends)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
     return folder
-
-
-def load(folder):
-    return load_language_model(ModelOptions(path=str(folder), device="cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -134,16 +126,6 @@ def test_an_answer_ends_as_the_template_ends_it(models, case):
     assert set(model.stop) == named | set(model.end)
 
 
-def test_a_turn_of_smolvlm_is_the_turn_alone(models):
-    model = models("smolvlm")
-    turn = model.turn(model.response_ids("A cat."), *chat("And ", picture(0), "?"))
-    text = model.tokenizer.decode(turn.ids[0])
-    assert text.startswith("\nUser: And <fake_token_around_image>")
-    assert text.endswith("<end_of_utterance>\nAssistant:")
-    assert "<|im_start|>" not in text
-    assert text.count("<global-img>") == 1
-
-
 RESULTS = {
     "qwen2.5": "<|im_start|>user\n<tool_response>\n42\n</tool_response>\n"
     "<tool_response>\n7\n</tool_response><|im_end|>\n",
@@ -169,16 +151,12 @@ def test_results_of_tools_are_wrapped_once(models, case):
 @pytest.mark.parametrize("case", ["qwen2.5", "qwen3", "llama3"])
 def test_templates_are_told_what_tools_there_are(models, case):
     model, tools = models(case), Tools(functions=FUNCTIONS)
-    engine = Dialogues(engine_of(model), tools)
-    ids = engine.encode([prompt_of("One?")]).table.ids[0].tolist()
+    ids = told_of_tools(model, tools, "One?")
     assert ids == whole(model, said("user", "One?"), tools=tools.tools())
     text = model.tokenizer.decode(ids)
     assert '"name": "weigh", "description": "Weigh a thing."' in text
-    assert '"thing": {"type": "string", "description": "its name."}' in text
-    assert '{"type": "null"}], "description": "its weight, of which there may be none"}' in text
-    assert '"required": ["thing"]' in text
-    silent = Dialogues(engine_of(model), Tools(functions=FUNCTIONS, describe=False))
-    assert silent.encode([prompt_of("One?")]).table.ids[0].tolist() == whole(model, said("user", "One?"))
+    silent = Tools(functions=FUNCTIONS, describe=False)
+    assert told_of_tools(model, silent, "One?") == whole(model, said("user", "One?"))
 
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": "<|im_end|>"}}}
@@ -194,16 +172,17 @@ WRITES = QWEN25.replace(
     [
         (QWEN25, 'x\n<tool_call>\n{"name": "add", "arguments": {"a": "<|im_end|>"}}\n</tool_call><|im_end|>\n'),
         (WRITES, 'x!add{"a": "<|im_end|>"}<|im_end|>\n'),
+        (
+            WRITES.replace("(call.function.arguments | tojson)", "call.function.arguments"),  # it takes text
+            'x!add{"a": "<|im_end|>"}<|im_end|>\n',
+        ),
     ],
 )
-def test_calls_are_written_by_the_template_or_as_qwen_does_and_forge_no_end(models, monkeypatch, template, written):
-    model = models("qwen2.5")
-    monkeypatch.setattr(model.tokenizer, "chat_template", template)
-    monkeypatch.delitem(vars(model.chat), "_call_forms", raising=False)
+def test_calls_are_written_by_the_template_or_as_qwen_does_and_forge_no_end(template, written, tmp_path):
+    model = load(write(tmp_path, "qwen2.5"), chat_template=template)
     ids = model.encode([said("user", "a"), said("assistant", "x") | {"tool_calls": [CALL]}]).ids[0]
     assert f"<|im_start|>assistant\n{written}" in model.tokenizer.decode(ids)
     assert int((ids == model.tokenizer.convert_tokens_to_ids("<|im_end|>")).sum()) == 2
-    monkeypatch.delitem(vars(model.chat), "_call_forms", raising=False)
 
 
 SECOND = "{% if message.role != 'system' or loop.first %}{{ '<|im_start|>' ~ message.role"
@@ -218,62 +197,31 @@ CALLED = ANSWERED | {"tool_calls": [CALL | {"id": "1"}, CALL | {"id": "2"}]}
 @pytest.mark.parametrize(
     ("messages", "lost"),
     [
-        ([said("developer", "a"), said("user", "b")], "the text of message 1 of 2, of role developer"),
-        ([said("system", "a"), said("system", "b"), said("user", "c")], "the text of message 2 of 3, of role system"),
-        ([said("user", "a") | {"name": "Ann"}], "the name of message 1 of 1, of role user"),
+        ([said("developer", "a"), said("user", "b")], "1 of 2, of role developer"),
+        ([said("system", "a"), said("system", "b"), said("user", "c")], "2 of 3, of role system"),
+        ([said("user", "a") | {"name": "Ann"}], "name of message 1 of 1"),
         ([said("user", "a"), ANSWERED | {"thinking": "c<|im_end|>"}, said("user", "d")], ""),
         ([said("user", "a"), CALLED, *(said("tool", one) | {"tool_call_id": one} for one in "12")], ""),
-        (
-            [said("user", "a"), CALLED, *(said("tool", one) | {"tool_call_id": one} for one in "21")],
-            "the tool_call_id '2' of a result that comes before that of an earlier call",
-        ),
+        ([said("user", "a"), CALLED, *(said("tool", one) | {"tool_call_id": one} for one in "21")], "tool_call_id '2'"),
     ],
 )
-def test_what_a_template_leaves_out_is_refused(models, monkeypatch, messages, lost):
-    model = models("qwen2.5")
-    monkeypatch.setattr(model.tokenizer, "chat_template", ONE_SYSTEM)
-    monkeypatch.setattr(model.chat, "_seen", {})
-    monkeypatch.setattr(model.chat, "_refused", {})
-    assert (f"leaves out {lost};" in model.refusal(messages)) == bool(lost)
+def test_what_a_template_leaves_out_is_refused(messages, lost, tmp_path):
+    model = load(write(tmp_path, "qwen2.5"), chat_template=ONE_SYSTEM)
+    assert (lost in model.refusal(messages)) if lost else not model.refusal(messages)
     if not lost:
         ids = model.encode(messages).ids[0]
         assert ("c<|im_end|>b<|im_end|>" in model.tokenizer.decode(ids)) == ("thinking" in messages[1])
         end = model.tokenizer.convert_tokens_to_ids("<|im_end|>")
         assert int((ids == end).sum()) == 3  # what was thought forges none
         return
-    with pytest.raises(UserError, match=f"leaves out {lost}; write it in another way"):
+    with pytest.raises(UserError, match=lost):
         model.encode(messages)
 
 
-def test_arguments_are_text_where_the_template_takes_text(models, monkeypatch):
-    model = models("qwen2.5")
-    takes = WRITES.replace("(call.function.arguments | tojson)", "call.function.arguments")
-    monkeypatch.setattr(model.tokenizer, "chat_template", takes)
-    for name in ("_seen", "_refused"):
-        monkeypatch.setattr(model.chat, name, {})
-    monkeypatch.delitem(vars(model.chat), "_call_forms", raising=False)
-    text = model.tokenizer.decode(model.encode([said("user", "a"), ANSWERED | {"tool_calls": [CALL]}]).ids[0])
-    assert 'b!add{"a": "<|im_end|>"}<|im_end|>' in text
-    monkeypatch.delitem(vars(model.chat), "_call_forms", raising=False)
-
-
-def engine_of(model):
-    """An engine whose policy says nothing."""
-    return LanguageEngine(SimpleNamespace(model=model), batch_size=4, seed=0)
-
-
-def prompt_of(text):
-    from burnish.types.prompt import Prompt
-
-    return Prompt(text=text)
-
-
 def test_a_template_that_refuses_the_role_of_tools_is_refused_before_anything_is_sampled(models):
-    with pytest.raises(
-        UserError, match=r"refuses messages of roles user, assistant, tool: Conversation roles must alternate"
-    ):
-        Dialogues(engine_of(models("mistral")), Tools(functions=FUNCTIONS))
-    Dialogues(engine_of(models("mistral")), Tools(functions=FUNCTIONS, role="user"))
+    with pytest.raises(UserError, match="user, assistant, tool: Conversation roles must alternate"):
+        told_of_tools(models("mistral"), Tools(functions=FUNCTIONS), "One?")
+    told_of_tools(models("mistral"), Tools(functions=FUNCTIONS, role="user"), "One?")
 
 
 @pytest.mark.parametrize("family", ["smolvlm", "llama"])
@@ -286,14 +234,12 @@ def test_a_template_may_stand_where_old_processors_keep_it(tmp_path, family, fil
     text = load(folder).tokenizer.decode(load(folder).encode([said("user", "Hi")]).ids[0])
     assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     (folder / file).write_text("[]")
-    with pytest.raises(UserError, match=f"{file} (can't be read|is not JSON|contains)"):
+    with pytest.raises(UserError, match=file):
         load(folder)
 
 
 @pytest.mark.parametrize("adds", [True, False])
 def test_without_a_template_a_text_begins_as_the_tokenizer_begins_it(tmp_path, adds):
-    from tokenizers import processors
-
     folder = write(tmp_path, "llama3")
     (folder / "chat_template.jinja").unlink()
     tokenizer = load(folder).tokenizer
@@ -307,3 +253,126 @@ def test_without_a_template_a_text_begins_as_the_tokenizer_begins_it(tmp_path, a
     assert model.encode([said("user", "Hi")]).ids[0].tolist() == [*[begin] * adds, *model.chat.ids("Hi", "\ue000")]
     assert model.response_ids("Hi")[-1] == end
     assert begin not in model.turn(model.response_ids("Hi"), [said("user", "Hi")]).ids[0].tolist()
+
+
+# What users write is text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_is_tokenised_as_transformers_does(family):
+    model = model_of(family)
+    parts = ("  Größe?\n\n<think> ", "a b")
+    messages = [{"role": "system", "content": "Be brief."}, chat(*parts)[0][0]]
+    flat = [messages[0], {"role": "user", "content": "".join(parts)}]
+    expected = list(model.tokenizer.apply_chat_template(flat, add_generation_prompt=True, return_dict=False))
+    encoded = model.encode(messages)
+    assert encoded.ids[0].tolist() == expected
+    assert encoded.positions[0].tolist() == torch.arange(len(expected)).expand(model.axes, -1).tolist()
+    assert encoded.next_position == [len(expected)]
+    ids = model.response_ids("<think>5+8</think> 13 <|im_end|>")
+    assert ids[-1] in model.stop
+    assert not set(ids[:-1]) & set(model.stop)
+    assert model.decode(ids) == "<think>5+8</think> 13 <|im_end|>"
+
+
+FORGED = ["<|im_end|>", "<|im_start|>system", "<|video_pad|>", "<|vision_start|><|image_pad|>", "<image>", "<video>"]
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
+def test_user_text_forges_nothing(family):
+    model = universal_model("gemma3") if family == "gemma3" else model_of(family)
+    special = torch.tensor(sorted(set(model.tokenizer.all_special_ids) | set(model.banned.tolist())))
+    for text in ["<start_of_image>"] if family == "gemma3" else FORGED:
+        seen = ("a ", picture(0), " b") if family == "gemma3" or family in SEEING else ("a b",)
+        encoded, plain = (model.encode(*chat(*seen, f"{mark}c")) for mark in (text, ""))
+        counts = [int(torch.isin(one.ids[0], special).sum()) for one in (encoded, plain)]
+        assert counts[0] == counts[1], text
+        assert text in model.decode(encoded.ids[0].tolist()).replace(" ", "").replace("▁", "")
+    if family == "llama":
+        private = "a\ue000b<|im_end|>\ue001"
+        assert private in model.decode(model.encode(*chat(private)).ids[0].tolist())
+
+
+# Another tokenizer or template in the place of the model's own
+
+OWN = "{% for m in messages %}<q>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+PARTS = (
+    "{% for m in messages %}<q>{% for part in m.content %}{% if part.type == 'image' %}"
+    "IMAGE{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tiny_language(tmp_path / "model", "qwen2", vocab_size=300)
+
+
+def rendered(model, *parts):
+    return model.tokenizer.decode(model.encode(*chat(*parts)).ids[0])
+
+
+def test_a_template_of_ones_own_is_used_and_saved_with_the_model(folder, tmp_path):
+    (tmp_path / "own.jinja").write_text(OWN)
+    for given in (OWN, str(tmp_path / "own.jinja")):
+        model = load(folder, chat_template=given)
+        assert rendered(model, "hi") == "<q>hi<a>"
+    model.save(tmp_path / "saved", dict(model.network.state_dict()))
+    assert not any(path.is_symlink() for path in (tmp_path / "saved").rglob("*"))
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template == OWN
+    assert rendered(load(tmp_path / "saved"), "hi") == "<q>hi<a>"
+    assert rendered(load(folder), "hi") != "<q>hi<a>"
+    tagged = "{% for m in messages %}{% generation %}{{ m.content }}{%- endgeneration -%}{% endfor %}"
+    assert rendered(outline(folder, chat_template=tagged), "hi") == "hi"
+
+
+@pytest.mark.parametrize(
+    ("family", "mark"), [("qwen2_5_vl", "<|vision_start|><|image_pad|><|vision_end|>"), ("smolvlm", "<image>")]
+)
+def test_a_template_replaces_that_of_a_processor_too(family, mark, tmp_path):
+    folder = tiny_language(tmp_path / "model", family)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "old"}))
+    model = outline(folder, chat_template=PARTS.replace("IMAGE", mark))
+    text = rendered(model, picture(0), "hi")
+    assert text.startswith("<q>")
+    assert text.endswith("hi")
+    assert torch.isin(model.encode(*chat(picture(0), "hi")).ids[0], model.placeholders).any()
+
+
+def test_another_tokenizer_is_read_with_its_own_template_and_written_beside_an_adapter(folder, tmp_path):
+    other = AutoTokenizer.from_pretrained(folder)
+    other.add_tokens(["<one>"], special_tokens=True)
+    other.chat_template = OWN
+    other.save_pretrained(tmp_path / "other")
+    model = load(folder, tokenizer=str(tmp_path / "other"))
+    assert rendered(model, "hi") == "<q>hi<a>"
+    assert model.tokenizer.convert_tokens_to_ids("<one>") == len(other) - 1
+    assert model.path.name == folder.name
+    lines = words_beside(folder, tmp_path / "adapter", tokenizer=str(tmp_path / "other"))
+    again = AutoTokenizer.from_pretrained(tmp_path / "adapter")
+    assert (again.chat_template, len(again)) == (OWN, len(other))
+    assert not list((tmp_path / "adapter").glob("*.safetensors"))
+    assert lines == ['tokenizer = AutoTokenizer.from_pretrained("a")']
+    assert words_beside(folder, tmp_path / "none") == []
+    assert not list((tmp_path / "none").iterdir())
+
+
+def test_a_tokenizer_that_does_not_fit_the_model_is_refused(files, tmp_path):
+    reading, seeing = (folder_of(name) for name in ("qwen2", "qwen2_5_vl"))
+    size = json.loads((reading / "config.json").read_text())["vocab_size"]
+    more = AutoTokenizer.from_pretrained(reading)
+    more.add_tokens([f"<{i}>" for i in range(size)])
+    more.save_pretrained(tmp_path / "more")
+    shutil.copytree(seeing, tmp_path / "others", ignore=shutil.ignore_patterns("*.safetensors"))
+    load(seeing, tokenizer=str(tmp_path / "others"))
+    for file in (tmp_path / "others").glob("tokenizer*.json"):
+        file.write_text(file.read_text().replace("<|image_pad|>", "<|no_picture|>"))
+    (tmp_path / "empty").mkdir()
+    for model, option, names in (
+        (reading, f"tokenizer={tmp_path / 'more'}", [str(size), "model.tokenizer"]),
+        (seeing, f"tokenizer={tmp_path / 'others'}", ["<|no_picture|>", "<|image_pad|>", "image_token_id"]),
+        (reading, f"tokenizer={tmp_path / 'nowhere'}", ["model.tokenizer is", "nowhere"]),
+        (reading, f"tokenizer={tmp_path / 'empty'}", ["model.tokenizer is", "tokenizer_config.json"]),
+        (reading, f"chat_template={tmp_path / 'nowhere.jinja'}", ["model.chat_template", "nowhere.jinja"]),
+        (reading, "chat_template='{% for m in messages %}{{ m }}'", ["model.chat_template", "line 1"]),
+    ):
+        refused(files, "qwen2", f"model.path={model}", f"model.{option}", names=names)

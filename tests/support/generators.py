@@ -1,0 +1,195 @@
+"""A generator as a run loads it, and what tests ask of it: the one place of theirs that knows how it is built."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import torch
+from torch import Tensor
+
+from burnish.models.flow.arguments import Arguments
+from burnish.models.flow.base import Drawing
+from burnish.models.flow.loading import load_model
+from burnish.models.flow.universal import Universal
+from burnish.models.lora import add_adapters, merged_state
+from burnish.models.tiny import describe
+from burnish.models.tiny.calls import load as load_alone
+from burnish.models.tiny.calls import media
+from burnish.options.flow import LoraOptions, ModelOptions, RolloutOptions
+from burnish.types.media import Media
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import Requests
+from burnish.utils import random
+from burnish.utils.paths import resolve
+from tests.support.tiny_run import burnish
+
+
+@cache
+def folder_of(name: str) -> Path:
+    """Of a tiny pipeline, which no test writes to."""
+    folder = Path(tempfile.mkdtemp(prefix="burnish-")) / name
+    burnish("tiny", name, folder)
+    return folder
+
+
+class Generator:
+    """A pipeline that is loaded, with a network to train.
+
+    Args:
+        path: of a pipeline, or the name of a tiny one.
+        steps, guidance: of what it draws.
+        rollout: further options of the rollout.
+        negative: the negative prompt of all rows.
+        lora: of adapters, which begin far from nothing; None trains all weights.
+        model: options of the model.
+    """
+
+    def __init__(
+        self, path: Path | str, *, steps: int = 4, guidance: float = 1.0, rollout: dict[str, Any] | None = None,
+        lora: dict[str, Any] | None = None, negative: str = "grey", **model: Any,
+    ) -> None:  # fmt: skip
+        path = resolve(path) if str(path).startswith("burnish:") else path
+        self.tiny = describe(path) if isinstance(path, str) else None
+        self.path = folder_of(path) if isinstance(path, str) else path
+        given: dict[str, Any] = {"batch_size": 96, "num_inference_steps": steps, "guidance_scale": guidance}
+        if self.tiny is not None:
+            given |= {"height": self.tiny.height, "width": self.tiny.width, "num_frames": self.tiny.num_frames}
+            given["call"] = dict(self.tiny.call)
+        self.rollout = RolloutOptions(**given | (rollout or {}))
+        options = None if lora is None else LoraOptions(**{"rank": 2} | lora)
+        model = {"path": str(self.path), "device": "cpu", "lora": options} | model
+        self.options = ModelOptions(**model)
+        self.model: Any = load_model(self.options, self.rollout)
+        self.network, self.guidance, self.steps = self.model.network, guidance, steps
+        self.negative = negative
+        self.drawing = Drawing(height=self.rollout.height, width=self.rollout.width, steps=steps)
+        if options is not None:
+            add_adapters(self.network, options, ["policy"], seed=0, default_targets=self.model.lora_targets)
+            with torch.no_grad():
+                for name, value in self.network.named_parameters():
+                    draw = torch.Generator().manual_seed(len(name))
+                    if "magnitude" in name:
+                        value.mul_(1.5)
+                    elif ".lora_" in name:
+                        value.copy_(0.3 * torch.randn(value.shape, generator=draw))
+
+    def prompt(self, text: str) -> Prompt:
+        """With the pictures that a tiny pipeline needs."""
+        kinds = () if self.tiny is None else self.tiny.inputs.values()
+        return Prompt(
+            text=text, negative=self.negative,
+            images=tuple(Media.array(np.asarray(media(kind, self.tiny, 0))) for kind in kinds),
+        )  # fmt: skip
+
+    def asked(self, *texts: str, check: bool = True) -> Any:
+        """What rows of prompts are drawn from, compared with the pipeline's own run."""
+        asked = self.model.condition([self.prompt(text) for text in texts], self.drawing)
+        if check:
+            self.verify(asked)
+        return asked
+
+    def verify(self, asked: Any, guidance: float | None = None) -> None:
+        self.model.verify(asked, guidance=self.guidance if guidance is None else guidance)
+
+    def start(self, asked: Any) -> Tensor:
+        return self.model.start(asked, self.drawing, [("row", i) for i in range(len(asked.index))])
+
+    def times(self, asked: Any) -> Tensor:
+        return self.model.schedule(asked, self.drawing)
+
+    def velocity(
+        self, asked: Any, x: Tensor, times: Tensor, rows: Sequence[int] | None = None, guidance: float | None = None
+    ) -> Tensor:
+        """Of rows at their times."""
+        at = torch.arange(len(x)) if rows is None else torch.tensor(rows)
+        some = asked.select(at).rows()
+        unguided = self.guidance if guidance is None else guidance
+        negative = self.model.condition([Prompt(text=self.negative)], self.drawing).select(torch.zeros_like(at)).rows()
+        plain = some if self.model.runs_own else negative
+        return self.model.predict(self.network, x[at], times[at], some, plain, guidance=unguided)
+
+    def draw(self, asked: Any, x: Tensor) -> Tensor:
+        """Final states, by Euler's steps along the model's schedule."""
+        with torch.no_grad():
+            for t, after in itertools.pairwise(self.times(asked)):
+                x = x + (after - t) * self.velocity(asked, x, t.expand(len(x)))
+        return x
+
+    def pictures(self, asked: Any, x: Tensor) -> Tensor:
+        """Of final states, [B, 3, H, W]."""
+        return self.model.decode_tensor(x, asked.rows())
+
+    def gradients(self, asked: Any, x: Tensor, times: Tensor, parts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        """Of a loss over all rows, computed in these parts."""
+        self.network.zero_grad()
+        for part in parts:
+            velocity = self.velocity(asked, x, times, part)
+            weight = torch.tensor([1.0, -2.0, 3.0, 0.5])[list(part)].view(-1, *[1] * (velocity.ndim - 1))
+            (velocity.square() * weight).sum().backward()
+        return {name: value.grad.clone() for name, value in self.network.named_parameters() if value.grad is not None}
+
+    def alone(self, texts: Sequence[str], x: Tensor, **given: Any) -> Tensor:
+        """Pictures [B, 3, H, W] that diffusers alone draws from the same noise, with an ``adapter`` or a ``path``."""
+        pipeline = load_alone(given.get("path", self.path))
+        pipeline.scheduler = self.model.pipeline.scheduler
+        if "adapter" in given:
+            pipeline.load_lora_weights(given["adapter"])
+        taken = inspect.signature(pipeline.__call__).parameters
+        guided = "true_cfg_scale" if "true_cfg_scale" in taken else "guidance_scale"
+        found = []
+        for row, text in enumerate(texts):
+            call: dict[str, Any] = {"prompt": text, "negative_prompt": self.negative or None, guided: self.guidance}
+            call |= {"height": self.drawing.height, "width": self.drawing.width, "num_inference_steps": self.steps}
+            call |= self.rollout.call
+            if self.model.runs_own:
+                call["generator"] = torch.Generator().manual_seed(random.key("row", row))
+            else:
+                state = x[row : row + 1]
+                packs = hasattr(pipeline, "_pack_latents")
+                call["latents"] = pipeline._pack_latents(state, *state.shape) if packs else state
+            if "class_labels" in taken:
+                call["class_labels"] = [int(text)]
+            call = {name: value for name, value in call.items() if name in taken and value is not None}
+            found.append(pipeline(**call, output_type="pt").images)
+        return torch.cat(found)
+
+    def merged(self) -> dict[str, Tensor]:
+        """All weights, with the adapters in them."""
+        return merged_state(self.network, "policy")[0]
+
+
+def close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Gradients that are equal up to rounding."""
+    assert found.keys() == expected.keys()
+    largest = max(float(value.abs().max()) for value in expected.values())
+    assert largest > 0
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            found[name], value, rtol=1e-3, atol=1e-5 * largest, msg=lambda text, n=name: n + text
+        )
+
+
+def drawn_by(kind: str) -> str:
+    """What a class of diffusers draws."""
+    return Universal.draws({"_class_name": kind}, RolloutOptions(batch_size=96))
+
+
+def arguments_of(kind: str, **rollout: Any) -> Arguments:
+    """What its call takes and returns."""
+    return Arguments(getattr(diffusers, kind), RolloutOptions(batch_size=96, **rollout))
+
+
+def call_of(kind: str, guidance: float = 1.0, prompt: Prompt | None = None, **rollout: Any) -> dict[str, Any]:
+    """The arguments of its call for a prompt, checked."""
+    arguments, prompt = arguments_of(kind, **rollout), prompt or Prompt(text="a cat", negative="blurred")
+    arguments.check()
+    arguments.check_prompts([prompt])
+    return arguments.of(Requests(prompts=[prompt], height=64, width=32, steps=4), guidance)
