@@ -244,26 +244,6 @@ def test_shipped_replies_are_judged_as_they_are_meant():
     np.testing.assert_array_equal(form * exact, [float(record["label"]) for record in single])
 
 
-def test_renderings_stay_within_their_frame_are_legible_and_differ():
-    for style in tiny_data.STYLES:
-        picture = tiny_data.render("888", style)
-        tiny_data.typeface.cache_clear()
-        torch.testing.assert_close(tiny_data.render("888", style), picture, rtol=0, atol=0)
-        assert (picture[:, FRAME] == 1).all()
-    measured = tiny_measure.measure(
-        torch.stack([tiny_data.render("472", style) for style in tiny_data.STYLES[::9]])[None], ["472"]
-    )
-    assert measured["exact"] == 1
-    assert measured["variety"] > 0.03
-    for style in tiny_video_data.STYLES[::7]:
-        for direction, (x, y) in tiny_video_data.DIRECTIONS.items():
-            clip = tiny_video_data.render(tiny_video_data.Scene("8", direction), style)
-            assert clip.shape == (9, 16, 16)
-            assert (clip[:, FRAME[:, 16:] | FRAME[:, :16]] == 1).all()
-            torch.testing.assert_close(clip[4], clip[3].roll((y, x), (0, 1)), rtol=0, atol=0)
-            torch.testing.assert_close(clip[0], clip[1], rtol=0, atol=0)
-
-
 TINY: list[tuple[ModuleType, list[str], str, dict]] = [
     (pretrain_tiny, ["--steps", "2"], "model/transformer/diffusion_pytorch_model.safetensors", {}),
     (
@@ -286,14 +266,3 @@ def test_two_trainings_give_the_same_bytes(script, options, weights, smaller, tm
     files = sorted(path.relative_to(one) for path in one.rglob("*") if path.is_file())
     assert Path(weights) in files
     assert [file for file in files if (one / file).read_bytes() != (two / file).read_bytes()] == []
-
-
-def test_the_batch_of_a_step_depends_on_seed_and_step_alone():
-    numbers = tiny_data.split(0)
-    part, again, other = (pretrain_tiny.draw(numbers, seed=0, step=step) for step in (5, 5, 6))
-    torch.testing.assert_close(part.clean, again.clean, rtol=0, atol=0)
-    torch.testing.assert_close(part.noise, again.noise, rtol=0, atol=0)
-    assert not torch.equal(part.noise, other.noise)
-    pictures = tiny_vlm_data.split(0).warmup
-    first, same, second = (tiny_vlm.draw(pictures, seed=0, step=step) for step in (5, 5, 6))
-    assert first == same != second

@@ -24,7 +24,7 @@ import yaml
 import burnish
 from burnish.cli import VERBS
 from tests.support.command_lines import accept
-from tests.support.shown import ROOT, blocks, commands, own_recipe, words
+from tests.support.shown import ROOT, commands, own_recipe, words
 
 SCRIPT = ROOT / "examples" / "slurm.sbatch"
 JOB = yaml.safe_load((ROOT / "examples" / "kuberay.yaml").read_text())
@@ -45,11 +45,6 @@ def test_the_options_of_an_example_are_accepted(where, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own_recipe(tmp_path)
     accept(TRAINS[where].replace("/shared/my_recipe", "my_recipe"))  # a folder that all machines share
-
-
-@pytest.mark.parametrize("page", ["scaling", "pools", "asynchronous"])
-def test_pages_about_clusters_show_commands(page):
-    assert [line for block in blocks(ROOT / "docs" / f"{page}.md") for line in commands(block.text)]
 
 
 @pytest.mark.parametrize("where", TRAINS)

@@ -50,6 +50,7 @@ def test_the_example_of_the_page_runs_is_resumed_and_is_opened(tmp_path, monkeyp
     run("report", "runs/dark")
     assert "srcdoc=" in made._repr_html_()
     assert str(made.folder) in repr(made)
+    assert "finished" in repr(made)
     assert len(repr(made)) < 300
     run("eval", "runs/dark")  # in the process that has the object
     monkeypatch.setattr("burnish.utils.user_code.GIVEN", {})  # as in any other

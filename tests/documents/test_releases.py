@@ -24,11 +24,6 @@ import release_check
 
 GITHUB = ROOT / ".github"
 WORKFLOWS = {path.name: yaml.safe_load(path.read_text()) for path in sorted((GITHUB / "workflows").glob("*.yml"))}
-FORMS = {
-    path.name: yaml.safe_load(path.read_text())
-    for path in sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml"))
-    if path.name != "config.yml"
-}
 MADE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.findall(r"^([\w-]+):", MADE, re.M))
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -111,19 +106,6 @@ def test_a_release_is_tested_built_published_and_announced_in_this_order():
     assert lines[-3:] == ["python -m build --no-isolation", "python -m twine check --strict dist/*", check]
     assert f"$(BIN)/{lines[-3]}\n" in MADE, "what CI builds is what a release builds"
     assert f"$(BIN)/{check}\n" in MADE
-
-
-@pytest.mark.parametrize("file", FORMS)
-def test_forms_are_those_that_github_reads(file):
-    form = FORMS[file]
-    assert {"name", "description", "labels", "body"} == form.keys()
-    asked = [field for field in form["body"] if field["type"] != "markdown"]
-    assert len({field["id"] for field in asked}) == len(asked) > 0
-    for field in form["body"]:
-        assert field["type"] in {"markdown", "input", "textarea", "dropdown", "checkboxes"}
-        assert field["attributes"]["value" if field["type"] == "markdown" else "label"]
-        assert field["type"] != "dropdown" or len(field["attributes"]["options"]) > 1
-    assert any(field["validations"]["required"] for field in asked)
 
 
 @pytest.mark.parametrize(
@@ -230,8 +212,3 @@ def test_a_wheel_that_is_not_the_package_is_refused(tmp_path, names, version, re
         return
     with pytest.raises(release_check.Failed, match=re.escape(reason)):
         release_check.check_contents(wheel, tmp_path)
-
-
-def test_a_release_has_one_of_each(tmp_path):
-    with pytest.raises(release_check.Failed, match="0 wheels and 0 source distributions"):
-        release_check.check(tmp_path, beside=True, brief=True, updates=1)

@@ -130,7 +130,7 @@ def metrics_of_the_page() -> list[re.Pattern[str]]:
         for name in re.findall(r"`([^`]+)`", line.split("|")[1]) if line.startswith("| `") else []:
             if name.startswith("/"):  # an ending of all before it
                 row += [f"{start}{name}" for start in row]
-            elif name.partition("/")[0] in TOP:
+            elif "/" in name and name.partition("/")[0] in TOP:
                 section = name.rpartition("/")[0]
                 row.append(name)
             else:  # it lies beside the last one, or beside what that is in

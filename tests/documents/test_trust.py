@@ -51,7 +51,14 @@ def nodes() -> list[tuple[str, ast.AST]]:
 
 @cache
 def calls() -> list[tuple[str, str, ast.Call]]:
-    return [(file, ast.unparse(node.func), node) for file, node in nodes() if isinstance(node, ast.Call)]
+    return [(file, dotted_name(node.func), node) for file, node in nodes() if isinstance(node, ast.Call)]
+
+
+def dotted_name(node: ast.expr) -> str:
+    """Of what is called; it begins with a dot where that belongs to the result of something."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted_name(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def is_called(name: str, dotted: str) -> bool:
