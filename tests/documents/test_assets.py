@@ -6,6 +6,8 @@ import dataclasses
 import json
 import re
 import sys
+from base64 import b64decode
+from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 
@@ -216,7 +218,7 @@ def test_no_scan_is_in_two_parts():
         records = records_of(SEES / f"{name}.jsonl")
         assert sorted(record["answer"] for record in records) == sorted(str(digits[scan]) for scan in chosen)
         assert len({json.dumps(record) for record in records}) == len(records)
-        assert Image.open(SEES / records[0]["images"][0]).size == (28, 28)
+        assert Image.open(BytesIO(b64decode(records[0]["images"][0]))).size == (28, 28)
 
 
 def judged(records: list[dict], responses: list[str]) -> np.ndarray:
@@ -240,7 +242,7 @@ def test_shipped_replies_are_judged_as_they_are_meant():
     assert len(single) == 2 * len(pairs) > 300
     assert judged(pairs, [pair["chosen"] for pair in pairs])[1].all()
     assert not judged(pairs, [pair["rejected"] for pair in pairs]).all(axis=0).any()
-    form, exact = judged(single, [record["response"] for record in single])
+    form, exact = judged(single, [record["completion"] for record in single])
     np.testing.assert_array_equal(form * exact, [float(record["label"]) for record in single])
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import burnish
+from burnish.config.load import recipe_names
 from tests.documents.newcomer import follow, here
 from tests.support.command_lines import known_options
 from tests.support.shown import OWN_PAGES, ROOT, blocks, commands, forgotten, words
@@ -43,11 +44,14 @@ def python(folder: Path, *arguments: str | Path) -> str:
     return done.stdout
 
 
+QUICK = [page for page in OWN_PAGES if page.stem in ("own_data", "own_reward")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", OWN_PAGES, ids=lambda page: page.stem)
-def test_what_a_page_on_your_own_says_works_from_top_to_bottom(page, tmp_path):
-    said = python(tmp_path, "-m", "tests.documents.newcomer", page)
-    assert "commands" in said
+@pytest.mark.parametrize("pages", [QUICK, pytest.param(OWN_PAGES, marks=pytest.mark.thorough)], ids=["quick", "all"])
+def test_what_pages_on_your_own_say_works_from_top_to_bottom(pages, tmp_path):
+    said = python(tmp_path, "-m", "tests.documents.newcomer", *pages)
+    assert said.count("commands") == len(pages)
 
 
 @pytest.mark.thorough
@@ -119,6 +123,7 @@ def test_the_commands_on_tiny_models_run(tmp_path, monkeypatch):
     assert [*Path("clips").glob("*.mp4"), *Path("clips").glob("*.webp")]
 
 
+@pytest.mark.thorough
 def test_the_example_in_one_file_learns_without_leaving_the_data(tmp_path):
     said = python(tmp_path, EXAMPLE)
     found = re.findall(r"(before|after): reward ([\d.-]+), distance to the nearest spot ([\d.]+)", said)
@@ -197,7 +202,7 @@ def test_the_notebook_learns_as_it_stands(tmp_path):
     assert float(after) > float(before) + 0.03
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_site_has_every_option_recipe_and_version_and_fetches_nothing(tmp_path):
     pytest.importorskip("mkdocs", reason="needs mkdocs: pip install 'burnish[docs]'")
     site, earlier = tmp_path / burnish.__version__, tmp_path / "0.0.1"
@@ -215,7 +220,7 @@ def test_the_site_has_every_option_recipe_and_version_and_fetches_nothing(tmp_pa
     for recipe in ("quickstart", "vlm_quickstart"):
         options = [option for option in known_options(recipe) if not option.startswith(sections)]
         assert [one for one in options if f"<code>{one}</code>" not in pages["reference/options.html"]] == []
-    for name in recipes():
+    for name in recipe_names():
         folder, _, last = name.rpartition("/")
         text = pages["recipes.html"]
         part = text.partition(f"<code>{folder}/*</code>")[2].partition("</table>")[0] if folder else text
@@ -223,15 +228,10 @@ def test_the_site_has_every_option_recipe_and_version_and_fetches_nothing(tmp_pa
     assert "burnish.losses.policy" in pages["reference/mathematics.html"]
 
 
-def recipes() -> list[str]:
-    folder = ROOT / "burnish" / "recipes"
-    return [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
-
-
 def test_curves_are_of_recipes_whose_model_ships():
     """A real model's recipe has none, for nobody ran it to its end."""
     names = {picture.stem for picture in (ROOT / "docs" / "images" / "recipes").glob("*.svg")}
-    assert {"quickstart", "vlm_quickstart"} <= names <= {name for name in recipes() if "/" not in name}
+    assert {"quickstart", "vlm_quickstart"} <= names <= {name for name in recipe_names() if "/" not in name}
 
 
 def test_a_curve_is_drawn_of_what_runs_measured(tmp_path, monkeypatch):

@@ -84,10 +84,8 @@ def write_titled(page: Path, place: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_what_a_page_shows_is_so(page, place):
-    complaints = []
     write_titled(page, place)
-    if page not in OWN_PAGES:  # which test_examples.py types
-        complaints += [why for block in blocks(page) if (why := wrong_block(block, page, place))]
+    complaints = [why for block in blocks(page) if (why := wrong_block(block, page, place))]
     if page.name != "CHANGELOG.md":  # which tells of what was
         complaints += wrong_text(page, page.read_text())
     assert complaints == []
@@ -113,7 +111,8 @@ def wrong_block(block: Block, page: Path, place: Path) -> str:
 
 def shell(block: Block, page: Path, place: Path) -> None:
     for line in lines_of(block.text):
-        accept_line(line)
+        if page not in OWN_PAGES or (line.startswith("burnish ") and "exit code" not in line):  # typed elsewhere
+            accept_line(line)
 
 
 def composed(block: Block, page: Path, place: Path) -> None:
@@ -144,6 +143,8 @@ def records(block: Block, page: Path, place: Path) -> None:
     for name in re.findall(r'"([\w/]+\.png)"', block.text):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), f"#{len(name):06}").save(name)
+    if page in OWN_PAGES:  # whose keys a recipe of its own names
+        return
     sees = page.name in ("data_language.md", "data_forms.md")
     recipe = "vlm_quickstart" if sees else "sd35/diffusion_dpo" if '"chosen"' in block.text else "quickstart"
     run("data", "show", path, "--recipe", recipe)
@@ -185,7 +186,7 @@ def resolve(text: str) -> None:
 def text(block: Block, page: Path, place: Path) -> None:
     hollow = HOLLOW.findall(block.text)
     assert hollow == [], f"it shows {hollow} in the place of a value"
-    known = page.parent.name in ("algorithms", "language") or page.name in TEXTS
+    known = page.parent.name in ("algorithms", "language") or page.name in TEXTS or page in OWN_PAGES
     assert known, "what reads this text? Say so in TEXTS"
     hidden = [line for line in block.text.splitlines() if line.startswith(("burnish ", "make ", "python ", "pip "))]
     assert hidden == [], "commands belong in a block of bash"
