@@ -44,14 +44,14 @@ def python(folder: Path, *arguments: str | Path) -> str:
     return done.stdout
 
 
-QUICK = [page for page in OWN_PAGES if page.stem in ("own_data", "own_reward")]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("pages", [QUICK, pytest.param(OWN_PAGES, marks=pytest.mark.thorough)], ids=["quick", "all"])
-def test_what_pages_on_your_own_say_works_from_top_to_bottom(pages, tmp_path):
-    said = python(tmp_path, "-m", "tests.documents.newcomer", *pages)
-    assert said.count("commands") == len(pages)
+@pytest.mark.parametrize("page", OWN_PAGES, ids=lambda page: page.stem)
+def test_what_a_page_on_your_own_says_works_from_top_to_bottom(page, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with capfd.disabled(), forgotten():
+        assert follow(page, here) > 2
 
 
 @pytest.mark.thorough
