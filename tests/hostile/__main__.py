@@ -12,17 +12,41 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from tests.hostile.bench import Bench, shuffled
-from tests.hostile.cases import Case, Outcome
-from tests.hostile.kinds import KINDS, every_case, sample
+from tests.hostile import command_lines, damage, folders, records, values
+from tests.hostile.bench import Bench, Case, Outcome
+
+# some make inputs of two kinds
+MAKERS: list[Callable[[], Iterable[Case]]] = [
+    values.cases, command_lines.cases, damage.recipe_cases, records.cases, damage.data_cases, damage.model_cases,
+    folders.cases, damage.run_cases, command_lines.signal_cases,
+]  # fmt: skip
+KINDS = ("values", "command lines", "recipes", "records", "data", "models", "folders", "runs", "copies", "signals")
+SAMPLED = 2  # of every kind
+
+
+def every_case() -> list[Case]:
+    """Everything, in an order that stays."""
+    return [case for make in MAKERS for case in make()]
+
+
+def sample(seed: int) -> list[Case]:
+    """Some of every kind."""
+    cases = shuffled(every_case(), seed)
+    return [case for kind in KINDS for case in [case for case in cases if case.kind == kind][:SAMPLED]]
+
+
+def shuffled(cases: Sequence[Case], seed: int) -> list[Case]:
+    """The cases in an order that depends on the seed alone."""
+    return random.Random(seed).sample(cases, len(cases))
 
 
 def main() -> int:
@@ -31,7 +55,7 @@ def main() -> int:
         prog="python -m tests.hostile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sample", action="store_true", help="a few of every kind, as CI does")
-    parser.add_argument("--kind", action="append", choices=list(KINDS), help="only this kind; may be given again")
+    parser.add_argument("--kind", action="append", choices=KINDS, help="only this kind; may be given again")
     parser.add_argument("--name", default="", help="only those whose name has this")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (%(default)s)")
     parser.add_argument("--limit", type=int, help="only so many, drawn by the seed")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import json
 import os
-import random
 import re
 import resource
 import shutil
@@ -14,11 +14,12 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
-from tests.hostile.cases import STOLEN, Case, Outcome
+from tests.support.time_columns import is_time_column
 
 LINES = 10  # of a message
 LONGEST = 4000  # characters of a message
@@ -36,6 +37,57 @@ WAY_OUT = re.compile(
     re.IGNORECASE,
 )
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+Expect = Literal["refused", "works", "either"]
+STOLEN = "stolen"  # file that code of a stranger writes to the scratch folder where it is run
+
+
+@dataclass(frozen=True)
+class Place:
+    """Models, data, recipes and finished runs that nothing is wrong with; every try damages copies of its own."""
+
+    folder: Path
+
+    def recipe(self, task: str) -> Path:
+        """Of a step: of a generator ("drawing") or of a vision-language model ("seeing")."""
+        return self.folder / f"{task}.yaml"
+
+    def run(self, task: str) -> Path:
+        """A finished run of that recipe, two updates long."""
+        return self.folder / "runs" / task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One hostile input.
+
+    ``make`` prepares a scratch folder, which is the current one of the try, and returns the command line.
+    ``refused``: exit code 2, one message of at most ten lines that names ``words`` and the way out. ``works``: exit
+    code 0. ``either``: one of both, as for a flipped bit, which may do no harm.
+    """
+
+    kind: str
+    name: str
+    make: Callable[[Place, Path], list[str]]
+    expect: Expect = "refused"
+    words: tuple[str, ...] = ()  # of which a refusal has all, whatever their case
+    environment: tuple[tuple[str, str], ...] = ()
+    changes: tuple[str, ...] = ()  # beginnings of paths in the scratch folder that the command is there to change
+    signals: tuple[tuple[str, float], ...] = ()  # name of a signal, and which share of a whole run's time it comes at
+
+    @property
+    def id(self) -> str:
+        return f"{self.kind}: {self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a try; ``bad`` is empty where it was answered well."""
+
+    case: Case
+    bad: str
+    said: str
+    seconds: float  # of computing
 
 
 class Bench:
@@ -81,10 +133,9 @@ class Bench:
 
     def _interrupted(self, case: Case, scratch: Path, arguments: list[str]) -> Outcome:
         """A run that gets signals, and the same command once more: it must arrive where an untroubled one does."""
-        total, said = 0.0, ""
         whole = self._seconds[arguments[1].rpartition("/")[2].removesuffix(".yaml")]
         moments = [(name, share * whole) for name, share in case.signals]
-        code, said, seconds, _ = self._run(arguments, scratch, {}, signals=moments)
+        code, said, first, _ = self._run(arguments, scratch, {}, signals=moments)
         killed = any(name == "SIGKILL" for name, _ in moments)
         # a signal that comes before there is anything to save ends the command, one that comes late finds it finished
         allowed = {0, STOPPED, 130, -signal.SIGTERM, -signal.SIGHUP} | ({-signal.SIGKILL} if killed else set())
@@ -92,7 +143,6 @@ class Bench:
         bad += "; traceback" if "Traceback" in said else ""
         if self._leftover():
             bad += "; left a process behind"
-        total += seconds
         code, again, seconds, _ = self._run(arguments, scratch, {})
         if code != 0:
             bad += f"; the same command then ended with {code}"
@@ -101,7 +151,7 @@ class Bench:
         if self._leftover():
             bad += "; left a process behind"
         said += f"\n--- again:\n{again}"
-        return Outcome(case=case, bad=bad.strip("; "), said=said, seconds=max(total, seconds))
+        return Outcome(case=case, bad=bad.strip("; "), said=said, seconds=max(first, seconds))
 
     def _run(
         self,
@@ -296,13 +346,6 @@ def _changed(before: dict[str, str], after: dict[str, str], free: tuple[str, ...
 
 
 def _metrics(folder: Path) -> list[dict[str, Any]]:
-    from tests.support.runs import metrics_of
-
-    return metrics_of(folder)
-
-
-def shuffled(cases: Sequence[Case], seed: int) -> list[Case]:
-    """The cases in an order that depends on the seed alone."""
-    order = list(cases)
-    random.Random(seed).shuffle(order)
-    return order
+    """Of every update, without what depends on the clock."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not is_time_column(name)} for line in lines]

@@ -1,4 +1,4 @@
-"""Files of every kind that is read, damaged in every way that disks, editors and people damage files."""
+"""Files of every kind that is read, damaged, swapped and forged in every way that disks, editors and people do it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.hostile.cases import Case, Place
+from burnish.checkpoint import manifest
+from tests.hostile.bench import Case, Place
 
 Damage = Callable[[Path, random.Random], None]
 
 
 def _rewrite(change: Callable[[bytes, random.Random], bytes]) -> Damage:
-    def damage(path: Path, draw: random.Random) -> None:
-        path.write_bytes(change(path.read_bytes(), draw))
-
-    return damage
+    return lambda path, draw: path.write_bytes(change(path.read_bytes(), draw)) and None
 
 
 def _replace(put: Callable[[Path], None]) -> Damage:
@@ -39,9 +37,13 @@ def _flip(content: bytes, draw: random.Random) -> bytes:
     return bytes(flipped)
 
 
-def _flip_head(content: bytes, draw: random.Random) -> bytes:
-    """Where a file says what it is."""
-    return _flip(content[:64], draw) + content[64:]
+def entry(key: str, value: Any) -> Damage:
+    """Another value in a file of JSON."""
+
+    def damage(path: Path, draw: random.Random) -> None:
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+
+    return damage
 
 
 ANY: dict[str, Damage] = {
@@ -50,7 +52,7 @@ ANY: dict[str, Damage] = {
     "cut short": _rewrite(lambda content, draw: content[: draw.randrange(1, len(content))]),
     "without its end": _rewrite(lambda content, draw: content[:-1]),
     "flipped bits": _rewrite(_flip),
-    "flipped bits in its head": _rewrite(_flip_head),
+    "flipped bits in its head": _rewrite(lambda content, draw: _flip(content[:64], draw) + content[64:]),
     "noise": _rewrite(lambda content, draw: draw.randbytes(1000)),
     "zeros": _rewrite(lambda content, draw: bytes(len(content))),
     "twice": _rewrite(lambda content, draw: content * 2),
@@ -68,13 +70,9 @@ TEXT: dict[str, Damage] = {
     "a huge line": _rewrite(lambda content, draw: content + b"x" * 3_000_000 + b"\n"),
     "deep": _rewrite(lambda content, draw: b"[" * 100_000 + b"]" * 100_000),
     "deep object": _rewrite(lambda content, draw: b'{"prompt":' * 20_000 + b"1" + b"}" * 20_000),
-    "null": _rewrite(lambda content, draw: b"null"),
-    "a list": _rewrite(lambda content, draw: b"[]"),
-    "a number": _rewrite(lambda content, draw: b"3"),
     "a huge number": _rewrite(lambda content, draw: b"1" * 10_000),
-    "an object": _rewrite(lambda content, draw: b"{}"),
+    **{text: _rewrite(lambda content, draw, text=text: text.encode()) for text in ("null", "[]", "3", "{}")},
 }
-SUFFIXES = (".json", ".jsonl", ".txt", ".yaml", ".jinja", ".py", ".csv")
 
 
 def _png(width: int, height: int, *more: tuple[bytes, bytes]) -> bytes:
@@ -86,140 +84,85 @@ def _png(width: int, height: int, *more: tuple[bytes, bytes]) -> bytes:
     return found
 
 
+def _put(content: bytes) -> Damage:
+    return _rewrite(lambda _, draw: content)
+
+
+def _split(pattern: str) -> Damage:
+    return entry("pre_tokenizer", {
+        "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False
+    })  # fmt: skip
+
+
+STATE, SHARD = "state.json", "tensors/rank-00000.safetensors"
+
+
+def _forged(change: Callable[[dict[str, Any]], Any]) -> Damage:
+    """A manifest whose own hash is right."""
+
+    def damage(path: Path, draw: random.Random) -> None:
+        content = json.loads(path.read_text())
+        del content["sha256"]
+        change(content)
+        path.write_bytes(manifest.render(content))
+
+    return damage
+
+
+def _sized(size: int) -> Damage:
+    return _forged(lambda one: one["files"][SHARD].update(size=size))
+
+
+def _moved(to: str) -> Damage:
+    return _forged(lambda one: one["files"].update({to: one["files"].pop(STATE)}))
+
+
+def _copied(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)
+
+
+MANY = b"{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
 SPECIAL: dict[str, dict[str, Damage]] = {  # of single files
     "chat_template.jinja": {
         "text without end": _rewrite(lambda content, draw: b"{{ 'a' * 100000000 }}" + content),
-        "memory without end": _rewrite(
-            lambda content, draw: (
-                b"{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}" + content
-            )
-        ),
-        "parentheses": _rewrite(lambda content, draw: b"{{ " + b"(" * 100_000 + b"1" + b")" * 100_000 + b" }}"),
+        "memory without end": _rewrite(lambda content, draw: MANY + content),
+        "parentheses": _put(b"{{ " + b"(" * 100_000 + b"1" + b")" * 100_000 + b" }}"),
         "recursion": _rewrite(lambda content, draw: b"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}" + content),
     },
-    "tokenizer.json": {
-        f"split by {one}": lambda path, draw, one=one: _entry(
-            "pre_tokenizer", {"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False}
-        )(path, draw)
-        for one in ("(a+)+$", "(a|a)*b$", "(?:x?){2000}y", "(")
-    },
-}
-SPECIAL |= {
+    "tokenizer.json": {f"split by {one}": _split(one) for one in ("(a+)+$", "(a|a)*b$", "(?:x?){2000}y", "(")},
     "0.png": {
-        "billions of pixels": _rewrite(lambda content, draw: _png(60_000, 60_000)),
-        "a text that swells": _rewrite(
-            lambda content, draw: _png(8, 8, (b"zTXt", b"a\0\0" + zlib.compress(bytes(100 << 20))))
+        "billions of pixels": _put(_png(60_000, 60_000)),
+        "a text that swells": _put(_png(8, 8, (b"zTXt", b"a\0\0" + zlib.compress(bytes(100 << 20))))),
+        "PostScript": _put(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"),
+        "SVG": _put(b'<svg xmlns="http://www.w3.org/2000/svg" width="9999999" height="9999999"/>'),
+    },
+    manifest.NAME: {
+        "of another update": lambda path, draw: (
+            shutil.copyfile(path.parents[1] / "00000001" / path.name, path) and None
         ),
-        "PostScript": _rewrite(
-            lambda content, draw: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
+        "a file outside": _moved("../../../outside.pt"),
+        "a file of the system": _moved("/etc/passwd"),
+        "without its state": _forged(lambda one: one["files"].pop(STATE)),
+        "without its tensors": _forged(lambda one: one["files"].pop(SHARD)),
+        "a petabyte": _sized(10**15),
+        "sizes beyond any number": _sized(10**300),
+        "a negative size": _sized(-1),
+        "shorter files": _sized(8),
+        "files that are not there": _forged(
+            lambda one: one["files"].update({f"shards/{i}": one["files"][STATE] for i in range(20_000)})
         ),
-        "SVG": _rewrite(
-            lambda content, draw: b'<svg xmlns="http://www.w3.org/2000/svg" width="9999999" height="9999999"/>'
-        ),
+        "another model": _forged(lambda one: one["identity"].update(model="\x1b[31mother\n")),
+        "a huge score": _forged(lambda one: one.update(score=10**300)),
+        "an update without end": _forged(lambda one: one.update(update=10**300)),
     },
 }
 ODD: list[Any] = [None, "x", -1, 10**9, 1.5, [], {}, [None], {"x": [1]}, True, 10**30, ""]
 
 
-def data_cases() -> Iterator[Case]:
-    """Prompts, records and pictures."""
-    files = {
-        "drawing": {"prompts.txt": "prompts.txt", "prompts.jsonl": "prompts.jsonl"},
-        "pictures": {"captions.jsonl": "captions.jsonl", "pictures/0.png": "captions.jsonl",
-                     "pictures/1.txt": "pictures"},
-        "seeing": {"prompts-seeing.jsonl": "prompts-seeing.jsonl", "questions.json": "questions.json",
-                   "questions.parquet": "questions.parquet", "pictures/0.png": "prompts-seeing.jsonl"},
-    }  # fmt: skip
-    for task, targets in files.items():
-        for target, read in targets.items():
-            for name, damage in damages(target):
-                yield _data(task, target, read, name, damage)
-
-
-def _data(task: str, target: str, read: str, name: str, damage: Damage) -> Case:
-    def make(place: Place, scratch: Path) -> list[str]:
-        for one in {target.partition("/")[0], read, "pictures"}:
-            _copy(place.folder / one, scratch / one)
-        hurt(scratch / target, damage, f"{task} {target} {name}")
-        more = ["algorithm=sft", f"data.val_files={place.folder / 'prompts.txt'}"] if task == "pictures" else []
-        recipe = place.recipe("drawing" if task == "pictures" else task)
-        return ["train", str(recipe), *more, f"data.train_files={read}"]
-
-    return Case(
-        kind="data", name=f"{task} {target}, {name}", make=make, expect="either", words=(Path(target).stem.rstrip("s"),)
-    )
-
-
-def model_cases() -> Iterator[Case]:
-    """Folders of models: every file of them, and every entry of their configurations."""
-    for task, files in (("drawing", DRAWING), ("seeing", SEEING)):
-        for file in files:
-            for name, damage in damages(file):
-                yield _model(task, file, name, damage)
-        for file in files:
-            if file in CONFIGS:
-                for key in CONFIGS[file]:
-                    for value in ODD:
-                        yield _model(task, file, f"{key} is {json.dumps(value)}", _entry(key, value))
-
-
-def _model(task: str, file: str, name: str, damage: Damage) -> Case:
-    def make(place: Place, scratch: Path) -> list[str]:
-        _copy(place.folder / ("pipeline" if task == "drawing" else "language"), scratch / "model")
-        hurt(scratch / "model" / file, damage, f"{task} {file} {name}")
-        return ["train", str(place.recipe(task)), "model.path=model"]
-
-    # a wrong schedule or size is seen in pictures, which are then what is complained of
-    words = () if file.startswith(("scheduler", "preprocessor", "video")) else ("model",)
-    return Case(kind="models", name=f"{task} {file}, {name}", make=make, expect="either", words=words)
-
-
-def run_cases() -> Iterator[Case]:
-    """Folders of runs, by every command that reads them."""
-    commands = {
-        "train": ["train", "{recipe}", "steps=3"],
-        "report": ["report", "run"],
-        "eval": ["eval", "run", "-o", "out"],
-        "export": ["export", "run", "-o", "out"],
-        "sample": ["sample", "run", "a cat", "-n", "1", "-o", "out"],
-    }
-    files = {
-        "config.yaml": ("train", "report", "eval", "export", "sample"),
-        "metrics.jsonl": ("train", "report"),
-        "checkpoints/00000002/manifest.json": ("train", "eval", "export", "sample"),
-        "checkpoints/00000002/state.json": ("train", "eval", "export"),
-        "checkpoints/00000002/tensors/rank-00000.safetensors": ("train", "eval"),
-        "validation/000002/samples.jsonl": ("report",),
-        "validation/000002/scores.jsonl": ("report",),
-        "validation/000002/prompts.jsonl": ("report",),
-        "groups.jsonl": ("train", "report"),
-        "timeline.jsonl": ("train", "report"),
-        "validation/000002/pictures/000-00.png": ("report",),
-        "checkpoints": ("train", "eval"),
-        "validation": ("train", "report"),
-        ".claim": ("train", "report"),
-    }
-    for task in ("drawing", "seeing"):
-        for file, verbs in files.items():
-            for name, damage in damages(file):
-                for verb in verbs:
-                    yield _run(task, file, name, damage, verb, commands[verb])
-
-
-def _run(task: str, file: str, name: str, damage: Damage, verb: str, command: list[str]) -> Case:
-    def make(place: Place, scratch: Path) -> list[str]:
-        _copy(place.run(task), scratch / "run")
-        hurt(scratch / "run" / file, damage, f"{task} {file} {name} {verb}")
-        return [one.replace("{recipe}", str(place.recipe(task))) for one in command]
-
-    changes = {"train": ("run/",), "report": ("run/report.html",)}.get(verb, ())
-    return Case(kind="runs", name=f"{verb} {task} {file}, {name}", make=make, expect="either", changes=changes)
-
-
 def damages(file: str) -> Iterator[tuple[str, Damage]]:
     """What can be done to a file, by its name."""
     yield from ANY.items()
-    if file.endswith(SUFFIXES):
+    if file.endswith((".json", ".jsonl", ".txt", ".yaml", ".jinja", ".py", ".csv")):
         yield from TEXT.items()
     yield from SPECIAL.get(Path(file).name, {}).items()
 
@@ -235,43 +178,143 @@ def hurt(path: Path, damage: Damage, seed: str) -> None:
     damage(path, random.Random(seed))
 
 
-def _entry(key: str, value: Any) -> Damage:
-    def damage(path: Path, draw: random.Random) -> None:
-        content = json.loads(path.read_text())
-        content[key] = value
-        path.write_text(json.dumps(content))
+def _case(
+    kind: str, name: str, copied: dict[str, str], file: str, damage: Damage, command: list[str],
+    words: tuple[str, ...] = (), changes: tuple[str, ...] = (),
+) -> Case:  # fmt: skip
+    """Damage a file in a copy of parts of the place, and do a command; {place} and {scratch} are folders."""
 
-    return damage
+    def make(place: Place, scratch: Path) -> list[str]:
+        for source, target in copied.items():
+            if (place.folder / source).is_dir():
+                shutil.copytree(place.folder / source, scratch / target, symlinks=True)
+            else:
+                shutil.copy(place.folder / source, scratch / target)
+        hurt(scratch / file, damage, f"{kind} {name}")
+        return [one.replace("{place}", str(place.folder)).replace("{scratch}", str(scratch)) for one in command]
+
+    return Case(kind=kind, name=name, make=make, expect="either", words=words, changes=changes)
 
 
-def _copy(source: Path, target: Path) -> None:
-    if target.exists():
-        return
-    if source.is_dir():
-        shutil.copytree(source, target, symlinks=True)
-    else:
-        shutil.copy(source, target)
+def data_cases() -> Iterator[Case]:
+    """Prompts, records and pictures: what is damaged, by what reads it."""
+    sft = ["algorithm=sft", "data.val_files={place}/prompts.txt"]
+    for task, more, files in (
+        ("drawing", [], {"prompts.txt": "prompts.txt", "prompts.jsonl": "prompts.jsonl"}),
+        ("drawing", sft, {"captions.jsonl": "captions.jsonl", "pictures/0.png": "captions.jsonl",
+                          "pictures/1.txt": "pictures"}),
+        ("seeing", [], {"prompts-seeing.jsonl": "prompts-seeing.jsonl", "questions.json": "questions.json",
+                        "questions.parquet": "questions.parquet", "pictures/0.png": "prompts-seeing.jsonl"}),
+    ):  # fmt: skip
+        for file, read in files.items():
+            copied = {one: one for one in {file.partition("/")[0], read, "pictures"}}
+            command = ["train", f"{{place}}/{task}.yaml", *more, f"data.train_files={read}"]
+            for name, damage in damages(file):
+                words = (Path(file).stem.rstrip("s"),)
+                yield _case("data", f"{task} {file}, {name}", copied, file, damage, command, words)
 
 
-DRAWING = (
-    "model_index.json", "scheduler/scheduler_config.json", "transformer/config.json",
-    "transformer/diffusion_pytorch_model.safetensors", "text_encoder/config.json", "text_encoder/model.safetensors",
-    "text_encoder_2/model.safetensors", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json",
-)  # fmt: skip
-SEEING = (
-    "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
-    "chat_template.jinja", "preprocessor_config.json", "video_preprocessor_config.json",
-)  # fmt: skip
-# entries of the configurations that decide what a network is
-CONFIGS = {
-    "model_index.json": ("_class_name", "transformer", "scheduler", "tokenizer", "vae"),
-    "scheduler/scheduler_config.json": ("shift", "num_train_timesteps", "_class_name", "use_dynamic_shifting"),
-    "transformer/config.json": (
-        "_class_name", "num_layers", "sample_size", "patch_size", "attention_head_dim", "in_channels", "qk_norm",
-    ),
-    "text_encoder/config.json": ("hidden_size", "vocab_size", "num_hidden_layers", "eos_token_id", "architectures"),
-    "config.json": ("model_type", "text_config", "vision_config", "architectures", "image_token_id", "torch_dtype"),
-    "generation_config.json": ("eos_token_id", "pad_token_id"),
-    "tokenizer_config.json": ("tokenizer_class", "eos_token", "pad_token", "chat_template"),
-    "preprocessor_config.json": ("patch_size", "merge_size", "size", "image_mean", "image_processor_type"),
+# files of models, with entries that decide what a network is
+MODELS: dict[str, dict[str, str]] = {
+    "drawing": {
+        "model_index.json": "_class_name transformer scheduler tokenizer vae",
+        "scheduler/scheduler_config.json": "shift num_train_timesteps _class_name use_dynamic_shifting",
+        "transformer/config.json": "_class_name num_layers sample_size patch_size attention_head_dim in_channels",
+        "text_encoder/config.json": "hidden_size vocab_size num_hidden_layers eos_token_id architectures",
+        "transformer/diffusion_pytorch_model.safetensors": "", "text_encoder/model.safetensors": "",
+        "text_encoder_2/model.safetensors": "", "tokenizer/tokenizer.json": "", "tokenizer/tokenizer_config.json": "",
+    },
+    "seeing": {
+        "config.json": "model_type text_config vision_config architectures image_token_id torch_dtype",
+        "generation_config.json": "eos_token_id pad_token_id",
+        "tokenizer_config.json": "tokenizer_class eos_token pad_token chat_template",
+        "preprocessor_config.json": "patch_size merge_size size image_mean image_processor_type",
+        "model.safetensors": "", "tokenizer.json": "", "chat_template.jinja": "", "video_preprocessor_config.json": "",
+    },
 }  # fmt: skip
+
+
+def model_cases() -> Iterator[Case]:
+    """Folders of models: every file of them, and every entry of their configurations."""
+    for task, files in MODELS.items():
+        copied = {"pipeline" if task == "drawing" else "language": "model"}
+        command = ["train", f"{{place}}/{task}.yaml", "model.path=model"]
+        for file, keys in files.items():
+            odd = {f"{key} is {json.dumps(value)}": entry(key, value) for key in keys.split() for value in ODD}
+            # a wrong schedule or size is seen in pictures, which are then what is complained of
+            words = () if file.startswith(("scheduler", "preprocessor", "video")) else ("model",)
+            for name, damage in (*damages(file), *odd.items()):
+                yield _case("models", f"{task} {file}, {name}", copied, f"model/{file}", damage, command, words)
+
+
+COMMANDS = {
+    "train": "train {place}/TASK.yaml steps=3", "report": "report run", "eval": "eval run -o out",
+    "export": "export run -o out", "sample": "sample run cat -n 1 -o out",
+    "resume": "train {place}/TASK.yaml steps=3 resume=file://{scratch}/run output_dir=other",
+    "copy": "train {place}/TASK.yaml steps=3 checkpoint.copy_to=file://{scratch}/run output_dir=other",
+}  # fmt: skip
+CHANGES = {"train": ("run/",), "report": ("run/report.html",), "copy": ("run/",)}
+RUNS = {  # files of a run, with the commands that read them
+    "config.yaml": "train report eval export sample resume copy",
+    "metrics.jsonl": "train report resume copy",
+    "checkpoints/00000002/manifest.json": "train eval export sample resume copy",
+    "checkpoints/00000002/state.json": "train eval export resume copy",
+    "checkpoints/00000002/tensors/rank-00000.safetensors": "train eval resume copy",
+    "validation/000002/samples.jsonl": "report", "validation/000002/scores.jsonl": "report",
+    "validation/000002/prompts.jsonl": "report", "validation/000002/pictures/000-00.png": "report",
+    "groups.jsonl": "train report", "timeline.jsonl": "train report", "checkpoints": "train eval resume copy",
+    "checkpoints/00000002": "resume copy", "validation": "train report", ".claim": "train report",
+}  # fmt: skip
+
+
+def run_cases() -> Iterator[Case]:
+    """Folders of runs, by every command that reads them; at an address a run resumes from them, or copies to them."""
+    for task in ("drawing", "seeing"):
+        for file, verbs in RUNS.items():
+            for name, damage in damages(file):
+                for verb in verbs.split():
+                    command = COMMANDS[verb].replace("TASK", task).split()
+                    copied = {f"runs/{task}": "run"}
+                    changes = CHANGES.get(verb, ())
+                    kind = "copies" if verb in ("resume", "copy") else "runs"
+                    said = f"{verb} {task} {file}, {name}"
+                    yield _case(kind, said, copied, f"run/{file}", damage, command, changes=changes)
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
+)
+RECIPES = [
+    BOMB, "steps: &x [*x]", "steps: !!python/object/apply:os.system ['touch stolen']",
+    "steps: !ruby/object:Gem::Installer {i: x}", "x: &x {steps: 1}\n<<: *x", "steps: !!binary aGVsbG8=",
+    "steps: !!set {a, b}", "steps: 2026-01-01", "steps: 1\n---\nsteps: 2", f"steps: {'9' * 5000}", "steps: 1e999",
+    "[" * 20_000, "{a: " * 5_000 + "1" + "}" * 5_000, "".join("  " * i + "a:\n" for i in range(300)), "? [a, b]\n: 1",
+    "~: 1", "'': 1", "model:\n\tpath: x", "extends: recipe.yaml", "extends: nothing.yaml", "extends: .",
+    "extends: /dev/null", "extends: [drawing.yaml]", 'extends: "\\e[31m.yaml"', "extends: ../../../../etc/passwd",
+    "algorithm: 3", "algorithm: {clip: 1}", "rewards: {brightness: [1]}", "rewards: {'': {weight: 1}}",
+    'rewards: {"\\e[31m": {name: function}}',
+    "rewards: {" + ", ".join(f"r{i}: {{name: nothing}}" for i in range(1000)) + "}",
+    "\n".join(f"option{i}: {i}" for i in range(1000)), "variants: {flow_grpo: {variants: {flow_grpo: {}}}}",
+    "task: [text-to-image]", "task: 3", "model: []\ndata: []\nrollout: []\ntrainer: []",
+    "model: null\ndata: null\nrollout: null\ntrainer: null", "# nothing\n# at all\n", "train my model please",
+    "%YAML 9.9\n---\nsteps: 1", '"steps\\u202e": 1',
+]  # fmt: skip
+
+
+def recipe_cases() -> Iterator[Case]:
+    """Recipes that are none, or more than anybody asked for; and damaged copies of one that is right."""
+    for text in RECIPES:
+        yield _written(text)
+    command = ["train", "recipe.yaml"]
+    for name, damage in (ANY | TEXT).items():
+        for time in range(40 if name in ("flipped bits", "cut short") else int(name != "twice")):
+            said = f"damaged, {name}, {time}"
+            yield _case("recipes", said, {"drawing.yaml": "recipe.yaml"}, "recipe.yaml", damage, command)
+
+
+def _written(text: str) -> Case:
+    def make(place: Place, scratch: Path) -> list[str]:
+        (scratch / "recipe.yaml").write_text(text)
+        return ["train", "recipe.yaml"]
+
+    return Case(kind="recipes", name=f"{text:.50}, {len(text)}", make=make, expect="refused")

@@ -14,7 +14,7 @@ from burnish.config.flow import FlowConfig
 from burnish.config.language import LanguageConfig
 from burnish.config.text import fields
 from burnish.registry import lookup, names
-from tests.hostile.cases import Case, Expect, Place
+from tests.hostile.bench import Case, Expect, Place
 
 EXTREMES = ["-1", "0", "1e-300", "1e300", ".inf", ".nan", "100000000000", "1" + "0" * 40]
 NO_NUMBER = ["many", "٣", "''", "[1, 2]", "{a: {b: [1]}}", "true", "0x10"]

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import re
 import shlex
+import sys
 import tomllib
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, Any, NoReturn
+
+import pydantic
 
 from burnish.cli import VERBS
 from burnish.commands.sweep import checked
 from burnish.config import load
-from burnish.config.load import recipe_names
+from burnish.config.complaints import every_option
+from burnish.config.load import context_of, recipe_names
 from burnish.config.overrides import read_overrides
 from burnish.config.serving import load_service
+from burnish.config.yaml_text import parse
 from burnish.data.sets import SETS
 from burnish.evaluation.suite import read_suite
-from burnish.registry import lookup
+from burnish.registry import KINDS, lookup, names
 from tests.support.shown import ROOT, words
 
 # programs of others, which nothing here runs
@@ -154,3 +162,30 @@ COMPOSED = {
     "serve-reward": lambda args: load_service(args.served, task=args.task),
     "check-reward": lambda args: lookup("flow reward", args.name),
 }
+
+
+def known_options(recipe: str, *options: str) -> list[str]:
+    """Dotted names of every option of a recipe."""
+    return every_option(context_of(recipe, options))
+
+
+@cache
+def _sections() -> list[type]:
+    """Every class of options."""
+    for kind in KINDS:
+        names(kind)
+    modules = [module for name, module in sys.modules.items() if name.startswith("burnish.")]
+    found = {id(one): one for module in modules for one in vars(module).values() if isinstance(one, type)}
+    return [one for one in found.values() if "__pydantic_fields__" in vars(one)]
+
+
+def taken(name: str, text: str) -> bool:
+    """Whether some class of options has this one, with this value."""
+    value = parse(text)
+    for section in _sections():
+        field = section.__pydantic_fields__.get(name)
+        with suppress(pydantic.ValidationError):
+            if field is not None:
+                pydantic.TypeAdapter(Annotated[field.annotation, field]).validate_json(json.dumps(value), strict=True)
+                return True
+    return False

@@ -1,6 +1,6 @@
 """Blocks of code and commands that documents and examples show.
 
-A block's fence names what it is (``KINDS`` in tests/test_shown_blocks.py); one that is a file has the file's name as
+A block's fence names what it is (``KINDS`` in tests/documents/test_pages.py); one that is a file has the file's name as
 the title of its fence: ```` ```yaml title="mine.yaml" ````.
 """
 

@@ -46,7 +46,7 @@ ELSEWHERE = {
     "scoring.max_failures": "tests/rewards/test_failures.py",  # of rewards that fail
     "scoring.max_failure_share": "tests/rewards/test_failures.py",
     "plugins": "tests/system/test_plugins.py",  # opened before a configuration is read
-    "trainer.max_skipped_updates": "tests/test_language_traps.py",  # of losses that are not finite
+    "trainer.max_skipped_updates": "tests/runs/test_language_traps.py",  # of losses that are not finite
     "validation.suite_prompts": "tests/runs/test_evaluation.py",  # read where there are suites
 }
 BASE = [

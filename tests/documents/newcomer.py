@@ -1,6 +1,6 @@
 """Does what pages say, from top to bottom, each in a folder of its name below the one that it is started in.
 
-``python -m tests.support.newcomer [--shell] PAGES``: blocks with a title are files, which are written; blocks of bash
+``python -m tests.documents.newcomer [--shell] PAGES``: blocks with a title are files, which are written; blocks of bash
 are typed line by line; blocks of text are what is seen after the commands before them: each of their lines has to be
 there, in this order, and ``...`` stands for anything. A command succeeds, unless a comment behind it says ``# exit code
 2``. With ``--shell`` every line is a process of its own; without, one process runs all that is Burnish, which imports

@@ -1,7 +1,8 @@
-"""Metrics against the field's names and numbers, and against what must be true."""
+"""Metrics, and what alarms look at, against the field's names and numbers and against what must be true."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from burnish.measured import error_and_std, measured, of_responses, shares, without_signal
 from burnish.metrics import (
     best_and_worst,
     group_diversity,
@@ -21,12 +23,14 @@ from burnish.metrics import (
 )
 from burnish.types.clips import Clip, Sound
 from burnish.types.prompt import Prompt
+from burnish.types.response_stats import ResponseStats, reflections
 from burnish.types.rollout import Scores
 from burnish.types.structure import coarse
 from tests.conformance import case
 from tests.support.time_columns import is_time_column
 
 NAN = float("nan")
+GROUP = torch.tensor([0, 0, 1, 1, 2, 2])
 
 
 def diversity(samples, group) -> float:
@@ -240,8 +244,9 @@ def test_throughput():
     found = case("metrics", "metrics/throughput")
     given = found.inputs
     metrics = timing_metrics({"step": given["step_s"]}, given["batch"], devices=given["n_gpus"])
-    perf = {name: value for name, value in metrics.items() if name.startswith("perf/")}
-    assert perf == pytest.approx(found.expected["metrics"])
+    assert {name: value for name, value in metrics.items() if name.startswith("perf/")} == pytest.approx(
+        found.expected["metrics"]
+    )
     assert timing_metrics({"gen": 1.0}, 0) == {"timing_s/gen": 1.0}
 
 
@@ -249,42 +254,91 @@ def flat(value: float, height=16, width=32) -> np.ndarray:
     return np.full((height, width, 3), value, dtype=np.uint8)
 
 
-def test_variety_has_a_closed_form_for_flat_pictures():
-    group = torch.tensor([0, 0, 1, 1])
-    assert diversity([flat(0), flat(255), flat(0), flat(255)], group) == pytest.approx(0.5)
-    assert diversity([flat(0), flat(255), flat(7), flat(7)], group) == pytest.approx(0.25)
-    assert diversity([flat(0), flat(0), flat(255), flat(255)], group) == 0.0
-    assert np.isnan(diversity([flat(0), flat(255)], torch.tensor([0, 1])))
+def clip(*levels: int) -> Clip:
+    return Clip(frames=np.stack([flat(level) for level in levels]), fps=4)
 
 
-def test_variety_does_not_see_fine_noise_but_sees_where_things_are():
+@pytest.mark.parametrize(("samples", "group", "variety"), [
+    ([flat(0), flat(255), flat(0), flat(255)], [0, 0, 1, 1], 0.5),
+    ([flat(0), flat(255), flat(7), flat(7)], [0, 0, 1, 1], 0.25),
+    ([flat(0), flat(0), flat(255), flat(255)], [0, 0, 1, 1], 0.0),
+    ([flat(0), flat(255)], [0, 1], NAN),
+    *([[flat(value, *size) for value in (0, 51, 102)], [0, 0, 0], float(np.std([0.0, 0.2, 0.4]))]
+      for size in ((16, 32), (512, 768), (5, 3), (67, 131))),
+    ([clip(0, 0, 0, 0), clip(0, 0, 255, 255)], [0, 0], 0.25),
+    ([clip(0, 0), clip(0, 0), replace(clip(255, 255), finite=False)], [0, 0, 0], 0.0),
+])  # fmt: skip
+def test_variety_has_a_closed_form_for_flat_pictures_of_any_size_and_for_clips(samples, group, variety):
+    assert diversity(samples, torch.tensor(group)) == pytest.approx(variety, nan_ok=True)
+
+
+def test_variety_does_not_see_fine_noise_but_sees_where_things_are_and_when_sounds_are_loud():
     checkers = np.indices((16, 32)).sum(0)[..., None].repeat(3, 2) % 2
     pictures = [(checkers * 255).astype(np.uint8), ((1 - checkers) * 255).astype(np.uint8)]
     assert diversity(pictures, torch.zeros(2)) == pytest.approx(0.0, abs=1e-9)
     left, right = flat(255), flat(255)
     left[:, :16], right[:, 16:] = 0, 0
     assert diversity([left, right], torch.zeros(2)) == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(("height", "width"), [(16, 32), (512, 768), (5, 3), (67, 131)])
-def test_variety_is_the_same_at_every_size(height, width):
-    pictures = [flat(value, height, width) for value in (0, 51, 102)]
-    assert diversity(pictures, torch.zeros(3)) == pytest.approx(np.std([0.0, 0.2, 0.4]))
-
-
-def test_variety_of_clips_is_that_of_their_frames():
-    def clip(*levels: int) -> Clip:
-        return Clip(frames=np.stack([flat(level) for level in levels]), fps=4)
-
-    still, same = clip(0, 0, 0, 0), clip(0, 0, 0, 0)
-    assert diversity([still, same], torch.zeros(2)) == 0
-    assert diversity([still, clip(0, 0, 255, 255)], torch.zeros(2)) == pytest.approx(0.25)
-    broken = replace(clip(255, 255, 255, 255), finite=False)
-    assert diversity([still, same, broken], torch.zeros(3)) == 0
-
-
-def test_variety_of_sounds_is_that_of_their_loudness_over_time():
     early = np.concatenate([np.ones((1, 64)), np.zeros((1, 64))], 1)
     first, second = Sound.of(early, 16), Sound.of(early[:, ::-1], 16)
     assert diversity([first, first], torch.zeros(2)) == 0
     assert diversity([first, second], torch.zeros(2)) == pytest.approx(0.5)
+
+
+def weighed(components: dict[str, list[float]], *weights: float, reward: list[float] | None = None) -> Scores:
+    columns = torch.tensor(list(components.values())).T
+    total = (columns.nan_to_num() * torch.tensor(weights)).sum(1) if reward is None else torch.tensor(reward)
+    return replace(
+        scores(total, missing=total.isnan().tolist(), names=components, components=columns.tolist()),
+        weights=weights, applied=None,
+    )  # fmt: skip
+
+
+def test_the_error_of_a_mean_is_that_over_prompts():
+    value = torch.tensor([1.0, 3.0, 4.0, 4.0, 0.0, NAN])
+    found = error_and_std("x", value, GROUP, std=True)
+    assert found["x/error"] == pytest.approx(2.0 / math.sqrt(3))  # of the means 2, 4 and 0
+    assert found["x/std"] == pytest.approx(float(value[:5].std(correction=0)))
+    assert error_and_std("x", value[:2], GROUP[:2], std=False) == {}  # one prompt has none
+    assert error_and_std("x", value[5:], GROUP[5:], std=True) == {}
+
+
+def test_groups_without_signal_are_solved_or_dead():
+    some = weighed({"a": [1.0, 1.0, 0.0, 0.0, 1.0, 0.0]}, 1.0)
+    found = without_signal(some, GROUP)
+    assert found["critic/rewards/solved_ratio"] == pytest.approx(1 / 3)
+    assert found["critic/rewards/dead_ratio"] == pytest.approx(1 / 3)
+    assert without_signal(some, torch.arange(6)) == {}  # nothing to compare
+
+
+def test_shares_add_up_and_say_who_makes_the_differences():
+    some = weighed({"a": [1.0, 0.0, 1.0, 0.0, 1.0, 0.0], "b": [0.1, 0.0, 0.0, 0.1, 0.5, 0.5]}, 1.0, 1.0)
+    found = shares(some, GROUP)
+    assert sum(found.values()) == pytest.approx(1.0)
+    assert found["critic/a/reward_share"] > 0.9
+    product = weighed({"a": [1.0, 0.0] * 3, "b": [0.5, 0.1] * 3}, 1.0, 1.0, reward=[0.5, 0.0] * 3)
+    assert shares(product, GROUP) == {}
+
+
+def test_statistics_of_responses_go_with_the_reward():
+    some = weighed({"a": [1.0, 0.0] * 3}, 1.0)
+    stats = [ResponseStats(length, length == 9, 0.0, NAN, "words", length - 4) for length in (9, 5, 9, 4, 8, 6)]
+    found = of_responses(stats, some, GROUP)
+    assert found["response/length/mean"] == pytest.approx(41 / 6)
+    assert found["response/length/reward_correlation"] > 0.9
+    assert found["response/length/better"] == pytest.approx(26 / 3)
+    assert found["response/length/worse"] == pytest.approx(5.0)
+    assert found["response/truncated/mean"] == pytest.approx(1 / 3)
+    assert "response/repeated/reward_correlation" not in found  # it is the same for all
+    assert "response/surprisal/mean" not in found
+    assert found["response/reflections/mean"] == pytest.approx(17 / 6)
+    assert found["response/reflections/reward_correlation"] > 0.9
+
+
+def test_phrases_of_reflection_are_counted_as_words():
+    assert reflections("Wait, let me\n think. Actually 7 is WRONG: a mistake. Let me reconsider; rethink.") == 7
+    assert reflections("The waiter awaits corrections, wrongly. Let us think.") == 0
+
+
+def test_a_batch_that_was_not_sampled_has_nothing_to_watch():
+    assert measured(None) == {}  # type: ignore[arg-type]

@@ -1,0 +1,438 @@
+"""What pages show is so: blocks are run or composed, and commands, options, names and links in their text are there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import chdir
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+import burnish
+from burnish.cli import VERBS
+from burnish.registry import ENTRY_POINTS, lookup, names
+from burnish.rewards.text.base import Response
+from burnish.types.prompt import Prompt
+from tests.support.command_lines import accept_line, accept_name, known_options, taken
+from tests.support.http_servers import json_server
+from tests.support.reward_service import get, post, served
+from tests.support.shown import BESIDE, FENCED, HOLLOW, OWN_PAGES, ROOT, Block, blocks, forgotten, own_recipe, spans
+from tests.support.shown import shell_lines as lines_of
+from tests.support.tiny_run import TinyRun
+from tests.support.tiny_run import burnish as run
+
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*BESIDE, ROOT / "CHANGELOG.md", *DOCS]
+QUICKSTARTS = ("quickstart", "vlm_quickstart", "video_quickstart")
+# text that nothing reads; formulas in docs/algorithms are text, too
+TEXTS = {
+    "alarms.md": "what the run in tests/system/test_alarms.py says",
+    "data_forms.md": "what records are read as, which tests/data/test_forms_page.py compares",
+    **dict.fromkeys(("loop.md", "plan.md", "reward_service.md", "rewards_language.md"), "compared below"),
+}
+# Python whose imports are looked up instead of run
+NOT_RUN = {
+    "python.md": "tests/documents/test_own_parts.py trains with it",
+    "evaluation.md": "opens the folder of a run that is not there",
+}
+PROGRAM = re.compile(r"(?:[A-Z_]+=\S+ )*(burnish|make|pip|python|kubectl|sbatch) (?=\S)")
+PLACES = {  # what stands for the reader's own, and what it may be
+    " RECIPE": " quickstart", " RUN": " runs/a", "rewards.NAME.": "rewards.brightness.", " algorithm=NAME": "",
+    "…": "x",
+}  # fmt: skip
+CUT = re.compile(r"<TAB>|\.\.\.|\{|-m$|ARGUMENTS")  # commands that are not shown to their end
+LACKS = re.compile(r"are required|expected one argument|NAME")
+CONTEXTS = (
+    *(("quickstart", f"algorithm={name}") for name in names("flow algorithm")),
+    *(("vlm_quickstart", f"algorithm={name}") for name in names("language algorithm")),
+    ("vlm_quickstart", "environment.name=tools"),
+    ("quickstart", "rewards.function.weight=1", "rewards.pickscore.weight=1"),
+)  # fmt: skip
+LINE = re.compile(r"(?:[a-z_]+\.)*([a-z_]+): ([\w.-]+|[\[{].*[\]}])")  # of a recipe or a suite
+# recipes' own keys; of records; of files of diffusers; of requests; rewards
+NO_OPTIONS = {"extends", "plugins", "role", "changed", "tie", "final_sigmas_type", "_auto_resize", "max_tokens",
+              "top_logprobs", *names("flow reward"), *names("language reward")}  # fmt: skip
+FORMS = ("old_linear: [delay, start, slope, end]", "steps: [[end, value], ...]")  # names in the places of values
+FILES = re.compile(r"\.(jsonl|py|yaml|pth|layers)$")
+
+
+@pytest.fixture
+def place(tmp_path):
+    """An empty folder, with what the README calls the reader's own; what is registered there is forgotten."""
+    own_recipe(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    write_titled(ROOT / "docs" / "rewards.md", tmp_path)  # which that recipe names
+    with chdir(tmp_path), forgotten():
+        yield tmp_path
+
+
+def write_titled(page: Path, place: Path) -> None:
+    """Blocks of a page that are files."""
+    for block in blocks(page):
+        if block.title:
+            (place / block.title).write_text(block.text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_a_page_shows_is_so(page, place):
+    write_titled(page, place)
+    complaints = [why for block in blocks(page) if (why := wrong_block(block, page, place))]
+    if page.name != "CHANGELOG.md":  # which tells of what was
+        complaints += wrong_text(page, page.read_text())
+    assert complaints == []
+
+
+def wrong_text(page: Path, text: str) -> list[str]:
+    """What is wrong in the text around blocks."""
+    return [f"{name}: {what}" for name, reader in READERS.items() for what in reader(page, text)]
+
+
+def wrong_block(block: Block, page: Path, place: Path) -> str:
+    """Why a block is not what the word on its fence says."""
+    if block.kind not in BLOCKS:
+        return f"{block.where}: a block must be one of {', '.join(BLOCKS)}, not {block.kind!r}"
+    if not block.text.strip():
+        return f"{block.where}: the block is empty"
+    try:
+        BLOCKS[block.kind](block, page, place)
+    except (ValueError, SyntaxError, ImportError, AttributeError, AssertionError) as error:
+        return f"{block.where}: {error}"
+    return ""
+
+
+def shell(block: Block, page: Path, place: Path) -> None:
+    for line in lines_of(block.text):
+        if page not in OWN_PAGES or (line.startswith("burnish ") and "exit code" not in line):  # typed elsewhere
+            accept_line(line)
+
+
+def composed(block: Block, page: Path, place: Path) -> None:
+    """A recipe by itself, or else what is added to one of the quickstarts; a suite, with a suite's options."""
+    path = place / (block.title or "block.yaml")
+    path.write_text(block.text)
+    if block.text.startswith("scorers:") or "\nscorers:" in block.text:
+        accept_line(f"burnish eval runs/a --suite {path}")
+    elif re.search(r"^extends:|^model:\s.*?path:", block.text, re.M | re.S):
+        burnish.load(str(path))
+    else:
+        refused = []
+        for recipe in QUICKSTARTS:
+            path.write_text(f"extends: {recipe}\n{block.text}")
+            try:
+                burnish.load(str(path))
+            except ValueError as error:
+                refused.append(f"onto {recipe}: {error}")
+        assert len(refused) < len(QUICKSTARTS), "; ".join(refused)
+
+
+def records(block: Block, page: Path, place: Path) -> None:
+    """What ``burnish data show`` reads; pairs of pictures are read by a run that learns from them."""
+    path = place / (
+        "block.json" if block.text.startswith("[") else {"json": "block.jsonl", "csv": "block.csv"}[block.kind]
+    )
+    path.write_text(block.text)
+    for name in re.findall(r'"([\w/]+\.png)"', block.text):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), f"#{len(name):06}").save(name)
+    if page in OWN_PAGES:  # whose keys a recipe of its own names
+        return
+    sees = page.name in ("data_language.md", "data_forms.md")
+    recipe = "vlm_quickstart" if sees else "sd35/diffusion_dpo" if '"chosen"' in block.text else "quickstart"
+    run("data", "show", path, "--recipe", recipe)
+
+
+def python(block: Block, page: Path, place: Path) -> None:
+    """It can be imported as a plugin, or what it imports is there; no name is undefined."""
+    if page.name == "loop.md":  # the loop in a few lines
+        loop = (ROOT / "burnish" / "loop.py").read_text()
+        calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(block.text)) if isinstance(node, ast.Call)]
+        assert [call for call in calls if f"{call}(" not in loop] == []
+        return
+    undefined = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", "--stdin-filename", "block.py", "-"],
+        input=block.text, capture_output=True, text=True,
+    )  # fmt: skip
+    assert undefined.returncode == 0, undefined.stdout
+    if page.name in NOT_RUN:
+        resolve(block.text)
+        return
+    path = place / (block.title or f"block_{block.where.partition(':')[2]}.py")
+    path.write_text(block.text)
+    (place / "plugged.yaml").write_text(json.dumps({"extends": "quickstart", "plugins": [path.name]}))
+    burnish.load("plugged.yaml")
+
+
+def resolve(text: str) -> None:
+    """Import what Python imports, and look up what it takes of it."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                getattr(importlib.import_module(str(node.module)), alias.name)
+        elif isinstance(node, ast.Import):
+            for module in [importlib.import_module(alias.name) for alias in node.names]:
+                for used in re.findall(rf"\b{module.__name__}\.(\w+)", text):
+                    getattr(module, used)
+
+
+def text(block: Block, page: Path, place: Path) -> None:
+    hollow = HOLLOW.findall(block.text)
+    assert hollow == [], f"it shows {hollow} in the place of a value"
+    known = page.parent.name in ("algorithms", "language") or page.name in TEXTS or page in OWN_PAGES
+    assert known, "what reads this text? Say so in TEXTS"
+    hidden = [line for line in block.text.splitlines() if line.startswith(("burnish ", "make ", "python ", "pip "))]
+    assert hidden == [], "commands belong in a block of bash"
+
+
+BLOCKS: dict[str, Callable[[Block, Path, Path], None]] = {
+    "bash": shell, "yaml": composed, "json": records, "csv": records, "python": python, "text": text,
+}  # fmt: skip
+
+
+def wrong_commands(page: Path, text: str) -> Iterator[str]:
+    """Commands in backticks that would be refused."""
+    for line in spans(text):
+        if PROGRAM.match(line) and (why := refused(line)):
+            yield f"{line}: {why}"
+
+
+def refused(line: str) -> str:
+    for stands, own in PLACES.items():
+        line = line.replace(stands, own)
+    if CUT.search(line) or line == "burnish --version":
+        return ""
+    try:
+        accept_line(line)
+    except ValueError as error:
+        if not LACKS.search(str(error)):
+            return str(error)
+        accept_name(line)
+    return ""
+
+
+def wrong_names(page: Path, text: str) -> Iterator[str]:
+    """Names of Python that are nowhere."""
+    for name in spans(text):
+        ours = re.match(r"(burnish|benchmarks|tests|tools)\.[a-z]", name) and name != ENTRY_POINTS
+        if ours and not exists(name.partition("(")[0].replace(":", ".")):
+            yield name
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, or what is in one."""
+    module, _, rest = name.rpartition(".")
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return bool(module) and exists(module) and hasattr(importlib.import_module(module), rest)
+    return True
+
+
+@cache
+def known() -> frozenset[str]:
+    """Every option of some recipes; of every reward and pool as of NAME, too."""
+    options = {option for context in CONTEXTS for option in known_options(*context)}
+    return frozenset(options | {re.sub(r"^(rewards|pools)\.\w+\.", r"\1.NAME.", option) for option in options})
+
+
+def wrong_options(page: Path, text: str) -> Iterator[str]:
+    """Dotted options that no recipe has; coming_from.md has those of other trainers."""
+    sections = {option[: dot.start()] for option in known() for dot in re.finditer(r"\.", option)}
+    for name in [] if page.name == "coming_from.md" else spans(text):
+        name = name.replace(".LABEL.", ".NAME.")
+        if re.fullmatch(r"[a-z_]+(\.\w+)+", name) and name.partition(".")[0] in sections and not FILES.search(name):
+            within = name.rpartition(".")[0]  # of an option that is a table
+            if not (name in known() | sections or within in known() - sections):
+                yield name
+
+
+def wrong_lines(page: Path, text: str) -> Iterator[str]:
+    """Lines of recipes that no class of options takes."""
+    lines = [line for span in spans(text) if span not in FORMS and (line := LINE.fullmatch(span))]
+    return (line[0] for line in lines if line[1] not in NO_OPTIONS and not taken(line[1], line[2]))
+
+
+def wrong_links(page: Path, text: str) -> Iterator[str]:
+    """Links to files and sections that are not there."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", text)):
+        path, _, section = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if "://" not in link and not (target.exists() and (not section or section in sections(target))):
+            yield link
+
+
+def sections(page: Path) -> set[str]:
+    """The names by which a page's headings can be linked to."""
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@cache
+def sources() -> str:
+    return "".join(file.read_text() for file in (ROOT / "burnish").rglob("*.py"))
+
+
+def wrong_files(page: Path, text: str) -> Iterator[str]:
+    """Files of ours that are not there; metrics and parts of a run, whose names end alike, are in the source."""
+    for name in re.findall(r"`([\w./-]+/(?:[\w-]+\.py)?)`", text):
+        places = (ROOT, ROOT / "burnish", ROOT / "burnish" / "algorithms", page.parent)
+        named = name.endswith("/") and re.search(rf'["\']{re.escape(name.rstrip("/"))}["\'/]', sources())
+        if not (named or any((place / name).exists() for place in places)):
+            yield name
+
+
+READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
+    "command": wrong_commands, "name": wrong_names, "option": wrong_options, "line": wrong_lines,
+    "link": wrong_links, "file": wrong_files,
+}  # fmt: skip
+
+
+def in_sources() -> Iterator[tuple[str, str]]:
+    """Commands in docstrings, comments, helps and the notebook, with where."""
+    notebook = ROOT / "examples" / "quickstart.ipynb"
+    texts = {notebook: "\n".join("".join(cell["source"]) for cell in json.loads(notebook.read_text())["cells"])}
+    for folder in ("burnish", "tools", "benchmarks", "examples"):
+        for file in (ROOT / folder).rglob("*.py"):
+            texts[file] = re.sub(r"``([^`\n]+)``", r"`\1`", file.read_text())
+    for file, text in texts.items():
+        yield from ((file.relative_to(ROOT).as_posix(), line) for line in spans(text) if PROGRAM.match(line))
+    for folder in ("burnish/recipes", "examples"):
+        for file in (ROOT / folder).rglob("*.yaml"):
+            for line in re.findall(r"^ *#.*?(?:# +|: )((?:burnish|python) .*)$", file.read_text(), re.M):
+                yield file.relative_to(ROOT).as_posix(), line
+    for name, verb in VERBS.items():
+        for line in re.findall(r"^ +(burnish .*?)(?:  .*)?$", verb.examples, re.M):
+            yield f"burnish {name} --help", line
+
+
+def test_commands_in_sources_and_helps_are_accepted(place):
+    complaints = [f"{where}: {line}: {why}" for where, line in in_sources() if (why := refused(line))]
+    assert complaints == []
+
+
+PUBLISHED = [
+    pytest.param(page, block, id=block.where)
+    for page in PAGES
+    for block in blocks(page)
+    if block.kind == "yaml" and re.search(r"^model:\s.*?path: [\w-]+/[\w.-]+", block.text, re.M | re.S)
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("page", "block"), PUBLISHED)
+def test_a_recipe_of_a_published_model_fits_the_gpu_beside_it(page, block, place):
+    from burnish.config.batches import smallest, with_sizes
+    from burnish.forecast.forecast import forecast
+
+    said = re.search(r"[Ii]t fits one GPU of (\d+) GB", page.read_text().partition(block.text)[2])
+    assert said, f"{block.where}: say what GPU it fits, as in: It fits one GPU of 80 GB."
+    (place / "prompts.txt").write_text("a cat\n" * 8)
+    for name in ("pairs.jsonl", "heldout_pairs.jsonl"):
+        (place / name).write_text('{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}\n' * 64)
+    (place / "block.yaml").write_text(block.text)
+    memory = int(said[1]) * 10**9
+    config = burnish.load("block.yaml", f"memory={said[1]}GB")
+    assert forecast(with_sizes(config, smallest(config))).needs_of(memory) < memory  # batches grow into what is left
+
+
+def test_exceptions_are_needed():
+    kinds = {(page.name, block.kind) for page in PAGES for block in blocks(page)}
+    assert {(name, "text") for name in TEXTS} | {(name, "python") for name in NOT_RUN} <= kinds
+    assert {one.id.partition(":")[0] for one in PUBLISHED} == {"README.md", "reward_models.md"}
+
+
+@pytest.mark.parametrize(("broken", "said"), [
+    ("```\na\n```\n", "must be one of"),
+    ("```mermaid\na\n```\n", "must be one of"),
+    ("```bash\nburnish trian quickstart\n```\n", "trian"),
+    ("```bash\nburnish train quickstart rollout.m=3\n```\n", "rollout.m"),
+    ("```bash\nburnish train their_recipe.yaml\n```\n", "their_recipe"),
+    ("```bash\nburnish sample runs/a --cuont 3\n```\n", "cuont"),
+    ("```bash\nrm -rf runs\n```\n", "what is rm"),
+    ("```bash\nmake quickstrat\n```\n", "make quickstrat"),
+    ("```bash\npip install 'burnish[rya]'\n```\n", "rya"),
+    ("```yaml\nrollout: {m: 3}\n```\n", "rollout.m"),
+    ("```json\n{\"prompt\": 3\n```\n", "block.jsonl:1"),
+    ("```python\nimport burnish\nburnish.register('flow reward', 'a')(int)\n```\n", "'a'"),
+    ("```python\nfrom burnish.options import Positiv\n```\n", "Positiv"),
+    ("```python\nx = y\n```\n", "Undefined name `y`"),
+    ("```text\nburnish train quickstart\n```\n", "what reads this text"),
+    ("```text\n{'reward': nan}\n```\n", "it shows ['nan']"),
+    ("```text\nrewards: []\n```\n", "it shows ['[]']"),
+    ("```bash\nburnish doctor\n", "has no end"),
+    ("``` bash\nburnish doctor\n```\n", "write ```KIND"),
+    ("`burnish sample RUN --cuont 3`", "cuont"),
+    ("`burnish.registry.regster`", "regster"),
+    ("`rollout.num_inference_step`", "num_inference_step"),
+    ("`opponents: many`", "opponents: many"),
+    ("`oponents: 4`", "oponents: 4"),
+    ("`heads: {truth: one}`", "heads: {truth: one}"),
+    ("[a](nowhere.md)", "nowhere.md"),
+    ("[a](loop.md#nowhere)", "loop.md#nowhere"),
+    ("`docs/nowhere/`", "docs/nowhere/"),
+])  # fmt: skip
+def test_what_is_not_so_is_found(broken, said, place):
+    page = ROOT / "docs" / "broken.md"
+    try:
+        complaints = [wrong_block(block, page, place) for block in blocks(page, broken)] + wrong_text(page, broken)
+    except ValueError as error:
+        complaints = [str(error)]
+    assert said in " ".join(complaints)
+
+
+def shown(page: str) -> str:
+    """The only block of text of a page."""
+    (text,) = [block.text for block in blocks(ROOT / "docs" / page) if block.kind == "text"]
+    return text
+
+
+def test_the_files_of_a_run_are_those_that_the_page_on_the_loop_names(files):
+    tried = TinyRun(files, "generators", "sd3", "algorithm=flow_grpo", "validation.every=1", name="shown")
+    tried.train()
+    lines = shown("loop.md").splitlines()[1:]
+    named = {re.match(r"  ([\w.]+)", line)[1] for line in lines} | set(re.findall(r"(\w+)/ those", "\n".join(lines)))
+    written = {path.name for path in tried.output.iterdir() if not path.name.startswith(".")}
+    assert {"config.yaml", "metrics.jsonl", "checkpoints", "validation"} <= written <= named
+
+
+def test_the_conclusion_of_a_forecast_has_this_form():
+    from burnish.commands.fitting import conclusion
+
+    needs = re.findall(r"(\w+) needs (\S+) GiB of (\S+) GiB in '([^']+)'", shown("plan.md"))
+    pools = [
+        SimpleNamespace(
+            name=name, highest=[phase], can_fit=lambda memory: True,
+            needs_of=lambda memory, needed=needed: round(float(needed) * 2**30),
+        )
+        for name, needed, _, phase in needs
+    ]  # fmt: skip
+    memory = {name: round(float(there) * 2**30) for name, _, there, _ in needs}
+    assert conclusion(SimpleNamespace(pools=pools, left_out=()), memory) == shown("plan.md").strip()
+
+
+def test_a_reward_service_answers_so():
+    asked, answered, health, _ = shown("reward_service.md").splitlines()
+    body, reply = (json.loads(line[line.index("{") :].replace(", ...", "")) for line in (asked, answered))
+    with served("numeric") as service:
+        assert post(f"{service.url}/score", body)[:2] == (200, reply)
+        status, said = get(f"{service.url}/health")
+        assert (status, json.loads(said)) == (200, json.loads(re.search(r"\{.*\}", health)[0]))
+
+
+def test_lightrfts_protocol_has_these_keys():
+    asked, answered = shown("rewards_language.md").splitlines()
+    reply = json.loads(answered.removeprefix("<- "))
+    with json_server(lambda content, _: (200, reply)) as server:
+        remote = lookup("language reward", "remote")(url=server.url)
+        verdicts = remote.score([Response("yes"), Response("no")], [Prompt(text="why?", answer="2")] * 2)
+    (content,) = server.got
+    assert set(content) <= set(re.findall(r'"(\w+)":', asked)) == {*content, "images"}
+    assert verdicts[0].value == reply["rewards"][0]

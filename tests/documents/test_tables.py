@@ -1,0 +1,181 @@
+"""Tables and figures of pages are those of recipes, algorithms, metrics and measurements."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections import Counter
+
+import pytest
+import yaml
+
+import burnish
+from burnish.config.load import hardware_of, recipe_names
+from burnish.registry import lookup, names
+from tests.golden.recorded import recorded
+from tests.support.command_lines import known_options
+from tests.support.shown import ROOT
+from tests.support.time_columns import is_time_column
+from tests.support.tiny_run import TinyRun
+from tools import hardware_table
+
+DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| (.+?) \| `(\w+)/\*` \| (\d+) \| (.+?) \| (.+?) \|$", README, re.M)
+ALGORITHMS = names("flow algorithm")
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 110
+    assert len(README.split()) <= 900
+
+
+def test_the_table_of_support_is_that_of_the_recipes():
+    assert len(ROWS) == README.count("/*` |") > 8
+    for _, folder, algorithms, gpus, needed in ROWS:
+        recipes = [name for name in recipe_names() if name.startswith(f"{folder}/")]
+        chosen = {burnish.load(name).algorithm.name for name in recipes}
+        assert len(chosen) == int(algorithms), (folder, chosen)
+        stated = [hardware_of(name)[0] for name in recipes]
+        assert {machine.memory_gb for machine in stated} == {80}
+        assert gpus == " or ".join(map(str, sorted({machine.gpus for machine in stated})))
+        figures = [hardware_table.needs()[name] for name in recipes if name in hardware_table.needs()]
+        assert needed == f"{round(min(figures))}–{round(max(figures))}"
+
+
+def test_the_figures_of_the_readme_are_those_of_their_pages():
+    ends = []
+    for row in ("before", "after 60 updates of DiffusionNFT"):
+        seeds = re.search(rf"^\| {row} \| \**([\d./ ]+)", page("quickstart.md"), re.M)[1].split("/")
+        shares = [round(100 * float(share)) for share in seeds]
+        assert len(shares) == 3
+        ends.append(f"{min(shares)}–{max(shares)} %")
+    assert f"rise from {ends[0]} to {ends[1]} (three seeds)" in " ".join(README.split())
+    before, after = zip(*re.findall(r"^\| \d.*?\| (\d+ %) \| (\d+ %) \|", page("real_model.md"), re.M), strict=True)
+    assert len(before) == 3
+    assert f"| before | {' | '.join(before)} |" in README
+    assert f"| after 30 updates | {' | '.join(after)} |" in README
+
+
+def test_the_table_of_hardware_is_that_of_the_recipes():
+    assert hardware_table.written(page("hardware.md")) == page("hardware.md"), "run: python tools/hardware_table.py"
+    assert "| `sdxl/flow_grpo` | 1 GPU of 24 GB |" in hardware_table.table()
+
+
+def test_the_page_on_language_models_names_every_family():
+    part = page("language.md").partition("## Which models")[2].partition("\n## ")[0]
+    known = {kind for name in names("language model") for kind in lookup("language model", name).model_types}
+    assert known - set(re.findall(r"`(\w+)`", part)) == set()
+
+
+def is_named(option: str, text: str) -> bool:
+    return re.search(rf"`[^`]*\b{option.rpartition('.')[2]}\b[^`]*`", text) is not None
+
+
+def only_there(options: dict[str, set[str]]) -> dict[str, set[str]]:
+    """By name, what no other has."""
+    counts = Counter(option for own in options.values() for option in own)
+    return {name: {option for option in own if counts[option] == 1} for name, own in options.items()}
+
+
+def test_every_option_of_an_algorithm_is_explained_on_its_page_or_where_those_of_several_are():
+    options = {
+        name: {one for one in known_options("quickstart", f"algorithm={name}") if re.fullmatch(r"algorithm\.\w+", one)}
+        for name in ALGORITHMS
+    }
+    everywhere = "\n".join(path.read_text() for path in DOCS.rglob("*.md"))
+    assert [option for option in set().union(*options.values()) if not is_named(option, everywhere)] == []
+    for name, own in only_there(options).items():
+        text = page(f"algorithms/{name}.md")
+        assert text.startswith("# ")
+        assert f"algorithm={name}" in text
+        assert [option for option in own if not is_named(option, text)] == [], name
+
+
+@pytest.mark.parametrize("kind", ["advantage", "surrogate"])
+def test_the_page_of_parts_has_a_line_for_each_with_its_options(kind):
+    text = page("algorithms/parts.md").split(f"\n## {kind.capitalize()}s\n")[1].split("\n## ")[0]
+    options = {name: {field.name for field in dataclasses.fields(lookup(kind, name))} for name in names(kind)}
+    for name, own in only_there(options).items():
+        (line,) = (line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
+        assert [option for option in own if not is_named(option, line)] == []
+
+
+def test_every_algorithm_has_its_line_settings_for_the_quickstart_and_published_ones():
+    for name in ALGORITHMS:
+        assert f"[`{name}`]({name}.md)" in page("algorithms/README.md")
+        assert burnish.load("quickstart", f"algorithm={name}").algorithm.name == name
+    recipe = yaml.safe_load((ROOT / "burnish" / "recipes" / "quickstart.yaml").read_text())
+    assert {recipe["algorithm"]["name"], *recipe["variants"]} >= set(ALGORITHMS)
+    for folder in ("sd35", "flux"):
+        found = {name.partition("/")[2] for name in recipe_names() if name.startswith(f"{folder}/")}
+        assert found == set(ALGORITHMS)
+
+
+TOP = {column.partition("/")[0] for record in recorded().values() for column in record["metrics"]}
+TOP |= {"pipeline", "perf", "reward", "suite", "timing_s", "timing_per_image_ms", "timing_per_token_ms"}
+
+
+def metrics_of_the_page() -> list[re.Pattern[str]]:
+    """Names in its tables as patterns: what is in capitals stands for anything, and so do dots."""
+    found: list[str] = []
+    for line in page("metrics.md").splitlines():
+        row: list[str] = []
+        section = ""
+        for name in re.findall(r"`([^`]+)`", line.split("|")[1]) if line.startswith("| `") else []:
+            if name.startswith("/"):  # an ending of all before it
+                row += [f"{start}{name}" for start in row]
+            elif "/" in name and name.partition("/")[0] in TOP:
+                section = name.rpartition("/")[0]
+                row.append(name)
+            else:  # it lies beside the last one, or beside what that is in
+                row += [f"{section}/{name}", *([f"{section.rpartition('/')[0]}/{name}"] if "/" in name else [])]
+        found += row
+    capitals = r"(?<![A-Za-z])(?:NAME|SOURCE|TASK|COLUMN|PHASE|K|N)(?![A-Za-z])"
+    return [re.compile(re.sub(capitals, ".+", re.escape(name).replace(re.escape("..."), ".+"))) for name in found]
+
+
+def unexplained(columns: set[str]) -> list[str]:
+    patterns = metrics_of_the_page()
+    return sorted(column for column in columns if not any(one.fullmatch(column) for one in patterns))
+
+
+def test_what_golden_runs_log_is_explained():
+    columns = {column for record in recorded().values() for column in record["metrics"]}
+    assert {"critic/rewards/std_mean", "actor/ratio_std", "train/kept_groups"} <= columns
+    assert unexplained(columns) == []
+
+
+def test_what_a_run_logs_of_time_and_memory_is_explained(files):
+    tried = TinyRun(
+        files,
+        "language",
+        "llama",
+        "algorithm=grpo",
+        "trainer.peak_tflops=0.1",
+        "checkpoint.every=1",
+        "validation.every=1",
+    )
+    tried.train()
+    lines = (tried.output / "metrics.jsonl").read_text().splitlines()
+    columns = {column for line in lines for column in json.loads(line)}
+    asked = {"training/epoch", "perf/mfu/actor", "perf/cpu_memory_gb/gen", "timing_s/save_checkpoint",
+             "perf/throughput", "global_seqlen/mean", "response/aborted_ratio"}  # fmt: skip
+    assert asked <= columns
+    assert any(map(is_time_column, columns))
+    assert unexplained(columns) == []
+
+
+def test_every_metric_that_the_source_names_is_explained():
+    prefix = "actor|critic|old_policy|train|perf|timing_s|training|variance_proxy|val-aux|response_length|pipeline"
+    named = re.compile(rf'"((?:{prefix})/[a-z0-9_]+(?:/[a-z0-9_]+)*)"')
+    inner = {"actor/skipped", "actor/empty", "actor/ratio_square", "critic/rewards"}  # become others, or begin them
+    files = [file for file in (ROOT / "burnish").rglob("*.py") if file.name != "names.py"]  # of other projects
+    written = {name for file in files for name in named.findall(file.read_text())}
+    assert len(written) > 50
+    assert unexplained(written - inner) == []
