@@ -215,6 +215,10 @@ QUICKSTART: Table = {
 
 # of `burnish train vlm_quickstart`
 VLM_QUICKSTART: Table = {
+    "balance of experts that there are none of": (
+        ["model.router_aux_loss_coef=0.01"],
+        ["model.router_aux_loss_coef", "mixture of experts"],
+    ),
     "unread validation.n=2": (["validation.every=null", "validation.before=false", "validation.n=2"], ["validation.n"]),
     "unread validation.top_k=2": (
         ["validation.every=null", "validation.before=false", "validation.top_k=2"],
