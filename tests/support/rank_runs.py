@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import random
 import socket
@@ -21,9 +22,12 @@ def together(work: Callable[[Ranks, Path], Any], folder: Path, *, size: int = 2,
     port = free_port()
     context = multiprocessing.get_context("fork")  # what this process has imported, they have, too
     processes = [context.Process(target=_rank, args=(work, rank, size, port, folder)) for rank in range(size)]
+    gc.collect()
+    gc.freeze()  # groups of earlier tests have threads, which a fork lacks and would wait for when it collects them
     try:
         for process in processes:
             process.start()
+        gc.unfreeze()
         for process in processes:
             process.join(deadline)
             assert process.exitcode is not None, f"a rank has not ended within {deadline:g} s"
