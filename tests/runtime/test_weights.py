@@ -281,7 +281,7 @@ def test_where_an_engine_samples_the_network_is_the_second_buffer(store):
 def test_only_the_version_that_is_held_can_be_switched_to(store):
     trainer, receiver = Trainer(), receiving()
     receiver.from_store(trainer.stored(1), LIMIT)
-    with pytest.raises(Mismatch, match="weight sync v2.*holds v1"):
+    with pytest.raises(Mismatch, match=r"weight sync v2.*holds v1"):
         receiver.switch(2)
     digest = receiver.switch(1)
     with pytest.raises(Mismatch, match="holds nothing"):

@@ -253,9 +253,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     return Compared(tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize(
-    "name", [*OFTEN, "flux split", *seldom([*SELDOM, *list(SPLIT)[1:]])]
-)
+@pytest.mark.parametrize("name", [*OFTEN, "flux split", *seldom([*SELDOM, *list(SPLIT)[1:]])])
 def test_two_ranks_train_as_one(runs: Compared, name: str) -> None:
     expected = runs.alone(name)
     names = tuple(OFTEN) if name in OFTEN else (name,)

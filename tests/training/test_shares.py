@@ -74,9 +74,7 @@ class Fake:
         return come
 
 
-@pytest.mark.parametrize(
-    ("count", "size", "micro"), [(12, 2, 3), (5, 2, 2), (1, 2, 3), (0, 2, 2), (2, 4, 1)]
-)
+@pytest.mark.parametrize(("count", "size", "micro"), [(12, 2, 3), (5, 2, 2), (1, 2, 3), (0, 2, 2), (2, 4, 1)])
 def test_every_row_counts_once_and_every_rank_runs_equally_many_pieces(count, size, micro):
     every = [list(range(count))[own_rows(Fake(rank, size), count)] for rank in range(size)]
     assert [row for some in every for row in some] == list(range(count))
