@@ -26,7 +26,7 @@ DOCS = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page not in OW
 PAGES = [*BESIDE, ROOT / "CHANGELOG.md", *DOCS]
 # text that nothing reads; formulas in docs/algorithms are text, too
 TEXTS = {
-    "alarms.md": "what the run in tests/system/test_alarms.py says",
+    "alarms.md": "what the run in tests/system/test_learning.py says",
     "data_forms.md": "what records are read as, which tests/data/test_forms_page.py compares",
     **dict.fromkeys(("loop.md", "plan.md", "reward_service.md", "rewards_language.md"), "tests/test_shown_texts.py"),
 }

@@ -156,10 +156,3 @@ def test_killed_at_random_moments(files, uninterrupted):
                 break
             run = run_of(files, name, f"random-{life + 1}")
     assert killed >= 6
-
-
-def test_another_seed_gives_other_numbers(files, uninterrupted):
-    name, whole, _, _ = uninterrupted
-    other = run_of(files, name, "other", "seed=1", "steps=1")
-    assert lived(other)[0] == 0
-    assert other.metrics[1] != whole.metrics[1]

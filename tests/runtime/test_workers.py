@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from burnish.utils.errors import ConfigError, UserError
 from tests.runtime.test_batches import everything
 from tests.support.equality import same
 from tests.support.processes import gone
-from tests.support.ray_runs import SLOW
+from tests.support.ray_runs import SLOW, Forks
 from tests.support.sockets import reached_from_outside
 from tests.support.toy_workers import Judging, Refusing, Toy
 from tests.support.weight_sides import Samples, Trains, weights
@@ -44,11 +45,12 @@ OPTIONS = RayOptions(address="local", start_timeout=SLOW, call_timeout=SLOW, pla
 
 
 @pytest.fixture(scope="module")
-def connection() -> Iterator[None]:
-    """A Ray that Burnish starts on loopback, and stops."""
+def connection(forks: Forks) -> Iterator[None]:
+    """A Ray that Burnish starts on loopback, and stops; its workers are forks."""
     room = PoolsOptions(train=PoolOptions(cpus=0.01))
     init = {"num_cpus": 8, "object_store_memory": 100_000_000}
-    with cluster(RayOptions(address="local", init=init, placement_timeout=SLOW), room):
+    environment = {"py_executable": shlex.join(forks.command)}
+    with cluster(RayOptions(address="local", init=init, placement_timeout=SLOW, runtime_env=environment), room):
         yield
 
 
@@ -338,7 +340,7 @@ def test_what_a_cluster_lacks_is_told_before_or_when_time_is_up(connection, capl
     with pytest.raises(Unschedulable, match=r"pool train needs .* 0\.3 s.* ray\.placement_timeout"):
         Cluster(options, PoolsOptions(train=PoolOptions(processes=99)), started=False).open()
     assert "0.3 s (ray.placement_timeout)" in caplog.text
-    pools = PoolsOptions(train=PoolOptions(processes=5))  # others hold what is needed
+    pools = PoolsOptions(train=PoolOptions(processes=3))  # others hold what is needed
     first = Cluster(RayOptions(), pools, started=True)
     first.open()
     second = Cluster(RayOptions(placement_timeout=1.0), pools, started=True)
