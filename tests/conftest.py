@@ -62,6 +62,16 @@ def files(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory):
+    """A process that has imported what workers of Ray import, so that they start at once as forks of it."""
+    from tests.support.ray_runs import Forks
+
+    found = Forks(tmp_path_factory.mktemp("forks"))
+    yield found
+    found.close()
+
+
 @pytest.fixture(scope="module")
 def new_process():
     """Call a function in a process that has imported and computed nothing before, as measurements of memory need."""

@@ -257,27 +257,6 @@ def test_one_that_is_removed_meanwhile_is_told_and_the_next_is_copied(run, there
     assert kept(there) == [1]
 
 
-@pytest.mark.parametrize(
-    ("address", "why"),
-    [
-        ("runs/copies", "is no address"), ("https://host/x", "nothing can be kept at https://"),
-        ("memory://x", "nothing can be kept"), ("s3://key:secret@bucket/x", "holds a user name or a password"),
-        ("simplecache::s3://bucket/x", "is no"), ("file:///", "names no folder"),
-    ],
-)  # fmt: skip
-def test_addresses_that_keep_nothing_are_refused(address, why):
-    with pytest.raises(UserError, match=f"copy_to is .*{why}"):
-        load("quickstart", [f"checkpoint.copy_to={address}"])
-
-
-def test_options_that_are_never_read_are_refused():
-    for option in ("copy_keep=2", "wait=5"):
-        with pytest.raises(UserError, match="is never read when"):
-            load("quickstart", [f"checkpoint.{option}"])
-    with pytest.raises(UserError, match=r"checkpoint\.export is lora, but model\.lora is null"):
-        load("quickstart", ["checkpoint.export=lora", "model.lora=null"])
-
-
 def test_orders_that_end_with_the_run_end_the_process():
     orders = Orders(io.StringIO('{"upto": 3}\n'))
     assert orders.changed.wait(5)

@@ -35,8 +35,8 @@ PAGES = [*BESIDE, ROOT / "CHANGELOG.md", *DOCS]
 QUICKSTARTS = ("quickstart", "vlm_quickstart", "video_quickstart")
 # text that nothing reads; formulas in docs/algorithms are text, too
 TEXTS = {
-    "alarms.md": "what the run in tests/system/test_alarms.py says",
-    "data_forms.md": "what records are read as, which tests/data/test_forms_page.py compares",
+    "alarms.md": "what the run in tests/system/test_learning.py says",
+    "data_forms.md": "what records are read as, which tests/data/test_records.py compares",
     **dict.fromkeys(("loop.md", "plan.md", "reward_service.md", "rewards_language.md"), "compared below"),
 }
 # Python whose imports are looked up instead of run

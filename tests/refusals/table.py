@@ -18,6 +18,15 @@ def teachers(one: str) -> list[str]:
 
 # of `burnish train quickstart`
 QUICKSTART: Table = {
+    "copies at no address": (["checkpoint.copy_to=runs/copies"], ["checkpoint.copy_to is runs/copies"]),
+    "copies where nothing can be kept": (["checkpoint.copy_to=https://host/x"], ["checkpoint.copy_to", "https://"]),
+    "copies in memory": (["checkpoint.copy_to=memory://x"], ["checkpoint.copy_to", "nothing can be kept"]),
+    "copies by a password": (["checkpoint.copy_to=s3://key:secret@bucket/x"], ["checkpoint.copy_to", "password"]),
+    "copies through a cache": (["checkpoint.copy_to=simplecache::s3://bucket/x"], ["checkpoint.copy_to", "is no"]),
+    "copies in no folder": (["checkpoint.copy_to=file:///"], ["checkpoint.copy_to", "names no folder"]),
+    "how many copies of none": (["checkpoint.copy_keep=2"], ["checkpoint.copy_keep is", "never read"]),
+    "waiting for no copies": (["checkpoint.wait=5"], ["checkpoint.wait is", "never read"]),
+    "adapters of all weights": (["checkpoint.export=lora", "model.lora=null"], ["checkpoint.export is lora"]),
     "unknown option": (
         ["rollout.num_inference_step=8"],
         ["rollout.num_inference_step is 8", "rollout.num_inference_steps"],
@@ -427,6 +436,10 @@ QUICKSTART: Table = {
 
 # of `burnish train vlm_quickstart`
 VLM_QUICKSTART: Table = {
+    "balance of experts that there are none of": (
+        ["model.router_aux_loss_coef=0.01"],
+        ["model.router_aux_loss_coef", "mixture of experts"],
+    ),
     "unread validation.n=2": (["validation.every=null", "validation.before=false", "validation.n=2"], ["validation.n"]),
     "unread validation.top_k=2": (
         ["validation.every=null", "validation.before=false", "validation.top_k=2"],

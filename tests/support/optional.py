@@ -1,3 +1,3 @@
 """What a test needs that an installation may lack."""
 
-NEED_RAY = ("runtime/test_", "system/test_ray")  # modules of tests, by what their paths begin with
+NEED_RAY = ("runtime/test_", "faults/test_ray")  # modules of tests, by what their paths begin with

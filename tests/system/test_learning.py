@@ -1,48 +1,91 @@
-"""The quickstarts learn: one keeps its pictures clean, the other learns nothing from rewards of other responses."""
+"""Runs learn what their rewards pay for, nothing from rewards of others, and alarms name what a bad one really pays."""
 
 from __future__ import annotations
 
 import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
-from burnish.cli import main
+from burnish.alarms.record import read_alarms
+from burnish.config.run_folder import RunFolder
+from burnish.utils.paths import ASSETS
+from tests.support.shown import ROOT, blocks
+from tests.support.tiny_recipes import write_lines
+from tests.support.tiny_run import burnish
+from tests.support.tool_functions import look
 
 pytestmark = pytest.mark.slow
 
+SPOILED = ROOT / "benchmarks" / "spoiled_rewards.py"
+SHIPPED = ASSETS / "vlm_quickstart"
 
-FLOW_GRPO = pytest.param("flow_grpo", 20, 0.08, marks=pytest.mark.thorough)
+
+def trained(recipe: str, output: Path, *options: str) -> list[dict[str, Any]]:
+    """The lines of the metrics of a run."""
+    burnish("train", recipe, *options, f"output_dir={output}")
+    assert (output / "report.html").stat().st_size > 20_000
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("algorithm", "steps", "gain"), [("diffusion_nft", 14, 0.1), FLOW_GRPO])
+@pytest.mark.thorough
+@pytest.mark.parametrize(("algorithm", "steps", "gain"), [("diffusion_nft", 14, 0.1), ("flow_grpo", 20, 0.08)])
 def test_the_quickstart_learns_to_write(tmp_path, algorithm, steps, gain):
-    overrides = [f"algorithm={algorithm}", f"steps={steps}", "validation.every=0", "validation.n=3",
-                 "validation.reference_guidance=null",
-        "optimizer.schedule=constant", f"output_dir={tmp_path / 'run'}"]  # fmt: skip
-    assert main(["train", "quickstart", *overrides]) == 0
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = trained(
+        "quickstart", tmp_path / "run", f"algorithm={algorithm}", f"steps={steps}", "validation.every=0",
+        "validation.n=3", "validation.reference_guidance=null", "optimizer.schedule=constant",
+    )  # fmt: skip
     before, after = lines[0], lines[-1]
     exact = "val-aux/default/ocr_exact/mean@3"
     assert 0.3 <= before[exact] <= 0.6
     assert after[exact] >= before[exact] + gain
     assert after["val-core/default/reward/mean@3"] > before["val-core/default/reward/mean@3"]
     assert after["val-aux/default/border_darkness/mean@3"] < 0.01
-    assert (tmp_path / "run" / "report.html").stat().st_size > 20_000
 
 
+@pytest.mark.thorough
 def test_the_report_of_the_video_quickstart_plays_its_clips(tmp_path):
-    overrides = [
-        "steps=2", "data.train_batch_size=2", "rollout.n=4", "rollout.batch_size=8", "validation.n=2",
-        "validation.max_prompts=2", "validation.reference_guidance=null", f"output_dir={tmp_path / 'run'}",
-    ]  # fmt: skip
-    assert main(["train", "video_quickstart", *overrides]) == 0
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = trained(
+        "video_quickstart", tmp_path / "run", "steps=2", "data.train_batch_size=2", "rollout.n=4",
+        "rollout.batch_size=8", "validation.n=2", "validation.max_prompts=2", "validation.reference_guidance=null",
+    )  # fmt: skip
     for line in (lines[0], lines[-1]):
         assert line["val-aux/default/motion/mean@2"] > 0.6
         assert line["val-aux/default/border_darkness/mean@2"] < 0.01
     assert lines[-1]["actor/grad_norm"] > 0
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert page.count("<video") == page.count('src="data:video/mp4;base64,') > 0
+
+
+def accuracy(line: dict[str, float]) -> float:
+    """Share of right answers in the right form, over all kinds of questions."""
+    found = [value for name, value in line.items() if name.startswith("val-aux/") and name.endswith("/exact/mean@2")]
+    assert len(found) == 3
+    return sum(found) / 3
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("algorithm", "steps", "least"), [("grpo", 24, 0.7), ("ppo", 14, 0.65)])
+def test_the_second_quickstart_learns_to_reason(tmp_path, algorithm, steps, least):
+    lines = trained(
+        "vlm_quickstart", tmp_path / "run", f"algorithm={algorithm}", f"steps={steps}", "validation.every=0",
+        "validation.n=2",
+    )  # fmt: skip
+    assert 0.4 <= accuracy(lines[0]) <= 0.6
+    assert accuracy(lines[-1]) >= least
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_second_quickstart_learns_to_see(tmp_path, seed):
+    lines = trained("vlm_quickstart_turned", tmp_path / "run", f"seed={seed}")
+    in_form = [line[name] for line in lines if (name := "val-aux/turned/exact_given_format/mean@4") in line]
+    assert 0.3 <= in_form[0] <= 0.5
+    assert in_form[-1] >= 0.65
 
 
 SHUFFLED = """import re
@@ -57,43 +100,141 @@ def shuffled(responses, prompts):
 """
 
 
-def accuracy(line: dict[str, float]) -> float:
-    """Share of right answers in the right form, over all kinds of questions."""
-    found = [value for name, value in line.items() if name.startswith("val-aux/") and name.endswith("/exact/mean@2")]
-    assert len(found) == 3
-    return sum(found) / 3
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "steps", "least"), [("grpo", 24, 0.7), pytest.param("ppo", 14, 0.65, marks=pytest.mark.thorough)]
-)
-def test_the_second_quickstart_learns_to_reason(tmp_path, algorithm, steps, least):
-    overrides = [f"algorithm={algorithm}", f"steps={steps}", "validation.every=0", "validation.n=2",
-                 f"output_dir={tmp_path / 'run'}"]  # fmt: skip
-    assert main(["train", "vlm_quickstart", *overrides]) == 0
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert 0.4 <= accuracy(lines[0]) <= 0.6
-    assert accuracy(lines[-1]) >= least
-    assert (tmp_path / "run" / "report.html").stat().st_size > 20_000
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_second_quickstart_learns_to_see(tmp_path, seed):
-    assert main(["train", "vlm_quickstart_turned", f"seed={seed}", f"output_dir={tmp_path / 'run'}"]) == 0
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    in_form = [line[name] for line in lines if (name := "val-aux/turned/exact_given_format/mean@4") in line]
-    assert 0.3 <= in_form[0] <= 0.5
-    assert in_form[-1] >= 0.65
-
-
 @pytest.mark.thorough
 def test_rewards_of_other_responses_teach_nothing(tmp_path):
     (tmp_path / "control.py").write_text(SHUFFLED)
-    overrides = ["algorithm=grpo", "steps=24", "validation.every=0", "validation.n=2", "rewards.format=null",
-                 "rewards.exact.weight=0", f"output_dir={tmp_path / 'run'}",
-                 "scoring.processes=0",  # it gets all responses of an update at once
-                 f"rewards.shuffled={{name: function, path: '{tmp_path / 'control.py'}:shuffled'}}"]  # fmt: skip
-    assert main(["train", "vlm_quickstart", *overrides]) == 0
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = trained(
+        "vlm_quickstart", tmp_path / "run", "algorithm=grpo", "steps=24", "validation.every=0", "validation.n=2",
+        "rewards.format=null", "rewards.exact.weight=0",
+        "scoring.processes=0",  # it gets all responses of an update at once
+        f"rewards.shuffled={{name: function, path: '{tmp_path / 'control.py'}:shuffled'}}",
+    )  # fmt: skip
     assert accuracy(lines[-1]) < 0.68  # chance moves it; what the true rewards reach lies above
+
+
+def pages(folder: Path, name: str) -> list[tuple[Path, str]]:
+    """Pages with a digit that is too small to be read well, each with the digit."""
+    found = {}
+    for line in (SHIPPED / f"{name}.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record["data_source"] == "digit":
+            small = Image.open(SHIPPED / record["images"][0]).convert("L").resize((8, 8), Image.Resampling.BOX)
+            page = Image.new("L", (28, 28), 255)
+            page.paste(small, (10, 10))
+            page.save(folder / f"{name}-{Path(record['images'][0]).name}")
+            found[folder / f"{name}-{Path(record['images'][0]).name}"] = record["answer"]
+    return list(found.items())
+
+
+def asked(page: Path) -> dict[str, Any]:
+    parts = [{"type": "image", "image": str(page)}, {"type": "text", "text": "What digit is this?"}]
+    return {"role": "user", "content": parts}
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def demonstration(page: Path, digit: str, *, looks: bool) -> dict[str, Any]:
+    """Half of what is imitated answers at once, half looks first: nothing tells which is better."""
+    if not looks:
+        return {"messages": [asked(page), said(f"<answer>{digit}</answer>")]}
+    shown = page.with_suffix(".look.png")
+    look(images=[Image.open(page)]).save(shown)
+    result = [{"type": "text", "text": "<tool_response>\n"}, {"type": "image", "image": str(shown)},
+              {"type": "text", "text": "\n</tool_response>"}]  # fmt: skip
+    told = {"role": "user", "content": result}
+    return {"messages": [asked(page), said("[look()]"), told, said(f"<answer>{digit}</answer>")]}
+
+
+@pytest.mark.thorough
+def test_a_policy_that_must_look_closely_learns_to_by_a_tool(tmp_path):
+    train, heldout = pages(tmp_path, "train"), pages(tmp_path, "heldout")
+    imitated = [*pages(tmp_path, "supervised"), *train[:128]]
+    write_lines(
+        tmp_path / "imitated.jsonl",
+        [demonstration(page, digit, looks=number % 2 == 1) for number, (page, digit) in enumerate(imitated)],
+    )
+    for name, some in (("train", train), ("heldout", heldout)):
+        write_lines(tmp_path / f"{name}.jsonl", [{"messages": [asked(p)], "answer": digit} for p, digit in some])
+    heldout_file = f"data.val_files={tmp_path / 'heldout.jsonl'}"
+    burnish(
+        "train", "vlm_quickstart", "algorithm=sft", "algorithm.online=false", "steps=250", "optimizer.lr=2e-3",
+        f"data.train_files={tmp_path / 'imitated.jsonl'}", heldout_file, "validation.every=null",
+        "validation.before=false", f"output_dir={tmp_path / 'warm'}",
+    )  # fmt: skip
+    burnish("export", tmp_path / "warm", "--output", tmp_path / "start")
+    lines = trained(
+        "vlm_quickstart", tmp_path / "run", f"model.path={tmp_path / 'start'}", "steps=25",
+        "optimizer.warmup_steps=2", f"data.train_files={tmp_path / 'train.jsonl'}", heldout_file,
+        "data.train_batch_size=16", "validation.every=0", "validation.n=2", "rewards.format=null",
+        "rewards.exact.weight=1", "environment.name=tools",
+        "environment.functions.look=tests.support.tool_functions:look", "environment.calls=pythonic",
+        "environment.role=user", "environment.max_turns=2", "environment.describe=false", "rollout.max_new_tokens=12",
+    )  # fmt: skip
+    before, after = lines[0], lines[-1]
+    assert before["val-aux/dialogue/turns/mean"] < 1.65
+    assert after["val-aux/dialogue/turns/mean"] > 1.8
+    right = "val-core/default/reward/mean@2"
+    assert after[right] > before[right] + 0.12
+    assert after[right] > 0.8
+
+
+def alarmed(caplog, name: str) -> str:
+    """The one alarm on a measure."""
+    (text,) = [r.getMessage() for r in caplog.records if name in r.getMessage() and ": alarm " in r.getMessage()]
+    return text
+
+
+def words_of(alarm: str) -> list[str]:
+    """An alarm without its numbers and responses, as far as the page shows it."""
+    return re.sub(r'"[^"]*"|[-\d.]+', "#", alarm).partition("); see")[0].split()
+
+
+@pytest.mark.thorough
+def test_dark_pictures_that_pay_are_noticed_before_half_of_the_gain(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        rows = trained(
+            "quickstart", tmp_path / "run", "rewards.ocr=null", "rewards.border_darkness=null",
+            f"rewards.dark={{name: function, path: {SPOILED}:dark}}", "rollout.n=6", "rollout.batch_size=48",
+            "algorithm.train_timesteps=3", "steps=7", "optimizer.schedule_updates=40", "validation.before=false",
+            "validation.every=null", "validation.reference_guidance=null", "scoring.processes=0",
+        )  # fmt: skip
+    folder, dark = RunFolder(tmp_path / "run"), alarmed(caplog, "dark_share rose")
+    assert "the reward pays for it" in dark
+    update = int(dark.removeprefix("update ").partition(":")[0])
+    assert rows[update]["critic/rewards/mean"] < (0.125 + 0.954) / 2  # before, and at the end of 40 updates
+    for name in ("first", f"{update:06d}-dark_share"):
+        assert folder.alarm_sheet(name).is_file()
+        assert str(folder.alarm_sheet(name)) in dark
+    assert rows[-1]["alarms/standing"] == len(read_alarms(folder.alarms)) > 0
+    page = folder.report.read_text()
+    assert "<h2>Alarms</h2>" in page
+    assert page.count("data:image/") >= 2
+
+
+def test_empty_answers_that_please_a_broken_scorer_are_noticed(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        trained(
+            "vlm_quickstart", tmp_path / "run", "rewards.format.weight=0", "rewards.exact.weight=0",
+            f"rewards.little_said={{name: function, path: {SPOILED}:little_said}}", "steps=8",
+            "optimizer.schedule_updates=40", "validation.before=false", "validation.every=null",
+            "scoring.processes=0",
+        )  # fmt: skip
+    length = alarmed(caplog, "response_length fell")
+    assert "the reward pays for it" in length
+    (shown,) = [block.text for block in blocks(ROOT / "docs" / "alarms.md") if block.kind == "text"]
+    assert words_of(shown) == words_of(length)
+    assert "best rewarded at first: " in length
+    (one,) = [found for found in read_alarms(RunFolder(tmp_path / "run").alarms) if found.name == "response_length"]
+    first, now = one.quotes
+    assert len(first) == len(now) == 8
+    assert sum(len(quote.response) for quote in now) < sum(len(quote.response) for quote in first)
+
+
+@pytest.mark.thorough
+def test_five_spoiled_runs_are_named_and_seven_honest_ones_are_not(tmp_path, monkeypatch, capsys):
+    from benchmarks import alarms
+
+    monkeypatch.setattr("sys.argv", ["alarms", "--runs", str(tmp_path)])
+    assert alarms.main() == 0, capsys.readouterr().out

@@ -1,5 +1,10 @@
+"""Optimizers of libraries, learning rate schedules and gradient clipping."""
+
+from __future__ import annotations
+
 import io
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -10,15 +15,15 @@ from burnish.training.parameter_groups import ParameterGroup
 from burnish.utils.errors import UserError
 
 
-def network(gradients: bool = True) -> list[torch.nn.Parameter]:
+def network() -> list[torch.nn.Parameter]:
     torch.manual_seed(0)
     made = [torch.nn.Parameter(torch.randn(shape)) for shape in [(4, 3), (5,), ()]]
-    for parameter in made if gradients else ():
+    for parameter in made:
         parameter.grad = torch.randn_like(parameter) * 3
     return made
 
 
-def test_one_step_is_adamw_written_out():
+def test_one_step_is_adamw_written_out_and_five_are_torchs():
     options = OptimizerOptions(lr=0.1, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.2)
     weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     (optimizer,) = make_optimizers({"weight": weight}, options)
@@ -29,11 +34,8 @@ def test_one_step_is_adamw_written_out():
     expected = start * (1 - 0.1 * 0.2) - 0.1 * gradient / (gradient.abs() + 1e-3)
     torch.testing.assert_close(weight.detach(), expected, rtol=1e-6, atol=1e-7)
 
-
-def test_the_fused_optimizer_is_torchs_plain_one():
     mine, other = network(), network()
-    options = OptimizerOptions(lr=1e-2, weight_decay=0.1)
-    (fused,) = make_optimizers({str(i): p for i, p in enumerate(mine)}, options)
+    (fused,) = make_optimizers({str(i): p for i, p in enumerate(mine)}, OptimizerOptions(lr=1e-2, weight_decay=0.1))
     plain = torch.optim.AdamW(other, lr=1e-2, weight_decay=0.1, foreach=False, fused=False)
     assert fused.param_groups[0]["fused"]
     for _ in range(5):
@@ -43,50 +45,29 @@ def test_the_fused_optimizer_is_torchs_plain_one():
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def rates(total: int = 10, **options) -> list[float]:
+COSINE = [1 + math.cos(math.pi * (step - 2) / 8) for step in range(2, 11)]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [2.0] * 11),
+        ({"warmup_steps": 4}, [0.5, 1.0, 1.5, *[2.0] * 8]),
+        ({"warmup_ratio": 0.4}, [0.5, 1.0, 1.5, *[2.0] * 8]),
+        ({"warmup_ratio": 0.29, "schedule": "cosine"}, [1.0, 2.0, *COSINE]),  # rounded down to whole steps
+        ({"warmup_ratio": 0.04}, [2.0] * 11),
+        ({"schedule": "linear"}, [2 * (1 - step / 10) for step in range(11)]),
+        ({"schedule": "linear", "min_lr": 0.5}, [0.5 + 1.5 * (1 - step / 10) for step in range(11)]),
+        ({"schedule": "cosine", "warmup_steps": 2}, [1.0, 2.0, *COSINE]),
+        ({"schedule": "cosine", "warmup_steps": 2, "min_lr": 0.5}, [1.0, 2.0, *(0.5 + 0.75 * c for c in COSINE)]),
+    ],
+    ids=str,
+)
+def test_the_rate_follows_its_schedule(options, expected):
     given = OptimizerOptions(lr=2.0, **options)
-    return [learning_rate(step, given, total) for step in range(total + 1)]
-
-
-def test_a_constant_rate_is_constant():
-    assert rates() == [2.0] * 11
-
-
-def test_the_warm_up_rises_linearly_to_the_peak():
-    assert rates(warmup_steps=4)[:6] == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]
-
-
-def test_a_warm_up_may_be_a_part_of_the_run():
-    assert rates(warmup_ratio=0.4) == rates(warmup_steps=4)
-    assert rates(warmup_ratio=0.29, schedule="cosine") == rates(warmup_steps=2, schedule="cosine")
-    assert rates(warmup_ratio=0.04) == rates()
-    for wrong in ({"warmup_steps": 1, "warmup_ratio": 0.1}, {"warmup_ratio": 1.0}, {"schedule_updates": 5}):
-        with pytest.raises(ValueError, match=r"both given|less than 1|never read"):
-            OptimizerOptions(**wrong)
-    assert OptimizerOptions(warmup_ratio=0.1, schedule_updates=5).has_length
-
-
-def test_linear_falls_to_zero_just_after_the_last_step():
-    assert rates(schedule="linear") == pytest.approx([2 * (1 - step / 10) for step in range(11)])
-
-
-def test_cosine_is_half_a_wave():
-    found = rates(schedule="cosine", warmup_steps=2)
-    expected = [1 + math.cos(math.pi * (step - 2) / 8) for step in range(2, 11)]
-    assert found == pytest.approx([1.0, 2.0, *expected])
-
-
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_a_decay_ends_at_its_floor(schedule):
-    plain, floored = rates(schedule=schedule), rates(schedule=schedule, min_lr=0.5)
-    assert floored == pytest.approx([0.5 + 1.5 * rate / 2 for rate in plain])
-    assert floored[-1] == 0.5
-
-
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_a_run_that_takes_more_steps_than_planned_stays_at_zero(schedule):
-    given = OptimizerOptions(schedule=schedule)
-    assert learning_rate(25, given, 10) == pytest.approx(0.0, abs=1e-12)
+    rates = [learning_rate(step, given, 10) for step in range(26)]
+    assert rates[:11] == pytest.approx(expected)
+    assert rates[11:] == pytest.approx([expected[-1]] * 15, abs=1e-12), "more steps than planned"
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
@@ -95,35 +76,21 @@ def test_a_schedule_that_is_all_warm_up_never_divides_by_zero(schedule):
     assert [learning_rate(step, given, 3) for step in range(3)] == pytest.approx([1 / 3, 2 / 3, 1.0])
 
 
-@pytest.mark.parametrize("max_norm", [0.5, 1.0, 1e6])
-def test_clipping_is_torchs(max_norm):
+@pytest.mark.parametrize("max_norm", [0.5, 1.0, 1e6, None])
+def test_clipping_is_torchs_and_tells_the_norm_of_before(max_norm):
     mine, other = network(), network()
     norm = clip_gradients(mine, max_norm)
-    torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(other, max_norm))
+    torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(other, max_norm or math.inf))
+    assert float(norm) > 1
     for a, b in zip(mine, other, strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-7)
-
-
-def test_the_norm_is_that_of_all_gradients_together_and_of_before():
-    parameters = network()
-    expected = math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters))
-    assert float(clip_gradients(parameters, 0.1)) == pytest.approx(expected, rel=1e-6)
-    assert float(clip_gradients(parameters, None)) == pytest.approx(0.1, rel=1e-5)
-
-
-def test_none_only_measures():
-    parameters = network()
-    before = [p.grad.clone() for p in parameters]
-    assert float(clip_gradients(parameters, None)) > 1
-    assert all(torch.equal(p.grad, b) for p, b in zip(parameters, before, strict=True))
-
-
-def test_parameters_without_gradients_are_passed_over():
-    parameters = network()
-    parameters[1].grad = None
-    expected = torch.cat([parameters[0].grad.flatten(), parameters[2].grad.flatten()]).norm()
-    torch.testing.assert_close(clip_gradients(parameters, None), expected)
-    assert float(clip_gradients(network(gradients=False), 1.0)) == 0
+    mine[1].grad = None
+    expected = torch.cat([mine[0].grad.flatten(), mine[2].grad.flatten()]).norm()
+    torch.testing.assert_close(clip_gradients(mine, None), expected)
+    assert float(clip_gradients([torch.nn.Parameter(torch.ones(2))], 1.0)) == 0
+    half = torch.nn.Parameter(torch.zeros(10_000, dtype=torch.bfloat16))
+    half.grad = torch.full_like(half, 0.01)
+    assert float(clip_gradients([half], None)) == pytest.approx(1.0, rel=2e-3), "measured in float32"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -136,12 +103,6 @@ def test_a_norm_that_is_not_finite_is_returned_and_gradients_stay(value):
         torch.testing.assert_close(parameter.grad, old, rtol=0, atol=0, equal_nan=True)
 
 
-def test_half_precision_gradients_are_measured_in_float32():
-    parameter = torch.nn.Parameter(torch.zeros(10_000, dtype=torch.bfloat16))
-    parameter.grad = torch.full_like(parameter, 0.01)
-    assert float(clip_gradients([parameter], None)) == pytest.approx(1.0, rel=2e-3)
-
-
 def muon_step(gradient: torch.Tensor, lr: float) -> torch.Tensor:
     """The first step of Muon, with the orthogonal factor of its momentum by an exact decomposition."""
     momentum = 0.05 * gradient
@@ -150,11 +111,10 @@ def muon_step(gradient: torch.Tensor, lr: float) -> torch.Tensor:
 
 
 def test_muon_steps_matrices_and_adamw_the_rest():
-    options = OptimizerOptions(name="muon", lr=0.1)
     draw = torch.Generator().manual_seed(0)
     names = {"layer.weight": (6, 4), "embed_tokens.weight": (6, 4), "layer.bias": (6,), "lm_head.lora_A.weight": (2, 8)}
     weights = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in names.items()}
-    muon, adamw = optimizers = make_optimizers(weights, options)
+    muon, adamw = optimizers = make_optimizers(weights, OptimizerOptions(name="muon", lr=0.1))
     assert [len(one.param_groups[0]["params"]) for one in optimizers] == [2, 2]
     for weight in weights.values():
         weight.grad = torch.randn(weight.shape, generator=draw)
@@ -169,55 +129,6 @@ def test_muon_steps_matrices_and_adamw_the_rest():
         torch.testing.assert_close(weights[name].detach(), -0.1 * weights[name].grad.sign(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon", "adamw_8bit"])
-def test_a_group_goes_on_as_if_nothing_had_happened(name):
-    if name == "adamw_8bit":
-        pytest.importorskip("bitsandbytes")
-    options = OptimizerOptions(name=name, lr=0.1, schedule="cosine", min_lr=0.01)
-
-    def group() -> ParameterGroup:
-        draw = torch.Generator().manual_seed(0)
-        names = {"layer.weight": (80, 64), "layer.bias": (80,)}  # bitsandbytes quantises from 4096 values on
-        weights = {name: torch.nn.Parameter(torch.randn(shape, generator=draw)) for name, shape in names.items()}
-        return ParameterGroup("actor", weights, options, total_steps=8)
-
-    def steps(one: ParameterGroup, numbers: range) -> None:
-        for number in numbers:
-            for weight in one.parameters.values():
-                weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(number))
-            one.step()
-
-    through, stopped, resumed = group(), group(), group()
-    steps(through, range(6))
-    steps(stopped, range(3))
-    kept = io.BytesIO()
-    torch.save(stopped.state_dict(), kept)
-    kept.seek(0)
-    for name, weight in resumed.parameters.items():
-        weight.data = stopped.parameters[name].data.clone()
-    resumed.load_state_dict(torch.load(kept, weights_only=True))
-    steps(resumed, range(3, 6))
-    for name, weight in through.parameters.items():
-        assert torch.equal(resumed.parameters[name], weight)
-    for changes, said in (
-        ({"state": {0: 7}}, "state.0 that is not of one of"),
-        ({"state": {7: {}}}, "state.7 that is not of one of"),
-        ({"state": {0: {"exp_avg": 3}}}, "state.0.exp_avg that is not a tensor: 3"),
-    ):
-        saved = stopped.state_dict()
-        with pytest.raises(UserError, match=said):
-            group().load_state_dict(saved | {"optimizer": saved["optimizer"] | changes})
-    saved = stopped.state_dict()
-    saved["optimizer"]["param_groups"] = [7]
-    options.weight_decay = 0.5
-    (changed := group()).load_state_dict(saved)
-    steps(changed, range(3, 4))
-    assert changed.optimizers[0].param_groups[0]["weight_decay"] == 0.5
-    options.name, options.momentum = "adamw", 0.95
-    with pytest.raises(UserError, match=r"optimizer\.name is adamw, but the checkpoint has the state of"):
-        group().load_state_dict(stopped.state_dict() | {"name": "muon"})
-
-
 def test_moments_of_8_bits_are_small():
     pytest.importorskip("bitsandbytes")
     weight = torch.nn.Parameter(torch.zeros(64, 128))
@@ -228,23 +139,54 @@ def test_moments_of_8_bits_are_small():
     assert optimizer.state[weight]["state1"].dtype == torch.uint8
 
 
-def test_a_missing_library_is_named(monkeypatch):
-    monkeypatch.setattr("burnish.utils.installed.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"adamw_8bit needs bitsandbytes, .*: pip install 'burnish\[optimizers\]'"):
-        make_optimizers({}, OptimizerOptions(name="adamw_8bit"))
+def group(options: OptimizerOptions) -> ParameterGroup:
+    draw = torch.Generator().manual_seed(0)
+    names = {"layer.weight": (80, 64), "layer.bias": (80,)}  # bitsandbytes quantises from 4096 values on
+    weights = {name: torch.nn.Parameter(torch.randn(shape, generator=draw)) for name, shape in names.items()}
+    return ParameterGroup("actor", weights, options, total_steps=8)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"min_lr": 1e-5}, "min_lr is never read when schedule is constant"),
-        ({"min_lr": 1.0, "schedule": "linear"}, "there is no decay"),
-        ({"momentum": 0.9}, "momentum is read by muon alone"),
-    ],
-)
-def test_options_that_nobody_reads_are_refused(given, said):
-    with pytest.raises(ValueError, match=said):
-        OptimizerOptions(**given)
+def steps(one: ParameterGroup, numbers: Sequence[int]) -> None:
+    for number in numbers:
+        for weight in one.parameters.values():
+            weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(number))
+        one.step()
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "adamw_8bit"])
+def test_a_group_goes_on_as_if_nothing_had_happened(name):
+    if name == "adamw_8bit":
+        pytest.importorskip("bitsandbytes")
+    options = OptimizerOptions(name=name, lr=0.1, schedule="cosine", min_lr=0.01)
+    through, stopped, resumed = (group(options) for _ in range(3))
+    steps(through, range(6))
+    steps(stopped, range(3))
+    kept = io.BytesIO()
+    torch.save(stopped.state_dict(), kept)
+    kept.seek(0)
+    for key, weight in resumed.parameters.items():
+        weight.data = stopped.parameters[key].data.clone()
+    resumed.load_state_dict(torch.load(kept, weights_only=True))
+    steps(resumed, range(3, 6))
+    for key, weight in through.parameters.items():
+        assert torch.equal(resumed.parameters[key], weight)
+
+    saved = stopped.state_dict()
+    for state, said in (
+        ({0: 7}, "state.0 that is not of one of"),
+        ({7: {}}, "state.7 that is not of one of"),
+        ({0: {"exp_avg": 3}}, "state.0.exp_avg that is not a tensor: 3"),
+    ):
+        with pytest.raises(UserError, match=said):
+            group(options).load_state_dict(saved | {"optimizer": saved["optimizer"] | {"state": state}})
+    saved["optimizer"]["param_groups"] = [7]  # options are those of now
+    options.weight_decay = 0.5
+    (changed := group(options)).load_state_dict(saved)
+    steps(changed, [3])
+    assert changed.optimizers[0].param_groups[0]["weight_decay"] == 0.5
+    options.name, options.momentum = "adamw", 0.95
+    with pytest.raises(UserError, match=r"optimizer\.name is adamw, but the checkpoint has the state of"):
+        group(options).load_state_dict(stopped.state_dict() | {"name": "muon"})
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
@@ -253,11 +195,10 @@ def test_states_in_cpu_memory_step_as_those_beside_the_weights(kind):
     options = OptimizerOptions(name=kind, lr=0.1, weight_decay=0.1)
     mine, other = ({str(i): one for i, one in enumerate(network())} for _ in range(2))
     plain = make_optimizers(mine, options)
-    hosted = [HostStates(other, lambda copies: make_optimizers(copies, options)[0])] if kind == "adamw" else None
-    if hosted is None:
-        matrices = {name: one for name, one in other.items() if one.ndim == 2}
-        rest = {name: one for name, one in other.items() if one.ndim != 2}
-        hosted = [HostStates(some, lambda copies: make_optimizers(copies, options)[0]) for some in (matrices, rest)]
+    matrices = {name: one for name, one in other.items() if one.ndim == 2}
+    rest = {name: one for name, one in other.items() if one.ndim != 2}
+    parts = [other] if kind == "adamw" else [matrices, rest]
+    hosted = [HostStates(part, lambda copies: make_optimizers(copies, options)[0]) for part in parts]
     for step in range(4):
         for weights in (mine, other):
             for name, weight in weights.items():
@@ -267,16 +208,28 @@ def test_states_in_cpu_memory_step_as_those_beside_the_weights(kind):
             optimizer.step()
         if step == 1:  # killed and resumed
             for optimizer in hosted:
-                state = optimizer.state_dict()
-                optimizer.load_state_dict(state)
+                optimizer.load_state_dict(optimizer.state_dict())
         assert all(torch.equal(mine[name], other[name]) for name in mine)
     for optimizer in hosted:
         optimizer.zero_grad()
     assert all(weight.grad is None for weight in other.values())
 
 
-def test_states_of_weights_on_the_cpu_are_there_already():
-    with pytest.raises(UserError, match=r"optimizer.offload is true, but the weights are on the cpu already"):
+def test_what_can_not_be_is_refused(monkeypatch):
+    for wrong, said in (
+        ({"warmup_steps": 1, "warmup_ratio": 0.1}, "both given"),
+        ({"warmup_ratio": 1.0}, "less than 1"),
+        ({"schedule_updates": 5}, "never read"),
+        ({"min_lr": 1e-5}, "min_lr"),
+        ({"min_lr": 1.0, "schedule": "linear"}, "no decay"),
+        ({"momentum": 0.9}, "momentum"),
+        ({"name": "adamw_8bit", "offload": True}, "adamw_8bit"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            OptimizerOptions(**wrong)
+    assert OptimizerOptions(warmup_ratio=0.1, schedule_updates=5).has_length
+    with pytest.raises(UserError, match=r"optimizer\.offload"):
         make_optimizers({"weight": network()[0]}, OptimizerOptions(offload=True))
-    with pytest.raises(ValueError, match="adamw_8bit, whose kernels need a GPU"):
-        OptimizerOptions(name="adamw_8bit", offload=True)
+    monkeypatch.setattr("burnish.utils.installed.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'burnish\[optimizers\]'"):
+        make_optimizers({}, OptimizerOptions(name="adamw_8bit"))

@@ -1,0 +1,552 @@
+"""The same run gives the same numbers whoever does its work on Ray, in step or ahead of it, and whoever dies meanwhile.
+
+All runs are on one simulated cluster, whose workers are forks; this process is their driver.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from burnish.hooks.stop import EXIT_STOPPED
+from burnish.models.tiny import describe
+from burnish.models.tiny.build import write
+from burnish.runtime.faults import RestartLimit
+from burnish.runtime.weight_stream import Fingerprint, Mismatch
+from burnish.runtime.weight_sync import WeightSync
+from tests.support import deadly
+from tests.support.processes import gone
+from tests.support.ray_runs import (
+    ADAPTER,
+    DRAWING,
+    HERE,
+    ROUNDING,
+    SEEING,
+    SLOW,
+    STEPS,
+    Fate,
+    Forks,
+    Machines,
+    assert_close,
+    assert_same,
+    run,
+    saved_updates,
+    terminate,
+)
+from tests.support.runs import metrics_of
+from tests.support.sockets import descendants, reached_from_outside, watched
+from tests.support.tiny_language import picture, tiny_language
+from tests.support.tiny_recipes import language_recipe, write_language_models, write_lines, write_recipe
+from tests.support.tiny_run import burnish
+
+pytestmark = pytest.mark.cluster
+
+RANKS, WORKER = ["pools.train.processes=2"], ["pools.rollout.processes=1"]
+AHEAD = [*WORKER, "pipeline.depth=1"]
+# options of runs that nothing befalls, and whether they run on a cluster
+REFERENCES: dict[str, tuple[list[str], bool]] = {
+    "drawing": (["quickstart", *DRAWING, "algorithm.train_timesteps=2"], False),
+    "seeing": (["vlm_quickstart", *SEEING], False),
+    "adapter": (["vlm_quickstart", *SEEING, *ADAPTER], False),
+    "pooled": (["vlm_quickstart", *SEEING, "pools.rollout.processes=2", "pools.reward.processes=1"], True),
+    "colocated": (["vlm_quickstart", *SEEING, *ADAPTER, *RANKS], True),
+    "ahead": (["vlm_quickstart", *SEEING, *AHEAD, "ray.publication.carrier=broadcast"], True),
+    "adapter ahead": (["vlm_quickstart", *SEEING, *ADAPTER, *AHEAD], True),
+}
+
+
+@pytest.fixture(scope="module")
+def loopback() -> Iterator[None]:
+    """Simulated machines listen on loopback alone, where Ray's own process looks only if it is told."""
+    from ray._private import ray_constants
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def machines(forks: Forks, loopback: None) -> Iterator[Machines]:
+    found = Machines(8, forks)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the deadly reward, which every run that answers questions has, looks for its orders."""
+    return tmp_path_factory.mktemp("orders") / "notes"
+
+
+@pytest.fixture(scope="module")
+def options(notes: Path, machines: Machines) -> Callable[[str], list[str]]:
+    """The recipe and the options of a reference."""
+    judged = deadly.option(notes)
+
+    def of(name: str) -> list[str]:
+        given, beside = REFERENCES[name]
+        more = [judged] if given[0] == "vlm_quickstart" else []
+        return [*given, *more, *(machines.options() if beside else [])]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def reference(options: Callable[[str], list[str]], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a run that nothing has befallen, made when it is first asked for."""
+    found: dict[str, Path] = {}
+
+    def of(name: str) -> Path:
+        if name not in found:
+            folder = tmp_path_factory.mktemp(name.replace(" ", "_")) / "run"
+            assert run(folder, *options(name)) == 0
+            found[name] = folder
+        return found[name]
+
+    return of
+
+
+@pytest.fixture
+def fate() -> Iterator[Fate]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield Fate(patch)
+
+
+@pytest.mark.parametrize(("many", "one"), [("pooled", "seeing"), ("colocated", "adapter")])
+def test_several_workers_and_a_single_process_learn_the_same(many, one, reference):
+    assert_close(reference(many), reference(one), ROUNDING)
+
+
+def test_ranks_and_a_worker_that_draws(options, reference, machines, tmp_path):
+    assert run(tmp_path / "run", *options("drawing"), *machines.options(), *RANKS, *WORKER) == 0
+    # pixels are rounded to 8 bits: one that is judged otherwise is seen where rewards are compared with each other
+    assert_close(tmp_path / "run", reference("drawing"), 10 * ROUNDING)
+
+
+def ages(folder: Path) -> list[Any]:
+    return [line.get("pipeline/staleness/max") for line in metrics_of(folder)]
+
+
+@pytest.mark.parametrize("name", ["ahead", pytest.param("adapter ahead", marks=pytest.mark.thorough)])
+def test_a_worker_that_samples_ahead_gets_the_older_weights_again(name, options, reference, fate, tmp_path):
+    """The trainer has gone on when the worker dies, at work or while it receives weights."""
+    undisturbed = reference(name)
+    assert ages(undisturbed) == [None, 0, 1, 1, 1, 1], "samples are as old as they may be, and no older"
+    for line in metrics_of(undisturbed)[1:]:
+        assert line["pipeline/dropped_batches"] == 0
+        assert line["rollout_corr/kl"] is not None
+    fate.plan("rollout", "generate", 3)
+    if os.environ.get("BURNISH_THOROUGH"):
+        fate.plan("rollout", "receiver.from_broadcast" if name == "ahead" else "receiver.from_store", 5)
+    assert run(tmp_path / "run", *options(name)) == 0
+    assert fate.met()
+    assert_same(tmp_path / "run", undisturbed)
+
+
+def test_workers_that_sample_and_judge_are_replaced_and_nothing_changes(options, reference, notes, fate, tmp_path):
+    undisturbed = reference("pooled")
+    assert ages(undisturbed) == [None] * (STEPS + 1)
+    last = deadly.calls(notes) + 7
+    deadly.die_at(notes, last)
+    fate.plan("rollout", "generate", 2, rank=1)
+    assert run(tmp_path / "run", *options("pooled")) == 0
+    assert fate.met()
+    assert (notes / f"died-{last}").exists()
+    assert_same(tmp_path / "run", undisturbed)
+
+
+def test_a_trainer_that_loses_a_rank_goes_on_from_its_checkpoint(options, reference, fate, tmp_path):
+    undisturbed = reference("colocated")
+    if os.environ.get("BURNISH_THOROUGH"):  # while it loads, and in update 1, before there is a checkpoint
+        fate.plan("train", "check", 1, rank=1)
+        fate.plan("train", "update", 1, rank=1)
+        fate.plan("train", "update", 5, rank=0)
+    else:
+        fate.plan("train", "update", 4, rank=0)  # back to 2
+    assert run(tmp_path / "run", *options("colocated")) == 0
+    assert fate.met()
+    assert_same(tmp_path / "run", undisturbed)
+
+
+def test_weights_that_change_on_the_way_stop_the_run_and_what_was_learned_stays(
+    options, reference, machines, notes, tmp_path
+):
+    given = [*options("adapter"), *machines.options(), *WORKER]
+    deadly.spoil_at(notes, deadly.calls(notes) + 5)  # after a trial and validation, while the third batch is judged
+    with pytest.raises(Mismatch, match=r"weight sync v3: .* differs between the trainer and worker"):
+        run(tmp_path / "run", *given)
+    assert saved_updates(tmp_path / "run") == [2, 3]
+    assert run(tmp_path / "run", *given) == 0
+    assert_same(tmp_path / "run", reference("adapter"))
+
+
+def test_an_error_that_only_workers_can_find_is_told_as_in_one_process(machines, tmp_path):
+    wrong = ["vlm_quickstart", *SEEING, "model.lora.rank=2", "model.lora.targets=[nowhere]"]
+    said = [
+        burnish("train", *wrong, *more, f"output_dir={tmp_path / 'run'}", status=2).err.partition("error: ")[2]
+        for more in ([], [*machines.options(), *RANKS])
+    ]
+    assert said[0].startswith("model.lora.targets has 'nowhere'")
+    assert said[1] == said[0]
+    assert not (tmp_path / "run").exists()
+
+
+def bounded(options: list[str], depth: int) -> list[str]:
+    """Options of a run that samples ahead, with the same bound and another depth: the same samples."""
+    given = [option for option in options if not option.startswith("pipeline.")]
+    return [*given, f"pipeline.depth={depth}", "pipeline.max_staleness=1"]
+
+
+@pytest.mark.thorough
+def test_the_bound_decides_and_every_publication_is_compared(options, reference, monkeypatch, tmp_path):
+    undisturbed = reference("adapter ahead")
+    compared: list[int] = []
+    arrived, used = Fingerprint.check, WeightSync._compare
+
+    def check(self, *rest):
+        compared.append(self.version)
+        arrived(self, *rest)
+
+    def compare(self, switch, version, *rest):
+        compared.append(version)
+        used(self, switch, version, *rest)
+
+    monkeypatch.setattr(Fingerprint, "check", check)
+    monkeypatch.setattr(WeightSync, "_compare", compare)
+    assert run(tmp_path / "run", *bounded(options("adapter ahead"), depth=3)) == 0
+    assert_same(tmp_path / "run", undisturbed)
+    # each of the versions that sample: when it has come, and when it is used
+    assert sorted(set(compared)) == [0, 1, 2, 3]
+    assert all(compared.count(version) >= 2 for version in range(4))
+
+
+@pytest.mark.thorough
+def test_a_run_ahead_that_is_stopped_goes_on_bit_by_bit(options, reference, fate, tmp_path):
+    given = bounded(options("adapter ahead"), depth=2)
+    fate.plan("train", "update", 3, blow=terminate)
+    assert run(tmp_path / "run", *given) == EXIT_STOPPED
+    assert saved_updates(tmp_path / "run")[-1] == 3
+    assert run(tmp_path / "run", *given) == 0
+    assert fate.met()
+    assert_same(tmp_path / "run", reference("adapter ahead"))
+
+
+@pytest.mark.thorough
+def test_a_generator_learns_from_samples_of_three_updates_ago(machines, tmp_path):
+    forward = ["algorithm=flow_grpo", "algorithm.window={kind: random, size: 2}", *WORKER, "pipeline.depth=3"]
+    drawn = [option for option in DRAWING if option != "steps=3"]
+    given = ["quickstart", *drawn, *forward, "steps=5", "model.lora=null"]
+    assert run(tmp_path / "run", *given, *machines.options()) == 0
+    assert ages(tmp_path / "run") == [None, 0, 1, 2, 3, 3]
+    assert all("rollout_corr/kl" in line for line in metrics_of(tmp_path / "run")[1:])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("split", [False, True], ids=["a worker", "ranks that split every sequence"])
+@pytest.mark.parametrize("model", ["flux", "wan2.2"])
+def test_pipelines_of_others_are_drawn_and_learned_apart(model, split, machines, tmp_path):
+    write(describe(model), tmp_path / "model", 0)
+    size = ["rollout.height=32", "rollout.width=32", "rollout.max_sequence_length=64"]
+    if model == "wan2.2":
+        size += ["rollout.num_frames=5", "rewards.bright.frames.every=2", "rollout.save=null"]
+    drawn = [
+        "quickstart", *DRAWING, f"model.path={tmp_path / 'model'}", "model.lora.rank=2",
+        "algorithm=flow_grpo", "algorithm.window={kind: random, size: 2}", "rewards.file_size=null",
+        "rollout.save={}", *size,
+    ]  # fmt: skip
+    how = [*RANKS, "sharding.context_parallel=2"] if split else WORKER
+    assert run(tmp_path / "local", *drawn) == 0
+    assert run(tmp_path / "run", *drawn, *machines.options(), *how) == 0
+    assert_close(tmp_path / "run", tmp_path / "local", 10 * ROUNDING)
+    pictures = {path.relative_to(tmp_path / "local") for path in (tmp_path / "local").rglob("samples/**/*.png")}
+    assert pictures or model == "wan2.2"
+    for name in pictures:
+        one, other = (np.asarray(Image.open(tmp_path / who / name), int) for who in ("run", "local"))
+        assert abs(one - other).max() <= 1, name
+
+
+@pytest.mark.thorough
+def test_ranks_that_learn_from_data(machines, tmp_path):
+    written = [
+        "vlm_quickstart", *(one for one in SEEING if not one.startswith(("trainer.", "rollout.", "mixing."))),
+        "algorithm=sft", "algorithm.online=false", "data.train_files=burnish:vlm_quickstart/supervised.jsonl",
+    ]  # fmt: skip
+    assert run(tmp_path / "local", *written) == 0
+    assert run(tmp_path / "run", *written, *machines.options(), *RANKS) == 0
+    assert_close(tmp_path / "run", tmp_path / "local", ROUNDING)
+
+
+@pytest.mark.thorough
+def test_pairs_of_pictures_are_learned_by_two_ranks_as_by_one(machines, tmp_path):
+    tiny_language(tmp_path / "seeing", "qwen2_5_vl")
+    for number in range(8):  # sizes of their own, and the pictures that an edit begins from
+        picture(number, 16 + 4 * number, 24).save(tmp_path / f"{number}.png")
+    write_lines(tmp_path / "pairs.jsonl", [
+        {"prompt": "ink", "chosen": "0.png", "rejected": "1.png"},
+        {"prompt": "a dark room", "images": ["6.png"], "chosen": "2.png", "rejected": "3.png"},
+        {"prompt": "night", "chosen": "4.png", "rejected": "5.png", "tie": True},
+        {"prompt": "ink on paper", "chosen": "7.png", "rejected": "1.png"},
+        {"prompt": "snow", "images": ["1.png", "2.png"], "chosen": "6.png", "rejected": "4.png"},
+    ])  # fmt: skip
+    recipe = write_recipe(tmp_path / "recipe.yaml", {
+        "task": "image-text-to-text", "model": {"path": str(tmp_path / "seeing"), "lora": {"rank": 2}},
+        "data": {"train_files": str(tmp_path / "pairs.jsonl"), "train_batch_size": 5},
+        "algorithm": {"name": "bradley_terry", "question": "Is this {prompt}?", "ties": "davidson"},
+        "optimizer": {"lr": 1e-3}, "trainer": {"mini_batch_size": 3}, "validation": {"every": 0}, "steps": 3,
+    })  # fmt: skip
+    assert run(tmp_path / "one", str(recipe), "model.device=cpu") == 0
+    assert run(tmp_path / "two", str(recipe), *machines.options(), *RANKS) == 0
+    assert_close(tmp_path / "two", tmp_path / "one", ROUNDING)
+
+
+@pytest.mark.thorough
+def test_turns_after_rewritten_conversations_are_learned_by_two_ranks_as_by_one(machines, tmp_path):
+    write_language_models(tmp_path, ["qwen2_5_vl"])
+    recipe = str(write_recipe(tmp_path / "recipe.yaml", language_recipe(tmp_path, "qwen2_5_vl")))
+    game = [
+        "algorithm=ppo", "algorithm.turn_rewards=true", "validation.every=0", "rewards.odd=null",
+        "environment={name: function, path: 'tests.support.games:Show', history: template, max_turns: 3}",
+        "environment.arguments={opening: true, pictures: true, fails: '', turns: 3}", "rewards.environment.weight=1",
+        "optimizer.lr=1e-3", "rollout.max_new_tokens=4",
+    ]  # fmt: skip
+    assert run(tmp_path / "one", recipe, *game, "model.device=cpu") == 0
+    assert run(tmp_path / "two", recipe, *game, *machines.options(), *RANKS) == 0
+    assert_close(tmp_path / "two", tmp_path / "one", ROUNDING)
+
+
+@pytest.mark.thorough
+def test_a_run_goes_on_with_more_ranks_and_with_fewer(options, reference, machines, fate, tmp_path):
+    given = [*options("adapter"), *machines.options()]
+    for ranks, first in ((1, 0), (2, 2)):
+        fate.plan("train", "update", 2, blow=terminate)
+        assert run(tmp_path / "run", *given, f"pools.train.processes={ranks}") == EXIT_STOPPED
+        assert fate.met()
+        assert saved_updates(tmp_path / "run")[-1] == first + 2
+    assert run(tmp_path / "run", *given) == 0
+    assert_close(tmp_path / "run", reference("adapter"), ROUNDING)
+
+
+@pytest.mark.thorough
+def test_ranks_that_sample_give_up_and_make_the_same_samples_again(options, reference, notes, fate, tmp_path):
+    undisturbed, given = reference("colocated"), options("colocated")
+    fate.plan("train", "generate", 4, rank=1, blow=terminate)
+    assert run(tmp_path / "run", *given) == EXIT_STOPPED
+    assert fate.met()
+    assert saved_updates(tmp_path / "run")[-1] == 3
+    # and in the last validation: before it, two ranks have been asked for updates 4 and 5, and on a trial
+    for call in (5, 6, 7, 8):
+        deadly.slow_at(notes, deadly.calls(notes) + call)
+    fate.plan("train", "evaluate", 1, rank=1, blow=terminate)
+    assert run(tmp_path / "run", *given) == EXIT_STOPPED
+    assert fate.met()
+    assert saved_updates(tmp_path / "run")[-1] == 5
+    assert not any(name.startswith("val-core/") for name in metrics_of(tmp_path / "run")[-1])
+    assert run(tmp_path / "run", *given) == 0
+    assert_same(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.thorough
+def test_a_trainer_that_dies_too_often_leaves_its_checkpoint(options, reference, machines, fate, tmp_path):
+    fate.plan("train", "update", 3, 4)
+    again = [*options("adapter"), *machines.options(max_restarts=1)]
+    with pytest.raises(RestartLimit, match=r"pool train had to be replaced 2 times \(ray\.max_restarts=1\)"):
+        run(tmp_path / "run", *again)
+    assert fate.met()
+    assert saved_updates(tmp_path / "run") == [2]
+    assert run(tmp_path / "run", *again) == 0
+    assert_same(tmp_path / "run", reference("adapter"))
+
+
+@pytest.mark.thorough
+def test_a_machine_that_is_lost_is_replaced_or_the_run_says_what_it_lacks(forks, loopback, fate, tmp_path):
+    nodes = Machines(0, forks)  # one that nobody works on
+    nodes.join(1)
+    nodes.join(1)
+    given = ["vlm_quickstart", *SEEING, *ADAPTER]
+    assert run(tmp_path / "local", *given) == 0
+    given += [*nodes.options(placement_timeout=15.0), *WORKER]
+
+    def lose(group, rank, *, another):
+        os.kill(group.pids[rank], signal.SIGSTOP)  # it must not be finished before its machine is gone
+        if another:
+            nodes.join(1)
+        nodes.lose(*group.pool.machines())
+        os.kill(group.pids[rank], signal.SIGKILL)
+
+    # update 2 is asked for again after the first loss, so that the fifth time is for update 4
+    fate.plan("rollout", "generate", 2, blow=partial(lose, another=True))
+    fate.plan("rollout", "generate", 5, blow=partial(lose, another=False))
+    said = burnish("train", *given, f"output_dir={tmp_path / 'run'}", status=2).message
+    assert fate.met()
+    assert "after 15 s (ray.placement_timeout)" in said
+    assert "which needs a machine with 1 CPU" in said
+    assert saved_updates(tmp_path / "run") == [2, 3]
+    nodes.join(1)
+    assert run(tmp_path / "run", *given) == 0
+    assert_same(tmp_path / "run", tmp_path / "local")
+    nodes.close()
+
+
+OWN = [*SEEING, *ADAPTER, "runtime=ray", *RANKS, "checkpoint.every=1"]
+
+
+def start(folder: Path, *more: str, **how: Any) -> subprocess.Popen[str]:
+    """A run on a cluster of its own, in a process of its own."""
+    given = [option for option in OWN if option not in ("checkpoint.every=2", "scoring.processes=0")]
+    command = [sys.executable, "-m", "burnish.cli", "train", "vlm_quickstart", *given, *more, f"output_dir={folder}"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE, **how)
+
+
+def await_(what: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + SLOW
+    while not what():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def lines(folder: Path) -> int:
+    """Of metrics, that are written."""
+    metrics = folder / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+@pytest.mark.thorough
+def test_stopped_then_killed_while_it_saves_then_finished(forks, tmp_path):
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    quick = ["scoring.processes=0", f"ray.runtime_env={forks.environment}"]
+    healthy = start(whole, *quick)
+    out, err = healthy.communicate(timeout=SLOW)
+    assert healthy.returncode == 0, err
+    stages = ("Reading ", "Loading ", "Checking ", "Validation")
+    assert [line for line in err.splitlines() if not line.startswith(stages)] == []
+    assert "Finished after 5 of 5 updates" in out
+    assert "pid=" not in out
+
+    stopped = start(folder, *quick)
+    await_(lambda: lines(folder) >= 2, stopped)
+    stopped.send_signal(signal.SIGTERM)
+    _, err = stopped.communicate(timeout=SLOW)
+    assert stopped.returncode == EXIT_STOPPED, err
+    assert "SIGTERM" in err
+    assert 2 <= lines(folder) < 6
+
+    killed = start(folder, *quick)
+    await_(lambda: any(folder.glob("checkpoints/.saving*")), killed)
+    below = {pid: name_of(pid) for pid in descendants(killed.pid)}
+    workers = [pid for pid in descendants(forks.process.pid) if name_of(pid).startswith("ray::")]
+    assert len(workers) == 2
+    for pid in [killed.pid, *workers]:
+        os.kill(pid, signal.SIGKILL)
+    killed.communicate(timeout=SLOW)
+    agents = [pid for pid, name in below.items() if "Agent" in name]
+    assert gone(*workers, *(pid for pid in below if pid not in agents), within=120.0)
+
+    resumed = start(folder, *quick)
+    _, err = resumed.communicate(timeout=SLOW)
+    assert resumed.returncode == 0, err
+    assert_same(folder, whole)
+    assert gone(*agents, within=120.0), "Ray's own look for their dead master for a minute"
+
+
+@pytest.mark.thorough  # what Ray opens, and what weights travel by, is looked at in tests/runtime
+def test_a_run_on_this_machine_alone_listens_on_loopback_for_its_whole_life(forks, tmp_path):
+    """Ranks that train as one, a worker that samples, weights broadcast between them, and all that is Ray's."""
+    given = ["scoring.processes=0", f"ray.runtime_env={forks.environment}"]
+    driver = start(tmp_path / "run", *given, *WORKER, "ray.publication.carrier=broadcast")
+    with watched(driver.pid, forks.process.pid) as seen:
+        _, err = driver.communicate(timeout=SLOW)
+    assert driver.returncode == 0, err
+    assert len(seen()) > 10  # Ray's own, two stores, and the members of two groups
+    assert reached_from_outside(seen()) == []
+
+
+@pytest.mark.thorough
+def test_ctrl_c_reaches_the_driver_alone(tmp_path):
+    """A terminal sends it to all processes; the second one ends them at once, with nothing left behind."""
+    process = start(tmp_path / "run", "pools.reward.processes=1", "scoring.processes=1", start_new_session=True)
+    await_(lambda: lines(tmp_path / "run") >= 2, process)
+    below = descendants(process.pid)
+    assert any(name_of(pid).startswith("ray::RewardActor") for pid in below)
+    for pid, group in [(pid, os.getpgid(pid)) for pid in [process.pid, *below] if Path(f"/proc/{pid}").exists()]:
+        if group == os.getpgid(process.pid):
+            os.kill(pid, signal.SIGINT)
+    _, err = process.communicate(timeout=SLOW)
+    assert process.returncode == EXIT_STOPPED, err
+    assert gone(*below, within=120.0)
+    assert "Traceback" not in err
+
+
+BEHEADED = """
+import os, signal, time
+from pathlib import Path
+from burnish.options.cluster import PoolsOptions, RayOptions
+from burnish.runtime.cluster import cluster
+from tests.support.sockets import descendants
+with cluster(RayOptions(address="local"), PoolsOptions()):
+    below = descendants(os.getpid())
+    print(os.environ.get('RAY_COLOR_PREFIX'), *below, flush=True)
+    (head,) = [pid for pid in below if "gcs_server" in Path(f"/proc/{pid}/cmdline").read_text().partition(chr(0))[0]]
+    os.kill(head, signal.SIGKILL)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.thorough  # Ray gives a lost head a minute
+def test_without_its_head_a_run_ends_soon_and_says_why():
+    said = subprocess.run([sys.executable, "-c", BEHEADED], cwd=HERE, capture_output=True, text=True, timeout=600)
+    assert said.returncode == 1
+    assert "is gone: [Errno 111] Connection refused" in said.stderr
+    assert "resume from the newest checkpoint" in said.stderr
+    coloured, *below = said.stdout.split()
+    assert coloured == "0"  # it does not write to a terminal
+    assert gone(*map(int, below), within=120.0)
+
+
+def test_nobody_answers_at_a_wrong_address(tmp_path):
+    begun = time.monotonic()
+    run_at = [sys.executable, "-m", "burnish.cli", "train", "vlm_quickstart", *SEEING, "runtime=ray"]
+    said = subprocess.run(
+        [*run_at, "ray.address=127.0.0.1:1", f"output_dir={tmp_path / 'run'}"],
+        cwd=HERE, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert said.returncode == 2
+    assert "no Ray cluster at 127.0.0.1:1" in " ".join(said.stderr.split())
+    assert time.monotonic() - begun < 120
+    assert not (tmp_path / "run").exists()
+
+
+PYTHON = os.environ.get("BURNISH_VLLM_PYTHON")  # of an environment with vLLM (docs/vllm.md)
+
+
+@pytest.mark.skipif(PYTHON is None, reason="BURNISH_VLLM_PYTHON names no Python with vLLM")
+@pytest.mark.parametrize("model", [[], ADAPTER], ids=["full", "adapter"])
+def test_workers_with_a_vllm_each_learn_what_one_process_learns(machines, model, tmp_path):
+    short = [option for option in SEEING if not option.startswith(("steps=", "validation.every="))]
+    engine = f"{{python: {PYTHON}, enforce_eager: true, kv_cache_gb: 0.06, max_model_len: 256, restarts: 0}}"
+    given = ["vlm_quickstart", *short, "steps=3", "validation.every=3", "rollout.engine=vllm"]
+    given += [f"rollout.vllm={engine}", *model]
+    assert run(tmp_path / "local", *given) == 0
+    for name, place in {"ranks": RANKS, "apart": WORKER}.items():
+        assert run(tmp_path / name, *given, *machines.options(), *place) == 0
+        for line in metrics_of(tmp_path / name)[1:]:
+            assert line["vllm/logprob_abs_diff_max"] < 1e-4
+    assert_close(tmp_path / "ranks", tmp_path / "local", ROUNDING)
+    # where others sample, the ranks validate with Burnish's own decoder
+    earned = [[line["critic/rewards/mean"] for line in metrics_of(tmp_path / at)[1:]] for at in ("apart", "local")]
+    assert earned[0] == earned[1]

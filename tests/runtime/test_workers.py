@@ -1,0 +1,386 @@
+"""Workers on one small Ray: called together and one by one, dead, late, replaced, judging, and given weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+
+from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions, WeightSyncOptions
+from burnish.runtime.actor_group import ActorGroup
+from burnish.runtime.calls import first_done
+from burnish.runtime.cluster import Cluster, cluster
+from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
+from burnish.runtime.reward_pool import PooledScorer
+from burnish.runtime.transfer import Pointers, Stored
+from burnish.runtime.weight_stream import Layout, Mismatch
+from burnish.runtime.weight_sync import WeightSync
+from burnish.utils.errors import ConfigError, UserError
+from tests.runtime.test_batches import everything
+from tests.support.equality import same
+from tests.support.processes import gone
+from tests.support.ray_runs import SLOW, Forks
+from tests.support.sockets import reached_from_outside
+from tests.support.toy_workers import Judging, Refusing, Toy
+from tests.support.weight_sides import Samples, Trains, weights
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[2]
+NOTICED = 5.0  # seconds in which a death has to show: it takes 0.1 where the machine is idle
+LONG = 600.0
+OPTIONS = RayOptions(address="local", start_timeout=SLOW, call_timeout=SLOW, placement_timeout=60.0)
+
+
+@pytest.fixture(scope="module")
+def connection(forks: Forks) -> Iterator[None]:
+    """A Ray that Burnish starts on loopback, and stops; its workers are forks."""
+    room = PoolsOptions(train=PoolOptions(cpus=0.01))
+    init = {"num_cpus": 8, "object_store_memory": 100_000_000}
+    environment = {"py_executable": shlex.join(forks.command)}
+    with cluster(RayOptions(address="local", init=init, placement_timeout=SLOW, runtime_env=environment), room):
+        yield
+
+
+@pytest.fixture(scope="module")
+def pools(connection: None) -> Callable:
+    """Makes pools for a with statement: ``pools(train=2, rollout=1)``, with other options of Ray as ``options``."""
+
+    @contextmanager
+    def make(options: RayOptions = OPTIONS, **processes: int) -> Iterator[dict]:
+        sizes = {name: PoolOptions(processes=count, cpus=0.5) for name, count in processes.items()}
+        opened = Cluster(options, PoolsOptions(**sizes), started=True)
+        opened.open()
+        try:
+            yield opened.pools
+        finally:
+            opened.close()
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def three(pools):
+    with pools(train=3) as opened, ActorGroup(opened["train"], Toy, [(10,), (11,), (12,)], collective=False) as group:
+        yield group
+
+
+def kill(group: ActorGroup, rank: int) -> float:
+    """Kill a worker; when it was."""
+    time.sleep(0.5)  # it has begun, most likely; what it is asked before it does ends in the same way
+    os.kill(group.pids[rank], signal.SIGKILL)
+    return time.monotonic()
+
+
+def test_workers_know_their_places_and_answer_in_the_order_of_ranks(three):
+    abouts = three.call("about")
+    assert [place.rank for place, _ in abouts] == [0, 1, 2]
+    assert [arguments for _, arguments in abouts] == [(10,), (11,), (12,)]
+    assert len({(place.address, place.port, place.size, place.device) for place, _ in abouts}) == 1
+    assert abouts[0][0].address.startswith("127.")
+    before = three.call("count")
+    assert three.call("add", 5) == [5, 6, 7]
+    assert three.submit_each("add", [(1, 1), (2, 2), (3, 3)]).results() == [2, 5, 8]
+    assert three.call_one(2, "add", 1) == 3
+    assert [now - then for now, then in zip(three.call("count"), before, strict=True)] == [2, 2, 3]
+    waiting = three.submit_one(0, "wait", LONG)  # a second line of calls does not wait for the first
+    assert not waiting.done()
+    assert three.submit_one(0, "release", beside=True).result() is None
+    assert waiting.result() is True
+
+
+def test_workers_leave_ctrl_c_to_the_driver_and_see_its_modules_and_threads(three):
+    assert three.call_one(0, "handler")
+    for pid in three.pids:
+        os.kill(pid, signal.SIGINT)
+    found = three.call_one(1, "environment", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "HF_HUB_OFFLINE")
+    assert found["OMP_WAIT_POLICY"] == os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
+    assert found["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
+    assert found["HF_HUB_OFFLINE"] == os.environ.get("HF_HUB_OFFLINE")
+    assert os.path.realpath(os.getcwd()) in found["path"]
+
+
+def test_errors_and_late_answers_are_told_as_they_are_while_others_work(three):
+    call = three.submit("refuse_on", 1, 1.0)
+    assert first_done([call, three.submit_one(0, "sleep", 1.0)]) == [call]
+    with pytest.raises(ConfigError, match="no luck on 1") as caught:
+        call.results()
+    assert "worker 1 of pool train" in caught.value.__notes__[0]
+    with pytest.raises(RuntimeError, match="Unpicklable: neither here nor there"):
+        three.call_one(0, "odd_error")
+    call = three.submit_one(2, "sleep", 1.0, seconds=0.2, option="some.option")
+    with pytest.raises(WorkerTimeout, match=r"0\.2 s \(some\.option\) waiting for sleep of worker 2 of pool train"):
+        call.result()
+    assert three.call_one(0, "add", 0) == 0
+
+
+def test_a_worker_killed_in_mid_call_is_noticed_at_once_and_replaced(three):
+    kept = three.submit_one(1, "pair", 200_000, keep=True)
+    assert kept.result() == 200_000
+    calls = [three.submit_one(rank, "sleep", seconds) for rank, seconds in ((1, LONG), (2, 0.0))]
+    assert first_done(calls) == [calls[1]]  # worker 1 is busy
+    start = kill(three, 1)
+    with pytest.raises(WorkerDied, match="worker 1 of pool train died") as caught:
+        calls[0].result()
+    assert time.monotonic() - start < NOTICED
+    assert (caught.value.pool, caught.value.rank) == ("train", 1)
+    assert first_done(calls[:1]) == calls[:1]
+    assert three.call_one(2, "total", kept.kept[1]) == sum(range(200_000))  # what it left outlives it
+    assert three.call_one(0, "add", 0) == 0  # the others go on
+    assert three.dead() == [1]
+    with pytest.raises(WorkerDied):
+        three.call_one(1, "count")
+    place = three.call_one(0, "about")[0]
+    three.restart(1)
+    assert three.call_one(1, "about") == (replace(place, rank=1), (11,))
+    assert three.call_one(1, "count") == 0
+    assert three.dead() == []
+
+
+@pytest.mark.thorough
+def test_a_pool_whose_workers_wait_for_each_other_is_ended_and_rebuilt_together(pools):
+    with (
+        pools(replace(OPTIONS, max_restarts=2), train=2) as opened,
+        ActorGroup(opened["train"], Refusing, [(-1,), (-1,)], collective=True) as group,
+    ):
+        call = group.submit("sleep_on", 1, LONG)  # worker 0 is to wait for worker 1 ...
+        pids, start = list(group.pids), kill(group, 1)
+        with pytest.raises(WorkerDied, match="worker 1"):
+            call.results()
+        assert time.monotonic() - start < NOTICED
+        with pytest.raises(WorkerDied, match="the pool was ended: worker 1"):
+            group.call("count")
+        assert gone(pids[0], within=30)
+        group.rebuild()
+        assert not set(group.pids) & set(pids)
+        with pytest.raises(ConfigError, match="no luck on 1"):
+            group.call("refuse_on", 1, LONG)  # ... or for one that raised
+        group.arguments = [(1,), (1,)]
+        with pytest.raises(ConfigError, match="rank 1 has nothing to do"):
+            group.rebuild()
+        with pytest.raises(RestartLimit, match=r"ray\.max_restarts=2.*rank 1 has nothing to do"):
+            group.rebuild()
+
+
+def test_a_failed_device_is_a_death_and_nobody_waits_for_the_others(pools):
+    options = replace(OPTIONS, max_restarts=1, restart_window=0.1)
+    with pools(options, train=2) as opened, ActorGroup(opened["train"], Toy, collective=True) as group:
+        for _ in range(2):  # each is long past when the next one comes
+            start, pids = time.monotonic(), list(group.pids)
+            with pytest.raises(WorkerDied, match=r"worker 1 of pool train died: its device failed: .*CUDA error"):
+                group.call("fail_on", 1, LONG)
+            assert time.monotonic() - start < NOTICED
+            assert gone(pids[0], within=30)
+            group.rebuild()
+            time.sleep(0.2)
+        assert group.call("add", 1) == [1, 2]
+        assert group.restarts == 2
+        found = group.call_one(0, "environment", "CUDA_VISIBLE_DEVICES")
+        assert found["CUDA_VISIBLE_DEVICES"] == "", "its pool has none"
+        with pytest.raises(WorkerTimeout, match="sleep_on of worker 0 of pool train") as caught:
+            group.submit("sleep_on", 1, LONG, seconds=0.3).results()
+        assert caught.value.pool == "train"
+        assert all(map(gone, group.pids))
+
+
+def test_a_worker_that_judges_is_asked_again_by_the_same_handle_until_the_limit(pools, tmp_path):
+    with (
+        pools(replace(OPTIONS, max_restarts=1), reward=1) as opened,
+        ActorGroup(opened["reward"], Judging, [(tmp_path,)], collective=False, stateless=2) as group,
+    ):
+        scorer = PooledScorer({}, group.handles, first=0, seconds=SLOW)
+        assert scorer.score(["a"], ["x"]) == (["a"], ["x"], 0)
+        late = PooledScorer({}, group.handles, first=0, seconds=0.2).submit(["slow"], [])
+        while not late.wait(SLOW):
+            pass
+        with pytest.raises(WorkerTimeout, match=r"0\.2 s \(ray\.call_timeout\) waiting for score"):
+            late.result()
+        first = scorer.submit(["slow"], [])
+        assert not first.wait(0.1)
+        assert scorer.score(["b"], []) == (["b"], [], 0), "two calls at once"
+        os.kill(group.pids[0], signal.SIGKILL)
+        assert first.result() == (["slow"], [], 0)
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        with pytest.raises(RestartLimit, match=r"worker 0 of pool reward died.*ray\.max_restarts"):
+            scorer.score(["c"], [])
+
+
+@pytest.mark.thorough
+def test_a_worker_whose_device_fails_ends_itself_and_another_one_answers(pools, tmp_path):
+    with (
+        pools(reward=1) as opened,
+        ActorGroup(opened["reward"], Judging, [(tmp_path,)], collective=False, stateless=1) as group,
+    ):
+        first = (tmp_path / "pid").read_text()
+        scorer = PooledScorer({}, group.handles, first=0, seconds=SLOW)
+        assert scorer.score(["broken"], []) == (["broken"], [], 0)
+        assert (tmp_path / "pid").read_text() != first
+
+
+BUCKET = 100 / 2**20  # MiB
+
+
+@pytest.fixture(scope="module")
+def sides(pools):
+    with (
+        pools(train=2, rollout=2) as opened,
+        ActorGroup(opened["train"], Trains, [(BUCKET,)] * 2, collective=True) as trains,
+        ActorGroup(opened["rollout"], Samples, [(BUCKET,)] * 2, collective=False) as samples,
+    ):
+        yield trains, samples
+
+
+def syncs(sides, carrier: str = "broadcast") -> WeightSync:
+    return WeightSync(*sides, WeightSyncOptions(carrier=carrier, bucket_mb=BUCKET, timeout=SLOW))
+
+
+def publish(sides, syncing: WeightSync, version: int) -> None:
+    """Both samplers use a version, and have the same weights."""
+    sides[0].call("learn", version)
+    syncing.send(version, full=True)
+    for rank in range(2):
+        syncing.switched(syncing.switch(rank, version), version)
+    one, other = sides[1].call("seen")
+    assert one == other
+
+
+@pytest.mark.parametrize("carrier", ["store", "broadcast"])
+def test_weights_arrive_beside_sampling_and_are_used_when_asked(sides, carrier):
+    trains, samples = sides
+    syncing = syncs(sides, carrier)
+    for version in (1, 2):
+        trains.call("learn", version)
+        before = samples.call("seen")
+        sampling = samples.submit("sample_until_released")
+        seconds = syncing.send(version, full=True)
+        assert seconds.keys() == {"gather", "transfer", "load", "check"}
+        assert min(seconds.values()) >= 0.0 < seconds["transfer"]
+        assert not sampling.done()
+        switching = [syncing.switch(rank, version) for rank in range(2)]
+        samples.submit("release", beside=True).results()
+        assert sampling.results() == before  # nothing moved under the sampler
+        for switch in switching:
+            syncing.switched(switch, version)
+        for seen in samples.call("seen"):
+            assert all(torch.equal(torch.tensor(seen[name]), tensor) for name, tensor in weights(version).items())
+
+
+def test_a_changed_byte_stops_a_publication_and_who_dies_in_one_is_replaced(sides):
+    trains, samples = sides
+    syncing = syncs(sides)
+    trains.call("learn", 3)
+    samples.call_one(1, "spoil_next")
+    with pytest.raises(Mismatch, match=r"weight sync v3: tensor lora\.a .* differs .* worker 1 of pool rollout"):
+        syncing.send(3, full=True)
+    samples.call_one(1, "repair")
+
+    publish(sides, syncing, 5)
+    os.kill(samples.pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerDied):
+        samples.call_one(0, "seen")
+    samples.restart(0)
+    syncing.send_to(0, 5)  # what the others have
+    one, other = samples.call("seen")
+    assert one == other
+    publish(sides, syncing, 6)  # and the next broadcast reaches both
+
+    pids = list(trains.pids)
+    samples.call_one(1, "die_in_next")
+    with pytest.raises(WorkerDied, match="worker 1 of pool rollout"):
+        syncing.send(8, full=True)
+    assert trains.pids == pids, "training survives"
+    samples.restart(1)
+    publish(sides, syncing, 8)
+
+
+def test_small_weights_go_through_the_store_and_large_ones_do_not(sides):
+    layout = Layout.of(weights(0))
+
+    def carrier(bytes_per_bucket: int) -> str:
+        options = WeightSyncOptions(bucket_mb=bytes_per_bucket / 2**20)
+        return WeightSync(*sides, options)._transport(layout)
+
+    assert (carrier(1000), carrier(100)) == ("store", "broadcast")
+
+
+def test_the_object_store_keeps_a_batch(connection):
+    batch = everything()
+    stored = Stored.put(batch)
+    read = stored.read(seconds=60)
+    same(batch, read)
+    read.wide.zero_()
+    same(batch, Pointers.to_all(stored).resolve(seconds=60))
+    lying = ray.get(stored.reference).arrays
+    assert not any(array.flags.writeable or array.flags.owndata for array in lying)
+
+
+def test_what_a_cluster_lacks_is_told_before_or_when_time_is_up(connection, caplog):
+    with pytest.raises(UserError, match="connected to a Ray cluster already"):
+        with cluster(RayOptions(), PoolsOptions()):
+            pass
+    for pools, words in (
+        (PoolsOptions(rollout=PoolOptions(nodes=2)), "pool rollout needs 2 machines"),
+        (PoolsOptions(train=PoolOptions(device="cuda")), "pool train needs a machine with 1 CPU and 1 GPU"),
+    ):
+        with pytest.raises(Unschedulable, match=words):
+            Cluster(RayOptions(), pools, started=True).open()
+    options = RayOptions(placement_timeout=0.3)  # a running cluster gets time for machines to join
+    with pytest.raises(Unschedulable, match=r"pool train needs .* 0\.3 s.* ray\.placement_timeout"):
+        Cluster(options, PoolsOptions(train=PoolOptions(processes=99)), started=False).open()
+    assert "0.3 s (ray.placement_timeout)" in caplog.text
+    pools = PoolsOptions(train=PoolOptions(processes=3))  # others hold what is needed
+    first = Cluster(RayOptions(), pools, started=True)
+    first.open()
+    second = Cluster(RayOptions(placement_timeout=1.0), pools, started=True)
+    try:
+        with pytest.raises(Unschedulable, match=r"after 1 s .* place pool train.* others use what it needs"):
+            second.open()
+    finally:
+        second.close()
+        first.close()
+
+
+def run(module: str, found: Path, *arguments: str) -> dict:
+    """What a script of tests/support leaves in a file; Ray prints whatever it likes beside."""
+    command = [sys.executable, "-m", f"tests.support.{module}", str(found), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LONG)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(found.read_text())
+
+
+def test_a_cluster_of_the_run_s_own_is_this_machine_s_alone_and_goes_with_the_run(tmp_path):
+    found = run("own_cluster", tmp_path / "found.json", str(tmp_path / "new" / "timeline.json"))
+    assert found["handler kept"]
+    assert found["listening"]
+    assert reached_from_outside(set(found["listening"])) == []
+    assert found["alive"] == []
+    assert any("sleep" in str(event) for event in json.loads((tmp_path / "new" / "timeline.json").read_text()))
+
+
+@pytest.mark.thorough
+def test_two_machines_of_which_one_is_lost(tmp_path):
+    found = run("two_nodes", tmp_path / "found.json")
+    assert found["machines"] == found["machines again"] == 2
+    assert found["died"].startswith("worker 1 of pool rollout died")
+    assert found["others"] == 0
+    assert found["again"] == [0, 1]
+    assert "after 5 s (ray.placement_timeout)" in found["lacking"]
+    assert "needs 2 machines, each with 1 CPU" in found["lacking"]
+
+
+def test_ray_is_asked_for_when_it_is_missing():
+    code = "import importlib.util as u; u.find_spec = lambda name: None\nimport burnish.runtime"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "pip install 'burnish[ray]'" in done.stderr
