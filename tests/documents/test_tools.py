@@ -18,14 +18,12 @@ from benchmarks.gpu import models
 from benchmarks.gpu import table as figures
 from benchmarks.gpu.meter import SAMPLE, UPDATE, Meter, peak
 from burnish.config import dump
-from burnish.registry import names
 from tests.support.shown import ROOT
 from tests.support.time_columns import is_time_column
 
 sys.path.insert(0, str(ROOT / "tools"))
 
 import same_numbers
-import same_numbers_runs
 
 BENCHMARKS = ["checkpoints", "flops", "flow_grpo_settings", "language", "loading", "overhead", "pipeline", "precision",
               "scoring", "step_time"]  # fmt: skip
@@ -197,15 +195,3 @@ def test_runs_that_differ_in_time_alone_are_equal_and_every_other_difference_is_
         "  update 2 is only before",
     ]
     assert all(map(is_time_column, same_numbers.TIME_COLUMNS))
-
-
-def test_every_algorithm_is_among_the_runs_that_are_compared_and_all_options_are_accepted(tmp_path):
-    runs = same_numbers_runs.runs()
-    given = [options for name, options in runs.items() if not name.startswith("ray-")]
-    for recipe, kind in (("quickstart", "flow algorithm"), ("vlm_quickstart", "language algorithm")):
-        named = [option.partition("=")[2] for options in given if options[0] == recipe for option in options[1:2]]
-        assert set(named) >= set(names(kind))
-    same_numbers_runs.write_files(tmp_path, ROOT / same_numbers.PICTURES)
-    for recipe, *options in runs.values():
-        config = burnish.load(recipe, *(one.replace(same_numbers_runs.FILES, str(tmp_path)) for one in options))
-        assert config.steps == same_numbers_runs.UPDATES
