@@ -140,10 +140,11 @@ def test_what_was_shown_and_asked_comes_along(tmp_path):
 
 
 SMALL = ["steps=1", "validation.before=false", "checkpoint.every=1"]
-SAMPLED = [*SMALL, "scoring.processes=0", "validation.every=1", "validation.max_prompts=3", "data.train_batch_size=2",
+SAMPLED = [*SMALL, "scoring.processes=0", "validation.every=1", "validation.max_prompts=3", "validation.n=1",
+           "data.train_batch_size=2",
            "rollout={n: 6, save: {every: 1, prompts: 2}}", "validation.save.prompts=2"]  # fmt: skip
 LEARNED = [*SMALL, "validation.every=null", "data.train_batch_size=1"]
-PICTURES = ["validation.reference_guidance=null", "validation.n=1"]
+PICTURES = ["validation.reference_guidance=null"]
 RESPONSES = ["trainer.mini_batch_size=null", "optimizer.warmup_steps=0"]
 UNSCORED = ["rewards={format: null, exact: null}"]
 CHAINS = {  # recipe, its options, what samples become, and with which options what learns from them
