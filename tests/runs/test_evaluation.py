@@ -10,6 +10,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from burnish.tasks.flow.engine import FlowEngine
 from tests.support.tiny_run import TinyRun, burnish
 
 HALVES = ("generators", "language")
@@ -113,6 +114,26 @@ def test_a_stop_request_ends_an_evaluation_that_goes_on_later(model, tmp_path):
     assert json.loads((tmp_path / "half" / "result.json").read_text())["prompts"] == 6
 
 
+def test_a_stop_request_ends_the_suites_of_a_validation(files, tmp_path):
+    scorer = {"name": "function", "path": f"{tmp_path}/functions.py:stopping"}
+    path = suite(tmp_path, "language", scorers={"blind": scorer}, canaries=[])
+    run = TinyRun(files, "language", "llama", "algorithm=grpo", "steps=1", f"validation.suites=[{path}]")
+    run.train(status=75)
+    run.train()
+    assert run.metrics[-1]["suite/mine/overall"] == 0.5
+
+
+def test_an_adapter_of_another_model_is_refused(files, tmp_path):
+    run = TinyRun(files, "language", "llama", "algorithm=grpo", "steps=1", "validation.every=null")
+    run.train()
+    burnish("export", run.output, "--output", tmp_path / "adapter", "--format", "lora")
+    burnish("tiny", "mamba2", tmp_path / "mamba2")
+    source = f"{tmp_path / 'mamba2'}+{tmp_path / 'adapter'}"
+    path = suite(tmp_path, "language")
+    said = burnish("eval", source, "--suite", path, "--output", tmp_path / "out", status=2)
+    assert str(tmp_path / "adapter") in said.message
+
+
 def test_noise_is_that_of_prompt_and_sample_alone(model, tmp_path):
     model("generators", tmp_path / "first", "--suite", suite(tmp_path, "generators"))
     asked = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
@@ -188,6 +209,21 @@ def test_validations_draw_with_steps_guidance_solver_and_size_of_their_own(model
     assert all(map(np.array_equal, mine, given))
     assert {one.shape for one in plain} == {(24, 16, 3)}
     assert len({one.tobytes() for one in plain}) == 4
+
+
+def test_a_size_that_can_not_be_drawn_is_refused_and_another_one_is_told(files, monkeypatch, caplog):
+    run = TinyRun(files, "generators", "sd3", "algorithm=flow_grpo", "validation.height=17")
+    assert "validation.height is 17" in run.train(status=2).message
+    run = TinyRun(files, "generators", "sd3", "algorithm=flow_grpo", "validation.height=24", "steps=1")
+    sample = FlowEngine.sample
+    monkeypatch.setattr(
+        FlowEngine, "sample", lambda own, job: (
+            (rows, path, [picture.repeat(2, 0) for picture in pictures]) for rows, path, pictures in sample(own, job)
+        ),
+    )  # fmt: skip
+    run.train()
+    assert "rollout.height is 16 and width 16, but the pipeline draws 32 x 16" in caplog.text
+    assert "validation.height is 24 and width 16, but the pipeline draws 48 x 16" in caplog.text
 
 
 def test_a_model_of_noise_draws_with_the_levels_of_its_own_scheduler(files, tmp_path):

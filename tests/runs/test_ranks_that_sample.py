@@ -28,8 +28,6 @@ OPTIONS = [
     "validation.max_prompts=3", "optimizer.schedule_updates=null", "rollout.num_inference_steps=3",
     "algorithm.window={kind: random, size: 1}",
 ]  # fmt: skip
-SUITES = ["validation.suites=[vlm_quickstart]", "validation.suite_prompts=10", "scoring.processes=0",
-          "rollout.batch_size=4", "trainer.mini_batch_size=null"]  # fmt: skip
 
 
 def moved(assembly):
@@ -84,23 +82,6 @@ def test_two_ranks_sample_as_one_and_hold_one_full_network_at_a_time(tmp_path):
         assert scored.metrics[metric] not in (0.0, 1.0)
     assert [gathered for *_, gathered in both] == [{("policy",), ("reference",)}] * 2
     assert both[0][1] == both[1][1] == alone.evaluate(None, n=2)
-
-
-def suites(ranks, folder):
-    """The metrics of the suites of a validation."""
-    assembly = assemble(load("vlm_quickstart", *SUITES), ranks)
-    with torch.no_grad(), assembly.trained_weights(), assembly.roles.shards.gathered(["policy"]):
-        return dict(assembly.evaluate_suites(folder))
-
-
-@pytest.mark.thorough
-@pytest.mark.cluster
-def test_two_ranks_share_the_batches_of_a_suite_and_write_what_one_writes(tmp_path):
-    both = together(suites, tmp_path / "two")
-    assert both[0] == both[1] == suites(SINGLE_RANK, tmp_path / "one")
-    for name in ("samples.jsonl", "result.json"):
-        two, one = ((tmp_path / place / "suites/vlm_quickstart" / name).read_bytes() for place in ("two", "one"))
-        assert two == one
 
 
 class Together:

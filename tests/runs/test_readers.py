@@ -151,9 +151,9 @@ def test_processes_that_can_not_start_end_the_run_with_the_option(reader, monkey
 
 @pytest.mark.parametrize("model", ["qwen2_5_vl", pytest.param("internvl", marks=pytest.mark.thorough)])
 def test_a_run_learns_the_same_with_readers(model, files):
-    found = []
+    found, batch = [], "data.train_batch_size=3"
     for workers in (0, 1):
-        run = TinyRun(files, "language", model, "algorithm=grpo", f"data.workers={workers}", "steps=2")
+        run = TinyRun(files, "language", model, "algorithm=grpo", f"data.workers={workers}", "steps=2", batch)
         with forked(lambda _, environment: environment.get("CUDA_VISIBLE_DEVICES") == ""):
             run.train()
         found.append(run.metrics)

@@ -109,7 +109,7 @@ def test_an_update_for_which_nothing_is_left_is_skipped_and_counted(reward, opti
     before = run.tensors
     (files / "now").touch()
     run.train("steps=2")
-    assert [row["actor/skipped_updates"] for row in run.metrics] == [0, 1]
+    assert [row["actor/skipped_updates"] for row in run.metrics[-2:]] == [0, 1]
     weights = {key: value for key, value in run.tensors.items() if ".optimizer." not in key}
     assert all(torch.equal(value, before[key]) for key, value in weights.items())
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,6 +50,20 @@ class Forked:
         return self.returncode
 
 
+def measured() -> None:
+    """Have what this process runs count where coverage is measured, also if it is killed."""
+    coverage = sys.modules.get("coverage")
+    measuring = coverage and coverage.Coverage.current()
+
+    def keep() -> None:
+        while True:
+            time.sleep(0.1)
+            measuring.save()
+
+    if measuring:
+        threading.Thread(target=keep, daemon=True).start()
+
+
 def become(words: Sequence[str], pass_fds: Sequence[int], env: Mapping[str, str], stdout: Any) -> NoReturn:
     """Run the code in this process, which is a fork, and end it."""
     import torch
@@ -67,6 +82,7 @@ def become(words: Sequence[str], pass_fds: Sequence[int], env: Mapping[str, str]
         sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
         os.environ.clear()
         os.environ.update(env)
+        measured()
         torch.set_num_threads(1)  # threads of OpenMP did not come along
         sys.path[:0] = [*env.get("PYTHONPATH", "").split(os.pathsep), str(Path(words[0]).parent)]
         sys.argv = ["-c", *words[3:]]
