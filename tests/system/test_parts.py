@@ -49,10 +49,10 @@ def test_pictures_by_a_surrogate_of_responses(files, surrogate):
 
 @pytest.mark.parametrize("algorithm", ["flow_grpo", "diffusion_nft"])
 def test_pictures_by_another_advantage(files, algorithm):
-    more = [f"algorithm={algorithm}", "algorithm.advantage=leave_one_out"]
+    more = [f"algorithm={algorithm}", "algorithm.advantage=leave_one_out", "rewards.brightness.weight=0.01"]
     run = TinyRun(files, "generators", "sd3", *more, name=f"advantages/{algorithm}")
     run.train("steps=1")
-    assert run.metrics[-1]["critic/advantages/mean"] == pytest.approx(0.0, abs=1e-4)
+    assert run.metrics[-1]["critic/advantages/mean"] == pytest.approx(0.0, abs=1e-5)
 
 
 def test_responses_by_rewards_one_by_one(files):
@@ -110,8 +110,7 @@ def test_plugins_that_pages_show_train_are_resumed_and_opened(
     assert [row["training/global_step"] for row in rows] == [0, 1, 2]
     assert any(f"/{watched}/" in name for name in rows[-1])
     monkeypatch.chdir(tmp_path / "elsewhere")
-    said = burnish("eval", "../run")
-    assert f"plugins[0]={tmp_path}" in said.out + said.err
+    assert watched in burnish("eval", "../run").out
     burnish("report", "../run")
 
 
@@ -145,7 +144,7 @@ READING = {
 }  # fmt: skip
 
 
-def test_every_option_is_read_by_something_that_does_not_only_check_it(files, monkeypatch):
+def test_every_option_is_read_by_something_that_does_not_only_check_it(files, tmp_path, monkeypatch):
     options, seen = options_of(LanguageConfig), set[tuple[type, str]]()
 
     def recording(kind: type) -> Any:
@@ -162,8 +161,12 @@ def test_every_option_is_read_by_something_that_does_not_only_check_it(files, mo
 
     for kind in {kind for kind, _ in options.values()}:
         monkeypatch.setattr(kind, "__getattribute__", recording(kind), raising=False)
+    asked = ["What?", [{"role": "user", "content": "Which?"}], "Why? " * 20, "Who?"]
+    records = [json.dumps({"prompt": prompt, "response": "y"}) + "\n" for prompt in asked]
+    (tmp_path / "asked.jsonl").write_text("".join(records))
     for name, given in READING.items():
-        run = TinyRun(files, "language", "llama", *given, "checkpoint.keep_last=1", name=f"options/{name}")
+        more = [*given, f"data.train_files={tmp_path / 'asked.jsonl'}", "checkpoint.keep_last=1"]
+        run = TinyRun(files, "language", "llama", *more, name=f"options/{name}")
         run.train("steps=1")
     unread = {path for path, option in options.items() if option not in seen}
     beside = {path for path in unread if path.startswith(tuple(one for one in ELSEWHERE if one.endswith(".")))}
