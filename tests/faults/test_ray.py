@@ -15,16 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from burnish.hooks.stop import EXIT_STOPPED
-from burnish.models.tiny import describe
-from burnish.models.tiny.build import write
-from burnish.runtime.faults import RestartLimit
-from burnish.runtime.weight_stream import Fingerprint, Mismatch
-from burnish.runtime.weight_sync import WeightSync
+from burnish.runtime.weight_stream import Mismatch
 from tests.support import deadly
 from tests.support.processes import gone
 from tests.support.ray_runs import (
@@ -46,9 +40,7 @@ from tests.support.ray_runs import (
 )
 from tests.support.runs import metrics_of
 from tests.support.sockets import descendants, reached_from_outside, watched
-from tests.support.tiny_language import picture, tiny_language
-from tests.support.tiny_recipes import language_recipe, write_language_models, write_lines, write_recipe
-from tests.support.tiny_run import burnish
+from tests.support.tiny_run import TinyRun, burnish
 
 pytestmark = pytest.mark.cluster
 
@@ -209,29 +201,6 @@ def bounded(options: list[str], depth: int) -> list[str]:
 
 
 @pytest.mark.thorough
-def test_the_bound_decides_and_every_publication_is_compared(options, reference, monkeypatch, tmp_path):
-    undisturbed = reference("adapter ahead")
-    compared: list[int] = []
-    arrived, used = Fingerprint.check, WeightSync._compare
-
-    def check(self, *rest):
-        compared.append(self.version)
-        arrived(self, *rest)
-
-    def compare(self, switch, version, *rest):
-        compared.append(version)
-        used(self, switch, version, *rest)
-
-    monkeypatch.setattr(Fingerprint, "check", check)
-    monkeypatch.setattr(WeightSync, "_compare", compare)
-    assert run(tmp_path / "run", *bounded(options("adapter ahead"), depth=3)) == 0
-    assert_same(tmp_path / "run", undisturbed)
-    # each of the versions that sample: when it has come, and when it is used
-    assert sorted(set(compared)) == [0, 1, 2, 3]
-    assert all(compared.count(version) >= 2 for version in range(4))
-
-
-@pytest.mark.thorough
 def test_a_run_ahead_that_is_stopped_goes_on_bit_by_bit(options, reference, fate, tmp_path):
     given = bounded(options("adapter ahead"), depth=2)
     fate.plan("train", "update", 3, blow=terminate)
@@ -242,99 +211,34 @@ def test_a_run_ahead_that_is_stopped_goes_on_bit_by_bit(options, reference, fate
     assert_same(tmp_path / "run", reference("adapter ahead"))
 
 
-@pytest.mark.thorough
-def test_a_generator_learns_from_samples_of_three_updates_ago(machines, tmp_path):
-    forward = ["algorithm=flow_grpo", "algorithm.window={kind: random, size: 2}", *WORKER, "pipeline.depth=3"]
-    drawn = [option for option in DRAWING if option != "steps=3"]
-    given = ["quickstart", *drawn, *forward, "steps=5", "model.lora=null"]
-    assert run(tmp_path / "run", *given, *machines.options()) == 0
-    assert ages(tmp_path / "run") == [None, 0, 1, 2, 3, 3]
-    assert all("rollout_corr/kl" in line for line in metrics_of(tmp_path / "run")[1:])
+GAME = [
+    "algorithm=ppo", "algorithm.turn_rewards=true", "rewards.odd=null", "critic.warmup_updates=0",
+    "environment={name: function, path: 'tests.support.games:Show', history: template, max_turns: 3}",
+    "environment.arguments={opening: true, pictures: true, fails: '', turns: 3}", "rewards.environment.weight=1",
+]  # fmt: skip
+SPLIT = [*RANKS, "sharding.context_parallel=2"]
+PAIRS = "data.train_files={data}/preferences.jsonl"
+CLIP = ["algorithm=flow_grpo", "algorithm.window={kind: random, size: 2}", "rollout.num_frames=5"]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("split", [False, True], ids=["a worker", "ranks that split every sequence"])
-@pytest.mark.parametrize("model", ["flux", "wan2.2"])
-def test_pipelines_of_others_are_drawn_and_learned_apart(model, split, machines, tmp_path):
-    write(describe(model), tmp_path / "model", 0)
-    size = ["rollout.height=32", "rollout.width=32", "rollout.max_sequence_length=64"]
-    if model == "wan2.2":
-        size += ["rollout.num_frames=5", "rewards.bright.frames.every=2", "rollout.save=null"]
-    drawn = [
-        "quickstart", *DRAWING, f"model.path={tmp_path / 'model'}", "model.lora.rank=2",
-        "algorithm=flow_grpo", "algorithm.window={kind: random, size: 2}", "rewards.file_size=null",
-        "rollout.save={}", *size,
-    ]  # fmt: skip
-    how = [*RANKS, "sharding.context_parallel=2"] if split else WORKER
-    assert run(tmp_path / "local", *drawn) == 0
-    assert run(tmp_path / "run", *drawn, *machines.options(), *how) == 0
-    assert_close(tmp_path / "run", tmp_path / "local", 10 * ROUNDING)
-    pictures = {path.relative_to(tmp_path / "local") for path in (tmp_path / "local").rglob("samples/**/*.png")}
-    assert pictures or model == "wan2.2"
-    for name in pictures:
-        one, other = (np.asarray(Image.open(tmp_path / who / name), int) for who in ("run", "local"))
-        assert abs(one - other).max() <= 1, name
-
-
-@pytest.mark.thorough
-def test_ranks_that_learn_from_data(machines, tmp_path):
-    written = [
-        "vlm_quickstart", *(one for one in SEEING if not one.startswith(("trainer.", "rollout.", "mixing."))),
-        "algorithm=sft", "algorithm.online=false", "data.train_files=burnish:vlm_quickstart/supervised.jsonl",
-    ]  # fmt: skip
-    assert run(tmp_path / "local", *written) == 0
-    assert run(tmp_path / "run", *written, *machines.options(), *RANKS) == 0
-    assert_close(tmp_path / "run", tmp_path / "local", ROUNDING)
-
-
-@pytest.mark.thorough
-def test_pairs_of_pictures_are_learned_by_two_ranks_as_by_one(machines, tmp_path):
-    tiny_language(tmp_path / "seeing", "qwen2_5_vl")
-    for number in range(8):  # sizes of their own, and the pictures that an edit begins from
-        picture(number, 16 + 4 * number, 24).save(tmp_path / f"{number}.png")
-    write_lines(tmp_path / "pairs.jsonl", [
-        {"prompt": "ink", "chosen": "0.png", "rejected": "1.png"},
-        {"prompt": "a dark room", "images": ["6.png"], "chosen": "2.png", "rejected": "3.png"},
-        {"prompt": "night", "chosen": "4.png", "rejected": "5.png", "tie": True},
-        {"prompt": "ink on paper", "chosen": "7.png", "rejected": "1.png"},
-        {"prompt": "snow", "images": ["1.png", "2.png"], "chosen": "6.png", "rejected": "4.png"},
-    ])  # fmt: skip
-    recipe = write_recipe(tmp_path / "recipe.yaml", {
-        "task": "image-text-to-text", "model": {"path": str(tmp_path / "seeing"), "lora": {"rank": 2}},
-        "data": {"train_files": str(tmp_path / "pairs.jsonl"), "train_batch_size": 5},
-        "algorithm": {"name": "bradley_terry", "question": "Is this {prompt}?", "ties": "davidson"},
-        "optimizer": {"lr": 1e-3}, "trainer": {"mini_batch_size": 3}, "validation": {"every": 0}, "steps": 3,
-    })  # fmt: skip
-    assert run(tmp_path / "one", str(recipe), "model.device=cpu") == 0
-    assert run(tmp_path / "two", str(recipe), *machines.options(), *RANKS) == 0
-    assert_close(tmp_path / "two", tmp_path / "one", ROUNDING)
-
-
-@pytest.mark.thorough
-def test_turns_after_rewritten_conversations_are_learned_by_two_ranks_as_by_one(machines, tmp_path):
-    write_language_models(tmp_path, ["qwen2_5_vl"])
-    recipe = str(write_recipe(tmp_path / "recipe.yaml", language_recipe(tmp_path, "qwen2_5_vl")))
-    game = [
-        "algorithm=ppo", "algorithm.turn_rewards=true", "validation.every=0", "rewards.odd=null",
-        "environment={name: function, path: 'tests.support.games:Show', history: template, max_turns: 3}",
-        "environment.arguments={opening: true, pictures: true, fails: '', turns: 3}", "rewards.environment.weight=1",
-        "optimizer.lr=1e-3", "rollout.max_new_tokens=4",
-    ]  # fmt: skip
-    assert run(tmp_path / "one", recipe, *game, "model.device=cpu") == 0
-    assert run(tmp_path / "two", recipe, *game, *machines.options(), *RANKS) == 0
-    assert_close(tmp_path / "two", tmp_path / "one", ROUNDING)
-
-
-@pytest.mark.thorough
-def test_a_run_goes_on_with_more_ranks_and_with_fewer(options, reference, machines, fate, tmp_path):
-    given = [*options("adapter"), *machines.options()]
-    for ranks, first in ((1, 0), (2, 2)):
-        fate.plan("train", "update", 2, blow=terminate)
-        assert run(tmp_path / "run", *given, f"pools.train.processes={ranks}") == EXIT_STOPPED
-        assert fate.met()
-        assert saved_updates(tmp_path / "run")[-1] == first + 2
-    assert run(tmp_path / "run", *given) == 0
-    assert_close(tmp_path / "run", reference("adapter"), ROUNDING)
+@pytest.mark.parametrize(
+    ("half", "model", "options", "place"),
+    [
+        ("generators", "flux", ["algorithm=flow_grpo", "rollout.height=32", "rollout.width=32"], SPLIT),
+        ("generators", "wan2.2", [*CLIP, "rollout.height=32", "rollout.width=32"], WORKER),
+        ("language", "qwen2_5_vl", GAME, RANKS),
+        ("language", "llama", ["algorithm=sft", "data.train_files={data}/responses.jsonl"], RANKS),
+        ("reward_models", "qwen2_5_vl", ["algorithm=bradley_terry", PAIRS], RANKS),
+    ],
+    ids=["split sequences", "clips by a worker", "dialogues", "data", "pairs"],
+)
+def test_it_learns_apart_what_one_process_learns(files, machines, half, model, options, place):
+    alone = TinyRun(files, half, model, *options, name=f"alone/{model}")
+    apart = TinyRun(files, half, model, *options, *place, *machines.options(), name=f"apart/{model}")
+    alone.train()
+    apart.train()
+    assert_close(apart.output, alone.output, 10 * ROUNDING)
 
 
 @pytest.mark.thorough
@@ -354,18 +258,6 @@ def test_ranks_that_sample_give_up_and_make_the_same_samples_again(options, refe
     assert not any(name.startswith("val-core/") for name in metrics_of(tmp_path / "run")[-1])
     assert run(tmp_path / "run", *given) == 0
     assert_same(tmp_path / "run", undisturbed)
-
-
-@pytest.mark.thorough
-def test_a_trainer_that_dies_too_often_leaves_its_checkpoint(options, reference, machines, fate, tmp_path):
-    fate.plan("train", "update", 3, 4)
-    again = [*options("adapter"), *machines.options(max_restarts=1)]
-    with pytest.raises(RestartLimit, match=r"pool train had to be replaced 2 times \(ray\.max_restarts=1\)"):
-        run(tmp_path / "run", *again)
-    assert fate.met()
-    assert saved_updates(tmp_path / "run") == [2]
-    assert run(tmp_path / "run", *again) == 0
-    assert_same(tmp_path / "run", reference("adapter"))
 
 
 @pytest.mark.thorough
@@ -424,44 +316,6 @@ def lines(folder: Path) -> int:
 
 def name_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-
-
-@pytest.mark.thorough
-def test_stopped_then_killed_while_it_saves_then_finished(forks, tmp_path):
-    whole, folder = tmp_path / "whole", tmp_path / "run"
-    quick = ["scoring.processes=0", f"ray.runtime_env={forks.environment}"]
-    healthy = start(whole, *quick)
-    out, err = healthy.communicate(timeout=SLOW)
-    assert healthy.returncode == 0, err
-    stages = ("Reading ", "Loading ", "Checking ", "Validation")
-    assert [line for line in err.splitlines() if not line.startswith(stages)] == []
-    assert "Finished after 5 of 5 updates" in out
-    assert "pid=" not in out
-
-    stopped = start(folder, *quick)
-    await_(lambda: lines(folder) >= 2, stopped)
-    stopped.send_signal(signal.SIGTERM)
-    _, err = stopped.communicate(timeout=SLOW)
-    assert stopped.returncode == EXIT_STOPPED, err
-    assert "SIGTERM" in err
-    assert 2 <= lines(folder) < 6
-
-    killed = start(folder, *quick)
-    await_(lambda: any(folder.glob("checkpoints/.saving*")), killed)
-    below = {pid: name_of(pid) for pid in descendants(killed.pid)}
-    workers = [pid for pid in descendants(forks.process.pid) if name_of(pid).startswith("ray::")]
-    assert len(workers) == 2
-    for pid in [killed.pid, *workers]:
-        os.kill(pid, signal.SIGKILL)
-    killed.communicate(timeout=SLOW)
-    agents = [pid for pid, name in below.items() if "Agent" in name]
-    assert gone(*workers, *(pid for pid in below if pid not in agents), within=120.0)
-
-    resumed = start(folder, *quick)
-    _, err = resumed.communicate(timeout=SLOW)
-    assert resumed.returncode == 0, err
-    assert_same(folder, whole)
-    assert gone(*agents, within=120.0), "Ray's own look for their dead master for a minute"
 
 
 @pytest.mark.thorough  # what Ray opens, and what weights travel by, is looked at in tests/runtime

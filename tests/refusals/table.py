@@ -18,6 +18,21 @@ def teachers(one: str) -> list[str]:
 
 # of `burnish train quickstart`
 QUICKSTART: Table = {
+    "a pool on CPUs with a GPU": (["runtime=ray", "pools.train={device: cpu, gpus: 1}"], ["gpus is 1"]),
+    "a pool on GPUs without": (["runtime=ray", "pools.train={device: cuda, gpus: 0}"], ["gpus is 0", "device is cuda"]),
+    "one and a half GPUs": (["runtime=ray", "pools.train.gpus=1.5"], ["gpus is 1.5"]),
+    "two and a half CPUs": (["runtime=ray", "pools.train.cpus=2.5"], ["cpus is 2.5"]),
+    "Ray Client": (["runtime=ray", "ray.address=ray://10.0.0.1:10001"], ["Ray Client"]),
+    "options of a Ray that runs": (
+        ["runtime=ray", "ray={address: '10.0.0.1:6379', init: {num_cpus: 4}}"],
+        ["init.num_cpus"],
+    ),
+    "address among options of Ray": (["runtime=ray", "ray.init={address: auto}"], ["ray.address"]),
+    "memory is recorded without stacks": (["profiler={steps: [1], tool: memory, with_stack: true}"], ["with_stack"]),
+    "entries of what is not recorded": (["profiler={steps: [1], max_entries: 5}"], ["max_entries"]),
+    "update that there is not": (["profiler.steps=[9999]"], ["profiler.steps has 9999"]),
+    "recording of no update": (["profiler.steps=[]"], ["profiler.steps"]),
+    "processes of one process": (["profiler={steps: [1], roles: [reward]}"], ["profiler.roles is given", "runtime"]),
     "copies at no address": (["checkpoint.copy_to=runs/copies"], ["checkpoint.copy_to is runs/copies"]),
     "copies where nothing can be kept": (["checkpoint.copy_to=https://host/x"], ["checkpoint.copy_to", "https://"]),
     "copies in memory": (["checkpoint.copy_to=memory://x"], ["checkpoint.copy_to", "nothing can be kept"]),

@@ -80,25 +80,6 @@ def test_a_pool_takes_gpus_where_there_are_any_unless_it_is_told_otherwise():
     assert "CUDA_VISIBLE_DEVICES" not in environment(1.0, 0.0, {"env_vars": {"CUDA_VISIBLE_DEVICES": "1"}})
 
 
-@pytest.mark.parametrize(
-    ("kind", "given", "words"),
-    [
-        (PoolOptions, CPU | {"gpus": 1}, "gpus is 1, but device is cpu"),
-        (PoolOptions, CUDA | {"gpus": 0}, "gpus is 0, but device is cuda"),
-        (PoolOptions, {"gpus": 1.5}, "gpus is 1.5"),
-        (PoolOptions, {"cpus": 2.5}, "cpus is 2.5"),
-        (RayOptions, {"address": "ray://10.0.0.1:10001"}, "Ray Client"),
-        (RayOptions, {"address": "10.0.0.1:6379", "init": {"num_cpus": 4}}, "init.num_cpus"),
-        (RayOptions, {"init": {"address": "auto"}}, "ray.address"),
-        (RayOptions, {"init": {"runtime_env": {}}}, "ray.runtime_env"),
-    ],
-    ids=str,
-)
-def test_options_that_contradict_each_other_are_refused(kind, given, words):
-    with pytest.raises(ValueError, match=words):
-        kind(**given)
-
-
 class AcceleratorError(RuntimeError):
     """By the name of PyTorch's own."""
 

@@ -369,17 +369,6 @@ def test_a_cluster_of_the_run_s_own_is_this_machine_s_alone_and_goes_with_the_ru
     assert any("sleep" in str(event) for event in json.loads((tmp_path / "new" / "timeline.json").read_text()))
 
 
-@pytest.mark.thorough
-def test_two_machines_of_which_one_is_lost(tmp_path):
-    found = run("two_nodes", tmp_path / "found.json")
-    assert found["machines"] == found["machines again"] == 2
-    assert found["died"].startswith("worker 1 of pool rollout died")
-    assert found["others"] == 0
-    assert found["again"] == [0, 1]
-    assert "after 5 s (ray.placement_timeout)" in found["lacking"]
-    assert "needs 2 machines, each with 1 CPU" in found["lacking"]
-
-
 def test_ray_is_asked_for_when_it_is_missing():
     code = "import importlib.util as u; u.find_spec = lambda name: None\nimport burnish.runtime"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)

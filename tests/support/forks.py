@@ -44,8 +44,6 @@ def serve(address: str) -> None:
     import select
     import signal
 
-    from tests.support.runner import import_everything
-
     for recipe, options in RECIPES.items():
         import_everything(recipe, *options)
     assert "ray" not in sys.modules, "Ray reads the environment when it is imported: its workers have to do that"
@@ -62,6 +60,16 @@ def serve(address: str) -> None:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 become(line)
             line.close()
+
+
+def import_everything(recipe: str, *overrides: str) -> None:
+    """Make what a run is made of, and drop it: models are imported by whoever loads them."""
+    from burnish.config import load
+    from burnish.tasks import assemble
+
+    assembly = assemble(load(recipe, ["model.lora.rank=2", *overrides]))
+    assembly.check_data()
+    assembly.check()
 
 
 def become(line: socket.socket) -> NoReturn:

@@ -192,22 +192,3 @@ def assert_close(folder: Path, other: Path, tolerance: float) -> None:
 def saved_updates(folder: Path) -> list[int]:
     """Of the checkpoints that are there."""
     return sorted(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdecimal())
-
-
-def descendants(process: int) -> dict[int, str]:
-    """Processes that one has started, and that were started by those, with their names."""
-    parents, names = {}, {}
-    for entry in os.listdir("/proc"):
-        try:
-            stat = Path(f"/proc/{entry}/stat").read_text()
-            names[int(entry)] = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            parents[int(entry)] = int(stat.rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            continue
-    found, todo = {}, [process]
-    while todo:
-        one = todo.pop()
-        below = [pid for pid, parent in parents.items() if parent == one]
-        found |= {pid: names[pid] for pid in below}
-        todo += below
-    return found

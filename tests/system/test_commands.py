@@ -3,60 +3,62 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from diffusers import StableDiffusion3Pipeline
 from PIL import Image
 
-from burnish.cli import main
 from burnish.commands.opening import remove_earlier
 from burnish.tasks.flow.engine import FlowJob
 from burnish.types.rollout import Prompt
 from burnish.utils import random
 from burnish.utils.paths import MARK
 from tests.support.factory import tiny_pipeline
+from tests.support.tiny_run import burnish
 
-pytestmark = pytest.mark.slow
 PROMPTS = ["a cat", "two dogs"]
 ABSENT = {"vae": None, "text_encoder_3": None, "tokenizer_3": None}
 
 
-@pytest.fixture(scope="module", params=["lora", "full", "ema"])
-def trained(request, tmp_path_factory):
-    """A short run whose weights have moved far."""
-    folder = tmp_path_factory.mktemp(request.param)
+def run_of(folder: Path, kind: str) -> Path:
+    """A short run whose weights have moved far; its recipe lies beside it."""
     pipeline = tiny_pipeline(folder, vae=False)
     (folder / "prompts.txt").write_text("a cat\ntwo dogs\nthree\n")
     recipe = {
-        "model": {"path": str(pipeline), "lora": None if request.param == "full" else {"rank": 4, "alpha": 3.0}},
+        "model": {"path": str(pipeline), "lora": None if kind == "full" else {"rank": 4, "alpha": 3.0}},
         "data": {"train_files": str(folder / "prompts.txt"), "train_batch_size": 2},
         "algorithm": {"name": "flow_grpo", "clip": 0.1},
         "rewards": {"jpeg_compressibility": {}},
         "rollout": {"n": 4, "num_inference_steps": 4, "max_sequence_length": 3},
         "optimizer": {"lr": 0.5},
-        "ema": {"decay": 0.5} if request.param == "ema" else None,
+        "ema": {"decay": 0.5} if kind == "ema" else None,
         "scoring": {"processes": 0},
         "validation": {"every": 0, "n": 2},
         "steps": 3,
         "output_dir": str(folder / "run"),
     }
     (folder / "recipe.yaml").write_text(json.dumps(recipe))
-    assert main(["train", str(folder / "recipe.yaml")]) == 0
-    return request.param, folder
+    burnish("train", folder / "recipe.yaml")
+    return folder
 
 
-def ours(folder, source):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_of(tmp_path_factory.mktemp("lora"), "lora")
+
+
+def ours(folder: Path) -> tuple[np.ndarray, object]:
     """Pictures of the trained policy from our own engine, and the noise that they began from."""
-    assert main(["sample", str(source), *PROMPTS, "-n", "2", "-o", str(folder / "ours"), "--seed", "5"]) == 0
+    burnish("sample", folder / "run", *PROMPTS, "-n", "2", "-o", folder / "ours", "--seed", "5")
     files = sorted((folder / "ours").glob("*-*.png"))
     job = FlowJob.groups([Prompt(text=text) for text in PROMPTS], 2, purpose="sample", update=0)
     keys = [(5, "sample", 0, p.uid, s, "start") for p, s in zip(job.prompts, job.sample.tolist(), strict=True)]
     return np.stack([np.asarray(Image.open(file)) for file in files]).astype(int), random.normal((1, 8, 8), keys)
 
 
-def theirs(pipeline, noise):
+def theirs(pipeline: StableDiffusion3Pipeline, noise: object) -> np.ndarray:
     pipeline.set_progress_bar_config(disable=True)
     latents = pipeline(
         prompt=[text for text in PROMPTS for _ in range(2)], latents=noise, num_inference_steps=4, guidance_scale=1.0,
@@ -66,98 +68,79 @@ def theirs(pipeline, noise):
     return grey.expand(-1, -1, -1, 3).numpy().astype(int)
 
 
-def test_diffusers_draws_the_trained_policys_pictures_from_the_merged_model(trained, capsys):
-    _, folder = trained
-    pictures, noise = ours(folder, folder / "run")
-    capsys.readouterr()
-    assert main(["export", str(folder / "run"), "--output", str(folder / "merged")]) == 0
+@pytest.mark.parametrize("kind", ["lora", "ema", pytest.param("full", marks=pytest.mark.thorough)])
+def test_diffusers_draws_the_trained_policys_pictures_from_what_is_exported(tmp_path_factory, trained, kind):
+    folder = trained if kind == "lora" else run_of(tmp_path_factory.mktemp(kind), kind)
+    pictures, noise = ours(folder)
     advice = f'from_pretrained("{folder / "merged"}", vae=None, text_encoder_3=None, tokenizer_3=None)'
-    assert advice in capsys.readouterr().out
+    assert advice in burnish("export", folder / "run", "--output", folder / "merged").out
     pipeline = StableDiffusion3Pipeline.from_pretrained(folder / "merged", **ABSENT)
     assert np.abs(theirs(pipeline, noise) - pictures).max() <= 1
     before = StableDiffusion3Pipeline.from_pretrained(folder / "pipeline", **ABSENT)
     assert np.abs(theirs(before, noise) - pictures).max() > 5, "training changed nothing"
-
-
-def test_diffusers_draws_them_with_the_exported_adapter(trained, capsys):
-    kind, folder = trained
+    adapter = ("export", folder / "run", "--output", folder / "adapter", "--format", "lora")
     if kind == "full":
-        assert main(["export", str(folder / "run"), "--output", str(folder / "lora"), "--format", "lora"]) == 2
-        assert "model.lora is null" in capsys.readouterr().err
+        assert "model.lora is null" in burnish(*adapter, status=2).message
         return
-    pictures, noise = ours(folder, folder / "run")
-    assert main(["export", str(folder / "run"), "--output", str(folder / "lora"), "--format", "lora"]) == 0
-    pipeline = StableDiffusion3Pipeline.from_pretrained(folder / "pipeline", **ABSENT)
-    pipeline.load_lora_weights(folder / "lora")
-    assert np.abs(theirs(pipeline, noise) - pictures).max() <= 1
+    burnish(*adapter)
+    before.load_lora_weights(folder / "adapter")
+    assert np.abs(theirs(before, noise) - pictures).max() <= 1
 
 
-def test_eval_repeats_the_runs_own_last_judgement(trained):
-    _, folder = trained
-    target = folder / "eval"
-    assert main(["eval", str(folder / "run"), "--output", str(target)]) == 0
-    judged = json.loads((target / "metrics.json").read_text())
-    last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    shared = [name for name in judged if name.startswith("val-")]
+def judged(folder: Path, target: Path, *options: str) -> dict[str, float]:
+    burnish("eval", folder / "run", *options, "-o", target)
+    return json.loads((target / "metrics.json").read_text())
+
+
+def test_eval_repeats_the_runs_own_last_judgement_and_reads_what_it_accepts(trained, tmp_path):
+    found = judged(trained, tmp_path / "eval")
+    last = json.loads((trained / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    shared = [name for name in found if name.startswith("val-")]
     assert len(shared) > 5
     for name in shared:
-        assert judged[name] == pytest.approx(last[name], abs=1e-6), name
-
-
-def test_export_overwrites_nothing(trained, capsys):
-    _, folder = trained
-    assert main(["export", str(folder / "run"), "--output", str(folder)]) == 2
-    assert "give a new folder" in capsys.readouterr().err
-
-
-def test_a_checkpoint_of_another_model_is_refused(trained, tmp_path, capsys):
-    _, folder = trained
-    other = tiny_pipeline(tmp_path, vae=False, seed=1)
-    command = ["train", str(folder / "recipe.yaml"), f"model.path={other}", f"output_dir={tmp_path / 'run'}",
-               f"resume={folder / 'run' / 'checkpoints' / '00000003'}", "steps=4"]  # fmt: skip
-    assert main(command) == 2
-    message = capsys.readouterr().err
-    assert "weights" in message
-    assert torch.get_num_threads() == 1
+        assert found[name] == pytest.approx(last[name], abs=1e-6), name
+    results = set()
+    for given in ("validation.n=3", "rollout.num_inference_steps=2", "seed=7"):
+        other = judged(trained, tmp_path / given, given)
+        results.add(next(value for name, value in other.items() if name.startswith("val-core/")))
+    assert len(results | {next(value for name, value in found.items() if name.startswith("val-core/"))}) == 4
 
 
 @pytest.mark.parametrize(
-    "given", ["steps=100", "optimizer.lr=1", "rollout.n=2", "checkpoint.every=3", "algorithm.clip=1"]
-)
-def test_eval_refuses_what_it_never_reads(trained, given, capsys):
-    _, folder = trained
-    assert main(["eval", str(folder / "run"), given]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert f"{given.partition('=')[0]} is given, but eval never reads it" in said
+    ("words", "names"),
+    [
+        *((["eval", "{run}", given], [given.partition("=")[0], "eval never reads it"])
+          for given in ("steps=100", "optimizer.lr=1", "rollout.n=2", "checkpoint.every=3", "algorithm.clip=1")),
+        (["eval", "{run}", "validation.num_inference_steps=3", "rollout.num_inference_steps=2"],
+         ["rollout.num_inference_steps is given", "validation.num_inference_steps"]),
+        (["eval", "runs/nothing"], ["runs/nothing does not exist", "burnish recipes"]),
+        (["eval", "quikstart"], ["recipe is quikstart", "quickstart"]),
+        (["eval", "{folder}/pipeline"], ["not a run", "model.path="]),
+        (["eval", "{folder}"], ["neither a run"]),
+        (["export", "{run}", "--output", "{folder}"], ["give a new folder"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_refused(trained, words, names):
+    given = [word.replace("{run}", str(trained / "run")).replace("{folder}", str(trained)) for word in words]
+    said = burnish(*given, status=2).message
+    assert [name for name in names if name not in said] == []
 
 
-def test_eval_reads_what_it_accepts(trained, tmp_path):
-    kind, folder = trained
-    if kind == "full":
-        pytest.skip("all weights have moved so far that every picture is the same")
-    results = {}
-    for given in ("validation.n=2", "validation.n=3", "rollout.num_inference_steps=2", "seed=7"):
-        assert main(["eval", str(folder / "run"), given, "-o", str(tmp_path / given)]) == 0
-        judged = json.loads((tmp_path / given / "metrics.json").read_text())
-        results[given] = next(value for name, value in judged.items() if name.startswith("val-core/"))
-    assert len(set(results.values())) == len(results)
-
-
-def test_eval_refuses_an_option_that_validation_has_of_its_own(trained, capsys):
-    _, folder = trained
-    given = ["validation.num_inference_steps=3", "rollout.num_inference_steps=2"]
-    assert main(["eval", str(folder / "run"), *given]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "rollout.num_inference_steps is given, but eval samples with validation.num_inference_steps" in said
+def test_a_checkpoint_of_another_model_is_refused(trained, tmp_path):
+    other = tiny_pipeline(tmp_path, vae=False, seed=1)
+    newest = trained / "run" / "checkpoints" / "00000003"
+    said = burnish(
+        "train", trained / "recipe.yaml", f"model.path={other}", f"output_dir={tmp_path / 'run'}", f"resume={newest}",
+        "steps=4", status=2,
+    )  # fmt: skip
+    assert "weights" in said.message
 
 
 def test_sample_draws_as_asked(trained, tmp_path):
-    kind, folder = trained
-    if kind == "full":
-        pytest.skip("all weights have moved so far that every picture is the same")
     given = {"plain": [], "steps": ["--steps", "4"], "solver": ["--solver", "heun"], "flat": ["--height", "4"]}
     for name, options in given.items():
-        assert main(["sample", str(folder / "run"), "a cat", "-n", "1", "-o", str(tmp_path / name), *options]) == 0
+        burnish("sample", trained / "run", "a cat", "-n", "1", "-o", tmp_path / name, *options)
     plain, steps, solver, flat = (np.asarray(Image.open(tmp_path / name / "000-00.png")).astype(int) for name in given)
     assert (plain == steps).all(), "the run's own number"
     assert (plain != solver).any()
@@ -165,30 +148,14 @@ def test_sample_draws_as_asked(trained, tmp_path):
 
 
 def test_pictures_of_an_earlier_call_do_not_stay_among_the_new_ones(trained, tmp_path):
-    _, folder = trained
-    assert main(["sample", str(folder / "run"), *PROMPTS, "-n", "3", "-o", str(tmp_path)]) == 0
+    burnish("sample", trained / "run", *PROMPTS, "-n", "3", "-o", tmp_path)
     (tmp_path / "000-09.png").write_bytes(b"somebody else's")
     (tmp_path / "notes.txt").write_text("mine")
-    assert main(["sample", str(folder / "run"), "a cat", "-n", "1", "-o", str(tmp_path)]) == 0
-    left = sorted(path.name for path in tmp_path.iterdir() if path.name != MARK)
-    assert left == ["000-00.png", "000-09.png", "grid.png", "notes.txt", "samples.jsonl"]
+    burnish("sample", trained / "run", "a cat", "-n", "1", "-o", tmp_path)
+
+    def left() -> list[str]:
+        return sorted(path.name for path in tmp_path.iterdir() if path.name != MARK)
+
+    assert left() == ["000-00.png", "000-09.png", "grid.png", "notes.txt", "samples.jsonl"]
     remove_earlier(tmp_path)  # as a model that answers does
-    left = sorted(path.name for path in tmp_path.iterdir() if path.name != MARK)
-    assert left == ["000-09.png", "notes.txt", "samples.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        ("runs/nothing", ["runs/nothing does not exist", "folder of a run", "burnish recipes"]),
-        ("quikstart", ["recipe is quikstart", "did you mean quickstart"]),
-        ("{folder}/pipeline", ["not a run", "model.path="]),
-        ("{folder}", ["neither a run", "give one of these"]),
-    ],
-)
-def test_what_eval_can_not_judge(trained, source, words, capsys):
-    _, folder = trained
-    assert main(["eval", source.replace("{folder}", str(folder))]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    for word in words:
-        assert word in said
+    assert left() == ["000-09.png", "notes.txt", "samples.jsonl"]

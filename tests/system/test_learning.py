@@ -47,20 +47,6 @@ def test_the_quickstart_learns_to_write(tmp_path, algorithm, steps, gain):
     assert after["val-aux/default/border_darkness/mean@3"] < 0.01
 
 
-@pytest.mark.thorough
-def test_the_report_of_the_video_quickstart_plays_its_clips(tmp_path):
-    lines = trained(
-        "video_quickstart", tmp_path / "run", "steps=2", "data.train_batch_size=2", "rollout.n=4",
-        "rollout.batch_size=8", "validation.n=2", "validation.max_prompts=2", "validation.reference_guidance=null",
-    )  # fmt: skip
-    for line in (lines[0], lines[-1]):
-        assert line["val-aux/default/motion/mean@2"] > 0.6
-        assert line["val-aux/default/border_darkness/mean@2"] < 0.01
-    assert lines[-1]["actor/grad_norm"] > 0
-    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    assert page.count("<video") == page.count('src="data:video/mp4;base64,') > 0
-
-
 def accuracy(line: dict[str, float]) -> float:
     """Share of right answers in the right form, over all kinds of questions."""
     found = [value for name, value in line.items() if name.startswith("val-aux/") and name.endswith("/exact/mean@2")]
@@ -230,11 +216,3 @@ def test_empty_answers_that_please_a_broken_scorer_are_noticed(tmp_path, caplog)
     first, now = one.quotes
     assert len(first) == len(now) == 8
     assert sum(len(quote.response) for quote in now) < sum(len(quote.response) for quote in first)
-
-
-@pytest.mark.thorough
-def test_five_spoiled_runs_are_named_and_seven_honest_ones_are_not(tmp_path, monkeypatch, capsys):
-    from benchmarks import alarms
-
-    monkeypatch.setattr("sys.argv", ["alarms", "--runs", str(tmp_path)])
-    assert alarms.main() == 0, capsys.readouterr().out

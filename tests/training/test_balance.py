@@ -11,7 +11,7 @@ from burnish.algorithms.language.ppo import PPO
 from burnish.algorithms.language.sft import SFT
 from burnish.language.logprobs import response_states
 from burnish.models.language.loading import check_experts
-from burnish.options.language import CriticOptions, LanguageModelOptions
+from burnish.options.language import LanguageModelOptions
 from burnish.training.step_metrics import step_metrics
 from burnish.types.completion import ResponseRows
 from burnish.types.rollout import OfflineResponses
@@ -117,13 +117,6 @@ def test_a_critic_with_a_trunk_of_its_own_has_a_loss_of_its_own(lora):
     assert metrics["actor/router_aux_loss"] == pytest.approx(losses[0], rel=1e-5)
     assert metrics["critic/router_aux_loss"] == pytest.approx(losses[1], rel=1e-5)
     assert losses[0] != pytest.approx(losses[1], rel=1e-4)
-
-
-def test_a_critic_on_the_policys_trunk_has_none_of_its_own():
-    both = bench_of(PPO(), critic=CriticOptions(trunk="shared"))
-    with both.roles.balance.counting():
-        both.roles.scores_and_values(trace_of(both))
-    assert both.roles.balance.metrics().keys() == {"actor/router_aux_loss"}
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe"])

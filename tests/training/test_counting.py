@@ -11,9 +11,7 @@ from pathlib import Path
 import diffusers
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
-from torch import nn
 
 from burnish.models.flow.base import Drawing
 from burnish.models.flow.loading import load_model
@@ -32,33 +30,6 @@ from burnish.utils.timer import Stopwatch
 from tests.support.flops import torch_flops
 
 CPU = torch.device("cpu")
-
-
-class Small(nn.Module):
-    """A product, attention and a convolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.outer = nn.Linear(16, 32), nn.Linear(32, 16, bias=False)
-        self.conv = nn.Conv2d(4, 8, 3, padding=1)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        heads = self.outer(self.inner(x)).view(2, 4, 8, 16)
-        return F.scaled_dot_product_attention(heads, heads, heads).sum() + self.conv(y).sum()
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_a_frozen_weight_has_no_gradient_to_compute(frozen):
-    network, given = Small(), (torch.randn(2, 32, 16), torch.randn(2, 4, 6, 6))
-    network.inner.requires_grad_(not frozen)
-    skeleton = Skeleton(network, CPU)
-    with FlopCounter() as operations:
-        skeleton.network(*skeleton.fake(given))
-    with torch_flops() as forward:
-        out = network(*given)
-    with torch_flops() as backward:
-        out.backward()
-    assert operations.cost == (forward.get_total_flops(), backward.get_total_flops())
 
 
 UNREAD = {"qwen-image": 0.1, "z-image": 0.1}  # of two blocks, the last one makes a text of which nothing is learned
@@ -313,13 +284,3 @@ def test_nsight_systems_starts_workers_and_the_user_starts_the_controller(tmp_pa
     command = nsight_of_ray.parse_nsight_config(runtime_env.RuntimeEnv(nsight=nsight(options, "trainer")).nsight())
     assert command[:2] == ["nsys", "profile"]
     assert command[command.index("-o") + 1] == "'trainer_%p'"
-
-
-def test_what_contradicts_itself_is_refused():
-    for given, words in (
-        ({"tool": "memory", "with_stack": True}, "with_stack"), ({"max_entries": 5}, "max_entries"),
-        ({"worker": {"trace": "cuda"}}, "worker"), ({"tool": "nsys", "worker": {"capture-range": "none"}}, "steps"),
-        ({"tool": "memory", "roles": ["controller"]}, "controller"), ({"steps": []}, "1"), ({"steps": [0]}, "1"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=words):
-            ProfilerOptions(**({"steps": [1]} | given))

@@ -79,27 +79,6 @@ def test_the_average_is_the_recurrence(given, decays):
         torch.testing.assert_close(value.double(), expected[name], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "value"),
-    [
-        ("constant", "decay", 0.5),
-        ("power", "kind", "constant"),
-        ("power", "warm_up", 3),
-        ("linear", "initial", 0.5),
-        ("cosine", "steps", 9),
-        ("piecewise_linear", "flat", 2),
-        ("piecewise_linear", "ramp", 0.1),
-    ],
-)
-def test_every_option_of_the_average_changes_it(kind, name, value):
-    def growing(**given):
-        options = asdict(EmaOptions(**given))
-        del options["offload"]  # where it lies
-        return [decay_at(step, **options) for step in range(5)]
-
-    assert growing(kind=kind) != growing(**{"kind": kind} | {name: value})
-
-
 def test_options_that_are_not_read_are_refused():
     for given in ({"initial": 0.5}, {"kind": "constant", "warm_up": 3}, {"kind": "cosine", "ramp": 0.1}):
         with pytest.raises(ValueError, match="never read when kind is"):

@@ -129,16 +129,6 @@ def test_muon_steps_matrices_and_adamw_the_rest():
         torch.testing.assert_close(weights[name].detach(), -0.1 * weights[name].grad.sign(), rtol=1e-5, atol=1e-5)
 
 
-def test_moments_of_8_bits_are_small():
-    pytest.importorskip("bitsandbytes")
-    weight = torch.nn.Parameter(torch.zeros(64, 128))
-    (optimizer,) = make_optimizers({"layer.weight": weight}, OptimizerOptions(name="adamw_8bit", lr=0.1))
-    weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
-    optimizer.step()
-    torch.testing.assert_close(weight.detach(), -0.1 * weight.grad.sign(), rtol=1e-3, atol=1e-3)
-    assert optimizer.state[weight]["state1"].dtype == torch.uint8
-
-
 def group(options: OptimizerOptions) -> ParameterGroup:
     draw = torch.Generator().manual_seed(0)
     names = {"layer.weight": (80, 64), "layer.bias": (80,)}  # bitsandbytes quantises from 4096 values on

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import replace
 
@@ -91,25 +90,6 @@ def test_micro_batches_change_nothing_but_rounding(pipeline, name, lora):
         assert second[key] == pytest.approx(value, rel=2e-2, abs=1e-4), key
 
 
-@pytest.mark.parametrize(
-    ("transition", "lora"), [("sde", True), ("cps", False), pytest.param("dance", True, marks=pytest.mark.thorough)]
-)
-def test_on_policy_the_ratio_is_exactly_one(pipeline, transition, lora):
-    metrics = Bench(pipeline, FlowGRPO(window=WINDOW, transition=transition), lora=lora).train(2)
-    assert metrics["actor/ratio_mean"] == 1.0
-    assert metrics["actor/ratio_std"] == 0.0
-    assert metrics["rollout_corr/logprob_abs_diff"] < 1e-5
-
-
-@pytest.mark.parametrize("source", ["sampler", "recompute"])
-def test_a_source_of_old_logprobs_that_is_asked_for_is_used(pipeline, source):
-    bench = Bench(pipeline, FlowGRPO(window=WINDOW, old_logprob=source), merge_lora=False)
-    scored = bench.collect()
-    wrong = replace(scored, trace=replace(scored.trace, logprob=scored.trace.logprob + 1e-3))
-    ratio = bench.train(scored=wrong)["actor/ratio_mean"]
-    assert ratio == pytest.approx(0.999 if source == "sampler" else 1.0, abs=1e-5)
-
-
 def test_old_logprobs_are_taken_from_the_sampler_only_if_they_pass_the_check(pipeline):
     bench = Bench(pipeline, FlowGRPO(window=WINDOW), mini=6, merge_lora=False)
     scored = bench.collect()
@@ -121,15 +101,6 @@ def test_old_logprobs_are_taken_from_the_sampler_only_if_they_pass_the_check(pip
     assert doubted.metrics["old_policy/recomputed"] == 1
     assert Bench(pipeline, FlowGRPO(window=WINDOW), merge_lora=False).train()["rollout_corr/logprob_abs_diff"] == 0.0
     torch.testing.assert_close(doubted.old, scored.trace.logprob, rtol=0, atol=1e-6)
-
-
-def test_half_precision_and_guidance_train_float32_weights(pipeline):
-    bench = Bench(pipeline, ALGORITHMS["nft+kl"], lora=False, dtype="bfloat16", guidance=3.0)
-    before = bench.weights()
-    metrics = bench.train(2)
-    assert before.dtype == torch.float32
-    assert (bench.weights() - before).abs().max() > 1e-3
-    assert all(math.isfinite(value) for value in metrics.values())
 
 
 def test_a_missing_reward_is_as_if_the_sample_were_not_there(pipeline):
@@ -152,47 +123,6 @@ def test_folding_the_adapter_leaves_no_trace(pipeline):
         assert torch.equal(value, before[name]), name
     bench.rollout.merge_lora = False
     torch.testing.assert_close(bench.collect(7).trace.latents, folded.trace.latents, rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize("lora", [True, False])
-def test_the_reference_stays_and_the_old_policy_follows(pipeline, lora):
-    bench = Bench(pipeline, DiffusionNFT(old_decay="ema", old_ema=0.5, train_timesteps=2, kl_coef=0.1), lora=lora)
-    scored = bench.collect()
-    ends = scored.trace.latents[:, None]
-    steps = replace(
-        scored.trace, state=ends, next_state=ends, time=torch.full((12, 1), 0.5), time_next=torch.zeros(12, 1),
-        logprob=torch.zeros(12, 1),
-    ).steps()  # fmt: skip
-
-    def predict(role):
-        with torch.no_grad():
-            return role(steps.state, steps.time, steps.conditioning, steps.unconditional)
-
-    start = predict(bench.roles.policy)
-    old = [value.clone() for value in bench.roles.parameters("old").values()]
-    bench.train(scored=scored)
-    torch.testing.assert_close(predict(bench.roles.reference), start, rtol=0, atol=1e-6)
-    assert (predict(bench.roles.policy) - start).abs().max() > 1e-4
-    for was, new, policy in zip(
-        old, bench.roles.parameters("old").values(), bench.roles.parameters().values(), strict=True
-    ):
-        torch.testing.assert_close(new, 0.5 * was + 0.5 * policy)
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_restored_worker_goes_on_bit_by_bit(pipeline, name):
-    first = Bench(pipeline, ALGORITHMS[name])
-    first.train(2)
-    file = io.BytesIO()
-    torch.save(first.workers.state_dict(), file)
-    file.seek(0)
-    first.train()
-    second = Bench(pipeline, ALGORITHMS[name])
-    second.workers.load_state_dict(torch.load(file, weights_only=True))
-    second.train()
-    assert torch.equal(second.weights(), first.weights())
-    for key, value in first.workers.ema.average.items():
-        assert torch.equal(second.workers.ema.average[key], value)
 
 
 def test_a_non_finite_loss_skips_the_step_and_several_stop_the_run(pipeline):
