@@ -12,7 +12,7 @@ import tomllib
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import pydantic
 
