@@ -30,7 +30,7 @@ MAKERS: list[Callable[[], Iterable[Case]]] = [
     folders.cases, damage.run_cases, command_lines.signal_cases,
 ]  # fmt: skip
 KINDS = ("values", "command lines", "recipes", "records", "data", "models", "folders", "runs", "copies", "signals")
-SAMPLED = 2  # of every kind
+SAMPLED = 1  # of every kind
 
 
 def every_case() -> list[Case]:

@@ -114,17 +114,16 @@ class Bench:
             if case.signals:
                 return self._interrupted(case, scratch, arguments)
             code, said, seconds, grown = self._run(arguments, scratch, dict(case.environment))
-            bad = judge(case, code, said, seconds)
-            if grown > LARGEST:
-                bad = f"{bad}; took {grown >> 20} MiB of memory".strip("; ")
-            if (scratch / STOLEN).exists():
-                bad = f"{bad}; ran code of what it was given".strip("; ")
-            changed = _changed(before, _contents(scratch), case.changes) + _changed(self._whole, self._now(), ())
-            if changed:
-                bad = f"{bad}; changed {', '.join(changed[:3])}".strip("; ")
-            if self._leftover():
-                bad = f"{bad}; left a process behind".strip("; ")
-            return Outcome(case=case, bad=bad, said=said, seconds=seconds)
+            now = _contents(self.place.folder)
+            changed = _changed(before, _contents(scratch), case.changes) + _changed(self._whole, now, ())
+            complaints = {
+                judge(case, code, said, seconds): True,
+                f"took {grown >> 20} MiB of memory": grown > LARGEST,
+                "ran code of what it was given": (scratch / STOLEN).exists(),
+                f"changed {', '.join(changed[:3])}": changed,
+                "left a process behind": self._leftover(),
+            }
+            return Outcome(case=case, bad=_joined(complaints), said=said, seconds=seconds)
         finally:
             for path in scratch.rglob("*"):
                 if path.is_dir() and not path.is_symlink():
@@ -139,19 +138,18 @@ class Bench:
         killed = any(name == "SIGKILL" for name, _ in moments)
         # a signal that comes before there is anything to save ends the command, one that comes late finds it finished
         allowed = {0, STOPPED, 130, -signal.SIGTERM, -signal.SIGHUP} | ({-signal.SIGKILL} if killed else set())
-        bad = "" if code in allowed else f"ended with {code}"
-        bad += "; traceback" if "Traceback" in said else ""
-        if self._leftover():
-            bad += "; left a process behind"
-        code, again, seconds, _ = self._run(arguments, scratch, {})
-        if code != 0:
-            bad += f"; the same command then ended with {code}"
-        elif _metrics(scratch / "run") != _metrics(self.place.run(Path(arguments[1]).stem)):
-            bad += "; metrics differ from those of an untroubled run"
-        if self._leftover():
-            bad += "; left a process behind"
+        left = self._leftover()
+        second, again, seconds, _ = self._run(arguments, scratch, {})
+        complaints = {
+            f"ended with {code}": code not in allowed,
+            "traceback": "Traceback" in said,
+            f"the same command then ended with {second}": second != 0,
+            "metrics differ from those of an untroubled run": second == 0
+            and _metrics(scratch / "run") != _metrics(self.place.run(Path(arguments[1]).stem)),
+            "left a process behind": left or self._leftover(),
+        }
         said += f"\n--- again:\n{again}"
-        return Outcome(case=case, bad=bad.strip("; "), said=said, seconds=max(first, seconds))
+        return Outcome(case=case, bad=_joined(complaints), said=said, seconds=max(first, seconds))
 
     def _run(
         self,
@@ -207,9 +205,6 @@ class Bench:
             time.sleep(0.02)
         return False
 
-    def _now(self) -> dict[str, str]:
-        return _contents(self.place.folder)
-
     def _finish(self, task: str) -> float:
         """Make the run that others are compared with; how long it takes by the clock."""
         start = time.monotonic()
@@ -240,6 +235,10 @@ class Bench:
             assembly.check_data()
             assembly.check()
         templates.close()  # each try starts its own, and must leave none behind
+
+
+def _joined(complaints: dict[str, Any]) -> str:
+    return "; ".join(complaint for complaint, holds in complaints.items() if complaint and holds)
 
 
 def judge(case: Case, code: int | None, said: str, seconds: float) -> str:

@@ -18,9 +18,9 @@ INDEX, SCHEDULER, TOKENIZER = "model_index.json", "scheduler/scheduler_config.js
 NETWORK, ENCODER = "transformer/config.json", "text_encoder/config.json"
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 FIRST, ABSENT = (f"diffusion_pytorch_model-0000{number}-of-00002.safetensors" for number in (1, 2))
-NUMBERS: list[Any] = [
+NUMBERS: dict[str, Any] = {f"{json.dumps(value):.40}": value for value in (
     0, -1, 0.5, 10**6, 10**9, 10**30, float("nan"), float("inf"), "x", None, True, [10**9] * 3, [1] * 10**6,
-]  # fmt: skip
+)}  # fmt: skip
 # numbers by which networks, schedulers and tokenizers are as large as they are
 SIZES = {
     NETWORK: "num_layers attention_head_dim sample_size patch_size in_channels out_channels joint_attention_dim "
@@ -162,8 +162,8 @@ def cases() -> Iterator[Case]:
             yield _case(f"{part} is {json.dumps(value):.60}", _entry(INDEX, part, value))
     for file, keys in SIZES.items():
         for key in keys.split():
-            for value in NUMBERS:
-                yield _case(f"{file}, {key} is {json.dumps(value):.40}", _entry(file, key, value))
+            for name, value in NUMBERS.items():
+                yield _case(f"{file}, {key} is {name}", _entry(file, key, value))
     for name, attack in OTHERS.items():
         yield _case(name, attack)
 
