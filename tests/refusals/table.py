@@ -22,7 +22,6 @@ QUICKSTART: Table = {
     "a pool on GPUs without": (["runtime=ray", "pools.train={device: cuda, gpus: 0}"], ["gpus is 0", "device is cuda"]),
     "one and a half GPUs": (["runtime=ray", "pools.train.gpus=1.5"], ["gpus is 1.5"]),
     "two and a half CPUs": (["runtime=ray", "pools.train.cpus=2.5"], ["cpus is 2.5"]),
-    "Ray Client": (["runtime=ray", "ray.address=ray://10.0.0.1:10001"], ["Ray Client"]),
     "options of a Ray that runs": (
         ["runtime=ray", "ray={address: '10.0.0.1:6379', init: {num_cpus: 4}}"],
         ["init.num_cpus"],
