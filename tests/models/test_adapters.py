@@ -18,17 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
-from burnish.models.lora import (
-    active_adapter,
-    adapter_parameters,
-    add_adapters,
-    carriers,
-    lora_layers,
-    merged,
-    merged_state,
-    switch_adapter,
-    use_adapter,
-)
+from burnish.models import lora
 from burnish.options.flow import LoraOptions
 from burnish.utils import random
 from burnish.utils.errors import UserError
@@ -144,10 +134,10 @@ def logprobs(model, family):
         return response_logprobs(model, model.network, completion, temperature=1.0).logprob
 
 
-@pytest.mark.parametrize(("family", "lora"), [("qwen3_vl", PLAIN), ("llama", PLAIN), ("qwen2_5_vl", FULL)])
-def test_adapters_count_alike_in_training_in_sampling_and_on_disk(family, lora, tmp_path):
+@pytest.mark.parametrize(("family", "given"), [("qwen3_vl", PLAIN), ("llama", PLAIN), ("qwen2_5_vl", FULL)])
+def test_adapters_count_alike_in_training_in_sampling_and_on_disk(family, given, tmp_path):
     plain = logprobs(load(folder_of(family)), family)
-    model = load(folder_of(family), "policy", "other", lora=lora)
+    model = load(folder_of(family), "policy", "other", lora=given)
     network, trained = model.network, [one for one in model.network.parameters() if one.requires_grad]
     torch.testing.assert_close(logprobs(model, family), plain, rtol=0, atol=1e-5)
     moved(trained)
@@ -156,18 +146,18 @@ def test_adapters_count_alike_in_training_in_sampling_and_on_disk(family, lora, 
     encoded, keys = encode_all(model, family), [random.key(0, place) for place in range(8)]
     index, sampling = [place % len(encoded) for place in range(8)], Sampling(max_new_tokens=6)
     apart = decode(model, network, encoded, index, keys, sampling)
-    use_adapter(carriers(network), "other")
-    with merged(network, "policy"):
+    lora.use_adapter(lora.carriers(network), "other")
+    with lora.merged(network, "policy"):
         together = decode(model, network, encoded, index, keys, sampling)
     torch.testing.assert_close(logprobs(model, family), plain, rtol=0, atol=1e-5)
-    use_adapter(carriers(network), "policy")
+    lora.use_adapter(lora.carriers(network), "policy")
     assert together.ids.tolist() == apart.ids.tolist()
     for completion in (together, apart):
         scores = response_logprobs(model, network, completion, temperature=1.0)
         torch.testing.assert_close(scores.logprob, completion.logprob, rtol=0, atol=1e-5)
     scores.logprob.sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in trained)
-    model.save(tmp_path / "whole", merged_state(network, "policy")[0])
+    model.save(tmp_path / "whole", lora.merged_state(network, "policy")[0])
     torch.testing.assert_close(logprobs(load(tmp_path / "whole"), family), learned, rtol=0, atol=1e-5)
     model.save_lora(tmp_path / "adapter", "policy")
     other = load(folder_of(family))
@@ -194,18 +184,18 @@ def test_recomputed_activations_are_those_of_the_adapter_of_the_forward_pass(kin
     gradients = []
     for recompute in (False, True):
         network, targets, run = kind(recompute)
-        add_adapters(network, LoraOptions(rank=2, targets=targets), ["policy", "other"], seed=0)
+        lora.add_adapters(network, LoraOptions(rank=2, targets=targets), ["policy", "other"], seed=0)
         draw = torch.Generator().manual_seed(0)
         learned = {key: value for key, value in network.named_parameters() if ".lora_" in key}
         for value in learned.values():
             value.data = torch.randn(value.shape, generator=draw) * 0.3
             value.requires_grad_(True)
-        layers, total = lora_layers(network), torch.zeros(())
+        layers, total = lora.lora_layers(network), torch.zeros(())
         for name, weight in (("other", 1.0), ("policy", 2.0)):
-            switch_adapter(layers, name)
+            lora.switch_adapter(layers, name)
             total = total + weight * run().square().sum()
         total.backward()
-        assert active_adapter(layers) == "policy"
+        assert lora.active_adapter(layers) == "policy"
         gradients.append({key: value.grad for key, value in learned.items() if value.grad is not None})
     assert any(".other." in key for key in gradients[0])
     torch.testing.assert_close(gradients[1], gradients[0])
@@ -231,26 +221,27 @@ def test_merging_computes_what_the_adapters_do_and_leaves_no_trace(kind, shared,
     torch.manual_seed(0)
     network, x = Blocks(kind, shared=shared), torch.randn(3, 6)
     network.requires_grad_(False)
-    add_adapters(network, LoraOptions(rank=2, targets=["first", "second"], dora=dora), ["policy"], seed=0)
-    for parameter in adapter_parameters(network, "policy").values():
+    lora.add_adapters(network, LoraOptions(rank=2, targets=["first", "second"], dora=dora), ["policy"], seed=0)
+    for parameter in lora.adapter_parameters(network, "policy").values():
         parameter.data += torch.randn(parameter.shape) * 0.3
     expected, before = network(x), {key: value.clone() for key, value in network.state_dict().items()}
     for _ in range(2):
-        with merged(network, "policy"):
+        with lora.merged(network, "policy"):
             torch.testing.assert_close(network(x), expected)
         assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
     assert (network.first.base_layer.weight is network.second.base_layer.weight) == shared
     if shared:
         with pytest.raises(UserError, match=r"first.weight and second.weight.*--format lora"):
-            merged_state(network, "policy")
+            lora.merged_state(network, "policy")
         return
     plain = Blocks(kind, shared=False)
-    plain.load_state_dict(merged_state(network, "policy")[0])
+    plain.load_state_dict(lora.merged_state(network, "policy")[0])
     torch.testing.assert_close(plain(x), expected)
 
 
 # Going on from an adapter on disk
 
+SHORT = ["steps=1", "checkpoint.every=1"]
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 OWN = "model.lora={targets: [q_proj, down_proj], rank: 2"
 
@@ -270,7 +261,7 @@ def test_a_language_model_goes_on_from_what_peft_wrote(written, files):
     """Its critic and its reference too: the one starts as the policy, the other is the model without adapters."""
     given = ["algorithm=ppo", "critic.warmup_updates=0", "algorithm.kl.coef=0.1", "optimizer.lr=1e-12"]
     run = run_of(files, "llama", f"{OWN}, path: {written}}}", "model.dtype=float32", *given)
-    run.train("critic.optimizer.lr=1e-12")
+    run.train("critic.optimizer.lr=1e-12", *SHORT)
     saved = load_file(written / WEIGHTS)
     for network in ("policy", "critic"):
         own = {name: value for name, value in run.tensors.items() if f".{network}." in name and ".lora_" in name}
@@ -286,7 +277,7 @@ def test_a_language_model_goes_on_from_what_peft_wrote(written, files):
 def test_a_generator_goes_on_from_what_burnish_or_peft_wrote(files):
     kind = "model.lora={rank: 2, dora: true, rslora: true"
     run = run_of(files, "sd3", f"{kind}}}", name="adapted")
-    run.train()
+    run.train(*SHORT)
     out, theirs = files / "exported", files / "of peft"
     burnish("export", run.output, "--output", out, "--format", "lora")
     (file,) = out.glob("*.safetensors")
@@ -297,7 +288,7 @@ def test_a_generator_goes_on_from_what_burnish_or_peft_wrote(files):
     (theirs / SETTINGS).write_text(json.dumps(settings))
     for folder in (out, theirs):
         again = run_of(files, "sd3", f"{kind}, path: '{folder}'}}", "optimizer.lr=1e-12", name="again")
-        again.train()
+        again.train(*SHORT)
         trained = {n: value for n, value in run.tensors.items() if ".lora_" in n and "optimizer" not in n}
         assert trained
         for name, value in trained.items():

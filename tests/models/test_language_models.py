@@ -7,21 +7,7 @@ import shutil
 
 import pytest
 import torch
-from transformers import (
-    AudioFlamingo3Config,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    BertLMHeadModel,
-    CLIPConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    T5Config,
-    XLNetConfig,
-    XLNetLMHeadModel,
-)
+import transformers
 
 from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
@@ -147,20 +133,22 @@ def test_a_saved_model_is_the_model(family, tmp_path):
     assert again.stop == model.stop
     assert "burnish" not in (tmp_path / "saved" / "config.json").read_text()
     assert (tmp_path / "saved" / "generation_config.json").read_text() == odd
-    kind = AutoModelForImageTextToText if universal or family in SEEING else AutoModelForCausalLM
+    kind = (
+        transformers.AutoModelForImageTextToText if universal or family in SEEING else transformers.AutoModelForCausalLM
+    )
     theirs = dict(kind.from_pretrained(tmp_path / "saved", dtype=torch.float32).named_parameters())
     assert all(torch.equal(parameter, weights[name]) for name, parameter in theirs.items())
-    assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template == model.tokenizer.chat_template
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template == model.tokenizer.chat_template
 
 
 # Classes that Burnish has no code for
 
 
-class UnseenConfig(LlamaConfig):
+class UnseenConfig(transformers.LlamaConfig):
     model_type = "never_seen"
 
 
-class UnseenForCausalLM(LlamaForCausalLM):
+class UnseenForCausalLM(transformers.LlamaForCausalLM):
     """Llama with a head that no rule knows."""
 
     config_class = UnseenConfig
@@ -173,8 +161,8 @@ class UnseenForCausalLM(LlamaForCausalLM):
 
 @pytest.fixture(scope="module")
 def unseen(tmp_path_factory):
-    AutoConfig.register("never_seen", UnseenConfig, exist_ok=True)
-    AutoModelForCausalLM.register(UnseenConfig, UnseenForCausalLM, exist_ok=True)
+    transformers.AutoConfig.register("never_seen", UnseenConfig, exist_ok=True)
+    transformers.AutoModelForCausalLM.register(UnseenConfig, UnseenForCausalLM, exist_ok=True)
     folder = tiny_language(tmp_path_factory.mktemp("unseen"), "llama")
     changed(folder / "config.json", model_type="never_seen")
     return folder
@@ -287,9 +275,9 @@ def test_a_head_under_the_name_of_a_decoder_is_not_taken_for_one(unseen, monkeyp
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [("float32", 1.0), ("float32", 0.1), ("bfloat16", 0.1)])
-@pytest.mark.parametrize("kind", [BertLMHeadModel, XLNetLMHeadModel])
+@pytest.mark.parametrize("kind", [transformers.BertLMHeadModel, transformers.XLNetLMHeadModel])
 def test_an_encoder_is_refused_however_small_its_weights_are(kind, dtype, scale, tmp_path):
-    sizes = {"d_model": 32, "n_layer": 2} if kind is XLNetLMHeadModel else {"hidden_size": 32}
+    sizes = {"d_model": 32, "n_layer": 2} if kind is transformers.XLNetLMHeadModel else {"hidden_size": 32}
     written(tmp_path, name=kind.config_class.model_type, model=kind.__name__, config=sizes)
     network = kind.from_pretrained(tmp_path)
     for weight in network.parameters():
@@ -299,7 +287,9 @@ def test_an_encoder_is_refused_however_small_its_weights_are(kind, dtype, scale,
         load_universal(tmp_path, dtype=dtype)
 
 
-@pytest.mark.parametrize(("config", "names"), [(T5Config(), "encoder"), (CLIPConfig(), "model_type clip")])
+@pytest.mark.parametrize(
+    ("config", "names"), [(transformers.T5Config(), "encoder"), (transformers.CLIPConfig(), "model_type clip")]
+)
 def test_what_writes_no_text_by_itself_is_refused_before_its_weights_are_read(config, names, tmp_path):
     config.save_pretrained(tmp_path)  # without weights
     with pytest.raises(UserError, match=names):
@@ -307,8 +297,8 @@ def test_what_writes_no_text_by_itself_is_refused_before_its_weights_are_read(co
 
 
 def test_a_decoder_that_transformers_lists_among_those_that_translate_is_read(tmp_path, monkeypatch):
-    AudioFlamingo3Config().save_pretrained(tmp_path)
-    assert class_that_reads(tmp_path, monkeypatch) is AutoModelForSeq2SeqLM
+    transformers.AudioFlamingo3Config().save_pretrained(tmp_path)
+    assert class_that_reads(tmp_path, monkeypatch) is transformers.AutoModelForSeq2SeqLM
 
 
 @THOROUGH
@@ -361,7 +351,9 @@ DYNAMIC = {"rope_type": "dynamic", **SCALED}
 )
 def test_rows_end_where_angles_of_tokens_before_would_change(rope, most, name):
     by_layer = any(isinstance(one, dict) for one in rope.values())
-    config = LlamaConfig(max_position_embeddings=256, head_dim=6, rope_parameters=PLAIN if by_layer else rope)
+    config = transformers.LlamaConfig(
+        max_position_embeddings=256, head_dim=6, rope_parameters=PLAIN if by_layer else rope
+    )
     config.rope_parameters = rope  # Llama has the same for all layers, and would refuse others
     found = positions(config)
     assert found.most == most
@@ -369,7 +361,7 @@ def test_rows_end_where_angles_of_tokens_before_would_change(rope, most, name):
 
 
 def test_a_length_below_nothing_is_no_limit_of_positions():
-    assert positions(XLNetConfig()).most > 1 << 30  # its configuration says -1
+    assert positions(transformers.XLNetConfig()).most > 1 << 30  # its configuration says -1
 
 
 def test_angles_of_a_longrope_stay_up_to_that_and_change_behind_it(tmp_path):

@@ -20,7 +20,7 @@ from tests.support.model_runs import changed, refused
 from tests.support.placing import Placed, converted, precision_of
 
 CODE = "import pathlib; pathlib.Path(__file__).with_name('ran').touch()\nclass Own: pass\n"
-OFTEN = {"sd3", "z-image", "wan2.2", "gemma3", "llama"}
+OFTEN = {"z-image", "gemma3", "llama"}
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from tests.support.model_runs import changed, refused, run_of
 THOROUGH = pytest.mark.thorough
 # rows of one prompt's size, lists of sequences, two experts, a first frame, and a picture that is joined to the state
 KINDS = ["z-image", "wan2.2", "flux-kontext", *(pytest.param(one, marks=THOROUGH) for one in ("qwen-image", "ltx-i2v"))]
-FAMILIES = [("sd3", "auto"), ("sd3", "pipeline"), ("flux-dev", "auto"), ("flux", "pipeline"), ("sdxl", "auto")]
+FAMILIES = [("sd3", "auto", 3.0), ("sd3", "pipeline", 1.0), ("flux-dev", "auto", 1.0), ("flux", "pipeline", 3.0),
+            ("sdxl", "auto", 3.0)]  # fmt: skip
 TEXTS = ("a red fox", "two apples on the table")
 FOUR = [[0], [1], [2], [3]]
 
@@ -28,8 +29,10 @@ def rows(generator):
     return asked, generator.start(asked), generator.times(asked)[torch.tensor([0, 0, 2, 3])]
 
 
-@pytest.mark.parametrize("guidance", [1.0, 3.0])
-@pytest.mark.parametrize(("name", "family"), FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "family", "guidance"),
+    [*FAMILIES, *(pytest.param(*one, 4.0 - guidance, marks=THOROUGH) for *one, guidance in FAMILIES)],
+)
 def test_diffusers_alone_draws_the_same(name, family, guidance):
     ours = Generator(name, family=family, guidance=guidance, steps=5)
     asked = ours.asked(*TEXTS)
@@ -52,8 +55,14 @@ def test_without_a_negative_prompt_stable_diffusion_xl_is_drawn_as_diffusers_alo
     )
 
 
-@pytest.mark.parametrize("what", ["lora", "dora", "merged", "folded"])
-@pytest.mark.parametrize("name", ["sd3", "flux", "pixart-sigma"])  # a class without adapters of its own, too
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        *(("sd3", what) for what in ("lora", "dora", "merged", "folded")), ("flux", "lora"), ("flux", "merged"),
+        ("pixart-sigma", "folded"), ("pixart-sigma", "merged"),  # a class without adapters of its own
+        *(pytest.param("flux", what, marks=THOROUGH) for what in ("dora", "folded")),
+    ],
+)  # fmt: skip
 def test_what_is_exported_draws_the_same(name, what, tmp_path):
     ours = Generator(name, lora={"dora": what == "dora", "rslora": what == "dora"})
     asked = ours.asked(*TEXTS)

@@ -22,16 +22,7 @@ from burnish.models.tiny.language.calls import trial as read
 from burnish.utils.errors import UserError
 from tests.support.tiny_run import burnish
 
-DRAWING = {
-    "sd3",
-    "flux-kontext",
-    "z-image",
-    "sdxl",
-    "wan2.2-i2v",
-    "longcat-image-edit",
-    "ace-step",
-    "hunyuan-video-i2v",
-}
+DRAWING = {"sd3", "flux-kontext", "z-image", "sdxl", "wan2.2-i2v", "ace-step", "hunyuan-video-i2v"}
 READING = {"qwen2_5_vl", "gemma3", "gemma4", "internvl", "mistral3", "kimi_k25", "qwen3_omni_moe_thinker", "gpt_oss"}
 # pipelines that leave out frames at the start, or draw from the global generator
 FEWER_FRAMES = {"hunyuan-video-i2v": 5}

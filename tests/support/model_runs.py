@@ -18,6 +18,7 @@ def run_of(files: Path, model: str, *options: str, name: str = "run") -> TinyRun
         burnish("tiny", model, files / model)
     draws = (files / model / "model_index.json").exists()
     usual = [] if any(one.startswith("algorithm=") for one in options) else [f"algorithm={'flow_' * draws}grpo"]
+    usual += [] if any(one.startswith("validation.") for one in options) else ["validation.every=0"]
     return TinyRun(files, "generators" if draws else "language", model, *usual, *options, name=name)
 
 

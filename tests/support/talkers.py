@@ -12,7 +12,7 @@ import torch
 from burnish.models.language.base import positions_within
 from burnish.models.language.loading import load_language_model, load_outline, read_config
 from burnish.models.language.overlaid import copy_words, reading_lines
-from burnish.models.language.processors import load_processor
+from burnish.models.language.processors import audio_rate_of, load_processor
 from burnish.models.language.universal import UniversalModel
 from burnish.models.lora import add_adapters
 from burnish.models.targets import language_targets
@@ -109,3 +109,8 @@ def words_beside(model: Path, target: Path, **given: Any) -> list[str]:
 def network_of(name: str) -> Any:
     """Of a tiny class, in memory."""
     return build(describe_language(name), 0)[0]
+
+
+def audio_rate(name: str) -> int | None:
+    """That the processor of a tiny class takes."""
+    return audio_rate_of(build(describe_language(name), 0)[2])
