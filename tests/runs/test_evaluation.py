@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -92,7 +93,7 @@ def test_killed_and_divided_evaluations_equal_the_whole(half, model, tmp_path):
     assert json.loads(whole["result.json"])["prompts"] == 6
     # killed in the middle of writing what the second batch gave
     target = tmp_path / "killed"
-    model(half, target, "--suite", path)
+    shutil.copytree(tmp_path / "whole", target)
     (target / "result.json").unlink()
     (target / "samples.jsonl").write_bytes(whole["samples.jsonl"][: len(whole["samples.jsonl"]) // 2])
     model(half, target, "--suite", path)

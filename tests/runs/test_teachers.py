@@ -63,7 +63,6 @@ def log_probs(path, batch, banned):
 
 MEASURES = {
     "reverse": (["algorithm.divergence=reverse"], lambda s, t: divergence(s, t, "reverse")),
-    "jsd": (["algorithm.divergence=jsd", "algorithm.jsd_mix=0.3"], lambda s, t: divergence(s, t, "jsd", mix=0.3)),
     "top_k": (
         ["algorithm.over=top_k", "algorithm.top_k=5"],
         lambda s, t: divergence(with_rest(s.gather(-1, t.topk(5)[1])), with_rest(t.topk(5)[0]), "reverse"),

@@ -27,6 +27,7 @@ from tests.support.tiny_run import ROOT, SEEING, TinyRun, burnish
 PYTHON = ROOT / "tests" / "support" / "fake_vllm" / "python"
 REAL = os.environ.get("BURNISH_VLLM_PYTHON")
 SHORT = ["algorithm=grpo", "steps=1", "validation.before=false", "validation.every=null"]
+TWICE = ["algorithm=grpo", "steps=2", "trainer.epochs=1"]
 GAME = [
     "algorithm=grpo", "environment.name=function", "environment.path=examples/grid_game.py:GridGame",
     "environment.max_turns=3", "environment.max_length=400", "environment.history=template",
@@ -52,13 +53,13 @@ def vllm(files, tmp_path, monkeypatch):
 
 
 SAME = {
-    "pictures": ("qwen2_5_vl", ["algorithm=grpo", "rollout.top_k=50", "rollout.min_new_tokens=2"], {"sleep": True}),
+    "pictures": ("qwen2_5_vl", [*TWICE, "rollout.top_k=50", "rollout.min_new_tokens=2"], {"sleep": True}),
     "tiles, after a death": (
         "smolvlm",
-        ["algorithm=grpo", "model.lora=null", "steps=2"],
+        [*TWICE, "model.lora=null"],
         {"fault": "dies once", "restarts": 1},
     ),
-    "an adapter, greedy": ("llama", ["algorithm=remax"], {"adapter": "request"}),
+    "an adapter, greedy": ("llama", ["algorithm=remax", *TWICE[1:]], {"adapter": "request"}),
     "conversations": ("qwen2_5_vl", GAME, {}),
 }  # fmt: skip
 
