@@ -71,8 +71,8 @@ def test_another_run_learns_from_kept_samples_and_datasets_loads_them(files):
     index = [json.loads(line) for line in (run.output / "samples" / "metadata.jsonl").read_text().splitlines()]
     assert [one["file_name"] for one in index] == [f"{one['folder']}/{one['file_name']}" for one in kept]
     options = [
-        "algorithm=awm", "algorithm.online=false", "algorithm.train_timesteps=2", "steps=1", "validation.before=false",
-        "validation.every=null", "trainer.epochs=1",
+        "algorithm=awm", "algorithm.online=false", "algorithm.train_timesteps=2", "steps=1", "trainer.epochs=1",
+        "validation.before=false", "validation.every=null",
     ]  # fmt: skip
     given = [f"data.train_files={run.output}/samples", "data.val_files={files}/prompts.txt"]
     learner = TinyRun(files, "generators", "sd3", *options, *given, "trainer.mini_batch_size=null")
@@ -99,6 +99,7 @@ def test_which_updates_and_prompts_are_kept_and_how_much(files):
     assert said.err.count("rollout.save.most_mb=0.001") <= 1
 
 
+@pytest.mark.thorough
 def test_what_a_prompt_begins_from_is_kept_with_it(files):
     options = ["algorithm=diffusion_nft", "algorithm.train_timesteps=2", "rollout.height=null", "rollout.width=null"]
     data = [
