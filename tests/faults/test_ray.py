@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from burnish.hooks.stop import EXIT_STOPPED
 from burnish.runtime.weight_stream import Mismatch
 from tests.support import deadly
 from tests.support.processes import gone
@@ -44,6 +43,7 @@ from tests.support.tiny_run import TinyRun, burnish
 
 pytestmark = pytest.mark.cluster
 
+STOPPED = 75  # the exit code of a run that was stopped, when all is saved
 RANKS, WORKER = ["pools.train.processes=2"], ["pools.rollout.processes=1"]
 AHEAD = [*WORKER, "pipeline.depth=1"]
 # options of runs that nothing befalls, and whether they run on a cluster
@@ -204,7 +204,7 @@ def bounded(options: list[str], depth: int) -> list[str]:
 def test_a_run_ahead_that_is_stopped_goes_on_bit_by_bit(options, reference, fate, tmp_path):
     given = bounded(options("adapter ahead"), depth=2)
     fate.plan("train", "update", 3, blow=terminate)
-    assert run(tmp_path / "run", *given) == EXIT_STOPPED
+    assert run(tmp_path / "run", *given) == STOPPED
     assert saved_updates(tmp_path / "run")[-1] == 3
     assert run(tmp_path / "run", *given) == 0
     assert fate.met()
@@ -245,14 +245,14 @@ def test_it_learns_apart_what_one_process_learns(files, machines, half, model, o
 def test_ranks_that_sample_give_up_and_make_the_same_samples_again(options, reference, notes, fate, tmp_path):
     undisturbed, given = reference("colocated"), options("colocated")
     fate.plan("train", "generate", 4, rank=1, blow=terminate)
-    assert run(tmp_path / "run", *given) == EXIT_STOPPED
+    assert run(tmp_path / "run", *given) == STOPPED
     assert fate.met()
     assert saved_updates(tmp_path / "run")[-1] == 3
     # and in the last validation: before it, two ranks have been asked for updates 4 and 5, and on a trial
     for call in (5, 6, 7, 8):
         deadly.slow_at(notes, deadly.calls(notes) + call)
     fate.plan("train", "evaluate", 1, rank=1, blow=terminate)
-    assert run(tmp_path / "run", *given) == EXIT_STOPPED
+    assert run(tmp_path / "run", *given) == STOPPED
     assert fate.met()
     assert saved_updates(tmp_path / "run")[-1] == 5
     assert not any(name.startswith("val-core/") for name in metrics_of(tmp_path / "run")[-1])
@@ -341,7 +341,7 @@ def test_ctrl_c_reaches_the_driver_alone(tmp_path):
         if group == os.getpgid(process.pid):
             os.kill(pid, signal.SIGINT)
     _, err = process.communicate(timeout=SLOW)
-    assert process.returncode == EXIT_STOPPED, err
+    assert process.returncode == STOPPED, err
     assert gone(*below, within=120.0)
     assert "Traceback" not in err
 

@@ -20,11 +20,11 @@ from burnish.commands.train import train
 from burnish.config import load
 from burnish.hooks.expiry import ReclaimTime
 from burnish.hooks.notices import Notices
-from burnish.hooks.stop import EXIT_STOPPED, StopRequest
+from burnish.hooks.stop import StopRequest
 from tests.support.runs import last_state
 from tests.support.tiny_run import TinyRun
 
-STEPS = 3
+STEPS, STOPPED = 3, 75  # updates of a run, and its exit code when it was stopped and all is saved
 GAME = [
     "environment={name: function, path: 'tests.support.games:Show', max_turns: 2}",
     "environment.arguments={opening: false, pictures: false, fails: '', turns: 2}",
@@ -113,7 +113,7 @@ def test_what_is_given_up_is_made_again(runs, call):
     what, update = moments(runs.kind)[call - 1].split()
     run, done = runs.run(f"at-{call}"), int(update) - (what == "samples")
     Orders.give(call)
-    said = run.train(status=EXIT_STOPPED).out
+    said = run.train(status=STOPPED).out
     if call > 1:
         assert f"Stopped by SIGTERM after {done} of {STEPS} updates" in " ".join(said.split())
         assert len(run.metrics) == done + 1
@@ -127,7 +127,7 @@ def test_a_validation_may_be_given_up_again_and_elsewhere(runs):
     run, branch = runs.run("again"), runs.run("branch")
     for one, call, more in ((run, 5, []), (run, 1, []), (branch, 1, [f"resume={run.output}/checkpoints/00000002"])):
         Orders.give(call, signal.SIGHUP)
-        one.train(*more, status=EXIT_STOPPED)
+        one.train(*more, status=STOPPED)
         assert one.metrics[-1]["training/global_step"] == 2
     for one in (run, branch):
         runs.finish(one)
@@ -162,7 +162,7 @@ def test_a_reward_that_takes_a_minute_is_not_waited_for(runs, processes):
     more.append(f"scoring.processes={processes}")
     Orders.give()
     sent = signal_when(slow.exists)
-    run.train(*more, status=EXIT_STOPPED)
+    run.train(*more, status=STOPPED)
     assert time.monotonic() - sent[0] < 10
     run.train(*more)
     assert [line["critic/rewards/mean"] for line in run.metrics[1:]] == [
@@ -183,9 +183,9 @@ def test_stopped_at_random_moments(runs):
             code = train(load(str(run.recipe), run.options), stop)
             took = time.monotonic() - begun
             time.sleep(max(0.0, due - time.monotonic()) + 0.1)
-        assert code in (0, EXIT_STOPPED)
+        assert code in (0, STOPPED)
         assert code == 0 or begun + took - sent[0] < 10
-        stops += code == EXIT_STOPPED
+        stops += code == STOPPED
         if code == 0:
             longest = min(longest, took)  # on a fast machine most signals would come too late
             assert run.metrics == runs.whole.metrics
@@ -225,7 +225,7 @@ def test_nobody_who_reads_need_be_there_any_more(runs, monkeypatch):
     Orders.give(4, signal.SIGHUP)
     with StopRequest() as stop:
         monkeypatch.setattr(sys, "stdout", Gone())
-        assert train(load(str(run.recipe), run.options), stop) == EXIT_STOPPED
+        assert train(load(str(run.recipe), run.options), stop) == STOPPED
     assert (run.output / "checkpoints" / "00000001").is_dir()
     assert (run.output / "report.html").exists()
 
@@ -257,7 +257,7 @@ def test_a_machine_that_is_taken_away(runs, monkeypatch):
     at = "trainer.expires_at=2999-01-31T18:00:00Z"
     run = runs.run("expires", at, "checkpoint.every=9", "checkpoint.keep_last=9")
     Orders.give()
-    said = run.train("trainer.expiry_margin=1e12", status=EXIT_STOPPED).out
+    said = run.train("trainer.expiry_margin=1e12", status=STOPPED).out
     assert "2999-01-31 18:00:00 UTC (trainer.expires_at) after 0 of 3" in " ".join(said.split())
     run.train()
     saved = sorted(path.name for path in run.output.glob("checkpoints/0*"))
@@ -268,7 +268,7 @@ def test_a_machine_that_is_taken_away(runs, monkeypatch):
 
     monkeypatch.setattr(Notices, "look", look)
     run = runs.run("noticed")
-    said = run.train("trainer.reclaim_notices=aws", "trainer.expiry_margin=60", status=EXIT_STOPPED).out
+    said = run.train("trainer.reclaim_notices=aws", "trainer.expiry_margin=60", status=STOPPED).out
     assert "(notice of aws) after" in " ".join(said.split())
     monkeypatch.undo()
     runs.finish(run)

@@ -331,6 +331,7 @@ def gradients_in_half(place: Path, ranks: Ranks) -> dict[str, Tensor]:
     return {name: full_weight(weight.grad).clone() for name, weight in weights.items() if weight.grad is not None}
 
 
+@pytest.mark.thorough
 def test_each_of_a_context_has_half_of_every_sequence(runs: Compared) -> None:
     def work(ranks: Ranks, folder: Path) -> list[Any]:
         ranks, place = ranks.in_contexts(2), folder / "pipeline"
