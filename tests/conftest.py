@@ -80,11 +80,14 @@ def new_process():
 
 
 @pytest.fixture(autouse=True)
-def hangups_arrive():
-    """Also where the suite runs under nohup, which whatever it starts would inherit."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def signals_arrive():
+    """Also where the suite runs under nohup or in the background, which whatever it starts would inherit."""
+    kept = {one: signal.getsignal(one) for one in (signal.SIGHUP, signal.SIGINT)}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGHUP, before)
+    for one, before in kept.items():
+        signal.signal(one, before)
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ NEVER = [
 ]  # fmt: skip
 # how often others are called, and why what is read there is our own
 COUNTED = {
-    "pickle.loads": (1, "an error that the line before has pickled"),
+    "pickle.loads": (2, "an error, and a plug-in under test, that the same process has just pickled"),
     "marshal.loads": (4, "prompts that this run has packed; no file holds them"),
     "AsyncClient": (1, "one that follows no redirects"),
     "TCPStore": (2, "bound to the address that is meant"),
