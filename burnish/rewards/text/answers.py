@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 Where = Literal["tag", "boxed", "tag_or_boxed", "last_line", "all"]
-TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-BOX = r"\boxed{"
+BRACE = re.compile(r"\\boxed\{|[{}]")
 
 
 def extract(text: str, where: Where) -> str | None:
@@ -30,8 +29,8 @@ def extract(text: str, where: Where) -> str | None:
             is there; ``last_line`` the last line that is not blank; ``all`` the full text.
     """
     if where == "tag":
-        found = TAG.search(text)
-        return found.group(1).strip() if found else None
+        found = enclosed(text, "<answer>", "</answer>")
+        return None if found is None else text[found[0] : found[1]].strip()
     if where == "boxed":
         return boxed(text)
     if where == "tag_or_boxed":
@@ -43,17 +42,24 @@ def extract(text: str, where: Where) -> str | None:
     return text.strip() or None
 
 
+def enclosed(text: str, opening: str, closing: str) -> tuple[int, int] | None:
+    """Where the text between the first ``opening`` and the ``closing`` after it begins and ends."""
+    begin = text.find(opening)
+    end = text.find(closing, begin + len(opening)) if begin >= 0 else -1
+    return None if end < 0 else (begin + len(opening), end)
+
+
 def boxed(text: str) -> str | None:
     r"""The content of the last closed \boxed{...}, nested braces included; None if there is none."""
-    start = text.rfind(BOX)
-    while start >= 0:
-        depth = 1
-        for position in range(start + len(BOX), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[position], 0)
-            if depth == 0:
-                return text[start + len(BOX) : position].strip()
-        start = text.rfind(BOX, 0, start)
-    return None
+    opened: list[tuple[int, bool]] = []  # braces that are not closed yet: where their content begins, and if it is a box
+    last = (-1, -1)
+    for brace in BRACE.finditer(text):
+        if brace[0] != "}":
+            opened.append((brace.end(), brace[0] != "{"))
+        elif opened:
+            begin, box = opened.pop()
+            last = max(last, (begin, brace.start())) if box else last
+    return None if last[0] < 0 else text[last[0] : last[1]].strip()
 
 
 def reference(answer: str, where: Where) -> str:

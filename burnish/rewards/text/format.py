@@ -11,6 +11,7 @@ from pydantic import model_validator
 
 from burnish.registry import register
 from burnish.rewards.base import Verdict
+from burnish.rewards.text.answers import enclosed
 from burnish.rewards.text.base import LanguageReward, Response
 
 if TYPE_CHECKING:
@@ -21,11 +22,7 @@ FORMS = {
     "answer": ("<answer>", "</answer>"),
     "think_answer": ("<think>", "</think>", "<answer>", "</answer>"),
 }
-THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
-CONCLUSIONS = {
-    "think_then_boxed": re.compile(r"\\boxed\{.*?\}", re.DOTALL),
-    "think_then_answer": re.compile(r"<answer>.*?</answer>", re.DOTALL),
-}
+CONCLUSIONS = {"think_then_boxed": (r"\boxed{", "}"), "think_then_answer": ("<answer>", "</answer>")}
 Form = Literal["answer", "think_answer", "think_then_boxed", "think_then_answer", "pattern"]
 
 
@@ -61,8 +58,11 @@ class Format(LanguageReward):
 
     def _fits(self, text: str) -> bool:
         if self.form in CONCLUSIONS:
-            thought, conclusion = THOUGHT.search(text), CONCLUSIONS[self.form].search(text)
-            return thought is not None and conclusion is not None and thought.end() <= conclusion.start()
+            opening, closing = CONCLUSIONS[self.form]
+            thought, conclusion = enclosed(text, "<think>", "</think>"), enclosed(text, opening, closing)
+            if thought is None or conclusion is None:
+                return False
+            return thought[1] + len("</think>") <= conclusion[0] - len(opening)
         if self.pattern is None:
             return _in_order(text, FORMS[self.form])
         return self._whole.fullmatch(text) is not None
