@@ -51,7 +51,7 @@ def enclosed(text: str, opening: str, closing: str) -> tuple[int, int] | None:
 
 def boxed(text: str) -> str | None:
     r"""The content of the last closed \boxed{...}, nested braces included; None if there is none."""
-    opened: list[tuple[int, bool]] = []  # braces that are not closed yet: where their content begins, and if it is a box
+    opened: list[tuple[int, bool]] = []  # not closed yet: where their content begins, and if it is a box
     last = (-1, -1)
     for brace in BRACE.finditer(text):
         if brace[0] != "}":
