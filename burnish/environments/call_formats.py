@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from burnish.registry import options
 from burnish.utils.json_text import parse_json
 
+FUNCTION = re.compile(r"<function=([^<>\n]*)>")  # of families that write values between marks, without quotes
+PARAMETER = re.compile(r"<parameter=([^<>\n]*)>")
 Schemas = Mapping[str, Mapping[str, Any]]  # of parameters, by the name of the function
 
 
@@ -67,6 +70,20 @@ def calls_in(text: str, how: Any, schemas: Schemas) -> list[Call]:
         said = f"a list with {other[0]}" if other else type(found).__name__
         raise TypeError(f"it returned {said}; return a list of burnish.environments.call_formats.Call")
     return found
+
+
+def blocks(text: str, opening: re.Pattern[str], closing: str) -> Iterator[tuple[str, str]]:
+    """The name in each ``opening``, if it has one, and what stands before the next ``closing``: once through the text,
+    however often a response repeats a mark."""
+    at = 0
+    while (found := opening.search(text, at)) and (end := text.find(closing, found.end())) >= 0:
+        yield found[opening.groups], text[found.end() : end]
+        at = end + len(closing)
+
+
+def values(text: str, opening: re.Pattern[str], closing: str) -> list[tuple[str, str]]:
+    """Names and values of parameters, each of which may stand on lines of its own."""
+    return [(name, value.removeprefix("\n").removesuffix("\n")) for name, value in blocks(text, opening, closing)]
 
 
 def of_json(text: str, key: str) -> Call:

@@ -7,16 +7,25 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from burnish.environments.call_formats import Call, Schemas, checked, of_json, of_object, of_texts
+from burnish.environments.call_formats import (
+    FUNCTION,
+    PARAMETER,
+    Call,
+    Schemas,
+    blocks,
+    checked,
+    of_json,
+    of_object,
+    of_texts,
+    values,
+)
 from burnish.environments.gemma_calls import written_calls
 from burnish.registry import register
 from burnish.utils.json_text import parse_json
 
-TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-FUNCTION = re.compile(r"\s*<function=([^>\n]*)>(.*?)</function>\s*", re.DOTALL)
-PARAMETER = re.compile(r"<parameter=([^>\n]*)>\n?(.*?)\n?</parameter>", re.DOTALL)
-ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-FENCE = re.compile(r"```(?:tool_code|python)\s*\n(.*?)```", re.DOTALL)
+TOOL_CALL = re.compile(r"<tool_call>")
+ARGUMENT = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>")
+FENCE = re.compile(r"```(?:tool_code|python)\s*\n")
 NAMED = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)  # mistral: name{...}
 MARKS = ("[TOOL_CALLS]", "<|python_tag|>", "<|tool_call_start|>")
 LONGEST = 20_000  # characters that are read as Python
@@ -25,20 +34,19 @@ LONGEST = 20_000  # characters that are read as Python
 @register("call format", "hermes")
 def hermes(text: str, schemas: Schemas) -> list[Call]:
     """<tool_call>{"name": ..., "arguments": {...}}</tool_call>: Hermes, Qwen2.5, Qwen3, Qwen-VL."""
-    return [of_json(inner, "arguments") for inner in TOOL_CALL.findall(text)]
+    return [of_json(inner, "arguments") for _, inner in blocks(text, TOOL_CALL, "</tool_call>")]
 
 
 @register("call format", "qwen3_coder")
 def qwen3_coder(text: str, schemas: Schemas) -> list[Call]:
     """<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>: Qwen3-Coder, Qwen3.5."""
     calls = []
-    for inner in TOOL_CALL.findall(text):
-        found = FUNCTION.fullmatch(inner)
-        if found is None:
+    for _, inner in blocks(text, TOOL_CALL, "</tool_call>"):
+        found = FUNCTION.match(inner.strip())
+        if found is None or not inner.rstrip().endswith("</function>"):
             calls.append(Call(problem="a call must be <function=NAME><parameter=KEY>VALUE</parameter></function>"))
             continue
-        name = found[1].strip()
-        calls.append(of_texts(name, PARAMETER.findall(found[2]), schemas))
+        calls.append(of_texts(found[1].strip(), values(inner, PARAMETER, "</parameter>"), schemas))
     return calls
 
 
@@ -46,9 +54,9 @@ def qwen3_coder(text: str, schemas: Schemas) -> list[Call]:
 def glm45(text: str, schemas: Schemas) -> list[Call]:
     """<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>: GLM-4.5, GLM-4.6V."""
     calls = []
-    for inner in TOOL_CALL.findall(text):
+    for _, inner in blocks(text, TOOL_CALL, "</tool_call>"):
         name = inner.partition("<arg_key>")[0].strip()
-        calls.append(of_texts(name, ARGUMENT.findall(inner), schemas))
+        calls.append(of_texts(name, list(blocks(inner, ARGUMENT, "</arg_value>")), schemas))
     return calls
 
 
@@ -94,9 +102,9 @@ def mistral(text: str, schemas: Schemas) -> list[Call]:
 @register("call format", "pythonic")
 def pythonic(text: str, schemas: Schemas) -> list[Call]:
     """[name(key=value), ...], in a block ```tool_code``` or not: Llama 3.2, Llama 4, Gemma 3."""
-    blocks = FENCE.findall(text) or [_unmarked(text)]
+    fenced = [inner for _, inner in blocks(text, FENCE, "```")] or [_unmarked(text)]
     calls = []
-    for block in blocks:
+    for block in fenced:
         source = block.strip()
         if not re.match(r"\[?\s*[A-Za-z_]\w*\(", source) or len(source) > LONGEST:
             continue

@@ -8,8 +8,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 
-from burnish.environments.call_formats import Call, Schemas, checked, of_json, of_object, of_texts
+from burnish.environments.call_formats import (
+    FUNCTION,
+    PARAMETER,
+    Call,
+    Schemas,
+    blocks,
+    checked,
+    of_json,
+    of_object,
+    of_texts,
+    values,
+)
 from burnish.registry import register
 from burnish.utils.json_text import parse_json
 
@@ -19,17 +31,15 @@ DEEPSEEK = re.compile(
 KIMI = re.compile(
     r"<\|tool_call_begin\|>\s*(?:functions\.)?([^\s<|:]*)(?::\d+)?\s*(?:<\|tool_call_argument_begin\|>)?\s*"
 )
-KIMI_BARE = re.compile(r"functions\.([\w.-]+?):\d+\s*(?=\{)")
+KIMI_BARE = re.compile(r"functions\.([\w.-]{1,128}?):\d+\s*(?=\{)")
 HARMONY = re.compile(
     r"to=functions\.([\w-]+)\s*(?:<\|channel\|>\s*\w+)?\s*(?:<\|constrain\|>)?\s*(?:json|code)?\s*(?:<\|message\|>)?\s*"
 )
 INTERN = re.compile(r"<\|action_start\|>\s*(?:<\|plugin\|>)?\s*")
-MINIMAX = re.compile(r"<minimax:tool_call>(.*?)</minimax:tool_call>", re.DOTALL)
-INVOKE = re.compile(r"<invoke name=\"?([^\">\n]*)\"?>(.*?)</invoke>", re.DOTALL)
-NAMED = re.compile(r"<parameter name=\"?([^\">\n]*)\"?>\n?(.*?)\n?</parameter>", re.DOTALL)
-SEED = re.compile(r"<seed:tool_call>(.*?)</seed:tool_call>", re.DOTALL)
-FUNCTION = re.compile(r"<function=([^>\n]*)>(.*?)</function>", re.DOTALL)
-PARAMETER = re.compile(r"<parameter=([^>\n]*)>\n?(.*?)\n?</parameter>", re.DOTALL)
+MINIMAX = re.compile(r"<minimax:tool_call>")
+INVOKE = re.compile(r"<invoke name=\"?([^\"<>\n]*)\"?>")
+NAMED = re.compile(r"<parameter name=\"?([^\"<>\n]*)\"?>")
+SEED = re.compile(r"<seed:tool_call>")
 LISTED = re.compile(r"(?:<\|tool_call\|>|<tool_call>|functools)\s*(?=\[)")
 CHANNELS = ("commentary", "analysis")  # channels, which stand behind a name where their mark is taken away
 
@@ -81,13 +91,15 @@ def phi4_mini_json(text: str, schemas: Schemas) -> list[Call]:
 @register("call format", "minimax_m2")
 def minimax_m2(text: str, schemas: Schemas) -> list[Call]:
     """<minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>...: MiniMax M2."""
-    return _invoked(MINIMAX.findall(text), INVOKE, NAMED, schemas, '<invoke name="NAME">')
+    found = blocks(text, MINIMAX, "</minimax:tool_call>")
+    return _invoked(found, (INVOKE, "</invoke>"), NAMED, schemas, '<invoke name="NAME">')
 
 
 @register("call format", "seed_oss")
 def seed_oss(text: str, schemas: Schemas) -> list[Call]:
     """<seed:tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></seed:tool_call>: Seed-OSS."""
-    return _invoked(SEED.findall(text), FUNCTION, PARAMETER, schemas, "<function=NAME>")
+    found = blocks(text, SEED, "</seed:tool_call>")
+    return _invoked(found, (FUNCTION, "</function>"), PARAMETER, schemas, "<function=NAME>")
 
 
 def _before_objects(start: re.Pattern[str], text: str) -> list[Call]:
@@ -126,11 +138,15 @@ _LIST = 'calls must be JSON like {}[{{"name": "...", "arguments": {{...}}}}]'
 
 
 def _invoked(
-    blocks: list[str], call: re.Pattern[str], parameter: re.Pattern[str], schemas: Schemas, wanted: str
-) -> list[Call]:
+    outer: Iterable[tuple[str, str]], marks: tuple[re.Pattern[str], str], parameter: re.Pattern[str],
+    schemas: Schemas, wanted: str,
+) -> list[Call]:  # fmt: skip
     """Calls of names with the text of their parameters, in blocks that have one or more."""
     calls = []
-    for block in blocks:
-        found = [of_texts(name.strip(), parameter.findall(inner), schemas) for name, inner in call.findall(block)]
+    for _, block in outer:
+        found = [
+            of_texts(name.strip(), values(inner, parameter, "</parameter>"), schemas)
+            for name, inner in blocks(block, *marks)
+        ]
         calls += found or [Call(problem=f"a call must begin with {wanted}, and have its parameters inside")]
     return calls
