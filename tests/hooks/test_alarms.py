@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,11 +10,10 @@ from PIL import Image
 
 from burnish.alarms.record import read_alarms
 from burnish.config import load
-from burnish.config.run_folder import STEP, RunFolder
+from burnish.config.run_folder import RunFolder
 from burnish.hooks.alarms import Alarms, FirstUpdates, Narrowing
 from burnish.hooks.metrics import MetricsLog
 from burnish.types.response_stats import Quote
-from burnish.utils.errors import ConfigError
 from burnish.utils.reading import read_file
 
 MEANS = [0.1, 0.1, 0.1, 0.5, 0.6, 0.7, 0.7, 0.1, 0.1, 0.1]
@@ -74,30 +72,6 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path, at):
     trained(folder, made(), at + 1, 10)
     assert folder.alarms.read_text() == whole.alarms.read_text()
     assert folder.read_metrics() == whole.read_metrics()
-
-
-def test_alarms_can_be_left_out(tmp_path):
-    folder, made = run_of(tmp_path, "alarms.off=[dark_share]")
-    trained(folder, made(), 1, 10)
-    assert read_alarms(folder.alarms) == []
-    with pytest.raises(ConfigError, match=r"alarms\.off has dark_shore, which no alarm of this run is called"):
-        run_of(tmp_path, "alarms.off=[dark_shore]")
-    assert load("quickstart", ["alarms=null"]).alarms is None
-
-
-def test_what_an_update_costs_does_not_grow_with_the_run(tmp_path, monkeypatch):
-    """Counted in numbers that are looked at, not in time."""
-    _, made = run_of(tmp_path)
-    hook = made()
-    hook.start(0)
-    looked: Counter[int] = Counter()
-    monkeypatch.setattr(
-        "burnish.alarms.drift.number", lambda row, name: looked.update([row[STEP]]) or row.get(name)
-    )  # fmt: skip
-    for update in range(1, 301):
-        hook(update, row(0.1) | {STEP: update})
-    hook.close()
-    assert looked[300] == looked[1] < 100
 
 
 def test_forms_that_the_first_responses_had_are_familiar(tmp_path):

@@ -79,10 +79,6 @@ def test_an_address_that_is_down_stops_nothing_and_gets_all_copies_later(files, 
     run.train("steps=4", "checkpoint.wait=60")
     kept = there / "run" / "checkpoints"
     assert {"00000002", "00000003", "00000004"} <= {path.name for path in kept.iterdir()}
-        "00000002",
-        "00000003",
-        "00000004",
-    ]
     again = run_of(files, "elsewhere", f"checkpoint.copy_to=file://{there}/run", "steps=4")
     shutil.rmtree(run.output)
     again.train()
