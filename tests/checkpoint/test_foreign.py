@@ -10,7 +10,6 @@ import os
 import pickle
 import random
 import shutil
-import zipfile
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 
-from burnish.checkpoint import manifest
 from burnish.checkpoint.files import MANIFEST, read
 from burnish.utils.errors import UserError
 from tests.support.checkpoints import IDENTITY, TENSORS, loaded, make, same, state
@@ -77,12 +75,6 @@ def test_a_pickle_that_runs_a_command_runs_nothing(path, old, tmp_path, name):
         torch.save({"version": Payload(tmp_path / "ran")}, where / name)
         refused(where, "nothing of it was executed")
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_file_that_grows_when_it_is_read_is_refused(old):
-    with zipfile.ZipFile(old / "trainer.pt", "w", zipfile.ZIP_DEFLATED) as packed:
-        packed.writestr("archive/data.pkl", b"0" * 10_000_000)
-    refused(old, "compressed")
 
 
 @pytest.mark.parametrize(
@@ -149,24 +141,6 @@ def test_links_out_of_the_folder_and_pipes_are_refused(path):
     os.mkfifo(path / "state.json")
     with pytest.raises(UserError, match=r"is a pipe or a device|links outside the checkpoint"):
         read(path)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"update": "1"}, {"update": True}, {"update": -1}, {"identity": []}, {"identity": {"a": 1}}, {"score": "1"},
-        {"files": []}, {"files": {}}, {"files": {"a.pt": 1}}, {"files": {"a.pt": {"size": -1, "sha256": "0" * 64}}},
-        {"files": {"a.pt": {"size": 1, "sha256": 7}}}, {"format": "1"}, {"format": None}, {"format": [1] * 1000},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_manifest_of_other_types_is_refused(path, changes):
-    content = json.loads((path / MANIFEST).read_text())
-    content.pop("sha256")
-    (path / MANIFEST).write_bytes(manifest.render(content | changes))
-    with pytest.raises(UserError) as error:
-        read(path)
-    assert len(str(error.value)) < 1000
 
 
 @pytest.mark.parametrize("raw", [b"[" * 100_000, b"", b"7", b"\xff", b'{"sha256": 1}', b'{"a":' * 50_000], ids=range(6))

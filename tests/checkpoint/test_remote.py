@@ -17,7 +17,6 @@ from burnish.checkpoint.remote import Damaged, Remote
 from burnish.commands.fetching import fetched
 from burnish.config import load
 from burnish.utils.errors import UserError
-from burnish.utils.feed_process import Orders
 from tests.support.checkpoints import TENSORS, check, leftovers, make, save, updates
 
 
@@ -74,33 +73,6 @@ def test_a_file_system_that_is_none_of_this_machine_will_do(run, tmp_path):
     check(make(other).latest(), 3)
 
 
-def test_what_is_copied_is_not_sent_again_but_for_what_has_changed(run, there, tmp_path, monkeypatch):
-    store = make(run / "checkpoints", keep_last=9)
-    store.save(1, {"a": 1}, identity={}, score=None, unvalidated={})
-    copied(run, there)
-    monkeypatch.setattr(Remote, "_copy_file", lambda *_: pytest.fail("a file was sent again"))
-    said = copied(run, there)
-    assert said[0] == {"opened": f"copies go to {there}, which has 1", "step": -1}
-    assert said[-1] == {"step": 1}
-    monkeypatch.undo()
-    store.validated(1, 0.75)  # only the manifest changes
-    written = (tmp_path / "there/checkpoints/00000001/state.json").stat().st_mtime_ns
-    copied(run, there)
-    assert Remote(there).content(1)["score"] == 0.75
-    assert (tmp_path / "there/checkpoints/00000001/state.json").stat().st_mtime_ns == written
-
-
-def test_an_update_that_is_trained_again_replaces_its_copy(run, there, tmp_path):
-    save(make(run / "checkpoints"), 1)
-    copied(run, there)
-    save(make(run / "checkpoints"), 1, variant=3)
-    copied(run, there)
-    place = tmp_path / "other"
-    place.mkdir()
-    Remote(there).fetch(1, place)
-    check(make(place).latest(), 1, variant=3)
-
-
 def test_the_newest_copies_are_kept_and_the_best(run, there):
     for update, score in [(1, 0.1), (2, 0.9), (3, 0.2), (4, 0.3)]:
         save(make(run / "checkpoints", keep_last=9), update, score=score)
@@ -142,19 +114,6 @@ def test_what_is_not_kept_as_it_was_sent_is_no_copy(run, there, monkeypatch):
         copied(run, there)
     monkeypatch.undo()
     assert kept(there) == []
-
-
-def test_a_checkpoint_that_is_damaged_here_is_not_copied_and_stops_no_other(run, there):
-    for update in (1, 2):
-        save(make(run / "checkpoints", keep_last=9), update)
-    file = run / "checkpoints" / "00000002" / TENSORS
-    file.write_bytes(file.read_bytes()[:-1] + b"x")
-    said = copied(run, there)
-    assert (
-        "is damaged: its sha256 is not the one in manifest.json"
-        in next(one for one in said if "warning" in one)["warning"]
-    )
-    assert kept(there) == [1]
 
 
 @pytest.mark.parametrize("how", ["shorter", "longer", "other", "manifest", "escaping", "missing", "pipe", "link"])
@@ -239,27 +198,3 @@ def test_a_disk_without_room_is_told_before_anything_is_read(run, there, tmp_pat
         Remote(there).fetch(1, run)
     with pytest.raises(Damaged, match="is missing"):
         Remote(there).fetch(7, run)
-
-
-def test_one_that_is_removed_meanwhile_is_told_and_the_next_is_copied(run, there, monkeypatch):
-    for update in (1, 2):
-        save(make(run / "checkpoints", keep_last=9), update)
-    whole = Remote.copy
-
-    def gone(self, folder):
-        if folder.name == "00000002":
-            shutil.rmtree(folder)
-        whole(self, folder)
-
-    monkeypatch.setattr(Remote, "copy", gone)
-    said = copied(run, there)
-    assert any("was removed before it was copied; raise checkpoint.keep_last" in one.get("warning", "") for one in said)
-    assert kept(there) == [1]
-
-
-def test_orders_that_end_with_the_run_end_the_process():
-    orders = Orders(io.StringIO('{"upto": 3}\n'))
-    assert orders.changed.wait(5)
-    while orders.outcome is None:
-        orders.changed.wait(0.01)
-    assert (orders.upto, orders.outcome) == (3, "failed")
