@@ -115,8 +115,6 @@ def test_a_checkpoint_of_another_run_is_refused_entry_by_entry(copy, files):
     assert "'rloo' here" in told
     renamed = newest(copy).rename(newest(copy).with_name("00000008"))
     assert "is of policy update 3" in run_of(files, "renamed", f"resume={renamed}").train(status=2).message
-    missing = f"resume={renamed.with_name('00000006')}"
-    assert "checkpoint.keep_last" in run_of(files, "missing", missing).train(status=2).message
 
 
 def test_leftovers_of_a_kill_go_and_nothing_else_does(copy):
