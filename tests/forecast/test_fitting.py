@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 from types import SimpleNamespace
 
@@ -12,7 +11,6 @@ import torch
 from burnish.config import load
 from burnish.config.batches import smallest, unsettled, with_sizes, written
 from burnish.config.hardware import in_bytes
-from burnish.config.load import recipe_names
 from burnish.forecast import advice, batches
 from burnish.forecast import forecast as forecasts
 from burnish.forecast.advice import Remedy, remedies
@@ -21,10 +19,10 @@ from burnish.forecast.brief import BACKWARD, UPDATE
 from burnish.forecast.counter import REWARDS, Peak
 from burnish.forecast.forecast import FRAGMENTS, OVERHEAD, Forecast, PoolForecast, forecast, needed, sharing, shown
 from burnish.forecast.phases import SAMPLE, SCORE
-from burnish.forecast.published import published, published_model
+from burnish.forecast.published import published
 from burnish.forecast.scorers import CONTEXT, scorers_of
 from burnish.forecast.vllm import BATCHED, GRAPHS, vllm_forecast
-from burnish.utils.hub import PIPELINE, is_hub_id
+from burnish.utils.hub import PIPELINE
 from burnish.utils.json_text import read_object
 from tests.support.tiny_run import burnish
 
@@ -104,18 +102,6 @@ def test_the_largest_batches_that_fit_are_taken_and_groups_that_are_compared_sta
     settled = with_sizes(config, {"trainer.micro_batch_tokens": 512})
     assert not unsettled(settled)
     assert (settled.trainer.micro_batch_tokens, settled.rollout.batch_size) == (512, 7), "what is given is not chosen"
-
-
-def test_whatever_memory_does_what_is_chosen_fits_if_anything_does(chosen):
-    drawn = random.Random(0)
-    for _ in range(5):
-        (one, two), (full, filled) = (
-            [drawn.choice(values) for _ in range(2)] for values in ([1, 30, 900], range(1, 200))
-        )
-        memory = drawn.randrange(2000, 40_000) * MIB
-        needs = [lambda size, s=s, m=m: (500 + s * min(size, m)) * MIB for s, m in ((one, full), (two, filled))]
-        found = chosen(*needs, memory)
-        assert found.forecast.fits(memory) or set(found.sizes.values()) == {1}
 
 
 DETECTOR, CLIP = 68.7e6, 427.6e6  # weights of GenEval's two networks
@@ -241,15 +227,6 @@ def test_a_published_configuration_has_the_weights_of_its_model(tmp_path, name, 
             made = getattr(transformers, kind or config.architectures[0])
             made = made(config or made.config_class.from_pretrained(folder, local_files_only=True))
     assert sum(one.numel() for one in made.parameters()) == pytest.approx(published()[name].weights[part], rel=5e-3)
-
-
-def test_every_shipped_recipe_of_a_real_model_names_one_whose_configuration_ships():
-    for name in recipe_names():
-        config = load(name, ["data.train_files=x.jsonl"] if "watched" in name else [])
-        if is_hub_id(config.model.path):
-            assert published_model(config.model.path, config.model_index), f"{name} has {config.model.path}"
-    assert published_model("Qwen/Qwen-Image", PIPELINE)
-    assert published_model("Qwen/Qwen-Image", "config.json") is published_model("nobody/nothing", PIPELINE) is None
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,10 @@ SIZES = {
     ),
     "FLUX.1, all weights": ("flux/flow_grpo", ALL, "60GiB"),
 }  # fmt: skip
-ORDINARY = ("SDXL, few steps", "Qwen2.5-VL, LoRA")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ORDINARY else thorough) for name in SIZES])
+@thorough
+@pytest.mark.parametrize("name", SIZES)
 def test_a_model_of_real_size_fits(name):
     recipe, options, memory = SIZES[name]
     config = load(recipe, options)
