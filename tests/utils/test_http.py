@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import threading
 import time
@@ -26,23 +25,6 @@ def post(url, body, *, token=None, largest=LARGEST, deadline=20, retries=0):
 
 def right(message, count):
     return 200, {"got": message}
-
-
-def test_json_goes_out_and_comes_back_from_many_threads_and_forks_at_once():
-    found = {}
-    with json_server(right) as server:
-        threads = [
-            threading.Thread(target=lambda n=n: found.update({n: post(server.url, {"n": n})})) for n in range(20)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if post(server.url, {}) == {"got": {}} else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert found == {n: {"got": {"n": n}} for n in range(20)}
 
 
 @pytest.mark.parametrize(
@@ -103,29 +85,6 @@ def test_a_reply_that_is_none_is_an_error_within_bounds(content, headers, larges
         with pytest.raises(HttpError, match=f"2 tries .*({why})"):
             post(server.url, {}, retries=1, largest=largest)
         assert len(server.got) == 2
-
-
-def test_of_several_servers_one_that_fails_rests_until_it_shows_that_it_is_well(monkeypatch):
-    with json_server(lambda m, c: (500, {})) as broken, json_server(right) as well:
-        servers = Servers([broken.url, well.url])
-        for _ in range(10):
-            assert servers.post_json({}, deadline=20, retries=3) == {"got": {}}
-        assert len(well.got) == 10
-        assert 1 <= len(broken.got) <= 3
-    with json_server(lambda m, c: (500, {}) if c == 1 else right(m, c)) as first, json_server(right) as second:
-        servers = Servers([first.url, second.url], health=lambda url: f"{url}/health")
-        servers.post_json({}, deadline=20, retries=1)
-        time.sleep(0.3)
-        for _ in range(3):
-            servers.post_json({}, deadline=20, retries=0)
-        assert first.asked.count("/health") >= 1
-    with dripping(b"", b"") as hangs, json_server(right) as well:
-        servers = Servers([hangs, well.url])
-        start = time.monotonic()
-        assert servers.post_json({}, deadline=60, retries=1, patience=0.3) == {"got": {}}, "it takes its patience alone"
-        assert time.monotonic() - start < 30
-    with pytest.raises(HttpError, match="2 tries within 5 s"):
-        post("http://127.0.0.1:9/", {}, deadline=5, retries=1)
 
 
 @pytest.mark.parametrize("token", [None, "a\nb", "clé"])

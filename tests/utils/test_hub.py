@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import json
 import shlex
-from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import constants
 from safetensors.torch import save
 
-from burnish.utils.hub import PIPELINE, HubModel, is_hub_id, model_folder
+from burnish.utils.hub import PIPELINE, HubModel, model_folder
 from tests.support.fake_hub import fake_hub, use, use_for_data
 from tests.support.records import GENERATOR, LANGUAGE, picture, prompts, questions, read, refused, shade
 from tests.support.tiny_run import burnish
@@ -130,23 +129,6 @@ def test_what_the_hub_refuses_or_does_not_have_is_named(hub):
     assert (
         "model.revision" in burnish("train", "quickstart", "model.path=/tmp", "model.revision=main", status=2).message
     )
-
-
-def test_a_single_model_is_fetched_for_transformers(hub):
-    wanted = {"config.json": b"{}", "model.safetensors": WEIGHTS, "tokenizer.json": b"{}", "chat_template.jinja": b""}
-    others = {"modeling.py": b"import os", "pytorch_model.bin": b"", "consolidated.safetensors": WEIGHTS}
-    hub.publish(NAME, wanted | others)
-    assert files(model_folder(NAME, None, index="config.json")) == set(wanted)
-
-
-def test_a_directory_comes_first_and_other_paths_are_no_names_of_the_hub(monkeypatch, tmp_path):
-    assert is_hub_id(NAME)
-    monkeypatch.chdir(tmp_path)
-    Path(NAME).mkdir(parents=True)
-    assert not is_hub_id(NAME)
-    assert fetch() == Path(NAME)
-    for path in ("burnish:quickstart/model", "/a/b", "./a/b", "~/model", "a/b/c", "model", "../b", ".a/b"):
-        assert not is_hub_id(path)
 
 
 SHAPES = "someone/shapes"
