@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,18 +65,6 @@ def test_weights_come_out_of_buckets_as_they_went_in(size):
     Fingerprint.of(sent, 3).check(Fingerprint.of(room, 3), "a test")
 
 
-def test_weights_travel_in_the_receivers_types():
-    sent = some()
-    layout = Layout.of(sent).cast({"a": "bfloat16", "b": "float32", "c": "float32"})
-    assert [entry.dtype for entry in layout.entries] == ["bfloat16", "float32", "float32", "uint8", "float32"]
-    reader = Reader(room := layout.empty(sent))
-    for bucket in streamed(sent, layout, 48)[0]:
-        reader.take(bucket)
-    assert torch.equal(room["a"], sent["a"].bfloat16())
-    assert torch.equal(room["b"], sent["b"].float())
-    assert torch.equal(room["c"], sent["c"])
-
-
 @pytest.mark.parametrize("words", [4, 1 << 20])
 def test_every_single_bit_changes_the_checksum(words, monkeypatch):
     monkeypatch.setattr(weight_stream, "WORDS", words)
@@ -91,46 +78,6 @@ def test_every_single_bit_changes_the_checksum(words, monkeypatch):
             sums.add(checksum(other))
     weight_stream._places.cache_clear()
     assert len(sums) == 85 * 8 + 1
-
-
-def test_a_checksum_sees_order_and_nothing_of_strides():
-    one = torch.arange(16.0).view(4, 4)
-    assert checksum(one) == checksum(one.T.contiguous().T)
-    assert len({checksum(one), checksum(one.T), checksum(one.flip(0))}) == 3
-    assert checksum(torch.zeros(0)) == checksum(torch.zeros(5)) == 0
-    assert checksum(torch.cat([torch.zeros(1), one.flatten()])[1:]) == checksum(one)
-
-
-@pytest.mark.parametrize(
-    ("changed", "version", "words"),
-    [
-        ({"b": torch.zeros(33, dtype=torch.bfloat16)}, 3, "weight sync v3: tensor b (bfloat16 [33]) differs"),
-        ({"a": torch.zeros(5, 7)}, 3, "a (float32 [7, 5]) where a test has a (float32 [5, 7])"),
-        ({"z": torch.zeros(1)}, 3, "5 tensors, a test has 6"),
-        ({}, 2, "weight sync v3: a test has v2"),
-    ],
-)
-def test_the_first_difference_is_named(changed, version, words):
-    with pytest.raises(Mismatch) as caught:
-        Fingerprint.of(some(), 3).check(Fingerprint.of(some(**changed), version), "a test")
-    assert words in str(caught.value)
-    assert not changed or Fingerprint.of(some(), 3).digest != Fingerprint.of(some(**changed), 3).digest
-
-
-@pytest.mark.parametrize(
-    ("sent", "full", "words"),
-    [
-        (some(new=torch.zeros(2)), False, "new (float32 [2])"),
-        (some(a=torch.zeros(2)), False, "brings a (float32 [2]), but the receiver has a (float32 [7, 5])"),
-        (some(c=torch.zeros(11)), False, "brings c (float32 [11]), but the receiver has c (uint8 [11])"),
-        ({"a": some()["a"]}, True, "b (bfloat16 [33]) and 3 more"),
-    ],
-)
-def test_weights_that_do_not_fit_are_refused(sent, full, words):
-    with pytest.raises(Mismatch) as caught:
-        Layout.of(sent).check(Layout.of(some()), 1, full=full)
-    assert words in str(caught.value)
-    Layout.of({"c": some()["c"]}).check(Layout.of(some()), 1, full=False)  # a part fits when it may
 
 
 def weights(seed: int) -> Weights:
@@ -222,18 +169,6 @@ def test_a_broadcast_fills_the_second_buffer_and_a_switch_takes_it_over(joined):
     assert equal(receivers[1]._weights, weights(1))
 
 
-def test_the_store_brings_the_same(store):
-    trainer, receiver = Trainer(), receiving()
-    payload = trainer.stored(7)
-    assert len(payload.buckets) == len(store) == -(-(20 * 7 * 4 + 24 + 64) // 96)
-    assert receiver.from_store(payload, LIMIT).fingerprint == payload.fingerprint
-    assert equal(receiver._weights, weights(0))
-    receiver.switch(7)
-    assert equal(receiver._weights, weights(1))
-    other = Sender(lambda full: weights(1), rank=1, bucket_mb=BUCKET)  # ranks beside the first send nothing
-    assert other.to_store(1, True, {}) is other.broadcast(1, True, {}) is None
-
-
 def test_what_is_changed_lost_or_not_taken_over_is_found_and_named(store):
     trainer, receiver = Trainer(), receiving()
     payload = trainer.stored(1)
@@ -262,45 +197,6 @@ def test_what_is_changed_lost_or_not_taken_over_is_found_and_named(store):
     trainer.now = adapter(2)
     with pytest.raises(Mismatch, match=r"first sync must bring all weights.*base\.weight"):
         receiving().from_store(trainer.stored(1), LIMIT)
-
-
-def test_where_an_engine_samples_the_network_is_the_second_buffer(store):
-    taken, own = [], weights(0)
-    receiver = receiving(own, engine=lambda version: taken.append((version, dict(own))))
-    payload = Trainer().stored(7)
-    assert receiver.from_store(payload, LIMIT).fingerprint == payload.fingerprint
-    assert not receiver._spare
-    assert not taken, "the engine samples on with what it has"
-    assert receiver.switch(7) == payload.fingerprint.digest
-    assert [version for version, _ in taken] == [7]
-    assert equal(own, weights(1))
-    assert receiver.switch(7) == payload.fingerprint.digest
-    assert len(taken) == 1
-
-
-def test_only_the_version_that_is_held_can_be_switched_to(store):
-    trainer, receiver = Trainer(), receiving()
-    receiver.from_store(trainer.stored(1), LIMIT)
-    with pytest.raises(Mismatch, match=r"weight sync v2.*holds v1"):
-        receiver.switch(2)
-    digest = receiver.switch(1)
-    with pytest.raises(Mismatch, match="holds nothing"):
-        receiver.switch(2)
-    assert receiver.switch(1) == digest, "asked for again by trainers that came back, it is there already"
-    trainer.now = weights(3)
-    receiver.from_store(trainer.stored(1), LIMIT)
-    assert receiver.switch(1) != digest, "but what was published again is taken over"
-
-
-def test_a_receiver_that_waits_alone_gives_up():
-    trainer, receiver = Trainer(), receiving()
-    port = trainer.sender.rendezvous("127.0.0.1", 2.0)
-    both = threading.Thread(target=trainer.sender.join, args=(2, "cpu", 2.0))
-    both.start()
-    receiver.join("127.0.0.1", port, 1, 2, "cpu", 2.0)
-    both.join(LIMIT)
-    with pytest.raises(RuntimeError):
-        receiver.from_broadcast(1, trainer.sender.layout(True))
 
 
 def uneven(version: int) -> Weights:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import ray
-import torch
 
 from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions, WeightSyncOptions
 from burnish.runtime.actor_group import ActorGroup
@@ -25,7 +24,7 @@ from burnish.runtime.cluster import Cluster, cluster
 from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
 from burnish.runtime.reward_pool import PooledScorer
 from burnish.runtime.transfer import Pointers, Stored
-from burnish.runtime.weight_stream import Layout, Mismatch
+from burnish.runtime.weight_stream import Mismatch
 from burnish.runtime.weight_sync import WeightSync
 from burnish.utils.errors import ConfigError, UserError
 from tests.runtime.test_batches import everything
@@ -33,8 +32,8 @@ from tests.support.equality import same
 from tests.support.processes import gone
 from tests.support.ray_runs import SLOW, Forks
 from tests.support.sockets import reached_from_outside
-from tests.support.toy_workers import Judging, Refusing, Toy
-from tests.support.weight_sides import Samples, Trains, weights
+from tests.support.toy_workers import Judging, Toy
+from tests.support.weight_sides import Samples, Trains
 
 pytestmark = pytest.mark.cluster
 
@@ -84,34 +83,6 @@ def kill(group: ActorGroup, rank: int) -> float:
     return time.monotonic()
 
 
-def test_workers_know_their_places_and_answer_in_the_order_of_ranks(three):
-    abouts = three.call("about")
-    assert [place.rank for place, _ in abouts] == [0, 1, 2]
-    assert [arguments for _, arguments in abouts] == [(10,), (11,), (12,)]
-    assert len({(place.address, place.port, place.size, place.device) for place, _ in abouts}) == 1
-    assert abouts[0][0].address.startswith("127.")
-    before = three.call("count")
-    assert three.call("add", 5) == [5, 6, 7]
-    assert three.submit_each("add", [(1, 1), (2, 2), (3, 3)]).results() == [2, 5, 8]
-    assert three.call_one(2, "add", 1) == 3
-    assert [now - then for now, then in zip(three.call("count"), before, strict=True)] == [2, 2, 3]
-    waiting = three.submit_one(0, "wait", LONG)  # a second line of calls does not wait for the first
-    assert not waiting.done()
-    assert three.submit_one(0, "release", beside=True).result() is None
-    assert waiting.result() is True
-
-
-def test_workers_leave_ctrl_c_to_the_driver_and_see_its_modules_and_threads(three):
-    assert three.call_one(0, "handler")
-    for pid in three.pids:
-        os.kill(pid, signal.SIGINT)
-    found = three.call_one(1, "environment", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "HF_HUB_OFFLINE")
-    assert found["OMP_WAIT_POLICY"] == os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
-    assert found["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
-    assert found["HF_HUB_OFFLINE"] == os.environ.get("HF_HUB_OFFLINE")
-    assert os.path.realpath(os.getcwd()) in found["path"]
-
-
 def test_errors_and_late_answers_are_told_as_they_are_while_others_work(three):
     call = three.submit("refuse_on", 1, 1.0)
     assert first_done([call, three.submit_one(0, "sleep", 1.0)]) == [call]
@@ -150,30 +121,6 @@ def test_a_worker_killed_in_mid_call_is_noticed_at_once_and_replaced(three):
 
 
 @pytest.mark.thorough
-def test_a_pool_whose_workers_wait_for_each_other_is_ended_and_rebuilt_together(pools):
-    with (
-        pools(replace(OPTIONS, max_restarts=2), train=2) as opened,
-        ActorGroup(opened["train"], Refusing, [(-1,), (-1,)], collective=True) as group,
-    ):
-        call = group.submit("sleep_on", 1, LONG)  # worker 0 is to wait for worker 1 ...
-        pids, start = list(group.pids), kill(group, 1)
-        with pytest.raises(WorkerDied, match="worker 1"):
-            call.results()
-        assert time.monotonic() - start < NOTICED
-        with pytest.raises(WorkerDied, match="the pool was ended: worker 1"):
-            group.call("count")
-        assert gone(pids[0], within=30)
-        group.rebuild()
-        assert not set(group.pids) & set(pids)
-        with pytest.raises(ConfigError, match="no luck on 1"):
-            group.call("refuse_on", 1, LONG)  # ... or for one that raised
-        group.arguments = [(1,), (1,)]
-        with pytest.raises(ConfigError, match="rank 1 has nothing to do"):
-            group.rebuild()
-        with pytest.raises(RestartLimit, match=r"ray\.max_restarts=2.*rank 1 has nothing to do"):
-            group.rebuild()
-
-
 def test_a_failed_device_is_a_death_and_nobody_waits_for_the_others(pools):
     options = replace(OPTIONS, max_restarts=1, restart_window=0.1)
     with pools(options, train=2) as opened, ActorGroup(opened["train"], Toy, collective=True) as group:
@@ -195,6 +142,7 @@ def test_a_failed_device_is_a_death_and_nobody_waits_for_the_others(pools):
         assert all(map(gone, group.pids))
 
 
+@pytest.mark.thorough
 def test_a_worker_that_judges_is_asked_again_by_the_same_handle_until_the_limit(pools, tmp_path):
     with (
         pools(replace(OPTIONS, max_restarts=1), reward=1) as opened,
@@ -215,18 +163,6 @@ def test_a_worker_that_judges_is_asked_again_by_the_same_handle_until_the_limit(
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
         with pytest.raises(RestartLimit, match=r"worker 0 of pool reward died.*ray\.max_restarts"):
             scorer.score(["c"], [])
-
-
-@pytest.mark.thorough
-def test_a_worker_whose_device_fails_ends_itself_and_another_one_answers(pools, tmp_path):
-    with (
-        pools(reward=1) as opened,
-        ActorGroup(opened["reward"], Judging, [(tmp_path,)], collective=False, stateless=1) as group,
-    ):
-        first = (tmp_path / "pid").read_text()
-        scorer = PooledScorer({}, group.handles, first=0, seconds=SLOW)
-        assert scorer.score(["broken"], []) == (["broken"], [], 0)
-        assert (tmp_path / "pid").read_text() != first
 
 
 BUCKET = 100 / 2**20  # MiB
@@ -256,27 +192,6 @@ def publish(sides, syncing: WeightSync, version: int) -> None:
     assert one == other
 
 
-@pytest.mark.parametrize("carrier", ["store", "broadcast"])
-def test_weights_arrive_beside_sampling_and_are_used_when_asked(sides, carrier):
-    trains, samples = sides
-    syncing = syncs(sides, carrier)
-    for version in (1, 2):
-        trains.call("learn", version)
-        before = samples.call("seen")
-        sampling = samples.submit("sample_until_released")
-        seconds = syncing.send(version, full=True)
-        assert seconds.keys() == {"gather", "transfer", "load", "check"}
-        assert min(seconds.values()) >= 0.0 < seconds["transfer"]
-        assert not sampling.done()
-        switching = [syncing.switch(rank, version) for rank in range(2)]
-        samples.submit("release", beside=True).results()
-        assert sampling.results() == before  # nothing moved under the sampler
-        for switch in switching:
-            syncing.switched(switch, version)
-        for seen in samples.call("seen"):
-            assert all(torch.equal(torch.tensor(seen[name]), tensor) for name, tensor in weights(version).items())
-
-
 def test_a_changed_byte_stops_a_publication_and_who_dies_in_one_is_replaced(sides):
     trains, samples = sides
     syncing = syncs(sides)
@@ -303,16 +218,6 @@ def test_a_changed_byte_stops_a_publication_and_who_dies_in_one_is_replaced(side
     assert trains.pids == pids, "training survives"
     samples.restart(1)
     publish(sides, syncing, 8)
-
-
-def test_small_weights_go_through_the_store_and_large_ones_do_not(sides):
-    layout = Layout.of(weights(0))
-
-    def carrier(bytes_per_bucket: int) -> str:
-        options = WeightSyncOptions(bucket_mb=bytes_per_bucket / 2**20)
-        return WeightSync(*sides, options)._transport(layout)
-
-    assert (carrier(1000), carrier(100)) == ("store", "broadcast")
 
 
 def test_the_object_store_keeps_a_batch(connection):

@@ -90,11 +90,6 @@ def raw(text):
     return any(letter in text for letter in "\x1b\x07\x9b\u202e\x00")
 
 
-class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_nothing_raw_is_printed_in_texts_tables_and_warnings():
     assert terminal.printable("a\tb\nc ä 猫 👩‍👩‍👧") == "a\tb\nc ä 猫 👩‍👩‍👧"
     assert terminal.printable("\x1b[31m\x07\ud800") == "\\x1b[31m\\x07\\ud800"
