@@ -10,13 +10,11 @@ import torch
 from burnish.algorithms.language.ppo import PPO
 from burnish.algorithms.language.sft import SFT
 from burnish.language.logprobs import response_states
-from burnish.models.language.loading import check_experts
-from burnish.options.language import LanguageModelOptions
 from burnish.training.step_metrics import step_metrics
 from burnish.types.completion import ResponseRows
 from burnish.types.rollout import OfflineResponses
 from tests.support.language_samples import responses
-from tests.support.tiny_language import chat, tiny_language
+from tests.support.tiny_language import chat
 from tests.support.token_batches import Bench
 
 COEF = 0.3
@@ -117,8 +115,3 @@ def test_a_critic_with_a_trunk_of_its_own_has_a_loss_of_its_own(lora):
     assert metrics["actor/router_aux_loss"] == pytest.approx(losses[0], rel=1e-5)
     assert metrics["critic/router_aux_loss"] == pytest.approx(losses[1], rel=1e-5)
     assert losses[0] != pytest.approx(losses[1], rel=1e-4)
-
-
-@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe"])
-def test_mixtures_are_known_by_what_transformers_writes(tmp_path, family):
-    check_experts(LanguageModelOptions(path=str(tiny_language(tmp_path, family)), router_aux_loss_coef=0.01))

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gzip
-import json
-import logging
-from pathlib import Path
-
 import diffusers
 import pytest
 import torch
@@ -19,14 +13,10 @@ from burnish.models.lora import add_adapters
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
 from burnish.options.flow import LoraOptions, ModelOptions, RolloutOptions
-from burnish.options.profiler import ProfilerOptions
-from burnish.training.flop_counter import Cost, FlopCounter, Skeleton
-from burnish.training.meter import CallMeter, Meter, Usage
-from burnish.training.peak_flops import device_peak, peak_of
-from burnish.training.profiling import LOCAL, Profiler, controller_command, nsight
+from burnish.training.flop_counter import FlopCounter, Skeleton
+from burnish.training.meter import CallMeter
+from burnish.training.peak_flops import peak_of
 from burnish.types.prompt import Prompt
-from burnish.utils.errors import UserError
-from burnish.utils.timer import Stopwatch
 from tests.support.flops import torch_flops
 
 CPU = torch.device("cpu")
@@ -130,157 +120,3 @@ def test_qwen_by_hand():
 )  # fmt: skip
 def test_the_peak_is_that_of_the_longest_name(name, dtype, tf32, tera):
     assert peak_of(name, dtype, tf32=tf32) == (tera and pytest.approx(tera * 1e12))
-
-
-def test_what_cannot_be_counted_is_said_once_and_ends_counting(caplog):
-    with caplog.at_level(logging.INFO):
-        assert device_peak(CPU, torch.float32, None) is None
-    assert "trainer.peak_tflops" in caplog.text
-    assert device_peak(CPU, torch.float32, 2.5) == 2.5e12
-    usage = Usage(meter := Meter(1e12), 2)
-
-    def fails() -> Cost:
-        raise RuntimeError("no shape")
-
-    with usage.during("actor"):
-        meter.add(lambda: Cost(3.0, 5.0))
-        with torch.no_grad():
-            meter.add(lambda: Cost(3.0, 5.0))
-        with usage.paused():
-            meter.add(fails)
-        assert usage.share("actor") == {"operations actor": 11.0}
-        usage.add({"operations actor": 22.0, "loss": 1.0})
-    assert usage.metrics()["perf/mfu/actor"] > 0
-    with usage.during("actor"):
-        meter.add(fails)
-        meter.add(fails)
-        usage.add({"operations actor": 1.0})
-    assert usage.metrics() == {}
-    assert caplog.text.count("no shape") == 1
-
-
-def recorded(folder, options, *, role=LOCAL, rank=0, updates=(1, 2, 3)):
-    """What a process leaves behind that multiplies in two phases."""
-    watch = Stopwatch()
-    profiler = Profiler(options, role=role, rank=rank, folder=folder, watch=watch)
-    for update in updates:
-        with profiler.during(update), watch("step"):
-            with watch("gen"):
-                weight = torch.ones(8, 8, requires_grad=True)
-            with watch("update_actor"):
-                (weight @ weight).sum().backward()
-    assert set(watch.drain()) == {"step", "gen", "update_actor"}
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def events(file: Path):
-    with gzip.open(file, "rt") as opened:
-        return json.load(opened)["traceEvents"]
-
-
-def test_a_trace_for_each_named_update_with_its_phases(tmp_path):
-    found = recorded(tmp_path, ProfilerOptions(steps=[1, 3]))
-    assert found == ["update-00000001/local-0.json.gz", "update-00000003/local-0.json.gz"]
-    trace = {event["name"]: event for event in events(tmp_path / found[1]) if event.get("ph") == "X"}
-    assert {"update 3", "step", "gen", "update_actor", "aten::mm"} <= trace.keys()
-    inner, outer = trace["aten::mm"], trace["update_actor"]
-    assert outer["ts"] <= inner["ts"] <= inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
-    assert recorded(tmp_path / "none", None) == []
-
-
-@pytest.mark.parametrize(
-    ("option", "name"),
-    [("record_shapes", "Input Dims"), ("profile_memory", "Bytes"), ("with_stack", "Python id")],
-)
-def test_what_a_trace_tells_beside(tmp_path, option, name):
-    def told(folder, **given):
-        (file,) = recorded(folder, ProfilerOptions(steps=[2], **given))
-        return any(name in event.get("args", {}) for event in events(folder / file))
-
-    assert told(tmp_path / "with", **{option: True})
-    assert not told(tmp_path / "without")
-
-
-@pytest.mark.parametrize(
-    ("role", "rank", "wanted"),
-    [("trainer", 1, True), ("trainer", 0, False), ("rollout", 1, False), ("reward", 1, True), (LOCAL, 0, True)],
-)
-def test_only_the_named_processes_are_recorded(tmp_path, role, rank, wanted):
-    options = ProfilerOptions(steps=[2], roles=["trainer", "reward"], ranks=[1])
-    found = recorded(tmp_path, options, role=role, rank=rank)
-    assert found == ([f"update-00000002/{role}-{rank}.json.gz"] if wanted else [])
-
-
-def test_an_update_that_fails_leaves_nothing_and_the_watch_as_it_was(tmp_path):
-    watch = Stopwatch()
-    profiler = Profiler(ProfilerOptions(steps=[1]), role=LOCAL, rank=0, folder=tmp_path, watch=watch)
-    with pytest.raises(ZeroDivisionError), profiler.during(1):
-        raise ZeroDivisionError
-    assert list(tmp_path.iterdir()) == []
-    assert watch.mark is contextlib.nullcontext
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """Notes what a GPU would be told."""
-    told = []
-
-    @contextlib.contextmanager
-    def ranged(name):
-        told.append(name)
-        yield
-        told.append(f"end of {name}")
-
-    def dump(file):
-        told.append("dump")
-        Path(file).write_bytes(b"snapshot")
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **given: told.append(given))
-    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dump)
-    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: told.append("start"))
-    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: told.append("stop"))
-    monkeypatch.setattr(torch.cuda.nvtx, "range", ranged)
-    return told
-
-
-def test_a_snapshot_of_memory_and_nsight_systems_look_at_the_update(tmp_path, gpu):
-    found = recorded(tmp_path, ProfilerOptions(steps=[2], tool="memory", max_entries=7), role="trainer", rank=3)
-    assert gpu == [{"max_entries": 7}, "dump", {"enabled": None}]
-    assert found == ["update-00000002/trainer-3.pickle"]
-    gpu.clear()
-    assert recorded(tmp_path / "nsys", ProfilerOptions(steps=[2], tool="nsys")) == []
-    inside = ["step", "gen", "end of gen", "update_actor", "end of update_actor", "end of step"]
-    assert gpu == ["start", "update 2", *inside, "end of update 2", "stop"]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("tool", ["memory", "nsys"])
-def test_what_looks_at_a_gpu_needs_one(tmp_path, tool):
-    with pytest.raises(UserError, match=f"profiler.tool is {tool}"):
-        recorded(tmp_path, ProfilerOptions(steps=[1], tool=tool), role="trainer")
-
-
-def test_nsight_systems_starts_workers_and_the_user_starts_the_controller(tmp_path):
-    options = ProfilerOptions(
-        steps=[2, 5, 5], tool="nsys", roles=["trainer"], controller={"trace": "osrt"},
-        worker={"trace": "cuda", "gpu-metrics-devices": 0, "x": True},
-    )  # fmt: skip
-    assert nsight(options, "trainer") == {
-        "capture-range": "cudaProfilerApi", "capture-range-end": "repeat:2", "kill": "none", "trace": "cuda",
-        "cuda-memory-usage": "true", "gpu-metrics-devices": "0", "x": "true", "o": "'trainer_%p'",
-    }  # fmt: skip
-    assert (
-        nsight(options, "rollout") is nsight(ProfilerOptions(steps=[2]), "trainer") is nsight(None, "trainer") is None
-    )
-    assert controller_command(options, local=False, folder=tmp_path) == [
-        "nsys", "profile", "--trace=osrt", "--cuda-memory-usage=true", f"--output={tmp_path}/controller",
-        "burnish", "train", "...",
-    ]  # fmt: skip
-    assert "--capture-range=cudaProfilerApi" in controller_command(options, local=True, folder=tmp_path)
-
-    nsight_of_ray = pytest.importorskip("ray._private.runtime_env.nsight")
-    runtime_env = pytest.importorskip("ray.runtime_env")
-    command = nsight_of_ray.parse_nsight_config(runtime_env.RuntimeEnv(nsight=nsight(options, "trainer")).nsight())
-    assert command[:2] == ["nsys", "profile"]
-    assert command[command.index("-o") + 1] == "'trainer_%p'"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from itertools import pairwise
 
 import pytest
 import torch
 
 from burnish.options import EmaOptions
 from burnish.training.ema import Ema, decay_at
-from burnish.utils.errors import UserError
 from tests.conformance import cases
 
 
@@ -40,24 +38,6 @@ def test_the_decay_is_flow_factorys(case):
     case.close([decay_at(step, given["decay"], **options) for step in given["steps"]], case.expected["decay"])
 
 
-@pytest.mark.parametrize("kind", ["constant", "power", "linear", "piecewise_linear", "cosine", "warmup_cosine"])
-def test_the_decay_grows_to_what_was_asked(kind):
-    decays = [
-        decay_at(step, 0.8, kind=kind, initial=0.5, warm_up=10, steps=100, flat=20, ramp=0.02) for step in range(200)
-    ]
-    assert all(a <= b for a, b in pairwise(decays))
-    assert all(0 <= decay <= 0.8 for decay in decays)
-    assert decays[-1] == pytest.approx(0.8)
-
-
-def test_the_pieces_of_a_decay_meet():
-    options = {"kind": "warmup_cosine", "initial": 0.5, "warm_up": 10, "steps": 110}
-    assert [decay_at(step, 0.9, **options) for step in (0, 5, 10, 60, 110)] == pytest.approx([0, 0.25, 0.5, 0.7, 0.9])
-    # DiffusionNFT's delayed schedule of its old policy
-    options = {"kind": "piecewise_linear", "flat": 75, "ramp": 0.0075}
-    assert [decay_at(step, 0.999, **options) for step in (75, 100, 300)] == pytest.approx([0, 0.1875, 0.999])
-
-
 @pytest.mark.parametrize(
     ("given", "decays"),
     [
@@ -77,16 +57,6 @@ def test_the_average_is_the_recurrence(given, decays):
         ema.update()
     for name, value in ema.average.items():
         torch.testing.assert_close(value.double(), expected[name], rtol=1e-6, atol=1e-6)
-
-
-def test_options_that_are_not_read_are_refused():
-    for given in ({"initial": 0.5}, {"kind": "constant", "warm_up": 3}, {"kind": "cosine", "ramp": 0.1}):
-        with pytest.raises(ValueError, match="never read when kind is"):
-            EmaOptions(**given)
-    with pytest.raises(ValueError, match="20"):
-        EmaOptions(kind="warmup_cosine", warm_up=20, steps=20)
-    with pytest.raises(UserError, match=r"ema\.offload is true"):
-        Ema(network(), 0.9, offload=True)
 
 
 def test_the_average_of_half_precision_weights_is_kept_in_float32():
@@ -122,25 +92,3 @@ def test_the_trained_weights_come_back_bit_for_bit(dtype, raises):
         assert torch.equal(value, trained[name])
         assert torch.equal(ema.average[name], average[name])
         assert value.requires_grad
-
-
-def test_a_resumed_average_goes_on_bit_for_bit():
-    first, second = network(), network()
-    whole, resumed = Ema(first, 0.9), Ema(second, 0.9)
-    for _ in range(3):
-        move(first)
-        whole.update()
-    saved = {"steps": whole.steps, "average": {name: v.clone() for name, v in whole.average.items()}}
-    assert saved.keys() == whole.state_dict().keys()
-    resumed.load_state_dict(saved)
-    for name, value in second.items():
-        value.data.copy_(first[name].data)
-    for parameters, ema in ((first, whole), (second, resumed)):
-        torch.manual_seed(1)
-        for _ in range(3):
-            move(parameters)
-            ema.update()
-    assert whole.steps == resumed.steps == 6
-    for name, value in whole.average.items():
-        assert torch.equal(value, resumed.average[name])
-        assert not torch.equal(value, saved["average"][name]), "the saved average must not be shared"

@@ -32,7 +32,6 @@ from burnish.algorithms.language.policy_gradient import GRPO
 from burnish.algorithms.language.ppo import PPO
 from burnish.algorithms.language.sft import SFT
 from burnish.checkpoint.files import MANIFEST
-from burnish.forecast.counter import LiveBytes
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
 from burnish.options import OptimizerOptions
@@ -44,7 +43,7 @@ from burnish.training.lockstep import Lockstep
 from burnish.training.ranks import SINGLE_RANK, Ranks, by_first, group_of_one
 from burnish.training.sharding import local_shard, mesh_of, shard
 from burnish.types.completion import ResponseRows
-from burnish.types.rollout import OfflineResponses, Prompt
+from burnish.types.rollout import OfflineResponses
 from burnish.utils.errors import Cancelled, UserError
 from tests.support.checkpoints import IDENTITY, make
 from tests.support.factory import tiny_flux, tiny_pipeline
@@ -292,61 +291,6 @@ def test_a_checkpoint_of_two_ranks_is_whole_or_refused(runs: Compared) -> None:
     damaged.write_bytes(raw)
     with pytest.raises(UserError, match="sha256"):
         store.open(found.path)
-
-
-def tokens_seen(place: Path, ranks: Ranks) -> set[int]:
-    """Lengths of the sequences that the first layers of FLUX's attention see."""
-    bench, found = SPLIT["flux split"](place, ranks), set()
-    attention = bench.roles.model.network.transformer_blocks[0].attn
-    for layer in (attention.to_q, attention.add_q_proj):
-        layer.register_forward_pre_hook(lambda _, given: found.add(given[0].shape[1]))
-    bench.collect()
-    return found
-
-
-def activations(place: Path, ranks: Ranks) -> int:
-    """Bytes that a forward pass with gradients keeps for pictures of 1024 tokens, as they are allocated."""
-    given: dict[str, Any] = {"height": 64, "width": 64, "length": 16}
-    bench = FlowBench(place / "flux", FlowGRPO(window=WINDOW), lora=False, ranks=ranks, **given)
-    prompts = [Prompt(text="one")] * 2
-    found = bench.engine.condition(prompts)
-    x, time = torch.zeros(2, *bench.engine.latent_shape(prompts[0])), torch.full((2,), 0.5)
-    with LiveBytes() as counter:
-        before = counter.live
-        velocity = bench.roles.policy(x, time, found, found)
-        kept = counter.live - before
-    velocity.sum().backward()
-    return kept
-
-
-def gradients_in_half(place: Path, ranks: Ranks) -> dict[str, Tensor]:
-    """Gradients of a batch in bfloat16, with queries and keys in float32, as autocast normalises them on GPUs."""
-    bench = FlowBench(place / "flux", FlowGRPO(window=WINDOW), lora=False, dtype="bfloat16", ranks=ranks, **PICTURE)
-    for name, layer in bench.roles.model.network.named_modules():
-        if name.endswith(("norm_q", "norm_k", "norm_added_q", "norm_added_k")):
-            layer.register_forward_hook(lambda _, given, made: made.float())
-    batch, _ = bench.algorithm.credit(bench.workers.annotate(bench.collect()))
-    bench.workers.update(batch, 1)
-    weights = bench.roles.parameters()
-    return {name: full_weight(weight.grad).clone() for name, weight in weights.items() if weight.grad is not None}
-
-
-@pytest.mark.thorough
-def test_each_of_a_context_has_half_of_every_sequence(runs: Compared) -> None:
-    def work(ranks: Ranks, folder: Path) -> list[Any]:
-        ranks, place = ranks.in_contexts(2), folder / "pipeline"
-        return [tokens_seen(place, ranks), activations(place, ranks), gradients_in_half(place, ranks)]
-
-    place = runs.folder / "pipeline"
-    assert tokens_seen(place, SINGLE_RANK) == {16, 8}
-    every, expected = activations(place, SINGLE_RANK), gradients_in_half(place, SINGLE_RANK)
-    size = torch.cat([value.flatten() for value in expected.values()]).norm()
-    for seen, kept, found in together(work, runs.folder):
-        assert seen == {8, 4}
-        assert 0.4 < kept / every < 0.6
-        assert found.keys() == expected.keys()
-        apart = torch.cat([(found[name] - value).flatten() for name, value in expected.items()])
-        assert apart.norm() < 0.01 * size
 
 
 def in_step(ranks: Ranks) -> dict[str, Any]:

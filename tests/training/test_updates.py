@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -10,11 +9,9 @@ import torch
 
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
-from burnish.losses.policy import extremes_of
 from burnish.options import StepOptions
 from burnish.training.batching import learned_rows, mini_batches
 from burnish.training.ranks import SINGLE_RANK
-from burnish.training.step_metrics import extreme_of, length_metrics, step_metrics
 from burnish.training.trainer import Diverged
 from tests.support.factory import tiny_pipeline
 from tests.support.flow_bench import WINDOW, Bench
@@ -41,30 +38,6 @@ def test_samples_are_learned_in_their_order_or_in_one_of_each_pass():
     assert {"".join(sorted(order)) for order in orders} == {UIDS}
     for shuffle in (False, True):
         assert minis(shuffle=shuffle) == [UIDS]
-
-
-def test_metrics_of_steps_are_extremes_and_means_over_ranks():
-    sums = {
-        "extreme 0 actor/ratio_max": 1.5, "extreme 1 actor/ratio_max": 2.0, "extreme 2 actor/ratio_max": -math.inf,
-        "extreme 0 actor/ratio_min": 0.5, "extreme 1 actor/ratio_min": 0.25, "extreme 2 actor/ratio_min": math.inf,
-    }  # fmt: skip
-    assert step_metrics(sums) == {"actor/ratio_max": 2.0, "actor/ratio_min": 0.25}
-    found = {name: extreme_of(f"actor/ratio_{name}")([1.0, 3.0, 2.0]) for name in ("max", "min", "mean")}
-    assert found == {"max": 3.0, "min": 1.0, "mean": 2.0}
-    assert extreme_of("global_seqlen/max")([1.0, 3.0]) == 2.0
-
-    ratio, mask = torch.tensor([[1.0, 9.0], [0.5, 2.0]]), torch.tensor([[True, False], [True, True]])
-    found = extremes_of(ratio, (ratio - 1).abs(), mask)
-    assert {name: float(value) for name, value in found.items()} == {
-        "actor/ratio_max": 2.0, "actor/ratio_min": 0.5, "rollout_corr/logprob_abs_diff_max": 1.0,
-    }  # fmt: skip
-    assert extremes_of(None, None) == extremes_of(ratio[:0], None) == {}
-
-    assert length_metrics([4, 1, 1, 2, 3], 2) == {
-        "global_seqlen/min": 5.0, "global_seqlen/max": 6.0, "global_seqlen/minmax_diff": 1.0,
-        "global_seqlen/balanced_min": 5.0, "global_seqlen/balanced_max": 6.0, "global_seqlen/mean": 5.5,
-    }  # fmt: skip
-    assert length_metrics([7], 3)["global_seqlen/min"] == 0
 
 
 @pytest.fixture(scope="module")
@@ -112,17 +85,6 @@ def test_a_missing_reward_is_as_if_the_sample_were_not_there(pipeline):
     expected, _ = bench.algorithm.credit(bench.workers.annotate(scored.select(kept)))
     torch.testing.assert_close(credited.advantage, expected.advantage)
     assert len(credited) == 11
-
-
-def test_folding_the_adapter_leaves_no_trace(pipeline):
-    bench = Bench(pipeline, FlowGRPO(window=WINDOW))
-    bench.train()
-    before = {name: value.clone() for name, value in bench.roles.model.network.state_dict().items()}
-    folded = bench.collect(7)
-    for name, value in bench.roles.model.network.state_dict().items():
-        assert torch.equal(value, before[name]), name
-    bench.rollout.merge_lora = False
-    torch.testing.assert_close(bench.collect(7).trace.latents, folded.trace.latents, rtol=0, atol=2e-5)
 
 
 def test_a_non_finite_loss_skips_the_step_and_several_stop_the_run(pipeline):
