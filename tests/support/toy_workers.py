@@ -82,11 +82,6 @@ class Unpicklable(Exception):
         super().__init__("neither here nor there")
 
 
-class Refusing(Toy):
-    def __init__(self, place: RankInfo, bad_rank: int):
-        super().__init__(place)
-        if place.rank == bad_rank:
-            raise ConfigError(f"rank {bad_rank} has nothing to do")
 
 
 class Judging:

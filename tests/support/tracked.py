@@ -16,15 +16,12 @@ from PIL import Image
 from burnish.alarms.base import Alarm
 from burnish.alarms.record import Raised
 from burnish.config import load
-from burnish.config.run_folder import STEP, RunFolder
+from burnish.config.run_folder import RunFolder
 from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.recorded import Lines
 from burnish.hooks.trackers import Trackers
 from burnish.utils.feed import Timing
 from burnish.utils.video import clip_format, encode_clip, encode_sound
-
-NAMES = ("actor/loss", "val-core/x/reward/mean@1")
-
 
 KINDS = {0: "picture", 3: "clip", 6: "sound", 9: "response"}  # of samples, by the update that is validated
 SAID = "<b>dark_share</b> rose from 0.120 to 0.480"
@@ -145,8 +142,6 @@ def _leveldb(content: bytes) -> Iterator[bytes]:
             whole = b""
 
 
-def step_of(row: dict[str, Any]) -> int:
-    return int(row[STEP])
 
 
 def swanlab_records(path: Path) -> list[tuple[str, Any]]:
