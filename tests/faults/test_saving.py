@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -186,30 +184,6 @@ def test_on_a_disk_that_is_full_at_any_step_the_message_is_clear(bench):
                 assert words in message
         bench.check(folder, saved=message is None)
     assert refused > 20
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("meanwhile", [False, True])
-def test_killed_at_random_moments_the_newest_whole_one_is_right(tmp_path, meanwhile):
-    draw, reached = random.Random(1), 0
-    for _ in range(12):
-        child = os.fork()
-        if child == 0:
-            signal.alarm(60)
-            store = CheckpointStore(tmp_path, replace(NEWEST, asynchronous=meanwhile))
-            for update in range(reached + 1, reached + 10_000):
-                save(store, update)
-            os._exit(0)
-        deadline = time.monotonic() + 50
-        while max(updates(tmp_path), default=0) <= reached and time.monotonic() < deadline:
-            time.sleep(0.002)
-        time.sleep(draw.uniform(0, 0.05))
-        os.kill(child, signal.SIGKILL)
-        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-        found = make(tmp_path).latest()
-        check(found, found.update)
-        assert found.update > reached
-        reached = found.update
 
 
 def test_on_a_real_disk_however_much_is_free_the_message_is_clear(tmp_path):

@@ -122,17 +122,6 @@ def test_what_is_given_up_is_made_again(runs, call):
     assert run.metrics == runs.whole.metrics
 
 
-@ONE_KIND
-def test_a_validation_may_be_given_up_again_and_elsewhere(runs):
-    run, branch = runs.run("again"), runs.run("branch")
-    for one, call, more in ((run, 5, []), (run, 1, []), (branch, 1, [f"resume={run.output}/checkpoints/00000002"])):
-        Orders.give(call, signal.SIGHUP)
-        one.train(*more, status=STOPPED)
-        assert one.metrics[-1]["training/global_step"] == 2
-    for one in (run, branch):
-        runs.finish(one)
-
-
 def signal_when(what: Any, number: int = signal.SIGTERM) -> list[float]:
     """Sends a signal once something is true, from a thread; when it did."""
     sent: list[float] = []
@@ -228,28 +217,6 @@ def test_nobody_who_reads_need_be_there_any_more(runs, monkeypatch):
         assert train(load(str(run.recipe), run.options), stop) == STOPPED
     assert (run.output / "checkpoints" / "00000001").is_dir()
     assert (run.output / "report.html").exists()
-
-
-@ONE_KIND
-def test_a_run_whose_learning_rate_falls_is_made_longer(runs):
-    falling = ["optimizer.schedule=linear", "validation.every=0", "trainer.mini_batch_size=null", "trainer.epochs=1"]
-    rates, states = {}, {}
-    for name, attempts in {
-        "straight": [["steps=3"]],
-        "planned": [["steps=2", "optimizer.schedule_updates=3"], ["steps=3", "optimizer.schedule_updates=3"]],
-        "longer": [["steps=2"], ["steps=3", "optimizer.schedule_updates=3"]],
-    }.items():
-        run = runs.run(name, *falling)
-        for more in attempts:
-            run.train(*more)
-        rates[name], states[name] = [line["actor/lr"] for line in run.metrics[1:]], last_state(run.output)
-    assert states["planned"] == states["straight"]
-    assert rates["planned"] == rates["straight"]
-    assert rates["straight"][2] == rates["longer"][2] > 0
-    assert rates["longer"][1] == pytest.approx(rates["longer"][0] / 2)
-    said = runs.run("longest", *falling)
-    said.train()
-    assert "optimizer.schedule_updates=4" in said.train("steps=4", status=2).message
 
 
 @ONE_KIND

@@ -82,8 +82,6 @@ class Unpicklable(Exception):
         super().__init__("neither here nor there")
 
 
-
-
 class Judging:
     """Gives back what it is to judge, and writes its process id down."""
 

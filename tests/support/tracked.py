@@ -142,8 +142,6 @@ def _leveldb(content: bytes) -> Iterator[bytes]:
             whole = b""
 
 
-
-
 def swanlab_records(path: Path) -> list[tuple[str, Any]]:
     """Records of all offline runs in a folder, in order, each with the run's id."""
     from swanlab.proto.swanlab.record.v1.record_pb2 import Record
