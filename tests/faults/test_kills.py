@@ -45,7 +45,7 @@ STATE = {
     "diffusion_nft": ["old.", "ema.", "groups.actor", "source."],
     "grpo": ["reference.", "groups.actor", "source."],
 }  # fmt: skip
-OFTEN = ("ppo", "diffusion_nft")
+OFTEN = ("ppo",)
 
 
 def run_of(files: Path, name: str, place: str, *more: str) -> TinyRun:
@@ -124,8 +124,6 @@ def test_what_there_is_to_remember_is_in_the_checkpoint(uninterrupted):
 )  # of its calls
 def test_killed_while_it_saves(files, uninterrupted, place):
     name, whole, calls, _ = uninterrupted
-    if name == "diffusion_nft" and place == 0.9 and not os.environ.get("BURNISH_THOROUGH"):
-        pytest.skip("three kills are enough for every day")
     run = run_of(files, name, f"at-{place:.2f}")
     assert lived(run, die_at=1 + int(calls * place))[0] == -signal.SIGKILL
     assert lived(run)[0] == 0

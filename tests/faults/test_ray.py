@@ -175,6 +175,7 @@ def test_a_trainer_that_loses_a_rank_goes_on_from_its_checkpoint(options, refere
     assert_same(tmp_path / "run", undisturbed)
 
 
+@pytest.mark.thorough
 def test_weights_that_change_on_the_way_stop_the_run_and_what_was_learned_stays(
     options, reference, machines, notes, tmp_path
 ):
