@@ -146,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
             while waiting and len(children) < arguments.jobs:
                 mutant = waiting.pop()
                 output = folder / f"mutant_{len(waiting)}.txt"
-                children[_start(mutant, covering.of(mutant, arguments.seconds), folder, output)] = (
+                children[_start(mutant, covering.of(mutant, arguments.seconds), arguments.seconds, output)] = (
                     mutant, output, time.monotonic(),
                 )  # fmt: skip
             pid, status = os.wait()
@@ -288,7 +288,7 @@ def _head(statement: ast.stmt) -> ast.stmt:
     return head
 
 
-def _start(mutant: Mutant, tests: list[str], folder: Path, output: Path) -> int:
+def _start(mutant: Mutant, tests: list[str], seconds: float, output: Path) -> int:
     """A process, forked where torch is loaded, that runs tests on the package with a fault."""
     import pytest
     import torch  # noqa: F401
@@ -304,13 +304,13 @@ def _start(mutant: Mutant, tests: list[str], folder: Path, output: Path) -> int:
     try:
         changed = output.with_suffix(".json")
         changed.write_text(json.dumps({"path": str(ROOT / mutant.file), "source": mutant.source}))
-        os.environ |= {VARIABLE: str(changed), "PYTHONPATH": f"{folder}:{ROOT}", "HF_HUB_OFFLINE": "1"}
+        os.environ |= {VARIABLE: str(changed), "PYTHONPATH": f"{output.parent}:{ROOT}", "HF_HUB_OFFLINE": "1"}
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         os.chdir(ROOT)
         sys.path[:0] = [str(ROOT)]
         sys.argv = ["pytest"]
         exec(compile(HOOK, SITE, "exec"), {})
-        signal.alarm(600)
+        signal.alarm(int(60 + 4 * seconds))  # a loop without end is a fault that is seen, too
         code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests])) if tests else code
     except BaseException:
         code = 1
