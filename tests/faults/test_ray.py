@@ -339,6 +339,32 @@ def test_ctrl_c_reaches_the_driver_alone(tmp_path):
     assert "Traceback" not in err
 
 
+BEHEADED = """
+import os, signal, time
+from pathlib import Path
+from burnish.options.cluster import PoolsOptions, RayOptions
+from burnish.runtime.cluster import cluster
+from tests.support.sockets import descendants
+with cluster(RayOptions(address="local"), PoolsOptions()):
+    below = descendants(os.getpid())
+    print(os.environ.get('RAY_COLOR_PREFIX'), *below, flush=True)
+    (head,) = [pid for pid in below if "gcs_server" in Path(f"/proc/{pid}/cmdline").read_text().partition(chr(0))[0]]
+    os.kill(head, signal.SIGKILL)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.thorough  # Ray gives a lost head a minute
+def test_without_its_head_a_run_ends_soon_and_says_why():
+    said = subprocess.run([sys.executable, "-c", BEHEADED], cwd=HERE, capture_output=True, text=True, timeout=600)
+    assert said.returncode == 1
+    assert "is gone: [Errno 111] Connection refused" in said.stderr
+    assert "resume from the newest checkpoint" in said.stderr
+    coloured, *below = said.stdout.split()
+    assert coloured == "0"  # it does not write to a terminal
+    assert gone(*map(int, below), within=120.0)
+
+
 def test_nobody_answers_at_a_wrong_address(tmp_path):
     begun = time.monotonic()
     run_at = [sys.executable, "-m", "burnish.cli", "train", "vlm_quickstart", *SEEING, "runtime=ray"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import distributed as dist
 
 from burnish.options.cluster import PoolOptions, PoolsOptions
 from burnish.runtime.capacity import Node, lacking, needs
-from burnish.runtime.channel import device_for, place_of
+from burnish.runtime.channel import Channel, device_for, place_of
 from burnish.runtime.faults import device_failure
 from burnish.training.ranks import RanksLost
 from burnish.training.rendezvous import open_store
@@ -84,3 +86,50 @@ def test_a_meeting_listens_where_it_was_told_to_and_nowhere_else():
     assert device_for(["gpu-a", "gpu-b", "gpu-c"]) == "cuda"
     assert device_for(["gpu-a", "gpu-b", "gpu-a"]) == device_for(["gpu-a", ""]) == "cpu"  # who share one don't talk
     assert place_of(torch.device("cpu")) == ""
+
+
+class Nccl:
+    """What a channel asks of NCCL: a broadcast that only an abort ends, and then without an error."""
+
+    class Options:
+        """Of a group."""
+
+    def __init__(self, store, rank, size, options):
+        self.errors, self.aborted = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING"), False
+        store.set("there", "1")
+
+    def broadcast(self, tensors, options):
+        return self
+
+    def wait(self):
+        """By the stream."""
+
+    def abort(self):
+        self.aborted = True
+
+
+@pytest.mark.parametrize("ends", ["an abort", "a sender that is gone with its store"])
+def test_a_broadcast_on_a_gpu_that_ends_without_an_error_has_not_arrived(monkeypatch, ends):
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Nccl, raising=False)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    keepers = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+    reached = dist.TCPStore("127.0.0.1", keepers[0].port, wait_for_workers=False)
+    channel = Channel(reached, 1, 2, device="cuda", seconds=LIMIT)
+    assert channel._group.errors == "0", "errors of NCCL end no process"
+    assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
+
+    class Event:
+        def record(self):
+            """On the present stream."""
+
+        def query(self):
+            return channel._group.aborted
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(channel.broadcast, torch.zeros(3, dtype=torch.uint8))
+        time.sleep(0.05)
+        (channel.abort if ends == "an abort" else keepers.clear)()
+        with pytest.raises(RuntimeError, match="given up"):
+            waiting.result(LIMIT)
+    assert channel._group.aborted
