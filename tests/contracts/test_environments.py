@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from burnish.environments.base import Environment, Observation
-from burnish.registry import lookup
+from burnish.registry import lookup, names
 from burnish.testing import check_environment
 from burnish.types.prompt import Prompt
+from tests.support.processes import holds_nothing_up
 
 PROMPT = Prompt(text="Which way?", answer="4")
 ROOT = Path(__file__).parents[2]
@@ -55,3 +56,18 @@ class Drawing(Shared):
 def test_a_broken_one_is_found_out(broken: type[Environment]) -> None:
     with pytest.raises(AssertionError):
         check_environment(broken(), PROMPT, ["a", "b"])
+
+
+MARKS = (
+    "<tool_call>", "<tool_call><function=a><parameter=b>", "<tool_call><arg_key>", "<minimax:tool_call>", "functions.",
+    '<minimax:tool_call><invoke name="a">', "<seed:tool_call><function=a>", "```python\n", "[TOOL_CALLS]",
+    "<|tool_call>call:a{", "<|action_start|>", "<|tool_call_begin|>", "to=functions.a", "<｜tool▁call▁begin｜>a",
+    "{", "[", "a(", " ", "\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", names("call format"))
+def test_a_mark_that_a_response_repeats_holds_nothing_up(name: str) -> None:
+    """Read in one pass, 20,000 of them take milliseconds; read anew from each, minutes."""
+    read = lookup("call format", name)().read
+    holds_nothing_up(lambda mark: read(f"<tool_call>{mark * 20_000}</tool_call>", {}), MARKS)

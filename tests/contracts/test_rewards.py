@@ -17,6 +17,7 @@ from burnish.testing import check_reward
 from burnish.types.clips import Clip
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
+from tests.support.processes import holds_nothing_up
 from tests.support.tiny_run import burnish
 
 ELSEWHERE = {"remote", "judge_endpoint", "environment", "latent_norm"}  # read more than samples, or ask servers
@@ -63,6 +64,23 @@ def test_of_responses(name: str, files: Path) -> None:
     responses = BOXES if name == "iou" else [Response(text) for text in ANSWERS]
     prompts = [Prompt(text="What?", answer=answer, images=(Media.array(IMAGES[0]),)) for _ in responses]
     check_reward(reward, responses, prompts, rel=WITHIN if reward.has_weights else 0.0)
+
+
+MARKS = (
+    "<answer>", "<think>", "<think></think><answer>", "\\boxed{", "\\boxed{}", "{", "(", "[", "1", "1,", "1 ", "a",
+    "a ", "A. ", "(A)", "**", "\\frac{", "sqrt(", "=", "^", " ", "\n", "not ", "[1,2,3,4]", "answer is ", "é", ",", "\\",
+)  # fmt: skip
+READERS = {
+    "numeric": {"extract": "tag_or_boxed"}, "exact": {"extract": "boxed"}, "multiple_choice": {"extract": "all"},
+    "format": {"form": "think_then_answer"}, "iou": {}, "repetition": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_mark_that_a_response_repeats_holds_nothing_up(name: str) -> None:
+    """Read in one pass, 10,000 of them take a fraction of a second; read anew from each, minutes."""
+    reward, prompts = lookup("language reward", name)(**READERS[name]), [Prompt(text="?", answer="[0, 0, 1, 1]")]
+    holds_nothing_up(lambda mark: reward.score([Response(f"<answer>{mark * 10_000}")], prompts), MARKS)
 
 
 class Broken(Reward):
