@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
-from burnish.algorithms.flow.draft import Draft
-from burnish.algorithms.flow.policy_gradient import FlowGRPO
-from burnish.algorithms.flow.tdm_r1 import TDMR1
 from burnish.rollout.requests import RolloutRequest, numbered
 from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.transfer import pack
 from burnish.types.batch import Batch, Gathered, shared
-from burnish.types.columns import Column
 from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Embeddings
 from tests.support.equality import same
-from tests.support.factory import tiny_pipeline
-from tests.support.flow_bench import WINDOW, Bench, Red
 
 DTYPES = [torch.bool, torch.int64, torch.uint8, torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -113,37 +106,6 @@ def texts(batch) -> list[str]:
 
 
 ROWS, STEPS, SIDE, PROMPTS = 48, 3, 16, 12
-
-
-def nft(pipeline):
-    return Bench(pipeline, DiffusionNFT(old_decay="ema", old_ema=0.5, train_timesteps=2), mini=5, micro=3)
-
-
-BENCHES = {
-    "all weights": lambda at: Bench(at, FlowGRPO(window=WINDOW, kl_coef=0.1), lora=False, mini=5, micro=3),
-    "few steps": lambda at: Bench(at, TDMR1(), mini=2, micro=4),
-    "matching": nft,
-    "uphill": lambda at: Bench(at, Draft(last_steps=2, recompute=True), rewards={"red": Red()}, mini=5, micro=3),
-}
-
-
-@pytest.mark.parametrize(
-    "name", ["all weights", "few steps", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("matching", "uphill"))]
-)
-def test_samples_that_wait_elsewhere_teach_the_same(tmp_path, name):
-    pipeline, found = tiny_pipeline(tmp_path, vae=False), []
-    for wait in (lambda trace: trace, lambda trace: trace.put_away(), lambda trace: pack(trace.put_away()).unpack()):
-        bench = BENCHES[name](pipeline)
-        scored = bench.collect()
-        trace = wait(scored.trace)
-        bench.train(scored=replace(scored, trace=trace))
-        found.append(bench.weights())
-    assert isinstance(trace.latents, Column), "and nothing is read before it is used"
-    assert torch.equal(found[1], found[0])
-    assert torch.equal(found[2], found[0])
-    if name == "all weights":
-        away = scored.trace.put_away()
-        assert len(away.state.sources[0].tensor) < 2 * away.time.numel(), "a state between two steps is kept once"
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Ranks agree, stop together, and sum the gradients of what only some of them have."""
+"""Ranks agree, stop together, sum the gradients of what only some of them have, and hold no more than their share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.checkpoints import measure
+from benchmarks.loading import MIB, loaded
 from burnish.options.cluster import ShardingOptions
 from burnish.training.lockstep import Lockstep
 from burnish.training.ranks import Ranks, by_first, group_of_one
@@ -170,3 +172,39 @@ def test_a_rank_without_pictures_sums_its_gradients_where_the_other_does(tmp_pat
     options = ShardingOptions(offload=True)
     with pytest.raises(UserError, match=r"sharding\.offload is true"):
         shard([Towered()], [], None, options, compute=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_peak_of_loading_is_share_and_constant(size, tmp_path, new_process):
+    layers = 6
+    count, (found,) = new_process(loaded, tmp_path, 320, layers, [size], lora=False)
+    whole = count * (4 + 2) / MIB  # weights that learn in float32, and a reference in bfloat16
+    block = count * 4 / layers / MIB  # whose full parameters are made once, one after the other
+    for share, peak in found:
+        assert share <= 1.15 * whole / size + 8
+        assert peak <= 1.15 * whole / size + 2 * block + 12
+    if size == 1:  # with adapters one process maps the weights and reads none
+        count, (((share, _),),) = new_process(loaded, tmp_path / "lora", 320, layers, [1], lora=True)
+        assert share <= 0.15 * count * 2 / MIB + 8
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("size", "asynchronous"),
+    [(2, True), *(pytest.param(size, False, marks=pytest.mark.thorough) for size in (1, 2, 4))],
+)
+def test_the_peak_of_saving_is_a_share_and_a_constant(tmp_path, new_process, size, asynchronous):
+    """And nothing is read again; 16 MiB are pieces that are written and read."""
+    total = 96 * 4 // 3  # MiB of weights, moments and average
+    found = new_process(measure, size, tmp_path, matrices=8, asynchronous=asynchronous)
+    for rank, (save, load) in enumerate(zip(found["save"], found["load"], strict=True)):
+        share = save["share"]
+        assert share == total / size
+        copied = share if asynchronous else 0.0
+        assert save["above"] <= copied + 0.15 * share + 16
+        assert load["above"] <= 0.15 * share + 16
+        assert save["read"] < 1.0, "what was written is not read again"
+        verified = total if rank == 0 else 0.0
+        assert load["read"] < verified + share + 1.0, "a rank reads its own slices"
