@@ -19,13 +19,14 @@ from burnish.checkpoint import manifest
 from burnish.checkpoint.manifest import VISIBLE
 from burnish.utils.disk import sync, write_atomically
 from burnish.utils.errors import UserError
-from burnish.utils.paths import CHECKPOINTS, CONFIG, METRICS
+from burnish.utils.paths import ALARMS, ALARMS_FIRST, CHECKPOINTS, CONFIG, METRICS
 from burnish.utils.reading import check_folder
 
 log = logging.getLogger(__name__)
 
 CHUNK = 8 << 20  # bytes
-RECORDS = {CONFIG: 64 << 20, METRICS: 4 << 30}  # a run's other files that go along, and the longest that are read back
+# a run's other files that go along, and the longest that are read back
+RECORDS = {CONFIG: 64 << 20, METRICS: 4 << 30, ALARMS: 64 << 20, ALARMS_FIRST: 64 << 20}
 Alive = Callable[[], None]  # is called again and again while something is moved
 
 
@@ -168,6 +169,7 @@ class Remote:
             if not (run / name).exists() and self.fs.exists(place):
                 if (size := self.fs.size(place)) > most:
                     raise UserError(f"{place} has {size} bytes, more than {most}: it is not {name} of a run")
+                (run / name).parent.mkdir(exist_ok=True)
                 write_atomically(run / name, b"".join(self._chunks(place, most)))
 
     def _place(self, update: int, name: str) -> str:

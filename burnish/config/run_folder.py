@@ -23,6 +23,8 @@ from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError, first_line
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import (
+    ALARMS,
+    ALARMS_FIRST,
     CHECKPOINTS,
     CLAIM,
     CONFIG,
@@ -71,8 +73,8 @@ class RunFolder:
         self.failures = self.path / "failures.jsonl"
         self.groups = self.path / "groups.jsonl"
         self.timeline = self.path / "timeline.jsonl"
-        self.alarms = self.path / "alarms.jsonl"
-        self.alarms_first = self.path / "alarms" / "first.json"  # what responses of the first updates were like
+        self.alarms = self.path / ALARMS
+        self.alarms_first = self.path / ALARMS_FIRST
         self.code = self.path / "code.json"
         self.trackers = self.path / "trackers"
         self._claim: IO[str] | None = None

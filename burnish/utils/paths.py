@@ -17,6 +17,8 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 
 METRICS = "metrics.jsonl"
 CONFIG = "config.yaml"
+ALARMS = "alarms.jsonl"
+ALARMS_FIRST = "alarms/first.json"  # what responses of the first updates were like
 CHECKPOINTS = "checkpoints"
 KEPT = "samples"  # of training, in the folder of a run
 VALIDATED = "validation_samples"  # of validations, in the folder of a run
