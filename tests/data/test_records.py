@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from burnish.data.language.prompts import within_length
-from burnish.options.language import LanguageDataOptions
 from burnish.types.media import Media
-from burnish.types.packed import Prompts
 from burnish.types.prompt import Message, Part, Prompt
 from tests.support.records import GENERATOR, picture, prompts, questions, read, shade, write
 from tests.support.shown import ROOT
@@ -68,45 +65,10 @@ def test_a_line_of_text_is_a_prompt_and_nothing_is_a_comment(ask, mark, tmp_path
     assert [one.where for one in found] == [f"{tmp_path}/a.txt:{line}" for line in (1, 3, 5)]
 
 
-@BOTH
-@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_a_row_of_a_table_is_a_record_with_its_line(ask, mark, tmp_path):
-    text = b'prompt,answer,data_source\n"a cat, ""big""",7,x\n\n"two\nlines",,\nlast,0,y\n'
-    (tmp_path / "a.csv").write_bytes(mark + text)
-    found = ask(tmp_path / "a.csv")
-    assert [(one.text, one.answer, one.source) for one in found] == [
-        ('a cat, "big"', "7", "x"), ("two\nlines", None, "default"), ("last", "0", "y")
-    ]  # fmt: skip
-    assert [one.where for one in found] == [f"{tmp_path}/a.csv:{line}" for line in (2, 4, 6)]
-    (tmp_path / "p.tsv").write_text('Prompt\tCategory\na 5" disc, round\tThings\n')
-    assert ask(tmp_path / "p.tsv", "data.prompt_key=Prompt")[0].text == 'a 5" disc, round'
 
 
-def test_a_generator_s_record_is_read_under_the_usual_keys(tmp_path):
-    path = write(
-        tmp_path / "a.jsonl", {"prompt": "a cat"},
-        {"text": "a dog", "negative_prompt": "blur", "answer": "dog", "data_source": "animals"},
-        {"caption": "five", "ground_truth": 5, "extra_info": {"mine": [1, 2]}}, "",
-        {"prompt": "null is nothing", "negative_prompt": None, "answer": None, "data_source": None},
-        {"instruction": "Paint it", "input": "red"}, {"messages": [user("How many?")]},
-    )  # fmt: skip
-    first, dog, five, nothing, alpaca, messages = prompts(path)
-    assert (first, nothing) == (Prompt(text="a cat"), Prompt(text="null is nothing"))
-    assert dog == Prompt(text="a dog", negative="blur", answer="dog", source="animals")
-    assert five == Prompt(text="five", answer="5", extra='{"extra_info": {"mine": [1, 2]}}')
-    assert (alpaca.text, messages.text) == ("Paint it\nred", "How many?")
 
 
-def test_answers_and_labels_of_questions_stand_under_the_usual_keys(tmp_path):
-    found = asked(
-        tmp_path, {"prompt": "a", "answer": "1"}, {"question": "a", "solution": "2"},
-        {"problem": "a", "reward_model": {"ground_truth": "3", "style": "rule"}},
-        {"query": "a", "reference": 4.5, "label": "geo3k_rule"}, {"messages": [user("a")], "level": 2},
-    )  # fmt: skip
-    assert [prompt.answer for prompt in found] == ["1", "2", "3", "4.5", None]
-    assert [prompt.label for prompt in found] == [None, None, None, "geo3k_rule", None]
-    assert [prompt.conversational for prompt in found] == [False] * 4 + [True]
-    assert (found[4].info, found[4].uid) == ({"level": 2}, Prompt(text="a").uid)
 
 
 def test_options_name_other_keys(folder):
@@ -171,12 +133,6 @@ def test_pictures_that_a_generator_begins_from_are_part_of_what_it_is(folder):
     assert found[0].uid != Prompt(text="red").uid
 
 
-def test_a_folder_of_pictures_with_instructions(folder):
-    (folder / "dark.txt").write_text("make it red\n")
-    (folder / "light.txt").write_text("make it blue")
-    first, second = prompts(folder)
-    assert (first.text, first.images) == ("make it red", (Media.file(folder / "dark.png"),))
-    assert second.where == str(folder / "light.png")
 
 
 def verl_rows():
@@ -207,19 +163,6 @@ def test_tables_as_verl_has_them(tmp_path):
     assert [turn.role for turn in second.turns] == ["system", "user"]
 
 
-def test_lists_tables_and_saved_data_sets_hold_the_same_questions_one_after_another(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    rows = [{"prompt": [user("<image>What?")], "images": [{"bytes": picture(level), "path": None}]} for level in (1, 9)]
-    saved = datasets.Dataset.from_list(rows).cast_column("images", datasets.Sequence(datasets.Image()))
-    saved.select([1, 0]).save_to_disk(tmp_path / "saved")
-    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "data.parquet")
-    encoded = [row | {"images": [base64.b64encode(row["images"][0]["bytes"]).decode()]} for row in rows]
-    listed = questions(write(tmp_path / "data.json", *encoded))
-    table = questions(tmp_path / "data.parquet")
-    assert [prompt.uid for prompt in table] == [prompt.uid for prompt in listed]
-    both = questions([tmp_path / "data.parquet", tmp_path / "saved"])
-    assert both == [*table, *reversed(table)]
-    assert shade(both[2].images[0]) == 9
 
 
 def test_markers_of_a_question_become_places_in_order(folder):
@@ -235,16 +178,6 @@ def test_markers_of_a_question_become_places_in_order(folder):
     assert [part.kind for part in mixed.messages[0].parts] == ["video", "text", "image", "text"]
 
 
-def test_words_of_a_chat_forge_no_place(folder):
-    words = {"type": "text", "text": "what does <image> or <|image_pad|> mean?"}
-    shown, unseen, marked = asked(
-        folder, {"messages": [user([{"type": "image"}, words])], "image": "dark.png"},
-        {"messages": [user("what does <image> mean?")]},
-        {"prompt": [{"role": "system", "content": "S"}, user("<image>What?")], "images": [{"path": "dark.png"}]},
-    )  # fmt: skip
-    assert [part.kind for part in shown.messages[0].parts] == ["image", "text"]
-    assert unseen.turns == (Message("user", (Part("text", "what does <image> mean?"),)),)
-    assert marked.messages[1].parts == (Part("image"), Part("text", "What?"))
 
 
 @pytest.mark.parametrize("chatty", [False, True], ids=["text", "chat"])
@@ -277,17 +210,6 @@ def test_pictures_come_in_many_shapes_and_parts_may_bring_theirs(folder):
     assert prompt.images[0] == prompt.images[2]
 
 
-def test_frames_make_a_video(folder):
-    frames = ["light.png"] * 3 + ["dark.png"] * 2
-    one, two = asked(
-        folder, {"prompt": "<video>?", "video": frames},
-        {"prompt": "<video><video>", "videos": [frames, {"frames": frames, "fps": 2}]},
-    )  # fmt: skip
-    shots, fps = one.videos[0].video()
-    assert (shots.shape, fps, shots[:, 0, 0, 0].tolist()) == ((5, 6, 8, 3), 24.0, [200, 200, 200, 10, 10])
-    few, slow = two.videos[1].video(max_frames=3)
-    assert (few[:, 0, 0, 0].tolist(), slow) == ([200, 200, 10], pytest.approx(2 * 3 / 5))
-    assert one.videos[0] == two.videos[0] != two.videos[1]
 
 
 def test_calls_of_tools_are_part_of_what_was_said(folder):
@@ -327,24 +249,6 @@ def test_a_record_may_say_the_size_of_what_it_shows(folder):
     assert plain.videos[0].video()[0].shape == (5, 2, 3, 3)
 
 
-def test_keys_of_messages_and_tools_of_records_are_for_the_template(folder):
-    thought = {"role": "assistant", "content": "b", "reasoning_content": "c", "name": None, "images": []}
-    turns = [user("so?"), thought, user("so?") | {"name": "Ann"}]
-    schema = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}, "b": None}}}
-    records = [{"messages": [turns[0], {**thought, "reasoning_content": None}, turns[0]]}, {"messages": turns}]
-    told = [{"messages": turns, "tools": tools} for tools in ([schema], json.dumps([schema]), "a hammer", ["a saw"])]
-    bare, more, listed, as_text, *others = asked(folder, *records, *told)
-    said = [{"type": "text", "text": "b"}]
-    assert more.chat()[1] == {"role": "assistant", "content": said, "reasoning_content": "c"}
-    assert more.chat()[2]["name"] == "Ann"
-    own = {"type": "object", "properties": {"a": {"type": "string"}}}
-    assert listed.told([]) == [{"type": "function", "function": {"name": "f", "parameters": own}}]
-    environment = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
-    assert [one["function"]["name"] for one in as_text.told(environment)] == ["f", "g"]
-    assert [one.told(environment) for one in others] == [environment] * 2
-    assert (listed.uid, others[0].uid) == (as_text.uid, more.uid)
-    assert len({one.uid for one in (bare, more, listed)}) == 3
-    assert listed.info["tools"] == [schema]
 
 
 def test_sounds_come_in_many_shapes_and_keep_their_places(folder):
@@ -424,17 +328,3 @@ def test_a_template_writes_the_question_with_every_key_of_the_record(tmp_path):
     assert drawn.text == "a photo of a cube"
 
 
-def test_long_prompts_are_refused_or_left_out_but_never_cut():
-    given = Prompts.of(Prompt(text=text) for text in ("a", "b", "c"))
-
-    def chosen(**options):
-        return [one.text for one in within_length(given, [3, 9, 5], LanguageDataOptions(train_files="", **options))]
-
-    assert chosen() == ["a", "b", "c"]
-    assert chosen(max_prompt_length=5, overlong="filter") == ["a", "c"]
-    for limits, said in (
-        ({"max_prompt_length": 3}, "2 of 3"),
-        ({"max_prompt_length": 2, "overlong": "filter"}, "3 of 3"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            chosen(**limits)
