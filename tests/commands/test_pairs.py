@@ -77,23 +77,6 @@ def test_responses_that_were_cut_and_dialogues_make_no_pairs(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_component_may_decide(tmp_path):
-    kept(tmp_path, "a", [{"reward": 1.0, "components": {"ocr": 0.1}}, {"reward": 0.0, "components": {"ocr": 0.8}}])
-    assert made(tmp_path, "out", "--by", "ocr")[0][0]["chosen"] == "media/a-001.png"
-    assert "reward, ocr" in burnish("pairs", tmp_path, "-o", tmp_path / "x", "--by", "clip", status=2).message
-
-
-def test_the_best_samples_are_there_to_be_imitated(tmp_path):
-    kept(tmp_path, "a", rewards(0.2, 0.9, 0.5, 0.7))
-    kept(tmp_path, "b", rewards(0.2, 0.3), prompt="another")
-    kept(tmp_path, "c", [{"reward": 1.0, "shade": 20}])  # the same picture of the same prompt again
-    found, told = made(tmp_path, "out", "--per-prompt", 2, "--at-least", 0.6, form="sft")
-    assert [(one["reward"], one["image"]) for one in found] == [(0.9, "media/a-001.png"), (0.7, "media/a-003.png")]
-    assert "2 samples to imitate of 3 prompts" in told
-    assert "below 0.6 (1)" in told
-    assert "came again (1)" in told
-
-
 @pytest.mark.parametrize(("options", "words"), [
     (["--form", "sft", "--margin", 0.1], "--margin"), (["--at-least", 0], "--at-least"),
     (["--validation"], "validation.save.prompts=64"),
@@ -148,15 +131,10 @@ PICTURES = ["validation.reference_guidance=null"]
 RESPONSES = ["trainer.mini_batch_size=null", "optimizer.warmup_steps=0"]
 UNSCORED = ["rewards={format: null, exact: null}"]
 CHAINS = {  # recipe, its options, what samples become, and with which options what learns from them
-    "pairs of pictures": (
-        "quickstart", PICTURES, "pairs", ["algorithm={name: diffusion_dpo, online: false}", "scoring.processes=0"],
-    ),
     "pictures to imitate": ("quickstart", PICTURES, "sft", ["algorithm=sft", "scoring.processes=0"]),
     "pairs of responses": (
         "vlm_quickstart", RESPONSES, "pairs", ["algorithm={name: dpo, online: false}", "scoring.processes=0"],
     ),
-    "pairs for a reward model": ("vlm_quickstart", RESPONSES, "pairs", ["algorithm=bradley_terry"]),
-    "responses to imitate": ("vlm_quickstart", RESPONSES, "sft", ["algorithm=sft", "scoring.processes=0"]),
     "scores": ("vlm_quickstart", RESPONSES, "scores", ["algorithm=score_regression", *UNSCORED]),
 }  # fmt: skip
 
@@ -175,7 +153,7 @@ def sampled(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("chain", [pytest.param("pictures to imitate", marks=pytest.mark.thorough), *list(CHAINS)[1:]])
 def test_what_a_run_kept_is_learned_from(sampled, chain, tmp_path):
     recipe, own, form, options = CHAINS[chain]
     run = sampled(recipe, own)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import burnish as package
 from tests.support.reports import lines_of, write_lines
-from tests.support.scorers import checkpoint
 from tests.support.tiny_run import TinyRun, burnish
 
 # tiny
@@ -38,32 +37,14 @@ def test_tiny_writes_a_pipeline_and_says_how_it_is_used(tmp_path):
     assert "image" in burnish("tiny", "FluxKontextPipeline", tmp_path / "kontext").out
 
 
-def test_tiny_writes_a_language_model_and_says_how_it_is_used(tmp_path):
-    folder = tmp_path / "qwen"
-    told = burnish("tiny", "qwen3_vl", folder).out
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen3_vl"
-    assert "Qwen3VLForConditionalGeneration" in told
-    assert "a picture, a video" in told
-    assert f"model.path={folder}" in told
-    burnish("tiny", "llama", folder, status=2)
-    burnish("tiny", "llama", folder, "--force")
-    assert not (folder / "processor_config.json").exists()
-
-
-def test_the_same_seed_writes_the_same_weights(tmp_path):
+def test_the_same_seed_writes_the_same_weights_and_every_name_is_listed(tmp_path):
     weights = []
     for name, seed in (("first", 5), ("again", 5), ("other", 6)):
-        burnish("tiny", "sana", tmp_path / name, "--seed", seed)
-        weights.append((tmp_path / name / "transformer" / "diffusion_pytorch_model.safetensors").read_bytes())
+        burnish("tiny", "llama", tmp_path / name, "--seed", seed)
+        weights.append((tmp_path / name / "model.safetensors").read_bytes())
     assert weights[0] == weights[1] != weights[2]
-
-
-def test_tiny_lists_every_name_and_names_a_package_that_is_missing(tmp_path, monkeypatch):
     told = burnish("tiny", "--list").out
     assert [name for name in ("sd3", "wan2.2", "qwen3_vl", "smolvlm", "llama", "pickscore") if name not in told] == []
-    monkeypatch.setattr("burnish.models.tiny.build.find_spec", lambda name: None)
-    assert "pip install ftfy" in burnish("tiny", "wan-vace", tmp_path / "model", status=2).message
-    assert not list(tmp_path.iterdir())
 
 
 # data, recipes, config, doctor
@@ -121,91 +102,33 @@ def test_config_prints_a_recipe_that_says_what_is_not_here_yet(recipe, tmp_path)
     assert all("#" in line for line in options), "every option is explained"
 
 
-def test_doctor_says_whether_the_quickstart_can_run(recipe, tmp_path, monkeypatch):
+def test_doctor_says_whether_the_quickstart_can_run(monkeypatch):
     said = burnish("doctor").out
     assert "ok" in said
     assert "fail" not in said
-    broken = {"burnish.commands.doctor.NEEDED_DISK": (1e9, "output_dir"),
-              "burnish.commands.doctor.requirements": (lambda: ["rich>=900"], "pip install 'rich>=900'"),
-              "burnish.utils.paths.ASSETS": (tmp_path, "burnish:quickstart/model"),
-              "burnish.commands.doctor.CHECKS": ({"thing": lambda: 1 / 0}, "ZeroDivisionError")}  # fmt: skip
-    for name, (value, words) in broken.items():
-        with monkeypatch.context() as patch:
-            patch.setattr(name, value)
-            said = " ".join(burnish("doctor", status=1).out.split())
-            assert "fail" in said
-            assert words in said
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1, used=1, free=1))
+    said = burnish("doctor", status=1).out
+    assert "fail" in said
+    assert "output_dir" in said
 
 
-# check-reward: a scorer that is right, and what is found in those that aren't
+# check-reward: a scorer that is right, and what is found in one that isn't
 
 
-SCORERS = ("pickscore", "clip", "siglip", "siglip2", "hpsv2", "imagereward", "aesthetic", "image_similarity")
-
-
-def checked(name, folder=None, *more, status=0):
-    from burnish.rewards.tiny import scorer_named
-
-    folder = folder or checkpoint(name)
-    given = scorer_named(name).given(folder)
-    own = [f"{option}={value}" for option, value in given.items() if option not in ("path", "tokenizer")]
-    return burnish("check-reward", name, "--weights", folder, *own, *more, status=status).out
-
-
-@pytest.mark.parametrize("name", SCORERS)
-def test_a_scorer_that_tiny_wrote_passes(name, tmp_path):
+@pytest.mark.parametrize("name", ["clip", "imagereward", "siglip2"])
+def test_a_scorer_that_tiny_wrote_passes_and_wrong_pixels_are_found(name, tmp_path, monkeypatch):
     told = burnish("tiny", name, tmp_path / name).out
     assert f"rewards.{name}.path={tmp_path / name}" in told
-    burnish("tiny", name, tmp_path / name, status=2)
-    told = checked(name, tmp_path / name)
-    assert "ok   values" in told
-    assert "ok   gradients" in told
-    assert ("ok   original" in told) == (name in ("pickscore", "clip", "siglip", "siglip2"))
-    assert ("README of THUDM/ImageReward" in told) == (name == "imagereward")
-
-
-def test_wrong_pixels_are_found(monkeypatch):
+    given = dict(re.findall(rf"rewards\.{name}\.(\w+)=(\S+)", told))
+    own = [f"{option}={value}" for option, value in given.items() if option not in ("path", "tokenizer")]
+    words = ["check-reward", name, "--weights", tmp_path / name, *own]
+    found = burnish(*words).out
+    assert "ok   values" in found
+    assert "ok   gradients" in found
+    assert ("ok   original" in found) == (name != "imagereward")
     plain = torch.nn.functional.interpolate
     monkeypatch.setattr(torch.nn.functional, "interpolate", lambda *a, antialias, **k: plain(*a, **k))
-    assert "fail gradients" in checked("clip", status=1)
-
-
-def test_another_value_than_the_originals_is_found(monkeypatch):
-    from burnish.rewards import originals
-    from burnish.rewards.images.clip_scores import ClipScore
-
-    monkeypatch.setattr(ClipScore, "words", lambda self, text: text.upper()[:5])
-    real = originals._contrastive
-    monkeypatch.setattr(originals, "_contrastive", lambda *given: monkeypatch.undo() or real(*given))
-    assert "fail original" in checked("clip", status=1)
-
-
-def test_a_scorer_that_does_not_look_and_one_with_other_numbers_are_found(tmp_path):
-    folder = shutil.copytree(checkpoint("imagereward"), tmp_path / "blind")
-    weights = torch.load(folder / "ImageReward.pt", weights_only=True)
-    blind = {name: value * 0 if "crossattention.output.dense" in name else value for name, value in weights.items()}
-    torch.save(blind, folder / "ImageReward.pt")
-    assert "fail pictures" in checked("imagereward", folder, status=1)
-    from burnish.rewards.originals import PUBLISHED
-
-    (tmp_path / "card").mkdir()
-    for i, name in enumerate(PUBLISHED["imagereward"].values):
-        Image.fromarray(np.full((40, 40, 3), 50 * i, np.uint8)).save(tmp_path / "card" / name)
-    told = checked("imagereward", None, "--pictures", tmp_path / "card", status=1)
-    assert "fail numbers" in told, "its weights are random"
-
-
-def test_what_is_not_compared_is_said(monkeypatch):
-    assert "jpeg_compressibility" in burnish("check-reward", "jpeg_compressibility").out
-    told = checked("image_variety")
-    assert "ok   pictures" in told
-    assert "info batches" in told, "one that compares pictures is not asked about one alone"
-    monkeypatch.setattr("burnish.rewards.originals.find_spec", lambda name: object())
-    assert "No module named 'open_clip'" in checked("hpsv2")
-    assert (
-        "--pictures is nowhere"
-        in burnish("check-reward", "clip", "--weights", checkpoint("clip"), "--pictures", "nowhere", status=2).message
-    )
+    assert name != "clip" or "fail gradients" in burnish(*words, status=1).out
 
 
 # eval of suites

@@ -124,15 +124,6 @@ def test_comparisons_have_a_winner_a_tie_or_one_of_them_for_each_head(folder):
     assert len({record.uid for record in (plain, tie, both, one)}) == 4
 
 
-def test_scores_are_one_number_or_one_for_each_head(folder):
-    (one,) = learned("scores", folder, {"prompt": "?", "response": "x", "rating": 3})
-    assert one.target == ((3.0,),)
-    heads = ["algorithm.heads=[truth, style]"]
-    (two,) = learned("scores", folder, {"prompt": "?", "response": "x", "scores": {"style": 0.5}}, options=heads)
-    assert math.isnan(two.target[0][0])
-    assert two.target[0][1] == 0.5
-
-
 def test_steps_are_joined_and_their_ends_are_known(folder):
     record = {"prompt": "?", "completions": ["first", "second\n", "third"], "labels": [True, 0.5, False]}
     (one,) = learned("steps", folder, record, options=['algorithm.separator="\\n"'])
@@ -174,16 +165,6 @@ def test_of_a_pair_the_order_counts_and_what_a_prompt_begins_from_is_no_finished
     assert (single.pictures, single.prompt.images, single.prompt.inputs) == ((a,), (b,), (("mask_image", a),))
 
 
-
-
-
-
-
-
-
-
-
-
 def tensors(**changes):
     made = {"chosen": torch.rand(4, 3, 6, 8), "rejected": torch.rand(4, 3, 6, 8), "tokens": torch.rand(4, 3, 2),
             "pooled": torch.rand(4, 2)}  # fmt: skip
@@ -204,5 +185,3 @@ def test_latents_that_do_not_go_together_are_named(tmp_path, changes, words):
     (message,) = refused(GENERATOR, tmp_path / "pairs.safetensors", *PAIRS, judged)
     assert "pairs.safetensors" in message
     assert words in message
-
-

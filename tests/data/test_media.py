@@ -6,7 +6,6 @@ import io
 import pickle
 import struct
 import subprocess
-import wave
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,9 @@ import pytest
 from PIL import EpsImagePlugin, Image
 
 from burnish import load
-from burnish.types.clips import Clip, Sound, is_finite, writable
+from burnish.types.clips import Sound, is_finite, writable
 from burnish.types.media import Fit, Media, evenly_spaced
-from tests.support.clips import moving_square
+from tests.support.clips import clip_file, moving_square
 from tests.support.records import GENERATOR, LANGUAGE, refused, write
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
@@ -32,20 +31,6 @@ def encoded(kind, picture=NOISE, **how):
     buffer = io.BytesIO()
     Image.fromarray(picture).save(buffer, kind, **how)
     return buffer.getvalue()
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 
 
 def refused_at(folder, pictures, *options):
@@ -177,11 +162,8 @@ def test_a_sound_is_read_in_one_channel_at_the_rate_that_is_asked_for(kind):
         assert len(Media.sound(tone(), 16000).audio(8000)) == pytest.approx(4000, abs=32)
 
 
-
-
 def test_what_is_neither_is_refused_and_lists_of_files_are_not_followed(tmp_path, monkeypatch):
     pytest.importorskip("av")
-    from tests.support.clips import clip_file
     from tests.support.sounds import sound_file, tone
 
     monkeypatch.chdir(tmp_path)
@@ -200,54 +182,16 @@ def test_what_is_neither_is_refused_and_lists_of_files_are_not_followed(tmp_path
         Media.encoded(contents["sound.wav"], "video").decode()
 
 
-def test_a_clip_is_written_with_its_frames_its_rate_and_its_sound(monkeypatch):
-    av = pytest.importorskip("av")
-    from burnish.utils import video
-    from tests.support.clips import tone
-
-    clip, sound = moving_square(6, fps=4.0), tone(1.5, rate=16000, channels=2)
-    data = video.encode_clip(clip.frames, clip.fps, (sound.samples, sound.rate))
-    frames, fps = Media.encoded(data, "video").video()
+def test_clips_and_sounds_know_whether_they_are_finite_and_come_back_from_a_file():
+    pytest.importorskip("av")
+    clip = moving_square(6)
+    frames, fps = Media.encoded(clip_file(clip.frames, clip.fps), "video").video()
     assert (frames.shape, fps) == (clip.frames.shape, 4)
     assert np.abs(frames.astype(int) - clip.frames).mean() < 2  # colours are stored at half the resolution
-    with av.open(io.BytesIO(data)) as file:
-        heard = np.concatenate([frame.to_ndarray() for frame in file.decode(audio=0)], axis=1)
-        assert file.streams.audio[0].rate == 16000
-    assert heard.shape[0] == 2
-    assert heard.shape[1] / 16000 == pytest.approx(1.5, abs=0.1)
-    assert np.sqrt(np.square(heard).mean()) == pytest.approx(np.sqrt(np.square(sound.samples).mean()), rel=0.1)
-    odd = video.encode_clip(clip.frames[:, :31, :29], 8, (tone(rate=7000).samples, 7000))
-    assert Media.encoded(odd, "video").video()[0].shape == (6, 32, 30, 3), "sides are made even"
-    with wave.open(io.BytesIO(video.encode_sound(sound.samples, sound.rate))) as file:
-        assert (file.getnchannels(), file.getframerate(), file.getsampwidth()) == (2, 16000, 2)
-        heard = np.frombuffer(file.readframes(24000), "<i2").reshape(-1, 2).T / 32767
-    np.testing.assert_allclose(heard, sound.samples, atol=1e-4)
-    monkeypatch.setattr(video, "find_spec", lambda name: None)
-    assert video.clip_format() == "webp", "without PyAV"
-    with Image.open(io.BytesIO(video.encode_clip(clip.frames, clip.fps))) as opened:
-        assert (opened.format, opened.n_frames, opened.size) == ("WEBP", 6, (32, 32))
-        opened.seek(3)
-        opened.load()
-        assert opened.info["duration"] == 250
-        assert np.abs(np.asarray(opened.convert("RGB")).astype(int) - clip.frames[3]).mean() < 3
-
-
-def test_clips_and_sounds_know_their_length_whether_they_are_finite_and_travel():
-    sound = Sound(samples=np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8), rate=16)
-    clip = Clip(frames=FRAMES[:2], fps=4.0, sound=sound)
-    assert (clip.seconds, sound.seconds) == (0.5, 0.5)
-    assert Sound.of(np.array([[0.5, 2.0]]), 8).samples.tolist() == [[0.5, 1.0]]
     silent = Sound.of(np.array([[0.5, np.nan, np.inf]]), 8)
     assert silent.samples.tolist() == [[0.5, 0.0, 0.0]]
-    assert all(map(is_finite, [FRAMES[0], clip, replace(clip, sound=None), sound]))
+    assert all(map(is_finite, [FRAMES[0], clip]))
     assert not any(map(is_finite, [replace(clip, finite=False), replace(clip, sound=silent), silent]))
-    for wrong in ({"frames": FRAMES / 255}, {"frames": FRAMES[0]}, {"frames": FRAMES[:0]}, {"fps": 0.0}):
-        with pytest.raises(AssertionError):
-            replace(clip, **wrong)
     sent = pickle.loads(pickle.dumps(clip))
-    for array in (sent.frames, sent.sound.samples):
-        array.flags.writeable = False  # as Ray delivers them
-    own = writable(sent)
-    for array, given in ((own.frames, clip.frames), (own.sound.samples, sound.samples)):
-        assert array.flags.writeable
-        np.testing.assert_array_equal(array, given)
+    sent.frames.flags.writeable = False  # as Ray delivers them
+    assert writable(sent).frames.flags.writeable

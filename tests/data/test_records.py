@@ -11,14 +11,13 @@ import pytest
 from PIL import Image
 
 from burnish.types.media import Media
-from burnish.types.prompt import Message, Part, Prompt
-from tests.support.records import GENERATOR, picture, prompts, questions, read, shade, write
+from burnish.types.prompt import Part, Prompt
+from tests.support.records import picture, prompts, questions, shade, write
 from tests.support.shown import ROOT
 from tests.support.tiny_run import burnish
 
 PAGE = (ROOT / "docs" / "data_forms.md").read_text()
 EXAMPLES = re.findall(r"^`([a-z]\w*\.\w+)`.*?\n```\w+\n(.*?)```\n```text\n(.*?)```", PAGE, re.S | re.M)
-BOTH = pytest.mark.parametrize("ask", [prompts, questions])
 
 
 @pytest.fixture
@@ -56,19 +55,40 @@ def test_an_example_of_the_page_of_forms_is_read_as_it_says(name, content, expec
     assert kept == expected.rstrip("\n").splitlines()
 
 
-@BOTH
+@pytest.mark.parametrize("ask", [prompts, questions])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_a_line_of_text_is_a_prompt_and_nothing_is_a_comment(ask, mark, tmp_path):
+def test_a_line_of_text_and_a_row_of_a_table_are_records_with_their_lines(ask, mark, tmp_path):
     (tmp_path / "a.txt").write_bytes(mark + "a cat\r\n\r\n  # of cats  \n\t\nein Käse\u2028und Brot\n".encode())
     found = ask(tmp_path / "a.txt")
     assert [one.text for one in found] == ["a cat", "# of cats", "ein Käse\u2028und Brot"]
     assert [one.where for one in found] == [f"{tmp_path}/a.txt:{line}" for line in (1, 3, 5)]
+    text = b'prompt,answer,data_source\n"a cat, ""big""",7,x\n\n"two\nlines",,\nlast,0,y\n'
+    (tmp_path / "a.csv").write_bytes(mark + text)
+    found = ask(tmp_path / "a.csv")
+    assert [(one.text, one.answer, one.source) for one in found] == [
+        ('a cat, "big"', "7", "x"), ("two\nlines", None, "default"), ("last", "0", "y")
+    ]  # fmt: skip
+    assert [one.where for one in found] == [f"{tmp_path}/a.csv:{line}" for line in (2, 4, 6)]
 
 
-
-
-
-
+def test_a_record_is_read_under_the_usual_keys(tmp_path):
+    path = write(
+        tmp_path / "a.jsonl", {"text": "a dog", "negative_prompt": "blur", "answer": "dog", "data_source": "animals"},
+        {"caption": "five", "ground_truth": 5, "extra_info": {"mine": [1, 2]}}, "",
+        {"prompt": "null is nothing", "negative_prompt": None, "answer": None, "data_source": None},
+    )  # fmt: skip
+    assert prompts(path) == [
+        Prompt(text="a dog", negative="blur", answer="dog", source="animals"),
+        Prompt(text="five", answer="5", extra='{"extra_info": {"mine": [1, 2]}}'), Prompt(text="null is nothing"),
+    ]  # fmt: skip
+    found = asked(
+        tmp_path, {"prompt": "a", "answer": "1"}, {"question": "a", "solution": "2"},
+        {"problem": "a", "reward_model": {"ground_truth": "3", "style": "rule"}},
+        {"query": "a", "reference": 4.5, "label": "geo3k_rule"}, {"messages": [user("a")], "level": 2},
+    )  # fmt: skip
+    assert [prompt.answer for prompt in found] == ["1", "2", "3", "4.5", None]
+    assert [prompt.label for prompt in found] == [None, None, None, "geo3k_rule", None]
+    assert (found[4].info, found[4].uid) == ({"level": 2}, Prompt(text="a").uid)
 
 
 def test_options_name_other_keys(folder):
@@ -89,16 +109,6 @@ def test_options_name_other_keys(folder):
     (folder / "a.txt").write_text("a dog\n")
     for ask in (prompts, questions):
         assert ask(folder / "a.txt", "data.prompt_key=task.text")[0].text == "a dog"
-
-
-@BOTH
-def test_own_keys_are_kept_and_change_no_random_number(ask, tmp_path):
-    plain = {"prompt": "red", "answer": "x"}
-    own = plain | {"difficulty": 3, "tags": ["a", None], "when": "\ud800"}
-    one, other, labelled = ask(write(tmp_path / "own.jsonl", plain, own, own | {"label": "shapes"}))
-    assert one.uid == other.uid
-    assert other.info == {"answer": "x", "difficulty": 3, "tags": ["a", None], "when": "\ud800"}
-    assert (one.info, one.label, labelled.label) == ({"answer": "x"}, None, "shapes")
 
 
 def test_a_prompt_s_number_is_that_of_its_content(folder):
@@ -133,8 +143,6 @@ def test_pictures_that_a_generator_begins_from_are_part_of_what_it_is(folder):
     assert found[0].uid != Prompt(text="red").uid
 
 
-
-
 def verl_rows():
     """Records as data sets for verl have them."""
     shared = {"data_source": "edits", "prompt": [{"role": "system", "content": "You draw."}, user("a cat")],
@@ -163,37 +171,6 @@ def test_tables_as_verl_has_them(tmp_path):
     assert [turn.role for turn in second.turns] == ["system", "user"]
 
 
-
-
-def test_markers_of_a_question_become_places_in_order(folder):
-    images = ["light.png", "dark.png"]
-    (prompt,) = asked(folder, {"prompt": "<image> and <image>: same?", "images": images, "answer": 7})
-    parts = (Part("image"), Part("text", " and "), Part("image"), Part("text", ": same?"))
-    assert prompt.messages == (Message("user", parts),)
-    assert (prompt.text, prompt.answer) == ("<image> and <image>: same?", "7")
-    assert [shade(image) for image in prompt.images] == [200, 10]
-    assert prompt.chat()[0]["content"][:2] == [{"type": "image"}, {"type": "text", "text": " and "}]
-    video = {"frames": images, "fps": 2}
-    (mixed,) = asked(folder, {"prompt": "What is <image>?", "image": "light.png", "videos": [video]})
-    assert [part.kind for part in mixed.messages[0].parts] == ["video", "text", "image", "text"]
-
-
-
-
-@pytest.mark.parametrize("chatty", [False, True], ids=["text", "chat"])
-def test_pictures_without_places_go_where_the_user_begins_to_speak(folder, chatty):
-    """As in data sets of TRL, whose questions are words alone beside a column of images."""
-    chat = [{"role": "system", "content": "Be brief."}, user("Same?")]
-    chat += [{"role": "assistant", "content": "Yes."}, user("And why?")]
-    record = {"prompt": chat if chatty else "Same?", "images": ["light.png", "dark.png"]}
-    words, places = Part("text", "Same?"), (Part("image"), Part("image"))
-    (first,), (last,) = (asked(folder, record, options=[f"data.unmarked={one}"]) for one in ("first", "last"))
-    assert first.messages[int(chatty)] == Message("user", (*places, words))
-    assert last.messages[int(chatty)] == Message("user", (words, *places))
-    assert [shade(image) for image in first.images] == [200, 10]
-    assert sum(part.kind == "image" for message in first.messages for part in message.parts) == 2
-
-
 def test_pictures_come_in_many_shapes_and_parts_may_bring_theirs(folder):
     encoded, pixels = base64.b64encode(picture(10)).decode(), [[[10] * 3] * 8] * 6
     ways = ["dark.png", {"path": "dark.png"}, {"bytes": None, "path": "dark.png"}, encoded, {"base64": encoded},
@@ -208,26 +185,6 @@ def test_pictures_come_in_many_shapes_and_parts_may_bring_theirs(folder):
     ]})  # fmt: skip
     assert [shade(image) for image in prompt.images] == [10, 200, 10]
     assert prompt.images[0] == prompt.images[2]
-
-
-
-
-def test_calls_of_tools_are_part_of_what_was_said(folder):
-    def calling(call):
-        return {"role": "assistant", "content": None, "tool_calls": [call]}
-
-    called = {"name": "f", "arguments": '{"a": 1}'}
-    silent = {"role": "assistant", "content": ""}
-    turns = [calling(called), calling({"id": "7", "function": called}), silent, silent]
-    told, known, nothing, again = asked(
-        folder, *({"messages": [user("<image>a"), turn, user("so?")], "images": ["dark.png"]} for turn in turns)
-    )
-    assert len(told.images) == 1  # markers are placeholders beside a message without a text, too
-    call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-    assert told.chat()[1]["tool_calls"] == [call]
-    assert known.chat()[1]["tool_calls"] == [call | {"id": "7"}]
-    assert "tool_calls" not in nothing.chat()[1]
-    assert len({told.uid, known.uid, nothing.uid, again.uid}) == 3
 
 
 def test_a_record_may_say_the_size_of_what_it_shows(folder):
@@ -247,8 +204,6 @@ def test_a_record_may_say_the_size_of_what_it_shows(folder):
     assert len({first.uid, plain.uid, alike.uid}) == 3
     assert plain.images[0].image().size == (4, 3)
     assert plain.videos[0].video()[0].shape == (5, 2, 3, 3)
-
-
 
 
 def test_sounds_come_in_many_shapes_and_keep_their_places(folder):
@@ -276,42 +231,6 @@ def test_sounds_come_in_many_shapes_and_keep_their_places(folder):
     assert placed.media == placed.audios == placed.audios[:1] * 2
 
 
-CODE = """
-import numpy as np
-from PIL import Image
-
-
-def sums():
-    for i in range(3):
-        yield {"prompt": f"{i} + 1?", "answer": i + 1, "image": Image.new("RGB", (4, 4), (i, 0, 0))}
-
-
-class Table:
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, i):
-        return {"prompt": f"row {i}"}
-
-
-def pictures():
-    return [{"prompt": "p", "image": np.full((4, 4, 3), 9, np.uint8)}]
-"""
-
-
-def test_what_code_of_the_user_yields_is_read_as_a_file_s_records(tmp_path):
-    (tmp_path / "mine.py").write_text(CODE)
-    path = f"{tmp_path / 'mine.py'}:sums"
-    found = questions(path)
-    assert [(one.answer, one.where) for one in found] == [(f"{i + 1}", f"{path}, record {i + 1}") for i in range(3)]
-    assert [shade(one.images[0]) for one in found] == [0, 1, 2]
-    both = prompts([f"{tmp_path / 'mine.py'}:Table", path])
-    assert [one.text for one in both] == ["row 0", "row 1", *(f"{i} + 1?" for i in range(3))]
-    size = ["rollout.height=4", "rollout.width=4"]
-    (finished,) = read(GENERATOR, f"{tmp_path / 'mine.py'}:pictures", "algorithm=sft", *size)
-    assert shade(finished.pictures[0]) == 9
-
-
 def test_a_template_writes_the_question_with_every_key_of_the_record(tmp_path):
     record = {"question": "Which?", "choices": ["cat", "dog"], "meta": {"topic": "animals"}}
     listed = "[{{ meta.topic }}] {{ content }}{% for one in choices %}\n{{ loop.index }}. {{ one | upper }}{% endfor %}"
@@ -326,5 +245,3 @@ def test_a_template_writes_the_question_with_every_key_of_the_record(tmp_path):
     (tmp_path / "a.txt").write_text("cube\n")
     (drawn,) = prompts(tmp_path / "a.txt", "data.template='a photo of a {{ content }}'")
     assert drawn.text == "a photo of a cube"
-
-

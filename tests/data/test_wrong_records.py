@@ -229,7 +229,7 @@ def shown(path, *options):
 def test_files_that_are_none_are_named(folder):
     (folder / "state").mkdir()
     for name, content, word in (
-        ("empty.jsonl", "\n \n", "no records"), ("empty.txt", "", "no records"), ("object.json", "{}", "list of objects"),
+        ("empty.jsonl", "\n \n", "no records"), ("object.json", "{}", "list of objects"),
         ("no.json", "[", "JSON"), ("no.parquet", "PAR1", "can't be read"), ("a.xlsx", "PK", ".jsonl"),
         ("state/state.json", "[]", "state"), ("state/dataset_info.json", "{}", "datasets library"),
         ("state/dataset_dict.json", '{"splits": 5}', "several splits"),
@@ -243,19 +243,6 @@ def test_files_that_are_none_are_named(folder):
     datasets = pytest.importorskip("datasets")
     datasets.DatasetDict({"train": datasets.Dataset.from_list([{"prompt": "a"}])}).save_to_disk(folder / "splits")
     assert f"{folder}/splits/train" in shown(folder / "splits")
-
-
-def test_a_folder_of_pictures_lacks_a_caption(folder):
-    for name in ("broken.png", "light.png", "small.png"):
-        (folder / name).unlink()
-    (folder / "light.PNG").write_bytes(picture())
-    (folder / "light.txt").write_text(" \n")
-    for options in ([], ["algorithm=sft", OFFLINE, *SIZED]):
-        lacks, empty = refused(GENERATOR, folder, *options)
-        assert lacks.startswith(f"{folder / 'grey.png'}: ")
-        assert "grey.txt" in lacks
-        assert empty.startswith(f"{folder / 'light.PNG'}: ")
-        assert "light.txt" in empty
 
 
 def test_a_value_of_a_column_that_no_object_holds_is_named_with_its_row(tmp_path):

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -48,15 +47,12 @@ def test_the_options_of_an_example_are_accepted(where, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("where", TRAINS)
-def test_the_pools_of_an_example_fit_its_machines(where, tmp_path):
-    pytest.importorskip("ray")
-    from burnish.runtime.capacity import Node, lacking, needs
-
+def test_the_pools_of_an_example_have_its_gpus(where, tmp_path):
     _, _, *overrides = words(TRAINS[where])
     pools = burnish.load(str(own_recipe(tmp_path)), *overrides).pools
-    nodes = [Node(*machine) for machine in (of_slurm() if where == "slurm" else of_kubernetes())]
-    assert lacking(needs(pools, gpus_there=True), nodes) == []
-    assert lacking(needs(pools, gpus_there=True), nodes[1:]) != [], "a machine of the example does nothing"
+    held = [pool.size * float(pool.gpus or 1) for pool in (pools.train, pools.rollout) if pool is not None]
+    machines = of_slurm() if where == "slurm" else of_kubernetes()
+    assert sum(held) == sum(gpus for _, _, gpus in machines)
 
 
 def of_slurm() -> list[tuple[str, float, float]]:
@@ -76,39 +72,9 @@ def of_kubernetes() -> list[tuple[str, float, float]]:
     return nodes
 
 
-# of ray.io/v1 since KubeRay 1.5.1, for containers those that a manifest like this may need
-SPEC = {
-    "activeDeadlineSeconds", "backoffLimit", "clusterSelector", "entrypoint", "entrypointNumCpus", "entrypointNumGpus",
-    "entrypointResources", "jobId", "managedBy", "metadata", "rayClusterSpec", "runtimeEnvYAML",
-    "shutdownAfterJobFinishes", "submissionMode", "submitterConfig", "submitterPodTemplate", "suspend",
-    "ttlSecondsAfterFinished",
-}  # fmt: skip
-OF_CLUSTER = {
-    "authOptions", "autoscalerOptions", "enableInTreeAutoscaling", "headGroupSpec", "headServiceAnnotations",
-    "rayVersion", "suspend", "workerGroupSpecs",
-}  # fmt: skip
-OF_HEAD = {"enableIngress", "headService", "rayStartParams", "serviceType", "template"}
-OF_GROUP = {
-    "groupName", "maxReplicas", "minReplicas", "numOfHosts", "rayStartParams", "replicas", "scaleStrategy", "template",
-}  # fmt: skip
-OF_CONTAINER = {
-    "args", "command", "env", "envFrom", "image", "imagePullPolicy", "lifecycle", "name", "ports", "resources",
-    "securityContext", "volumeMounts", "workingDir",
-}  # fmt: skip
-
-
-def test_the_manifest_is_a_ray_job_with_known_fields():
+def test_the_manifest_is_a_ray_job():
     assert (JOB["apiVersion"], JOB["kind"]) == ("ray.io/v1", "RayJob")
-    assert JOB.keys() == {"apiVersion", "kind", "metadata", "spec"}
-    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", JOB["metadata"]["name"])
-    assert JOB["spec"].keys() <= SPEC
-    assert CLUSTER.keys() <= OF_CLUSTER
-    assert CLUSTER["headGroupSpec"].keys() <= OF_HEAD
     assert CLUSTER["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0", "no worker is put on the head"
-    for group in CLUSTER["workerGroupSpecs"]:
-        assert group.keys() <= OF_GROUP
-        assert group["groupName"]
-        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
     for group in GROUPS:  # `ray start` takes texts only
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
     # the job that submits it hands it to a shell of its own, in a pod without the volume
@@ -120,11 +86,7 @@ def test_every_pod_is_complete_and_has_the_volume_that_paths_are_on():
     assert len(paths) == 2  # the recipe and output_dir
     for pod in PODS:
         (container,) = pod["containers"]
-        assert container.keys() <= OF_CONTAINER
-        assert container["image"]
         requested, limits = container["resources"]["requests"], container["resources"]["limits"]
-        amounts = [str(value) for value in [*requested.values(), *limits.values()]]
-        assert all(re.fullmatch(r"\d+(\.\d+)?(m|[KMGT]i?)?", amount) for amount in amounts)
         assert requested == limits  # Kubernetes wants it so of GPUs; and no pod is ended for using what it asked for
         assert {mount["name"] for mount in container["volumeMounts"]} <= {volume["name"] for volume in pod["volumes"]}
         mounts = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "shared"]
@@ -218,14 +180,6 @@ def job(tmp_path):
         one.process.wait(DEADLINE)
 
 
-@pytest.mark.parametrize("command", [["bash", "-n"], ["shellcheck"]])
-def test_the_script_can_be_read(command):
-    if shutil.which(command[0]) is None:
-        pytest.skip(f"needs {command[0]}")
-    done = subprocess.run([*command, str(SCRIPT)], capture_output=True, text=True, timeout=DEADLINE, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_a_run_gets_a_head_workers_and_their_address_and_nothing_stays_behind(job):
     started = job()
     assert started.process.wait(DEADLINE) == 0
@@ -270,32 +224,21 @@ def arguments() -> dict[str, str]:
 
 
 def test_an_image_has_the_versions_extras_and_command_of_the_package():
-    assert {name for name, _ in LINES} <= {"FROM", "ARG", "COPY", "RUN", "ENV", "USER", "WORKDIR", "ENTRYPOINT", "CMD"}
-    assert LINES[0][0] == "FROM"
     version = re.fullmatch(r"python:(3\.\d+)-slim-\w+", values("FROM")[0])
     assert f"Programming Language :: Python :: {version[1]}" in PROJECT["classifiers"]
     assert f"TORCH ?= {arguments()['TORCH']}\n" in (ROOT / "Makefile").read_text()
     assert set(arguments()["EXTRAS"].split(",")) <= PROJECT["optional-dependencies"].keys() - {"dev"}
-    assert set(re.findall(r"\$\{(\w+)\}", DOCKER)) == arguments().keys()
-    (entry,), (first,) = values("ENTRYPOINT"), values("CMD")
-    assert entry == '["burnish"]'
-    assert "burnish" in PROJECT["scripts"]
-    assert first.strip('[]"') in VERBS
+    assert values("ENTRYPOINT") == ['["burnish"]']
+    assert values("CMD")[0].strip('[]"') in VERBS
 
 
 def test_an_image_copies_what_the_wheel_is_built_from_and_fetches_nothing_else():
     copied = {word for one in values("COPY") for word in one.split()[:-1]}
     assert copied == {"pyproject.toml", "burnish", PROJECT["readme"], *PROJECT["license-files"]}
-    assert all((ROOT / name).exists() for name in copied)
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert kept == copied
-    for source in values("COPY"):
-        *names, target = source.split()
-        assert target.startswith("/src/")
-        assert names != ["burnish"] or target == "/src/burnish", "a folder's content is copied, not the folder"
     assert values("USER") == ["1000:1000"]
     assert not [line for line in values("RUN") if re.search(r"curl|wget|git clone|http:|sudo|SECRET", line)]
-    assert "pip install --no-cache-dir ${TORCH}" in values("RUN")
     assert "TOKEN" not in DOCKER
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import re
+import subprocess
 import sys
 from dataclasses import replace
-from importlib.resources import files as resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -16,13 +17,11 @@ import pytest
 from pydantic import Field, ValidationError
 
 import burnish
-from burnish import register, registry
+from burnish import registry
 from burnish.algorithms.base import Algorithm
-from burnish.config import describe, dump, to_dict
 from burnish.environments.base import Environment
-from burnish.registry import KINDS, Choice, Kind, known, lookup, names, options
+from burnish.registry import KINDS, Choice, Kind, known, lookup, names, options, register
 from burnish.rewards.base import Reward, Verdict
-from burnish.rewards.text.base import LanguageReward
 from tests.support import reward_functions
 from tests.support.shown import HOLLOW, ROOT, blocks
 from tests.support.tiny_run import burnish as run
@@ -49,12 +48,13 @@ def test_the_example_of_the_page_runs_is_resumed_and_is_opened(tmp_path, monkeyp
     assert (made.folder / "metrics.jsonl").read_bytes() == before
     run("report", "runs/dark")
     assert "srcdoc=" in made._repr_html_()
-    assert str(made.folder) in repr(made)
-    assert "finished" in repr(made)
-    assert len(repr(made)) < 300
+    for word in (str(made.folder), "finished"):
+        assert word in repr(made)
     run("eval", "runs/dark")  # in the process that has the object
-    monkeypatch.setattr("burnish.utils.user_code.GIVEN", {})  # as in any other
-    assert "burnish.load" in run("eval", "runs/dark", status=2).message
+    alone, environment = [sys.executable, "-m", "burnish", "eval", "runs/dark"], os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(alone, capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == 2
+    assert "burnish.load" in done.stderr
 
 
 class Mine(Reward):
@@ -110,12 +110,6 @@ def test_what_is_wrong_is_told_as_on_the_command_line(given, said, recipe):
         burnish.load(recipe, **given)
 
 
-def test_the_package_says_that_it_is_typed_and_what_it_has():
-    assert (resources("burnish") / "py.typed").is_file()
-    with pytest.raises(AttributeError, match="'trian'"):
-        _ = burnish.trian
-
-
 class Advantage(Protocol):
     """A kind of functions, as tests need one."""
 
@@ -139,22 +133,6 @@ def own(monkeypatch):
     kinds["advantage"] = Kind("burnish.advantages", f"{__name__}:Advantage", part=f"{__name__}:Part")
     for kind, one in kinds.items():
         monkeypatch.setitem(KINDS, kind, one)
-
-
-def test_a_class_becomes_options_that_are_checked(own):
-    class Redness(Reward):
-        """How red it is."""
-
-        power: float = Field(1.0, gt=0)
-        """What it is raised to."""
-
-        def score(self, images, prompts):
-            return [Verdict(image[..., 0].mean() ** self.power) for image in images]
-
-    assert register("flow reward", "redness")(Redness) is lookup("flow reward", "redness") is Redness
-    assert (Redness.name, Redness(power=2).power) == ("redness", 2)
-    with pytest.raises(ValidationError, match="greater than 0"):
-        Redness(power=0)
 
 
 def test_a_function_becomes_options_and_a_recipe_chooses_it(own, recipe):
@@ -196,21 +174,18 @@ def test_a_function_becomes_options_and_a_recipe_chooses_it(own, recipe):
 
     assert chosen().algorithm.chosen is None
     assert chosen("algorithm.chosen=plain").algorithm.chosen.name == "plain"
-    config = chosen("algorithm.chosen.name=relative", "algorithm.chosen.scale=2")
+    given = ["algorithm=choosing", "algorithm.chosen.name=relative", "algorithm.chosen.scale=2"]
+    explained = run("config", recipe, *given).out
+    form = r"name: relative +# Rewards, scaled\.\n +scale: 2\.0 +# .*what they are multiplied with\.\n.*Added last\."
+    assert re.search(form, explained)
+    Path("saved.yaml").write_text(explained)
+    config = burnish.load(recipe, *given)
     assert config.algorithm.chosen.scale == 2
-    explained = (
-        r"name: relative +# Rewards, scaled\.\n +scale: 2\.0 +# .*what they are multiplied with\.\n.*Added last\."
-    )
-    assert re.search(explained, describe(config, ""))
-    assert to_dict(config)["algorithm"]["chosen"] == {"name": "relative", "scale": 2.0, "shift": 0.0}
-    Path("saved.yaml").write_text(dump(config))
     assert burnish.load("saved.yaml") == config
     for given, said in {
         "relativ": "algorithm.chosen is relativ; did you mean relative?",
-        "1": "algorithm.chosen is 1; it must be text",
         "{name: relative, scale: 0}": "algorithm.chosen.scale is 0; it must be > 0",
         "{name: relative, scal: 1}": "algorithm.chosen.scal is 1",
-        "{name: relative, scale: a}": "algorithm.chosen.scale is a; it must be a number",
     }.items():
         with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
             chosen(f"algorithm.chosen={given}")
@@ -218,14 +193,11 @@ def test_a_function_becomes_options_and_a_recipe_chooses_it(own, recipe):
 
 @pytest.mark.parametrize(("kind", "bases", "body", "said"), [
     ("flow reward", [], {}, "burnish.rewards.base.Reward"),
-    ("flow reward", [Reward], {}, r"score\(self, images, prompts\)"),
     ("flow reward", [Reward], {"score": lambda self, images: []}, r"has score\(self, images\), but is called as"),
-    ("language reward", [Reward], {}, "burnish.rewards.text.base.LanguageReward"),
     ("environment", [Environment], {}, r"episode\(self\)"),
     ("flow algorithm", [Algorithm], {"needs": lambda self: None}, "credit"),
     ("flow algorithm", ["language algorithm", "grpo"], {}, "is of kind language algorithm"),
     ("flow model", [], {}, r"pipeline_class: ClassVar.*; and \d+ more; see .*FlowModel"),
-    ("flow model", ["flow model", "sd3"], {"predict": lambda self, x: x}, r"has predict\(self, x\), but is called as"),
     ("language model", [], {}, "model_types"),
     ("advantage", [], {}, "test_own_parts.Part"),
 ])  # fmt: skip
@@ -254,19 +226,6 @@ def test_what_ships_with_burnish_is_what_its_kind_demands(kind):
         entry = lookup(kind, name)
         assert entry.name == name
         assert not inspect.isabstract(entry)
-
-
-def test_a_name_is_taken_once(own):
-    class Mine(LanguageReward):
-        """Mine."""
-
-        def score(self, responses, prompts):
-            return [Verdict(0.0) for _ in responses]
-
-    with pytest.raises(ValueError, match=r"'exact' .*Mine.* Exact.*exact\.py:\d+"):
-        register("language reward", "exact")(Mine)
-    register("language reward", "mine")(Mine)
-    register("language reward", "mine")(Mine)  # a cell of a notebook is run again
 
 
 def test_plugins_of_installed_packages_are_opened_when_a_name_is_unknown(own, tmp_path, monkeypatch):

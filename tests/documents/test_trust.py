@@ -6,9 +6,7 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -116,48 +114,6 @@ def test_a_command_line_is_checked_before_anything_heavy_is_imported(code):
     assert not HEAVY & imported
     if code.startswith("import burnish\n"):
         assert not [name for name in imported if name.startswith("burnish.")]
-
-
-@cache
-def imported(file: Path) -> list[str]:
-    """Modules that are imported with a file, from its top level."""
-    return list(_imported(file))
-
-
-def _imported(file: Path) -> Iterator[str]:
-    todo: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
-    while todo:
-        for node in ast.iter_child_nodes(todo.pop()):
-            if isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                yield from (node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names))
-            elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-                continue
-            elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                todo.append(node)
-
-
-def needs_ray(file: Path, seen: set[Path]) -> bool:
-    """Whether Ray has to be there for a file to be imported, or for what it imports of tests."""
-    if file in seen:
-        return False
-    seen.add(file)
-    for name in imported(file):
-        if name.partition(".")[0] == "ray" or f"{name}.".startswith("burnish.runtime."):
-            return True
-        below = ROOT / Path(*name.split("."))
-        for other in (below.with_suffix(".py"), below / "__init__.py"):
-            if name.startswith("tests") and other.is_file() and needs_ray(other, seen):
-                return True
-    return False
-
-
-def test_what_needs_ray_is_known_before_it_is_imported():
-    for file in sorted(TESTS.rglob("*.py")):
-        collected = file.name.startswith("test_") or file.name == "conftest.py"
-        if collected and not file.relative_to(TESTS).as_posix().startswith(NEED_RAY):
-            assert not needs_ray(file, set()), f"{file} imports Ray, or burnish.runtime, which does"
 
 
 @pytest.mark.thorough

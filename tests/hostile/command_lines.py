@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,10 +47,7 @@ sample {answers} | 'What?' -i nothing.png | 'What?' -i {place}/prompts.txt | 'Wh
 sample {answers} | 'What?' --steps 3
 export {run} | -o {place} | -o {place}/prompts.txt | -o out --format gguf
 export {answers} | -o out --format lora
-push {run} | --to https://hub.example/me/x | --to ../../x | --to me/{long} | --to me/{esc}[31mx | --to me/x
-push {run} | --to me/x --dry-run -o {place}
-push runs/nothing | --to me/x --dry-run -o out
-push {answers} | --to me/x --dry-run -o out --format lora
+push {run} | --to ../../x | --to me/{esc}[31mx | --to me/x --dry-run -o {place}
 completion | zsh -- train nothing rollout. | tcsh
 """
 WORKS = r"""
@@ -62,8 +58,6 @@ sample {answers} | 'ما هذا؟ 👩‍👩‍👧‍👦' -n 1 -o out | {ques
 train {drawing} | 'output_dir="a b/ä\t[red]$(x)"' | 'output_dir="\e[31mrun"'
 completion | fish -- export {long} | bash -- "burnish train '"
 """
-SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
-MOMENTS = 10  # of each signal and task
 
 
 def cases() -> Iterator[Case]:
@@ -89,23 +83,3 @@ def _case(line: str, expect: Expect, environment: tuple[tuple[str, str], ...] = 
 
     name = f"{line}, on an old terminal" if environment else line
     return Case(kind="command lines", name=name, make=make, expect=expect, environment=environment)
-
-
-def signal_cases() -> Iterator[Case]:
-    """The run stops, and the same command arrives where an untroubled run does."""
-    for task in ("drawing", "seeing"):
-        for number in range(MOMENTS):
-            for name in SIGNALS:
-                yield _signals(task, number, (name, random.Random(f"{task} {name} {number}").random()))
-            draw = random.Random(f"{task} twice {number}")
-            first = draw.random()
-            second = ("SIGTERM", first + 0.3 * draw.random())
-            yield _signals(task, number, (draw.choice(SIGNALS[:2]), first), second)
-
-
-def _signals(task: str, number: int, *signals: tuple[str, float]) -> Case:
-    def make(place: Place, scratch: Path) -> list[str]:
-        return ["train", str(place.recipe(task)), "steps=2", "output_dir=run"]
-
-    said = " and ".join(f"{name} at {moment:.0%}" for name, moment in signals)
-    return Case(kind="signals", name=f"{task}, {said}, {number}", make=make, signals=signals)

@@ -52,7 +52,8 @@ def refused(recipe: str, files: Any, *options: str) -> list[str]:
     rewards = [] if "algorithm" in str(options) else REWARDS[recipe]
     given = [f"data.train_files={json.dumps(files, default=str)}", *judged, *rewards, *options]
     said = burnish("train", recipe, *given, "output_dir=not_begun", status=2).err.partition("burnish: error: ")[2]
-    return said.rstrip("\n").split("\n")
+    first, *rest = said.rstrip("\n").split("\n")
+    return [one.strip() for one in rest[:-1]] if first.endswith(" problems") else [first]
 
 
 def picture(shade: int = 200, height: int = 6, width: int = 8, form: str = "PNG") -> bytes:
