@@ -85,21 +85,6 @@ def test_a_run_that_goes_appears_and_moves_on(page: Browser, tmp_path: Path):
         page.open("about:blank")
 
 
-def test_a_prompt_is_walked_through_the_updates(page: Browser, port: int):
-    go(page, port, "#/run?run=seed0&tab=gallery")
-    page.until("document.querySelectorAll('.between .side:not([hidden]) img').length === 12")
-    assert "after 20 updates" in page.text()
-    page.ask("document.querySelector('.walk input[type=range]').focus()")
-    page.press("ArrowLeft")
-    page.until("document.querySelector('.walk output').textContent === 'after 10 updates'")
-    page.until("document.querySelector('.side:last-child img').src.includes('000010')")
-    page.until("[...document.querySelectorAll('.side:last-child img')].every((one) => one.naturalWidth > 0)")
-    page.click("›")
-    page.until("document.querySelector('.choice select').value === '1'")
-    assert page.ask("document.querySelector('.walk output').textContent") == "after 10 updates"
-    assert "prompt=1" in page.ask("location.hash"), "the address says what is seen"
-
-
 def test_pictures_and_verdict_are_seen_first(page: Browser, port: int):
     go(page, port)
     page.until("[...document.querySelectorAll('.newest img')].filter((one) => one.naturalWidth > 0).length === 2")
@@ -116,19 +101,6 @@ def test_pictures_and_verdict_are_seen_first(page: Browser, port: int):
     page.until("document.querySelector('[aria-selected=true]').textContent === 'Gallery'")
     go(page, port, "#/run?run=clips")
     page.until("document.querySelector('.glimpse video').readyState >= 1")
-
-
-def test_two_seeds_are_a_band(page: Browser, port: int):
-    go(page, port)
-    for name in ("seed0", "seed1"):
-        page.ask(f"document.querySelector('[aria-label=\"compare {name}\"]').click()")
-    page.click("compare 2 runs")
-    page.until("document.querySelector('figure.chart path.band.c0')")
-    assert "1 more seed" in page.text()
-    assert "seed" in page.ask("document.querySelector('table.differences').innerText")
-    page.until("document.querySelectorAll('.beside .side img').length === 12")
-    page.ask("document.querySelector('.toggle input').click()")
-    page.until("document.querySelectorAll('figure.chart')[0].querySelectorAll('path.line.c1').length > 0")
 
 
 def test_prompts_are_sorted_and_only_those_in_view_are_made(page: Browser, tmp_path: Path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shutil import copytree, ignore_patterns
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,23 +13,12 @@ from burnish.forecast.batches import Chosen
 from burnish.forecast.counter import Peak
 from burnish.forecast.forecast import Forecast, PoolForecast
 from burnish.forecast.process import NoForecast
-from tests.support.shown import ROOT
 from tests.support.tiny_run import TinyRun, burnish
 
 GIB = 1 << 30
 PEAK = Peak(60 * GIB, {"weights": 20 * GIB, "activations": 40 * GIB})
 FOUND = Forecast((PoolForecast("train", 1, {"load": Peak(GIB), "update, backward": PEAK}, 0),))
 SMALL = ["algorithm=flow_grpo", "data.train_batch_size=2", "rollout.n=2", "rollout.num_inference_steps=5"]
-
-
-class Card:
-    """A controller that knows of its GPU alone."""
-
-    def __init__(self, gib: int) -> None:
-        self.pools = {"train": gib * GIB}
-
-    def gpu_memory(self) -> dict[str, int]:
-        return self.pools
 
 
 class AtOnce:
@@ -57,9 +46,9 @@ def test_what_fits_is_said_and_what_cannot_is_refused_with_what_would(monkeypatc
     monkeypatch.setattr("burnish.forecast.process.Foreteller", AtOnce)
 
     def settled(gib: int, *options: str, resumes: bool = False):
-        fit = Fit(package.load("quickstart", *options), resumes=resumes)
+        fit, card = Fit(package.load("quickstart", *options), resumes=resumes), {"train": gib * GIB}
         try:
-            return fit.settle(Card(gib)), capsys.readouterr().out  # type: ignore[arg-type]
+            return fit.settle(SimpleNamespace(gpu_memory=lambda: card)), capsys.readouterr().out  # type: ignore[arg-type]
         finally:
             fit.close()
 
@@ -75,16 +64,6 @@ def test_what_fits_is_said_and_what_cannot_is_refused_with_what_would(monkeypatc
     settled(40, resumes=True)  # a run that goes on has shown whether it fits
     monkeypatch.setattr(AtOnce, "fails", "KeyError: a model that nobody knows")
     assert "KeyError" in settled(40)[1], "a forecast that fails ends no run"
-
-
-def test_a_plan_needs_no_weights_and_says_whether_a_run_fits(tmp_path):
-    shipped = ROOT / "burnish" / "assets" / "quickstart" / "model"
-    model = copytree(shipped, tmp_path / "model", ignore=ignore_patterns("*.safetensors"))
-    given = [f"model.path={model}", "data.train_files=nowhere.jsonl", *SMALL]
-    said = burnish("plan", "quickstart", *given, "memory=24GB").out
-    phases = ("load", "sample", "update, forward", "update, backward", "update, optimizer", "publish", "save")
-    assert [phase for phase in phases if phase not in said] == []
-    assert "It fits into 22.4 GiB" in said
 
 
 @pytest.mark.thorough

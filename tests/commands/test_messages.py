@@ -5,10 +5,9 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 
-import pytest
 import torch
 
-from tests.support.reports import Story, lines_of, report, run_folder
+from tests.support.reports import Story, lines_of, run_folder
 from tests.support.tiny_run import TinyRun, burnish
 
 BARE = Story(pictures=False)
@@ -39,16 +38,6 @@ def test_a_run_does_what_it_says(files, monkeypatch):
     assert "Finished after 4 of 4" in burnish("train", recipe, "steps=4", f"output_dir={files / 'moved'}").out
 
 
-@pytest.mark.parametrize(("overrides", "more"), [
-    ((), " steps=60"), (("resume=never", "optimizer.schedule=constant"), " resume=auto steps=60"),
-    (("optimizer.schedule=linear",), " steps=60 optimizer.schedule_updates=60"),
-])  # fmt: skip
-def test_a_run_can_be_made_longer_by_the_command_that_is_given(tmp_path, overrides, more):
-    folder = run_folder(tmp_path / "run", replace(BARE, overrides=overrides))
-    commands = [one["command"] for one in report(folder).run["next"]]
-    assert f"burnish train {folder.config}{more}" in commands
-
-
 def seeded(root, seed: int, **story: object):
     overrides = (f"seed={seed}", "optimizer.schedule=constant")
     return run_folder(root / f"[b]seed{seed}", replace(BARE, overrides=overrides, **story)).path
@@ -70,9 +59,3 @@ def test_runs_are_listed_with_what_they_reached_and_compared(tmp_path):
     assert "–" not in shared
     assert [one.split(":")[0].split("/")[-1] for one in alone] == ["diffusion_nft", "flow_grpo"]
     assert "algorithm.noise_level=" in " ".join(alone[1].split())
-
-
-def test_what_is_no_run_is_refused(tmp_path):
-    for words in (["runs", "no_such"], ["compare", "no_such", "other"], ["runs", tmp_path]):
-        assert str(words[1]) in burnish(*words, status=2).message.replace(" ", "")
-    assert "two different runs" in burnish("compare", tmp_path, tmp_path, status=2).message

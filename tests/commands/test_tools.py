@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import burnish as package
-from tests.support.reports import lines_of, write_lines
-from tests.support.tiny_run import TinyRun, burnish
+from tests.support.reports import write_lines
+from tests.support.tiny_run import burnish
 
 # tiny
 
@@ -75,17 +75,6 @@ def test_a_file_is_shown_as_a_recipe_reads_it(tmp_path):
     assert shown.count("  image: ") == 2
 
 
-def test_recipes_are_listed_with_their_first_line_by_folder_or_by_a_word():
-    shown = " ".join(burnish("recipes").out.split())
-    assert shown.index("quickstart") < shown.index("flux/awm") < shown.index("sd35/awm")
-    assert "base" not in shown.split()
-    assert "1 GPU of 24 GB" in shown
-    assert "(reward to write: " in shown
-    printed = burnish("recipes", "geometry3k").out
-    assert "qwen25_vl/grpo" in printed
-    assert "sd35" not in printed
-
-
 def test_config_prints_a_recipe_that_says_what_is_not_here_yet(recipe, tmp_path):
     saved = tmp_path / "saved.yaml"
     for option in ("rollout.n=16", "data.train_files=gone.txt"):
@@ -139,30 +128,6 @@ SMALL = ["suite.max_prompts=6", "scoring.processes=0", "rollout.batch_size=4"]
 
 def evaluated(source, suite, output, *more, status=0):
     return burnish("eval", source, "--suite", suite, "--output", output, *SMALL, *more, status=status)
-
-
-CHECKPOINTS = {
-    "quickstart": ("generators", ["algorithm=flow_grpo", "rollout={height: 16, width: 32, max_sequence_length: 0}"]),
-    "vlm_quickstart": ("language", ["algorithm=grpo"]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", [pytest.param("quickstart", marks=pytest.mark.thorough), "vlm_quickstart"])
-def test_a_run_and_its_exported_adapter_give_the_same_records(files, tmp_path, name):
-    half, options = CHECKPOINTS[name]
-    model = f"burnish:{name}/model"
-    run = TinyRun(files, half, "sd3" if half == "generators" else "llama", *options, f"model.path={model}",
-                  "optimizer.lr=0.1", "steps=1", name=name)  # fmt: skip
-    run.train()
-    burnish("export", run.output, "-o", tmp_path / "lora", "--format", "lora")
-    evaluated(run.output, name, tmp_path / "of run")
-    evaluated(f"{model}+{tmp_path / 'lora'}", name, tmp_path / "of lora", *options[1:])
-    evaluated(model, name, tmp_path / "before", *options[1:])
-    trained, adapted, before = (lines_of(tmp_path / each / "samples.jsonl") for each in ("of run", "of lora", "before"))
-    assert trained == adapted
-    assert trained != before
-    assert json.loads((tmp_path / "of run" / "suite.json").read_text())["update"] == 1
-    assert "change" in burnish("eval", "--compare", tmp_path / "before", tmp_path / "of run").out
 
 
 def test_halves_are_merged_and_a_complete_one_is_not_done_again(tmp_path):

@@ -93,14 +93,6 @@ def test_a_recipe_is_laid_over_what_it_extends(recipe, tmp_path):
     assert burnish.load(recipe, "model.lora=null").model.lora is None, "an option that needs it may be in a recipe"
 
 
-def test_the_solver_of_mix_grpo_in_an_earlier_version_is_that_of_rollouts(tmp_path):
-    saved = re.sub(r"^  solver: .*\n", "", command("config", "quickstart", "algorithm=mix_grpo").out, flags=re.M)
-    for solver, rollouts, validations in (("euler", "euler", None), ("dpm2", "dpm2m", "euler")):
-        text = re.sub(r"^(algorithm:.*\n)", rf"\1  solver: {solver}\n", saved, flags=re.M)
-        found = burnish.load(write(tmp_path, "config.yaml", text))
-        assert (found.rollout.solver, found.validation.solver) == (rollouts, validations)
-
-
 AHEAD = ("runtime=ray", "pools.rollout.processes=1", "pipeline.depth=1")
 
 
@@ -119,10 +111,6 @@ def test_samples_of_older_weights_are_corrected_unless_the_user_says_otherwise(r
             burnish.load(recipe_, chosen, *AHEAD, "algorithm.rollout_correction=null").algorithm.rollout_correction
             is None
         )
-    own = burnish.load("vlm_quickstart", "algorithm={name: grpo, old_logprob: sampler}", *AHEAD).algorithm
-    assert own.rollout_correction.mode == "bypass"
-    upper = burnish.load("vlm_quickstart", "algorithm={name: grpo, rollout_correction: {upper: 3}}", *AHEAD).algorithm
-    assert upper.rollout_correction.upper == 3
 
 
 def test_every_option_of_another_trainer_leads_to_one_of_ours():

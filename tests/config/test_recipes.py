@@ -78,21 +78,6 @@ def test_a_recipe_has_the_values_of_its_source_and_says_why_it_deviates():
         assert not unknown, f"{recipe}: where are these from? {unknown}"
 
 
-def test_a_recipe_writes_to_its_own_folder_with_its_algorithm_and_its_model_has_a_row():
-    page = "".join((ROOT / "docs" / name).read_text() for name in ("models.md", "language.md"))
-    for recipe in recipe_names():
-        text, config = (RECIPES / f"{recipe}.yaml").read_text(), loaded(recipe)
-        assert config.output_dir == f"runs/{recipe}"
-        for algorithm in yaml.safe_load(text).get("variants") or {}:
-            other = package.load(recipe, f"algorithm={algorithm}")
-            assert other.algorithm.name == algorithm
-            assert (other.output_dir == config.output_dir) == (algorithm == config.algorithm.name)
-        if recipe in PUBLISHED:
-            assert config.algorithm.name == recipe.partition("/")[2]
-            row = next((line for line in page.splitlines() if f"| `{recipe.partition('/')[0]}/*` |" in line), "")
-            assert f"| {config.model.path} |" in row, f"the page on models says nothing of {recipe}"
-
-
 def test_a_recipe_is_explained_where_nothing_of_it_is_there(tmp_path, monkeypatch):
     """What is missing ships with Burnish, is of the hub, or is written by a command, which is named."""
     monkeypatch.chdir(tmp_path)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import base64
-import math
 from functools import partial
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
-from tests.support.records import GENERATOR, LANGUAGE, picture, read, refused, shade, write
+from tests.support.records import GENERATOR, LANGUAGE, picture, read, shade, write
 
 OFFLINE = "algorithm.online=false"
 ALONE = ["rewards={exact: null, format: null}", "trainer.mini_batch_size=null"]  # reward models sample nothing
@@ -111,19 +108,6 @@ def test_judgements_are_good_or_bad(folder):
     assert found[0].uid != found[1].uid
 
 
-def test_comparisons_have_a_winner_a_tie_or_one_of_them_for_each_head(folder):
-    plain, tie, both, one = learned(
-        "comparisons", folder, PAIR, PAIR | {"tie": True},
-        PAIR | {"preference": {"truth": "rejected", "style": "tie"}},
-        PAIR | {"preference": {"style": "chosen"}, "margin": {"style": 0.5}},
-    )  # fmt: skip
-    assert [record.target[0] for record in (plain, tie, both)] == [(1, 1), (0, 0), (-1, 0)]
-    assert math.isnan(one.target[0][0])
-    assert (one.target[0][1], one.margin) == (1, (0, 0.5))
-    assert plain.responses == ("good", "bad")
-    assert len({record.uid for record in (plain, tie, both, one)}) == 4
-
-
 def test_steps_are_joined_and_their_ends_are_known(folder):
     record = {"prompt": "?", "completions": ["first", "second\n", "third"], "labels": [True, 0.5, False]}
     (one,) = learned("steps", folder, record, options=['algorithm.separator="\\n"'])
@@ -163,25 +147,3 @@ def test_of_a_pair_the_order_counts_and_what_a_prompt_begins_from_is_no_finished
     record = {"prompt": "p", "images": ["b.png"], "image": "a.png", "mask_image": "a.png"}
     (single,) = drawn(write(folder / "data.jsonl", record), *PICTURES, *SIZED)
     assert (single.pictures, single.prompt.images, single.prompt.inputs) == ((a,), (b,), (("mask_image", a),))
-
-
-def tensors(**changes):
-    made = {"chosen": torch.rand(4, 3, 6, 8), "rejected": torch.rand(4, 3, 6, 8), "tokens": torch.rand(4, 3, 2),
-            "pooled": torch.rand(4, 2)}  # fmt: skip
-    return {name: value for name, value in (made | changes).items() if value is not None}
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"rejected": None}, "rejected"), ({"tokens": torch.rand(3, 3, 2)}, "tokens 3"),
-        ({"rejected": torch.rand(4, 3, 2, 2)}, "shape"), ({"pooled": torch.full((4, 2), float("nan"))}, "pooled"),
-        ({"negative_tokens": torch.rand(4, 3, 2)}, "negative_tokens"),
-    ],
-)  # fmt: skip
-def test_latents_that_do_not_go_together_are_named(tmp_path, changes, words):
-    save_file(tensors(**changes), tmp_path / "pairs.safetensors")
-    judged = "data.val_files=burnish:quickstart/heldout.jsonl"
-    (message,) = refused(GENERATOR, tmp_path / "pairs.safetensors", *PAIRS, judged)
-    assert "pairs.safetensors" in message
-    assert words in message

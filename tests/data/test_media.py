@@ -96,17 +96,6 @@ def test_a_picture_of_too_many_pixels_is_refused_by_its_header():
             look()
 
 
-def test_sizes_are_those_of_the_file_upright():
-    for turned, size in ((1, (60, 40)), (6, (40, 60))):
-        exif = Image.Exif()
-        exif[0x112] = turned
-        media = Media.encoded(encoded("JPEG", exif=exif))
-        assert media.image().size == size
-        assert media.decode() == (60, 40)
-        for fit in (Fit(), Fit(max_pixels=500), Fit(min_pixels=9000)):
-            assert (one := replace(media, fit=fit)).size() == one.image().size, "its header tells"
-
-
 def fitted(**limits):
     return replace(Media.array(NOISE), fit=Fit(**limits)).image().size
 

@@ -124,25 +124,6 @@ def test_a_prompt_s_number_is_that_of_its_content(folder):
     assert silent.uid == Prompt(text="a cat", source="animals").uid
 
 
-def test_pictures_that_a_generator_begins_from_are_part_of_what_it_is(folder):
-    pictures = ("dark.png", "light.png")
-    dark, light = (Media.file(folder / name) for name in pictures)
-    path = write(
-        folder / "a.jsonl", {"prompt": "red", "image": "dark.png"}, {"prompt": "red", "images": ["light.png"]},
-        {"prompt": "join", "images": [*pictures], "negative_prompt": "blur"},
-        {"prompt": "fill", "image": "dark.png", "mask_image": "light.png", "last_image": "dark.png"},
-        {"prompt": "fill", "image": "dark.png", "mask_image": "dark.png", "last_image": "light.png"},
-        {"prompt": "follow", "control_video": [*pictures]}, {"messages": [user("<image>How?")], "image": "dark.png"},
-    )  # fmt: skip
-    found = prompts(path)
-    assert [prompt.images for prompt in found] == [(dark,), (light,), (dark, light), (dark,), (dark,), (), (dark,)]
-    assert found[3].inputs == (("last_image", dark), ("mask_image", light))
-    ((name, video),) = found[5].inputs
-    assert (name, video.kind, len(video.frames)) == ("control_video", "video", 2)
-    assert len({prompt.uid for prompt in found}) == 7
-    assert found[0].uid != Prompt(text="red").uid
-
-
 def verl_rows():
     """Records as data sets for verl have them."""
     shared = {"data_source": "edits", "prompt": [{"role": "system", "content": "You draw."}, user("a cat")],
@@ -187,25 +168,6 @@ def test_pictures_come_in_many_shapes_and_parts_may_bring_theirs(folder):
     assert prompt.images[0] == prompt.images[2]
 
 
-def test_a_record_may_say_the_size_of_what_it_shows(folder):
-    image, shown = "dark.png", [{"type": "image", "max_pixels": 4}, {"type": "image"}]
-    sized = {"path": image, "min_pixels": 3, "max_pixels": None}
-    part = {"type": "image", "image": sized, "max_pixels": 5}
-    frames = {"type": "video", "video": [image] * 8, "fps": 4, "max_frames": 2}
-    limits = ["data.max_pixels=12", "data.min_pixels=2", "data.video_max_frames=5", "data.video_max_pixels=8"]
-    first, plain, third, alike = asked(
-        folder, {"prompt": [user(shown)], "images": [image, sized]},
-        {"prompt": "<image><image><video>", "images": [image, image], "video": [image] * 8},
-        {"prompt": [user([part, frames])]}, {"prompt": [user(shown)], "images": [image, image]}, options=limits,
-    )  # fmt: skip
-    assert [(one.fit.min_pixels, one.fit.max_pixels) for one in first.images] == [(2, 4), (3, 12)]
-    assert [(one.fit.min_pixels, one.fit.max_pixels) for one in third.images] == [(3, 5)]
-    assert [(one.fps, one.fit.fps, one.fit.max_frames) for one in third.videos] == [(4.0, None, 2)]
-    assert len({first.uid, plain.uid, alike.uid}) == 3
-    assert plain.images[0].image().size == (4, 3)
-    assert plain.videos[0].video()[0].shape == (5, 2, 3, 3)
-
-
 def test_sounds_come_in_many_shapes_and_keep_their_places(folder):
     pytest.importorskip("av")
     from tests.support.sounds import sound_file, tone
@@ -213,22 +175,17 @@ def test_sounds_come_in_many_shapes_and_keep_their_places(folder):
     data, words = sound_file("flac", tone()), {"type": "text", "text": "What?"}
     (folder / "tone.flac").write_bytes(data)
     encoded = base64.b64encode(data).decode()
-    ways = ["tone.flac", ["tone.flac"], {"path": "tone.flac"}, f"data:audio/flac;base64,{encoded}",
+    ways = ["tone.flac", {"path": "tone.flac"}, f"data:audio/flac;base64,{encoded}",
             {"array": tone().tolist(), "sampling_rate": 16000}]  # fmt: skip
-    parts = [{"type": "audio", "audio": "tone.flac"}, {"type": "audio_url", "audio_url": {"url": "tone.flac"}},
+    parts = [{"type": "audio_url", "audio_url": {"url": "tone.flac"}},
              {"type": "input_audio", "input_audio": {"data": encoded, "format": "flac"}}]  # fmt: skip
-    records = [{"prompt": "<audio>What?", "audios" if isinstance(way, list) else "audio": way} for way in ways]
+    records = [{"prompt": "<audio>What?", "audio": way} for way in ways]
     records += [{"prompt": [user([part, words])]} for part in parts]
-    records.append({"prompt": [user([{"type": "audio"}, words])], "audio": "tone.flac"})
     found = asked(folder, *records)
     for prompt in found:
         assert prompt.messages[0].parts == (Part("audio"), Part("text", "What?"))
         np.testing.assert_allclose(prompt.audios[0].audio(16000), tone(), atol=1 / 16000)
     assert len({prompt.uid for prompt in found}) == 2  # of the file, and of the array
-    record = {"prompt": "first <audio> then <audio>", "clips": ["tone.flac"] * 2}
-    (placed,) = asked(folder, record, options=["data.audios_key=clips"])
-    assert [part.kind for part in placed.messages[0].parts] == ["text", "audio", "text", "audio"]
-    assert placed.media == placed.audios == placed.audios[:1] * 2
 
 
 def test_a_template_writes_the_question_with_every_key_of_the_record(tmp_path):

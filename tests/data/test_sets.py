@@ -12,17 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from burnish.data.sets import SETS, preparing
-from burnish.utils.hub_data import HubData
 from tests.support.fake_hub import fake_hub, use
 from tests.support.http_servers import send, serving
-from tests.support.records import picture, prompts, questions, shade
+from tests.support.records import prompts
 from tests.support.tiny_run import burnish
 
 NEXT = "Video-R1/Video-R1-data"
-
-
-def png(level=0):
-    return {"bytes": picture(level, 4, 6), "path": None}
 
 
 def prepare(name, folder, status=0):
@@ -107,53 +102,7 @@ def test_published_forms_are_understood(github, tmp_path, monkeypatch, name):
     assert found == extra or [one["question"] for one in found["questions"]] == ["Is there a cat?", "Asleep?"]
 
 
-def test_what_can_not_be_fetched_is_named(github, tmp_path):
-    def said(name, *words):
-        told = prepare(name, tmp_path, 2).message
-        assert [word for word in words if word not in told] == [], told
-
-    github.files["ocr/test.txt"] = "a\nb\nc\n"
-    said("ocr", "ocr/test.txt", "3 records", "1018")
-    github.files["ocr/train.txt"] = b"\xe9"
-    said("ocr", "ocr/train.txt", "byte 0 is not UTF-8")
-    github.files["PartiPrompts.tsv"] = "Text\tKind\na\tb\n"
-    said("parti", "record 0", "'Prompt'")
-    del github.files["ocr/train.txt"]
-    said("ocr", "status 404", "burnish data prepare ocr")
-
-
-ROWS = {
-    "mathvista-mini": [
-        {"pid": "1", "question": "How long?", "decoded_image": png(1), "choices": ["2", "4"], "unit": "cm",
-         "precision": None, "answer": "4", "answer_type": "text", "metadata": {"task": "geometry", "skills": ["a"]}},
-        {"pid": "2", "question": "How many?", "decoded_image": png(2), "choices": [], "unit": None,
-         "precision": 1.0, "answer": "1.2", "answer_type": "float", "metadata": {"task": "figure", "skills": []}},
-    ],
-    "mmmu-val": [{"id": "validation_Art_Theory_7", "question": "Is <image 2> like <image 1>?",
-                  "options": "['Yes', 'No']", "image_1": png(1), "image_2": png(2), "answer": "B", "subfield": "Art"}],
-    "refcoco": [{"question_id": "1", "image": png(), "question": "?", "answer": ["left cat", "cat"],
-                 "bbox": [1.2, 2.0, 3.0, 4.4], "file_name": "a.jpg"}],
-}  # fmt: skip
 LETTER = "\nAnswer with the letter of the right choice."
-WRITTEN = {
-    "mathvista-mini": [("<image>How long? (unit: cm)\nA. 2\nB. 4" + LETTER, "B", "choice", "geometry"),
-                       ("<image>How many?", "1.2", "number", "figure")],
-    "mmmu-val": [("Is <image> like <image>?\nA. Yes\nB. No" + LETTER, "B", "choice", "Art_Theory")],
-    "refcoco": [("<image>Give the bounding box of left cat as [x1, y1, x2, y2] in pixels of the picture.",
-                 "[1, 2, 4, 6]", "box", "refcoco")],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_questions_of_the_hub_are_written_with_their_pictures(tmp_path, monkeypatch, name):
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(HubData, "load", lambda self: datasets.Dataset.from_list(ROWS[name]))
-    counted(monkeypatch, name, len(ROWS[name]))
-    path = prepare(name, tmp_path).out.splitlines()[-2].partition(" records in ")[2]
-    found = questions(path)
-    assert [(one.text, one.answer, one.label, one.source) for one in found] == WRITTEN[name]
-    if name == "mmmu-val":
-        assert [shade(image) for image in found[0].images] == [2, 1], "in the order of the text"
 
 
 def zipped(files):

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import re
 import sys
-from base64 import b64decode
-from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 
@@ -15,9 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from burnish.registry import lookup
-from burnish.rewards.text.base import Response
-from burnish.types.prompt import Prompt
 from burnish.utils.paths import ASSETS
 from tests.support.shown import ROOT
 
@@ -34,7 +27,6 @@ import tiny_vlm_data
 pytestmark = pytest.mark.usefixtures("settings_of_torch")
 DRAWS, SEES, MOVES = (ASSETS / name for name in ("quickstart", "vlm_quickstart", "video_quickstart"))
 SEED = tiny_training.SEED
-SIGNS = re.compile(r"<think>(\d+)(?:[+,](\d+))?</think>")
 
 
 def records_of(path: Path) -> list[dict]:
@@ -69,52 +61,6 @@ def test_questions_about_scans_are_right_and_those_of_the_script(tmp_path):
     assert len(files) > 500
     for path in files[::25]:
         np.testing.assert_array_equal(np.asarray(Image.open(path)), pictures[int(path.stem)])
-
-
-def test_no_scan_is_in_two_parts():
-    parts = tiny_vlm_data.split(SEED)
-    drawn = [set(part) for part in dataclasses.astuple(parts)]
-    assert sum(map(len, drawn)) == len(set.union(*drawn)) == 1797
-    pictures, digits = tiny_vlm_data.scans()
-    seen = {pictures[number].tobytes() for number in {*parts.warmup, *parts.train}}
-    assert not [number for number in parts.heldout if pictures[number].tobytes() in seen]
-    for name, allowed in (
-        ("train", parts.train), ("preferences", parts.train), ("unpaired", parts.train),
-        ("supervised", parts.warmup), ("heldout", parts.heldout),
-    ):  # fmt: skip
-        images = {int(Path(image).stem) for record in records_of(SEES / f"{name}.jsonl") for image in record["images"]}
-        assert images <= set(allowed), name
-    for name, chosen in (("turned", [*parts.train, *parts.warmup] * tiny_vlm_data.TURNED),
-                         ("turned_heldout", parts.heldout)):  # fmt: skip
-        records = records_of(SEES / f"{name}.jsonl")
-        assert sorted(record["answer"] for record in records) == sorted(str(digits[scan]) for scan in chosen)
-        assert len({json.dumps(record) for record in records}) == len(records)
-        assert Image.open(BytesIO(b64decode(records[0]["images"][0]))).size == (28, 28)
-
-
-def judged(records: list[dict], responses: list[str]) -> np.ndarray:
-    """Whether each response is in its form, and whether it is right: [2, responses]."""
-    prompts = [Prompt(text=record["prompt"], answer=record["answer"]) for record in records]
-    rewards = [lookup("language reward", name)() for name in ("format", "exact")]
-    texts = [Response(text) for text in responses]
-    return np.array([[verdict.value for verdict in reward.score(texts, prompts)] for reward in rewards])
-
-
-def test_shipped_replies_are_judged_as_they_are_meant():
-    supervised = records_of(SEES / "supervised.jsonl")
-    form, right = judged(supervised, [record["response"] for record in supervised])
-    assert len(supervised) == 192
-    np.testing.assert_array_equal(form, right)
-    assert 0.4 < form.mean() < 0.8
-    for record in supervised:
-        assert record["answer"] in re.findall(r"\d+", re.sub("<think>.*</think>", "", record["response"]))
-    assert sum(SIGNS.search(record["response"]) is not None for record in supervised) > 40
-    pairs, single = (records_of(SEES / f"{name}.jsonl") for name in ("preferences", "unpaired"))
-    assert len(single) == 2 * len(pairs) > 300
-    assert judged(pairs, [pair["chosen"] for pair in pairs])[1].all()
-    assert not judged(pairs, [pair["rejected"] for pair in pairs]).all(axis=0).any()
-    form, exact = judged(single, [record["completion"] for record in single])
-    np.testing.assert_array_equal(form * exact, [float(record["label"]) for record in single])
 
 
 TINY: list[tuple[ModuleType, list[str], str, dict]] = [

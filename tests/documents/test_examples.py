@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ import burnish
 from tests.documents.newcomer import follow, here
 from tests.support.shown import OWN_PAGES, ROOT, commands, forgotten, recipe_names, words
 from tests.support.tiny_run import burnish as run
-from tools import recipe_curves
 
 EXAMPLE = ROOT / "examples" / "tiny_flow_grpo.py"
 FILE = ROOT / "examples" / "quickstart.ipynb"
@@ -56,47 +54,6 @@ def test_what_a_page_on_your_own_says_works_from_top_to_bottom(page, tmp_path, m
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("page", OWN_PAGES, ids=lambda page: page.stem)
-def test_it_works_in_a_shell(page, tmp_path):
-    python(tmp_path, "-m", "tests.documents.newcomer", "--shell", page)
-
-
-PAGE = """\
-```python title="a.py"
-A = 3
-```
-```bash
-python a.py
-ls {missing}      # exit code 2
-printf 'one\\ntwo\\n3\\n'
-```
-```text
-{seen}
-```
-"""
-
-
-@pytest.mark.parametrize(("seen", "missing", "said"), [
-    ("one\n3", "missing", ""),
-    ("o...e\n...\n3", "missing", ""),
-    ("tw", "missing", "own.md:9: 'tw' is not seen"),
-    ("3\none", "missing", "own.md:9: 'one' is not seen, or not in this order"),
-    ("one", "a.py", "exit code 0, not 2"),
-    ("one", "missing; echo '[]'; exit 2", "prints ['[]'] in the place of a value"),
-])  # fmt: skip
-def test_a_page_that_says_what_is_not_so_fails(seen, missing, said, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    page = tmp_path / "own.md"
-    page.write_text(PAGE.format(seen=seen, missing=missing))
-    if not said:
-        assert follow(page, here) == 3
-        return
-    with pytest.raises(AssertionError) as failed:
-        follow(page, here)
-    assert said in str(failed.value)
-
-
-@pytest.mark.thorough
 def test_the_commands_on_tiny_models_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("data/pickscore").mkdir(parents=True)
@@ -127,26 +84,6 @@ def program(**given: int) -> str:
         text, count = re.subn(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.M)
         assert count == 1, name
     return f"display = print\n{text}"
-
-
-def test_the_runs_of_the_notebook_can_begin(tmp_path, monkeypatch):
-    """Their configurations, without the training, which ``make thorough`` does."""
-    monkeypatch.chdir(tmp_path)
-    begun = []
-
-    def train(config):
-        config.check()
-        begun.append(config)
-        return SimpleNamespace(metrics=[{"critic/dark/mean": 0.5}])
-
-    monkeypatch.setattr(burnish, "train", train, raising=False)
-    found = {"burnish": burnish}
-    with forgotten():
-        for cell in CELLS:
-            if "burnish.load(" in cell:
-                exec(cell, found)
-    assert [config.steps for config in begun] == [found["STEPS"], 1]
-    assert begun[1].rewards["dark"].path == "object:dark"
 
 
 @pytest.mark.thorough
@@ -180,19 +117,3 @@ def test_the_site_has_every_option_recipe_and_version_and_fetches_nothing(tmp_pa
         part = text.partition(f"<code>{folder}/*</code>")[2].partition("</table>")[0] if folder else text
         assert f"<code>{last}</code>" in part, name
     assert "burnish.losses.policy" in pages["reference/mathematics.html"]
-
-
-def test_a_curve_is_drawn_of_what_runs_measured(tmp_path, monkeypatch):
-    rows = [{"training/global_step": 0, "val-core/a/reward/mean@2": 0.5, "val-core/b/reward/mean@2": 0.7}]
-    rows += [{"training/global_step": update, "critic/rewards/mean": 0.1 * update} for update in (1, 2)]
-    rows[-1]["val-core/a/reward/mean@2"] = 0.9
-    for seed in ("0", "1"):
-        (tmp_path / seed).mkdir()
-        (tmp_path / seed / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    held_out, training = recipe_curves.measured(tmp_path / "0")
-    assert held_out == [(0, pytest.approx(0.6)), (2, 0.9)]
-    assert training == [(1, 0.1), (2, 0.2)]
-    monkeypatch.setattr(recipe_curves, "FOLDER", tmp_path / "pictures")
-    drawn = recipe_curves.draw("some/recipe", [tmp_path / "0", tmp_path / "1"])
-    assert drawn.name == "some_recipe.svg"
-    assert drawn.read_bytes() == recipe_curves.draw("some/recipe", [tmp_path / "0", tmp_path / "1"]).read_bytes()

@@ -139,13 +139,3 @@ def test_what_a_run_logs_of_time_and_memory_is_explained(files):
     assert asked <= columns
     assert any(map(is_time_column, columns))
     assert unexplained(columns) == []
-
-
-def test_every_metric_that_the_source_names_is_explained():
-    prefix = "actor|critic|old_policy|train|perf|timing_s|training|variance_proxy|val-aux|response_length|pipeline"
-    named = re.compile(rf'"((?:{prefix})/[a-z0-9_]+(?:/[a-z0-9_]+)*)"')
-    inner = {"actor/skipped", "actor/empty", "actor/ratio_square", "critic/rewards"}  # become others, or begin them
-    files = [file for file in (ROOT / "burnish").rglob("*.py") if file.name != "names.py"]  # of other projects
-    written = {name for file in files for name in named.findall(file.read_text())}
-    assert len(written) > 50
-    assert unexplained(written - inner) == []

@@ -24,10 +24,10 @@ from tests.hostile.bench import Bench, Case, Outcome
 
 # some make inputs of two kinds
 MAKERS: list[Callable[[], Iterable[Case]]] = [
-    command_lines.cases, damage.recipe_cases, damage.data_cases, damage.model_cases,
+    command_lines.cases, damage.recipe_cases, damage.model_cases,
     folders.cases, damage.run_cases,
 ]  # fmt: skip
-KINDS = ("command lines", "recipes", "data", "models", "folders", "runs")
+KINDS = ("command lines", "recipes", "models", "folders", "runs")
 
 
 def every_case() -> list[Case]:

@@ -136,24 +136,6 @@ def _case(
     return Case(kind=kind, name=name, make=make, expect="either", words=words, changes=changes)
 
 
-def data_cases() -> Iterator[Case]:
-    """Prompts, records and pictures: what is damaged, by what reads it."""
-    sft = ["algorithm=sft", "data.val_files={place}/prompts.txt"]
-    for task, more, files in (
-        ("drawing", [], {"prompts.txt": "prompts.txt", "prompts.jsonl": "prompts.jsonl"}),
-        ("drawing", sft, {"captions.jsonl": "captions.jsonl", "pictures/0.png": "captions.jsonl",
-                          "pictures/1.txt": "pictures"}),
-        ("seeing", [], {"prompts-seeing.jsonl": "prompts-seeing.jsonl", "questions.json": "questions.json",
-                        "questions.parquet": "questions.parquet", "pictures/0.png": "prompts-seeing.jsonl"}),
-    ):  # fmt: skip
-        for file, read in files.items():
-            copied = {one: one for one in {file.partition("/")[0], read, "pictures"}}
-            command = ["train", f"{{place}}/{task}.yaml", *more, f"data.train_files={read}"]
-            for name, damage in damages(file):
-                words = (Path(file).stem.rstrip("s"),)
-                yield _case("data", f"{task} {file}, {name}", copied, file, damage, command, words)
-
-
 # files of models, with entries that decide what a network is
 MODELS: dict[str, dict[str, str]] = {
     "drawing": {

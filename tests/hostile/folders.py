@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,23 +64,6 @@ def _link(name: str, target: str) -> Attack:
     return attack
 
 
-def _weights(header: Any, length: int | None = None) -> Attack:
-    """The weights under another header; a function changes what an ordinary weight says of itself."""
-
-    def attack(folder: Path) -> None:
-        content = (folder / WEIGHTS).read_bytes()
-        (size,) = struct.unpack("<Q", content[:8])
-        given = header
-        if isinstance(header, dict):
-            tree = json.loads(content[8 : 8 + size])
-            tree[next(key for key in tree if key != "__metadata__")].update(header)
-            given = json.dumps(tree).encode()
-        start = struct.pack("<Q", len(given) if length is None else length)
-        (folder / WEIGHTS).write_bytes(start + given + content[8 + size :])
-
-    return attack
-
-
 def _pickled(suffix: str) -> Attack:
     def attack(folder: Path) -> None:
         # unpickling this calls os.system
@@ -103,13 +85,6 @@ OTHERS: dict[str, Attack] = {
     **{f"{name} linked to {target}": _link(name, target) for name, target in (
         (NETWORK, "/dev/zero"), (NETWORK, "/etc/passwd"), (WEIGHTS, "/dev/zero"), (WEIGHTS, "/proc/self/mem"),
         ("transformer", "."), ("transformer", "transformer"), ("transformer", "/proc/self"), ("transformer/on", ".."),
-    )},
-    "a header of exabytes": _weights(b"{}", 2**63),
-    "a header of the largest size": _weights(b"{" + b" " * (90 << 20) + b"}"),
-    **{f"a header {header!r:.20}": _weights(header) for header in (b"[" * 100_000, b"[]", b"", b"{}")},
-    **{f"weights of {change}": _weights(change) for change in (
-        {"dtype": "F7"}, {"dtype": 32}, {"shape": [10**9, 10**9]}, {"shape": [-1]}, {"shape": "x"},
-        *({"data_offsets": offsets} for offsets in ([64, 0], [-64, 0], [0, 2**62], [0, 1, 2], ["0", "64"])),
     )},
     **{f"a pickle {suffix}": _pickled(suffix) for suffix in (".bin", ".ckpt", ".pt", ".pth", ".msgpack", ".h5")},
 }  # fmt: skip

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 from PIL import Image
 
 from tests.hostile.bench import Place
@@ -34,10 +32,7 @@ def build(folder: Path) -> Place:
         burnish("tiny", family, folder / name)
     (folder / "prompts.txt").write_text("a cat\ntwo dogs\n")
     _lines(folder / "prompts.jsonl", [{"prompt": "a cat", "answer": "cat"}, {"prompt": "two dogs", "answer": "2"}])
-    _lines(folder / "captions.jsonl", [{"prompt": "a cat", "image": f"pictures/{i}.png"} for i in range(2)])
     _lines(folder / "prompts-seeing.jsonl", QUESTIONS)
-    (folder / "questions.json").write_text(json.dumps(QUESTIONS))
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(QUESTIONS), folder / "questions.parquet")
     _recipe(folder, "drawing", {
         "model": {"path": str(folder / "pipeline"), "lora": {"rank": 2}},
         "data": {"train_files": str(folder / "prompts.jsonl")}, "algorithm": {"name": "flow_grpo"},

@@ -27,7 +27,6 @@ from tests.support.reports import (
     run_folder,
     write_lines,
 )
-from tests.support.responding_run import run_of
 from tests.support.tiny_run import burnish
 
 SHORT = Story(updates=10, steps=10, guided=False)
@@ -64,23 +63,6 @@ def test_samples_and_verdict_come_before_any_table(told):
         files = [f"validation/0000{update}/pictures/00{index}-00.png" for update in ("00", "30")]
         assert [side["file"] for side in pair["sides"]] == files
         assert all(f'data-file="{file}"' in page.html for file in files)
-
-
-def test_a_question_shows_its_picture_and_the_responses(tmp_path):
-    folder = run_of(tmp_path / "run", right=(0.5, 0.9), form=(0.6, 0.95), think=(0.4, 0.4))
-    change_samples(folder, images=["asked.png"], answer="3")
-    for update in folder.validations():
-        pictures = folder.validation(update) / "pictures"
-        pictures.mkdir()
-        Image.fromarray(noise(update, 8, 8)).save(pictures / "asked.png")
-    page = report(folder)
-    pairs = page.run["glimpse"]
-    assert [len(one["sides"]) for one in pairs] == [2, 2, 2]
-    assert all(one["answer"] == "3" and all(side["response"] for side in one["sides"]) for one in pairs)
-    assert all(one["shown"] and f'data-file="{one["shown"][0]}"' in page.html for one in pairs)
-    thumbnail = page.run["row"]["thumbnail"]
-    assert thumbnail["update"] == 60
-    assert thumbnail["text"].startswith(("Answer", "<think>"))
 
 
 @pytest.fixture
@@ -136,7 +118,6 @@ DAMAGE = {
     "metrics alone": lambda folder: nothing_but(folder, "metrics.jsonl"),
     "metrics torn": lambda folder: cut(folder, "metrics.jsonl"),
     "all torn": lambda folder: cut(folder, "*/metrics.json", "validation/*/samples.jsonl", "*/*/pictures/*", most=-30),
-    "pictures empty": lambda folder: cut(folder, "validation/*/pictures/*.png", most=0),
     "no first validation": without_first_validation,
     "lines that are no metrics": lambda folder: folder.metrics.write_text(folder.metrics.read_text() + "".join(
         line + "\n" for line in ("[" * 100_000, "[1]", "7", '{"a": 1}', '{"training/global_step": "1"}', "nonsense",
@@ -151,14 +132,6 @@ def test_a_page_can_be_written_at_any_time(tmp_path, damage):
     page = report(folder)
     assert "burnish train" in page.page.text
     assert page.run["updates"] in (0, 9, 10)
-
-
-def test_before_the_first_update_there_is_nothing_to_compare_or_export(tmp_path):
-    page = report(run_folder(tmp_path / "run", Story(updates=0)))
-    assert "0 of 30 policy updates" in page.page.text
-    assert page.said == {}
-    assert [[side["title"] for side in one["sides"]] for one in page.run["glimpse"]] == [["before training"]] * 4
-    assert [one["command"].split()[1] for one in page.run["next"]] == ["train"]
 
 
 @pytest.fixture
@@ -198,8 +171,7 @@ def asks(folder, outside, name):
 
 LEADING_OUT = {
     **{f"link to {place}": partial(linked, place=place) for place in ("file", "pictures", "validation")},
-    **{f"picture {name!r}": partial(asks, name=name)
-       for name in ("../../../../secret.png", "{outside}/secret.png", "../../../../secret.png\0", ".")},
+    **{f"picture {name!r}": partial(asks, name=name) for name in ("../../../../secret.png", "{outside}/secret.png")},
     "picture that would fill the memory": bombs,
 }  # fmt: skip
 
@@ -208,13 +180,6 @@ LEADING_OUT = {
 def test_nothing_from_outside_of_the_folder_is_shown(foreign, tmp_path, change):
     change(foreign, tmp_path)
     assert page_of(foreign).addresses == []
-
-
-@pytest.mark.parametrize("name", ["../../../../secret.png", "/etc/passwd", "config.yaml", 3])
-def test_only_samples_are_shown(single, name):
-    (single.path.parent / "secret.png").write_bytes(b"\x89PNG secret")
-    change_samples(single, file=name)
-    assert page_of(single).addresses == []
 
 
 def test_what_others_wrote_is_text(foreign):

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.support.boards import EVIL
-from tests.support.reports import Story, edit, lines_of, plain, report, run_folder, write_lines
+from tests.support.reports import Story, edit, plain, report, run_folder, write_lines
 from tests.support.responding_run import run_of
 
 BARE = Story(pictures=False)
@@ -91,32 +91,6 @@ def test_what_is_not_as_usual_is_told(tmp_path):
     assert "skipped because" not in clean
 
 
-def test_why_rewards_are_missing_is_told(tmp_path):
-    folder = run_folder(tmp_path / "run", Story(missing=1.0))
-
-    def lost(row):
-        kept = {name: value for name, value in row.items() if not name.startswith(("val-core/", "val-aux/default/"))}
-        return kept | ({"val-aux/missing": 1.0} if "val-aux/missing" in row else {})
-
-    write_lines(folder.metrics, [lost(row) for row in lines_of(folder.metrics)])
-    edit(folder.validation(30) / "samples.jsonl", lambda line: {"reward": None, "note": "KeyError: 'x'"})
-    text = report(folder).page.text
-    assert "No reward of any validation could be computed" in text
-    assert "KeyError: 'x'" in text
-
-
-def test_several_data_sources_are_averaged(tmp_path):
-    folder = run_folder(tmp_path / "run", BARE)
-    edit(folder.metrics, lambda row: "val-aux/variety" in row and {
-        "val-core/other/source/reward/mean@6": 0.0, "val-aux/other/source/ocr_exact/mean@6": None,
-    })  # fmt: skip
-    rows = report(folder).rows
-    assert rows["Validation reward"][:2] == ["0.386", "0.482"]
-    assert rows["Read exactly right"][:2] == ["52.8 %", "90.5 %"]
-    assert rows["default"] == ["0.772", "0.965", "52.8 %", "90.5 %"]
-    assert rows["other/source"] == ["0.000", "0.000", "–", "–"]
-
-
 # responses: shares that are right, that keep to the form and that think aloud, before and after
 
 
@@ -136,27 +110,6 @@ def test_what_responses_do_not_do_any_more_is_told_though_nothing_watches_it(tmp
     assert re.search("tag <think>, .* → .* of responses", str(told.said))
     assert "tag <think>" in told.run["headline"]
     assert "tag &lt;think&gt;" in told.html
-
-
-BEST = {"learning": (0.9, 0.7), "sharpening": (0.6, 0.55), "narrowing": (0.5, 0.45), "neither": (0.7, 0.4)}
-
-
-@pytest.mark.parametrize("kind", BEST)
-def test_the_best_of_a_prompts_samples_tells_learning_from_sharpening(tmp_path, kind):
-    folder = run_folder(tmp_path / "run", BARE)
-    for update, (best, mean) in ((0, (0.6, 0.4)), (30, BEST[kind])):
-        folder.validation(update).mkdir(parents=True)
-        lines = [
-            {"index": index, "sample": sample, "source": "default", "reward": 0.5,
-             "values": {"ocr_exact": value + 0.02 * (index % 3)}}
-            for index in range(40) for sample, value in enumerate((best, 2 * mean - best))
-        ]  # fmt: skip
-        write_lines(folder.validation(update) / "scores.jsonl", lines)
-        (folder.validation(update) / "samples.jsonl").touch()
-    kinds = [one["word"].split()[-1] for one in report(folder).run["verdict"] if "best of 2 samples" in one["text"]]
-    assert kinds == {"learning": ["gained"], "sharpening": ["weigh"], "narrowing": ["lost"], "neither": []}[kind]
-    write_lines(folder.validation(30) / "scores.jsonl", lines[::2])  # one sample can't be compared with two
-    assert "best of 2" not in str(report(folder).said)
 
 
 def test_alarms_are_shown_with_their_evidence_and_those_that_stand_are_first(tmp_path):
