@@ -13,12 +13,11 @@ from burnish.forecast.batches import Chosen
 from burnish.forecast.counter import Peak
 from burnish.forecast.forecast import Forecast, PoolForecast
 from burnish.forecast.process import NoForecast
-from tests.support.tiny_run import TinyRun, burnish
+from tests.support.tiny_run import TinyRun
 
 GIB = 1 << 30
 PEAK = Peak(60 * GIB, {"weights": 20 * GIB, "activations": 40 * GIB})
 FOUND = Forecast((PoolForecast("train", 1, {"load": Peak(GIB), "update, backward": PEAK}, 0),))
-SMALL = ["algorithm=flow_grpo", "data.train_batch_size=2", "rollout.n=2", "rollout.num_inference_steps=5"]
 
 
 class AtOnce:
@@ -64,11 +63,6 @@ def test_what_fits_is_said_and_what_cannot_is_refused_with_what_would(monkeypatc
     settled(40, resumes=True)  # a run that goes on has shown whether it fits
     monkeypatch.setattr(AtOnce, "fails", "KeyError: a model that nobody knows")
     assert "KeyError" in settled(40)[1], "a forecast that fails ends no run"
-
-
-@pytest.mark.thorough
-def test_a_plan_of_what_does_not_fit_says_so_in_its_exit_code():
-    assert "does not fit" in burnish("plan", "quickstart", *SMALL, "memory=200MB", status=1).out
 
 
 def test_a_run_that_is_resumed_keeps_the_sizes_that_it_began_with(files):

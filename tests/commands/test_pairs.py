@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -66,16 +65,6 @@ def test_what_prefers_nothing_is_left_out_and_counted(tmp_path):
     assert "equal rewards (3)" in told
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    (["--form", "sft", "--margin", 0.1], "--margin"), (["--at-least", 0], "--at-least"),
-    (["--validation"], "validation.save.prompts=64"),
-])  # fmt: skip
-def test_what_is_never_read_or_not_there_is_refused(tmp_path, options, words):
-    kept(tmp_path, "a", rewards(0.0, 1.0))
-    assert words in burnish("pairs", tmp_path, "-o", tmp_path / "out", *options, status=2).message
-    assert "nothing" in burnish("pairs", tmp_path / "nothing", "-o", tmp_path / "out", status=2).message
-
-
 def test_foreign_records_lead_nowhere(tmp_path):
     (tmp_path / "secret.png").write_bytes(b"secret")
     kept(tmp_path, "good", rewards(1.0, 0.0))
@@ -90,25 +79,6 @@ def test_foreign_records_lead_nowhere(tmp_path):
     (linked / "000.png").symlink_to(tmp_path / "secret.png")
     assert [one["chosen"] for one in made(tmp_path)[0]] == ["media/good-000.png"]
     assert not list((tmp_path / "out").rglob("*secret*"))
-
-
-def test_what_was_shown_and_asked_comes_along(tmp_path):
-    drawn, spoken = tmp_path / "drawn", tmp_path / "spoken"
-    inputs = {"images": ["000.png"], "inputs": '{"mask_image": "001.png"}', "negative_prompt": "blur"}
-    kept(drawn, "a", rewards(1.0, 0.0, 0.5), **inputs)
-    ((record,), _) = made(drawn)
-    told = burnish("data", "show", drawn / "out" / "pairs.jsonl", "--recipe", "quickstart", "algorithm=diffusion_dpo",
-                   "algorithm.online=false").out  # fmt: skip
-    assert "blur" in told
-    assert record["negative_prompt"] == "blur"
-    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Which <image> is it?"}]}]
-    kept(spoken, "a", [said("4", 1.0), said("5", 0.0)], messages=json.dumps(messages), images=["shown.png"])
-    Image.new("RGB", (8, 8)).save(spoken / "samples" / "a" / "shown.png")
-    made(spoken)
-    told = burnish("data", "show", spoken / "out" / "pairs.jsonl", "--recipe", "vlm_quickstart", "algorithm=dpo",
-                   "algorithm.online=false").out  # fmt: skip
-    assert "Which <image> is it?" in told
-    assert told.count("image: ") == 1
 
 
 SMALL = ["steps=1", "validation.before=false", "checkpoint.every=1"]

@@ -144,5 +144,3 @@ def test_a_token_is_needed_and_goes_to_no_other_host(hub, tmp_path, monkeypatch)
     assert hub.files("me/numbers") == {"README.md": b"mine"}
     monkeypatch.setattr(constants, "ENDPOINT", "http://hub.example")
     assert "unencrypted" in refused()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE" in refused()

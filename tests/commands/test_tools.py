@@ -50,18 +50,6 @@ def test_the_same_seed_writes_the_same_weights_and_every_name_is_listed(tmp_path
 # data, recipes, config, doctor
 
 
-def test_a_set_is_listed_and_prepared_where_recipes_look_for_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shown = " ".join(burnish("data", "list").out.split())
-    assert [name for name in ("geneval", "pickscore", "ocr", "MIT") if name not in shown] == []
-    assert "553 records in data/geneval/test.jsonl" in burnish("data", "prepare", "geneval").out
-    shown = burnish("data", "show", "geneval", "-n", "1").out
-    assert shown.startswith("data/geneval/test.jsonl:1\n  user: a photo of a bench\n  data_source: single_object\n")
-    assert "553 records, of which 1 " in shown
-    burnish("data", "prepare", "geneval", "--output", tmp_path / "other")
-    assert (tmp_path / "other" / "geneval" / "SOURCE.txt").exists()
-
-
 def test_a_file_is_shown_as_a_recipe_reads_it(tmp_path):
     path = tmp_path / "q.jsonl"
     write_lines(path, [{"ask": "2 + 2?", "answer": 4, "mine": [1]}, {"ask": "\x1b[2Jone?", "answer": "1"}])
@@ -121,25 +109,3 @@ def test_a_scorer_that_tiny_wrote_passes_and_wrong_pixels_are_found(name, tmp_pa
 
 
 # eval of suites
-
-
-SMALL = ["suite.max_prompts=6", "scoring.processes=0", "rollout.batch_size=4"]
-
-
-def evaluated(source, suite, output, *more, status=0):
-    return burnish("eval", source, "--suite", suite, "--output", output, *SMALL, *more, status=status)
-
-
-def test_halves_are_merged_and_a_complete_one_is_not_done_again(tmp_path):
-    assert "mathvista-mini" in burnish("eval", "--list").out
-    whole, halves = tmp_path / "whole", [tmp_path / "1", tmp_path / "2"]
-    evaluated("vlm_quickstart", "vlm_quickstart", whole)
-    for number, half in enumerate(halves, 1):
-        evaluated("vlm_quickstart", "vlm_quickstart", half, f"--shard={number}/2")
-    burnish("eval", "--merge", *halves, "--output", tmp_path / "both")
-    for name in ("suite.json", "samples.jsonl", "result.json"):
-        assert (tmp_path / "both" / name).read_bytes() == (whole / name).read_bytes()
-    told = evaluated("vlm_quickstart", "vlm_quickstart", whole).out
-    assert "max_prompts" in told
-    assert "95 % interval" in told
-    assert str(whole) in evaluated("vlm_quickstart", "vlm_quickstart", whole, "suite.version=2", status=2).message

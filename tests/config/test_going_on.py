@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
 
 import pytest
 
-from tests.support.tiny_run import TinyRun, burnish
+from tests.support.tiny_run import TinyRun
 
 EVERY = ["checkpoint.every=1", "validation.every=1"]
 
@@ -100,17 +99,3 @@ def test_a_run_that_goes_on_says_which_of_the_users_functions_changed(files, tmp
     caplog.clear()
     run.train("steps=3")
     assert "rewards.odd" not in caplog.text, "it is said once"
-
-
-def test_a_moved_run_goes_on_where_it_is_told_to(recipe, tmp_path):
-    config = burnish("config", "quickstart", "output_dir=runs/a").out
-    for place in ("runs/a", "runs/b", "mine"):
-        (tmp_path / place).mkdir(parents=True)
-        (tmp_path / place / "config.yaml").write_text(config)
-        if place != "mine":  # a recipe that happens to have that name
-            (tmp_path / place / "metrics.jsonl").write_text(json.dumps({"training/global_step": 0}) + "\n")
-    said = burnish("train", "runs/b/config.yaml", "steps=9", status=2).message
-    assert "output_dir=runs/b" in said
-    for words in (["runs/a/config.yaml"], ["runs/b/config.yaml", "output_dir=runs/c"], ["mine/config.yaml"]):
-        # which end at the model, a stand-in
-        assert "output_dir" not in burnish("train", *words, "model.path=nowhere", status=2).message

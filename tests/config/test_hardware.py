@@ -27,18 +27,6 @@ def test_gpus_compose_what_a_recipe_states_below_the_command_line():
     assert package.load("wan22/flow_grpo", "gpus=1").model.offload
     twice = package.load("qwen25_vl_72b/grpo", "gpus=128").pools
     assert (twice.train.nodes, twice.rollout.nodes, twice.rollout.gpus) == (12, 4, 8)
-    assert "gpus" in burnish("config", "qwen25_vl/grpo", "gpus=12", status=2).message
-
-
-def test_of_several_statements_the_nearest_is_taken_also_from_what_is_extended(tmp_path):
-    cards = [(1, 80, 1), (8, 80, 2), (8, 141, 4)]
-    stated = [f"{{gpus: {one}, memory_gb: {gb}, options: [rollout.batch_size={size}]}}" for one, gb, size in cards]
-    (tmp_path / "own.yaml").write_text(f"extends: quickstart\nhardware: [{', '.join(stated)}]\n")
-    (tmp_path / "upper.yaml").write_text("extends: own.yaml\n")
-    for given, size in {"gpus=1": 1, "gpus=4": 1, "gpus=8": 2, "gpus=16": 2, "gpus=8 memory=141GB": 4,
-                        "gpus=8 memory=96GB": 2}.items():  # fmt: skip
-        assert package.load(str(tmp_path / "upper.yaml"), *given.split()).rollout.batch_size == size
-    assert "8 GPUs of 80 GB with runtime=ray pools.train.processes=8" in burnish("config", "wan22/flow_grpo").out
 
 
 def test_a_machine_that_cannot_run_a_recipe_refuses_it_with_the_command_for_one_that_can(monkeypatch, tmp_path):

@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 
-from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from tests.support.records import GENERATOR, LANGUAGE, picture, read, shade, write
 
@@ -108,14 +107,6 @@ def test_judgements_are_good_or_bad(folder):
     assert found[0].uid != found[1].uid
 
 
-def test_steps_are_joined_and_their_ends_are_known(folder):
-    record = {"prompt": "?", "completions": ["first", "second\n", "third"], "labels": [True, 0.5, False]}
-    (one,) = learned("steps", folder, record, options=['algorithm.separator="\\n"'])
-    assert one.responses == ("first\nsecond\nthird",)
-    assert [one.responses[0][:end] for end in one.ends] == ["first\n", "first\nsecond\n", "first\nsecond\nthird"]
-    assert one.target == ((1.0,), (0.5,), (0.0,))
-
-
 PICTURES = ["algorithm=sft", OFFLINE]
 PAIRS = ["algorithm=diffusion_dpo", OFFLINE, *SIZED]
 drawn = partial(read, GENERATOR)
@@ -134,16 +125,3 @@ def test_paths_of_pictures_lie_beside_the_file_and_bytes_in_it(folder):
     assert [shade(record.pictures[0]) for record in records] == [10, 20, 30]
     assert [record.where for record in records] == [f"{path}:{line}" for line in (1, 3, 4)]
     assert len({record.uid for record in records}) == 3
-
-
-def test_of_a_pair_the_order_counts_and_what_a_prompt_begins_from_is_no_finished_picture(folder):
-    a, b = (Media.file(folder / name) for name in ("a.png", "b.png"))
-    pair = {"prompt": "p", "chosen": "a.png", "rejected": "b.png"}
-    turned = {"prompt": "p", "chosen": "b.png", "rejected": "a.png"}
-    one, two, begun = drawn(write(folder / "data.jsonl", pair, turned, pair | {"image": "b.png"}), *PAIRS)
-    assert one.pictures == two.pictures[::-1] == (a, b)
-    assert one.uid != two.uid
-    assert begun.prompt.images == (b,)
-    record = {"prompt": "p", "images": ["b.png"], "image": "a.png", "mask_image": "a.png"}
-    (single,) = drawn(write(folder / "data.jsonl", record), *PICTURES, *SIZED)
-    assert (single.pictures, single.prompt.images, single.prompt.inputs) == ((a,), (b,), (("mask_image", a),))

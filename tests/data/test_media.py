@@ -16,7 +16,7 @@ from PIL import EpsImagePlugin, Image
 
 from burnish import load
 from burnish.types.clips import Sound, is_finite, writable
-from burnish.types.media import Fit, Media, evenly_spaced
+from burnish.types.media import Fit, Media
 from tests.support.clips import clip_file, moving_square
 from tests.support.records import GENERATOR, LANGUAGE, refused, write
 
@@ -45,14 +45,14 @@ def refused_at(folder, pictures, *options):
 
 def test_broken_and_extreme_pictures_are_refused_by_record_before_weights_are_loaded(tmp_path):
     pictures = {"a.png": encoded("PNG", SMALL), "long.png": encoded("PNG", np.zeros((2, 402, 3), np.uint8))}
-    pictures |= {kind: encoded(kind, SMALL)[:-100] for kind in ("JPEG", "PNG", "WEBP", "BMP", "GIF")}
-    pictures |= {f"{i}.jpg": encoded("JPEG")[:700] for i in range(6)}
-    long, *broken, more = refused_at(tmp_path, pictures)
+    pictures |= {f"{i}.jpg": encoded("JPEG")[:700] for i in range(11)}  # whose headers are whole
+    long, *broken = refused_at(tmp_path, pictures)
     assert long.startswith("2: ")
     assert "402 x 2" in long
-    assert [line.partition(": ")[0] for line in broken] == [str(number) for number in range(3, 12)]
+    assert [line.partition(": ")[0] for line in broken] == [str(number) for number in range(3, 10)]
     assert all("decoded" in line for line in broken)
-    assert more == "and 2 more"
+    cut = {kind: encoded(kind, SMALL)[: len(encoded(kind, SMALL)) * 2 // 3] for kind in ("PNG", "WEBP")}
+    assert [line.partition(": ")[0] for line in refused_at(tmp_path, cut)] == ["1", "2"]
     (tmp_path / "b.png").write_bytes(encoded("PNG", NOISE[:6, :8])[:-100])
     shown = {"prompt": "p", "image": "b.png"}
     (said,) = refused(GENERATOR, write(tmp_path / "data.jsonl", shown), "algorithm=sft", *SIZED)
@@ -112,24 +112,6 @@ def test_a_picture_is_brought_within_its_limits_and_keeps_its_shape():
     assert replace(Media.array(NOISE), fit=Fit(max_pixels=10)) == Media.array(NOISE), "it is the same picture"
     with pytest.raises(ValueError, match="min_pixels is 5"):
         load("vlm_quickstart", "data.min_pixels=5", "data.max_pixels=4")
-
-
-def test_frames_are_taken_at_a_rate_and_never_more_than_a_number():
-    film = Media.movie([Media.array(np.full((8, 8, 3), level, np.uint8)) for level in range(0, 240, 10)], fps=12.0)
-    every, fps = film.video()
-    assert (len(every), fps) == (24, 12.0)
-    for limits, count in (({"fps": 3.0}, 6), ({"max_frames": 5}, 5), ({"fps": 3.0, "max_frames": 4}, 4),
-                          ({"fps": 100.0}, 24), ({"fps": 0.01}, 1)):  # fmt: skip
-        frames, fps = replace(film, fit=Fit(**limits)).video()
-        assert (len(frames), fps) == (count, pytest.approx(12.0 * count / 24))
-        np.testing.assert_array_equal(frames, every[evenly_spaced(24, count)])
-        assert Fit(**limits).samples
-    assert replace(film, fit=Fit(video_max_pixels=16)).video()[0].shape == (24, 4, 4, 3)
-    assert not Fit(video_max_pixels=16).samples
-    with pytest.raises(ValueError, match="60x20, 60x40"):
-        Media.movie([Media.array(NOISE), Media.array(NOISE[:20])]).decode()
-    with pytest.raises(OSError, match="identify"):
-        Media.movie([Media.array(NOISE), Media.encoded(b"?")]).decode()
 
 
 @pytest.mark.parametrize("kind", ["wav", "flac", "mp3", "ogg"])

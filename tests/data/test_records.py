@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 
 import numpy as np
@@ -186,19 +185,3 @@ def test_sounds_come_in_many_shapes_and_keep_their_places(folder):
         assert prompt.messages[0].parts == (Part("audio"), Part("text", "What?"))
         np.testing.assert_allclose(prompt.audios[0].audio(16000), tone(), atol=1 / 16000)
     assert len({prompt.uid for prompt in found}) == 2  # of the file, and of the array
-
-
-def test_a_template_writes_the_question_with_every_key_of_the_record(tmp_path):
-    record = {"question": "Which?", "choices": ["cat", "dog"], "meta": {"topic": "animals"}}
-    listed = "[{{ meta.topic }}] {{ content }}{% for one in choices %}\n{{ loop.index }}. {{ one | upper }}{% endfor %}"
-    (prompt,) = asked(tmp_path, record, options=[f"data.template={json.dumps(listed)}"])
-    assert prompt.text == "[animals] Which?\n1. CAT\n2. DOG"
-    (tmp_path / "format.jinja").write_text("{{ content | trim }} Think first.\n")
-    (other,) = asked(tmp_path, record, options=[f"data.template={tmp_path / 'format.jinja'}"])
-    assert other.text == "Which? Think first."
-    chat = [{"role": "system", "content": "S"}, user("a"), {"role": "assistant", "content": "b"}, user("c")]
-    (last,) = asked(tmp_path, {"messages": chat}, options=["data.template='<{{ content }}>'"])
-    assert [turn.text for turn in last.turns] == ["S", "a", "b", "<c>"]
-    (tmp_path / "a.txt").write_text("cube\n")
-    (drawn,) = prompts(tmp_path / "a.txt", "data.template='a photo of a {{ content }}'")
-    assert drawn.text == "a photo of a cube"

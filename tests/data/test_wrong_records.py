@@ -11,7 +11,7 @@ import pytest
 from tests.support.records import GENERATOR, LANGUAGE, picture, prompts, refused, write
 from tests.support.tiny_run import burnish
 
-MOST = 10  # that are told in words
+MOST = 7  # that are told in words at once
 USER = {"role": "user", "content": "so?"}
 
 
@@ -93,15 +93,6 @@ COMPARED: list[tuple[Any, str]] = [
     (PAIR | {"preference": {"form": "chosen"}}, "'form'"), (PAIR | {"preference": {"truth": None}}, "truth, style"),
     (PAIR | {"margin": {"truth": -1}}, "negative"),
 ]  # fmt: skip
-SCORED: list[tuple[Any, str]] = [
-    ({"prompt": "?", "response": "x"}, "score"), ({"prompt": "?", "score": 1}, "response"),
-    ({"prompt": "?", "response": "x", "score": "1"}, "number"),
-]  # fmt: skip
-STEPS: list[tuple[Any, str]] = [
-    ({"prompt": "?", "steps": ["a"], "labels": []}, "[]"), ({"prompt": "?", "labels": [1]}, "steps"),
-    ({"prompt": "?", "steps": ["a\n\nb"], "labels": [1]}, "algorithm.separator"),
-    ({"prompt": "?", "steps": [" "], "labels": [1]}, "' '"), ({"prompt": "?", "steps": ["a"], "labels": [2]}, "2"),
-]  # fmt: skip
 PICTURES: list[tuple[Any, str]] = [
     ("?", "JSON"), ({"image": "grey.png"}, "prompt"), ({"prompt": "p"}, "image"),
     (SHOWN | {"image": "no.png"}, "No such file"),
@@ -126,8 +117,6 @@ KINDS: dict[str, tuple[str, list[str], Any, list[tuple[Any, str]]]] = {
     "comparisons": (
         LANGUAGE, [*ALONE, "algorithm={name: bradley_terry, heads: [truth, style], ties: davidson}"], PAIR, COMPARED,
     ),
-    "scores": (LANGUAGE, [*ALONE, "algorithm=score_regression"], {"prompt": "?", "response": "x", "score": 1}, SCORED),
-    "steps": (LANGUAGE, [*ALONE, "algorithm=process_reward"], {"prompt": "?", "steps": ["a"], "labels": [1]}, STEPS),
     "pictures": (GENERATOR, ["algorithm=sft", OFFLINE, *SIZED], SHOWN, PICTURES),
     "pairs": (
         GENERATOR, ["algorithm=diffusion_dpo", OFFLINE, *SIZED],
@@ -160,11 +149,11 @@ def test_a_wrong_record_is_named_with_its_file_and_line(folder, kind):
 
 
 def test_what_is_wrong_is_told_at_once_in_an_error_of_the_command(tmp_path):
-    path = write(tmp_path / "data.jsonl", *[{}] * 12, {"prompt": "a"}, "?")
+    path = write(tmp_path / "data.jsonl", *[{}] * 10, {"prompt": "a"}, "?")
     for recipe in (GENERATOR, LANGUAGE):
         said = burnish("data", "show", path, "--recipe", recipe, status=2)
         named = re.findall(rf"{re.escape(path)}:(\d+): ", said.message)
-        assert (named, said.out) == ([str(line) for line in range(1, 11)], "")
+        assert (named, said.out) == ([str(line) for line in range(1, 9)], "")
         assert "and 3 more" in said.message
 
 

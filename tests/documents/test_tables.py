@@ -6,8 +6,6 @@ import json
 import re
 from collections import Counter
 
-import yaml
-
 import burnish
 from burnish.registry import names
 from tests.golden.recorded import recorded
@@ -81,17 +79,6 @@ def test_every_option_of_an_algorithm_is_explained_on_its_page_or_where_those_of
         assert text.startswith("# ")
         assert f"algorithm={name}" in text
         assert [option for option in own if not is_named(option, text)] == [], name
-
-
-def test_every_algorithm_has_its_line_settings_for_the_quickstart_and_published_ones():
-    for name in ALGORITHMS:
-        assert f"[`{name}`]({name}.md)" in page("algorithms/README.md")
-        assert burnish.load("quickstart", f"algorithm={name}").algorithm.name == name
-    recipe = yaml.safe_load((ROOT / "burnish" / "recipes" / "quickstart.yaml").read_text())
-    assert {recipe["algorithm"]["name"], *recipe["variants"]} >= set(ALGORITHMS)
-    for folder in ("sd35", "flux"):
-        found = {name.partition("/")[2] for name in recipe_names() if name.startswith(f"{folder}/")}
-        assert found == set(ALGORITHMS)
 
 
 TOP = {column.partition("/")[0] for record in recorded().values() for column in record["metrics"]}

@@ -47,27 +47,20 @@ ANY: dict[str, Damage] = {
     "missing": lambda path, draw: path.unlink(),
     "empty": _rewrite(lambda content, draw: b""),
     "cut short": _rewrite(lambda content, draw: content[: draw.randrange(1, len(content))]),
-    "without its end": _rewrite(lambda content, draw: content[:-1]),
     "flipped bits": _rewrite(_flip),
-    "flipped bits in its head": _rewrite(lambda content, draw: _flip(content[:64], draw) + content[64:]),
     "noise": _rewrite(lambda content, draw: draw.randbytes(1000)),
     "zeros": _rewrite(lambda content, draw: bytes(len(content))),
-    "twice": _rewrite(lambda content, draw: content * 2),
     "a folder": _replace(lambda path: path.mkdir()),
     "a loop": _replace(lambda path: path.symlink_to(path.name)),
     "a pipe": _replace(lambda path: os.mkfifo(path)),
     "a link to nothing": _replace(lambda path: path.symlink_to("nothing at all")),
 }
 TEXT: dict[str, Damage] = {
-    "byte order mark": _rewrite(lambda content, draw: b"\xef\xbb\xbf" + content),
-    "other ends of lines": _rewrite(lambda content, draw: content.replace(b"\n", b"\r\n")),
     "UTF-16": _rewrite(lambda content, draw: content.decode().encode("utf-16")),
     "not UTF-8": _rewrite(lambda content, draw: content.replace(b"a", b"\xe4")),
     "NUL": _rewrite(lambda content, draw: content[:9] + b"\0" + content[9:]),
     "a huge line": _rewrite(lambda content, draw: content + b"x" * 3_000_000 + b"\n"),
     "deep": _rewrite(lambda content, draw: b"[" * 100_000 + b"]" * 100_000),
-    "deep object": _rewrite(lambda content, draw: b'{"prompt":' * 20_000 + b"1" + b"}" * 20_000),
-    "a huge number": _rewrite(lambda content, draw: b"1" * 10_000),
     **{text: _rewrite(lambda content, draw, text=text: text.encode()) for text in ("null", "[]", "3", "{}")},
 }
 
@@ -202,6 +195,6 @@ def recipe_cases() -> Iterator[Case]:
     """Damaged copies of a recipe that is right; tests/refusals has recipes that are none."""
     command = ["train", "recipe.yaml"]
     for name, damage in (ANY | TEXT).items():
-        for time in range(40 if name in ("flipped bits", "cut short") else int(name != "twice")):
+        for time in range(40 if name in ("flipped bits", "cut short") else 1):
             said = f"damaged, {name}, {time}"
             yield _case("recipes", said, {"drawing.yaml": "recipe.yaml"}, "recipe.yaml", damage, command)

@@ -25,7 +25,6 @@ SIZES = {
     NETWORK: "num_layers attention_head_dim sample_size patch_size in_channels pos_embed_max_size",
     ENCODER: "hidden_size vocab_size num_hidden_layers max_position_embeddings eos_token_id",
     SCHEDULER: "num_train_timesteps shift base_shift max_shift",
-    TOKENIZER: "model_max_length padding_side added_tokens_decoder",
 }
 CLASSES: list[Any] = [
     "", "FluxPipeline", "../../thief", "thief.Pipeline", "os.system", "__class__", "x" * 5000, "\x1b[31mred",

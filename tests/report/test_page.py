@@ -27,7 +27,6 @@ from tests.support.reports import (
     run_folder,
     write_lines,
 )
-from tests.support.tiny_run import burnish
 
 SHORT = Story(updates=10, steps=10, guided=False)
 EVIL = "\"'></title></style></script><script>alert(1)</script><img src=http://example.org/x onerror=alert(1)>"
@@ -207,10 +206,3 @@ def test_a_sample_of_other_types_is_none(single, changes):
     page = report(single)
     assert page.run["glimpse"] == []
     assert page.run["row"]["thumbnail"] is None
-
-
-@pytest.mark.parametrize("text", ["[]", "model: 3", "a: &a [*a]", "[" * 5000, "\0", "x: " + "y" * 2_000_000],
-                         ids=range(6))  # fmt: skip
-def test_a_configuration_that_is_none_is_refused(single, text):
-    single.config.write_text(text)
-    assert "config.yaml" in burnish("report", single.path, status=2).message
