@@ -226,13 +226,13 @@ def exists(name: str) -> bool:
 
 
 def wrong_options(page: Path, text: str) -> Iterator[str]:
-    """Dotted options that no recipe has, or whose value none takes; coming_from.md has those of other trainers."""
+    """Dotted options that no recipe has, or whose value none takes; two pages have others' own."""
     starts = {option.partition(".")[0] for option in all_options()}
-    for span in [] if page.name == "coming_from.md" else spans(text):
+    for span in [] if page.name in ("coming_from.md", "extending.md") else spans(text):
         name = span.partition("=")[0].replace(".LABEL.", ".NAME.")
-        if re.fullmatch(r"[a-z_]+(\.\w+)+", name) and name.partition(".")[0] in starts and not FILES.search(name):
-            if not is_option(name) or ((found := GIVEN.fullmatch(span)) and not takes(*found.groups())):
-                yield span
+        ours = re.fullmatch(r"[a-z_]+(\.\w+)+", name) and name.partition(".")[0] in starts and not FILES.search(name)
+        if ours and not (is_option(name) and ((found := GIVEN.fullmatch(span)) is None or takes(*found.groups()))):
+            yield span
 
 
 @cache
@@ -246,7 +246,7 @@ def takes(name: str, value: str) -> bool:
                 return True
         else:
             return True
-    return "NAME" in name
+    return "NAME" in name or value in ("N", "DIR", "PATH")
 
 
 def wrong_links(page: Path, text: str) -> Iterator[str]:

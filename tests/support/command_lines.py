@@ -116,7 +116,7 @@ def accept(command: str) -> None:
 
 def _train(args: argparse.Namespace) -> None:
     """Of a sweep the first run."""
-    swept = [re.sub(r",[^\[{]*$", "", one) if args.sweep else one for one in args.overrides]
+    swept = [re.sub(r",[^\[{]*$", "", one) if getattr(args, "sweep", False) else one for one in args.overrides]
     load(args.recipe, *(one for one in swept if not one.startswith("memory=")))
 
 
@@ -176,5 +176,5 @@ def is_option(name: str) -> bool:
     """Whether some recipe has an option or a section of this dotted name."""
     name = re.sub(r"^(rewards|pools)\.\w+(?=\.|$)", r"\1.NAME", name)
     sections = {option[: dot.start()] for option in all_options() for dot in re.finditer(r"\.", option)}
-    within = name.rpartition(".")[0]  # of an option that is a table
-    return name in all_options() | sections or within in all_options() - sections
+    leaves = all_options() - sections  # some of which are tables
+    return name in all_options() | sections or any(name.startswith(f"{leaf}.") for leaf in leaves)
