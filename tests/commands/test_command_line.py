@@ -46,20 +46,17 @@ for line in LINES:
 def in_fresh_processes(lines, folder):
     """Of each command line: its exit code, what was imported before it said anything, and whether torch was at all."""
     done = subprocess.run([sys.executable, "-c", FORKED, json.dumps([HEAVY, lines])], capture_output=True, text=True,
-                          env=ENVIRONMENT, cwd=folder, timeout=120)  # fmt: skip
+                          env=ENVIRONMENT, cwd=folder, timeout=300)  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-REFUSED = [
-    ["train", "nothing"], ["sample", "nothing", "a cat"], ["train", "quickstart", "lr=3"],
-    ["plan", "quickstart", "rewards.mine={name: function, path: 'absent.py:f'}"],
-]  # fmt: skip
+REFUSED = [["train", "nothing"], ["plan", "quickstart", "rewards.mine={name: function, path: 'absent.py:f'}"]]
 
 
 def test_a_command_says_something_before_anything_slow_is_imported_and_refuses_without_torch(tmp_path):
     """Seconds depend on the machine; what is imported doesn't."""
-    helps = [["--help"], ["--version"], ["train", "--help"]]
+    helps = [["--help"], ["train", "--help"]]
     completion = ["completion", "zsh", "--", "train", "quickstart", "seed"]
     *found, completed = in_fresh_processes([*REFUSED, *helps, completion], tmp_path)
     assert found == [[line, 2, [], False] for line in REFUSED] + [[line, 0, [], False] for line in helps]
