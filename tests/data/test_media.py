@@ -33,13 +33,13 @@ def encoded(kind, picture=NOISE, **how):
     return buffer.getvalue()
 
 
-def refused_at(folder, pictures, *options):
+def refused_at(folder, pictures):
     """What a run says that is to begin on questions about pictures."""
     for name, content in pictures.items():
         (folder / name).write_bytes(content)
     records = [{"prompt": "<image>What is it?", "images": [name], "answer": "1"} for name in pictures]
     path = write(folder / "data.jsonl", *records)
-    messages = refused(LANGUAGE, path, *options)
+    messages = refused(LANGUAGE, path, "algorithm=grpo", "rewards.exact=null", "rewards.format.weight=1")
     return [message.removeprefix(f"{path}:") for message in messages]
 
 

@@ -47,11 +47,13 @@ def prompts(files: Any, *options: str) -> list[Any]:
 
 
 def refused(recipe: str, files: Any, *options: str) -> list[str]:
-    """What a run says of records that it can't read, one by one."""
-    judged = [] if any(option.startswith("data.val_files") for option in options) else ["data.val_files=null"]
-    rewards = [] if "algorithm" in str(options) else REWARDS[recipe]
-    given = [f"data.train_files={json.dumps(files, default=str)}", *judged, *rewards, *options]
-    said = burnish("train", recipe, *given, "output_dir=not_begun", status=2).err.partition("burnish: error: ")[2]
+    """What is said of records that can't be read, one by one: of prompts as they are shown, of others by a run."""
+    words = ["data", "show", str(files), "--recipe", recipe, *options]
+    if "algorithm" in str(options):
+        judged = [] if any(option.startswith("data.val_files") for option in options) else ["data.val_files=null"]
+        path = f"data.train_files={json.dumps(files, default=str)}"
+        words = ["train", recipe, path, *judged, *options, "output_dir=not_begun"]
+    said = burnish(*words, status=2).err.partition("burnish: error: ")[2]
     first, *rest = said.rstrip("\n").split("\n")
     return [one.strip() for one in rest[:-1]] if first.endswith(" problems") else [first]
 
