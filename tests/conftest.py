@@ -105,7 +105,6 @@ def what_ships_is_registered():
 def recipe(tmp_path, monkeypatch):
     """A recipe that passes every check without a real model, in the current folder."""
     path = stand_ins.files(tmp_path)
-    stand_ins.use_assets(monkeypatch, tmp_path)
     monkeypatch.chdir(tmp_path)
     return str(path)
 

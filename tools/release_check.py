@@ -31,7 +31,7 @@ from release_notes import version_of
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.support.fake_hub_writes import TOKEN, writable_hub  # noqa: E402
+from tests.support.fake_hub import TOKEN, fake_hub  # noqa: E402
 
 SECONDS = 900  # that a command may take
 SMALL = ("validation.max_prompts=4", "validation.n=2", "scoring.processes=0")
@@ -173,7 +173,7 @@ def board(installed: Installed) -> None:
 
 def push(installed: Installed, recipes: Iterator[str]) -> None:
     """Push runs to a hub on loopback, and load them without Burnish."""
-    with writable_hub() as hub:
+    with fake_hub() as hub:
         online = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
         for recipe in recipes:
             installed.burnish("push", f"runs/{recipe}", "--to", f"me/{recipe}", "--format", "merged", **online)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import pytest
 
-from burnish.config.run_folder import RunFolder
-from burnish.report import write_report
-from tests.support.boards import EVIL, board, long_run, recorded, scored
+from tests.support.boards import EVIL, board, recorded, scored
 from tests.support.browser import Browser, browser
 from tests.support.clips import moving_square
-from tests.support.evaluations import HEADER_OF, evaluated, evaluation
 from tests.support.reports import Story, draw_instead, run_folder
+from tests.support.tiny_run import burnish
 
 pytestmark = pytest.mark.slow
 
@@ -45,17 +42,9 @@ def nothing_wrong(page: Browser) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two seeds of one run, and another with clips."""
+    """A run with pictures, and another with clips."""
     root = tmp_path_factory.mktemp("runs")
-    for seed in (0, 1):
-        folder = run_folder(root / f"seed{seed}", Story(
-            updates=20, steps=30, guided=False, reward=(0.7, 0.9 + 0.05 * seed),
-            overrides=(f"seed={seed}", "optimizer.schedule=constant"),
-        ))  # fmt: skip
-        recorded(folder, 3)
-        for update in folder.validations():
-            evaluated(folder.path, update, 0.1 * (1 + seed) * (update > 0))
-        evaluation(root / f"judged{seed}", 0.0, replace(HEADER_OF, suite="full", update=20, source=str(folder.path)))
+    recorded(run_folder(root / "seed0", SMALL), 3)
     clips = run_folder(root / "clips", SMALL)
     draw_instead(clips, lambda update, sample: moving_square(4))
     return root
@@ -91,24 +80,9 @@ def test_a_run_that_goes_appears_and_moves_on(page: Browser, tmp_path: Path):
         page.open("about:blank")
 
 
-def test_a_prompt_is_walked_through_the_updates(page: Browser, port: int):
-    go(page, port, "#/run?run=seed0&tab=gallery")
-    page.until("document.querySelectorAll('.between .side:not([hidden]) img').length === 12")
-    assert "after 20 updates" in page.text()
-    page.ask("document.querySelector('.walk input[type=range]').focus()")
-    page.press("ArrowLeft")
-    page.until("document.querySelector('.walk output').textContent === 'after 10 updates'")
-    page.until("document.querySelector('.side:last-child img').src.includes('000010')")
-    page.until("[...document.querySelectorAll('.side:last-child img')].every((one) => one.naturalWidth > 0)")
-    page.click("›")
-    page.until("document.querySelector('.choice select').value === '1'")
-    assert page.ask("document.querySelector('.walk output').textContent") == "after 10 updates"
-    assert "prompt=1" in page.ask("location.hash"), "the address says what is seen"
-
-
 def test_pictures_and_verdict_are_seen_first(page: Browser, port: int):
     go(page, port)
-    page.until("[...document.querySelectorAll('.newest img')].filter((one) => one.naturalWidth > 0).length === 2")
+    page.until("[...document.querySelectorAll('.newest img')].filter((one) => one.naturalWidth > 0).length === 1")
     assert page.ask("document.querySelector('.newest img').src.includes('000020%2Fpictures%2F000-00.png')")
     page.until("document.querySelector('.newest video').readyState >= 1")
     go(page, port, "#/run?run=seed0")
@@ -124,100 +98,8 @@ def test_pictures_and_verdict_are_seen_first(page: Browser, port: int):
     page.until("document.querySelector('.glimpse video').readyState >= 1")
 
 
-def test_two_seeds_are_a_band(page: Browser, port: int):
-    go(page, port)
-    for name in ("seed0", "seed1"):
-        page.ask(f"document.querySelector('[aria-label=\"compare {name}\"]').click()")
-    page.click("compare 2 runs")
-    page.until("document.querySelector('figure.chart path.band.c0')")
-    assert "1 more seed" in page.text()
-    assert "seed" in page.ask("document.querySelector('table.differences').innerText")
-    page.until("document.querySelectorAll('.beside .side img').length === 12")
-    page.ask("document.querySelector('.toggle input').click()")
-    page.until("document.querySelectorAll('figure.chart')[0].querySelectorAll('path.line.c1').length > 0")
-
-
-def test_suites_have_intervals_and_runs_are_compared_by_them(page: Browser, port: int):
-    go(page, port, "#/run?run=seed0")
-    page.until("document.querySelector('#panel table.suite')")
-    heads, rows = (
-        "[...document.querySelectorAll('table.suite th')]",
-        "document.querySelectorAll('table.suite tbody tr')",
-    )
-    said = page.ask(f"{heads}.map((one) => one.textContent)")
-    assert said == ["", "after 20 updates, judged0", "", "after 0 updates", "after 20 updates", "change"]
-    assert "0.275[0." in page.ask(f"{rows}[3].innerText.replaceAll(/\\s/g, '')")
-    assert page.ask("document.querySelector('.suites figure.chart path.band').getAttribute('d').length") > 20
-    go(page, port, "#/compare?run=seed0&run=seed1")
-    page.until("document.querySelectorAll('table.suite').length === 2")
-    said = page.ask(f"{heads}.slice(5).map((one) => one.textContent)")
-    assert said == ["seed0, after 20 updates", "seed1, after 20 updates", "seed1 − seed0"]
-    assert "+0.100[+0.100,+0.100]" in page.ask(f"{rows}[3].innerText.replaceAll(/\\s/g, '')")
-
-
-def test_prompts_are_sorted_and_only_those_in_view_are_made(page: Browser, tmp_path: Path):
-    long_run(tmp_path / "runs" / "long", 40, 300)
-    with board(tmp_path / "runs") as port:
-        go(page, port, "#/run?run=long&tab=prompts")
-        first = "document.querySelector('.inner .row .what').innerText"
-        page.until(f"{first}.startsWith('prompt number 0')")
-        for words, name in (("worst", 1), ("most improved", 0), ("never learned", 1), ("zero variance", 2)):
-            page.click(words)
-            page.until(f"{first}.split('\\n')[0] === 'prompt number {name}'")
-        page.click("in order")
-        assert page.ask("document.querySelectorAll('.inner .row').length") < 40
-        page.ask("document.querySelector('.rows').scrollTop = 200 * 62")
-        page.until("document.querySelector('.rows').innerText.includes('prompt number 203')")
-        assert page.ask("document.querySelectorAll('.inner .row').length") < 40
-        page.click("Curves")
-        page.click("by data source")
-        page.until("document.querySelector('figure.chart .legend').innerText.includes('odd')")
-        page.open("about:blank")
-
-
-def test_a_clip_plays(page: Browser, port: int):
-    go(page, port, "#/run?run=clips&tab=gallery")
-    page.until("document.querySelector('video').readyState >= 2")
-    page.until("document.querySelector('video').currentTime > 0 && !document.querySelector('video').paused")
-
-
-def test_groups_and_time_are_shown(page: Browser, port: int):
-    go(page, port, "#/run?run=seed0&tab=groups")
-    page.until("document.body.innerText.includes('draw seven')")
-    bars = page.ask("[...document.querySelectorAll('.advantage span')].map((one) => one.textContent)")
-    assert bars == ["+0.71", "−0.71"]
-    page.click("Time and memory")
-    page.until("document.querySelectorAll('svg rect.fill title').length === 4")
-    assert "train 1" in page.ask("document.querySelector('#panel').textContent")
-
-
-def test_tabs_go_by_keyboard(page: Browser, port: int):
-    go(page, port, "#/run?run=seed0")
-    page.ask("document.querySelector('[role=tab][aria-selected=true]').focus()")
-    page.press("ArrowRight")
-    page.until("document.querySelector('[aria-selected=true]').textContent === 'Curves'")
-    page.until("document.querySelector('#panel figure.chart')")
-    page.ask("document.querySelector('#panel figure.chart').focus()")
-    page.press("ArrowRight")
-    page.until("document.querySelector('#panel .readout').textContent.startsWith('update 0')")
-
-
-@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.thorough)])
-def test_a_phone_shows_all_of_it_by_day_and_night(page: Browser, port: int, dark: bool):
-    go(page, port, width=PHONE, height=800, dark=dark)
-    assert page.ask("document.documentElement.scrollWidth") <= PHONE
-    ground = page.ask("getComputedStyle(document.body).backgroundColor")
-    assert (max(map(int, ground[4:-1].split(","))) < 60) == dark
-    go(page, port, "#/run?run=seed0", width=PHONE, height=800, dark=dark)
-    for tab in TABS:
-        page.click(tab)
-        page.until(f"document.querySelector('[aria-selected=true]').textContent === {json.dumps(tab)}")
-        page.until("document.querySelector('#panel').innerText.length > 20")
-        assert page.ask("document.documentElement.scrollWidth") <= PHONE, tab
-
-
 @pytest.fixture
-def hostile(tmp_path: Path) -> RunFolder:
+def hostile(tmp_path: Path):
     """A run in which everything that others write is made to be taken for something else."""
     folder = run_folder(tmp_path / "runs" / "<b>run & 'co' #?%2f", SMALL)
     scored(folder, 3)
@@ -236,7 +118,7 @@ def hostile(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_what_others_wrote_is_text(page: Browser, hostile: RunFolder):
+def test_what_others_wrote_is_text(page: Browser, hostile):
     with board(hostile.path.parent) as port:
         go(page, port)
         page.click(hostile.path.name)
@@ -249,11 +131,9 @@ def test_what_others_wrote_is_text(page: Browser, hostile: RunFolder):
         page.until("document.querySelector('.response code').textContent.includes('window.pwned=1')")
         page.click(f"all {len(EVIL) + 100_000:,} characters")
         page.until("document.querySelector('.words.tall').textContent.length > 100000")
-        page.click("log-probs")
-        page.until("document.querySelector('.heat')")
         assert page.ask("window.pwned === undefined && document.querySelectorAll('main script').length === 0")
         page.open("about:blank")
-    write_report(hostile)
+    burnish("report", hostile.path)
     page.open(f"file://{quote(str(hostile.report))}")
     page.until("document.querySelector('#board h1')")
     page.click("Gallery")
@@ -262,22 +142,16 @@ def test_what_others_wrote_is_text(page: Browser, hostile: RunFolder):
 
 
 def test_the_report_is_the_same_page_in_one_file(page: Browser, runs: Path, tmp_path: Path):
-    for name in ("seed0", "clips"):
-        written = write_report(RunFolder(runs / name))
-        alone = shutil.copy(written, tmp_path / f"{name}.html")
-        assert written.stat().st_size < 20e6
-        page.open(f"file://{alone}", width=PHONE, height=800)
-        page.until("document.querySelector('#board h1')")
-        assert page.ask("document.getElementById('written').hidden")
-        for tab in TABS:
-            page.click(tab)
-            page.until("document.querySelector('#panel').innerText.length > 20")
-            assert page.ask("document.documentElement.scrollWidth") <= PHONE, tab
-        page.click("Gallery")
-        kind = "video" if name == "clips" else "img"
-        page.until(f"document.querySelector('#panel .side:not([hidden]) {kind}').src.startsWith('data:')")
-        assert "tab=gallery" in page.ask("location.hash"), "the address says what is seen"
-        page.open("about:blank")
-        page.open(f"file://{alone}#/run?run=.&tab=time")
-        page.until("document.querySelector('[aria-selected=true]').textContent === 'Time and memory'")
+    burnish("report", runs / "clips")
+    alone = shutil.copy(runs / "clips" / "report.html", tmp_path / "clips.html")
+    page.open(f"file://{alone}", width=PHONE, height=800)
+    page.until("document.querySelector('#board h1')")
+    assert page.ask("document.getElementById('written').hidden")
+    for tab in TABS:
+        page.click(tab)
+        page.until("document.querySelector('#panel').innerText.length > 20")
+        assert page.ask("document.documentElement.scrollWidth") <= PHONE, tab
+    page.click("Gallery")
+    page.until("document.querySelector('#panel .side:not([hidden]) video').src.startsWith('data:')")
+    assert "tab=gallery" in page.ask("location.hash"), "the address says what is seen"
     assert not [one for one in page.asked if one.startswith("http")]

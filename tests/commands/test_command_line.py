@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from burnish import __version__, cli
+from burnish import cli
 from burnish.registry import register
 from burnish.rewards.base import Reward, Verdict
 from tests.support.tiny_run import burnish
@@ -48,46 +46,21 @@ for line in LINES:
 def in_fresh_processes(lines, folder):
     """Of each command line: its exit code, what was imported before it said anything, and whether torch was at all."""
     done = subprocess.run([sys.executable, "-c", FORKED, json.dumps([HEAVY, lines])], capture_output=True, text=True,
-                          env=ENVIRONMENT, cwd=folder, timeout=120)  # fmt: skip
+                          env=ENVIRONMENT, cwd=folder, timeout=300)  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-REFUSED = [
-    ["train", "nothing"], ["train", "nothing", "--sweep"], ["sample", "nothing", "a cat"],
-    ["export", "nothing", "-o", "x"], ["push", "nothing", "--to", "a/b"], ["pairs", "nothing", "-o", "x"],
-    ["report", "nothing"], ["runs", "nothing"], ["compare", "a", "b"], ["board", "nothing"], ["data", "show", "x"],
-    ["recipes", "nothing"], ["config", "nothing"], ["plan", "nothing"],
-    ["train", "quickstart", "lr=3"], ["eval", "quickstart", "rollout.m=1"], ["tiny", "nothing", "x"],
-    ["serve-reward", "nothing"], ["check-reward", "nothing"],
-]  # fmt: skip
+REFUSED = [["train", "nothing"], ["plan", "quickstart", "rewards.mine={name: function, path: 'absent.py:f'}"]]
 
 
 def test_a_command_says_something_before_anything_slow_is_imported_and_refuses_without_torch(tmp_path):
     """Seconds depend on the machine; what is imported doesn't."""
-    found = in_fresh_processes(REFUSED, tmp_path)
-    assert found == [[line, 2, [], False] for line in REFUSED]
-    own = "rewards.mine={name: function, path: 'absent.py:f'}"
-    lines = [[command, "quickstart", own] for command in ("train", "plan")]
-    assert in_fresh_processes(lines, tmp_path) == [[line, 2, [], False] for line in lines]
-
-
-def test_help_and_completion_import_nothing_that_takes_time(tmp_path):
-    lines = [["--help"], ["--version"], *([verb, "--help"] for verb in cli.VERBS)]
-    assert in_fresh_processes(lines, tmp_path) == [[line, 0, [], False] for line in lines]
-    keys = ["train", "quickstart", "rollout.n"]
-    program = f"import sys; from burnish.cli import main; main(['completion', 'zsh', '--', *{keys!r}]); "
-    program += "print({'torch', 'diffusers', 'transformers', 'peft', 'numpy', 'ray', 'rich'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
-    first, *_, last = done.stdout.splitlines()
-    assert (first, last) == ("rollout.n=", "set()")
-    explained = "import sys; from burnish.cli import main; main(['config', 'quickstart']); main(['report', 'x'])"
-    explained += "; print('torch' in sys.modules or 'matplotlib' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", explained], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
-    )
-    assert "steps: " in done.stdout
-    assert done.stdout.endswith("False\n")
+    helps = [["--help"], ["train", "--help"]]
+    completion = ["completion", "zsh", "--", "train", "quickstart", "seed"]
+    *found, completed = in_fresh_processes([*REFUSED, *helps, completion], tmp_path)
+    assert found == [[line, 2, [], False] for line in REFUSED] + [[line, 0, [], False] for line in helps]
+    assert completed[1::2] == [0, False]
 
 
 def test_the_package_is_a_program():
@@ -110,38 +83,19 @@ def test_help_teaches_by_example_and_documents_exit_codes(verb, capsys):
 
 SLIPS = {  # words, and what the answer names
     "trian": ["'trian'", "'train'"], "train": ["RECIPE", "--help"], "train quickstart --seed 3": ["--seed", "seed=3"],
-    "train quickstart --optimizer.lr=1e-3": ["optimizer.lr=1e-3"], "train quickstrat": ["quickstart"],
+    "train quickstrat": ["quickstart"],
     "--verbose": ["--verbose"], "sample runs/x": ["--prompt-file"], "export runs/x": ["--output"],
-    "sample runs/x a --steps 0": ["--steps", "'0'", ">= 1"], "sample runs/x a --seed -1": ["--seed", "'-1'", ">= 0"],
-    "sample runs/x a --guidance 0.5": ["--guidance", "'0.5'", ">= 1"],
+    "sample runs/x a --steps 0": ["--steps", "'0'", ">= 1"],
     "sample quickstart a rollout.guidance_scale=4": ["'rollout.guidance_scale=4'", "--prompt-file"],
-    "sample quickstart a model.lora=null": ["'model.lora=null'", "--prompt-file"],
-    "sample quickstart a --image nothing.png": ["nothing.png"],
-    "sample quickstart a --image burnish:../../README.md": ["burnish:../../README.md"],
-    "export runs/x -o y --format gguf": ["gguf", "merged", "lora"], "recipes nothing_like_it": ["nothing_like_it"],
-    "config quickstart rollout.n=many": ["rollout.n is many"],
+    "export runs/x -o y --format gguf": ["gguf", "merged", "lora"],
     "plan quickstart memory=8GB memory=9GB": ["memory", "twice"],
-    "tiny wan2.2": ["folder"], "tiny wan one two": ["two"], "tiny stable-difusion folder": ["mean"],
     "tiny pickscor folder": ["pickscore"], "tiny flux folder --seed -1": ["--seed"],
-    "data prepare genval": ["genval", "geneval"], "data prepare": ["name"], "data show": ["recipe"],
-    "data list geneval": ["list"], "data prepare geneval a=b": ["--recipe", "burnish data show"],
-    "data show quickstart --recipe quickstart": ["quickstart"], "data show quickstart -o x": ["--output"],
-    "data show nothing.jsonl": ["nothing.jsonl"], "data mend": ["'mend'"],
-    "check-reward pickscor": ["pickscore"], "check-reward clip --weights nowhere": ["clip", "nowhere"],
-    "check-reward clip scale=x3": ["rewards.clip.scale is x3"],
-    "check-reward clip scale": ["'='"],
-    "check-reward jpeg_compressibility --weights x": ["rewards.jpeg_compressibility.path"],
-    "eval": ["SOURCE"], "eval quickstart --merge a -o b": ["quickstart"], "eval --merge a": ["--merge", "--output"],
-    "eval --merge a --compare b c": ["--merge", "--compare"], "eval --list --suite ocr": ["--list", "--suite"],
-    "eval quickstart --shard 1/2": ["--shard", "--suite"],
-    "eval quickstart --suite quickstart --shard 1/2": ["--shard", "--output"],
+    "data prepare genval": ["genval", "geneval"], "data show": ["recipe"], "data mend": ["'mend'"],
+    "check-reward clip --weights nowhere": ["clip", "nowhere"],
+    "board no_such": ["no_such"], "eval": ["SOURCE"], "eval --merge a": ["--merge", "--output"],
     "eval quickstart --suite quickstart --shard 3/2 -o x": ["i from 1 to n"],
-    "eval quickstart --suite quickstart validation.height=8": ["suite.drawing.height"],
-    "eval quickstart --suite quickstart steps=8": ["steps"],
     "eval quickstart --suite quickstart suite.stpes=8": ["stpes"],
-    "eval vlm_quickstart --suite quickstart": ["text-to-image"],
-    "eval burnish:quickstart/model+nowhere --suite quickstart": ["nowhere"],
-    "eval --compare nowhere nowhere": ["nowhere"],
+    "eval vlm_quickstart --suite quickstart": ["text-to-image"], "eval --compare nowhere nowhere": ["nowhere"],
     "eval vlm_quickstart rollout.max_new_tokens=5000 model.device=cpu":
         ["rollout.max_new_tokens is 5000", "2048", "rollout.max_new_tokens to 20"],
 }  # fmt: skip
@@ -153,13 +107,6 @@ def test_a_slip_is_answered_with_what_was_meant(line, tmp_path, monkeypatch):
     said = burnish(*line.split(), status=2).message
     assert [word for word in SLIPS[line] if word not in said] == [], said
     assert not list(tmp_path.iterdir())
-
-
-def test_nothing_at_all_shows_the_help_and_the_version_is_one(capsys):
-    assert "burnish train quickstart" in burnish(status=2).out
-    with pytest.raises(SystemExit):
-        cli.main(["--version"])
-    assert capsys.readouterr().out == f"burnish {__version__}\n"
 
 
 class OutOfMemoryError(RuntimeError):
@@ -194,42 +141,6 @@ def test_what_ends_a_command_without_a_traceback(tmp_path, error, code, words):
         assert words in burnish(*words_, status=code).message
 
 
-def test_a_tokenizer_that_panics_is_a_damaged_file(files):
-    from tests.support.tiny_run import TinyRun
-
-    run = TinyRun(files, "language", "llama", "algorithm=grpo", "model.path={files}/panics")
-    shutil.copytree(files / "llama", files / "panics", dirs_exist_ok=True)
-    content = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
-    file = files / "panics" / "tokenizer.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": content}))
-    assert "fetch the model again" in run.train(status=2).message
-
-
-def test_threads_are_set_before_torch_is_imported_and_do_not_spin(tmp_path):
-    program = (
-        "import os, sys, importlib.abc\nfrom burnish.cli import main\n"
-        "class Stop(importlib.abc.MetaPathFinder):\n    def find_spec(self, name, *rest):\n"
-        "        if name == 'torch': print(os.environ.get('OMP_NUM_THREADS'), os.environ.get('OMP_WAIT_POLICY'), "
-        "flush=True), os._exit(0)\n"
-        "sys.meta_path.insert(0, Stop())\nmain(['train', 'quickstart', 'threads=2'])\n"
-    )
-    own = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("OMP_")}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=own, cwd=tmp_path, timeout=60
-    )
-    assert done.stdout.splitlines()[-1] == "2 PASSIVE"
-
-
-def test_an_early_signal_stops_before_anything_is_begun(monkeypatch, tmp_path):
-    def signalled(*_):
-        os.kill(os.getpid(), signal.SIGTERM)
-        pytest.fail("it went on")
-
-    monkeypatch.setattr("burnish.config.load", signalled)
-    assert "SIGTERM" in burnish("train", "quickstart", f"output_dir={tmp_path / 'run'}", status=75).out
-    assert not (tmp_path / "run").exists()
-
-
 # completion
 
 
@@ -246,50 +157,14 @@ def place(tmp_path, monkeypatch):
 
 
 COMPLETED = {  # a line so far, and what may come next
-    "tra": "train", "train quick": "quickstart", "train sd35/flow_grpo_": "sd35/flow_grpo_fast",
-    "config mi": "mine.yaml",
-    "train quickstart valid": "validation.",
-    "train quickstart optimizer.sch": "optimizer.schedule= optimizer.schedule_updates=",
-    "train quickstart rewards.ocr.weight_": "rewards.ocr.weight_by=",
-    "train quickstart algorithm=diffusion_n": "algorithm=diffusion_nft",
+    "tra": "train", "train quick": "quickstart", "config mi": "mine.yaml", "train quickstart valid": "validation.",
+    "train quickstart algorithm=diffusion_n": "algorithm=diffusion_nft", "train quickstart runtime=r": "runtime=ray",
     "train quickstart algorithm=flow_grpo algorithm.wi": "algorithm.window.",
-    "train quickstart runtime=r": "runtime=ray",
     "train --sweep quickstart thr": "threads=", "train mine.yaml thr": "threads=", "export runs/a --f": "--format",
-    "export runs/a --format l": "lora", "eval runs/a --suite geneval2": "geneval2", "completion f": "fish",
-    "export runs/": "runs/a runs/b", "export ": "runs/", "export runs/a -o ": "",
-    "export runs/a runs/": "", "trian ": "",
+    "export runs/": "runs/a runs/b", "export ": "runs/", "export runs/a -o ": "", "trian ": "",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("line", COMPLETED)
 def test_what_may_come_next(place, line):
     assert burnish("completion", "zsh", "--", *line.split(" ")).out.split() == COMPLETED[line].split()
-
-
-@pytest.mark.parametrize(("line", "expected"), [
-    ("burnish tr", "train"), ("burnish export ", "runs/"), ("burnish", "train"), ("burnish train 'quick", ""),
-    ("burnish train quickstart algorithm=diffusion_n", "diffusion_nft"),
-])  # fmt: skip
-def test_bash_gives_its_line_and_gets_what_follows_its_word_breaks(place, line, expected):
-    assert burnish("completion", "bash", "--", line).out.split("\n")[0] == expected
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_there_is_a_script_for_every_shell(shell):
-    assert f"burnish completion {shell} -- " in burnish("completion", shell).out
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
-def test_bash_completes(place):
-    """The script in a real bash, which asks the real command."""
-    (place / "bin").mkdir()
-    (place / "bin" / "burnish").write_text(f'#!/bin/sh\nexec {sys.executable} -m burnish "$@"\n')
-    (place / "bin" / "burnish").chmod(0o755)
-    asked = (
-        "source <(burnish completion bash); complete -p burnish >/dev/null || exit 1\n"
-        'ask() { COMP_LINE="$1"; COMP_POINT=${#COMP_LINE}; _burnish_complete; echo "${COMPREPLY[@]}"; }\n'
-        'ask "burnish export runs/"; ask "burnish train vlm_quickstart_t"\n'
-    )
-    env = ENVIRONMENT | {"PATH": f"{place / 'bin'}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=60, cwd=place, env=env)
-    assert done.stdout == "runs/a runs/b\nvlm_quickstart_turned\n", done.stderr

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import burnish as package
-from tests.support.reports import lines_of, write_lines
-from tests.support.scorers import checkpoint
-from tests.support.tiny_run import TinyRun, burnish
+from tests.support.reports import write_lines
+from tests.support.tiny_run import burnish
 
 # tiny
 
@@ -35,50 +34,19 @@ def test_tiny_writes_a_pipeline_and_says_how_it_is_used(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     burnish("tiny", "flux", tmp_path, "--force", status=2)
     assert (tmp_path / "thesis.txt").exists(), "what is no pipeline is never replaced"
-    assert "image" in burnish("tiny", "FluxKontextPipeline", tmp_path / "kontext").out
 
 
-def test_tiny_writes_a_language_model_and_says_how_it_is_used(tmp_path):
-    folder = tmp_path / "qwen"
-    told = burnish("tiny", "qwen3_vl", folder).out
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen3_vl"
-    assert "Qwen3VLForConditionalGeneration" in told
-    assert "a picture, a video" in told
-    assert f"model.path={folder}" in told
-    burnish("tiny", "llama", folder, status=2)
-    burnish("tiny", "llama", folder, "--force")
-    assert not (folder / "processor_config.json").exists()
-
-
-def test_the_same_seed_writes_the_same_weights(tmp_path):
+def test_the_same_seed_writes_the_same_weights_and_every_name_is_listed(tmp_path):
     weights = []
     for name, seed in (("first", 5), ("again", 5), ("other", 6)):
-        burnish("tiny", "sana", tmp_path / name, "--seed", seed)
-        weights.append((tmp_path / name / "transformer" / "diffusion_pytorch_model.safetensors").read_bytes())
+        burnish("tiny", "llama", tmp_path / name, "--seed", seed)
+        weights.append((tmp_path / name / "model.safetensors").read_bytes())
     assert weights[0] == weights[1] != weights[2]
-
-
-def test_tiny_lists_every_name_and_names_a_package_that_is_missing(tmp_path, monkeypatch):
     told = burnish("tiny", "--list").out
     assert [name for name in ("sd3", "wan2.2", "qwen3_vl", "smolvlm", "llama", "pickscore") if name not in told] == []
-    monkeypatch.setattr("burnish.models.tiny.build.find_spec", lambda name: None)
-    assert "pip install ftfy" in burnish("tiny", "wan-vace", tmp_path / "model", status=2).message
-    assert not list(tmp_path.iterdir())
 
 
 # data, recipes, config, doctor
-
-
-def test_a_set_is_listed_and_prepared_where_recipes_look_for_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shown = " ".join(burnish("data", "list").out.split())
-    assert [name for name in ("geneval", "pickscore", "ocr", "MIT") if name not in shown] == []
-    assert "553 records in data/geneval/test.jsonl" in burnish("data", "prepare", "geneval").out
-    shown = burnish("data", "show", "geneval", "-n", "1").out
-    assert shown.startswith("data/geneval/test.jsonl:1\n  user: a photo of a bench\n  data_source: single_object\n")
-    assert "553 records, of which 1 " in shown
-    burnish("data", "prepare", "geneval", "--output", tmp_path / "other")
-    assert (tmp_path / "other" / "geneval" / "SOURCE.txt").exists()
 
 
 def test_a_file_is_shown_as_a_recipe_reads_it(tmp_path):
@@ -92,17 +60,6 @@ def test_a_file_is_shown_as_a_recipe_reads_it(tmp_path):
     shown = burnish("data", "show", "vlm_quickstart", "-n", "1").out
     assert "  user: <image><image>What is the sum" in shown
     assert shown.count("  image: ") == 2
-
-
-def test_recipes_are_listed_with_their_first_line_by_folder_or_by_a_word():
-    shown = " ".join(burnish("recipes").out.split())
-    assert shown.index("quickstart") < shown.index("flux/awm") < shown.index("sd35/awm")
-    assert "base" not in shown.split()
-    assert "1 GPU of 24 GB" in shown
-    assert "(reward to write: " in shown
-    printed = burnish("recipes", "geometry3k").out
-    assert "qwen25_vl/grpo" in printed
-    assert "sd35" not in printed
 
 
 def test_config_prints_a_recipe_that_says_what_is_not_here_yet(recipe, tmp_path):
@@ -121,137 +78,33 @@ def test_config_prints_a_recipe_that_says_what_is_not_here_yet(recipe, tmp_path)
     assert all("#" in line for line in options), "every option is explained"
 
 
-def test_doctor_says_whether_the_quickstart_can_run(recipe, tmp_path, monkeypatch):
+def test_doctor_says_whether_the_quickstart_can_run(monkeypatch):
     said = burnish("doctor").out
     assert "ok" in said
     assert "fail" not in said
-    broken = {"burnish.commands.doctor.NEEDED_DISK": (1e9, "output_dir"),
-              "burnish.commands.doctor.requirements": (lambda: ["rich>=900"], "pip install 'rich>=900'"),
-              "burnish.utils.paths.ASSETS": (tmp_path, "burnish:quickstart/model"),
-              "burnish.commands.doctor.CHECKS": ({"thing": lambda: 1 / 0}, "ZeroDivisionError")}  # fmt: skip
-    for name, (value, words) in broken.items():
-        with monkeypatch.context() as patch:
-            patch.setattr(name, value)
-            said = " ".join(burnish("doctor", status=1).out.split())
-            assert "fail" in said
-            assert words in said
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1, used=1, free=1))
+    said = burnish("doctor", status=1).out
+    assert "fail" in said
+    assert "output_dir" in said
 
 
-# check-reward: a scorer that is right, and what is found in those that aren't
+# check-reward: a scorer that is right, and what is found in one that isn't
 
 
-SCORERS = ("pickscore", "clip", "siglip", "siglip2", "hpsv2", "imagereward", "aesthetic", "image_similarity")
-
-
-def checked(name, folder=None, *more, status=0):
-    from burnish.rewards.tiny import scorer_named
-
-    folder = folder or checkpoint(name)
-    given = scorer_named(name).given(folder)
-    own = [f"{option}={value}" for option, value in given.items() if option not in ("path", "tokenizer")]
-    return burnish("check-reward", name, "--weights", folder, *own, *more, status=status).out
-
-
-@pytest.mark.parametrize("name", SCORERS)
-def test_a_scorer_that_tiny_wrote_passes(name, tmp_path):
+@pytest.mark.parametrize("name", ["clip", "imagereward", "siglip2"])
+def test_a_scorer_that_tiny_wrote_passes_and_wrong_pixels_are_found(name, tmp_path, monkeypatch):
     told = burnish("tiny", name, tmp_path / name).out
     assert f"rewards.{name}.path={tmp_path / name}" in told
-    burnish("tiny", name, tmp_path / name, status=2)
-    told = checked(name, tmp_path / name)
-    assert "ok   values" in told
-    assert "ok   gradients" in told
-    assert ("ok   original" in told) == (name in ("pickscore", "clip", "siglip", "siglip2"))
-    assert ("README of THUDM/ImageReward" in told) == (name == "imagereward")
-
-
-def test_wrong_pixels_are_found(monkeypatch):
+    given = dict(re.findall(rf"rewards\.{name}\.(\w+)=(\S+)", told))
+    own = [f"{option}={value}" for option, value in given.items() if option not in ("path", "tokenizer")]
+    words = ["check-reward", name, "--weights", tmp_path / name, *own]
+    found = burnish(*words).out
+    assert "ok   values" in found
+    assert "ok   gradients" in found
+    assert ("ok   original" in found) == (name != "imagereward")
     plain = torch.nn.functional.interpolate
     monkeypatch.setattr(torch.nn.functional, "interpolate", lambda *a, antialias, **k: plain(*a, **k))
-    assert "fail gradients" in checked("clip", status=1)
-
-
-def test_another_value_than_the_originals_is_found(monkeypatch):
-    from burnish.rewards import originals
-    from burnish.rewards.images.clip_scores import ClipScore
-
-    monkeypatch.setattr(ClipScore, "words", lambda self, text: text.upper()[:5])
-    real = originals._contrastive
-    monkeypatch.setattr(originals, "_contrastive", lambda *given: monkeypatch.undo() or real(*given))
-    assert "fail original" in checked("clip", status=1)
-
-
-def test_a_scorer_that_does_not_look_and_one_with_other_numbers_are_found(tmp_path):
-    folder = shutil.copytree(checkpoint("imagereward"), tmp_path / "blind")
-    weights = torch.load(folder / "ImageReward.pt", weights_only=True)
-    blind = {name: value * 0 if "crossattention.output.dense" in name else value for name, value in weights.items()}
-    torch.save(blind, folder / "ImageReward.pt")
-    assert "fail pictures" in checked("imagereward", folder, status=1)
-    from burnish.rewards.originals import PUBLISHED
-
-    (tmp_path / "card").mkdir()
-    for i, name in enumerate(PUBLISHED["imagereward"].values):
-        Image.fromarray(np.full((40, 40, 3), 50 * i, np.uint8)).save(tmp_path / "card" / name)
-    told = checked("imagereward", None, "--pictures", tmp_path / "card", status=1)
-    assert "fail numbers" in told, "its weights are random"
-
-
-def test_what_is_not_compared_is_said(monkeypatch):
-    assert "jpeg_compressibility" in burnish("check-reward", "jpeg_compressibility").out
-    told = checked("image_variety")
-    assert "ok   pictures" in told
-    assert "info batches" in told, "one that compares pictures is not asked about one alone"
-    monkeypatch.setattr("burnish.rewards.originals.find_spec", lambda name: object())
-    assert "No module named 'open_clip'" in checked("hpsv2")
-    assert (
-        "--pictures is nowhere"
-        in burnish("check-reward", "clip", "--weights", checkpoint("clip"), "--pictures", "nowhere", status=2).message
-    )
+    assert name != "clip" or "fail gradients" in burnish(*words, status=1).out
 
 
 # eval of suites
-
-
-SMALL = ["suite.max_prompts=6", "scoring.processes=0", "rollout.batch_size=4"]
-
-
-def evaluated(source, suite, output, *more, status=0):
-    return burnish("eval", source, "--suite", suite, "--output", output, *SMALL, *more, status=status)
-
-
-CHECKPOINTS = {
-    "quickstart": ("generators", ["algorithm=flow_grpo", "rollout={height: 16, width: 32, max_sequence_length: 0}"]),
-    "vlm_quickstart": ("language", ["algorithm=grpo"]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", [pytest.param("quickstart", marks=pytest.mark.thorough), "vlm_quickstart"])
-def test_a_run_and_its_exported_adapter_give_the_same_records(files, tmp_path, name):
-    half, options = CHECKPOINTS[name]
-    model = f"burnish:{name}/model"
-    run = TinyRun(files, half, "sd3" if half == "generators" else "llama", *options, f"model.path={model}",
-                  "optimizer.lr=0.1", "steps=1", name=name)  # fmt: skip
-    run.train()
-    burnish("export", run.output, "-o", tmp_path / "lora", "--format", "lora")
-    evaluated(run.output, name, tmp_path / "of run")
-    evaluated(f"{model}+{tmp_path / 'lora'}", name, tmp_path / "of lora", *options[1:])
-    evaluated(model, name, tmp_path / "before", *options[1:])
-    trained, adapted, before = (lines_of(tmp_path / each / "samples.jsonl") for each in ("of run", "of lora", "before"))
-    assert trained == adapted
-    assert trained != before
-    assert json.loads((tmp_path / "of run" / "suite.json").read_text())["update"] == 1
-    assert "change" in burnish("eval", "--compare", tmp_path / "before", tmp_path / "of run").out
-
-
-def test_halves_are_merged_and_a_complete_one_is_not_done_again(tmp_path):
-    assert "mathvista-mini" in burnish("eval", "--list").out
-    whole, halves = tmp_path / "whole", [tmp_path / "1", tmp_path / "2"]
-    evaluated("vlm_quickstart", "vlm_quickstart", whole)
-    for number, half in enumerate(halves, 1):
-        evaluated("vlm_quickstart", "vlm_quickstart", half, f"--shard={number}/2")
-    burnish("eval", "--merge", *halves, "--output", tmp_path / "both")
-    for name in ("suite.json", "samples.jsonl", "result.json"):
-        assert (tmp_path / "both" / name).read_bytes() == (whole / name).read_bytes()
-    told = evaluated("vlm_quickstart", "vlm_quickstart", whole).out
-    assert "max_prompts" in told
-    assert "95 % interval" in told
-    assert str(whole) in evaluated("vlm_quickstart", "vlm_quickstart", whole, "suite.version=2", status=2).message

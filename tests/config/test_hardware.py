@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 import burnish as package
 from tests.support.tiny_run import burnish
@@ -23,60 +24,25 @@ def test_gpus_compose_what_a_recipe_states_below_the_command_line():
     assert composed("sd35/flow_grpo", "gpus=16") == ("ray", 2, 8, "cuda")
     assert package.load("qwen25_vl/grpo", "gpus=8").sharding.gather == "compute"
     assert package.load("qwen25_vl/grpo", "gpus=8", "sharding.gather=exact").sharding.gather == "exact"
-    assert package.load("wan22/flow_grpo", "gpus=1").model.offload
-    assert composed("wan22/flow_grpo", "gpus=1")[0] == "local"
     twice = package.load("qwen25_vl_72b/grpo", "gpus=128").pools
     assert (twice.train.nodes, twice.rollout.nodes, twice.rollout.gpus) == (12, 4, 8)
-    assert "gpus" in burnish("config", "qwen25_vl/grpo", "gpus=12", status=2).message
-    config = package.load("qwen25_vl/grpo", "gpus=8")
-    assert config == replace(config, origin=None), "what it was composed from is no option"
-
-
-def test_of_several_statements_the_nearest_is_taken_also_from_what_is_extended(tmp_path):
-    own = tmp_path / "own.yaml"
-    cards = [(1, 80, 1), (8, 80, 2), (8, 141, 4)]
-    stated = ", ".join(
-        f"{{gpus: {gpus}, memory_gb: {memory}, options: [rollout.batch_size={size}]}}" for gpus, memory, size in cards
-    )
-    own.write_text(f"extends: quickstart\nhardware: [{stated}]\n")
-    (tmp_path / "upper.yaml").write_text("extends: own.yaml\n")
-
-    def size(*options):
-        return package.load(str(tmp_path / "upper.yaml"), *options).rollout.batch_size
-
-    assert [size("gpus=1"), size("gpus=4"), size("gpus=8"), size("gpus=16")] == [1, 1, 2, 2]
-    assert [size("gpus=8", "memory=141GB"), size("gpus=8", "memory=96GB")] == [4, 2]
-    said = burnish("config", "wan22/flow_grpo").out
-    assert "8 GPUs of 80 GB with runtime=ray pools.train.processes=8" in said
-    assert "#   - wan22/flow_grpo is made for 8 GPUs of 80 GB" in said
 
 
 def test_a_machine_that_cannot_run_a_recipe_refuses_it_with_the_command_for_one_that_can(monkeypatch, tmp_path):
     def refused(*words, gpus=0):
-        monkeypatch.setattr("burnish.commands.hardware._gpus", lambda _: gpus)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         said = burnish("train", "qwen25_vl/grpo", *words, f"output_dir={tmp_path}/run", status=2)
         return said.message + " ".join(said.out.split())
 
     assert "burnish train qwen25_vl/grpo gpus=8 seed=3" in refused("seed=3")
     assert "8 GPUs run: burnish train qwen25_vl/grpo gpus=8" in refused("gpus=8")
     assert "2 machines" in refused("gpus=16", "force=true")
-    assert "gpus=16" in refused("gpus=16", "force=true")
     assert "ray.address=HOST:6379" in refused("gpus=16", "force=true")
     assert "gpus is 8, but this machine has 2 GPUs" in refused("gpus=8", "seed=3", gpus=2)
-    # what stops it is that the model is not here
-    assert "model.path" in refused("gpus=2", gpus=2)
     assert "gpus=2" in refused(gpus=2)
-    for more in (f"model.path={tmp_path}/none", "force=true"):
-        said = refused(more)
-        assert "8 GPUs of 80 GB" in said
-        assert "gpus=8" not in said.partition("error:")[2].partition("qwen25_vl/grpo is made for")[0]
-
-
-def test_it_is_refused_from_python_too():
+    for more in (f"model.path={tmp_path}/none", "force=true"):  # what stops it is something else
+        assert "gpus=8" not in refused(more).partition("error:")[2].partition("qwen25_vl/grpo is made for")[0]
     config = replace(package.load("qwen25_vl/grpo", "seed=3"), steps=7)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match=r"burnish\.load\('qwen25_vl/grpo', 'gpus=8', 'seed=3'\)"):
         package.train(config)
-    with pytest.raises(ValueError, match="gpus is 8"):
-        package.train(package.load("qwen25_vl/grpo", gpus=8))
-    with pytest.raises(ValueError, match=r"model\.path"):
-        package.train(package.load("qwen25_vl/grpo", force=True))

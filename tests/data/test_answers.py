@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import base64
-import math
 from functools import partial
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
-from burnish.types.media import Media
 from burnish.types.prompt import Prompt
-from tests.support.records import GENERATOR, LANGUAGE, picture, read, refused, shade, write
+from tests.support.records import GENERATOR, LANGUAGE, picture, read, shade, write
 
 OFFLINE = "algorithm.online=false"
 ALONE = ["rewards={exact: null, format: null}", "trainer.mini_batch_size=null"]  # reward models sample nothing
@@ -111,36 +107,6 @@ def test_judgements_are_good_or_bad(folder):
     assert found[0].uid != found[1].uid
 
 
-def test_comparisons_have_a_winner_a_tie_or_one_of_them_for_each_head(folder):
-    plain, tie, both, one = learned(
-        "comparisons", folder, PAIR, PAIR | {"tie": True},
-        PAIR | {"preference": {"truth": "rejected", "style": "tie"}},
-        PAIR | {"preference": {"style": "chosen"}, "margin": {"style": 0.5}},
-    )  # fmt: skip
-    assert [record.target[0] for record in (plain, tie, both)] == [(1, 1), (0, 0), (-1, 0)]
-    assert math.isnan(one.target[0][0])
-    assert (one.target[0][1], one.margin) == (1, (0, 0.5))
-    assert plain.responses == ("good", "bad")
-    assert len({record.uid for record in (plain, tie, both, one)}) == 4
-
-
-def test_scores_are_one_number_or_one_for_each_head(folder):
-    (one,) = learned("scores", folder, {"prompt": "?", "response": "x", "rating": 3})
-    assert one.target == ((3.0,),)
-    heads = ["algorithm.heads=[truth, style]"]
-    (two,) = learned("scores", folder, {"prompt": "?", "response": "x", "scores": {"style": 0.5}}, options=heads)
-    assert math.isnan(two.target[0][0])
-    assert two.target[0][1] == 0.5
-
-
-def test_steps_are_joined_and_their_ends_are_known(folder):
-    record = {"prompt": "?", "completions": ["first", "second\n", "third"], "labels": [True, 0.5, False]}
-    (one,) = learned("steps", folder, record, options=['algorithm.separator="\\n"'])
-    assert one.responses == ("first\nsecond\nthird",)
-    assert [one.responses[0][:end] for end in one.ends] == ["first\n", "first\nsecond\n", "first\nsecond\nthird"]
-    assert one.target == ((1.0,), (0.5,), (0.0,))
-
-
 PICTURES = ["algorithm=sft", OFFLINE]
 PAIRS = ["algorithm=diffusion_dpo", OFFLINE, *SIZED]
 drawn = partial(read, GENERATOR)
@@ -159,130 +125,3 @@ def test_paths_of_pictures_lie_beside_the_file_and_bytes_in_it(folder):
     assert [shade(record.pictures[0]) for record in records] == [10, 20, 30]
     assert [record.where for record in records] == [f"{path}:{line}" for line in (1, 3, 4)]
     assert len({record.uid for record in records}) == 3
-
-
-def test_of_a_pair_the_order_counts_and_what_a_prompt_begins_from_is_no_finished_picture(folder):
-    a, b = (Media.file(folder / name) for name in ("a.png", "b.png"))
-    pair = {"prompt": "p", "chosen": "a.png", "rejected": "b.png"}
-    turned = {"prompt": "p", "chosen": "b.png", "rejected": "a.png"}
-    one, two, begun = drawn(write(folder / "data.jsonl", pair, turned, pair | {"image": "b.png"}), *PAIRS)
-    assert one.pictures == two.pictures[::-1] == (a, b)
-    assert one.uid != two.uid
-    assert begun.prompt.images == (b,)
-    record = {"prompt": "p", "images": ["b.png"], "image": "a.png", "mask_image": "a.png"}
-    (single,) = drawn(write(folder / "data.jsonl", record), *PICTURES, *SIZED)
-    assert (single.pictures, single.prompt.images, single.prompt.inputs) == ((a,), (b,), (("mask_image", a),))
-
-
-def test_a_folder_of_captioned_pictures_may_be_given_from_where_one_stands(tmp_path, monkeypatch):
-    inner = tmp_path / "pics" / "inner"
-    inner.mkdir(parents=True)
-    for place, level in ((inner.parent / "1", 10), (inner / "2", 20)):
-        place.with_suffix(".png").write_bytes(picture(level))
-        place.with_suffix(".txt").write_text(f"shade {level}\n")
-    monkeypatch.chdir(tmp_path)
-    found = drawn("pics", *PICTURES, *SIZED)
-    assert [record.where for record in found] == ["pics/1.png", "pics/inner/2.png"]
-    assert [record.prompt.text for record in found] == ["shade 10", "shade 20"]
-    monkeypatch.chdir(inner)  # what was found stays found
-    assert [shade(record.pictures[0]) for record in found] == [10, 20]
-
-
-class Painter:
-    """A model without a VAE; it counts what it encodes."""
-
-    encoded = 0
-
-    def noised(self, conditioning):
-        return None
-
-    def encode_pictures(self, pictures, conditioning):
-        self.encoded += len(pictures)
-        return torch.stack([torch.from_numpy(one.copy()) for one in pictures]).permute(0, 3, 1, 2).float()
-
-
-def embed(given):
-    from burnish.types.batch import Gathered
-    from burnish.types.rollout import Embeddings
-
-    tokens = torch.tensor([[[float(len(prompt.text))] * 2] * 3 for prompt in given])
-    return Gathered(table=Embeddings(tokens=tokens, pooled=torch.zeros(len(given), 2)), index=torch.arange(len(given)))
-
-
-def encoded(folder, *, shape=(3, 6, 8), **how):
-    from types import SimpleNamespace
-
-    from burnish.data.flow.offline import EncodedPictures
-
-    path = write(folder / "data.jsonl", {"prompt": "p", "image": "a.png"}, {"prompt": "pp", "image": "b.png"})
-    engine = SimpleNamespace(model=Painter(), condition=embed, latent_shape=lambda prompt: shape)
-    return EncodedPictures(drawn(path, *PICTURES, *SIZED), engine, **{"crop": None, "shared": False} | how)
-
-
-def test_of_a_batch_that_ranks_share_only_what_is_used_is_encoded(folder):
-    from burnish.types.columns import read as values
-
-    alone, data = encoded(folder), encoded(folder, shared=True)
-    data.check()
-    cut = encoded(folder, crop=(4, 2), shape=(3, 4, 2))
-    assert cut.batch(cut.records, torch.ones(2), update=1, seed=0).latents.shape == (2, 1, 3, 4, 2)
-    with pytest.raises(ValueError, match=r"data\.jsonl:1: .*rollout\.height"):
-        encoded(folder, shape=(3, 4, 4)).check()
-    records = [data.records[0], data.records[1], data.records[1]]
-    given, expected = (one.batch(records, torch.ones(2), update=1, seed=7) for one in (data, alone))
-    assert data.engine.model.encoded == 1, "the one that check looks at"
-    own = given.select([1, 2]).to("cpu")
-    assert data.engine.model.encoded == 2
-    for name in ("latents", "noised"):
-        assert torch.equal(values(getattr(own, name)), getattr(expected, name)[1:]), name
-    for name in ("conditioning", "unconditional"):
-        assert torch.equal(getattr(own, name).rows().tokens, getattr(expected, name).rows().tokens[1:]), name
-    fresh = encoded(folder, shared=True)
-    fresh.check()
-    fresh.batch(records, torch.ones(2), update=1, seed=7)
-    fresh.ready(records[1:])
-    assert fresh.engine.model.encoded == 2, "before it is learned, what a rank will learn"
-
-
-def tensors(**changes):
-    made = {"chosen": torch.rand(4, 3, 6, 8), "rejected": torch.rand(4, 3, 6, 8), "tokens": torch.rand(4, 3, 2),
-            "pooled": torch.rand(4, 2)}  # fmt: skip
-    return {name: value for name, value in (made | changes).items() if value is not None}
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"rejected": None}, "rejected"), ({"tokens": torch.rand(3, 3, 2)}, "tokens 3"),
-        ({"rejected": torch.rand(4, 3, 2, 2)}, "shape"), ({"pooled": torch.full((4, 2), float("nan"))}, "pooled"),
-        ({"negative_tokens": torch.rand(4, 3, 2)}, "negative_tokens"),
-    ],
-)  # fmt: skip
-def test_latents_that_do_not_go_together_are_named(tmp_path, changes, words):
-    save_file(tensors(**changes), tmp_path / "pairs.safetensors")
-    judged = "data.val_files=burnish:quickstart/heldout.jsonl"
-    (message,) = refused(GENERATOR, tmp_path / "pairs.safetensors", *PAIRS, judged)
-    assert "pairs.safetensors" in message
-    assert words in message
-
-
-def test_latents_that_are_stored_are_learned_row_by_row(tmp_path):
-    from burnish.data.flow.offline import StoredLatents
-    from burnish.types.columns import read as values
-
-    save_file(tensors(), tmp_path / "pairs.safetensors")
-    data = StoredLatents(tmp_path / "pairs.safetensors", "pairs")
-    data.connect(embed, (3, 6, 8))
-    data.check()
-    given = data.batch([data.records[2], data.records[0]], torch.ones(2), update=1, seed=0)
-    stored = load_file(data.path)
-    assert torch.equal(values(given.latents), torch.stack([stored["chosen"], stored["rejected"]], 1)[[2, 0]])
-    assert torch.equal(values(given.conditioning.rows().tokens), stored["tokens"][[2, 0]])
-    assert torch.equal(given.unconditional.rows().tokens, embed([Prompt(text="")] * 2).rows().tokens)
-    assert len(set(given.uid)) == 2
-    for shape, change in (((3, 9, 9), {}), ((3, 6, 8), {"tokens": torch.rand(4, 5, 2)})):
-        save_file(tensors(**change), tmp_path / "other.safetensors")
-        data = StoredLatents(tmp_path / "other.safetensors", "pairs")
-        data.connect(embed, shape)
-        with pytest.raises(ValueError, match="holds"):
-            data.check()

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from burnish.data.language.prompts import within_length
-from burnish.options.language import LanguageDataOptions
 from burnish.types.media import Media
-from burnish.types.packed import Prompts
-from burnish.types.prompt import Message, Part, Prompt
-from tests.support.records import GENERATOR, picture, prompts, questions, read, shade, write
+from burnish.types.prompt import Part, Prompt
+from tests.support.records import picture, prompts, questions, shade, write
 from tests.support.shown import ROOT
 from tests.support.tiny_run import burnish
 
 PAGE = (ROOT / "docs" / "data_forms.md").read_text()
 EXAMPLES = re.findall(r"^`([a-z]\w*\.\w+)`.*?\n```\w+\n(.*?)```\n```text\n(.*?)```", PAGE, re.S | re.M)
-BOTH = pytest.mark.parametrize("ask", [prompts, questions])
 
 
 @pytest.fixture
@@ -59,18 +54,13 @@ def test_an_example_of_the_page_of_forms_is_read_as_it_says(name, content, expec
     assert kept == expected.rstrip("\n").splitlines()
 
 
-@BOTH
+@pytest.mark.parametrize("ask", [prompts, questions])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_a_line_of_text_is_a_prompt_and_nothing_is_a_comment(ask, mark, tmp_path):
+def test_a_line_of_text_and_a_row_of_a_table_are_records_with_their_lines(ask, mark, tmp_path):
     (tmp_path / "a.txt").write_bytes(mark + "a cat\r\n\r\n  # of cats  \n\t\nein Käse\u2028und Brot\n".encode())
     found = ask(tmp_path / "a.txt")
     assert [one.text for one in found] == ["a cat", "# of cats", "ein Käse\u2028und Brot"]
     assert [one.where for one in found] == [f"{tmp_path}/a.txt:{line}" for line in (1, 3, 5)]
-
-
-@BOTH
-@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_a_row_of_a_table_is_a_record_with_its_line(ask, mark, tmp_path):
     text = b'prompt,answer,data_source\n"a cat, ""big""",7,x\n\n"two\nlines",,\nlast,0,y\n'
     (tmp_path / "a.csv").write_bytes(mark + text)
     found = ask(tmp_path / "a.csv")
@@ -78,26 +68,18 @@ def test_a_row_of_a_table_is_a_record_with_its_line(ask, mark, tmp_path):
         ('a cat, "big"', "7", "x"), ("two\nlines", None, "default"), ("last", "0", "y")
     ]  # fmt: skip
     assert [one.where for one in found] == [f"{tmp_path}/a.csv:{line}" for line in (2, 4, 6)]
-    (tmp_path / "p.tsv").write_text('Prompt\tCategory\na 5" disc, round\tThings\n')
-    assert ask(tmp_path / "p.tsv", "data.prompt_key=Prompt")[0].text == 'a 5" disc, round'
 
 
-def test_a_generator_s_record_is_read_under_the_usual_keys(tmp_path):
+def test_a_record_is_read_under_the_usual_keys(tmp_path):
     path = write(
-        tmp_path / "a.jsonl", {"prompt": "a cat"},
-        {"text": "a dog", "negative_prompt": "blur", "answer": "dog", "data_source": "animals"},
+        tmp_path / "a.jsonl", {"text": "a dog", "negative_prompt": "blur", "answer": "dog", "data_source": "animals"},
         {"caption": "five", "ground_truth": 5, "extra_info": {"mine": [1, 2]}}, "",
         {"prompt": "null is nothing", "negative_prompt": None, "answer": None, "data_source": None},
-        {"instruction": "Paint it", "input": "red"}, {"messages": [user("How many?")]},
     )  # fmt: skip
-    first, dog, five, nothing, alpaca, messages = prompts(path)
-    assert (first, nothing) == (Prompt(text="a cat"), Prompt(text="null is nothing"))
-    assert dog == Prompt(text="a dog", negative="blur", answer="dog", source="animals")
-    assert five == Prompt(text="five", answer="5", extra='{"extra_info": {"mine": [1, 2]}}')
-    assert (alpaca.text, messages.text) == ("Paint it\nred", "How many?")
-
-
-def test_answers_and_labels_of_questions_stand_under_the_usual_keys(tmp_path):
+    assert prompts(path) == [
+        Prompt(text="a dog", negative="blur", answer="dog", source="animals"),
+        Prompt(text="five", answer="5", extra='{"extra_info": {"mine": [1, 2]}}'), Prompt(text="null is nothing"),
+    ]  # fmt: skip
     found = asked(
         tmp_path, {"prompt": "a", "answer": "1"}, {"question": "a", "solution": "2"},
         {"problem": "a", "reward_model": {"ground_truth": "3", "style": "rule"}},
@@ -105,7 +87,6 @@ def test_answers_and_labels_of_questions_stand_under_the_usual_keys(tmp_path):
     )  # fmt: skip
     assert [prompt.answer for prompt in found] == ["1", "2", "3", "4.5", None]
     assert [prompt.label for prompt in found] == [None, None, None, "geo3k_rule", None]
-    assert [prompt.conversational for prompt in found] == [False] * 4 + [True]
     assert (found[4].info, found[4].uid) == ({"level": 2}, Prompt(text="a").uid)
 
 
@@ -129,16 +110,6 @@ def test_options_name_other_keys(folder):
         assert ask(folder / "a.txt", "data.prompt_key=task.text")[0].text == "a dog"
 
 
-@BOTH
-def test_own_keys_are_kept_and_change_no_random_number(ask, tmp_path):
-    plain = {"prompt": "red", "answer": "x"}
-    own = plain | {"difficulty": 3, "tags": ["a", None], "when": "\ud800"}
-    one, other, labelled = ask(write(tmp_path / "own.jsonl", plain, own, own | {"label": "shapes"}))
-    assert one.uid == other.uid
-    assert other.info == {"answer": "x", "difficulty": 3, "tags": ["a", None], "when": "\ud800"}
-    assert (one.info, one.label, labelled.label) == ({"answer": "x"}, None, "shapes")
-
-
 def test_a_prompt_s_number_is_that_of_its_content(folder):
     """All random streams of a sample begin with it."""
     assert Prompt(text="a cat 42").uid == "48837888596cf699"
@@ -150,33 +121,6 @@ def test_a_prompt_s_number_is_that_of_its_content(folder):
     assert len({one.uid, *(other.uid for other in others)}) == 4
     (silent,) = asked(folder, {"prompt": "a cat", "data_source": "animals"})
     assert silent.uid == Prompt(text="a cat", source="animals").uid
-
-
-def test_pictures_that_a_generator_begins_from_are_part_of_what_it_is(folder):
-    pictures = ("dark.png", "light.png")
-    dark, light = (Media.file(folder / name) for name in pictures)
-    path = write(
-        folder / "a.jsonl", {"prompt": "red", "image": "dark.png"}, {"prompt": "red", "images": ["light.png"]},
-        {"prompt": "join", "images": [*pictures], "negative_prompt": "blur"},
-        {"prompt": "fill", "image": "dark.png", "mask_image": "light.png", "last_image": "dark.png"},
-        {"prompt": "fill", "image": "dark.png", "mask_image": "dark.png", "last_image": "light.png"},
-        {"prompt": "follow", "control_video": [*pictures]}, {"messages": [user("<image>How?")], "image": "dark.png"},
-    )  # fmt: skip
-    found = prompts(path)
-    assert [prompt.images for prompt in found] == [(dark,), (light,), (dark, light), (dark,), (dark,), (), (dark,)]
-    assert found[3].inputs == (("last_image", dark), ("mask_image", light))
-    ((name, video),) = found[5].inputs
-    assert (name, video.kind, len(video.frames)) == ("control_video", "video", 2)
-    assert len({prompt.uid for prompt in found}) == 7
-    assert found[0].uid != Prompt(text="red").uid
-
-
-def test_a_folder_of_pictures_with_instructions(folder):
-    (folder / "dark.txt").write_text("make it red\n")
-    (folder / "light.txt").write_text("make it blue")
-    first, second = prompts(folder)
-    assert (first.text, first.images) == ("make it red", (Media.file(folder / "dark.png"),))
-    assert second.where == str(folder / "light.png")
 
 
 def verl_rows():
@@ -207,60 +151,6 @@ def test_tables_as_verl_has_them(tmp_path):
     assert [turn.role for turn in second.turns] == ["system", "user"]
 
 
-def test_lists_tables_and_saved_data_sets_hold_the_same_questions_one_after_another(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    rows = [{"prompt": [user("<image>What?")], "images": [{"bytes": picture(level), "path": None}]} for level in (1, 9)]
-    saved = datasets.Dataset.from_list(rows).cast_column("images", datasets.Sequence(datasets.Image()))
-    saved.select([1, 0]).save_to_disk(tmp_path / "saved")
-    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "data.parquet")
-    encoded = [row | {"images": [base64.b64encode(row["images"][0]["bytes"]).decode()]} for row in rows]
-    listed = questions(write(tmp_path / "data.json", *encoded))
-    table = questions(tmp_path / "data.parquet")
-    assert [prompt.uid for prompt in table] == [prompt.uid for prompt in listed]
-    both = questions([tmp_path / "data.parquet", tmp_path / "saved"])
-    assert both == [*table, *reversed(table)]
-    assert shade(both[2].images[0]) == 9
-
-
-def test_markers_of_a_question_become_places_in_order(folder):
-    images = ["light.png", "dark.png"]
-    (prompt,) = asked(folder, {"prompt": "<image> and <image>: same?", "images": images, "answer": 7})
-    parts = (Part("image"), Part("text", " and "), Part("image"), Part("text", ": same?"))
-    assert prompt.messages == (Message("user", parts),)
-    assert (prompt.text, prompt.answer) == ("<image> and <image>: same?", "7")
-    assert [shade(image) for image in prompt.images] == [200, 10]
-    assert prompt.chat()[0]["content"][:2] == [{"type": "image"}, {"type": "text", "text": " and "}]
-    video = {"frames": images, "fps": 2}
-    (mixed,) = asked(folder, {"prompt": "What is <image>?", "image": "light.png", "videos": [video]})
-    assert [part.kind for part in mixed.messages[0].parts] == ["video", "text", "image", "text"]
-
-
-def test_words_of_a_chat_forge_no_place(folder):
-    words = {"type": "text", "text": "what does <image> or <|image_pad|> mean?"}
-    shown, unseen, marked = asked(
-        folder, {"messages": [user([{"type": "image"}, words])], "image": "dark.png"},
-        {"messages": [user("what does <image> mean?")]},
-        {"prompt": [{"role": "system", "content": "S"}, user("<image>What?")], "images": [{"path": "dark.png"}]},
-    )  # fmt: skip
-    assert [part.kind for part in shown.messages[0].parts] == ["image", "text"]
-    assert unseen.turns == (Message("user", (Part("text", "what does <image> mean?"),)),)
-    assert marked.messages[1].parts == (Part("image"), Part("text", "What?"))
-
-
-@pytest.mark.parametrize("chatty", [False, True], ids=["text", "chat"])
-def test_pictures_without_places_go_where_the_user_begins_to_speak(folder, chatty):
-    """As in data sets of TRL, whose questions are words alone beside a column of images."""
-    chat = [{"role": "system", "content": "Be brief."}, user("Same?")]
-    chat += [{"role": "assistant", "content": "Yes."}, user("And why?")]
-    record = {"prompt": chat if chatty else "Same?", "images": ["light.png", "dark.png"]}
-    words, places = Part("text", "Same?"), (Part("image"), Part("image"))
-    (first,), (last,) = (asked(folder, record, options=[f"data.unmarked={one}"]) for one in ("first", "last"))
-    assert first.messages[int(chatty)] == Message("user", (*places, words))
-    assert last.messages[int(chatty)] == Message("user", (words, *places))
-    assert [shade(image) for image in first.images] == [200, 10]
-    assert sum(part.kind == "image" for message in first.messages for part in message.parts) == 2
-
-
 def test_pictures_come_in_many_shapes_and_parts_may_bring_theirs(folder):
     encoded, pixels = base64.b64encode(picture(10)).decode(), [[[10] * 3] * 8] * 6
     ways = ["dark.png", {"path": "dark.png"}, {"bytes": None, "path": "dark.png"}, encoded, {"base64": encoded},
@@ -277,76 +167,6 @@ def test_pictures_come_in_many_shapes_and_parts_may_bring_theirs(folder):
     assert prompt.images[0] == prompt.images[2]
 
 
-def test_frames_make_a_video(folder):
-    frames = ["light.png"] * 3 + ["dark.png"] * 2
-    one, two = asked(
-        folder, {"prompt": "<video>?", "video": frames},
-        {"prompt": "<video><video>", "videos": [frames, {"frames": frames, "fps": 2}]},
-    )  # fmt: skip
-    shots, fps = one.videos[0].video()
-    assert (shots.shape, fps, shots[:, 0, 0, 0].tolist()) == ((5, 6, 8, 3), 24.0, [200, 200, 200, 10, 10])
-    few, slow = two.videos[1].video(max_frames=3)
-    assert (few[:, 0, 0, 0].tolist(), slow) == ([200, 200, 10], pytest.approx(2 * 3 / 5))
-    assert one.videos[0] == two.videos[0] != two.videos[1]
-
-
-def test_calls_of_tools_are_part_of_what_was_said(folder):
-    def calling(call):
-        return {"role": "assistant", "content": None, "tool_calls": [call]}
-
-    called = {"name": "f", "arguments": '{"a": 1}'}
-    silent = {"role": "assistant", "content": ""}
-    turns = [calling(called), calling({"id": "7", "function": called}), silent, silent]
-    told, known, nothing, again = asked(
-        folder, *({"messages": [user("<image>a"), turn, user("so?")], "images": ["dark.png"]} for turn in turns)
-    )
-    assert len(told.images) == 1  # markers are placeholders beside a message without a text, too
-    call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-    assert told.chat()[1]["tool_calls"] == [call]
-    assert known.chat()[1]["tool_calls"] == [call | {"id": "7"}]
-    assert "tool_calls" not in nothing.chat()[1]
-    assert len({told.uid, known.uid, nothing.uid, again.uid}) == 3
-
-
-def test_a_record_may_say_the_size_of_what_it_shows(folder):
-    image, shown = "dark.png", [{"type": "image", "max_pixels": 4}, {"type": "image"}]
-    sized = {"path": image, "min_pixels": 3, "max_pixels": None}
-    part = {"type": "image", "image": sized, "max_pixels": 5}
-    frames = {"type": "video", "video": [image] * 8, "fps": 4, "max_frames": 2}
-    limits = ["data.max_pixels=12", "data.min_pixels=2", "data.video_max_frames=5", "data.video_max_pixels=8"]
-    first, plain, third, alike = asked(
-        folder, {"prompt": [user(shown)], "images": [image, sized]},
-        {"prompt": "<image><image><video>", "images": [image, image], "video": [image] * 8},
-        {"prompt": [user([part, frames])]}, {"prompt": [user(shown)], "images": [image, image]}, options=limits,
-    )  # fmt: skip
-    assert [(one.fit.min_pixels, one.fit.max_pixels) for one in first.images] == [(2, 4), (3, 12)]
-    assert [(one.fit.min_pixels, one.fit.max_pixels) for one in third.images] == [(3, 5)]
-    assert [(one.fps, one.fit.fps, one.fit.max_frames) for one in third.videos] == [(4.0, None, 2)]
-    assert len({first.uid, plain.uid, alike.uid}) == 3
-    assert plain.images[0].image().size == (4, 3)
-    assert plain.videos[0].video()[0].shape == (5, 2, 3, 3)
-
-
-def test_keys_of_messages_and_tools_of_records_are_for_the_template(folder):
-    thought = {"role": "assistant", "content": "b", "reasoning_content": "c", "name": None, "images": []}
-    turns = [user("so?"), thought, user("so?") | {"name": "Ann"}]
-    schema = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}, "b": None}}}
-    records = [{"messages": [turns[0], {**thought, "reasoning_content": None}, turns[0]]}, {"messages": turns}]
-    told = [{"messages": turns, "tools": tools} for tools in ([schema], json.dumps([schema]), "a hammer", ["a saw"])]
-    bare, more, listed, as_text, *others = asked(folder, *records, *told)
-    said = [{"type": "text", "text": "b"}]
-    assert more.chat()[1] == {"role": "assistant", "content": said, "reasoning_content": "c"}
-    assert more.chat()[2]["name"] == "Ann"
-    own = {"type": "object", "properties": {"a": {"type": "string"}}}
-    assert listed.told([]) == [{"type": "function", "function": {"name": "f", "parameters": own}}]
-    environment = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
-    assert [one["function"]["name"] for one in as_text.told(environment)] == ["f", "g"]
-    assert [one.told(environment) for one in others] == [environment] * 2
-    assert (listed.uid, others[0].uid) == (as_text.uid, more.uid)
-    assert len({one.uid for one in (bare, more, listed)}) == 3
-    assert listed.info["tools"] == [schema]
-
-
 def test_sounds_come_in_many_shapes_and_keep_their_places(folder):
     pytest.importorskip("av")
     from tests.support.sounds import sound_file, tone
@@ -354,87 +174,14 @@ def test_sounds_come_in_many_shapes_and_keep_their_places(folder):
     data, words = sound_file("flac", tone()), {"type": "text", "text": "What?"}
     (folder / "tone.flac").write_bytes(data)
     encoded = base64.b64encode(data).decode()
-    ways = ["tone.flac", ["tone.flac"], {"path": "tone.flac"}, f"data:audio/flac;base64,{encoded}",
+    ways = ["tone.flac", {"path": "tone.flac"}, f"data:audio/flac;base64,{encoded}",
             {"array": tone().tolist(), "sampling_rate": 16000}]  # fmt: skip
-    parts = [{"type": "audio", "audio": "tone.flac"}, {"type": "audio_url", "audio_url": {"url": "tone.flac"}},
+    parts = [{"type": "audio_url", "audio_url": {"url": "tone.flac"}},
              {"type": "input_audio", "input_audio": {"data": encoded, "format": "flac"}}]  # fmt: skip
-    records = [{"prompt": "<audio>What?", "audios" if isinstance(way, list) else "audio": way} for way in ways]
+    records = [{"prompt": "<audio>What?", "audio": way} for way in ways]
     records += [{"prompt": [user([part, words])]} for part in parts]
-    records.append({"prompt": [user([{"type": "audio"}, words])], "audio": "tone.flac"})
     found = asked(folder, *records)
     for prompt in found:
         assert prompt.messages[0].parts == (Part("audio"), Part("text", "What?"))
         np.testing.assert_allclose(prompt.audios[0].audio(16000), tone(), atol=1 / 16000)
     assert len({prompt.uid for prompt in found}) == 2  # of the file, and of the array
-    record = {"prompt": "first <audio> then <audio>", "clips": ["tone.flac"] * 2}
-    (placed,) = asked(folder, record, options=["data.audios_key=clips"])
-    assert [part.kind for part in placed.messages[0].parts] == ["text", "audio", "text", "audio"]
-    assert placed.media == placed.audios == placed.audios[:1] * 2
-
-
-CODE = """
-import numpy as np
-from PIL import Image
-
-
-def sums():
-    for i in range(3):
-        yield {"prompt": f"{i} + 1?", "answer": i + 1, "image": Image.new("RGB", (4, 4), (i, 0, 0))}
-
-
-class Table:
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, i):
-        return {"prompt": f"row {i}"}
-
-
-def pictures():
-    return [{"prompt": "p", "image": np.full((4, 4, 3), 9, np.uint8)}]
-"""
-
-
-def test_what_code_of_the_user_yields_is_read_as_a_file_s_records(tmp_path):
-    (tmp_path / "mine.py").write_text(CODE)
-    path = f"{tmp_path / 'mine.py'}:sums"
-    found = questions(path)
-    assert [(one.answer, one.where) for one in found] == [(f"{i + 1}", f"{path}, record {i + 1}") for i in range(3)]
-    assert [shade(one.images[0]) for one in found] == [0, 1, 2]
-    both = prompts([f"{tmp_path / 'mine.py'}:Table", path])
-    assert [one.text for one in both] == ["row 0", "row 1", *(f"{i} + 1?" for i in range(3))]
-    size = ["rollout.height=4", "rollout.width=4"]
-    (finished,) = read(GENERATOR, f"{tmp_path / 'mine.py'}:pictures", "algorithm=sft", *size)
-    assert shade(finished.pictures[0]) == 9
-
-
-def test_a_template_writes_the_question_with_every_key_of_the_record(tmp_path):
-    record = {"question": "Which?", "choices": ["cat", "dog"], "meta": {"topic": "animals"}}
-    listed = "[{{ meta.topic }}] {{ content }}{% for one in choices %}\n{{ loop.index }}. {{ one | upper }}{% endfor %}"
-    (prompt,) = asked(tmp_path, record, options=[f"data.template={json.dumps(listed)}"])
-    assert prompt.text == "[animals] Which?\n1. CAT\n2. DOG"
-    (tmp_path / "format.jinja").write_text("{{ content | trim }} Think first.\n")
-    (other,) = asked(tmp_path, record, options=[f"data.template={tmp_path / 'format.jinja'}"])
-    assert other.text == "Which? Think first."
-    chat = [{"role": "system", "content": "S"}, user("a"), {"role": "assistant", "content": "b"}, user("c")]
-    (last,) = asked(tmp_path, {"messages": chat}, options=["data.template='<{{ content }}>'"])
-    assert [turn.text for turn in last.turns] == ["S", "a", "b", "<c>"]
-    (tmp_path / "a.txt").write_text("cube\n")
-    (drawn,) = prompts(tmp_path / "a.txt", "data.template='a photo of a {{ content }}'")
-    assert drawn.text == "a photo of a cube"
-
-
-def test_long_prompts_are_refused_or_left_out_but_never_cut():
-    given = Prompts.of(Prompt(text=text) for text in ("a", "b", "c"))
-
-    def chosen(**options):
-        return [one.text for one in within_length(given, [3, 9, 5], LanguageDataOptions(train_files="", **options))]
-
-    assert chosen() == ["a", "b", "c"]
-    assert chosen(max_prompt_length=5, overlong="filter") == ["a", "c"]
-    for limits, said in (
-        ({"max_prompt_length": 3}, "2 of 3"),
-        ({"max_prompt_length": 2, "overlong": "filter"}, "3 of 3"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            chosen(**limits)

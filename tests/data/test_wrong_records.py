@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from tests.support.records import GENERATOR, LANGUAGE, picture, prompts, refused, write
 from tests.support.tiny_run import burnish
 
-MOST = 10  # that are told in words
+MOST = 7  # that are told in words at once
 USER = {"role": "user", "content": "so?"}
 
 
@@ -28,10 +28,6 @@ def calling(**function):
     return said(None, tool_calls=[function])
 
 
-def sound(samples, rate=16000):
-    return {"prompt": "?", "audio": {"array": samples, "sampling_rate": rate}}
-
-
 CALLING = said("", tool_calls=[{"type": "function", "function": {"name": "f", "arguments": "{}"}}])
 PAIR = {"prompt": "a?", "chosen": "good", "rejected": "bad"}
 SHOWN = {"prompt": "p", "image": "grey.png"}
@@ -40,59 +36,36 @@ GENERATORS: list[tuple[Any, str]] = [
     ("[" * 200_000, "nested"), ("{" + '"n":1,' * 100_000 + '"n":2}', "'n'"), (b"caf\xe9", "byte 3 is not UTF-8"),
     ({"prompt": []}, "[]"), ({"prompt": [said("a")]}, "'assistant'"),
     ({"prompt": "a", "answer": "b", "target": "c"}, "data.answer_key"),
-    ({"prompt": "a", "images": ["nowhere.png"]}, "No such file"), ({"prompt": "a", "mask_image": 3}, "3"),
-    ({"prompt": "a", "mask_image": "broken.png"}, "decoded"), ({"prompt": "a", "image": "broken.png"}, "decoded"),
+    ({"prompt": "a", "mask_image": 3}, "3"),
+    ({"prompt": "a", "image": "broken.png"}, "decoded"),
     ({"prompt": "<image> <image>", "images": ["data:,"]}, "decoded"), ({"promt": "a"}, "'promt'"),
-    ({"prompt": None}, "no prompt"), ({"prompt": 3}, "3"), ({"prompt": [{"role": "user"}]}, "None"),
-    ({"prompt": " "}, "empty"), ({"prompt": ""}, "empty"), ({"prompt": "a", "text": "b"}, "data.prompt_key"),
+    ({"prompt": [{"role": "user"}]}, "None"),
+    ({"prompt": " "}, "empty"), ({"prompt": "a", "text": "b"}, "data.prompt_key"),
     ('{"prompt": "a", "prompt": "b"}', "'prompt' twice"), ({"prompt": "a", "answer": True}, "True"),
     ({"prompt": "a", "negative_prompt": 1}, "'negative_prompt'"), ({"prompt": "\ud800"}, "surrogate"),
     ({"prompt": user({"type": "video", "video": ["grey.png"]})}, "video"),
 ]  # fmt: skip
 QUESTIONS: list[tuple[Any, str]] = [
-    ({"prompt": [USER | {"images": ["a.png"]}]}, "'images'"),
+    ({"prompt": [USER | {"images": ["a.png"]}]}, "'images'"), ({"prompt": "<image>?"}, "0 pictures, but 1"),
     ({"prompt": "<image>", "images": [{"path": "grey.png", "nframes": 3}]}, "'nframes'"),
     ({"prompt": "<image>", "images": [{"path": "grey.png", "max_pixels": 0}]}, "max_pixels 0"),
-    ({"prompt": [USER | {"reasoning": 3}]}, "'reasoning' is 3"), ({"prompt": [USER | {"weight": 1}]}, "'weight'"),
-    ({"prompt": [USER | {"loss": 0.5}]}, "'loss' is 0.5"), ({"prompt": "<image>?"}, "0 pictures, but 1"),
-    ({"prompt": [{"role": "system", "content": "?"}], "image": "grey.png"}, "1 pictures, but 0"),
-    ({"prompt": "<image><image>", "images": ["grey.png"]}, "1 pictures, but 2"),
+    ({"prompt": [USER | {"reasoning": 3}]}, "'reasoning' is 3"), ({"prompt": [USER | {"loss": 0.5}]}, "'loss' is 0.5"),
+    ({"prompt": "<image><image>", "images": ["grey.png"]}, "1 pictures, but 2"), ({"prompt": " "}, "empty"),
     ({"prompt": "<image>Same?", "images": ["grey.png", "grey.png"]}, "2 pictures, but 1"),
-    ({"prompt": "<video>"}, "0 videos, but 1"), ({"prompt": "<image>?", "image": "none.png"}, "No such file"),
-    ({"prompt": "<image>?", "image": "broken.png"}, "decoded"),
-    ({"prompt": "<image>?", "image": "https://a.b/c.png"}, "download it"), ({"prompt": "<image>?", "image": 3}, "3"),
-    ({"prompt": "<image>?", "image": [[0.5, 0.5], [1.0, 0.0]]}, "uint8"),
-    ({"prompt": "<image>?", "image": "A" * 70 + "!"}, "base64"), ({"prompt": " "}, "empty"),
+    ({"prompt": "<image>?", "image": "none.png"}, "No such file"), ({"prompt": "<image>?", "image": 3}, "3"),
+    ({"prompt": "<image>?", "image": "https://a.b/c.png"}, "download it"), ({"prompt": "<video>"}, "0 videos, but 1"),
+    ({"prompt": "<image>?", "image": [[0.5, 0.5], [1.0, 0.0]]}, "uint8"), ({"prompt": "a", "answer": ["1"]}, "['1']"),
     ({"prompt": "<image>?", "images": ["grey.png"], "image": "grey.png"}, "'images' and 'image'"),
-    ({"promt": "a"}, "'promt'"), ({"prompt": "a", "question": "b"}, "data.prompt_key"),
-    ({"prompt": "a", "answer": "1", "solution": "2"}, "data.answer_key"), ({"prompt": "\ud800"}, "surrogate"),
-    ({"prompt": "a", "answer": float("nan")}, "'answer' is nan"), ({"prompt": "a", "answer": ["1"]}, "['1']"),
-    ({"prompt": [calling(), USER]}, "{}"), ({"prompt": [calling(name=""), USER]}, "name"),
+    ({"prompt": "a", "answer": float("nan")}, "'answer' is nan"), ({"prompt": [calling(), USER]}, "{}"),
     ({"prompt": [calling(name="f", arguments="{"), USER]}, "a call of f"),
-    ({"prompt": [calling(name="f", arguments="3"), USER]}, "'3'"),
     ({"prompt": [calling(name="f") | {"role": "user"}]}, "'user' with tool_calls"),
-    ({"prompt": [said(None, tool_calls=3), USER]}, "'tool_calls' is 3"), ({"prompt": []}, "list of messages"),
-    ({"prompt": [calling(id="a\ud800", function={"name": "f"}), USER]}, "tool call"),
-    ({"prompt": "a", "tools": [{"name": "f", "description": "a\ud800"}]}, "'tools'"),
     ({"prompt": [{"role": "human", "content": "a"}]}, "system, developer, user, assistant, tool"),
-    ({"prompt": [{"role": "user", "content": 3}]}, "content 3"), ({"prompt": user({"type": "smell"})}, "'smell'"),
-    ({"prompt": user({"type": "audio"})}, "0 sounds, but 1"), ({"prompt": user({"type": "image"})}, "0 pictures"),
+    ({"prompt": user({"type": "smell"})}, "'smell'"), ({"prompt": user({"type": "audio"})}, "0 sounds, but 1"),
     ({"prompt": [said("a")]}, "assistant"), ({"conversations": [{"from": "martian", "value": "a"}]}, "'martian'"),
-    ({"conversations": [{"from": "human"}]}, "'conversations.value'"), ({"query": "a", "history": ["b"]}, "'history'"),
     ({"instruction": "a", "conversations": []}, "data.prompt_key"), ({"instruction": "a", "input": 3}, "'input' is 3"),
-    ({"conversations": [{"from": "gpt", "value": "a"}]}, "assistant"),
+    ({"prompt": "<video>?", "videos": ["data.jsonl"]}, "decoded"), ({"prompt": "?", "audio": "grey.png"}, "decoded"),
     *(({"prompt": "?", "video": {"frames": ["grey.png"] * 3, "fps": fps}}, "frames per second")
-      for fps in (0, -1, float("nan"), float("inf"), 10**300, True, "24")),
-    ({"prompt": "<video>?", "videos": ["data.jsonl"]}, "decoded"), ({"prompt": "<video>?", "videos": ["."]}, "read"),
-]  # fmt: skip
-SOUNDS: list[tuple[Any, str]] = [
-    ({"prompt": "<audio>"}, "0 sounds, but 1"), ({"prompt": "?", "audio": "gone.flac"}, "No such file"),
-    ({"prompt": "?", "audio": "grey.png"}, "decoded"), ({"prompt": "?", "audio": "broken.ogg"}, "decoded"),
-    ({"prompt": "?", "audio": "http://127.0.0.1:9/x.wav"}, "download it"), ({"prompt": "?", "audio": 3}, "3"),
-    (sound([[[0.0]]]), "a sound"), (sound(["a"]), "a sound"), (sound([0.0, 1.0], 0), "from 1 to"),
-    (sound([0.0, 1.0], 2**32), "from 1 to"), (sound([]), "a sound"), (sound([float("nan"), 0.0]), "a sound"),
-    (sound([[0.0] * 3] * 9), "a sound"), ({"prompt": "?", "audio": {"array": [0.0]}}, "'array'"),
-    ({"prompt": "?", "audio": [[0.0, 1.0]]}, "'sampling_rate'"), ({"prompt": "?", "audio": "/dev/zero"}, "device"),
+      for fps in (0, float("nan"), 10**300, "24")),
 ]  # fmt: skip
 ONLY_REWARD_MODELS = [{"tie": True}, {"preference": "rejected"}, {"preference": {"a": "tie"}}]
 PREFERENCES: list[tuple[Any, str]] = [
@@ -120,15 +93,6 @@ COMPARED: list[tuple[Any, str]] = [
     (PAIR | {"preference": {"form": "chosen"}}, "'form'"), (PAIR | {"preference": {"truth": None}}, "truth, style"),
     (PAIR | {"margin": {"truth": -1}}, "negative"),
 ]  # fmt: skip
-SCORED: list[tuple[Any, str]] = [
-    ({"prompt": "?", "response": "x"}, "score"), ({"prompt": "?", "score": 1}, "response"),
-    ({"prompt": "?", "response": "x", "score": "1"}, "number"),
-]  # fmt: skip
-STEPS: list[tuple[Any, str]] = [
-    ({"prompt": "?", "steps": ["a"], "labels": []}, "[]"), ({"prompt": "?", "labels": [1]}, "steps"),
-    ({"prompt": "?", "steps": ["a\n\nb"], "labels": [1]}, "algorithm.separator"),
-    ({"prompt": "?", "steps": [" "], "labels": [1]}, "' '"), ({"prompt": "?", "steps": ["a"], "labels": [2]}, "2"),
-]  # fmt: skip
 PICTURES: list[tuple[Any, str]] = [
     ("?", "JSON"), ({"image": "grey.png"}, "prompt"), ({"prompt": "p"}, "image"),
     (SHOWN | {"image": "no.png"}, "No such file"),
@@ -145,15 +109,6 @@ ALONE = ["rewards={exact: null, format: null}", "trainer.mini_batch_size=null"] 
 KINDS: dict[str, tuple[str, list[str], Any, list[tuple[Any, str]]]] = {
     "prompts": (GENERATOR, [], {"prompt": "a"}, GENERATORS),
     "questions": (LANGUAGE, [], {"prompt": "a"}, QUESTIONS),
-    "questions with media in their places": (
-        LANGUAGE, ["data.unmarked=error"], {"prompt": "a"},
-        [({"prompt": "Same?", "images": ["grey.png"] * 2}, "2 pictures, but 0")],
-    ),
-    "sounds": (LANGUAGE, [], {"prompt": "a"}, SOUNDS),
-    "templates of text alone": (
-        LANGUAGE, ["data.template='{{ content }}'"], {"prompt": "a"},
-        [({"messages": user({"type": "text", "text": "a"})}, "data.template")],
-    ),
     "preferences": (LANGUAGE, ["algorithm=dpo", OFFLINE], PAIR, PREFERENCES),
     "judgements": (LANGUAGE, ["algorithm=kto", OFFLINE], {"prompt": "a", "response": "b", "label": True}, JUDGED),
     "demonstrations": (
@@ -162,20 +117,7 @@ KINDS: dict[str, tuple[str, list[str], Any, list[tuple[Any, str]]]] = {
     "comparisons": (
         LANGUAGE, [*ALONE, "algorithm={name: bradley_terry, heads: [truth, style], ties: davidson}"], PAIR, COMPARED,
     ),
-    "comparisons without ties": (
-        LANGUAGE, [*ALONE, "algorithm=bradley_terry"], PAIR, [(PAIR | {"tie": True}, "algorithm.ties=null")],
-    ),
-    "scores": (LANGUAGE, [*ALONE, "algorithm=score_regression"], {"prompt": "?", "response": "x", "score": 1}, SCORED),
-    "shares": (
-        LANGUAGE, [*ALONE, "algorithm={name: score_regression, kind: bce}"],
-        {"prompt": "?", "response": "x", "score": 1}, [({"prompt": "?", "response": "x", "score": 2}, "from 0 to 1")],
-    ),
-    "steps": (LANGUAGE, [*ALONE, "algorithm=process_reward"], {"prompt": "?", "steps": ["a"], "labels": [1]}, STEPS),
     "pictures": (GENERATOR, ["algorithm=sft", OFFLINE, *SIZED], SHOWN, PICTURES),
-    "pictures of most sizes": (
-        GENERATOR, ["algorithm=sft", OFFLINE, "rollout.height=null", "rollout.width=null"], SHOWN,
-        [(SHOWN | {"image": "small.png"}, "6 x 8")],
-    ),
     "pairs": (
         GENERATOR, ["algorithm=diffusion_dpo", OFFLINE, *SIZED],
         {"prompt": "p", "chosen": "grey.png", "rejected": "light.png"}, PAIRS,
@@ -187,7 +129,7 @@ KINDS: dict[str, tuple[str, list[str], Any, list[tuple[Any, str]]]] = {
 def folder(tmp_path):
     for name, content in (
         ("grey.png", picture(100)), ("light.png", picture(200)), ("small.png", picture(1, 4, 4)),
-        ("broken.png", picture()[:40]), ("broken.ogg", b"OggS" + bytes(56)),
+        ("broken.png", picture()[:40]),
     ):  # fmt: skip
         (tmp_path / name).write_bytes(content)
     return tmp_path
@@ -207,14 +149,12 @@ def test_a_wrong_record_is_named_with_its_file_and_line(folder, kind):
 
 
 def test_what_is_wrong_is_told_at_once_in_an_error_of_the_command(tmp_path):
-    path = write(tmp_path / "data.jsonl", *[{}] * 12, {"prompt": "a"}, "?")
+    path = write(tmp_path / "data.jsonl", *[{}] * 10, {"prompt": "a"}, "?")
     for recipe in (GENERATOR, LANGUAGE):
-        messages = refused(recipe, path)
-        assert [message.split(": ")[0] for message in messages[:-1]] == [f"{path}:{line}" for line in range(1, 11)]
-        assert messages[-1] == "and 3 more"
-    said = burnish("data", "show", path, status=2)
-    assert f"{path}:1: " in said.err.replace("\n", "")
-    assert said.out == ""
+        said = burnish("data", "show", path, "--recipe", recipe, status=2)
+        named = re.findall(rf"{re.escape(path)}:(\d+): ", said.message)
+        assert (named, said.out) == ([str(line) for line in range(1, 9)], "")
+        assert "and 3 more" in said.message
 
 
 TABLES = [
@@ -228,74 +168,33 @@ TABLES = [
 @pytest.mark.parametrize(("text", "word"), TABLES)
 def test_a_wrong_table_is_named_with_its_line(tmp_path, text, word):
     (tmp_path / "a.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
-    (message,) = refused(LANGUAGE, tmp_path / "a.csv")
-    assert message.startswith(f"{tmp_path / 'a.csv'}")
-    assert word in message
+    said = shown(tmp_path / "a.csv")
+    assert str(tmp_path / "a.csv") in said
+    assert word in said
+
+
+def shown(path, *options):
+    """What is said of files that can't be read."""
+    return burnish("data", "show", path, "--recipe", LANGUAGE, *options, status=2).message
 
 
 def test_files_that_are_none_are_named(folder):
-    contents = {"empty.jsonl": "\n \n", "empty.txt": "", "object.json": "{}", "no.json": "[", "no.parquet": "PAR1",
-                "a.xlsx": "PK"}  # fmt: skip
-    for name, content in contents.items():
-        (folder / name).write_text(content)
     (folder / "state").mkdir()
-    for name, content in (("state.json", "[]"), ("dataset_info.json", "{}")):
-        (folder / "state" / name).write_text(content)
-    words = {
-        "empty.jsonl": "no records", "empty.txt": "no records", "object.json": "list of objects", "no.json": "JSON",
-        "no.parquet": "can't be read", "a.xlsx": ".jsonl", "state": "datasets library", "none.jsonl": "no such file",
-    }  # fmt: skip
-    for name, word in words.items():
-        for recipe in (GENERATOR, LANGUAGE):
-            message = refused(recipe, folder / name)[0]
-            assert name in message
-            assert word in message
-    for content in ('{"splits": 5}', '{"splits": [1]}', "[]"):
-        (folder / "state" / "dataset_dict.json").write_text(content)
-        assert "several splits" in refused(GENERATOR, folder / "state")[0]
+    for name, content, word in (
+        ("empty.jsonl", "\n \n", "no records"), ("object.json", "{}", "list of objects"),
+        ("no.json", "[", "JSON"), ("no.parquet", "PAR1", "can't be read"), ("a.xlsx", "PK", ".jsonl"),
+        ("state/state.json", "[]", "state"), ("state/dataset_info.json", "{}", "datasets library"),
+        ("state/dataset_dict.json", '{"splits": 5}', "several splits"),
+    ):  # fmt: skip
+        (folder / name).write_text(content)
+        path = folder / name.partition("/")[0]
+        said = shown(path)
+        assert path.name in said
+        assert word in said
+    assert "no such file" in shown(folder / "none.jsonl")
     datasets = pytest.importorskip("datasets")
     datasets.DatasetDict({"train": datasets.Dataset.from_list([{"prompt": "a"}])}).save_to_disk(folder / "splits")
-    assert f"{folder}/splits/train" in refused(LANGUAGE, folder / "splits")[0]
-    assert "empty" in refused(LANGUAGE, [])[0]
-    assert all(name in refused(LANGUAGE, folder / "grey.png")[0] for name in ("grey.png", ".jsonl"))
-
-
-def test_a_folder_of_pictures_lacks_a_caption(folder):
-    for name in ("broken.png", "light.png", "small.png"):
-        (folder / name).unlink()
-    (folder / "light.PNG").write_bytes(picture())
-    (folder / "light.txt").write_text(" \n")
-    for options in ([], ["algorithm=sft", OFFLINE, *SIZED]):
-        lacks, empty = refused(GENERATOR, folder, *options)
-        assert lacks.startswith(f"{folder / 'grey.png'}: ")
-        assert "grey.txt" in lacks
-        assert empty.startswith(f"{folder / 'light.PNG'}: ")
-        assert "light.txt" in empty
-
-
-@pytest.mark.parametrize("kind", ["no UTF-8", "a date far away", "longer than the world"])
-def test_a_value_of_a_column_that_no_object_holds_is_named_with_its_row(tmp_path, kind):
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    text = [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0\3\0\0\0"), pa.py_buffer(b"a\xff\xfe")]
-    column = {
-        "no UTF-8": lambda: pa.Array.from_buffers(pa.string(), 2, text),
-        "a date far away": lambda: pa.array([0, 2**30], pa.date32()),
-        "longer than the world": lambda: pa.array([0, 2**62], pa.duration("s")),
-    }[kind]()
-    path = tmp_path / "a.parquet"
-    parquet.write_table(pa.table({"prompt": ["x", "y"], "more": column}), path)
-    for recipe in (GENERATOR, LANGUAGE):
-        (message,) = refused(recipe, path)
-        assert f"{path}, row 2: 'more'" in message
-
-
-def test_a_column_that_is_there_twice_is_refused_and_one_of_dates_is_read(tmp_path):
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    path = tmp_path / "a.parquet"
-    parquet.write_table(pa.Table.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["prompt", "prompt"]), path)
-    assert "two columns 'prompt'" in refused(GENERATOR, path)[0]
-    parquet.write_table(pa.table({"prompt": ["x"], "day": [datetime.date(2026, 1, 31)]}), path)
-    assert prompts(path)[0].info == {"day": "2026-01-31"}
+    assert f"{folder}/splits/train" in shown(folder / "splits")
 
 
 CODE = """
@@ -313,32 +212,30 @@ def broken():
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("wrong", ["record 2", "str"]), ("broken", ["record 2", "RuntimeError: no luck", "mine.py:12"]),
-     ("absent", ["absent"]), ("nothing", ["function"])],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "words"), [
+    ("wrong", ["record 2", "str"]), ("broken", ["record 2", "RuntimeError: no luck", "mine.py:12"]),
+    ("absent", ["absent"]), ("nothing", ["function"]),
+])  # fmt: skip
 def test_code_of_the_user_is_named_with_the_record_and_the_line(tmp_path, name, words):
     (tmp_path / "mine.py").write_text(CODE)
-    (message,) = refused(GENERATOR, f"{tmp_path / 'mine.py'}:{name}")
-    assert [word for word in [f"mine.py:{name}", *words] if word not in message] == [], message
+    said = shown(f"{tmp_path / 'mine.py'}:{name}")
+    assert [word for word in [f"mine.py:{name}", *words] if word not in said] == [], said
 
 
 TEMPLATES = [
-    ("{{ chioces }}", "'chioces'"), ("{{ meta.none.deep }}", "'none'"), ("{{ 1 / 0 }}", "zero"),
-    ("{{ ''.__class__.__mro__ }}", "'__class__'"), ("{{ choices.append(1) }}", "'append'"), ("{{ ' ' }}", "empty"),
-    ("{% if %}", "line 1"), ("none.jinja", "none.jinja"),
-    ("{% for x in range(10000000) %}{% endfor %}", "range"), ("{{ content * 200000 }}", "1200000"),
+    ("{{ chioces }}", "'chioces'"), ("{{ 1 / 0 }}", "zero"), ("{{ ''.__class__.__mro__ }}", "'__class__'"),
+    ("{{ choices.append(1) }}", "'append'"), ("{{ ' ' }}", "empty"), ("{% if %}", "line 1"),
+    ("none.jinja", "none.jinja"), ("{% for x in range(10000000) %}{% endfor %}", "range"),
+    ("{{ content * 200000 }}", "1200000"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("template", "word"), TEMPLATES)
 def test_a_record_that_does_not_fit_its_template_is_named(tmp_path, template, word):
-    record = {"question": "Which?", "choices": ["cat", "dog"], "meta": {"topic": "animals"}}
-    path = write(tmp_path / "data.jsonl", record)
-    (message,) = refused(LANGUAGE, path, f"data.template={json.dumps(template)}")
-    assert message.startswith(f"{path}:1: ") or "data.template" in message
-    assert word in message
+    path = write(tmp_path / "data.jsonl", {"question": "Which?", "choices": ["cat", "dog"]})
+    said = shown(path, f"data.template={json.dumps(template)}")
+    assert f"{path}:1: " in said or "data.template" in said
+    assert word in said
 
 
 def test_a_key_that_an_option_names_and_no_record_has_is_refused(folder):

@@ -1,9 +1,8 @@
 """Does what pages say, from top to bottom, each in a folder of its name below the one that it is started in.
 
-``python -m tests.documents.newcomer [--shell] PAGES``: blocks with a title are files, which are written; blocks of bash
-are typed line by line; blocks of text are what is seen after the commands before them: each of their lines has to be
-there, in this order, and ``...`` stands for anything. A command succeeds, unless a comment behind it says ``# exit code
-2``. With ``--shell`` every line is a process of its own; without, one process runs all that is Burnish, which imports
+Blocks with a title are files, which are written; blocks of bash are typed line by line; blocks of text are what is seen
+after the commands before them: each of their lines has to be there, in this order, and ``...`` stands for anything. A
+command succeeds, unless a comment behind it says ``# exit code 2``. One process runs all that is Burnish, which imports
 PyTorch once.
 """
 
@@ -114,11 +113,3 @@ def here(line: str) -> int:
     from burnish.cli import main
 
     return main(given)
-
-
-if __name__ == "__main__":
-    start = Path.cwd()
-    for page in [Path(given).resolve() for given in sys.argv[1:] if given != "--shell"]:
-        (start / page.stem).mkdir()
-        os.chdir(start / page.stem)
-        print(page.name, follow(page, by_shell if "--shell" in sys.argv else here), "commands", flush=True)

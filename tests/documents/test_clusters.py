@@ -8,34 +8,28 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
 import tomllib
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import yaml
 
-import burnish
 from burnish.cli import VERBS
 from tests.support.command_lines import accept
-from tests.support.shown import ROOT, commands, own_recipe, words
+from tests.support.shown import ROOT, commands, own_recipe
 
 SCRIPT = ROOT / "examples" / "slurm.sbatch"
 JOB = yaml.safe_load((ROOT / "examples" / "kuberay.yaml").read_text())
 CLUSTER = JOB["spec"]["rayClusterSpec"]
 GROUPS = [CLUSTER["headGroupSpec"], *CLUSTER["workerGroupSpecs"]]
-PODS = [group["template"]["spec"] for group in GROUPS]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TRAINS = {"slurm": commands(SCRIPT.read_text())[0], "kubernetes": JOB["spec"]["entrypoint"]}
 DOCKER = (ROOT / "Dockerfile").read_text()
 LINES = [line.partition(" ")[::2] for line in DOCKER.replace("\\\n", " ").splitlines() if line and line[0] != "#"]
-INSTALL = (ROOT / "docs" / "install.md").read_text()
 NUMBER = os.getpid()  # of the job; its port is made of it
 DEADLINE = 60.0
 
@@ -47,96 +41,13 @@ def test_the_options_of_an_example_are_accepted(where, tmp_path, monkeypatch):
     accept(TRAINS[where].replace("/shared/my_recipe", "my_recipe"))  # a folder that all machines share
 
 
-@pytest.mark.parametrize("where", TRAINS)
-def test_the_pools_of_an_example_fit_its_machines(where, tmp_path):
-    pytest.importorskip("ray")
-    from burnish.runtime.capacity import Node, lacking, needs
-
-    _, _, *overrides = words(TRAINS[where])
-    pools = burnish.load(str(own_recipe(tmp_path)), *overrides).pools
-    nodes = [Node(*machine) for machine in (of_slurm() if where == "slurm" else of_kubernetes())]
-    assert lacking(needs(pools, gpus_there=True), nodes) == []
-    assert lacking(needs(pools, gpus_there=True), nodes[1:]) != [], "a machine of the example does nothing"
-
-
-def of_slurm() -> list[tuple[str, float, float]]:
-    """The machines that the script asks for: address, CPUs, GPUs."""
-    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", SCRIPT.read_text(), re.M))
-    cpus, gpus = float(asked["cpus-per-task"]), float(asked["gpus-per-node"])
-    return [(f"10.0.0.{number}", cpus, gpus) for number in range(int(asked["nodes"]))]
-
-
-def of_kubernetes() -> list[tuple[str, float, float]]:
-    """The pods that the manifest asks for, without the head, which holds no workers."""
-    nodes = []
-    for group in CLUSTER["workerGroupSpecs"]:
-        limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
-        for number in range(group["replicas"]):
-            nodes.append((f"{group['groupName']} {number}", float(limits["cpu"]), float(limits["nvidia.com/gpu"])))
-    return nodes
-
-
-# of ray.io/v1 since KubeRay 1.5.1, for containers those that a manifest like this may need
-SPEC = {
-    "activeDeadlineSeconds", "backoffLimit", "clusterSelector", "entrypoint", "entrypointNumCpus", "entrypointNumGpus",
-    "entrypointResources", "jobId", "managedBy", "metadata", "rayClusterSpec", "runtimeEnvYAML",
-    "shutdownAfterJobFinishes", "submissionMode", "submitterConfig", "submitterPodTemplate", "suspend",
-    "ttlSecondsAfterFinished",
-}  # fmt: skip
-OF_CLUSTER = {
-    "authOptions", "autoscalerOptions", "enableInTreeAutoscaling", "headGroupSpec", "headServiceAnnotations",
-    "rayVersion", "suspend", "workerGroupSpecs",
-}  # fmt: skip
-OF_HEAD = {"enableIngress", "headService", "rayStartParams", "serviceType", "template"}
-OF_GROUP = {
-    "groupName", "maxReplicas", "minReplicas", "numOfHosts", "rayStartParams", "replicas", "scaleStrategy", "template",
-}  # fmt: skip
-OF_CONTAINER = {
-    "args", "command", "env", "envFrom", "image", "imagePullPolicy", "lifecycle", "name", "ports", "resources",
-    "securityContext", "volumeMounts", "workingDir",
-}  # fmt: skip
-
-
-def test_the_manifest_is_a_ray_job_with_known_fields():
+def test_the_manifest_is_a_ray_job():
     assert (JOB["apiVersion"], JOB["kind"]) == ("ray.io/v1", "RayJob")
-    assert JOB.keys() == {"apiVersion", "kind", "metadata", "spec"}
-    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", JOB["metadata"]["name"])
-    assert JOB["spec"].keys() <= SPEC
-    assert CLUSTER.keys() <= OF_CLUSTER
-    assert CLUSTER["headGroupSpec"].keys() <= OF_HEAD
     assert CLUSTER["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0", "no worker is put on the head"
-    for group in CLUSTER["workerGroupSpecs"]:
-        assert group.keys() <= OF_GROUP
-        assert group["groupName"]
-        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
     for group in GROUPS:  # `ray start` takes texts only
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
     # the job that submits it hands it to a shell of its own, in a pod without the volume
     assert not set(JOB["spec"]["entrypoint"]) & set("&|;<>$`\"'\n")
-
-
-def test_every_pod_is_complete_and_has_the_volume_that_paths_are_on():
-    paths = [word.partition("=")[2] or word for word in JOB["spec"]["entrypoint"].split() if "/" in word]
-    assert len(paths) == 2  # the recipe and output_dir
-    for pod in PODS:
-        (container,) = pod["containers"]
-        assert container.keys() <= OF_CONTAINER
-        assert container["image"]
-        requested, limits = container["resources"]["requests"], container["resources"]["limits"]
-        amounts = [str(value) for value in [*requested.values(), *limits.values()]]
-        assert all(re.fullmatch(r"\d+(\.\d+)?(m|[KMGT]i?)?", amount) for amount in amounts)
-        assert requested == limits  # Kubernetes wants it so of GPUs; and no pod is ended for using what it asked for
-        assert {mount["name"] for mount in container["volumeMounts"]} <= {volume["name"] for volume in pod["volumes"]}
-        mounts = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "shared"]
-        assert mounts
-        assert all(path.startswith(tuple(f"{mount}/" for mount in mounts)) for path in paths)
-
-
-def test_the_version_of_ray_is_one_that_burnish_takes():
-    (wanted,) = [one for one in PROJECT["optional-dependencies"]["ray"] if one.startswith("ray")]
-    lowest, below = re.fullmatch(r"ray>=([\d.]+),<([\d.]+)", wanted).groups()
-    low, own, high = (tuple(map(int, one.split("."))) for one in (lowest, CLUSTER["rayVersion"], below))
-    assert low <= own < high
 
 
 # srun runs what it is given; Ray's head listens; the run ends by itself, or with 75 when it is asked to stop
@@ -218,14 +129,6 @@ def job(tmp_path):
         one.process.wait(DEADLINE)
 
 
-@pytest.mark.parametrize("command", [["bash", "-n"], ["shellcheck"]])
-def test_the_script_can_be_read(command):
-    if shutil.which(command[0]) is None:
-        pytest.skip(f"needs {command[0]}")
-    done = subprocess.run([*command, str(SCRIPT)], capture_output=True, text=True, timeout=DEADLINE, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_a_run_gets_a_head_workers_and_their_address_and_nothing_stays_behind(job):
     started = job()
     assert started.process.wait(DEADLINE) == 0
@@ -270,47 +173,9 @@ def arguments() -> dict[str, str]:
 
 
 def test_an_image_has_the_versions_extras_and_command_of_the_package():
-    assert {name for name, _ in LINES} <= {"FROM", "ARG", "COPY", "RUN", "ENV", "USER", "WORKDIR", "ENTRYPOINT", "CMD"}
-    assert LINES[0][0] == "FROM"
     version = re.fullmatch(r"python:(3\.\d+)-slim-\w+", values("FROM")[0])
     assert f"Programming Language :: Python :: {version[1]}" in PROJECT["classifiers"]
     assert f"TORCH ?= {arguments()['TORCH']}\n" in (ROOT / "Makefile").read_text()
     assert set(arguments()["EXTRAS"].split(",")) <= PROJECT["optional-dependencies"].keys() - {"dev"}
-    assert set(re.findall(r"\$\{(\w+)\}", DOCKER)) == arguments().keys()
-    (entry,), (first,) = values("ENTRYPOINT"), values("CMD")
-    assert entry == '["burnish"]'
-    assert "burnish" in PROJECT["scripts"]
-    assert first.strip('[]"') in VERBS
-
-
-def test_an_image_copies_what_the_wheel_is_built_from_and_fetches_nothing_else():
-    copied = {word for one in values("COPY") for word in one.split()[:-1]}
-    assert copied == {"pyproject.toml", "burnish", PROJECT["readme"], *PROJECT["license-files"]}
-    assert all((ROOT / name).exists() for name in copied)
-    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    assert kept == copied
-    for source in values("COPY"):
-        *names, target = source.split()
-        assert target.startswith("/src/")
-        assert names != ["burnish"] or target == "/src/burnish", "a folder's content is copied, not the folder"
-    assert values("USER") == ["1000:1000"]
-    assert not [line for line in values("RUN") if re.search(r"curl|wget|git clone|http:|sudo|SECRET", line)]
-    assert "pip install --no-cache-dir ${TORCH}" in values("RUN")
-    assert "TOKEN" not in DOCKER
-
-
-def test_commands_of_docker_that_are_shown_fit_the_image():
-    shown = re.findall(r"^docker (?:build|run) .*$", INSTALL.replace("\\\n", " "), re.M)
-    assert {line.split()[1] for line in shown} == {"build", "run"}
-    made = " ".join(values("RUN") + values("WORKDIR"))
-    for line in shown:
-        given = shlex.split(line, comments=True)
-        if given[1] == "build":
-            assert {word.partition("=")[0] for flag, word in pairwise(given) if flag == "--build-arg"} <= set(
-                arguments()
-            )
-            assert given[-1] == "."
-            continue
-        assert given[given.index("burnish") + 1] in VERBS
-        mounts = [word.rpartition(":")[2] for flag, word in pairwise(given) if flag == "-v"]
-        assert all(f"/{mount.split('/')[1]}" in made for mount in mounts)
+    assert values("ENTRYPOINT") == ['["burnish"]']
+    assert values("CMD")[0].strip('[]"') in VERBS

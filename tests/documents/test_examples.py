@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import burnish
-from burnish.config.load import recipe_names
 from tests.documents.newcomer import follow, here
-from tests.support.command_lines import known_options
-from tests.support.shown import OWN_PAGES, ROOT, blocks, commands, forgotten, words
+from tests.support.shown import OWN_PAGES, ROOT, commands, forgotten, recipe_names, words
 from tests.support.tiny_run import burnish as run
-from tools import recipe_curves
 
 EXAMPLE = ROOT / "examples" / "tiny_flow_grpo.py"
 FILE = ROOT / "examples" / "quickstart.ipynb"
@@ -45,69 +40,17 @@ def python(folder: Path, *arguments: str | Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", OWN_PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [OWN_PAGES[2], *(pytest.param(page, marks=pytest.mark.thorough) for page in OWN_PAGES if page != OWN_PAGES[2])],
+    ids=lambda page: page.stem,
+)
 def test_what_a_page_on_your_own_says_works_from_top_to_bottom(page, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     with capfd.disabled(), forgotten():
         assert follow(page, here) > 2
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("page", OWN_PAGES, ids=lambda page: page.stem)
-def test_it_works_in_a_shell(page, tmp_path):
-    python(tmp_path, "-m", "tests.documents.newcomer", "--shell", page)
-
-
-@pytest.mark.parametrize("page", OWN_PAGES, ids=lambda page: page.stem)
-def test_a_page_on_your_own_is_short_and_names_its_files(page):
-    text, found = page.read_text(), list(blocks(page))
-    assert len(text.splitlines()) < 120
-    assert {"bash", "text"} <= {block.kind for block in found if not block.title}
-    assert [block.where for block in found if f"`{block.title}`" not in text and block.title] == []
-
-
-PAGE = """\
-```python title="a.py"
-A = 3
-```
-```bash
-python a.py
-ls {missing}      # exit code 2
-printf 'one\\ntwo\\n3\\n'
-```
-```text
-{seen}
-```
-"""
-
-
-@pytest.mark.parametrize(("seen", "missing", "said"), [
-    ("one\n3", "missing", ""),
-    ("one\n...\n3", "missing", ""),
-    ("o...e", "missing", ""),
-    ("tw", "missing", "own.md:9: 'tw' is not seen"),
-    ("3\none", "missing", "own.md:9: 'one' is not seen, or not in this order"),
-    ("one", "a.py", "exit code 0, not 2"),
-    ("one", "missing; echo '[]'; exit 2", "prints ['[]'] in the place of a value"),
-])  # fmt: skip
-def test_a_page_that_says_what_is_not_so_fails(seen, missing, said, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    page = tmp_path / "own.md"
-    page.write_text(PAGE.format(seen=seen, missing=missing))
-    if not said:
-        assert follow(page, here) == 3
-        return
-    with pytest.raises(AssertionError) as failed:
-        follow(page, here)
-    assert said in str(failed.value)
-
-
-def test_a_block_that_nobody_can_type_fails(tmp_path):
-    (tmp_path / "own.md").write_text("```yaml\nsteps: 3\n```\n")
-    with pytest.raises(AssertionError, match="this block of yaml"):
-        follow(tmp_path / "own.md", here)
 
 
 @pytest.mark.thorough
@@ -134,14 +77,6 @@ def test_the_example_in_one_file_learns_without_leaving_the_data(tmp_path):
     assert float(far) < float(near) + 0.15  # without the KL it is 0.6 further
 
 
-def test_the_example_in_one_file_is_short_and_imports_only_torch_and_the_standard_library():
-    text = EXAMPLE.read_text()
-    imported = {name.partition(".")[0] for name in re.findall(r"^\s*(?:import|from) ([\w.]+)", text, re.M)}
-    assert "torch" in imported
-    assert imported - {"torch"} <= sys.stdlib_module_names
-    assert len(text.splitlines()) < 200
-
-
 def program(**given: int) -> str:
     """The code cells of the notebook as one program; what only a notebook knows is left out."""
     text = "\n\n".join(re.sub(r"^(\s*)%.*$", r"\1pass", cell, flags=re.M) for cell in CELLS)
@@ -151,41 +86,6 @@ def program(**given: int) -> str:
     return f"display = print\n{text}"
 
 
-def test_the_notebook_has_the_form_that_jupyter_reads_and_links_to_what_is_there():
-    assert (NOTEBOOK["nbformat"], NOTEBOOK["nbformat_minor"]) >= (4, 5)
-    assert NOTEBOOK["metadata"]["kernelspec"]["name"] == "python3"
-    ids = [cell["id"] for cell in NOTEBOOK["cells"]]
-    assert len(set(ids)) == len(ids)
-    for cell in NOTEBOOK["cells"]:
-        assert cell["cell_type"] in ("markdown", "code")
-        if cell["cell_type"] == "code":
-            assert (cell["outputs"], cell["execution_count"]) == ([], None), "save it without outputs"
-    ast.parse(program())
-    links = [link for text in TEXTS for link in re.findall(r"\]\(([^)]+)\)", text)]
-    assert links
-    assert [link for link in links if not (FILE.parent / link).exists()] == []
-
-
-def test_the_runs_of_the_notebook_can_begin(tmp_path, monkeypatch):
-    """Their configurations, without the training, which ``make thorough`` does."""
-    monkeypatch.chdir(tmp_path)
-    begun = []
-
-    def train(config):
-        config.check()
-        begun.append(config)
-        return SimpleNamespace(metrics=[{"critic/dark/mean": 0.5}])
-
-    monkeypatch.setattr(burnish, "train", train, raising=False)
-    found = {"burnish": burnish}
-    with forgotten():
-        for cell in CELLS:
-            if "burnish.load(" in cell:
-                exec(cell, found)
-    assert [config.steps for config in begun] == [found["STEPS"], 1]
-    assert begun[1].rewards["dark"].path == "object:dark"
-
-
 @pytest.mark.thorough
 def test_the_cells_of_the_notebook_run(tmp_path):
     said = python(tmp_path, "-c", program(STEPS=1, PROMPTS=2))
@@ -193,13 +93,6 @@ def test_the_cells_of_the_notebook_run(tmp_path):
     assert "weights" in said.splitlines()[-1]
     assert (tmp_path / "my_model" / "model_index.json").exists()
     assert (tmp_path / "runs" / "notebook" / "report.html").exists()
-
-
-@pytest.mark.thorough
-def test_the_notebook_learns_as_it_stands(tmp_path):
-    said = python(tmp_path, "-c", program())
-    before, after = re.search(r"held-out numbers: ([\d.]+) before, ([\d.]+) after", said).groups()
-    assert float(after) > float(before) + 0.03
 
 
 @pytest.mark.thorough
@@ -216,35 +109,11 @@ def test_the_site_has_every_option_recipe_and_version_and_fetches_nothing(tmp_pa
     listed = json.loads((tmp_path / "versions.json").read_text())
     assert [version["version"] for version in listed] == [burnish.__version__, "0.0.1"]
     assert f"url={burnish.__version__}/index.html" in (tmp_path / "index.html").read_text()
-    sections = ("algorithm.", "rewards.", "environment.")  # which bring their own classes
-    for recipe in ("quickstart", "vlm_quickstart"):
-        options = [option for option in known_options(recipe) if not option.startswith(sections)]
-        assert [one for one in options if f"<code>{one}</code>" not in pages["reference/options.html"]] == []
+    for option in ("optimizer.lr", "rollout.num_inference_steps", "rollout.max_new_tokens"):
+        assert f"<code>{option}</code>" in pages["reference/options.html"]
     for name in recipe_names():
         folder, _, last = name.rpartition("/")
         text = pages["recipes.html"]
         part = text.partition(f"<code>{folder}/*</code>")[2].partition("</table>")[0] if folder else text
         assert f"<code>{last}</code>" in part, name
     assert "burnish.losses.policy" in pages["reference/mathematics.html"]
-
-
-def test_curves_are_of_recipes_whose_model_ships():
-    """A real model's recipe has none, for nobody ran it to its end."""
-    names = {picture.stem for picture in (ROOT / "docs" / "images" / "recipes").glob("*.svg")}
-    assert {"quickstart", "vlm_quickstart"} <= names <= {name for name in recipe_names() if "/" not in name}
-
-
-def test_a_curve_is_drawn_of_what_runs_measured(tmp_path, monkeypatch):
-    rows = [{"training/global_step": 0, "val-core/a/reward/mean@2": 0.5, "val-core/b/reward/mean@2": 0.7}]
-    rows += [{"training/global_step": update, "critic/rewards/mean": 0.1 * update} for update in (1, 2)]
-    rows[-1]["val-core/a/reward/mean@2"] = 0.9
-    for seed in ("0", "1"):
-        (tmp_path / seed).mkdir()
-        (tmp_path / seed / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    held_out, training = recipe_curves.measured(tmp_path / "0")
-    assert held_out == [(0, pytest.approx(0.6)), (2, 0.9)]
-    assert training == [(1, 0.1), (2, 0.2)]
-    monkeypatch.setattr(recipe_curves, "FOLDER", tmp_path / "pictures")
-    drawn = recipe_curves.draw("some/recipe", [tmp_path / "0", tmp_path / "1"])
-    assert drawn.name == "some_recipe.svg"
-    assert drawn.read_bytes() == recipe_curves.draw("some/recipe", [tmp_path / "0", tmp_path / "1"]).read_bytes()

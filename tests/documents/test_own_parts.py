@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
-import re
+import os
+import subprocess
 import sys
-from dataclasses import replace
-from importlib.resources import files as resources
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Any
 
 import pytest
-from pydantic import Field, ValidationError
 
 import burnish
-from burnish import register, registry
+from burnish import registry
 from burnish.algorithms.base import Algorithm
-from burnish.config import describe, dump, to_dict
-from burnish.environments.base import Environment
-from burnish.registry import KINDS, Choice, Kind, known, lookup, names, options
+from burnish.registry import KINDS, known, lookup, names, register
 from burnish.rewards.base import Reward, Verdict
-from burnish.rewards.text.base import LanguageReward
 from tests.support import reward_functions
 from tests.support.shown import HOLLOW, ROOT, blocks
 from tests.support.tiny_run import burnish as run
@@ -49,12 +43,12 @@ def test_the_example_of_the_page_runs_is_resumed_and_is_opened(tmp_path, monkeyp
     assert (made.folder / "metrics.jsonl").read_bytes() == before
     run("report", "runs/dark")
     assert "srcdoc=" in made._repr_html_()
-    assert str(made.folder) in repr(made)
-    assert "finished" in repr(made)
-    assert len(repr(made)) < 300
-    run("eval", "runs/dark")  # in the process that has the object
-    monkeypatch.setattr("burnish.utils.user_code.GIVEN", {})  # as in any other
-    assert "burnish.load" in run("eval", "runs/dark", status=2).message
+    for word in (str(made.folder), "finished"):
+        assert word in repr(made)
+    alone, environment = [sys.executable, "-m", "burnish", "eval", "runs/dark"], os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(alone, capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == 2
+    assert "burnish.load" in done.stderr
 
 
 class Mine(Reward):
@@ -86,22 +80,9 @@ def test_an_object_of_this_process_judges_in_it_alone(overrides, given, recipe):
         burnish.load(recipe, *overrides, rewards={"mine": reward}, **given)
 
 
-def test_prompts_are_written_where_the_run_is(recipe):
-    config = burnish.load(recipe, prompts=["a", {"prompt": "b", "answer": "c"}], output_dir="here")
-    path = Path(config.data.train_files)
-    assert path.parent == Path("here").resolve()
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    assert records == [{"prompt": "a"}, {"prompt": "b", "answer": "c"}]
-    other = burnish.load(recipe, prompts=["a"], output_dir="here")
-    assert Path(other.data.train_files) != path
-    assert path.exists()
-
-
 @pytest.mark.parametrize(("given", "said"), [
-    ({"prompts": []}, r"data.train_files is \[\]"),
     ({"prompts": "a cat"}, "data.train_files is 'a cat'"),
     ({"prompts": [{"prompt": object()}]}, "object is neither text"),
-    ({"rollout": {"n": object()}}, "rollout is "),
     ({"rolout": {"n": 3}}, "rolout.n is 3"),
     ({"rewards": {"mine": 3}}, "rewards.mine is 3"),
 ])  # fmt: skip
@@ -110,126 +91,14 @@ def test_what_is_wrong_is_told_as_on_the_command_line(given, said, recipe):
         burnish.load(recipe, **given)
 
 
-def test_the_package_says_that_it_is_typed_and_what_it_has():
-    assert (resources("burnish") / "py.typed").is_file()
-    with pytest.raises(AttributeError, match="'trian'"):
-        _ = burnish.trian
-
-
-class Advantage(Protocol):
-    """A kind of functions, as tests need one."""
-
-    def __call__(self, rewards: Any, group: Any) -> Any:
-        """Rewards [B] of samples of groups [B] to advantages [B]."""
-
-
-@options
-class Part:
-    """What classes of options of advantages derive from."""
-
-    function: ClassVar[Any]
-
-
-@pytest.fixture
-def own(monkeypatch):
-    """Kinds as tests need them; what a test registers is gone after it."""
-    for kind in KINDS:
-        names(kind)
-    kinds = {kind: replace(one, entries=dict(one.entries)) for kind, one in KINDS.items()}
-    kinds["advantage"] = Kind("burnish.advantages", f"{__name__}:Advantage", part=f"{__name__}:Part")
-    for kind, one in kinds.items():
-        monkeypatch.setitem(KINDS, kind, one)
-
-
-def test_a_class_becomes_options_that_are_checked(own):
-    class Redness(Reward):
-        """How red it is."""
-
-        power: float = Field(1.0, gt=0)
-        """What it is raised to."""
-
-        def score(self, images, prompts):
-            return [Verdict(image[..., 0].mean() ** self.power) for image in images]
-
-    assert register("flow reward", "redness")(Redness) is lookup("flow reward", "redness") is Redness
-    assert (Redness.name, Redness(power=2).power) == ("redness", 2)
-    with pytest.raises(ValidationError, match="greater than 0"):
-        Redness(power=0)
-
-
-def test_a_function_becomes_options_and_a_recipe_chooses_it(own, recipe):
-    @register("advantage", "relative")
-    def relative(rewards: Tensor, group: Tensor, *, scale: Annotated[float, Field(gt=0)] = 1.0,  # noqa: F821
-                 shift: Annotated[float, "Added last."] = 0.0):  # fmt: skip
-        """Rewards, scaled.
-
-        Args:
-            rewards: of samples.
-            scale: what they are
-                multiplied with.
-        """
-        return [scale * reward + shift for reward in rewards]
-
-    @register("advantage", "plain")
-    class Plain(Part):
-        """Rewards as they are."""
-
-        function = "somewhere:else"
-
-    @register("flow algorithm", "choosing")
-    class Choosing(lookup("flow algorithm", "flow_grpo")):
-        """Flow-GRPO with a choice."""
-
-        chosen: Annotated[Any, Choice("advantage")] = None
-        """How rewards become advantages."""
-
-    assert relative([1, 2], [0, 0], scale=2) == [2, 4]  # it stays what it is
-    made = lookup("advantage", "relative")
-    assert issubclass(made, Part)
-    assert made.function is relative
-    assert (made(scale=3).scale, made(scale=3).name) == (3, "relative")
-    with pytest.raises(ValidationError, match="scal"):
-        made(scal=3)
-
-    def chosen(*given):
-        return burnish.load(recipe, "algorithm=choosing", *given)
-
-    assert chosen().algorithm.chosen is None
-    assert chosen("algorithm.chosen=plain").algorithm.chosen.name == "plain"
-    config = chosen("algorithm.chosen.name=relative", "algorithm.chosen.scale=2")
-    assert config.algorithm.chosen.scale == 2
-    explained = (
-        r"name: relative +# Rewards, scaled\.\n +scale: 2\.0 +# .*what they are multiplied with\.\n.*Added last\."
-    )
-    assert re.search(explained, describe(config, ""))
-    assert to_dict(config)["algorithm"]["chosen"] == {"name": "relative", "scale": 2.0, "shift": 0.0}
-    Path("saved.yaml").write_text(dump(config))
-    assert burnish.load("saved.yaml") == config
-    for given, said in {
-        "relativ": "algorithm.chosen is relativ; did you mean relative?",
-        "1": "algorithm.chosen is 1; it must be text",
-        "{name: relative, scale: 0}": "algorithm.chosen.scale is 0; it must be > 0",
-        "{name: relative, scal: 1}": "algorithm.chosen.scal is 1",
-        "{name: relative, scale: a}": "algorithm.chosen.scale is a; it must be a number",
-    }.items():
-        with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
-            chosen(f"algorithm.chosen={given}")
-
-
 @pytest.mark.parametrize(("kind", "bases", "body", "said"), [
     ("flow reward", [], {}, "burnish.rewards.base.Reward"),
-    ("flow reward", [Reward], {}, r"score\(self, images, prompts\)"),
     ("flow reward", [Reward], {"score": lambda self, images: []}, r"has score\(self, images\), but is called as"),
-    ("language reward", [Reward], {}, "burnish.rewards.text.base.LanguageReward"),
-    ("environment", [Environment], {}, r"episode\(self\)"),
     ("flow algorithm", [Algorithm], {"needs": lambda self: None}, "credit"),
     ("flow algorithm", ["language algorithm", "grpo"], {}, "is of kind language algorithm"),
     ("flow model", [], {}, r"pipeline_class: ClassVar.*; and \d+ more; see .*FlowModel"),
-    ("flow model", ["flow model", "sd3"], {"predict": lambda self, x: x}, r"has predict\(self, x\), but is called as"),
-    ("language model", [], {}, "model_types"),
-    ("advantage", [], {}, "test_own_parts.Part"),
 ])  # fmt: skip
-def test_what_a_kind_demands_is_checked_when_a_class_is_registered(own, kind, bases, body, said):
+def test_what_a_kind_demands_is_checked_when_a_class_is_registered(kind, bases, body, said):
     derived = (lookup(*bases),) if len(bases) == 2 else tuple(bases)
     cls = type("Mine", derived, {"__module__": __name__, **body})
     with pytest.raises(ValueError, match=rf"^{kind} 'mine' \(.*Mine.*\) .*{said}"):
@@ -238,17 +107,16 @@ def test_what_a_kind_demands_is_checked_when_a_class_is_registered(own, kind, ba
 
 
 @pytest.mark.parametrize(("kind", "function", "said"), [
-    ("advantage", lambda rewards: rewards, r"function\(rewards\).*function\(rewards, group\)"),
-    ("advantage", lambda rewards, group, *, scale=1.0: rewards, "parameter scale has no type"),
+    ("advantage", lambda: None, r"function\(\)"),
     ("flow reward", lambda images, prompts: [], "is no class"),
     ("algorithm", lambda rewards: rewards, "kinds are flow algorithm"),
 ])  # fmt: skip
-def test_a_function_is_held_to_its_contract_too(own, kind, function, said):
+def test_a_function_is_held_to_its_contract_too(kind, function, said):
     with pytest.raises(ValueError, match=said):
         register(kind, "short")(function)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "advantage"])
+@pytest.mark.parametrize("kind", list(KINDS))
 def test_what_ships_with_burnish_is_what_its_kind_demands(kind):
     for name in names(kind):
         entry = lookup(kind, name)
@@ -256,20 +124,7 @@ def test_what_ships_with_burnish_is_what_its_kind_demands(kind):
         assert not inspect.isabstract(entry)
 
 
-def test_a_name_is_taken_once(own):
-    class Mine(LanguageReward):
-        """Mine."""
-
-        def score(self, responses, prompts):
-            return [Verdict(0.0) for _ in responses]
-
-    with pytest.raises(ValueError, match=r"'exact' .*Mine.* Exact.*exact\.py:\d+"):
-        register("language reward", "exact")(Mine)
-    register("language reward", "mine")(Mine)
-    register("language reward", "mine")(Mine)  # a cell of a notebook is run again
-
-
-def test_plugins_of_installed_packages_are_opened_when_a_name_is_unknown(own, tmp_path, monkeypatch):
+def test_plugins_of_installed_packages_are_opened_when_a_name_is_unknown(tmp_path, monkeypatch):
     package = tmp_path / "burnish_demo-1.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: burnish-demo\nVersion: 1\n")

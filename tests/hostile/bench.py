@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
-import json
 import os
 import re
 import resource
@@ -19,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from tests.support.time_columns import is_time_column
-
 LINES = 10  # of a message
 LONGEST = 4000  # characters of a message
 SECONDS = 15.0  # of computing; a machine that is busy takes longer by the clock
@@ -29,13 +26,6 @@ GRACE = 5.0  # seconds in which processes that a command started notice that it 
 MEMORY = 12 << 30  # bytes of addresses that a try may use
 LARGEST = 1 << 30  # bytes of memory that it takes beside what all have at first
 ADOPT = 36  # prctl's PR_SET_CHILD_SUBREAPER: orphans of a try become children of this process
-STOPPED = 75
-WAY_OUT = re.compile(
-    r"\b(must|give|set|lower|raise|leave|choose|use|write|delete|remove|repair|mean|need|needs|wait|make|download|fetch|"
-    r"commands|try|keep|say|name|start|restore|put|install|add|save|take|change|export|separate|mend|fix|correct|unset|check|shorten)\b|"
-    r"has: |Known: |see whether|train it|--help",
-    re.IGNORECASE,
-)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 Expect = Literal["refused", "works", "either"]
@@ -62,7 +52,7 @@ class Case:
     """One hostile input.
 
     ``make`` prepares a scratch folder, which is the current one of the try, and returns the command line.
-    ``refused``: exit code 2, one message of at most ten lines that names ``words`` and the way out. ``works``: exit
+    ``refused``: exit code 2, one message of at most ten lines that names ``words``. ``works``: exit
     code 0. ``either``: one of both, as for a flipped bit, which may do no harm.
     """
 
@@ -73,7 +63,6 @@ class Case:
     words: tuple[str, ...] = ()  # of which a refusal has all, whatever their case
     environment: tuple[tuple[str, str], ...] = ()
     changes: tuple[str, ...] = ()  # beginnings of paths in the scratch folder that the command is there to change
-    signals: tuple[tuple[str, float], ...] = ()  # name of a signal, and which share of a whole run's time it comes at
 
     @property
     def id(self) -> str:
@@ -100,7 +89,10 @@ class Bench:
         self.folder = folder
         self.place = build(folder / "place")
         self._import_everything()
-        self._seconds = {task: self._finish(task) for task in ("drawing", "seeing")}
+        for task in ("drawing", "seeing"):
+            recipe, target = str(self.place.recipe(task)), self.place.run(task)
+            code, said, _, _ = self._run(["train", recipe, "steps=2", f"output_dir={target}"], self.folder, {})
+            assert code == 0, said
         self._whole = _contents(self.place.folder)
 
     def attempt(self, case: Case) -> Outcome:
@@ -111,8 +103,6 @@ class Bench:
         try:
             arguments = case.make(self.place, scratch)
             before = _contents(scratch)
-            if case.signals:
-                return self._interrupted(case, scratch, arguments)
             code, said, seconds, grown = self._run(arguments, scratch, dict(case.environment))
             now = _contents(self.place.folder)
             changed = _changed(before, _contents(scratch), case.changes) + _changed(self._whole, now, ())
@@ -130,33 +120,8 @@ class Bench:
                     path.chmod(0o700)
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _interrupted(self, case: Case, scratch: Path, arguments: list[str]) -> Outcome:
-        """A run that gets signals, and the same command once more: it must arrive where an untroubled one does."""
-        whole = self._seconds[arguments[1].rpartition("/")[2].removesuffix(".yaml")]
-        moments = [(name, share * whole) for name, share in case.signals]
-        code, said, first, _ = self._run(arguments, scratch, {}, signals=moments)
-        killed = any(name == "SIGKILL" for name, _ in moments)
-        # a signal that comes before there is anything to save ends the command, one that comes late finds it finished
-        allowed = {0, STOPPED, 130, -signal.SIGTERM, -signal.SIGHUP} | ({-signal.SIGKILL} if killed else set())
-        left = self._leftover()
-        second, again, seconds, _ = self._run(arguments, scratch, {})
-        complaints = {
-            f"ended with {code}": code not in allowed,
-            "traceback": "Traceback" in said,
-            f"the same command then ended with {second}": second != 0,
-            "metrics differ from those of an untroubled run": second == 0
-            and _metrics(scratch / "run") != _metrics(self.place.run(Path(arguments[1]).stem)),
-            "left a process behind": left or self._leftover(),
-        }
-        said += f"\n--- again:\n{again}"
-        return Outcome(case=case, bad=_joined(complaints), said=said, seconds=max(first, seconds))
-
     def _run(
-        self,
-        arguments: Sequence[str],
-        scratch: Path,
-        environment: dict[str, str],
-        signals: Sequence[tuple[str, float]] = (),
+        self, arguments: Sequence[str], scratch: Path, environment: dict[str, str]
     ) -> tuple[int | None, str, float, int]:
         """Exit code (None where it hung), what was said on both streams, seconds of computing, and bytes of memory.
 
@@ -172,15 +137,11 @@ class Bench:
         os.read(begun, 1)  # what meets this process before it is the command tells nothing of the command
         os.close(begun)
         start = time.monotonic()
-        due = sorted((start + after, name) for name, after in signals)
         while True:
             done, status, usage = os.wait4(child, os.WNOHANG)
             if done:
                 break
-            now = time.monotonic()
-            while due and due[0][0] <= now:
-                os.kill(child, getattr(signal, due.pop(0)[1]))
-            if now - start > PATIENCE:
+            if time.monotonic() - start > PATIENCE:
                 os.kill(child, signal.SIGKILL)
                 _, _, usage = os.wait4(child, 0)
                 return None, out.read_text(errors="replace"), usage.ru_utime + usage.ru_stime, _grown(usage)
@@ -205,33 +166,17 @@ class Bench:
             time.sleep(0.02)
         return False
 
-    def _finish(self, task: str) -> float:
-        """Make the run that others are compared with; how long it takes by the clock."""
-        start = time.monotonic()
-        target = self.place.run(task)
-        recipe = str(self.place.recipe(task))
-        code, said, _, _ = self._run(["train", recipe, "steps=2", f"output_dir={target}"], self.folder, {})
-        assert code == 0, said
-        return time.monotonic() - start
-
     def _import_everything(self) -> None:
         """Have forks start at once: models import what they are made of when they are loaded."""
         import warnings
 
-        import burnish.cli
-        import burnish.commands.drawing
-        import burnish.commands.evaluate
-        import burnish.commands.export
-        import burnish.commands.show
-        import burnish.commands.sweep
-        import burnish.commands.train  # noqa: F401
-        from burnish.config import load
+        from burnish import load
         from burnish.tasks import assemble
         from burnish.utils import templates
 
         warnings.simplefilter("ignore")
         for task in ("drawing", "seeing"):
-            assembly = assemble(load(str(self.place.recipe(task)), ["model.lora.rank=2"]))
+            assembly = assemble(load(str(self.place.recipe(task)), "model.lora.rank=2"))
             assembly.check_data()
             assembly.check()
         templates.close()  # each try starts its own, and must leave none behind
@@ -270,7 +215,7 @@ def _refusal(case: Case, said: str) -> str:
     missing = [word for word in case.words if word.lower() not in message.lower()]
     if missing:
         return f"does not name {', '.join(missing)}"
-    return "" if WAY_OUT.search(message) else "names no way out"
+    return ""
 
 
 def _become(arguments: Sequence[str], scratch: Path, out: Path, environment: dict[str, str], begins: int) -> NoReturn:
@@ -342,9 +287,3 @@ def _changed(before: dict[str, str], after: dict[str, str], free: tuple[str, ...
         name for name, content in before.items()
         if after.get(name) != content and not name.startswith(free or ("\0",)) and not name.endswith(".claim")
     ]  # fmt: skip
-
-
-def _metrics(folder: Path) -> list[dict[str, Any]]:
-    """Of every update, without what depends on the clock."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not is_time_column(name)} for line in lines]

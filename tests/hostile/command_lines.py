@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,41 +17,19 @@ STANDS = {
 }  # fmt: skip
 # how commands begin, and each of their ends
 REFUSED = r"""
- | trian | {esc}[31mtrain | обучить | {long} | '' | --verbose | serve-reward | train '' | train {long}
- | train /dev/null | train '{esc}]0;title{bell}.yaml' | train {lines}.yaml | train {half}.yaml | eval runs/nothing
- | eval {model} | push | push {run} | report | report {run} steps=3 | doctor x
-board | no_such_folder | . --port 99999
-serve-reward | ocr --port 99999 | ocr --host 192.0.2.1 | /dev/null | ocr ocr.wight=1
+ | trian | {esc}[31mtrain | обучить | {long} | '' | train '' | train {long} | train /dev/null | train {half}.yaml
+ | train '{esc}]0;title{bell}.yaml' | train {lines}.yaml | eval {model} | push {run} | report {run} steps=3
 train {drawing} | ..=3 | ste{esc}[31mps=3 | шаги=3 | output_dir={half} | {long}=3 | steps={long} | {dots}=3
 train {drawing} | steps={deep} | 'steps={a: &a [x,x,x,x,x,x,x,x], b: &b [*a,*a,*a,*a,*a,*a,*a,*a]}'
-train {drawing} | model.path={long} | 'model.path="a\0b"' | model.path=/dev/zero | 'model.path="\e[31m"'
-train {drawing} | data.train_files=/dev/zero | output_dir=/dev/null | resume={place}/prompts.txt | resume={place}
-train {drawing} | resume={answers}/checkpoints/00000002 | rewards.brightness.path=nothing:nobody
-train {drawing} | rewards.brightness.path=rewards.py | rewards.brightness.path=..x:y
-train {drawing} | 'rewards.brightness.path="\0:x"' | rewards.brightness.path={long}.py:x
-train {drawing} | rewards.brightness.path={place}:x | 'rewards.brightness.arguments={x: 1}' | --sweep | --sweep seed=1
-train {drawing} | --sweep seed=1,,2 | --sweep sed=1,2 | --sweep output_dir=a,b | --sweep seed={long},{long}y
-train {drawing} | --sweep seed={hundred} steps={hundred} rollout.n={hundred} | {forty}
-train {seeing} | data.train_files=[]
-eval {run} | steps=100 | validation.m=3 | -o {place}/prompts.txt | -o /proc/x | --suite genevil
-eval {run} | --suite {run}/config.yaml | --suite vlm_quickstart | --suite quickstart --shard 3/2 -o out
-eval {run} | --suite quickstart --shard 1/2 | --suite quickstart validation.height=8
-eval {run} | --suite quickstart suite.steps=8 | --steps 3
-eval {model}+{place} | --suite quickstart
-eval --merge | a --compare b c
-eval --compare | {run} {run}
-sample {run} | '' | 'a cat' -n 0 | 'a cat' -n 1000000000000 | 'a cat' -n ² | 'a cat' --steps 100000000
-sample {run} | 'a cat' --guidance 1e300 | 'a cat' --height 100000000 | 'a cat' --seed {nines} | -p nothing.txt
-sample {run} | -p /dev/zero | 'a cat' -o {place}/prompts.txt | 'a cat' -i {place}/pictures/0.png
-sample {answers} | 'What?' -i nothing.png | 'What?' -i {place}/prompts.txt | 'What?' -i /dev/zero | 'What?' -i {place}
-sample {answers} | 'What?' --steps 3
-export {run} | -o {place} | -o {place}/prompts.txt | -o out --format gguf
-export {answers} | -o out --format lora
-push {run} | --to https://hub.example/me/x | --to ../../x | --to me/{long} | --to me/{esc}[31mx | --to me/x
-push {run} | --to me/x --dry-run -o {place}
-push runs/nothing | --to me/x --dry-run -o out
-push {answers} | --to me/x --dry-run -o out --format lora
-completion | zsh -- train nothing rollout. | tcsh
+train {drawing} | 'model.path="a\0b"' | model.path=/dev/zero | data.train_files=/dev/zero | output_dir=/dev/null
+train {drawing} | resume={answers}/checkpoints/00000002 | rewards.brightness.path={long}.py:x | {forty}
+train {drawing} | --sweep seed={hundred} steps={hundred} rollout.n={hundred}
+eval {run} | -o {place}/prompts.txt | -o /proc/x | --suite {run}/config.yaml
+sample {run} | 'a cat' -n 1000000000000 | 'a cat' -n ² | 'a cat' --guidance 1e300 | 'a cat' --seed {nines}
+sample {run} | -p /dev/zero | 'a cat' -o {place}/prompts.txt | 'a cat' --height 100000000
+sample {answers} | 'What?' -i {place}/prompts.txt | 'What?' -i /dev/zero
+export {run} | -o {place} | -o {place}/prompts.txt
+push {run} | --to ../../x | --to me/{esc}[31mx | --to me/x --dry-run -o {place}
 """
 WORKS = r"""
  | config {drawing} seed=12345 | eval {run}/checkpoints/00000002 | eval {drawing}
@@ -62,8 +39,6 @@ sample {answers} | 'ما هذا؟ 👩‍👩‍👧‍👦' -n 1 -o out | {ques
 train {drawing} | 'output_dir="a b/ä\t[red]$(x)"' | 'output_dir="\e[31mrun"'
 completion | fish -- export {long} | bash -- "burnish train '"
 """
-SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
-MOMENTS = 10  # of each signal and task
 
 
 def cases() -> Iterator[Case]:
@@ -89,23 +64,3 @@ def _case(line: str, expect: Expect, environment: tuple[tuple[str, str], ...] = 
 
     name = f"{line}, on an old terminal" if environment else line
     return Case(kind="command lines", name=name, make=make, expect=expect, environment=environment)
-
-
-def signal_cases() -> Iterator[Case]:
-    """The run stops, and the same command arrives where an untroubled run does."""
-    for task in ("drawing", "seeing"):
-        for number in range(MOMENTS):
-            for name in SIGNALS:
-                yield _signals(task, number, (name, random.Random(f"{task} {name} {number}").random()))
-            draw = random.Random(f"{task} twice {number}")
-            first = draw.random()
-            second = ("SIGTERM", first + 0.3 * draw.random())
-            yield _signals(task, number, (draw.choice(SIGNALS[:2]), first), second)
-
-
-def _signals(task: str, number: int, *signals: tuple[str, float]) -> Case:
-    def make(place: Place, scratch: Path) -> list[str]:
-        return ["train", str(place.recipe(task)), "steps=2", "output_dir=run"]
-
-    said = " and ".join(f"{name} at {moment:.0%}" for name, moment in signals)
-    return Case(kind="signals", name=f"{task}, {said}, {number}", make=make, signals=signals)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import re
 import shutil
 import zlib
@@ -29,8 +27,6 @@ from tests.support.reports import (
     run_folder,
     write_lines,
 )
-from tests.support.responding_run import run_of
-from tests.support.tiny_run import burnish
 
 SHORT = Story(updates=10, steps=10, guided=False)
 EVIL = "\"'></title></style></script><script>alert(1)</script><img src=http://example.org/x onerror=alert(1)>"
@@ -68,43 +64,6 @@ def test_samples_and_verdict_come_before_any_table(told):
         assert all(f'data-file="{file}"' in page.html for file in files)
 
 
-def test_each_prompt_shows_the_same_samples_before_and_after_with_what_was_read(told):
-    folder, page = told
-    assert len(page.page.addresses) == 2 * 16 * 6 + 2 * 4 * 2, "and on the way two of each of the prompts that are open"
-    lines = {update: lines_of(folder.validation(update) / "samples.jsonl") for update in (0, 10, 20, 30)}
-    shown = page.page.text.partition("before training")[2].partition("after 30 updates")[0]
-    assert all(line["note"] in shown for line in lines[0][:6])
-    seen = [line for update, some in lines.items() for line in some
-            if update in (0, 30) or (line["index"] < 4 and line["sample"] < 2)]  # fmt: skip
-    assert page.page.text.count("✓") == sum(line["components"]["ocr_exact"] == 1.0 for line in seen)
-    assert [page.page.text.count(f"after {update} updates") for update in (10, 20)] == [4, 4]
-
-
-def test_writing_again_gives_the_same_page_and_touches_nothing_else(told):
-    folder, page = told
-    files = [file for file in folder.path.rglob("*") if file.is_file() and file != folder.report]
-    before = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-    assert report(folder).html == page.html
-    assert [hashlib.sha256(file.read_bytes()).hexdigest() for file in files] == before
-
-
-def test_a_question_shows_its_picture_and_the_responses(tmp_path):
-    folder = run_of(tmp_path / "run", right=(0.5, 0.9), form=(0.6, 0.95), think=(0.4, 0.4))
-    change_samples(folder, images=["asked.png"], answer="3")
-    for update in folder.validations():
-        pictures = folder.validation(update) / "pictures"
-        pictures.mkdir()
-        Image.fromarray(noise(update, 8, 8)).save(pictures / "asked.png")
-    page = report(folder)
-    pairs = page.run["glimpse"]
-    assert [len(one["sides"]) for one in pairs] == [2, 2, 2]
-    assert all(one["answer"] == "3" and all(side["response"] for side in one["sides"]) for one in pairs)
-    assert all(one["shown"] and f'data-file="{one["shown"][0]}"' in page.html for one in pairs)
-    thumbnail = page.run["row"]["thumbnail"]
-    assert thumbnail["update"] == 60
-    assert thumbnail["text"].startswith(("Answer", "<think>"))
-
-
 @pytest.fixture
 def single(tmp_path):
     """A run with one prompt and one sample."""
@@ -114,10 +73,8 @@ def single(tmp_path):
 
 
 SHOWN = {  # what samples are: how tags, addresses and markup of the page show it
-    "clips": (SMALL, "video", "data:video/mp4;base64,", "<video autoplay loop muted"),
     "clips with sound": (moving_square(4, sound=True), "video", "data:video/mp4;base64,", "<video controls loop muted"),
-    "sounds": (tone(1.0), "audio", "data:audio/", "<h2>Sounds</h2>"),
-    "long sounds": (tone(20.0, rate=48000, channels=2), "audio", "data:audio/", "<audio"),
+    "sounds": (tone(20.0, rate=48000, channels=2), "audio", "data:audio/", "<audio"),
     "large clips": (
         Clip(frames=np.stack([noise(i, 640, 360) for i in range(6)]), fps=4), "video", "data:video/mp4;base64,",
         'width="256" height="144"',
@@ -134,29 +91,6 @@ def test_clips_and_sounds_play_in_a_page_that_stays_small(single, made, tag, add
     assert sum(one.startswith(address) and len(one) < 500_000 for one in page.page.addresses) == 2
     assert page.run["glimpse"][0]["sides"][0]["file"].endswith((".mp4", ".wav"))
     assert page.html.index(f"<{tag}") < page.html.index("<table")
-
-
-def test_without_pyav_clips_are_animated_pictures_with_their_sound(single, monkeypatch):
-    monkeypatch.setattr("burnish.utils.video.find_spec", lambda name: None)
-    draw_instead(single, lambda update, sample: moving_square(4, sound=True))
-    addresses = {address.partition(";")[0] for address in page_of(single).addresses}
-    assert addresses == {"data:image/webp", "data:audio/wav"}
-
-
-def test_beyond_the_budget_a_frame_stands_for_its_clip(single, monkeypatch):
-    draw_instead(single, lambda update, sample: SMALL)
-    address = 22 + 4 * math.ceil((single.validation(0) / "pictures" / "000-00.mp4").stat().st_size / 3)
-    monkeypatch.setattr("burnish.report.media.CLIPS", 1.0)
-    monkeypatch.setattr("burnish.report.media.Embedded.__init__.__defaults__", (2 * address - 1,))
-    kinds = [one.partition(";")[0] for one in page_of(single).addresses]
-    assert kinds == ["data:video/mp4", "data:image/jpeg"]
-
-
-def test_large_pictures_do_not_make_a_large_page(tmp_path):
-    page = report(run_folder(tmp_path / "run", Story(updates=0, size=(400, 300), guided=False)))
-    assert 0 < len(page.html) < 2_000_000
-    assert "data:image/jpeg" in page.html
-    assert 'class="pixels"' not in page.html
 
 
 # folders that a crash left, or that a stranger gives
@@ -181,11 +115,8 @@ def without_first_validation(folder):
 DAMAGE = {
     "options alone": lambda folder: nothing_but(folder, "config.yaml"),
     "metrics alone": lambda folder: nothing_but(folder, "metrics.jsonl"),
-    "neither samples nor reference": lambda folder: nothing_but(folder, "config.yaml", "metrics.jsonl"),
     "metrics torn": lambda folder: cut(folder, "metrics.jsonl"),
     "all torn": lambda folder: cut(folder, "*/metrics.json", "validation/*/samples.jsonl", "*/*/pictures/*", most=-30),
-    "metrics empty": lambda folder: cut(folder, "metrics.jsonl", most=0),
-    "pictures empty": lambda folder: cut(folder, "validation/*/pictures/*.png", most=0),
     "no first validation": without_first_validation,
     "lines that are no metrics": lambda folder: folder.metrics.write_text(folder.metrics.read_text() + "".join(
         line + "\n" for line in ("[" * 100_000, "[1]", "7", '{"a": 1}', '{"training/global_step": "1"}', "nonsense",
@@ -200,31 +131,6 @@ def test_a_page_can_be_written_at_any_time(tmp_path, damage):
     page = report(folder)
     assert "burnish train" in page.page.text
     assert page.run["updates"] in (0, 9, 10)
-
-
-def test_before_the_first_update_there_is_nothing_to_compare_or_export(tmp_path):
-    page = report(run_folder(tmp_path / "run", Story(updates=0)))
-    assert "0 of 30 policy updates" in page.page.text
-    assert page.said == {}
-    assert [[side["title"] for side in one["sides"]] for one in page.run["glimpse"]] == [["before training"]] * 4
-    assert [one["command"].split()[1] for one in page.run["next"]] == ["train"]
-    bare = run_folder(tmp_path / "bare", Story(pictures=False, guided=False))
-    write_lines(bare.metrics, [{"training/global_step": update} for update in range(3)])
-    assert report(bare).run["glimpse"] == []
-    assert report(bare).run["row"]["thumbnail"] is None
-
-
-@pytest.mark.parametrize("text", [
-    "[]", "7", "model: 3", "a: &a [*a]", "[" * 5000, "{model: {path: [1]}}", "\0", "x: " + "y" * 2_000_000,
-], ids=range(8))  # fmt: skip
-def test_a_configuration_that_is_none_is_refused(single, text):
-    single.config.write_text(text)
-    assert "config.yaml" in burnish("report", single.path, status=2).message
-
-
-def test_what_is_no_run_is_refused(tmp_path):
-    assert str(tmp_path) in burnish("report", tmp_path, status=2).message.replace(" ", "")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
@@ -264,8 +170,7 @@ def asks(folder, outside, name):
 
 LEADING_OUT = {
     **{f"link to {place}": partial(linked, place=place) for place in ("file", "pictures", "validation")},
-    **{f"picture {name!r}": partial(asks, name=name)
-       for name in ("../../../../secret.png", "{outside}/secret.png", "../../../../secret.png\0", ".")},
+    **{f"picture {name!r}": partial(asks, name=name) for name in ("../../../../secret.png", "{outside}/secret.png")},
     "picture that would fill the memory": bombs,
 }  # fmt: skip
 
@@ -274,23 +179,6 @@ LEADING_OUT = {
 def test_nothing_from_outside_of_the_folder_is_shown(foreign, tmp_path, change):
     change(foreign, tmp_path)
     assert page_of(foreign).addresses == []
-
-
-@pytest.mark.parametrize("content", [b"", b"nothing", b"#EXTM3U\n#EXTINF:1,\nhttp://127.0.0.1:9/x.ts\n", None],
-                         ids=["empty", "text", "list", "cut"])  # fmt: skip
-def test_a_file_that_is_no_clip_is_not_shown(single, content):
-    draw_instead(single, lambda update, sample: SMALL)
-    for update in single.validations():
-        file = single.validation(update) / "pictures" / "000-00.mp4"
-        file.write_bytes(file.read_bytes()[:500] if content is None else content)
-    assert page_of(single).addresses == []
-
-
-@pytest.mark.parametrize("name", ["../../../../secret.png", "/etc/passwd", "../samples.jsonl", "config.yaml", "", 3])
-def test_only_samples_are_shown(single, name):
-    (single.path.parent / "secret.png").write_bytes(b"\x89PNG secret")
-    change_samples(single, file=name)
-    assert page_of(single).addresses == []
 
 
 def test_what_others_wrote_is_text(foreign):
@@ -311,28 +199,10 @@ def test_what_others_wrote_is_text(foreign):
 
 
 @pytest.mark.parametrize("changes", [
-    {"reward": "1"}, {"reward": [1]}, {"reward": True}, {"components": []}, {"components": {"a": "1"}},
-    {"prompt": None},
-    {"note": 3}, {"sample": None}, {"response": 4}, {"images": 5}, {"images": [6]}, {"index": "x"},
+    {"reward": "1"}, {"reward": [1]}, {"components": {"a": "1"}}, {"prompt": None}, {"sample": None}, {"images": [6]},
 ], ids=str)  # fmt: skip
 def test_a_sample_of_other_types_is_none(single, changes):
     change_samples(single, **changes)
     page = report(single)
     assert page.run["glimpse"] == []
     assert page.run["row"]["thumbnail"] is None
-
-
-def test_a_torn_line_costs_only_itself(tmp_path):
-    folder = run_folder(tmp_path / "run", Story(updates=0, guided=False))
-    file = folder.validation(0) / "samples.jsonl"
-    whole = file.read_bytes()
-    file.write_bytes(b"[1]\n3\n" + whole[:-9])
-    walks = report(folder).data["walks"]
-    assert sum(len(one["updates"][0]["samples"]) for one in walks.values()) == 95
-
-
-def test_of_a_foreign_configuration_numbers_are_numbers_or_nothing(single):
-    text = single.config.read_text()
-    for option, value in (("seed", ".nan"), ("seed", "[1]"), ("lr", ".inf"), ("lr", "{a: 1}")):
-        single.config.write_text(re.sub(rf"^( *){option}: .*$", rf"\1{option}: {value}", text, flags=re.MULTILINE))
-        assert report(single).run["row"][option] is None

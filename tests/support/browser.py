@@ -18,7 +18,6 @@ import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 SECONDS = 30.0  # that anything may take
-KEYS = {"ArrowRight": 39, "ArrowLeft": 37, "Enter": 13, "Tab": 9, "Escape": 27}
 
 
 class Browser:
@@ -91,17 +90,6 @@ class Browser:
         )
         self.until(f"Boolean({find})")
         self.ask(f"{find}.click()")
-
-    def press(self, key: str) -> None:
-        """A key, to whatever has the focus."""
-        code = KEYS.get(key, ord(key[0].upper()))
-        about = {"key": key, "windowsVirtualKeyCode": code} | ({"text": key} if len(key) == 1 else {})
-        self.call("Input.dispatchKeyEvent", type="keyDown", **about)
-        self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
-
-    def picture(self) -> bytes:
-        """The page as PNG, base64."""
-        return bytes(self.call("Page.captureScreenshot", format="png", captureBeyondViewport=False)["data"], "ascii")
 
     def _send(self, method: str, session: str | None = None, **parameters: Any) -> Any:
         self._number += 1

@@ -16,6 +16,13 @@ def moving_square(frames: int = 6, *, size: int = 32, fps: float = 4.0, sound: b
     return Clip(**{"frames": pixels, "fps": fps, "sound": tone(frames / fps) if sound else None} | changes)
 
 
+def clip_file(frames: np.ndarray, fps: float = 8.0) -> bytes:
+    """A clip as a file."""
+    from burnish.utils.video import encode_clip
+
+    return encode_clip(frames, fps)
+
+
 def tone(seconds: float = 1.0, *, rate: int = 8000, channels: int = 1, pitch: float = 440.0) -> Sound:
     """A sine that fades out."""
     time = np.arange(round(seconds * rate)) / rate

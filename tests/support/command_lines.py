@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import re
 import shlex
-import sys
 import tomllib
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
-import pydantic
-
+from burnish import load
 from burnish.cli import VERBS
-from burnish.commands.sweep import checked
-from burnish.config import load
 from burnish.config.complaints import every_option
-from burnish.config.load import context_of, recipe_names
+from burnish.config.load import context_of
 from burnish.config.overrides import read_overrides
 from burnish.config.serving import load_service
-from burnish.config.yaml_text import parse
-from burnish.data.sets import SETS
 from burnish.evaluation.suite import read_suite
-from burnish.registry import KINDS, lookup, names
-from tests.support.shown import ROOT, words
+from burnish.registry import lookup, names
+from tests.support.shown import ROOT, recipe_names, words
+from tests.support.tiny_run import burnish
 
 # programs of others, which nothing here runs
 FOREIGN = ("docker", "git", "hf", "kubectl", "mypy", "ray", "ruff", "sbatch", "source")
@@ -122,14 +115,9 @@ def accept(command: str) -> None:
 
 
 def _train(args: argparse.Namespace) -> None:
-    if args.sweep:
-        checked(args.recipe, args.overrides)
-    else:
-        load(args.recipe, args.overrides)
-
-
-def _recipe(args: argparse.Namespace) -> None:
-    load(args.recipe, [one for one in args.overrides if not one.startswith("memory=")])
+    """Of a sweep the first run."""
+    swept = [re.sub(r",[^\[{]*$", "", one) if getattr(args, "sweep", False) else one for one in args.overrides]
+    load(args.recipe, *(one for one in swept if not one.startswith("memory=")))
 
 
 def _eval(args: argparse.Namespace) -> None:
@@ -138,7 +126,7 @@ def _eval(args: argparse.Namespace) -> None:
     recipe = (args.source or "").removeprefix("runs/")
     others = [one for one in args.overrides if one not in own]
     if recipe in recipe_names():
-        load(recipe, others)
+        load(recipe, *others)
     elif others:
         raise ValueError(f"options of {args.source}, which no recipe is named after: {others}")
     if args.suite:
@@ -146,17 +134,17 @@ def _eval(args: argparse.Namespace) -> None:
 
 
 def _data(args: argparse.Namespace) -> None:
-    if args.action == "prepare" and args.source not in SETS:
+    if args.action == "prepare" and args.source not in burnish("data", "list").out.split():
         raise ValueError(f"{args.source} is no set")
     if args.action == "show":
         recipe = args.source if args.source in recipe_names() else args.recipe or "quickstart"
-        load(recipe, args.overrides)
+        load(recipe, *args.overrides)
 
 
 COMPOSED = {
     "train": _train,
-    "config": _recipe,
-    "plan": _recipe,
+    "config": _train,
+    "plan": _train,
     "eval": _eval,
     "data": _data,
     "serve-reward": lambda args: load_service(args.served, task=args.task),
@@ -169,23 +157,24 @@ def known_options(recipe: str, *options: str) -> list[str]:
     return every_option(context_of(recipe, options))
 
 
+CONTEXTS = (
+    *(("quickstart", f"algorithm={name}") for name in names("flow algorithm")),
+    *(("vlm_quickstart", f"algorithm={name}") for name in names("language algorithm")),
+    ("vlm_quickstart", "environment.name=tools"),
+    ("quickstart", "rewards.function.weight=1", "rewards.pickscore.weight=1"),
+)  # fmt: skip
+
+
 @cache
-def _sections() -> list[type]:
-    """Every class of options."""
-    for kind in KINDS:
-        names(kind)
-    modules = [module for name, module in sys.modules.items() if name.startswith("burnish.")]
-    found = {id(one): one for module in modules for one in vars(module).values() if isinstance(one, type)}
-    return [one for one in found.values() if "__pydantic_fields__" in vars(one)]
+def all_options() -> frozenset[str]:
+    """Every option of some recipes; of every reward and pool as of NAME, too."""
+    options = {option for context in CONTEXTS for option in known_options(*context)}
+    return frozenset(options | {re.sub(r"^(rewards|pools)\.\w+\.", r"\1.NAME.", option) for option in options})
 
 
-def taken(name: str, text: str) -> bool:
-    """Whether some class of options has this one, with this value."""
-    value = parse(text)
-    for section in _sections():
-        field = section.__pydantic_fields__.get(name)
-        with suppress(pydantic.ValidationError):
-            if field is not None:
-                pydantic.TypeAdapter(Annotated[field.annotation, field]).validate_json(json.dumps(value), strict=True)
-                return True
-    return False
+def is_option(name: str) -> bool:
+    """Whether some recipe has an option or a section of this dotted name."""
+    name = re.sub(r"^(rewards|pools)\.\w+(?=\.|$)", r"\1.NAME", name)
+    sections = {option[: dot.start()] for option in all_options() for dot in re.finditer(r"\.", option)}
+    leaves = all_options() - sections  # some of which are tables
+    return name in all_options() | sections or any(name.startswith(f"{leaf}.") for leaf in leaves)

@@ -1,7 +1,8 @@
-"""A Hugging Face hub on loopback: models with commits and branches, and who asked for what."""
+"""A Hugging Face hub on loopback: commits and branches of models, who asked for what, and what is written to it."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import time
@@ -13,17 +14,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from tests.support.http_servers import send, serving
+from tests.support.http_servers import body_of, send, serving
 
 if TYPE_CHECKING:
     import pytest
 
 Files = dict[str, bytes]
+TOKEN = "hf_ThisIsWhatNobodyMaySee"
 
 
 @dataclass
 class FakeHub:
-    """Models by name: their commits, and which commit a branch is at."""
+    """Models by name: their commits, and which commit a branch is at. Who has ``TOKEN`` may write below ``owner``."""
 
     commits: dict[str, dict[str, Files]] = field(default_factory=dict)
     branches: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -35,6 +37,10 @@ class FakeHub:
     broken: set[str] = field(default_factory=set)  # files whose connection ends in the middle
     url: str = ""
     storage: str = ""  # where large files are kept: another host, to which the hub redirects
+    owner: str = "me"
+    blobs: dict[str, bytes] = field(default_factory=dict)  # large files by their SHA-256
+    elsewhere: str = ""  # another host, to which writes are redirected
+    redirected: list[tuple[str, str]] = field(default_factory=list)  # what came there: path and authorization
 
     def publish(self, name: str, files: Files, branch: str = "main") -> str:
         """A new commit, to which a branch moves."""
@@ -50,11 +56,15 @@ class FakeHub:
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         path = unquote(urlsplit(request.path).path).lstrip("/")
-        self.asked.append((request.command, path, request.headers.get("Authorization") or ""))
+        authorization = request.headers.get("Authorization") or ""
+        self.asked.append((request.command, path, authorization))
+        if request.command not in ("GET", "HEAD"):
+            return self._written(request, path, authorization, body_of(request))
         api = path.startswith(("api/models/", "api/datasets/"))
         words = path.removeprefix("api/").removeprefix("models/").removeprefix("datasets/").split("/")
         name, rest = "/".join(words[:2]), words[2:]
-        if name in self.refusals or name not in self.commits:
+        hidden = self.private.get(name) and authorization != f"Bearer {TOKEN}"
+        if name in self.refusals or name not in self.commits or hidden:
             status, code = self.refusals.get(name, (401, "RepoNotFound"))
             return send(request, status, b"no", {"X-Error-Code": code, "X-Error-Message": "refused"})
         commit = self._at(name, rest[1] if rest else "main")
@@ -71,6 +81,51 @@ class FakeHub:
             headers |= {"X-Linked-Size": str(len(content)), "X-Linked-Etag": headers["ETag"]}
             return send(request, 302, b"", {**headers, "Location": f"{self.storage}/{name}/{commit}/{file}"})
         return send(request, 200, content, headers)
+
+    def _written(self, request: BaseHTTPRequestHandler, path: str, authorization: str, body: bytes) -> None:
+        if self.elsewhere and not path.endswith("validate-yaml"):
+            return send(request, 307, b"", {"Location": f"{self.elsewhere}/{path}"})
+        if authorization != f"Bearer {TOKEN}":
+            return send(request, 401, {"error": "Invalid username or password."})
+        if path == "api/validate-yaml":
+            return send(request, 200, {"errors": [], "warnings": []})
+        if path == "api/repos/create":
+            return self._create(request, json.loads(body))
+        name = "/".join(path.removeprefix("api/models/").split("/")[:2]).removesuffix(".git")
+        if name not in self.commits:
+            return send(request, 404, b"no", {"X-Error-Code": "RepoNotFound"})
+        if "/preupload/" in path:
+            files = [{"path": one["path"], "uploadMode": "lfs" if one["path"].endswith(".safetensors") else "regular",
+                      "shouldIgnore": False, "oid": None} for one in json.loads(body)["files"]]  # fmt: skip
+            return send(request, 200, {"files": files})
+        if path.endswith("/info/lfs/objects/batch"):
+            objects = [one | {"actions": {"upload": {"href": f"{self.storage}/upload/{one['oid']}"}}}
+                       for one in json.loads(body)["objects"]]  # fmt: skip
+            return send(request, 200, {"transfer": "basic", "objects": objects})
+        assert "/commit/" in path, path
+        return self._commit(request, name, [json.loads(line) for line in body.splitlines()])
+
+    def _create(self, request: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+        if asked["organization"] != self.owner:
+            return send(request, 403, {"error": "You don't have the rights"})
+        name = f"{asked['organization']}/{asked['name']}"
+        if name in self.commits:
+            return send(request, 409, {"url": f"{self.url}/{name}"})
+        self.private[name] = asked.get("visibility", "public") == "private" or bool(asked.get("private"))
+        self.publish(name, {".gitattributes": b"*.safetensors filter=lfs\n"})
+        return send(request, 200, {"url": f"{self.url}/{name}"})
+
+    def _commit(self, request: BaseHTTPRequestHandler, name: str, lines: list[dict[str, Any]]) -> None:
+        files = dict(self.commits[name][self.branches[name]["main"]])
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                files[value["path"]] = self.blobs[value["oid"]]
+        commit = self.publish(name, files)
+        address = f"{self.url}/{name}/commit/{commit}"
+        return send(request, 200, {"commitOid": commit, "commitUrl": address, "success": True})
 
     def listed(self, rest: list[str], name: str, commit: str, files: Files) -> Any:
         """What the hub says of a model, or of a folder in it."""
@@ -91,6 +146,10 @@ class FakeHub:
         """What the second host answers."""
         path = unquote(urlsplit(request.path).path).lstrip("/")
         self.stored.append((path, request.headers.get("Authorization") or ""))
+        if request.command == "PUT":
+            content = body_of(request)
+            self.blobs[digest(content)] = content
+            return send(request, 200, b"")
         organisation, name, commit, *rest = path.split("/")
         content = self.commits[f"{organisation}/{name}"][commit]["/".join(rest)]
         if "/".join(rest) in self.broken:
@@ -99,9 +158,19 @@ class FakeHub:
             request.end_headers()
             request.wfile.write(content[: len(content) // 2])
             request.close_connection = True
-            return
+            return None
         start = int(request.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
-        send(request, 206 if start else 200, content[start:], {"ETag": f'"{digest(content)}"'})
+        return send(request, 206 if start else 200, content[start:], {"ETag": f'"{digest(content)}"'})
+
+    def stranger(self, request: BaseHTTPRequestHandler) -> None:
+        """A host that the hub redirects to and nobody has asked for."""
+        body_of(request)
+        self.redirected.append((request.path, request.headers.get("Authorization") or ""))
+        send(request, 403, b"no")
+
+    def files(self, name: str) -> Files:
+        """The newest commit of a repository."""
+        return self.commits[name][self.branches[name]["main"]]
 
 
 def digest(content: bytes) -> str:

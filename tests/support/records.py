@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from burnish.config import load
 from burnish.tasks import assemble
+from tests.support.tiny_run import burnish
 
 GENERATOR, LANGUAGE = "quickstart", "vlm_quickstart"
 REWARDS = {GENERATOR: ["rewards.ocr=null", "rewards.border_darkness.weight=1"], LANGUAGE: ["rewards.exact=null"]}
@@ -47,10 +47,15 @@ def prompts(files: Any, *options: str) -> list[Any]:
 
 
 def refused(recipe: str, files: Any, *options: str) -> list[str]:
-    """What is said of records that can't be read."""
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 (its callers look at what it says)
-        read(recipe, files, *options)
-    return str(caught.value).split("\n")
+    """What is said of records that can't be read, one by one: of prompts as they are shown, of others by a run."""
+    words = ["data", "show", str(files), "--recipe", recipe, *options]
+    if "algorithm" in str(options):
+        judged = [] if any(option.startswith("data.val_files") for option in options) else ["data.val_files=null"]
+        path = f"data.train_files={json.dumps(files, default=str)}"
+        words = ["train", recipe, path, *judged, *options, "output_dir=not_begun"]
+    said = burnish(*words, status=2).err.partition("burnish: error: ")[2]
+    first, *rest = said.rstrip("\n").split("\n")
+    return [one.strip() for one in rest[:-1]] if first.endswith(" problems") else [first]
 
 
 def picture(shade: int = 200, height: int = 6, width: int = 8, form: str = "PNG") -> bytes:

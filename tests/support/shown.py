@@ -11,9 +11,11 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from burnish.registry import KINDS, lookup, names
+from tests.support.tiny_run import burnish
 
 ROOT = Path(__file__).parents[2]
 OWN_PAGES = [ROOT / "docs" / f"own_{what}.md" for what in ("model", "data", "reward", "algorithm")]
@@ -90,6 +92,13 @@ def own_recipe(folder: Path) -> Path:
     path = folder / MINE
     path.write_text(block.text)
     return path
+
+
+@cache
+def recipe_names() -> tuple[str, ...]:
+    """Recipes that ship, as a shell completes them."""
+    found = burnish("completion", "zsh", "--", "config", "").out.split()
+    return tuple(name for name in found if not name.endswith(("/", ".yaml", ".yml")))
 
 
 @contextmanager

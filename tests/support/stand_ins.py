@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-from burnish.utils import paths
-
 
 def files(folder: Path) -> Path:
     """A directory with a pipeline's index, prompts, and a recipe that uses them."""
@@ -30,8 +28,3 @@ variants:
 """
     )
     return recipe
-
-
-def use_assets(monkeypatch, folder: Path) -> None:
-    """Let burnish:quickstart mean the stand-in, whether or not the real one is there."""
-    monkeypatch.setattr(paths, "ASSETS", folder / "assets")
