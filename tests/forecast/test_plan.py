@@ -107,12 +107,6 @@ def test_the_largest_batch_that_fits_is_chosen(large):
     large(*given, f"trainer.micro_batch_tokens={2 * size}", "memory=2.6GB", status=1)
 
 
-@thorough
-def test_a_group_that_is_compared_stays_together():
-    options = ["algorithm=dgpo", "rollout.n=24", "trainer.micro_batch_size=auto", "memory=1GB"]
-    assert "trainer.micro_batch_size=24 " in plan("quickstart", *options, status=1).said
-
-
 def test_what_is_advised_makes_a_run_fit(large):
     given = ["model.lora=null", "rollout.max_new_tokens=16", "rollout.n=64", "trainer.micro_batch_tokens=4096"]
     tight = [*given, "memory=3.6GB"]
