@@ -7,16 +7,14 @@ import shutil
 
 import pytest
 import torch
-from tokenizers import processors
 from transformers import AutoTokenizer
-from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE as SMOLVLM
 
-from burnish.environments.tools import Tools
-from burnish.utils.errors import UserError
+from burnish.registry import lookup
 from tests.support.language_samples import folder_of, model_of
-from tests.support.model_runs import refused
-from tests.support.talkers import load, outline, told_of_tools, words_beside
-from tests.support.tiny_language import FAMILIES, SEEING, chat, picture, tiny_language
+from tests.support.model_runs import refused, run_of
+from tests.support.talkers import load
+from tests.support.tiny_language import SEEING, chat, picture, tiny_language
+from tests.support.tiny_run import burnish
 from tests.support.universal import universal_model
 
 # short templates with the shape of the published ones
@@ -54,8 +52,6 @@ CASES = {  # family, template, further tokens, how the tokenizer ends a text, ho
     "llama3": ("llama", LLAMA3, HEADERS, "<|end_of_text|>", ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"],
                "<|eot_id|>"),
     "mistral": ("mistral", STRICT, HEADERS, "<|end_of_text|>", ["<|end_of_text|>"], "<|end_of_text|>"),
-    "smolvlm": ("smolvlm", SMOLVLM, ("<end_of_utterance>",), "<end_of_utterance>", ["<end_of_utterance>"],
-                "<end_of_utterance>"),
 }  # fmt: skip
 
 
@@ -99,29 +95,23 @@ def whole(model, *messages, prompt=True, tools=None):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_turns_join_to_what_the_template_writes_of_the_conversation(models, case):
-    model = models(case)
+def test_turns_join_to_what_the_template_writes_of_the_conversation_and_end_as_it_ends_them(models, case):
+    model, end = models(case), CASES[case][-1]
     first, second, third = (said("user", text) for text in ("One?", "Two?", "Three?"))
     ids = model.encode([first]).ids[0].tolist()
     assert ids == whole(model, first)
+    learned = [*ids, *model.response_ids("Uno.")]
+    if case != "qwen3":  # whose last answer has thoughts before it
+        assert whole(model, first, said("assistant", "Uno."), prompt=False)[: len(learned)] == learned
     for question, answer in ((second, "Uno."), (third, "Dos.")):
         response = model.response_ids(answer)
+        assert model.tokenizer.convert_ids_to_tokens(response[-1]) == end
         turn = model.turn(response, [question])
         cut = model.turn(response[: -len(model.end)], [question])
         assert cut.ids[0].tolist() == [*model.end, *turn.ids[0].tolist()]
         assert turn.positions[0][0].tolist() == list(range(len(turn.ids[0])))
         ids += [*response, *turn.ids[0].tolist()]
     assert ids == whole(model, first, said("assistant", "Uno."), second, said("assistant", "Dos."), third)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_an_answer_ends_as_the_template_ends_it(models, case):
-    model, end = models(case), CASES[case][-1]
-    assert model.tokenizer.convert_ids_to_tokens(model.response_ids("Yes")[-1]) == end
-    learned = [*model.encode([said("user", "?")]).ids[0].tolist(), *model.response_ids("Yes")]
-    if case != "qwen3":  # whose last answer has thoughts before it
-        assert whole(model, said("user", "?"), said("assistant", "Yes"), prompt=False)[: len(learned)] == learned
-    assert model.response_ids("Yes")[-1] in model.stop
     named = {model.tokenizer.convert_tokens_to_ids(one) for one in CASES[case][4]}
     assert set(model.stop) == named | set(model.end)
 
@@ -131,55 +121,30 @@ RESULTS = {
     "<tool_response>\n7\n</tool_response><|im_end|>\n",
     "llama3": "<|start_header_id|>ipython<|end_header_id|>\n\n42<|eot_id|>"
     "<|start_header_id|>ipython<|end_header_id|>\n\n7<|eot_id|>",
-    "smolvlm": "Tool: <tool_response>\n42\n</tool_response><end_of_utterance>\n"
-    "Tool: <tool_response>\n7\n</tool_response><end_of_utterance>\n",
 }
 FUNCTIONS = {"add": "tests.support.tool_functions:add", "weigh": "tests.support.tool_functions:weigh"}
 CALLS = "".join(f'<tool_call>{{"name": "add", "arguments": {{"a": {a}, "b": 2}}}}</tool_call>' for a in (40, 5))
 
 
 @pytest.mark.parametrize("case", RESULTS)
-def test_results_of_tools_are_wrapped_once(models, case):
-    model, tools = models(case), Tools(functions=FUNCTIONS)
+def test_tools_are_told_by_the_template_and_their_results_are_wrapped_once(models, case):
+    model, tools = models(case), lookup("environment", "tools")(functions=FUNCTIONS)
     told = tools.episode().step(CALLS)
     assert told.words == "42\n7"
     turn = model.turn(model.response_ids(CALLS), told.messages, tools=tools.tools())
     assert RESULTS[case] in model.tokenizer.decode(turn.ids[0])
+    ids = model.encode([said("user", "One?")], tools=tools.tools()).ids[0].tolist()
+    assert ids == whole(model, said("user", "One?"), tools=tools.tools())
+    assert '"name": "weigh", "description": "Weigh a thing."' in model.tokenizer.decode(ids)
     tools.close()
 
 
-@pytest.mark.parametrize("case", ["qwen2.5", "qwen3", "llama3"])
-def test_templates_are_told_what_tools_there_are(models, case):
-    model, tools = models(case), Tools(functions=FUNCTIONS)
-    ids = told_of_tools(model, tools, "One?")
-    assert ids == whole(model, said("user", "One?"), tools=tools.tools())
-    text = model.tokenizer.decode(ids)
-    assert '"name": "weigh", "description": "Weigh a thing."' in text
-    silent = Tools(functions=FUNCTIONS, describe=False)
-    assert told_of_tools(model, silent, "One?") == whole(model, said("user", "One?"))
-
-
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": "<|im_end|>"}}}
-WRITES = QWEN25.replace(
-    "message.content ~ '<|im_end|>\n'",
-    "message.content }}{% for call in message.tool_calls %}{{ '!' ~ call.function.name ~ (call.function.arguments | "
-    "tojson) }}{% endfor %}{{ '<|im_end|>\n'",
-)
 
 
-@pytest.mark.parametrize(
-    ("template", "written"),
-    [
-        (QWEN25, 'x\n<tool_call>\n{"name": "add", "arguments": {"a": "<|im_end|>"}}\n</tool_call><|im_end|>\n'),
-        (WRITES, 'x!add{"a": "<|im_end|>"}<|im_end|>\n'),
-        (
-            WRITES.replace("(call.function.arguments | tojson)", "call.function.arguments"),  # it takes text
-            'x!add{"a": "<|im_end|>"}<|im_end|>\n',
-        ),
-    ],
-)
-def test_calls_are_written_by_the_template_or_as_qwen_does_and_forge_no_end(template, written, tmp_path):
-    model = load(write(tmp_path, "qwen2.5"), chat_template=template)
+def test_calls_are_written_as_qwen_does_and_forge_no_end(tmp_path):
+    model = load(write(tmp_path, "qwen2.5"))
+    written = 'x\n<tool_call>\n{"name": "add", "arguments": {"a": "<|im_end|>"}}\n</tool_call><|im_end|>\n'
     ids = model.encode([said("user", "a"), said("assistant", "x") | {"tool_calls": [CALL]}]).ids[0]
     assert f"<|im_start|>assistant\n{written}" in model.tokenizer.decode(ids)
     assert int((ids == model.tokenizer.convert_tokens_to_ids("<|im_end|>")).sum()) == 2
@@ -192,93 +157,39 @@ ONE_SYSTEM = QWEN25.replace("{{ '<|im_start|>' ~ message.role", SECOND).replace(
 )
 ANSWERED = said("assistant", "b")
 CALLED = ANSWERED | {"tool_calls": [CALL | {"id": "1"}, CALL | {"id": "2"}]}
+LOST = {
+    "1 of 2, of role developer": [said("developer", "a"), said("user", "b")],
+    "2 of 3, of role system": [said("system", "a"), said("system", "b"), said("user", "c")],
+    "tool_call_id '2'": [said("user", "a"), CALLED, *(said("tool", one) | {"tool_call_id": one} for one in "21")],
+}
 
 
-@pytest.mark.parametrize(
-    ("messages", "lost"),
-    [
-        ([said("developer", "a"), said("user", "b")], "1 of 2, of role developer"),
-        ([said("system", "a"), said("system", "b"), said("user", "c")], "2 of 3, of role system"),
-        ([said("user", "a") | {"name": "Ann"}], "name of message 1 of 1"),
-        ([said("user", "a"), ANSWERED | {"thinking": "c<|im_end|>"}, said("user", "d")], ""),
-        ([said("user", "a"), CALLED, *(said("tool", one) | {"tool_call_id": one} for one in "12")], ""),
-        ([said("user", "a"), CALLED, *(said("tool", one) | {"tool_call_id": one} for one in "21")], "tool_call_id '2'"),
-    ],
-)
-def test_what_a_template_leaves_out_is_refused(messages, lost, tmp_path):
+def test_what_a_template_leaves_out_is_refused(tmp_path):
     model = load(write(tmp_path, "qwen2.5"), chat_template=ONE_SYSTEM)
-    assert (lost in model.refusal(messages)) if lost else not model.refusal(messages)
-    if not lost:
-        ids = model.encode(messages).ids[0]
-        assert ("c<|im_end|>b<|im_end|>" in model.tokenizer.decode(ids)) == ("thinking" in messages[1])
-        end = model.tokenizer.convert_tokens_to_ids("<|im_end|>")
-        assert int((ids == end).sum()) == 3  # what was thought forges none
-        return
-    with pytest.raises(UserError, match=lost):
-        model.encode(messages)
+    for lost, messages in LOST.items():
+        with pytest.raises(ValueError, match=lost):
+            model.encode(messages)
+    ids = model.encode([said("user", "a"), ANSWERED | {"thinking": "c<|im_end|>"}, said("user", "d")]).ids[0]
+    assert "c<|im_end|>b<|im_end|>" in model.tokenizer.decode(ids)
+    end = model.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert int((ids == end).sum()) == 3, "what was thought forges none"
 
 
-def test_a_template_that_refuses_the_role_of_tools_is_refused_before_anything_is_sampled(models):
-    with pytest.raises(UserError, match="user, assistant, tool: Conversation roles must alternate"):
-        told_of_tools(models("mistral"), Tools(functions=FUNCTIONS), "One?")
-    told_of_tools(models("mistral"), Tools(functions=FUNCTIONS, role="user"), "One?")
-
-
-@pytest.mark.parametrize("family", ["smolvlm", "llama"])
-@pytest.mark.parametrize("file", ["chat_template.json", "processor_config.json"])
-def test_a_template_may_stand_where_old_processors_keep_it(tmp_path, family, file):
-    folder = tiny_language(tmp_path, family)
-    template = load(folder).tokenizer.chat_template
-    (folder / "chat_template.jinja").unlink()
-    (folder / file).write_text(json.dumps({"chat_template": template}))
-    text = load(folder).tokenizer.decode(load(folder).encode([said("user", "Hi")]).ids[0])
-    assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    (folder / file).write_text("[]")
-    with pytest.raises(UserError, match=file):
-        load(folder)
-
-
-@pytest.mark.parametrize("adds", [True, False])
-def test_without_a_template_a_text_begins_as_the_tokenizer_begins_it(tmp_path, adds):
-    folder = write(tmp_path, "llama3")
-    (folder / "chat_template.jinja").unlink()
-    tokenizer = load(folder).tokenizer
-    begin, end = (tokenizer.convert_tokens_to_ids(one) for one in (HEADERS[0], HEADERS[-1]))
-    if adds:
-        template = processors.TemplateProcessing(single=f"{HEADERS[0]} $A", special_tokens=[(HEADERS[0], begin)])
-        tokenizer.backend_tokenizer.post_processor = template
-    tokenizer.save_pretrained(folder)
-    model = load(folder)
-    assert model.tokenizer.chat_template is None
-    assert model.encode([said("user", "Hi")]).ids[0].tolist() == [*[begin] * adds, *model.chat.ids("Hi", "\ue000")]
-    assert model.response_ids("Hi")[-1] == end
-    assert begin not in model.turn(model.response_ids("Hi"), [said("user", "Hi")]).ids[0].tolist()
+def test_a_template_that_refuses_the_role_of_tools_is_refused_before_anything_is_sampled(files, tmp_path):
+    write(tmp_path / "model", "mistral")
+    options = [f"model.path={tmp_path / 'model'}", "environment.name=tools", f"environment.functions={FUNCTIONS}"]
+    told = refused(files, "llama", *options, "environment.calls=hermes")
+    assert "user, assistant, tool: Conversation roles must alternate" in told
+    run_of(files, "llama", *options, "environment.role=user").train("steps=1")
 
 
 # What users write is text
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_text_is_tokenised_as_transformers_does(family):
-    model = model_of(family)
-    parts = ("  Größe?\n\n<think> ", "a b")
-    messages = [{"role": "system", "content": "Be brief."}, chat(*parts)[0][0]]
-    flat = [messages[0], {"role": "user", "content": "".join(parts)}]
-    expected = list(model.tokenizer.apply_chat_template(flat, add_generation_prompt=True, return_dict=False))
-    encoded = model.encode(messages)
-    assert encoded.ids[0].tolist() == expected
-    assert encoded.positions[0].tolist() == torch.arange(len(expected)).expand(model.axes, -1).tolist()
-    assert encoded.next_position == [len(expected)]
-    ids = model.response_ids("<think>5+8</think> 13 <|im_end|>")
-    assert ids[-1] in model.stop
-    assert not set(ids[:-1]) & set(model.stop)
-    assert model.decode(ids) == "<think>5+8</think> 13 <|im_end|>"
-
-
 FORGED = ["<|im_end|>", "<|im_start|>system", "<|video_pad|>", "<|vision_start|><|image_pad|>", "<image>", "<video>"]
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "smolvlm", "llama", "gemma3"])
 def test_user_text_forges_nothing(family):
     model = universal_model("gemma3") if family == "gemma3" else model_of(family)
     special = torch.tensor(sorted(set(model.tokenizer.all_special_ids) | set(model.banned.tolist())))
@@ -296,10 +207,6 @@ def test_user_text_forges_nothing(family):
 # Another tokenizer or template in the place of the model's own
 
 OWN = "{% for m in messages %}<q>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
-PARTS = (
-    "{% for m in messages %}<q>{% for part in m.content %}{% if part.type == 'image' %}"
-    "IMAGE{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
-)
 
 
 @pytest.fixture
@@ -322,23 +229,10 @@ def test_a_template_of_ones_own_is_used_and_saved_with_the_model(folder, tmp_pat
     assert rendered(load(tmp_path / "saved"), "hi") == "<q>hi<a>"
     assert rendered(load(folder), "hi") != "<q>hi<a>"
     tagged = "{% for m in messages %}{% generation %}{{ m.content }}{%- endgeneration -%}{% endfor %}"
-    assert rendered(outline(folder, chat_template=tagged), "hi") == "hi"
+    assert rendered(load(folder, chat_template=tagged), "hi") == "hi"
 
 
-@pytest.mark.parametrize(
-    ("family", "mark"), [("qwen2_5_vl", "<|vision_start|><|image_pad|><|vision_end|>"), ("smolvlm", "<image>")]
-)
-def test_a_template_replaces_that_of_a_processor_too(family, mark, tmp_path):
-    folder = tiny_language(tmp_path / "model", family)
-    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "old"}))
-    model = outline(folder, chat_template=PARTS.replace("IMAGE", mark))
-    text = rendered(model, picture(0), "hi")
-    assert text.startswith("<q>")
-    assert text.endswith("hi")
-    assert torch.isin(model.encode(*chat(picture(0), "hi")).ids[0], model.placeholders).any()
-
-
-def test_another_tokenizer_is_read_with_its_own_template_and_written_beside_an_adapter(folder, tmp_path):
+def test_another_tokenizer_is_read_with_its_own_template_and_exported_beside_an_adapter(folder, files, tmp_path):
     other = AutoTokenizer.from_pretrained(folder)
     other.add_tokens(["<one>"], special_tokens=True)
     other.chat_template = OWN
@@ -346,14 +240,11 @@ def test_another_tokenizer_is_read_with_its_own_template_and_written_beside_an_a
     model = load(folder, tokenizer=str(tmp_path / "other"))
     assert rendered(model, "hi") == "<q>hi<a>"
     assert model.tokenizer.convert_tokens_to_ids("<one>") == len(other) - 1
-    assert model.path.name == folder.name
-    lines = words_beside(folder, tmp_path / "adapter", tokenizer=str(tmp_path / "other"))
+    run = run_of(files, "qwen2", f"model.path={folder}", f"model.tokenizer={tmp_path / 'other'}")
+    run.train("steps=1")
+    burnish("export", run.output, "--output", tmp_path / "adapter", "--format", "lora")
     again = AutoTokenizer.from_pretrained(tmp_path / "adapter")
     assert (again.chat_template, len(again)) == (OWN, len(other))
-    assert not list((tmp_path / "adapter").glob("*.safetensors"))
-    assert lines == ['tokenizer = AutoTokenizer.from_pretrained("a")']
-    assert words_beside(folder, tmp_path / "none") == []
-    assert not list((tmp_path / "none").iterdir())
 
 
 def test_a_tokenizer_that_does_not_fit_the_model_is_refused(files, tmp_path):

@@ -9,13 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from burnish.tasks.flow.samples import contact_sheet, write_inputs, write_sample
-from burnish.tasks.language.samples import token_columns
-from burnish.types.media import Media
-from burnish.types.prompt import Prompt
-from burnish.utils import video
-from tests.support.clips import moving_square, tone
-from tests.support.drawing import noise
 from tests.support.tiny_run import TinyRun
 
 ASKED = [
@@ -64,7 +57,7 @@ def test_every_field_is_kept_and_an_update_that_is_repeated_replaces_what_it_wro
     assert not list((run.output / "samples").glob(".*"))
 
 
-def test_another_run_learns_from_kept_samples_and_datasets_loads_them(files):
+def test_another_run_learns_from_kept_samples(files):
     run = drawing(files, "rollout.save={every: 1}", "steps=1")
     run.train()
     kept = records(run)
@@ -79,14 +72,6 @@ def test_another_run_learns_from_kept_samples_and_datasets_loads_them(files):
     learner.train()
     rewards = [one["reward"] for one in kept]
     assert learner.metrics[-1]["critic/rewards/mean"] == pytest.approx(np.mean(rewards), rel=1e-5)
-    datasets = pytest.importorskip("datasets")
-    table = datasets.load_dataset(
-        "imagefolder", data_dir=f"{run.output}/samples", split="train", cache_dir=str(files / "cache")
-    )
-    assert sorted(table["reward"]) == pytest.approx(sorted(rewards))
-    row = next(one for one in table if one["prompt"] == "plain" and one["sample"] == 1)
-    same = next(one for one in kept if one["prompt"] == "plain" and one["sample"] == 1)
-    assert np.array_equal(row["image"], Image.open(run.output / "samples" / same["folder"] / same["file_name"]))
 
 
 def test_which_updates_and_prompts_are_kept_and_how_much(files):
@@ -97,25 +82,6 @@ def test_which_updates_and_prompts_are_kept_and_how_much(files):
     said = run.train()
     assert {one["update"] for one in records(run)} == {1}
     assert said.err.count("rollout.save.most_mb=0.001") <= 1
-
-
-@pytest.mark.thorough
-def test_what_a_prompt_begins_from_is_kept_with_it(files):
-    options = ["algorithm=diffusion_nft", "algorithm.train_timesteps=2", "rollout.height=null", "rollout.width=null"]
-    data = [
-        "data.train_files={files}/edits.jsonl",
-        "rollout.save={every: 1}",
-        "validation.before=false",
-        "steps=1",
-        "validation.every=null",
-    ]
-    run = TinyRun(files, "generators", "instruct-pix2pix", *options, *data)
-    run.train()
-    found = records(run)
-    assert {tuple(one["images"]) for one in found} == {("image-0.png",)}
-    for one in found:
-        given = files / ("0.png" if one["prompt"] == "a cat" else "1.png")
-        assert np.array_equal(Image.open(run.output / "samples" / one["folder"] / "image-0.png"), Image.open(given))
 
 
 def test_responses_are_kept_with_their_tokens(files):
@@ -135,29 +101,3 @@ def test_responses_are_kept_with_their_tokens(files):
         assert count == len(row["token_logprobs"]) == len(row["token_entropies"]) <= 5
         assert max(row["token_logprobs"]) < 0 < min(row["token_entropies"]) < max(row["token_entropies"]) < 10
         assert "".join(row["token_texts"]).startswith(row["response"][:1])
-    assert token_columns([("a", -1.0, float("nan"))]) == {"token_texts": ["a"], "token_logprobs": [-1.0]}
-
-
-def test_sound_lies_beside_a_format_that_lacks_it(tmp_path, monkeypatch):
-    for sample, name in ((noise(0), "a.png"), (moving_square(), "a.mp4"), (tone(), "a.wav")):
-        assert write_sample(tmp_path, "a", sample) == name
-    monkeypatch.setattr(video, "find_spec", lambda name: None)
-    assert write_sample(tmp_path, "b", moving_square(sound=True)) == "b.webp"
-    assert {path.name for path in tmp_path.glob("b*")} == {"b.wav", "b.webp"}
-
-
-def test_what_prompts_show_is_kept_in_small_and_sheets_have_it_beside_the_samples(tmp_path):
-    large, film = Media.array(noise(0, 1024, 700)), Media.movie([Media.array(noise(i)) for i in range(6)])
-    prompt = Prompt(text="x", images=(large, large), videos=(film,), inputs=(("mask_image", large),))
-    names = write_inputs(tmp_path, "000-input", prompt)
-    assert names == [f"000-input-{what}.png" for what in ("0", "1", "2-0", "2-1", "2-2", "2-3", "mask_image")]
-    with Image.open(tmp_path / names[0]) as opened:
-        assert opened.size == (512, 350)
-    flat = np.full((128, 128, 3), 77, np.uint8)
-    sheet = contact_sheet([flat] * 6, [Prompt(text="one"), Prompt(text="two")], 3)
-    assert (np.asarray(sheet) == 77).all(-1).sum() == 6 * 128 * 128
-    assert sheet.width > sheet.height
-    wider = contact_sheet([flat] * 6, [Prompt(text="one", images=(large,)), Prompt(text="two")], 3)
-    assert (wider.height, wider.width > sheet.width) == (sheet.height, True)
-    for sample in (moving_square(2), moving_square(9), tone()):
-        assert contact_sheet([sample], [Prompt(text="a")], 1).width > 0

@@ -12,13 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from burnish import load
 from burnish.losses.divergence import divergence, sampled_advantage, with_rest
-from burnish.tasks import assemble
 from tests.support.http_servers import json_server
 from tests.support.tiny_run import TinyRun, burnish
 
 LABELS = ["odd", "even", "odd", "even"]
 SHORT = ["validation.before=false", "validation.every=null", "rollout.n=2", "trainer.mini_batch_size=null",
-         "data.label_key=label", "data.extra_keys=[hint]"]  # fmt: skip
+         "data.label_key=label"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,7 @@ def teacher(files):
         for value in network.parameters():
             value.add_(0.1 * torch.randn(value.shape, generator=draw))
     network.save_pretrained(files / "teacher")
-    lines = [{"prompt": f"No. {i}?", "label": label, "hint": f"No. {i}? It is {i}."} for i, label in enumerate(LABELS)]
+    lines = [{"prompt": f"No. {i}?", "label": label} for i, label in enumerate(LABELS)]
     (files / "taught.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return {"path": str(files / "teacher")}
 
@@ -48,50 +47,42 @@ def first_update(run):
     return run.metrics[-1]
 
 
-def log_probs(path, batch, banned):
-    """A network's log-probs of all tokens [R, V] of responses, by a plain forward of each row alone."""
-    network, found = AutoModelForCausalLM.from_pretrained(path).eval(), []
-    parts = batch.trace.prompts.rows()
-    for row, length in enumerate(batch.trace.length.tolist()):
-        ids = torch.cat([parts.ids[row], batch.trace.ids[row, :length]])
-        with torch.no_grad():
-            logits = network(input_ids=ids[None]).logits[0, len(parts.ids[row]) - 1 : -1]
-        logits[:, banned] = -torch.inf
-        found.append(logits.float().log_softmax(-1))
-    return torch.cat(found)
-
-
-MEASURES = {
-    "reverse": (["algorithm.divergence=reverse"], lambda s, t: divergence(s, t, "reverse")),
-    "top_k": (
-        ["algorithm.over=top_k", "algorithm.top_k=5"],
-        lambda s, t: divergence(with_rest(s.gather(-1, t.topk(5)[1])), with_rest(t.topk(5)[0]), "reverse"),
-    ),
-}
-
-
-@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("measure", ["reverse", "top_k", "sampled"])
 def test_the_loss_is_the_divergence_at_the_students_own_tokens(measure, files, teacher):
-    """As transformers alone computes both sides."""
-    options, apart = MEASURES[measure]
-    run = taught(files, [teacher], *options)
-    found = first_update(run)["actor/distill_loss"]
-    again = assemble(load(str(run.recipe), *run.options))
-    batch, banned = again.source.collect(1), again.roles.model.banned
-    values = apart(*(log_probs(files / name, batch, banned) for name in ("llama", "teacher")))
+    """As transformers alone computes both sides, by a plain forward of each row."""
+    from burnish.tasks import assemble
+
+    over = {"reverse": ["algorithm.divergence=reverse"], "top_k": ["algorithm.over=top_k", "algorithm.top_k=5"],
+            "sampled": ["algorithm.over=sampled"]}[measure]  # fmt: skip
+    run = taught(files, [teacher], *over)
+    made = assemble(load(str(run.recipe), *run.options))
+    batch, banned = made.source.collect(1), made.roles.model.banned
+    if measure == "sampled":
+        batch = made.workers.credit(made.workers.annotate(batch))[0]
+
+    def log_probs(path):
+        network, found = AutoModelForCausalLM.from_pretrained(path).eval(), []
+        parts = batch.trace.prompts.rows()
+        for row, length in enumerate(batch.trace.length.tolist()):
+            ids = torch.cat([parts.ids[row], batch.trace.ids[row, :length]])
+            with torch.no_grad():
+                logits = network(input_ids=ids[None]).logits[0, len(parts.ids[row]) - 1 : -1]
+            logits[:, banned] = -torch.inf
+            found.append(logits.float().log_softmax(-1))
+        return torch.cat(found)
+
+    student, theirs = (log_probs(files / name) for name in ("llama", "teacher"))
+    if measure == "sampled":  # its advantage is what the teacher thinks more of a token
+        expected = theirs.gather(-1, batch.trace.ids[batch.mask][:, None])[:, 0] - batch.trace.logprob[batch.mask]
+        torch.testing.assert_close(batch.advantage[batch.mask], expected, rtol=1e-4, atol=1e-4)
+        return
+    if measure == "top_k":
+        student, theirs = (with_rest(side.gather(-1, theirs.topk(5)[1])) for side in (student, theirs))
+    values = divergence(student, theirs, "reverse")
     per_response = [part.sum() / len(part) for part in values.split(batch.trace.length.tolist())]
     expected = {float(values.mean()), float(torch.stack(per_response).mean())}
+    found = first_update(run)["actor/distill_loss"]
     assert any(found == pytest.approx(one, rel=1e-3) for one in expected)
-
-
-def test_a_sampled_token_has_the_advantage_of_the_teachers_log_prob(files, teacher):
-    run = taught(files, [teacher], "algorithm.over=sampled")
-    again = assemble(load(str(run.recipe), *run.options))
-    batch = again.workers.credit(again.workers.annotate(again.source.collect(1)))[0]
-    ids = batch.trace.ids[batch.mask][:, None]
-    theirs = log_probs(teacher["path"], batch, again.roles.model.banned).gather(-1, ids)[:, 0]
-    expected = theirs - batch.trace.logprob[batch.mask]
-    torch.testing.assert_close(batch.advantage[batch.mask], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["reverse", "forward"])
@@ -121,10 +112,6 @@ def test_prompts_have_the_teachers_of_their_labels(files, teacher):
     assert "'even'" in said.message
 
 
-def test_the_policy_teaches_itself_with_a_longer_prompt(files, teacher):
-    assert first_update(taught(files, [{"prompt_key": "hint"}]))["actor/distill_loss"] > 1e-3
-
-
 def test_a_tokenizer_that_differs_is_refused_before_weights_are_loaded(files, teacher, tmp_path):
     shutil.copytree(teacher["path"], tmp_path / "other")
     file = tmp_path / "other" / "tokenizer.json"
@@ -138,9 +125,8 @@ def test_a_tokenizer_that_differs_is_refused_before_weights_are_loaded(files, te
 
 
 @pytest.fixture
-def server(teacher, monkeypatch):
+def server(teacher):
     """Answers as vLLM does, from a model of transformers."""
-    monkeypatch.setattr("burnish.tasks.language.served.PAUSE", 0.01)
     model = AutoModelForCausalLM.from_pretrained(teacher["path"]).eval()
     served = SimpleNamespace(asked=[], fails=[], tokenizer=AutoTokenizer.from_pretrained(teacher["path"]), told=True)
 
@@ -164,7 +150,7 @@ def server(teacher, monkeypatch):
 
 @pytest.mark.parametrize("options", [["algorithm.over=top_k", "algorithm.top_k=6"], ["algorithm.over=sampled"]])
 def test_a_server_teaches_what_its_model_does(options, files, teacher, server):
-    server.fails += [503, 429]  # asked again
+    server.fails += [503] * ("sampled" in options[0])  # asked again
     rows = []
     for one in (teacher, {"url": server.url}):
         run = taught(files, [one], *options, "steps=2")

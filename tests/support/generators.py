@@ -10,15 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.models.flow.arguments import Arguments
 from burnish.models.flow.base import Drawing
 from burnish.models.flow.loading import load_model
-from burnish.models.flow.universal import Universal
 from burnish.models.lora import add_adapters, merged_state
 from burnish.models.tiny import describe
 from burnish.models.tiny.calls import load as load_alone
@@ -26,7 +23,6 @@ from burnish.models.tiny.calls import media
 from burnish.options.flow import LoraOptions, ModelOptions, RolloutOptions
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import Requests
 from burnish.utils import random
 from burnish.utils.paths import resolve
 from tests.support.tiny_run import burnish
@@ -127,15 +123,6 @@ class Generator:
         """Of final states, [B, 3, H, W]."""
         return self.model.decode_tensor(x, asked.rows())
 
-    def gradients(self, asked: Any, x: Tensor, times: Tensor, parts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-        """Of a loss over all rows, computed in these parts."""
-        self.network.zero_grad()
-        for part in parts:
-            velocity = self.velocity(asked, x, times, part)
-            weight = torch.tensor([1.0, -2.0, 3.0, 0.5])[list(part)].view(-1, *[1] * (velocity.ndim - 1))
-            (velocity.square() * weight).sum().backward()
-        return {name: value.grad.clone() for name, value in self.network.named_parameters() if value.grad is not None}
-
     def alone(self, texts: Sequence[str], x: Tensor, **given: Any) -> Tensor:
         """Pictures [B, 3, H, W] that diffusers alone draws from the same noise, with an ``adapter`` or a ``path``."""
         pipeline = load_alone(given.get("path", self.path))
@@ -155,8 +142,6 @@ class Generator:
                 state = x[row : row + 1]
                 packs = hasattr(pipeline, "_pack_latents")
                 call["latents"] = pipeline._pack_latents(state, *state.shape) if packs else state
-            if "class_labels" in taken:
-                call["class_labels"] = [int(text)]
             call = {name: value for name, value in call.items() if name in taken and value is not None}
             found.append(pipeline(**call, output_type="pt").images)
         return torch.cat(found)
@@ -164,32 +149,3 @@ class Generator:
     def merged(self) -> dict[str, Tensor]:
         """All weights, with the adapters in them."""
         return merged_state(self.network, "policy")[0]
-
-
-def close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Gradients that are equal up to rounding."""
-    assert found.keys() == expected.keys()
-    largest = max(float(value.abs().max()) for value in expected.values())
-    assert largest > 0
-    for name, value in expected.items():
-        torch.testing.assert_close(
-            found[name], value, rtol=1e-3, atol=1e-5 * largest, msg=lambda text, n=name: n + text
-        )
-
-
-def drawn_by(kind: str) -> str:
-    """What a class of diffusers draws."""
-    return Universal.draws({"_class_name": kind}, RolloutOptions(batch_size=96))
-
-
-def arguments_of(kind: str, **rollout: Any) -> Arguments:
-    """What its call takes and returns."""
-    return Arguments(getattr(diffusers, kind), RolloutOptions(batch_size=96, **rollout))
-
-
-def call_of(kind: str, guidance: float = 1.0, prompt: Prompt | None = None, **rollout: Any) -> dict[str, Any]:
-    """The arguments of its call for a prompt, checked."""
-    arguments, prompt = arguments_of(kind, **rollout), prompt or Prompt(text="a cat", negative="blurred")
-    arguments.check()
-    arguments.check_prompts([prompt])
-    return arguments.of(Requests(prompts=[prompt], height=64, width=32, steps=4), guidance)

@@ -60,19 +60,6 @@ def sampled(asked, weights):
     )  # fmt: skip
 
 
-class Here:
-    """Samples in this thread, with the weights of the moment."""
-
-    def __init__(self):
-        self.weights = START
-
-    def generate(self, asked):
-        return sampled(asked, self.weights)
-
-    def publish(self, version, weights):
-        self.weights = weights
-
-
 class Promise:
     def __init__(self, lost):
         self.future, self.seconds, self.lost = Future(), 0.0, lost

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from burnish.models.language.loading import load_language_model
 from burnish.models.tiny.language import LANGUAGE
 from burnish.models.tiny.language.build import write
 from burnish.options.flow import ModelOptions
-from burnish.types.completion import Completion, Encoded
-from tests.support.tiny_language import chat, picture
+from burnish.types.completion import Completion
 
 TINY = {tiny.name: tiny for tiny in LANGUAGE}
 
@@ -37,18 +35,6 @@ def universal_model(name: str) -> Any:
     return load_universal(universal_folder(name))
 
 
-def prompts_for(name: str) -> Encoded:
-    """Prompts with none, one and three pictures of odd sizes, as far as the class reads them."""
-    model = universal_model(name)
-    asked: list[tuple[Any, ...]] = [("How are you today, and why?",), ("Hi",)]
-    if "image" in TINY[name].reads:
-        shown = [picture(0, 30, 20), picture(1, 17, 40), picture(2, 44, 36)]
-        asked += [("What is ", shown[0], "?"), (*shown, "Compare them")]
-    if name == "paligemma":  # reads no prompt without a picture
-        asked = asked[2:]
-    return Encoded.cat([model.encode(*chat(*parts)[:2]) for parts in asked])
-
-
 def own_logprobs(model: Any, completion: Completion, temperature: float, *, response_kind: int = 0) -> Tensor:
     """Log-probs [B, T] by the class's own forward, one response at a time, from what its processor returned."""
     found = torch.zeros(completion.ids.shape)
@@ -66,13 +52,3 @@ def own_logprobs(model: Any, completion: Completion, temperature: float, *, resp
         logits[:, model.banned] = -torch.inf
         found[row, :length] = logits.log_softmax(-1).gather(1, own[:, None])[:, 0]
     return found
-
-
-def gradients(model: Any, run: Any, names: Sequence[str]) -> list[Tensor]:
-    """Of what ``run`` returns, by a few parameters."""
-    chosen = [dict(model.network.named_parameters())[name].requires_grad_(True) for name in names]
-    try:
-        return list(torch.autograd.grad(run(), chosen))
-    finally:
-        for parameter in chosen:
-            parameter.requires_grad_(False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,24 +114,6 @@ class TwicePipeline(UnseenPipeline):
         return super().moved(velocity, time, once)
 
 
-class TwoStatesPipeline(UnseenPipeline):
-    """Has a second scheduler for a second state."""
-
-    def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
-        if time == self.scheduler.timesteps[0]:
-            self.__dict__ |= {"other": copy.deepcopy(self.scheduler), "second": dots}
-        self.__dict__["second"] = self.other.step(-dots, time, self.second, return_dict=False)[0]
-        return super().moved(velocity + self.second, time, dots)
-
-
-class RowsPipeline(UnseenPipeline):
-    """Has its scheduler step halves of a sample as rows."""
-
-    def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
-        halves = [one.reshape(2, -1, 3) for one in (velocity, dots)]
-        return self.scheduler.step(halves[0], time, halves[1], return_dict=False)[0].reshape(dots.shape)
-
-
 class OwnSchedulerPipeline(UnseenPipeline):
     """Makes its scheduler anew."""
 
@@ -157,21 +138,6 @@ class LatePipeline(UnseenPipeline):
     def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
         self.__dict__["done"] = 0 if time == self.scheduler.timesteps[0] else self.done + 1
         return super().moved(velocity * 2 if self.done > 4 else velocity, time, dots)
-
-
-class EndsPipeline(UnseenPipeline):
-    """Moves by where a step ends, as flow maps do, and leaves out steps of no length."""
-
-    def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
-        ends = self.scheduler.sigmas[self.scheduler.timesteps.tolist().index(float(time)) + 1]
-        return dots if time == 1000 * ends else super().moved(velocity * (1 + ends), time, dots)
-
-
-class PriorPipeline(UnseenPipeline):
-    """Makes what another pipeline draws from."""
-
-    def shown(self, pictures: Tensor) -> Any:
-        return SimpleNamespace(image_embeddings=pictures)
 
 
 class SignedPipeline(UnseenPipeline):
@@ -237,13 +203,6 @@ class NumbersPipeline(UnseenPipeline):
         return SimpleNamespace(images=(drawn.view(-1, 8, 8, 3).permute(0, 3, 1, 2) / 4 + 0.5).clamp(0, 1))
 
 
-class OddScheduler(FlowMatchEulerDiscreteScheduler):
-    """Takes half of what networks predict."""
-
-    def step(self, model_output: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return super().step(model_output / 2, *args, **kwargs)
-
-
 class BrokenPipeline(UnseenPipeline):
     """Asks its network for what it hasn't."""
 
@@ -252,9 +211,9 @@ class BrokenPipeline(UnseenPipeline):
 
 
 CLASSES = (
-    UnseenPainter, OddPainter, UnseenPipeline, TwicePipeline, TwoStatesPipeline, OwnSchedulerPipeline, RowsPipeline,
-    NamingPipeline, CombinedPipeline, MomentumPipeline, LatePipeline, KeepingPipeline, BrokenPipeline, NumbersPipeline,
-    EndsPipeline, PriorPipeline, SignedPipeline, LayersPipeline, NestingPainter, NestingPipeline,
+    UnseenPainter, OddPainter, UnseenPipeline, TwicePipeline, OwnSchedulerPipeline, NamingPipeline, CombinedPipeline,
+    MomentumPipeline, LatePipeline, KeepingPipeline, BrokenPipeline, NumbersPipeline, SignedPipeline, LayersPipeline,
+    NestingPainter, NestingPipeline,
 )  # fmt: skip
 
 

@@ -1,0 +1,78 @@
+"""What a model can not do is refused with the option, before its weights are loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.model_runs import refused
+
+RAY = ["runtime=ray", "pools.train.processes=2"]
+SHARED = ["runtime=ray", "model.lora=null"]
+FEWER, LOW, CUDA = "model.quantization.weights=fp8_cast", "model.dtype=bfloat16", "model.device=cuda"
+
+
+def two(*options: str) -> list[str]:
+    return [*SHARED, "pools.train.processes=2", "sharding.context_parallel=2", *options]
+
+
+MODELS = {
+    # adapters
+    ("llama", "{targets: [q_proj, lm_head]}"): ["'lm_head'"],
+    ("llama", "{vision: true}"): ["model.lora.vision is true"],
+    ("llama", "{vision: true, targets: [q_proj]}"): ["vision", "targets"],
+    ("llama", "{modules_to_save: [mlp], targets: [up_proj]}"): ["model.lora.targets"],
+    ("qwen2", "{modules_to_save: [lm_head]}"): ["lm_head"],  # tied to its embeddings
+    ("sd3", "{targets: []}"): ["model.lora.targets"],
+    # names that peft takes for those of experts, or loses when it saves them; what Mamba's kernels read
+    ("deepseek_v3", "{targets: [mlp.gate_proj, mlp.up_proj, mlp.down_proj, q_a_proj]}"): ["model.lora.targets"],
+    ("laguna", "{targets: [q_proj, gate_proj, up_proj]}"): ["*.shared_experts.*"],
+    ("falcon_h1", "{targets: [q_proj, out_proj]}"): ["'out_proj'"],
+}  # fmt: skip
+OPTIONS = {
+    "attention of a class": ("sd3", ["model.attention=_native_math"], ["SD3Transformer2DModel"]),
+    "unknown attention": ("flux", ["model.attention=flex"], ["model.attention is flex"]),
+    "attention of our layers": ("llama", ["model.attention=eager"], ["model.attention is eager", "model.family"]),
+    "attention of a package": ("flux", ["model.attention=flash"], ["model.attention=flash", "flash_attn"]),
+    "vLLM without code": (
+        "gemma3", ["rollout.engine=vllm", "rollout.vllm.python=/python3"], ["rollout.vllm", "model_type gemma3"],
+    ),
+    "a family of another": ("llama", ["model.family=qwen2_vl"], ["model.family is qwen2_vl", "llama"]),
+    "embedded guidance": ("sd3", ["rollout.embedded_guidance=2.0"], ["rollout.embedded_guidance is 2.0"]),
+    "long prompts": ("flux-dev", ["rollout.max_sequence_length=513"], ["max_sequence_length is 513", "512"]),
+    # ranks that share a sequence
+    "sequences of a class": ("sd3", two(), ["StableDiffusion3Pipeline", "sharding.context_parallel"]),
+    "heads that no three share": (
+        "flux", [*SHARED, "pools.train.processes=3", "sharding.context_parallel=3"], ["3", "attention heads"],
+    ),
+    "an odd text": ("flux", two("rollout.max_sequence_length=15"), ["rollout.max_sequence_length", "15 tokens"]),
+    "an odd picture": ("flux", two("rollout.height=24", "rollout.width=40"), ["24 x 40", "15 tokens"]),
+    "an odd clip": (
+        "wan2.2", two("rollout.height=16", "rollout.width=48", "rollout.num_frames=1"), ["16 x 48", "3 tok"],
+    ),
+    # weights of few bits
+    "of what is trained": ("sd3", [FEWER, LOW, "model.lora=null"], ["weights is fp8_cast", "model.lora is null"]),
+    "with dora": ("sd3", [FEWER, LOW, "model.lora={rank: 2, dora: true}"], ["model.lora.dora is true"]),
+    "merged": ("sd3", [FEWER, LOW, "rollout.merge_lora=true"], ["rollout.merge_lora is true"]),
+    "of nothing": ("sd3", ["model.quantization.weights=null", LOW], ["model.quantization"]),
+    "but for texts": ("sd3", ["model.quantization={text_encoders: fp8_cast, exclude: [a]}", LOW], ["exclude"]),
+    "but for everything": ("sd3", ["model.quantization={weights: fp8_cast, exclude: ['*']}", LOW], ["exclude"]),
+    "put away": ("sd3", [FEWER, LOW, "model.offload=true"], ["model.offload is true", "cpu"]),
+    "states put away": ("sd3", [FEWER, LOW, "optimizer.offload=true"], ["optimizer.offload is true", "cpu"]),
+    "put away from gradients": ("sd3", [FEWER, LOW, "model.offload=true", CUDA, "algorithm=draft"], ["draft"]),
+    "compiled": ("llama", [FEWER, LOW, *RAY, "model.compile=true"], ["model.compile is true"]),
+    "shards put away": ("sd3", [FEWER, LOW, CUDA, "sharding.offload=true"], ["quantised"]),
+    "gathered": ("llama", [FEWER, LOW, *RAY, "sharding.gather=compute"], ["sharding.gather", "of pools.train"]),
+    "sent": ("llama", [FEWER, LOW, "runtime=ray", "pools.rollout.processes=1"], ["pool"]),
+    "of vLLM": ("llama", [FEWER, LOW, "rollout={engine: vllm, vllm: {python: /x}, n: 4, max_new_tokens: 5}"], ["vLLM"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "option"), MODELS)
+def test_layers_that_can_not_be_adapted_are_refused(model, option, files):
+    refused(files, model, f"model.lora={option}", names=MODELS[model, option])
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_what_a_model_does_not_have_is_refused(case, files):
+    model, options, names = OPTIONS[case]
+    refused(files, model, *options, names=names)
