@@ -6,8 +6,7 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -17,14 +16,16 @@ from tests.support.asked import reward
 from tests.support.failing_rewards import until
 from tests.support.http_servers import body_of, send, serving
 from tests.support.processes import alive, gone
+from tests.support.reward_service import post, served
 from tests.support.scoring import LIMIT, chosen, evaluated, function, written
 from tests.support.tiny_run import TinyRun
 
+HERE = "tests.support.failing_rewards"
 IN_PROCESSES = "scoring.processes=2"
 
 
 def failing(name: str, **options):
-    return function(f"tests.support.failing_rewards:{name}", **options)
+    return function(f"{HERE}:{name}", **options)
 
 
 def asked(*texts: str) -> list[dict]:
@@ -53,7 +54,7 @@ def train(files):
 
 def test_one_that_hangs_in_c_is_missing_soon_after_its_deadline_and_is_ended(files, tmp_path, caplog):
     rewards = {
-        "it": failing("hangs_in_c", arguments={"file": str(tmp_path / "pid")}),
+        "it": failing("hangs", arguments={"file": str(tmp_path / "pid")}),
         "len": failing("raises_on_bad", weight=0.0),
     }
     rows, _ = evaluated(files, rewards, asked("ok", "hang bad"), "scoring.processes=1", "scoring.timeout=4", status=2)
@@ -121,9 +122,10 @@ def test_too_many_failures_end_the_run(train, options, words):
     assert [word for word in words if word not in said] == []
 
 
-def test_equal_responses_to_equal_prompts_are_scored_once(train):
-    run, _ = train({"exact": {}}, [{"prompt": text, "answer": text} for text in "ab"], "rollout.temperature=1e-3")
-    assert [row["reward/exact/repeated"] for row in updates_of(run, "exact")] == [6.0] * 3
+def test_equal_responses_to_equal_prompts_are_scored_once_by_a_model(files, train):
+    judge = {"path": str(files / "llama"), "least": 0.0}
+    run, _ = train({"judge": judge}, asked("a", "b"), "rollout.temperature=1e-3")
+    assert [row["reward/judge/repeated"] for row in updates_of(run, "judge")] == [6.0] * 3
 
 
 @pytest.mark.parametrize("processes", [0, 1])
@@ -143,24 +145,23 @@ def test_processes_share_the_samples_of_an_update(train, tmp_path):
     assert updates_of(run)[-1]["critic/it/mean"] == 2
 
 
-def test_processes_follow_a_parent_that_is_killed(files, tmp_path):
-    file = tmp_path / "pid"
-    rewards = {"it": failing("hangs_in_c", arguments={"file": str(file)})}
-    run = TinyRun(files, "language", "llama", "algorithm=grpo", *chosen(rewards), written(files, asked("bad", "bad")),
-                  "scoring.processes=1", name="killed")  # fmt: skip
-    parent = subprocess.Popen([sys.executable, "-m", "burnish.cli", "train", run.recipe, *run.options],
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-    try:
-        assert until(lambda: file.exists() and file.read_text())
-        pid = int(file.read_text())
-        assert alive(pid)
-        parent.kill()
-        parent.wait(timeout=LIMIT)
-        assert gone(pid)
-    finally:
-        parent.kill()
-        if file.exists() and alive(int(file.read_text())):
-            os.kill(int(file.read_text()), signal.SIGKILL)
+def test_processes_follow_a_parent_that_is_killed(tmp_path):
+    file, pid = tmp_path / "pid", None
+    options = [f"function.path={HERE}:hangs", f"function.arguments={{file: '{file}', in_c: false}}"]
+    body = {"samples": [{"text": "a"}], "prompts": [{"text": "bad"}]}
+    with served("function", *options, "--task", "image-text-to-text") as service, ThreadPoolExecutor(1) as pool:
+        try:
+            asked = pool.submit(post, f"{service.url}/score", body)
+            assert until(lambda: file.exists() and file.read_text())
+            pid = int(file.read_text())
+            assert alive(pid)
+            service.kill()
+            assert gone(pid)
+            assert asked.exception(LIMIT) is not None
+        finally:
+            service.kill()
+            if pid is not None and alive(pid):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -182,8 +183,8 @@ def test_a_reward_that_can_never_work_is_refused_before_the_run(train, name, opt
     records = [{"prompt": "a", "label": "words"}, {"prompt": "b", "label": "numbers"}]
     mine = function(f"tests.support.bad_rewards:{name}", weight=0.0, labels=["numbers"])
     run, said = train({"format": {}, "mine": mine}, records, *options, status=2)
-    for words in ("reward mine: ", why, "prompt 'b' (", "scoring.probe=false"):
-        assert words in said
+    for words in ("reward mine: ", why, "'b' (", "scoring.probe=false"):
+        assert words in said, said
     assert said.isprintable()
     assert len(said) < 1500
     assert not run.output.exists()

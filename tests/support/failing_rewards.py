@@ -19,10 +19,10 @@ def _each(prompts, do, value=len):
     return found
 
 
-def hangs_in_c(samples, prompts, file):
-    """Holds the interpreter's lock for minutes."""
+def hangs(samples, prompts, file, in_c=True):
+    """For minutes; in C it holds the interpreter's lock as well."""
     Path(file).write_text(str(os.getpid()))
-    return _each(prompts, lambda _: ctypes.PyDLL(None).sleep(600))
+    return _each(prompts, lambda _: ctypes.PyDLL(None).sleep(600) if in_c else time.sleep(600))
 
 
 def reads_nowhere(samples, prompts):
