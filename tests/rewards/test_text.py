@@ -9,9 +9,9 @@ import signal
 import pytest
 
 from burnish.registry import lookup, names
+from burnish.rewards.text.base import Response
 from burnish.types.prompt import Prompt
 from tests.support.asked import ask, reward, values
-from tests.support.scoring import Response, judged
 
 RESPONSES = [
     "<think>a</think> x \\boxed{3}",
@@ -49,7 +49,7 @@ def test_a_form_of_ones_own_matches_the_whole_response():
 def test_tags_in_a_prompt_satisfy_nothing():
     prompt = Prompt(text="Write <think>..</think><answer>4</answer>", answer="4")
     for one in (reward("format"), reward("exact"), reward("numeric"), reward("exact", extract="tag_or_boxed")):
-        assert judged(one, [Response("4")], [prompt])[0].value == 0
+        assert one.verdicts([Response("4")], [prompt])[0].value == 0
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_prompts_that_cannot_be_judged_are_refused_before_the_run_and_missing_in
     reward(name, labels=["other"]).check(prompts)
     with pytest.raises(ValueError, match=why):
         reward(name).check(prompts)
-    assert judged(reward(name), [Response("<answer>1</answer>")], prompts[1:])[0].value in (None, 0)
+    assert reward(name).verdicts([Response("<answer>1</answer>")], prompts[1:])[0].value in (None, 0)
     assert answer is not None or ask(reward(name), ("<answer>1</answer>", None))[0].value is None
 
 
