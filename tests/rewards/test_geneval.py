@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,80 +21,23 @@ def include(name, count=1, **more):
     return {"class": name, "count": count, **more}
 
 
-# centres and sizes by hand: a is 10 wide and high unless it says otherwise, so that offsets shrink by 2
-RELATIONS = [
-    ((0, 0, 10, 10), (10, 0, 20, 10), {"left of"}),  # touching: 10 - 2 = 8 of 10
-    ((10, 0, 20, 10), (0, 0, 10, 10), {"right of"}),
-    ((0, 0, 10, 10), (0, 10, 10, 20), {"above"}),
-    ((0, 10, 10, 20), (0, 0, 10, 10), {"below"}),
-    ((0, 0, 10, 10), (20, 20, 30, 30), {"left of", "above"}),  # diagonal: (20 - 2) / 28.28 = 0.636 on both
-    ((0, 0, 10, 10), (4, 4, 14, 14), set()),  # diagonal and near: (4 - 2) / 5.66 = 0.354 on both
-    ((0, 0, 10, 10), (7, 7, 17, 17), {"left of", "above"}),  # (7 - 2) / 9.90 = 0.505
-    ((0, 0, 10, 10), (6, 6, 16, 16), set()),  # (6 - 2) / 8.49 = 0.471
-    ((0, 0, 10, 10), (2, 0, 12, 10), set()),  # 2 - 2 = 0: no offset remains
-    ((0, 0, 10, 10), (4, 0, 14, 10), set()),  # (4 - 2) / 4 = 0.5, which is not more
-    ((0, 0, 10, 10), (5, 0, 15, 10), {"left of"}),  # (5 - 2) / 5 = 0.6
-    ((0, 0, 100, 10), (40, 0, 50, 10), set()),  # its middle is 5 to the right of 45, but they shrink by 11
-    ((0, 0, 10, 10), (30, 10, 40, 20), {"left of"}),  # (28, 8) of 31.6: 0.885 and 0.253
-]
-COUNT = {"include": [include("dog", 3)], "exclude": [include("dog", 4)]}
-PAIR = {"include": [include("dog"), include("cat")]}
-RED = {"include": [include("dog", 2, color="red")]}
-BOTH = {"include": [include("dog", color="red"), include("cat", color="blue")]}
-LEFT = {"include": [include("cat"), include("dog", position=["left of", 0])]}
-LEFT_OF_RED = {"include": [include("cat", color="red"), include("dog", position=["left of", 0])]}
-TWO_LEFT = {"include": [include("cat"), include("dog", 2, position=["left of", 0])]}
-MANY = {"include": [include("dog", 16)], "exclude": [include("dog", 17)]}
-WEST, EAST, NEAR = (0, 0, 10, 10), (30, 0, 40, 10), (32, 0, 42, 10)
-RED_BOX, BLUE_BOX = (2, 0, 9, 9), (3, 0, 9, 9)
-
-# correct, strict, Flow-GRPO's training reward
-TABLE = [
-    ([], COUNT, "counting", (False, False, 0.0)),
-    ([("dog",)] * 2, COUNT, "counting", (False, False, 2 / 3)),
-    ([("dog",)] * 3, COUNT, "counting", (True, True, 1.0)),
-    ([("dog",)] * 4, COUNT, "counting", (False, False, 2 / 3)),  # excluded
-    ([("dog", 0.95)] * 3 + [("dog", 0.9)], COUNT, "counting", (True, True, 1.0)),  # 0.9 is not more than 0.9
-    ([("dog",)] * 7, COUNT, "counting", (False, False, -1 / 3)),
-    ([("dog",)] * 17, MANY, "counting", (True, True, 1.0)),  # 17 are there, and the limit of 16 is met first
-    ([("dog",)], PAIR, "two_object", (False, False, 0.5)),
-    ([("dog",), ("cat",)], PAIR, "two_object", (True, True, 1.0)),
-    ([("dog",), ("dog",), ("cat",)], PAIR, "two_object", (True, False, 0.5)),  # one more than was asked for
-    ([("dog", 0.9, RED_BOX)] * 2, RED, "colors", (True, True, 1.0)),
-    ([("dog", 0.9, RED_BOX), ("dog", 0.8, BLUE_BOX)], RED, "colors", (False, False, 0.75)),
-    ([("dog", 0.9, RED_BOX)] * 2 + [("dog", 0.8, BLUE_BOX)], RED, "colors", (True, False, 0.25)),
-    ([("dog", 0.9, BLUE_BOX), ("dog", 0.8, RED_BOX), ("dog", 0.7, RED_BOX)], RED, "colors", (False, False, 0.25)),
-    ([("dog", 0.9, RED_BOX), ("cat", 0.9, BLUE_BOX)], BOTH, "color_attr", (True, True, 1.0)),
-    ([("dog", 0.9, BLUE_BOX), ("cat", 0.9, RED_BOX)], BOTH, "color_attr", (False, False, 0.5)),
-    ([("cat", 0.9, EAST), ("dog", 0.9, WEST)], LEFT, "position", (True, True, 1.0)),
-    ([("cat", 0.9, WEST), ("dog", 0.9, EAST)], LEFT, "position", (False, False, 0.75)),  # 1, 1, and 0 beside 1
-    ([("dog", 0.9, WEST)], LEFT, "position", (False, False, 1 / 3)),  # no target: 0, 1, 0
-    ([("cat", 0.9, EAST)], LEFT, "position", (False, False, 1 / 3)),  # 1, 0, 0
-    # the most confident dog is looked at, the other is not; exactly one was asked for
-    ([("cat", 0.9, EAST), ("dog", 0.9, WEST), ("dog", 0.4, NEAR)], LEFT, "position", (True, False, 1 / 3)),
-    ([("cat", 0.9, EAST), ("dog", 0.4, WEST), ("dog", 0.9, NEAR)], LEFT, "position", (False, False, 1 / 3)),
-    # two wanted ones must all lie so, and a target must have matched
-    ([("cat", 0.9, EAST), ("dog", 0.9, WEST), ("dog", 0.9, (1, 20, 11, 30))], TWO_LEFT, "position", True),
-    ([("cat", 0.9, EAST), ("dog", 0.9, WEST), ("dog", 0.9, (60, 0, 70, 10))], TWO_LEFT, "position", False),
-    ([("cat", 0.9, (31, 0, 41, 10)), ("dog", 0.9, WEST)], LEFT_OF_RED, "position", False),
-    ([("cat", 0.9, (32, 0, 42, 10)), ("dog", 0.9, WEST)], LEFT_OF_RED, "position", True),
-    ([("dog", 0.31)], {"include": [include("dog")]}, "single_object", True),
-    ([("dog", 0.3)], {"include": [include("dog")]}, "single_object", False),
-    ([("dog", 0.5 + i / 100) for i in range(20)], {"include": [include("dog", 17)]}, "single_object", False),
-]
+# worked out by hand: which relations hold between two boxes; what is found, what is wanted, the task, and the verdict:
+# whether it is correct, or correct, strict, and Flow-GRPO's training reward
+CASES = json.loads(Path(__file__).with_name("geneval.json").read_text())
+WEST = (0, 0, 10, 10)
 
 
 def test_the_rules_are_those_of_the_published_table():
     from burnish.rewards.images.geneval_rules import Found, judge, kept, relations
 
-    for first, second, expected in RELATIONS:
-        assert relations(first, second) == expected, (first, second)
+    for first, second, expected in CASES["relations"]:
+        assert relations(first, second) == set(expected), (first, second)
 
     def colours(found, name):
         """Of the left side of a box, which the table writes colours into."""
         return [{0: "red", 1: "blue"}[int(each.box[0]) % 2] for each in found]
 
-    for found, wanted, task, expected in TABLE:
+    for found, wanted, task, expected in CASES["table"]:
         boxes = [Found(name, *(*more, *(0.95, WEST)[len(more) :])) for name, *more in found]
         result = judge(kept(boxes, task), wanted, colours)
         if isinstance(expected, bool):

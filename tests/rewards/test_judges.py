@@ -9,6 +9,7 @@ import math
 import time
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,12 +148,9 @@ def test_failures_are_tried_again_elsewhere_and_what_can_never_succeed_is_not():
     ("reply", "why"),
     [
         ({}, "no choices"),
-        ({"choices": [{}]}, "no message"),
         (writing("Yes"), "no logprobs"),
         (writing(None, refusal="I won't"), "refused: I won't"),
-        (writing("", reason="content_filter"), "refused"),
         (listing({"Yes": 0.9, "No": 0.9}), "more than 1"),
-        (listing({"Yes": 1.5}), "logprobs are wrong"),
     ],
 )
 def test_a_reply_that_is_none_is_missing_with_its_reason(reply, why):
@@ -172,27 +170,20 @@ def test_pairs_of_a_group_are_sent_both_ways_around_so_that_what_a_place_gets_ca
         first = min(0.9, max(0.05, 0.6 + bright[0] - bright[1]))  # what stands first gets 0.1 more
         return 200, listing({"1": first, "2": 0.95 - first, "x": 1e-4})
 
-    def compared(*levels, prompts=None, **options):
-        one = endpoint(url=server.url, form="pair", **options)
+    def compared(*levels, **options):
         pictures = [np.full((4, 4, 3), level, np.uint8) for level in levels]
-        return one.verdicts(pictures, prompts or [CAT] * len(levels))
+        return asked(server, *pictures, form="pair", **options)
 
-    dog = Prompt(text="a dog")
     with answering(reply) as server:
         three = compared(100, 110, 120)
         assert len(server.got) == 6
-        apart = compared(100, 110, 120, 130, prompts=[CAT, dog, CAT, dog])
-        before = len(server.got)
         circle = compared(*range(10, 18), opponents=2)
-        assert len(server.got) - before == 16  # 8 pairs in a circle, both ways around
+        assert len(server.got) - 6 == 16  # 8 pairs in a circle, both ways around
         lost, alone = compared(100, 0), compared(100)
     first, second, third = values(three)
     assert first < 0.49 < second < 0.51 < third
     assert first + second + third == pytest.approx(1.5)
     assert "what stood first got 0.6" in three[1].note
-    assert values(apart[::2]) == pytest.approx(values(apart[1::2]))
-    assert apart[0].value + apart[2].value == pytest.approx(1)
-    assert apart[0].value < first + 0.01
     assert None not in values(circle)
     assert values([*lost, *alone]) == [None] * 3  # for both, and never a loss
 
@@ -239,52 +230,13 @@ def test_clips_are_shown_by_frames_edits_after_what_they_begin_from_and_response
         shown = [pictures_of(request) for request in server.got]
         assert [len(one) for one in shown] == [2, 1, 3, 1, 1]
         assert shown[0][1] == shown[1][0] != shown[0][0]
-        one = endpoint(reward, url=server.url)
-        judged(one, [Response("4 {prompt}"), Response("5")], SEEN)
-        texts = sorted(question_of(request) for request in server.got[5:])
-        assert "Response: 4 {prompt}" in texts[0]
-        assert "Response: 5" in texts[1]
+        judged(endpoint(reward, url=server.url), [Response("4 {prompt}")], SEEN)
+        assert "Response: 4 {prompt}" in question_of(server.got[5])
         assert len(pictures_of(server.got[5])) == 1
-        film = Prompt(text="?", videos=(Media.movie([Media.array(picture(0))]),))
-        with pytest.raises(ValueError, match="pictures alone"):
-            one.check([film])
 
 
-RATIONAL = """<think>The text should get ## Score: 1</think>
-# Detailed Judgement
-1. Text Faithfulness:
-   1. a dog is there
-## Score: 3.5
-2. Physical and Visual Quality:
-## Score: 7
-3. Text Rendering:
-## Score: {last}
-# Summary: good. ## Score: 1
-"""
-READ = [
-    ("unified_reward", "Final Score: 3.5", 0.7),
-    ("unified_reward", "<think>Final Score: 1</think> Final Score: **4**", 0.8),
-    ("unified_reward", "Final Score: 7", None),
-    ("unified_reward", "<think>Final Score: 3, or", None),
-    ("unified_reward_2", "Alignment Score (1-5): 4.0\nCoherence Score (1-5): 3.5\nStyle Score (1-5): 1.5", 0.5),
-    ("unified_reward_2", "Alignment Score (1-5): 4.0\nCoherence Score (1-5): 3.5", None),
-    ("unified_reward_think", "<think>Image 2 is better?</think><answer>Image 1 is better</answer>", 1.0),
-    ("unified_reward_think", "<answer> image 2 is better </answer>", 0.0),
-    ("unified_reward_think", "Image 2 is better", None),
-    ("unified_reward_flex", 'So:\n```json\n{"dims": {"a": [6, 4]}, "winner": "Image 2"}\n```', 0.0),
-    ("unified_reward_flex", '{"winner": "Image 2"} no, {"winner": "Image 1"}', 1.0),
-    ("unified_reward_flex", '{"winner": "Image 1", "dims"', None),
-    ("unified_reward_flex", '{"winner": "both"}', None),
-    ("unified_reward_edit", '{"reasoning": "{", "score": [20, 15]}', 0.7),
-    ("unified_reward_edit", '{"score": [20, 26]}', None),
-    ("unified_reward_edit", '{"score": []}', None),
-    ("rational_rewards", RATIONAL.format(last="N/A"), (3.75 - 1) / 3),
-    ("rational_rewards", RATIONAL.format(last="1"), (8.5 / 3 - 1) / 3),
-    ("rational_rewards", RATIONAL.partition("3. Text")[0], None),
-    ("rational_rewards_edit", RATIONAL.format(last="4"), None),
-    ("qwen_aesthetic", "<Score>4</Score>", 0.8),
-    ("qwen_aesthetic", "<Score>9</Score>", None),
-]
+# as published judges write their verdicts, by form
+READ = json.loads(Path(__file__).with_name("verdicts.json").read_text())["read"]
 NONSENSE = [
     "", "I'm sorry, but I can't help with that.", "{" * 20_000, '{"a":' * 5_000, "Final Score:" + " " * 200_000,
     "Style Score" + "\t" * 200_000, "<answer>" * 50_000, "\n" * 200_000, "## Score: " * 20_000,
@@ -392,34 +344,21 @@ def test_what_it_does_not_say_or_read_is_missing():
     ("judge", "options", "why"),
     [
         (reward, {"pattern": "("}, "pattern"),
-        (reward, {"pattern": "x"}, "group"),
         (reward, {"pattern": "(x)", "normalise": False}, "normalise"),
         (reward, {"max_new_tokens": 3}, "max_new_tokens is never read"),
-        (reward, {"answers": {" ": 1.0}}, "empty"),
-        (reward, {"put_away": True}, "device is cpu"),
         (reward, {"form": "yes", "normalise": False}, "form answers"),
-        (reward, {"form": "yes", "max_new_tokens": 3}, "nothing is written"),
         (reward, {"opponents": 2}, "compares nothing"),
-        (reward, {"question_file": "none.txt"}, "question_file.*none.txt"),
         (reward, {"question_file": "plain.txt"}, r"\{response\}"),
-        (reward, {"question_file": "answer.txt"}, "no answer"),
         (flow_reward, {}, "no processor"),
-        (flow_reward, {"form": "unified_reward_2"}, "belongs to the judge"),
         (flow_reward, {"frames": {"count": 2}, "shown_frames": 3}, "frames"),
-        (flow_reward, {"form": "unified_reward_think", "question_file": "plain.txt"}, r"\{prompt\}"),
-        (endpoint, {"url": "http://user:word@host"}, "token_variable"),
-        (endpoint, {"token_variable": "NO_SUCH_TOKEN"}, "NO_SUCH_TOKEN"),
         (endpoint, {"budget": {"requests": 3}}, "without store"),
-        (endpoint, {"budget": {}, "store": "s"}, "limits nothing"),
         (endpoint, {"budget": {"cost": 1.0}, "store": "s"}, "prices"),
         (endpoint, {"store": "no/such/folder/s"}, "store.*no/such/folder/s"),
-        (endpoint, {"form": "unified_reward"}, "question_file"),
     ],
 )
 def test_what_can_t_judge_is_refused_before_anything_is_asked(tmp_path, monkeypatch, judge, options, why):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain.txt").write_text("Is it?")
-    (tmp_path / "answer.txt").write_text("{response} {answer}")
     family = "qwen2_5_vl" if judge is flow_reward and options else "llama"
     own = {"url": "http://127.0.0.1:9"} if judge is endpoint else {"name": "judge", "path": str(folder_of(family))}
     with pytest.raises(ValueError, match=why):
@@ -427,9 +366,6 @@ def test_what_can_t_judge_is_refused_before_anything_is_asked(tmp_path, monkeypa
 
 
 WORDS = ["[PAD]", "[SEP]", "one", "two", "three", "?"]
-TEXTS = ["one", "two three three two one", "three three", "one two one two one two"]
-SIZE = {"vocab_size": len(WORDS), "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
-        "num_attention_heads": 2}  # fmt: skip
 
 
 def reward_model(folder, labels: int = 1):
@@ -440,40 +376,36 @@ def reward_model(folder, labels: int = 1):
         single="$A [SEP]", pair="$A [SEP] $B:1 [SEP]:1", special_tokens=[("[SEP]", 1)]
     )
     names = ["input_ids", "token_type_ids", "attention_mask"]
-    reader = PreTrainedTokenizerFast(
-        tokenizer_object=words, eos_token="[SEP]", pad_token="[PAD]", model_input_names=names
-    )
+    marks = {"eos_token": "[SEP]", "pad_token": "[PAD]", "model_input_names": names}
+    reader = PreTrainedTokenizerFast(tokenizer_object=words, **marks)
+    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
-    network = BertForSequenceClassification(BertConfig(**SIZE, num_labels=labels)).eval()
+    network = BertForSequenceClassification(BertConfig(vocab_size=len(WORDS), num_labels=labels, **size)).eval()
     network.save_pretrained(folder)
     reader.save_pretrained(folder)
     return network, reader
 
 
-def test_a_reward_model_s_score_is_its_logit_in_any_batch(tmp_path):
-    network, reader = reward_model(tmp_path)
-    expected = []
-    for text in TEXTS:
-        with torch.no_grad():
-            expected.append(network(**reader("one ?", text, return_tensors="pt")).logits.item())
-    assert len(set(expected)) == len(TEXTS)
+@torch.no_grad()
+def test_a_reward_model_s_score_is_its_logit_in_any_batch_and_what_is_none_is_refused(tmp_path):
+    network, reader = reward_model(tmp_path / "one")
+    question, texts = Prompt(text="one ?"), ["one", "two three three two one", "three three"]
+    expected = [network(**reader("one ?", text, return_tensors="pt")).logits.item() for text in texts]
+    assert len(set(expected)) == 3
 
-    def scored(*texts, prompt=None, **options):
-        one = reward("reward_model", path=str(tmp_path), **options)
-        return judged(one, [Response(text) for text in texts], prompt or Prompt(text="one ?"))
+    def scored(*texts, path="one", **options):
+        one = reward("reward_model", path=str(tmp_path / path), **options)
+        return judged(one, [Response(text) for text in texts], question)
 
-    for texts, wanted, size in ((TEXTS, expected, 1), (TEXTS[::-1], expected[::-1], 3)):
-        assert values(scored(*texts, batch_size=size)) == pytest.approx(wanted, abs=1e-6)
+    for size in (1, 3):
+        assert values(scored(*texts, batch_size=size)) == pytest.approx(expected, abs=1e-6)
     short, long = scored("one", "one " * 30, max_length=12)  # never cut
     assert (short.value is None, long.value, "max_length=12" in long.note) == (False, None, True)
-    with pytest.raises(ValueError, match="media=leave_out"):
-        scored("two", prompt=SEEN)
-
-
-def test_what_is_no_reward_model_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"config\.json"):
-        reward("reward_model", path=str(tmp_path)).check([CAT])
     reward_model(tmp_path / "two", labels=2)
-    for path, why in ((folder_of("llama"), r"score\.weight"), (tmp_path / "two", "2 labels")):
+    for path, why in (
+        (folder_of("llama"), r"score\.weight"),
+        (tmp_path / "two", "2 labels"),
+        (tmp_path, r"config\.json"),
+    ):
         with pytest.raises(ValueError, match=why):
-            reward("reward_model", path=str(path)).prepare()
+            scored("one", path=path)

@@ -146,22 +146,17 @@ def test_hpsv2_is_the_cosine_of_open_clip_s_networks_on_cleaned_prompts(copied):
         tiny_reward("hpsv2", folder.rename(folder.with_name("undescribed"))).prepare()
 
 
-@pytest.mark.parametrize("form", ["bare", "wrapped", "safetensors", "older"])
-def test_the_same_weights_in_other_wrappings_and_another_version(form, copied):
+@pytest.mark.parametrize("form", ["bare", "wrapped", "safetensors"])
+def test_the_same_weights_in_other_wrappings(form, copied):
     folder, weights = copied("hpsv2"), hps_weights()
-    if form == "older":
-        changed = {name: value + 0.05 for name, value in weights.items()}
-        torch.save({"state_dict": changed}, folder / "HPS_v2_compressed.pt")
-        assert (values(tiny_reward("hpsv2", folder, version="v2")) - hps()).abs().max() > 1e-3
-    elif form == "bare":
-        torch.save(weights, folder / HPS)
-    elif form == "wrapped":
-        torch.save({"epoch": 3, "state_dict": {f"module.{name}": one for name, one in weights.items()}}, folder / HPS)
-    else:
+    if form == "safetensors":
         (folder / HPS).unlink()
         kept = {name: one.contiguous() for name, one in weights.items()}
         save_file(kept, (folder / HPS).with_suffix(".safetensors"))
-    close(values(tiny_reward("hpsv2", folder, version="v2.1")), hps(), 0, 1e-5)
+    else:
+        wrapped = {"epoch": 3, "state_dict": {f"module.{name}": one for name, one in weights.items()}}
+        torch.save(weights if form == "bare" else wrapped, folder / HPS)
+    close(values(tiny_reward("hpsv2", folder)), hps(), 0, 1e-5)
 
 
 @torch.no_grad()
@@ -229,22 +224,16 @@ def test_likeness_and_variety_are_cosines_of_embeddings(name):
 
 
 def test_variety_is_of_the_samples_of_a_prompt_and_of_clips_frame_by_frame():
-    def variety(*samples, texts="aaaa"):
-        shown = asked(*texts[: len(samples)])
-        return [verdict.value for verdict in tiny_reward("image_variety").verdicts(samples, shown)]
+    def variety(*samples, texts="aa"):
+        return [verdict.value for verdict in tiny_reward("image_variety").verdicts(samples, asked(*texts))]
 
     noise, ramp, text, plain = pictures()
     apart = variety(noise, noise, ramp, ramp, texts="abab")
     assert apart[0] == apart[1] > 0.01
-    assert variety(noise, noise, ramp, ramp, texts="aabb") == pytest.approx([0.0] * 4, abs=1e-5)
     assert variety(noise, ramp, text, plain, texts="aabc")[2:] == [None, None]  # nothing to differ from
-    first, second = (np.stack([one] * 3) for one in (ramp, 255 - ramp))
-    turned = np.stack([first[0], first[1], second[2]])
-    same, other = ([Clip(frames=one, fps=8) for one in (first, last)] for last in (first, turned))
-    assert variety(*same)[0] == pytest.approx(0, abs=1e-5)
-    assert variety(*other)[0] == pytest.approx(variety(ramp, 255 - ramp)[0] / 3, abs=1e-5)
-    with pytest.raises(ValueError, match="frames is never read"):
-        tiny_reward("image_variety", frames={"count": 2})
+    still, turned = np.stack([ramp] * 3), np.stack([ramp, ramp, 255 - ramp])
+    clips = [Clip(frames=one, fps=8) for one in (still, turned)]
+    assert variety(*clips)[0] == pytest.approx(variety(ramp, 255 - ramp)[0] / 3, abs=1e-5)
 
 
 def test_the_record_may_name_the_picture(tmp_path):
@@ -279,38 +268,24 @@ def test_the_differentiable_score_is_the_score_and_its_gradient_that_of_finite_d
     assert (above - below) / 2e-3 == pytest.approx((picture.grad * way).sum().item(), rel=0.03, abs=1e-3)
 
 
-CROSS = "blip.text_encoder.encoder.layer.1.crossattention.self.query.weight"
 WORDS = "blip.text_encoder.embeddings.word_embeddings.weight"
 
 
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("clip", {"text_model.odd": torch.zeros(2)}, "text_model.odd"),
         ("clip", {"logit_scale": None}, "lacks logit_scale"),
-        ("clip", {"visual_projection.weight": torch.zeros(9, 32)}, "shapes"),
         ("clip", {"logit_scale": torch.tensor(torch.nan)}, "non-finite values in logit_scale"),
         ("clip", {"text_model.embeddings.position_ids": torch.arange(77)[None]}, ""),  # older releases keep it
-        ("hpsv2", {"visual.proj": None}, "lacks visual_projection.weight"),
         ("hpsv2", {"visual.transformer.resblocks.1.attn.in_proj_bias": None}, "lacks vision_model.encoder.layers.1"),
         ("hpsv2", {"visual.extra.weight": torch.zeros(2)}, "visual.extra.weight"),
-        ("hpsv2", {"transformer.resblocks.2.ln_1.weight": torch.zeros(32)}, "text_model.encoder.layers.2.layer_norm1"),
         ("hpsv2", {"text_projection": torch.zeros(32, 25)}, "[25, 32], not [24, 32]"),
-        ("hpsv2", {"ln_final.bias": torch.full((32,), torch.nan)}, "text_model.final_layer_norm.bias"),
         ("hpsv2", {"visual.conv1.weight": None}, "open_clip's layout"),
-        ("imagereward", {CROSS: None}, "lacks encoder.layer.1.crossattention.self.query.weight"),
         ("imagereward", {"blip.visual_encoder.norm.bias": None}, "lacks post_layernorm.bias"),
-        ("imagereward", {"blip.visual_encoder.head.weight": torch.zeros(2)}, "head.weight"),
-        ("imagereward", {"blip.itm_head.weight": torch.zeros(2)}, "blip.itm_head.weight"),
-        ("imagereward", {"mlp.layers.8.weight": torch.zeros(1, 1)}, "layers.8.weight"),
         ("imagereward", {"mlp.layers.2.weight": torch.zeros(16, 25)}, "does not fit together"),
-        ("imagereward", {"blip.visual_encoder.pos_embed": None}, "is not ImageReward's"),
         ("imagereward", {WORDS: torch.zeros(9, 100)}, "multiple of 64"),
         ("aesthetic", {"layers.4.bias": None}, "lacks layers.4.bias"),
-        ("aesthetic", {"layers.9.weight": torch.zeros(1)}, "layers.9.weight"),
-        ("aesthetic", {"layers.7.weight": torch.zeros(2, 4), "layers.7.bias": torch.zeros(2)}, "2 values, not one"),
         ("aesthetic", {"layers.2.weight": torch.zeros(16, 7)}, "does not fit together"),
-        ("aesthetic", {"layers.0.bias": torch.full((32,), torch.inf)}, "non-finite"),
         ("aesthetic", {"layers.0.weight": torch.zeros(32, 99)}, "99 numbers, but the network of path gives 24"),
     ],
 )
@@ -347,13 +322,9 @@ def test_objects_in_a_file_of_torch_are_never_made(copied, capsys):
         ("clip", {"path": "nowhere"}, "path of reward clip: nowhere"),
         ("clip", {"path": "DIR/siglip"}, "is a siglip.*clip"),
         ("siglip", {"path": "DIR/clip"}, "is a clip.*siglip"),
-        ("siglip", {"path": "DIR/image_similarity"}, "is a dinov2"),
         ("pickscore", {"tokenizer": "DIR/image_similarity"}, "tokenizer of reward pickscore"),
-        ("aesthetic", {"version": "v2.5"}, "is a clip.*siglip"),
-        ("aesthetic", {"path": "DIR/siglip"}, "is a siglip.*clip"),
         ("aesthetic", {"head": "nowhere"}, "head of reward aesthetic: nowhere"),
         ("image_similarity", {"path": "DIR/imagereward"}, "path of reward image_similarity"),
-        ("hpsv2", {"path": "DIR/image_similarity"}, "path of reward hpsv2"),
         ("hpsv2", {"lacks": "tokenizer.json"}, "no tokenizer"),
         ("clip", {"put_away": True}, "put_away is true, but device is cpu"),
         ("hpsv2", {"lacks": HPS}, "has no weights such as HPS_v2.1_compressed.pt"),
@@ -385,11 +356,7 @@ def test_pixels_are_those_that_a_folder_describes(copied):
     ("told", "said"),
     [
         ({"do_normalize": False}, "do_normalize is False"),
-        ({"resample": 5}, "5"),
-        ({"rescale_factor": 0.5}, "rescale_factor is 0.5"),
         ({"size": {"height": 8, "width": 9}, "do_center_crop": False}, "not square"),
-        ({"size": {"longest_edge": 8}}, "longest_edge"),
-        ({"size": 10**9}, "1000000000"),
         ({"size": 224, "crop_size": 256}, "crop_size 256"),
         ({"image_mean": [0.5]}, "three colours"),
     ],
