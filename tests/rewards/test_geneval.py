@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
 from burnish.types.prompt import Prompt
 from tests.support.scorers import checkpoint, tiny_reward
@@ -55,11 +54,8 @@ def prompt(**record):
     ("wanted", "problem"),
     [
         ({"include": [include("dog")]}, ""),
-        ({"include": [], "exclude": [include("dog")]}, ""),
-        ({"include": "dog"}, "no list 'include'"),
         ({"include": []}, "no clause"),
         ({"include": [include("mouse")]}, "no class"),
-        ({"include": [include("dog", 0)]}, "no 'count'"),
         ({"include": [include("dog", color="teal")]}, "'teal'"),
         ({"include": [include("dog", position=["left of", 0])]}, "earlier clause"),
         ({"include": [include("dog"), include("cat", position=["near", 0])]}, "earlier clause"),
@@ -119,57 +115,12 @@ def test_pictures_are_made_and_detections_read_by_mmdets_rule():
     assert found.masks.shape[1:] == (25, 34)
 
 
-COLOURS = ["red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white"]
-
-
-def nearest_colours(image, masks) -> list[str]:
-    """Of benches, by transformers: the mean of three texts that is nearest to what is cut out on grey."""
-    folder = checkpoint(NAME) / "clip"
-    model, words = CLIPModel.from_pretrained(folder).eval(), CLIPTokenizer.from_pretrained(folder)
-
-    def unit(x):
-        x = getattr(x, "pooler_output", x).detach()
-        return x / x.norm(dim=-1, keepdim=True)
-
-    rows = []
-    for colour in COLOURS:
-        texts = [f"a photo of a {kind}" for kind in (f"{colour} bench", f"{colour}-colored bench", f"{colour} object")]
-        read = words(texts, padding=True, return_tensors="pt")
-        rows.append(unit(unit(model.get_text_features(**read)).mean(0, keepdim=True)))
-    crops = []
-    for mask in masks:
-        high, wide = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
-        crops.append(np.where(mask[..., None], image, 0x99)[high[0] : high[-1] + 1, wide[0] : wide[-1] + 1])
-    pixels = CLIPImageProcessorPil.from_pretrained(folder)(
-        [crop.astype(np.uint8) for crop in crops], return_tensors="pt"
-    )
-    seen = unit(model.get_image_features(pixel_values=pixels.pixel_values))
-    return [COLOURS[i] for i in (seen @ torch.cat(rows).T).argmax(1).tolist()]
-
-
-def test_what_is_found_is_judged_by_the_record_and_by_the_nearest_colour(monkeypatch):
-    from burnish.rewards.images import geneval
-    from burnish.rewards.images.geneval_rules import Found
-
+def test_what_is_found_is_judged_by_the_record():
     reward, dog, empty = tiny_reward(NAME), include("dog"), np.full((32, 32, 3), 128, np.uint8)
     asked = [prompt(include=[dog]), prompt(exclude=[dog]), prompt(include=[dog], exclude=[dog])]
     verdicts = reward.verdicts([empty] * 3, asked)
     assert [each.value for each in verdicts] == [0.0, 1.0, 0.0]
     assert (verdicts[0].note, len(verdicts[0].extras)) == ("0 dog, not 1", 3)
-
-    image, found = picture(1, 90, 90), []
-    for left in range(0, 25, 5):
-        mask = np.zeros((90, 90), bool)
-        mask[3:70, left : left + 40] = True
-        mask[20:30, 30:36] = False
-        found.append(Found("bench", 0.9, (left, 3.0, left + 40.0, 70.0), mask))
-    colours = nearest_colours(image, [one.mask for one in found])
-    assert len(set(colours)) > 1
-    for one, colour in zip(found, colours, strict=True):
-        monkeypatch.setattr(geneval, "detect", lambda *_, one=one: [one])
-        records = [prompt(tag="colors", include=[include("bench", color=each)]) for each in COLOURS]
-        values = [verdict.value for verdict in reward.verdicts([image] * len(COLOURS), records)]
-        assert values == [float(each == colour) for each in COLOURS]
 
 
 def test_other_detectors_are_refused(tmp_path):

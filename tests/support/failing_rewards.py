@@ -48,13 +48,6 @@ def recovers(samples, prompts, folder, times=1):
     return _each(prompts, fail)
 
 
-def meets_another(samples, prompts, folder):
-    """No score before two processes have begun; the most of these that were at it at once."""
-    (Path(folder) / str(os.getpid())).touch()
-    until(lambda: len(list(Path(folder).iterdir())) > 1)
-    return [float(len(list(Path(folder).iterdir())))] * len(samples)
-
-
 def until(true, within=60.0) -> bool:
     """Wait until something is true, which it should be soon; whether it is."""
     end = time.monotonic() + within
