@@ -12,12 +12,12 @@ import pytest
 from burnish.registry import lookup, names
 from burnish.rewards.base import Reward, Verdict
 from burnish.rewards.text.base import Response
-from burnish.rewards.tiny import SCORERS, write
 from burnish.testing import check_reward
 from burnish.types.clips import Clip
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from tests.support.processes import holds_nothing_up
+from tests.support.scorers import scorer_named, tiny_reward
 from tests.support.tiny_run import burnish
 
 ELSEWHERE = {"remote", "judge_endpoint", "environment", "latent_norm"}  # read more than samples, or ask servers
@@ -28,7 +28,6 @@ PROMPTS = [
     for text in ("a red cat to the left", "two dogs going right", "a bench that goes up")
 ]
 OF_CLIPS = {"motion", "videoalign"}
-LEARNED = {scorer.name: scorer for scorer in SCORERS}
 WITHIN = 1e-4  # kernels of networks round by the size of a batch
 ANSWERS = ("<think>2 + 2 is 4</think><answer>4</answer>", "I say: B", "0.5 and 0.5 and 0.5", "")
 BOXES = [Response('<answer>[{"bbox_2d": [0, 0, 10, 10]}]</answer>'), Response("[0, 0, 10, 20]"), Response("nowhere")]
@@ -36,30 +35,28 @@ GIVEN: dict[str, dict[str, Any]] = {"function": {"path": "{files}/rewards.py:bri
 OF_RESPONSES: dict[str, dict[str, Any]] = {"function": {"path": "{files}/rewards.py:odd"}, "judge": {}}
 
 
-def options_of(name: str, files: Path, table: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    if name in LEARNED:
-        folder = files / "scorers" / name
-        if not folder.exists():
-            write(LEARNED[name], folder, 0)
-        return LEARNED[name].given(folder)
+def made(kind: str, name: str, files: Path, table: dict[str, dict[str, Any]]) -> Any:
+    if scorer_named(name) is not None:
+        return tiny_reward(name)
+    given = table.get(name, {})
     if name in ("judge", "reward_model"):
         if not (files / "qwen2_5_vl").exists():
             burnish("tiny", "qwen2_5_vl", files / "qwen2_5_vl")
-        return {"path": str(files / "qwen2_5_vl")}
-    given = table.get(name, {})
-    return {key: value.format(files=files) if isinstance(value, str) else value for key, value in given.items()}
+        given = {"path": str(files / "qwen2_5_vl")}
+    options = {key: value.format(files=files) if isinstance(value, str) else value for key, value in given.items()}
+    return lookup(kind, name)(**options)
 
 
 @pytest.mark.parametrize("name", sorted(set(names("flow reward")) - ELSEWHERE - {"reward_model"}))
 def test_of_images(name: str, files: Path) -> None:
-    reward = lookup("flow reward", name)(**options_of(name, files, GIVEN))
+    reward = made("flow reward", name, files, GIVEN)
     within = WITHIN if reward.has_weights else 0.0
     check_reward(reward, CLIPS if name in OF_CLIPS else IMAGES, PROMPTS, rel=within)
 
 
 @pytest.mark.parametrize("name", sorted(set(names("language reward")) - ELSEWHERE - {"reward_model"}))
 def test_of_responses(name: str, files: Path) -> None:
-    reward = lookup("language reward", name)(**options_of(name, files, OF_RESPONSES))
+    reward = made("language reward", name, files, OF_RESPONSES)
     answer = "[0, 0, 10, 10]" if name == "iou" else "4"
     responses = BOXES if name == "iou" else [Response(text) for text in ANSWERS]
     prompts = [Prompt(text="What?", answer=answer, images=(Media.array(IMAGES[0]),)) for _ in responses]

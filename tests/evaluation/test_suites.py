@@ -1,187 +1,230 @@
-"""Suites of an evaluation: what is read from their files, what is refused, and canaries that tell a broken scorer."""
+"""Suites: what is refused, which scorers are found out by canaries, what a number is worth, and what is compared."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
+import json
+import math
+import shutil
+import statistics
 
 import pytest
 import yaml
 from PIL import Image
 
-from burnish.config.tasks import DEFAULT
-from burnish.data.sets import SETS
-from burnish.evaluation.canaries import PLAIN, doubts, questions, rows, unwatched, wrong_answers
-from burnish.evaluation.prompts import chosen, prompts_digest, read_suite_prompts
-from burnish.evaluation.suite import PINNED, Canary, Suite, read_suite, suite_names
-from burnish.rewards.images.geneval import record_of
-from burnish.rewards.images.geneval_rules import problem_of
-from burnish.types.prompt import Prompt
-from tests.support.scoring import judged_values
+from tests.support.tiny_run import TinyRun, burnish
 
-TREE = {"prompts": "mine.txt", "scorers": {"ocr": {}}, "number": "ocr"}
-ANSWERED = {"task": "image-text-to-text", "prompts": "mine.jsonl", "scorers": {"exact": {}}}
+SCORERS = """
+import numpy as np
+
+PLAIN = {"red": (200, 30, 30), "green": (30, 150, 50), "blue": (30, 60, 200), "yellow": (235, 205, 30)}
 
 
-def write(folder, tree) -> str:
-    (folder / "mine.txt").write_text('the word "one"\nthe word "two"\nthe word "three"\n')
-    (folder / "mine.jsonl").write_text('{"prompt": "2 + 2?", "answer": "4"}\n')
-    (folder / "mine.yaml").write_text(yaml.safe_dump(tree))
-    return str(folder / "mine.yaml")
+def told(responses, prompts, value):
+    return value
 
 
-@pytest.mark.parametrize("name", suite_names())
-def test_every_suite_that_ships_is_sound_and_its_prompts_can_be_had(name):
-    suite = read_suite(name)
-    assert (suite.name, suite.changed) == (name, [])
-    assert all([suite.about, suite.licence, suite.canaries]), "nothing would tell a broken scorer"
-    prompts = str(suite.prompts)
-    assert prompts.startswith("burnish:") or prompts.removeprefix("prepared:") in SETS
+def near(images, prompts):
+    wanted = [next(rgb for name, rgb in PLAIN.items() if name in prompt.text) for prompt in prompts]
+    return [-float(np.abs(image[0, 0].astype(float) - rgb).sum()) for image, rgb in zip(images, wanted)]
+
+
+def bright(images, prompts):
+    return [float(image.mean()) for image in images]
+
+
+def ignores_prompts(responses, prompts):
+    return [float(len(one.text) % 7) for one in responses]
+
+
+def ignores_samples(responses, prompts):
+    return [float(len(one.answer) + int(one.answer, 36) % 5) for one in prompts]
+
+
+def constant(samples, prompts):
+    return [1.0] * len(samples)
+
+
+def nothing(samples, prompts):
+    return [None] * len(samples)
+
+
+def exact(responses, prompts):
+    return [float(f"<answer>{prompt.answer}</answer>" == one.text) for one, prompt in zip(responses, prompts)]
+
+
+def late(responses, prompts):
+    return exact(responses, prompts)[1:] + exact(responses[:1], prompts)
+"""
+WORDS = ("one", "two", "three", "four", "five", "six")
+ASKED = [{"prompt": f"No. {word}?", "answer": word, "value": i / 10} for i, word in enumerate(WORDS)]
+LANGUAGE = {"task": "image-text-to-text", "responding": {"temperature": 1.0, "max_new_tokens": 3}}
+DRAWING = {"task": "text-to-image", "drawing": {"num_inference_steps": 2, "height": 16, "width": 16}}
+
+
+class Suites:
+    """Files of suites, and evaluations of a tiny model by them."""
+
+    def __init__(self, files, folder) -> None:
+        self.files, self.folder = files, folder
+        (folder / "scorers.py").write_text(SCORERS)
+
+    def write(self, scorer="told", asked=ASKED, half="language", **changes):
+        (self.folder / "asked.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+        path = self.folder / "mine.yaml"
+        about = {"about": "x", "licence": "x", "prompts": "asked.jsonl", "number": "mine"}
+        scorers = {"mine": {"name": "function", "path": f"{self.folder}/scorers.py:{scorer}"}}
+        settings = LANGUAGE if half == "language" else DRAWING
+        path.write_text(yaml.safe_dump(about | settings | {"scorers": scorers} | changes))
+        return path
+
+    def evaluate(self, name, *words, half="language", status=0):
+        model, algorithm = ("llama", "grpo") if half == "language" else ("sd3", "flow_grpo")
+        run = TinyRun(self.files, half, model, name="suite")
+        tree = json.loads(run.recipe.read_text())
+        tree["rollout"]["batch_size"] = 2
+        run.recipe.write_text(json.dumps(tree | {"algorithm": algorithm}))
+        said = burnish("eval", run.recipe, "--suite", self.folder / "mine.yaml", "--output", self.folder / name, *words,
+                       status=status)  # fmt: skip
+        return said.message if status else json.loads((self.folder / name / "result.json").read_text())
+
+
+@pytest.fixture
+def suites(files, tmp_path):
+    return Suites(files, tmp_path)
+
+
+def test_every_suite_that_ships_is_sound_and_its_prompts_can_be_had():
+    from burnish.evaluation.suite import read_suite, suite_names
+
+    listed, sets = burnish("eval", "--list").out, burnish("data", "list").out
+    for name in suite_names():
+        suite = read_suite(name)
+        assert name in listed
+        assert all([suite.about, suite.licence, suite.canaries]), "nothing would tell a broken scorer"
+        prompts = str(suite.prompts)
+        assert prompts.startswith("burnish:") or prompts.removeprefix("prepared:") in sets
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "names"),
     [
-        ({"scorers": {}}, "no scorers"),
-        ({"scorers": {"ocrr": {}}}, "ocr"),
-        ({"scorers": {"ocr": {"detectt": True}}}, r"scorers\.ocr\.detectt"),
-        ({"number": "exact"}, "number is exact.*reward, ocr, ocr_exact"),
-        ({"n": 0}, "n is 0"),
-        ({"steps": 3}, "steps"),
-        ({"task": "text-to-text"}, "task is text-to-text"),
-        ({"drawing": {"num_inference_steps": "many"}}, r"drawing\.num_inference_steps is 'many'"),
-        ({"responding": {"temperature": 1.0}}, "responding"),
-        ({"instruction": "Be brief."}, "instruction"),
-        ({"canaries": [{"kind": "answers"}]}, "not for task"),
-        ({"canaries": [{"kind": "written", "scorers": ["clip"]}]}, "clip"),
-        ({"canaries": [{"kind": "pairs"}]}, "records"),
-        ({"scorers": {"ocr": {"weight": 0}}}, "weight 0"),
-        ({"changed": []}, "changed"),
+        ({"scorers": {"exactt": {}}}, ["exact"]),
+        ({"scorers": {"exact": {"ignore": True}}, "number": "exact"}, ["scorers.exact.ignore"]),
+        ({"number": "format"}, ["number is format", "reward, mine"]),
+        ({"task": "text-to-text"}, ["task is text-to-text"]),
+        ({"responding": {"temperature": "many"}}, ["responding.temperature is 'many'"]),
+        ({"canaries": [{"kind": "written"}]}, ["not for task"]),
+        ({"canaries": [{"kind": "answers", "scorers": ["clip"]}]}, ["clip"]),
+        ({"scorers": {"exact": {"weight": 0}}, "number": "reward"}, ["weight 0"]),
+        ({"prompts": "prepared:genevall"}, ["geneval"]),
+        ({"prompts": "prepared:ocr"}, ["burnish data prepare ocr"]),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path, change, message):
-    with pytest.raises(ValueError, match=message):
-        read_suite(write(tmp_path, TREE | change))
+def test_what_is_wrong_is_named(suites, change, names, monkeypatch):
+    monkeypatch.chdir(suites.folder)
+    suites.write(**change)
+    said = suites.evaluate("out", status=2)
+    assert [name for name in names if name not in said] == []
 
 
-def test_options_that_decide_samples_change_the_digest_and_others_do_not(tmp_path):
-    path = write(tmp_path, TREE)
-    suite = read_suite(path)
-    assert read_suite(path, {"n": 3, "drawing.height": 64}).changed == ["drawing.height", "n"]
-    assert read_suite(path, {"scorers.ocr.threads": 2}).changed == []
-    assert "changed: n" in read_suite(path, {"n": 3}).title
-    assert {one.partition(".")[0] for one in PINNED} <= set(Suite.__dataclass_fields__)
-    assert suite.digest == read_suite(write(tmp_path, TREE | {"about": "words"})).digest
-    for change in ({"n": 2}, {"version": 2}, {"scorers": {"ocr": {"detect": True}}}, {"drawing": {"width": 64}}):
-        assert suite.digest != read_suite(write(tmp_path, TREE | change)).digest
-    with pytest.raises(ValueError, match="quickstart"):
-        read_suite("quickstrat")
+ANSWERS = [{"kind": "answers", "form": "<answer>{}</answer>"}]
+CUBE = {"prompt": "a red cube", "right": "red.png", "wrong": "blue.png"}
 
 
-def test_a_subset_is_the_same_whatever_the_order_of_the_file(tmp_path):
-    suite = read_suite(write(tmp_path, TREE | {"max_prompts": 7}))
-    prompts = [Prompt(text=f"prompt {i}") for i in range(40)]
-    some = chosen(suite, prompts)
-    assert len(some) == 7
-    assert {one.uid for one in chosen(suite, prompts[::-1])} == {one.uid for one in some}
-    # and a larger subset holds a smaller one
-    assert {one.uid for one in some} < {one.uid for one in chosen(replace(suite, max_prompts=12), prompts)}
-    assert prompts_digest(some) != prompts_digest(some[::-1])
-
-
-def test_prompts_are_those_of_the_suite_with_its_instruction(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    suite = read_suite("geneval")
-    prompts = read_suite_prompts(suite)
-    assert Counter(prompt.source for prompt in prompts) == {
-        "single_object": 80, "two_object": 99, "counting": 80, "colors": 94, "position": 100, "color_attr": 100,
-    }  # fmt: skip
-    assert not [problem for prompt in prompts if (problem := problem_of(record_of(prompt)))]
-    with pytest.raises(ValueError, match="burnish data prepare ocr"):
-        read_suite_prompts(read_suite("ocr"))
-    with pytest.raises(ValueError, match="geneval"):
-        read_suite_prompts(replace(suite, prompts="prepared:genevall"))
-    (prompt,) = read_suite_prompts(read_suite(write(tmp_path, ANSWERED | {"instruction": " Be brief."})))
-    assert prompt.turns[-1].text == prompt.text == "2 + 2? Be brief."
-    assert prompt.answer == "4"
-
-
-def complaints(name, score):
-    """What is said of a scorer that stands in for a suite's own."""
-    suite = read_suite(name)
-    asked = questions(suite, read_suite_prompts(suite))
-    assert len(asked) >= 4
-    values = score(rows(asked))
-    return wrong_answers(asked, dict.fromkeys([*suite.rewards, "reward"], values))
-
-
-def sound(name):
-    """The values of the suite's own scorer."""
-    reward = next(iter(read_suite(name).rewards.values()))
-    return lambda every: judged_values(reward, [sample for sample, _ in every], [prompt for _, prompt in every])
-
-
-BROKEN = {
-    "the prompts are ignored": lambda every: [float(len(getattr(one, "text", one)) % 7) for one, _ in every],
-    "the samples are ignored": lambda every: [float(len(one.answer) + int(one.answer, 36) % 5) for _, one in every],
-    "it is constant": lambda every: [1.0] * len(every),
-    "nothing has a value": lambda every: [None] * len(every),
-}
-
-
-@pytest.mark.parametrize("name", ["quickstart", "vlm_quickstart"])
-def test_a_sound_scorer_passes_and_a_broken_one_is_caught(name):
-    right = sound(name)
-    assert complaints(name, right) == []
-    for how, broken in BROKEN.items():
-        assert complaints(name, broken), how
-    assert complaints(name, lambda every: right(every)[::-1])
-    assert complaints(name, lambda every: [1 - value for value in right(every)])
-    assert "to what is right" in complaints(name, lambda every: right(every)[1:] + right(every)[:1])[0]
-    (first, *_) = complaints("vlm_quickstart", BROKEN["it is constant"])
-    assert first.startswith("exact gives right and wrong the same")
-
-
-def picture_suite(kind, **more) -> Suite:
-    return Suite(name="mine", task=DEFAULT, prompts="-", scorers={"pixels": None}, number="pixels",
-                 canaries=[Canary(kind=kind, **more)])  # fmt: skip
-
-
-def test_plain_colours_and_an_empty_picture_tell_scorers_that_read_prompts():
-    asked = questions(picture_suite("colours"), [])
-    near = [-float(abs(sample[0, 0].astype(float) - PLAIN[prompt.text.split()[2]]).sum())
-            for sample, prompt in rows(asked)]  # fmt: skip
-    assert wrong_answers(asked, {"pixels": near}) == []
-    blind = [float(sample.mean()) for sample, _ in rows(asked)]  # an aesthetic score, which reads no prompt
-    assert len(wrong_answers(asked, {"pixels": blind})) == len(asked)
-    (one,) = questions(picture_suite("clauses"), [])
-    (picture, nothing), (same, somebody) = rows([one])
-    assert (picture == same).all()
-    assert nothing.info["extra_info"] != somebody.info["extra_info"]
-    assert wrong_answers([one], {"pixels": [1.0, 0.0]}) == []
-    for values in ([0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [None, 0.0]):
-        assert wrong_answers([one], {"pixels": values})
-
-
-def test_pairs_of_the_users_own(tmp_path):
+@pytest.mark.parametrize(
+    ("scorer", "canaries", "why"),
+    [
+        ("exact", ANSWERS, ""),
+        ("ignores_prompts", ANSWERS, "mine gives"),
+        ("ignores_samples", ANSWERS, "mine gives"),
+        ("constant", ANSWERS, "mine gives right and wrong the same"),
+        ("nothing", ANSWERS, "gives no value"),
+        ("late", ANSWERS, "to what is right"),
+        ("near", [{"kind": "colours"}], ""),
+        ("bright", [{"kind": "colours"}], "mine gives"),  # an aesthetic score, which reads no prompt
+        ("constant", [{"kind": "clauses"}], "the same"),
+        ("constant", [{"kind": "pairs", "records": [CUBE]}], "the same"),
+    ],
+)
+def test_a_sound_scorer_passes_and_a_broken_one_is_caught(suites, scorer, canaries, why):
+    half = "language" if canaries is ANSWERS else "generators"
     for name in ("red", "blue"):
-        Image.new("RGB", (8, 8), name).save(tmp_path / f"{name}.png")
-    suite = picture_suite("pairs", records=[{"prompt": "a red cube", "right": "red.png", "wrong": "blue.png"}])
-    suite.folder = str(tmp_path)
-    (asked,) = questions(suite, [])
-    assert asked.right[0][0][0, 0].tolist() == [255, 0, 0]
-    assert asked.right[0][1].text == "a red cube"
-    suite.canaries[0].records[0]["right"] = "gone.png"
-    with pytest.raises(ValueError, match=r"gone\.png"):
-        questions(suite, [])
+        Image.new("RGB", (8, 8), name).save(suites.folder / f"{name}.png")
+    asked = ASKED if half == "language" else [{"prompt": "a red cube"}, {"prompt": "a blue cube"}]
+    suites.write(scorer, asked, half, canaries=canaries)
+    result = suites.evaluate("out", half=half)
+    assert result["believed"] == (not why)
+    assert why in " ".join(result.get("why_not", [""]))
 
 
-def test_equal_answers_make_no_question_and_odd_scores_of_a_complete_suite_are_doubted():
-    suite = read_suite("vlm_quickstart")
-    alike = [Prompt(text=f"{i}?", answer=answer) for i, answer in enumerate(("7", " 7", "7."))]
-    assert questions(suite, alike) == []
-    assert unwatched(suite, []) == ["exact", "format"]
-    assert doubts("ocr", None, {"ocr": [1.0] * 100}) == doubts("ocr", None, {"ocr": [1.0] * 99 + [None]}) == []
-    assert "2 of 100 values of ocr" in doubts("ocr", None, {"ocr": [1.0] * 98 + [None] * 2})[0]
-    assert doubts("a", "seen", {"a": [0.0], "seen": [2.0]}) == []
-    assert "saw nothing" in doubts("a", "seen", {"a": [0.0], "seen": [0.0]})[0]
+def valued(values, source="all"):
+    return [{"prompt": f"{source} {i}", "value": value, "data_source": source} for i, value in enumerate(values)]
+
+
+def test_a_number_has_the_interval_of_a_mean_over_prompts_or_over_tasks(suites):
+    values = [(7 * i % 50) / 50 for i in range(50)]
+    suites.write(asked=valued(values), n=2)
+    overall = suites.evaluate("many")["overall"]
+    half = 1.96 * statistics.stdev(values) / math.sqrt(len(values))
+    assert overall["value"] == pytest.approx(statistics.mean(values))
+    assert overall["low"] == pytest.approx(overall["value"] - half, abs=0.15 * half)
+    assert overall["high"] == pytest.approx(overall["value"] + half, abs=0.15 * half)
+    suites.write(asked=valued([0.0] * 5, "small") + valued([1.0] * 15, "large"), overall="tasks", version=2)
+    tasks = suites.evaluate("tasks")["overall"]
+    assert (tasks["value"], tasks["low"], tasks["high"]) == (0.5, 0.5, 0.5)  # prompts are drawn within tasks
+    suites.write(asked=valued([0.0, 1.0, 1.0, 1.0]), version=3)
+    few = suites.evaluate("few")["overall"]
+    assert (few["value"], few.get("low")) == (0.75, None)
+
+
+def test_evaluations_are_compared_by_prompt_and_what_differs_is_said(suites):
+    values = [(7 * i % 20) / 20 for i in range(20)]  # prompts differ far more than the evaluations do
+    for name, more in (("before", 0.0), ("after", 0.02)):
+        suites.write(asked=valued([value + more for value in values]))
+        suites.evaluate(name)
+    said = burnish("eval", "--compare", suites.folder / "before", suites.folder / "after").out
+    assert said.count("0.0200") >= 3, "the change, and both ends of its interval"
+    suites.write(asked=valued(values), version=2)
+    suites.evaluate("newer")
+    said = burnish("eval", "--compare", suites.folder / "before", suites.folder / "newer", status=2).message
+    assert "version is 1" in said
+    header = suites.folder / "before" / "suite.json"
+    for change in ({"suite": 3}, {"unit": 0}, {"prompts": 10**12}, {"shard": [1]}, {"overall": "all"}):
+        sound = header.read_text()
+        header.write_text(json.dumps(json.loads(sound) | change))
+        said = burnish("eval", "--compare", suites.folder / "before", suites.folder / "after", status=2).message
+        header.write_text(sound)
+        assert "not of this version" in said
+
+
+def test_another_evaluation_is_not_mixed_in(suites):
+    suites.write(max_prompts=3)
+    first = suites.evaluate("out")
+    for change in ({"n": 2}, {"version": 2}, {"responding": {"max_new_tokens": 2}}, {"asked": ASKED[:2]}):
+        suites.write(**{"max_prompts": 3} | change)
+        assert "holds another evaluation: its " in suites.evaluate("out", status=2)
+    suites.write(max_prompts=3, about="words")
+    assert suites.evaluate("out") == first  # nothing that decides samples is another
+
+
+def test_parts_that_are_not_all_or_of_another_evaluation_are_not_merged(suites):
+    folder = suites.folder
+    suites.write()
+    for number in (1, 2):
+        suites.evaluate(f"part{number}", "--shard", f"{number}/2")
+    suites.write(n=2)
+    suites.evaluate("other", "--shard", "2/2")
+    shutil.copytree(folder / "part1", folder / "cut")
+    records = folder / "cut" / "samples.jsonl"
+    records.write_bytes(records.read_bytes()[:-20])
+    for parts, words in (
+        (["part1"], "1/2"),
+        (["part1", "part1"], "of 6"),
+        (["part1", "other"], " is "),
+        (["cut", "part2"], "not complete"),
+    ):
+        named = [folder / part for part in parts]
+        assert words in burnish("eval", "--merge", *named, "--output", folder / "both", status=2).message
+    both = [folder / "part1", folder / "part2"]
+    said = burnish("eval", "--merge", *both, "--output", folder / "part1", status=2).message
+    assert "holds an evaluation" in said

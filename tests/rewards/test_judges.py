@@ -7,39 +7,29 @@ import io
 import json
 import math
 import time
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    BertConfig,
-    BertForSequenceClassification,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    PreTrainedTokenizerFast,
-)
 
 from burnish.language.model import Shown
-from burnish.models.language.loading import load_language_model
-from burnish.options.language import LanguageModelOptions
-from burnish.rewards.judges import endpoint_options, verdicts
+from burnish.rewards.text.base import Response
 from burnish.types.clips import Clip
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
-from burnish.utils.http import servers
 from tests.support.asked import flow_reward, reward
 from tests.support.chat_server import listing, pictures_of, question_of, writing
 from tests.support.http_servers import json_server
-from tests.support.scoring import Response, judged, judged_values, scorer
-from tests.support.tiny_language import tiny_language
+from tests.support.language_samples import folder_of, model_of, theirs_of
+from tests.support.scoring import evaluated
 
 CAT = Prompt(text="a cat")
 SHARES = {"Yes": 0.7, "No": 0.2, " yes": 0.04, "Maybe": 0.01}
+NUMBERS = count()  # what is known of a server is known by its address, and a port may be given again
 
 
 def picture(seed: int, side: int = 16) -> np.ndarray:
@@ -61,25 +51,30 @@ def of_png(address: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(content))))
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_known_of_servers_of_other_tests():
-    """A port may be given again."""
-    endpoint_options._memory.cache_clear()
-    servers.cache_clear()
-
-
 def endpoint(kind=flow_reward, **options):
     return kind("judge_endpoint", **{"model": "m", "deadline": 20.0, "retries": 2} | options)
 
 
-def asked(server, *samples, prompt=CAT, **options):
-    one = endpoint(url=f"{server.url}/v1", **options)
+def judged(one, samples, prompt=CAT):
     one.check([prompt])
-    return judged(one, list(samples), [prompt] * len(samples))
+    shown = list(samples)
+    return one.verdicts(shown, [prompt] * len(shown))
 
 
-def answering(content):
-    return json_server(lambda request, count: (200, content))
+def values(verdicts) -> list[float | None]:
+    return [verdict.value for verdict in verdicts]
+
+
+def asked(server, *samples, prompt=CAT, **options):
+    return judged(endpoint(url=server.url, **options), samples, prompt)
+
+
+@contextmanager
+def answering(reply):
+    """A server whose address no other test knows."""
+    with json_server(reply if callable(reply) else lambda request, count: (200, reply)) as server:
+        server.url += f"/{next(NUMBERS)}/v1"
+        yield server
 
 
 def test_what_is_sent_to_a_server_and_what_is_read():
@@ -113,44 +108,42 @@ def test_a_token_that_is_not_listed_has_a_bound_and_is_not_zero(form, shares, va
     assert value is not None or "something else" in verdict.note or "lies anywhere" in verdict.note
 
 
-def test_nothing_is_asked_twice_and_pictures_that_differ_are():
+def test_nothing_is_asked_twice_and_what_differs_is():
     with answering(listing(SHARES)) as server:
         first = asked(server, picture(0), picture(1), picture(0), form="yes")
         again = asked(server, picture(1), form="yes_no")  # the same list of tokens, read otherwise
         assert len(server.got) == 2
-        assert [one.value for one in [*first, *again]] == pytest.approx([0.74] * 3 + [0.74 / 0.94])
+        assert values([*first, *again]) == pytest.approx([0.74] * 3 + [0.74 / 0.94])
         asked(server, picture(0), form="yes", model="other")
-        asked(server, picture(0), form="yes", extra={"seed": 3, "logprobs": None, "max_tokens": 2})
+        asked(server, picture(0), form="yes", extra={"seed": 3, "logprobs": None})
         assert len(server.got) == 4
-    assert (server.got[-1]["seed"], server.got[-1]["max_tokens"]) == (3, 2)
-    assert "logprobs" not in server.got[-1]
+    assert (server.got[-1]["seed"], "logprobs" in server.got[-1]) == (3, False)
 
 
 def test_failures_are_tried_again_elsewhere_and_what_can_never_succeed_is_not():
     busy = [(503, {}), (429, {}), (200, listing(SHARES))]
-    with json_server(lambda request, count: busy[count - 1]) as server:
-        assert asked(server, picture(0), form="yes")[0].value == pytest.approx(0.74)
+    with answering(lambda request, count: busy[count - 1]) as server:
+        assert values(asked(server, picture(0), form="yes")) == pytest.approx([0.74])
         assert len(server.got) == 3
-    with json_server(lambda request, count: (400, {"error": "no such model"})) as server:
+    with answering(lambda request, count: (400, {"error": "no such model"})) as server:
         (verdict,) = asked(server, picture(0))
         assert (verdict.value, "no such model" in verdict.fault, len(server.got)) == (None, True, 1)
-    with json_server(lambda request, count: (500, {})) as bad, answering(listing(SHARES)) as good:
+    with answering(lambda request, count: (500, {})) as bad, answering(listing(SHARES)) as good:
         one = endpoint(url=[bad.url, good.url], form="yes", retries=6, concurrency=2)
-        values = judged_values(one, [picture(i) for i in range(12)], [CAT] * 12)
-        assert values == pytest.approx([0.74] * 12)
+        assert values(judged(one, map(picture, range(12)))) == pytest.approx([0.74] * 12)
         assert (len(bad.got) <= 4, len(good.got)) == (True, 12)
+    with answering(lambda request, count: time.sleep(60) or (200, {})) as server:
+        late = asked(server, *map(picture, range(4)), deadline=0.3)
+        assert all("timed out" in one.note or "deadline" in one.note for one in late)
 
 
 @pytest.mark.parametrize(
     ("reply", "why"),
     [
         ({}, "no choices"),
-        ({"choices": [{}]}, "no message"),
         (writing("Yes"), "no logprobs"),
         (writing(None, refusal="I won't"), "refused: I won't"),
-        (writing("", reason="content_filter"), "refused"),
         (listing({"Yes": 0.9, "No": 0.9}), "more than 1"),
-        (listing({"Yes": 1.5}), "logprobs are wrong"),
     ],
 )
 def test_a_reply_that_is_none_is_missing_with_its_reason(reply, why):
@@ -162,20 +155,6 @@ def test_a_reply_that_is_none_is_missing_with_its_reason(reply, why):
         assert len(server.got) == 2  # nothing of the kind is kept
 
 
-def test_a_slow_judge_is_given_up_and_no_redirect_is_followed(monkeypatch):
-    monkeypatch.setenv("JUDGE_TOKEN", "secret")
-    with json_server(lambda request, count: time.sleep(60) or (200, {})) as server:
-        late = asked(server, *map(picture, range(4)), deadline=0.3)
-        assert all("timed out" in one.note or "deadline" in one.note for one in late)
-    with answering(listing(SHARES)) as other:
-        with json_server(lambda request, count: (307, {}, ("Location", f"{other.url}/v1"))) as server:
-            (verdict,) = asked(server, picture(0), token_variable="JUDGE_TOKEN")
-        assert not other.got
-    assert "redirect" in verdict.note
-    assert "secret" not in verdict.note
-    assert server.headers_seen[0]["Authorization"] == "Bearer secret"
-
-
 def test_pairs_of_a_group_are_sent_both_ways_around_so_that_what_a_place_gets_cancels():
     def reply(request, count):
         bright = [of_png(one).mean() / 255 for one in pictures_of(request)]
@@ -184,68 +163,51 @@ def test_pairs_of_a_group_are_sent_both_ways_around_so_that_what_a_place_gets_ca
         first = min(0.9, max(0.05, 0.6 + bright[0] - bright[1]))  # what stands first gets 0.1 more
         return 200, listing({"1": first, "2": 0.95 - first, "x": 1e-4})
 
-    def compared(*levels, prompts=None, **options):
-        one = endpoint(url=server.url, form="pair", **options)
+    def compared(*levels, **options):
         pictures = [np.full((4, 4, 3), level, np.uint8) for level in levels]
-        return judged(one, pictures, prompts or [CAT] * len(levels))
+        return asked(server, *pictures, form="pair", **options)
 
-    dog = Prompt(text="a dog")
-    with json_server(reply) as server:
+    with answering(reply) as server:
         three = compared(100, 110, 120)
         assert len(server.got) == 6
-        apart = compared(100, 110, 120, 130, prompts=[CAT, dog, CAT, dog])
-        before = len(server.got)
         circle = compared(*range(10, 18), opponents=2)
-        assert len(server.got) - before == 16  # 8 pairs in a circle, both ways around
+        assert len(server.got) - 6 == 16  # 8 pairs in a circle, both ways around
         lost, alone = compared(100, 0), compared(100)
-    values = [one.value for one in three]
-    assert values[0] < 0.49 < values[1] < 0.51 < values[2]
-    assert sum(values) == pytest.approx(1.5)
+    first, second, third = values(three)
+    assert first < 0.49 < second < 0.51 < third
+    assert first + second + third == pytest.approx(1.5)
     assert "what stood first got 0.6" in three[1].note
-    assert [one.value for one in apart[::2]] == pytest.approx([one.value for one in apart[1::2]])
-    assert apart[0].value + apart[2].value == pytest.approx(1)
-    assert apart[0].value < values[0] + 0.01
-    assert None not in [one.value for one in circle]
-    assert [one.value for one in [*lost, *alone]] == [None] * 3  # for both, and never a loss
+    assert None not in values(circle)
+    assert values([*lost, *alone]) == [None] * 3  # for both, and never a loss
 
 
-def test_a_store_keeps_replies_and_a_budget_ends_asking(tmp_path):
-    options = {"form": "yes", "store": str(tmp_path / "judge.sqlite"), "cache": 100, "concurrency": 1}
+def test_a_store_keeps_replies_for_later_runs_and_a_budget_ends_asking(tmp_path):
+    options = {"form": "yes", "store": str(tmp_path / "judge.sqlite"), "concurrency": 1}
     with answering(listing(SHARES)) as server:
         limits = {"cost": 0.0025, "input_price": 3.0, "output_price": 15.0}  # 300 x 3 + 1 x 15 = 0.000915 each
-        first = asked(server, *map(picture, range(5)), **options, budget=limits)
+        first = asked(server, *map(picture, range(5)), **options, cache=100, budget=limits)
         assert [one.value is None for one in first] == [False] * 3 + [True] * 2
         assert "0.002745 of cost" in first[-1].note
         assert (first[-1].fault, len(server.got)) == ("", 3)
-        endpoint_options._memory.cache_clear()  # another process, or a later run
-        again = asked(server, *map(picture, range(5)), **options, budget={"requests": 4})
+        # with a memory of its own, as a later run has it
+        again = asked(server, *map(picture, range(5)), **options, cache=101, budget={"requests": 4})
         assert [one.value is None for one in again] == [False] * 4 + [True]
         assert len(server.got) == 4
     with answering(listing(SHARES, usage=None)) as server:
         assert "no usage" in asked(server, picture(9), **options, budget={"tokens": 10_000})[0].fault
-
-
-def test_scoring_processes_share_a_store_and_its_budget(tmp_path):
-    with answering(listing(SHARES)) as server:
-        limits = {"store": str(tmp_path / "s"), "budget": {"requests": 5}, "concurrency": 1}
-        with scorer({"judge": endpoint(url=server.url, form="yes", **limits)}, processes=2) as scoring:
-            pending = [scoring.submit([picture(2 * i), picture(2 * i + 1)], [CAT] * 2) for i in range(4)]
-            values = [value for one in pending for value in one.result(60).reward.tolist()]
-        assert sum(np.isnan(values)) == 3
-        assert len(server.got) == 5
-
-
-def test_a_store_is_bounded_and_no_other_file_is_one(tmp_path):
-    from burnish.rewards.judges.store import Store
-
-    store = Store(tmp_path / "replies", 10)
-    for i in range(25):
-        store.put(str(i), "x")
-    assert store.get("24") == "x"
-    assert 8 <= sum(store.get(str(i)) is not None for i in range(25)) <= 10
     (tmp_path / "other").write_bytes(b"no database" * 100)
     with pytest.raises(ValueError, match="can't keep replies"):
-        Store(tmp_path / "other", 10).check()
+        endpoint(url=server.url, store=str(tmp_path / "other")).check([CAT])
+
+
+def test_scoring_processes_share_a_store_and_its_budget(files, tmp_path):
+    with answering(listing(SHARES)) as server:
+        judge = {"name": "judge_endpoint", "url": server.url, "model": "m", "concurrency": 1, "form": "yes",
+                 "store": str(tmp_path / "s"), "budget": {"requests": 5}}  # fmt: skip
+        records = [{"prompt": f"No. {number}"} for number in range(8)]
+        rows, _ = evaluated(files, {"judge": judge}, records, "scoring.processes=2", "rollout.batch_size=2")
+    assert [row["reward"] for row in rows].count(None) == 3
+    assert len(server.got) == 5
 
 
 def test_clips_are_shown_by_frames_edits_after_what_they_begin_from_and_responses_with_their_pictures():
@@ -258,64 +220,13 @@ def test_clips_are_shown_by_frames_edits_after_what_they_begin_from_and_response
         shown = [pictures_of(request) for request in server.got]
         assert [len(one) for one in shown] == [2, 1, 3, 1, 1]
         assert shown[0][1] == shown[1][0] != shown[0][0]
-        one = endpoint(reward, url=server.url)
-        one.check([SEEN])
-        judged(one, [Response("4 {prompt}"), Response("5")], [SEEN] * 2)
-        texts = sorted(question_of(request) for request in server.got[5:])
-        assert "Response: 4 {prompt}" in texts[0]
-        assert "Response: 5" in texts[1]
+        judged(endpoint(reward, url=server.url), [Response("4 {prompt}")], SEEN)
+        assert "Response: 4 {prompt}" in question_of(server.got[5])
         assert len(pictures_of(server.got[5])) == 1
-        film = Prompt(text="?", videos=(Media.movie([Media.array(picture(0))]),))
-        with pytest.raises(ValueError, match="pictures alone"):
-            one.check([film])
 
 
-def test_a_written_verdict_and_one_that_was_cut(tmp_path):
-    (tmp_path / "q.txt").write_text("Rate {prompt}.")
-    options = {"form": "unified_reward", "question_file": str(tmp_path / "q.txt"), "max_new_tokens": 99}
-    with answering(writing("So. Final Score: 4")) as server:
-        assert asked(server, picture(0), **options)[0].value == pytest.approx(0.8)
-    assert (server.got[0]["max_tokens"], "logprobs" in server.got[0]) == (99, False)
-    assert question_of(server.got[0]) == "Rate a cat."
-    with answering(writing("Well, ", reason="length")) as server:
-        assert "max_new_tokens" in asked(server, picture(0), **options)[0].note
-
-
-RATIONAL = """<think>The text should get ## Score: 1</think>
-# Detailed Judgement
-1. Text Faithfulness:
-   1. a dog is there
-## Score: 3.5
-2. Physical and Visual Quality:
-## Score: 7
-3. Text Rendering:
-## Score: {last}
-# Summary: good. ## Score: 1
-"""
-READ = [
-    ("unified_reward", "Final Score: 3.5", 0.7),
-    ("unified_reward", "<think>Final Score: 1</think> Final Score: **4**", 0.8),
-    ("unified_reward", "Final Score: 7", None),
-    ("unified_reward", "<think>Final Score: 3, or", None),
-    ("unified_reward_2", "Alignment Score (1-5): 4.0\nCoherence Score (1-5): 3.5\nStyle Score (1-5): 1.5", 0.5),
-    ("unified_reward_2", "Alignment Score (1-5): 4.0\nCoherence Score (1-5): 3.5", None),
-    ("unified_reward_think", "<think>Image 2 is better?</think><answer>Image 1 is better</answer>", 1.0),
-    ("unified_reward_think", "<answer> image 2 is better </answer>", 0.0),
-    ("unified_reward_think", "Image 2 is better", None),
-    ("unified_reward_flex", 'So:\n```json\n{"dims": {"a": [6, 4]}, "winner": "Image 2"}\n```', 0.0),
-    ("unified_reward_flex", '{"winner": "Image 2"} no, {"winner": "Image 1"}', 1.0),
-    ("unified_reward_flex", '{"winner": "Image 1", "dims"', None),
-    ("unified_reward_flex", '{"winner": "both"}', None),
-    ("unified_reward_edit", '{"reasoning": "{", "score": [20, 15]}', 0.7),
-    ("unified_reward_edit", '{"score": [20, 26]}', None),
-    ("unified_reward_edit", '{"score": []}', None),
-    ("rational_rewards", RATIONAL.format(last="N/A"), (3.75 - 1) / 3),
-    ("rational_rewards", RATIONAL.format(last="1"), (8.5 / 3 - 1) / 3),
-    ("rational_rewards", RATIONAL.partition("3. Text")[0], None),
-    ("rational_rewards_edit", RATIONAL.format(last="4"), None),
-    ("qwen_aesthetic", "<Score>4</Score>", 0.8),
-    ("qwen_aesthetic", "<Score>9</Score>", None),
-]
+# as published judges write their verdicts, by form
+READ = json.loads(Path(__file__).with_name("verdicts.json").read_text())["read"]
 NONSENSE = [
     "", "I'm sorry, but I can't help with that.", "{" * 20_000, '{"a":' * 5_000, "Final Score:" + " " * 200_000,
     "Style Score" + "\t" * 200_000, "<answer>" * 50_000, "\n" * 200_000, "## Score: " * 20_000,
@@ -323,6 +234,8 @@ NONSENSE = [
 
 
 def test_a_verdict_is_read_as_published_judges_write_it_or_has_no_value():
+    from burnish.rewards.judges import verdicts
+
     for form, text, value in READ:
         found = getattr(verdicts, form)(text)
         assert found.value == (None if value is None else pytest.approx(value)), (form, text)
@@ -336,48 +249,32 @@ def test_a_verdict_is_read_as_published_judges_write_it_or_has_no_value():
     assert {text: parsed(text).value for text in texts} == texts
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("judges")
-    for family in ("llama", "qwen2_5_vl"):
-        tiny_language(folder / family, family)
-    return folder
-
-
-def drawn(folder, *samples, prompt=CAT, family="qwen2_5_vl", **options):
+def drawn(*samples, prompt=CAT, **options):
     """Verdicts on what is drawn."""
-    one = flow_reward("judge", path=str(folder / family), **options)
-    one.check([prompt])
-    return judged_values(one, list(samples), [prompt] * len(samples))
+    return values(judged(flow_reward("judge", path=str(folder_of("qwen2_5_vl")), **options), samples, prompt))
 
 
-def said(folder, *texts, prompt=CAT, family="llama", **options):
+def said(*texts, prompt=CAT, family="llama", **options):
     """Verdicts on responses."""
-    one = reward("judge", path=str(folder / family), **options)
-    one.check([prompt])
-    return judged(one, [Response(text) for text in texts], [prompt] * len(texts))
+    one = reward("judge", path=str(folder_of(family)), **options)
+    return judged(one, [Response(text) for text in texts], prompt)
 
 
-def by_transformers(folder, question: str, shown: np.ndarray | None, answers):
+def by_transformers(question: str, shown: np.ndarray | None, answers):
     """Probabilities of answers, of several tokens each, by transformers alone."""
     family = "llama" if shown is None else "qwen2_5_vl"
-    model = load_language_model(LanguageModelOptions(path=str(folder / family), device="cpu"))
-    text = {"type": "text", "text": question}
-    if shown is None:
-        prompt, named = model.encode([{"role": "user", "content": [text]}]).ids[0], {}
-        network = AutoModelForCausalLM.from_pretrained(folder / family)
-    else:
-        network = AutoModelForImageTextToText.from_pretrained(folder / family)
-        chat = [{"role": "user", "content": [{"type": "image"}, text]}]
-        encoded = model.encode(chat, Shown([Image.fromarray(shown)]))
-        prompt, features = encoded.ids[0], encoded.features[0].tensors
-        named = {"pixel_values": features["images"], "image_grid_thw": features["image_grid"]}
-    shares = {}
+    model, network = model_of(family), theirs_of(family)
+    parts = [*([] if shown is None else [{"type": "image"}]), {"type": "text", "text": question}]
+    media = () if shown is None else (Shown([Image.fromarray(shown)]),)
+    encoded = model.encode([{"role": "user", "content": parts}], *media)
+    prompt, shares = encoded.ids[0], {}
     for answer in answers:
         ids = torch.tensor(model.response_ids(answer)[: -len(model.end)])
-        full = torch.cat([prompt, ids])[None]
-        if named:
-            named["mm_token_type_ids"] = (full == network.config.image_token_id).long()
+        full, named = torch.cat([prompt, ids])[None], {}
+        if shown is not None:
+            features = encoded.features[0].tensors
+            named = {"pixel_values": features["images"], "image_grid_thw": features["image_grid"],
+                     "mm_token_type_ids": (full == network.config.image_token_id).long()}  # fmt: skip
         with torch.no_grad():
             logits = network(input_ids=full, **named).logits[0, len(prompt) - 1 : -1]
         logits[:, model.banned] = -torch.inf
@@ -386,184 +283,72 @@ def by_transformers(folder, question: str, shown: np.ndarray | None, answers):
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-def test_a_verdict_is_the_worth_of_answers_by_their_probabilities(folder, tmp_path, normalise):
+def test_a_verdict_is_the_worth_of_answers_by_their_probabilities(tmp_path, normalise):
     file, prompt = tmp_path / "question.txt", Prompt(text="Who?", answer="I")
     file.write_text("{prompt} / {response} / {answer}?")
     worth, texts = {"A": 1.0, "Bc": 0.5, "0": -1.0}, ["I do", "not me, but you", "{answer}"]
     options = {"answers": worth, "normalise": normalise, "least": 0.0}
-    found = said(folder, *texts, prompt=prompt, question_file=str(file), batch_size=2, **options)
+    found = said(*texts, prompt=prompt, question_file=str(file), batch_size=2, **options)
     for text, verdict in zip(texts, found, strict=True):
         # what is in a response is no place to fill
-        shares = by_transformers(folder, f"Who? / {text} / I?", None, worth)
+        shares = by_transformers(f"Who? / {text} / I?", None, worth)
         value = sum(shares[one] * worth[one] for one in worth) / (sum(shares.values()) if normalise else 1)
         assert verdict.value == pytest.approx(value, rel=1e-4)
-    shares = by_transformers(folder, 'Does this image show "a cat"? Answer Yes or No.', picture(0), "A0")
-    values = drawn(folder, picture(1), picture(0), form="answers", **options | {"answers": {"A": 1.0, "0": 0.0}})
-    assert values[0] != values[1] == pytest.approx(shares["A"] / (sum(shares.values()) if normalise else 1), rel=1e-4)
+    shares = by_transformers('Does this image show "a cat"? Answer Yes or No.', picture(0), "A0")
+    found = drawn(picture(1), picture(0), form="answers", **options | {"answers": {"A": 1.0, "0": 0.0}})
+    assert found[0] != found[1] == pytest.approx(shares["A"] / (sum(shares.values()) if normalise else 1), rel=1e-4)
 
 
-def test_soft_tifa_counts_first_tokens_alone_and_one_that_is_shared_twice(folder):
+def test_soft_tifa_counts_first_tokens_alone_and_one_that_is_shared_twice():
     questions = [["How many cats are there?", "two"], ["Is there a cat?", "Yes"]]
     prompt = Prompt(text="two cats", extra=json.dumps({"extra_info": {"vqa_list": questions}}))
     expected = []
     for (question, _), firsts in zip(questions, ("tT  2 ", "Yy  "), strict=True):
-        shares = by_transformers(folder, f"{question} Answer in one word.", picture(0), set(firsts))
+        shares = by_transformers(f"{question} Answer in one word.", picture(0), set(firsts))
         # a token per byte: "two" and " two" begin with "t" and with a space, which counts for each spelling
         expected.append(sum(shares[letter] for letter in firsts))
-    assert drawn(folder, picture(0), prompt=prompt, form="soft_tifa_am") == pytest.approx([sum(expected) / 2], rel=1e-4)
-    geometric = drawn(folder, picture(0), prompt=prompt, form="soft_tifa_gm")
+    assert drawn(picture(0), prompt=prompt, form="soft_tifa_am") == pytest.approx([sum(expected) / 2], rel=1e-4)
+    geometric = drawn(picture(0), prompt=prompt, form="soft_tifa_gm")
     assert geometric == pytest.approx([math.sqrt(expected[0] * expected[1])], rel=1e-4)
     with pytest.raises(ValueError, match="vqa_list"):
-        drawn(folder, picture(0), form="soft_tifa_gm")
+        drawn(picture(0), form="soft_tifa_gm")
 
 
-def test_edits_clips_and_questions_are_shown_with_what_belongs_to_them(folder):
-    clip = Clip(frames=np.stack([picture(i) for i in range(4)]), fps=4.0)
-    still = Clip(frames=np.stack([picture(0)] * 4), fps=4.0)
-    (plain,), (last,) = (drawn(folder, picture(seed), form="vqascore") for seed in (0, 3))
-    assert drawn(folder, picture(0), prompt=EDIT, form="vqascore", conditions=False) == pytest.approx([plain], rel=1e-4)
-    assert drawn(folder, picture(0), prompt=EDIT, form="vqascore")[0] != pytest.approx(plain, rel=1e-4)
-    two = drawn(folder, clip, still, form="vqascore", shown_frames=2)
-    assert two[0] != two[1]
-    assert drawn(folder, still, form="vqascore", shown_frames=1) == pytest.approx([plain], rel=1e-4)
-    apart = drawn(folder, clip, form="vqascore", frames={"count": 2})
-    assert apart == pytest.approx([(plain + last) / 2], rel=1e-4)
+def test_it_sees_pictures_and_what_it_does_not_say_or_read_is_missing():
     other = Prompt(text=SEEN.text, messages=SEEN.messages, images=(Media.array(picture(8)),))
-    values = [said(folder, "red", family="qwen2_5_vl", prompt=one, least=0.0)[0].value for one in (SEEN, other, SEEN)]
-    assert values[0] == values[2] != values[1]
-    assert said(folder, "red", prompt=SEEN, media="leave_out", least=0.0)[0].value is not None
+    found = [said("red", family="qwen2_5_vl", prompt=one, least=0.0)[0].value for one in (SEEN, other, SEEN)]
+    assert found[0] == found[2] != found[1]
     with pytest.raises(ValueError, match="can't see the pictures"):
-        said(folder, "red", prompt=SEEN)
-
-
-def test_what_it_writes_is_read_and_what_it_does_not_say_or_read_is_missing(folder, monkeypatch):
-    assert [one.value for one in said(folder, "a", "b", pattern="(Q?)", max_new_tokens=4)] == [None] * 2
-    (unsure,) = said(folder, "I do", least=0.9)
+        said("red", prompt=SEEN)
+    assert values(said("a", pattern="(Q?)", max_new_tokens=4)) == [None]
+    (unsure,) = said("I do", least=0.9)
     assert (unsure.value, "something else than Yes, No" in unsure.note) == (None, True)
-    assert [one.value is None for one in said(folder, "x" * 50, "x", max_length=120, least=0.0)] == [True, False]
-    from burnish.rewards.text.reading_model import load_reader
-
-    model = load_reader(folder / "llama", "float32", "cpu", False, headed=False).model
-    monkeypatch.setattr(model, "decode", lambda ids: "I say 7")
-    assert [one.value for one in said(folder, "a", "b", pattern=r"(\d)", max_new_tokens=4)] == [7.0] * 2
+    assert [one.value is None for one in said("x" * 50, "x", max_length=120, least=0.0)] == [True, False]
 
 
 @pytest.mark.parametrize(
     ("judge", "options", "why"),
     [
-        (reward, {"pattern": "("}, "pattern"),
-        (reward, {"pattern": "x"}, "group"),
         (reward, {"pattern": "(x)", "normalise": False}, "normalise"),
-        (reward, {"max_new_tokens": 3}, "max_new_tokens is never read"),
-        (reward, {"answers": {" ": 1.0}}, "empty"),
-        (reward, {"put_away": True}, "device is cpu"),
         (reward, {"form": "yes", "normalise": False}, "form answers"),
-        (reward, {"form": "yes", "max_new_tokens": 3}, "nothing is written"),
         (reward, {"opponents": 2}, "compares nothing"),
-        (reward, {"question_file": "none.txt"}, "question_file.*none.txt"),
         (reward, {"question_file": "plain.txt"}, r"\{response\}"),
-        (reward, {"question_file": "answer.txt"}, "no answer"),
         (flow_reward, {}, "no processor"),
-        (flow_reward, {"form": "unified_reward_2"}, "belongs to the judge"),
-        (flow_reward, {"frames": {"count": 2}, "shown_frames": 3}, "frames"),
-        (flow_reward, {"form": "unified_reward_think", "question_file": "plain.txt"}, r"\{prompt\}"),
-        (endpoint, {"url": "http://user:word@host"}, "token_variable"),
-        (endpoint, {"token_variable": "NO_SUCH_TOKEN"}, "NO_SUCH_TOKEN"),
         (endpoint, {"budget": {"requests": 3}}, "without store"),
-        (endpoint, {"budget": {}, "store": "s"}, "limits nothing"),
         (endpoint, {"budget": {"cost": 1.0}, "store": "s"}, "prices"),
         (endpoint, {"store": "no/such/folder/s"}, "store.*no/such/folder/s"),
-        (endpoint, {"form": "unified_reward"}, "question_file"),
     ],
 )
-def test_what_can_t_judge_is_refused_before_anything_is_asked(folder, tmp_path, monkeypatch, judge, options, why):
+def test_what_can_t_judge_is_refused_before_anything_is_asked(tmp_path, monkeypatch, judge, options, why):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain.txt").write_text("Is it?")
-    (tmp_path / "answer.txt").write_text("{response} {answer}")
     family = "qwen2_5_vl" if judge is flow_reward and options else "llama"
-    own = {"url": "http://127.0.0.1:9"} if judge is endpoint else {"name": "judge", "path": str(folder / family)}
+    own = {"url": "http://127.0.0.1:9"} if judge is endpoint else {"name": "judge", "path": str(folder_of(family))}
     with pytest.raises(ValueError, match=why):
         judge(**own | options).check([CAT])
 
 
-WORDS = ["[PAD]", "[SEP]", "user", "assistant", "one", "two", "three", "?"]
-CHAT = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} [SEP] {% endfor %}"
-TEXTS = ["one", "two three two one", "three three", "one two one two one two"]
-SIZE = {"vocab_size": len(WORDS), "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
-        "num_attention_heads": 2}  # fmt: skip
-
-
-def tokenizer(chat: str | None) -> PreTrainedTokenizerFast:
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="?"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    if chat is not None:
-        return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="[SEP]", chat_template=chat)
-    made.post_processor = processors.TemplateProcessing(
-        single="$A [SEP]", pair="$A [SEP] $B:1 [SEP]:1", special_tokens=[("[SEP]", 1)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token="[SEP]", pad_token="[PAD]",
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-    )  # fmt: skip
-
-
-def scored(path, *texts: str, prompt: Prompt | None = None, **options) -> list:
-    one = reward("reward_model", path=str(path), **options)
-    prompt = prompt or Prompt(text="one ?")
-    one.check([prompt])
-    return judged(one, [Response(text) for text in texts], [prompt] * len(texts))
-
-
-def saved(folder, network, chat=CHAT):
-    network.save_pretrained(folder)
-    tokenizer(chat).save_pretrained(folder)
-    return network.eval()
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    torch.manual_seed(0)
-    network = LlamaForSequenceClassification(LlamaConfig(**SIZE, num_labels=1))
-    torch.nn.init.normal_(network.score.weight)
-    network.config.pad_token_id = 0
-    folder = tmp_path_factory.mktemp("llama")
-    return folder, saved(folder, network)
-
-
-def test_a_reward_model_s_score_is_the_logit_at_the_end_of_the_conversation_in_any_batch(llama):
-    folder, network = llama
-    expected = []
-    for text in TEXTS:
-        ids = tokenizer(CHAT)(f"user one ? [SEP] assistant {text} [SEP]").input_ids
-        expected.append(network(torch.tensor([ids])).logits.item())
-    assert len(set(expected)) == len(TEXTS)
-    for texts, values, size in ((TEXTS, expected, 1), (TEXTS, expected, 3), (TEXTS[::-1], expected[::-1], 3)):
-        assert [one.value for one in scored(folder, *texts, batch_size=size)] == pytest.approx(values, abs=1e-6)
-    short, long = scored(folder, "one", "one " * 30, max_length=12)  # never cut
-    assert (short.value is None, long.value, "max_length=12" in long.note) == (False, None, True)
-    with pytest.raises(ValueError, match="media=leave_out"):
-        scored(folder, "two", prompt=SEEN)
-    prompts = (SEEN, {"media": "leave_out"}), (Prompt(text="2+2?"), {})
-    seen, plain = (scored(folder, "two", prompt=one, **options)[0].value for one, options in prompts)
-    assert seen == plain
-
-
-def test_a_model_without_a_template_reads_a_pair(tmp_path):
-    torch.manual_seed(0)
-    network = saved(tmp_path, BertForSequenceClassification(BertConfig(**SIZE, num_labels=1)), None)
-    for text, verdict in zip(TEXTS, scored(tmp_path, *TEXTS), strict=True):
-        with torch.inference_mode():
-            logit = network(**tokenizer(None)("one ?", text, return_tensors="pt")).logits.item()
-        assert verdict.value == pytest.approx(logit, abs=1e-6)
-
-
 def test_what_is_no_reward_model_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"config\.json"):
-        scored(tmp_path, "a")
-    saved(tmp_path / "causal", LlamaForCausalLM(LlamaConfig(**SIZE)))
-    saved(tmp_path / "two", LlamaForSequenceClassification(LlamaConfig(**SIZE, num_labels=2)))
-    for name, why in (("causal", r"score\.weight"), ("two", "2 labels")):
-        one = reward("reward_model", path=str(tmp_path / name))
+    for path, why in ((folder_of("llama"), r"score\.weight"), (tmp_path, r"config\.json")):
         with pytest.raises(ValueError, match=why):
-            one.prepare()
-        assert judged_values(one, [Response("a")], [Prompt(text="?")]) == [None]
+            judged(reward("reward_model", path=str(path)), [Response("one")])

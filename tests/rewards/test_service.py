@@ -8,63 +8,57 @@ import json
 import re
 import socket
 import struct
-import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from itertools import count
 
 import numpy as np
 import pytest
-import uvicorn
 from PIL import Image
 from safetensors.numpy import save
 
-from burnish.config.serving import load_service
-from burnish.options.service import ServiceOptions
-from burnish.rewards.wire import Limits, decode_request, encode_prompt, encode_sample
-from burnish.service.app import Service
+from burnish.rewards.text.base import Response
 from burnish.types.clips import Clip, Sound
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
-from burnish.utils.http import LARGEST, servers
-from burnish.utils.serving import punctual
 from tests.support.asked import flow_reward, reward
+from tests.support.clips import brightness_of_clips
 from tests.support.drawing import line, noise
 from tests.support.http_servers import JsonServer, json_server
 from tests.support.reward_service import get, post, raw, served
-from tests.support.scoring import LIMIT, Response, judged, judged_values, scorer
 from tests.support.tiny_run import burnish
 
 ANY = Prompt(text="?")
+LARGEST = 16 << 20  # bytes of a reply
+NUMBERS = count()  # what is known of a server is known by its address, and a port may be given again
 
 
 def lengths(message, count):
     return 200, {"rewards": [len(text) for text in message["responses"]]}
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_known_of_servers_of_other_tests():
-    """A port may be given again."""
-    servers.cache_clear()
-
-
 @pytest.fixture
 def server():
     with json_server(lengths) as one:
+        one.url += f"/{next(NUMBERS)}"
         yield one
+
+
+def values(one, samples, prompts) -> list[float | None]:
+    return [verdict.value for verdict in one.verdicts(samples, prompts)]
 
 
 def ask(server: JsonServer, *texts: str, prompt: Prompt = ANY, **options) -> list:
     one = reward("remote", url=server.url, **{"deadline": 20, **options})
-    return judged(one, [Response(text) for text in texts], [prompt] * len(texts))
+    return one.verdicts([Response(text) for text in texts], [prompt] * len(texts))
 
 
 def test_what_is_sent_is_lightrft_s_protocol_or_openrlhf_s(server):
     pictures = [np.full((4, 4, 3), level, dtype=np.uint8) for level in (0, 200)]
     seen = Prompt(text="<image><image>same?", answer="no", images=tuple(map(Media.array, pictures)))
     one = reward("remote", url=server.url)
-    assert judged_values(one, [Response("yes"), Response("no!!")], [seen, Prompt(text="hm?")]) == [3, 4]
+    assert values(one, [Response("yes"), Response("no!!")], [seen, Prompt(text="hm?")]) == [3, 4]
     message = server.got[0]
     assert message["queries"] == ["<image><image>same?yes", "hm?no!!"]
     assert message["prompts"] == ["<image><image>same?", "hm?"]
@@ -82,16 +76,6 @@ def test_what_is_sent_is_lightrft_s_protocol_or_openrlhf_s(server):
     assert server.got[3] == {"query": ["same? yes"], "prompts": ["same? "], "labels": ["no"]}
 
 
-def test_of_several_servers_one_that_is_dead_is_remembered_from_one_batch_to_the_next(server):
-    with json_server(lambda message, count: (500, {})) as broken:
-        one = reward("remote", url=[broken.url, server.url], deadline=20)
-        for _ in range(10):
-            assert judged_values(one, [Response("abc")], [ANY]) == [3]
-        assert 1 <= len(broken.got) <= 3
-    one = reward("remote", url=["http://127.0.0.1:9/score", server.url], deadline=20, batch_size=1)
-    assert judged_values(one, [Response("a"), Response("bb")], [ANY] * 2) == [1, 2]
-
-
 def test_large_batches_are_several_requests_in_order_and_failures_are_tried_again(server):
     verdicts = ask(server, *["x" * n for n in range(10)], batch_size=3, concurrency=2)
     assert [verdict.value for verdict in verdicts] == list(range(10))
@@ -107,15 +91,11 @@ def test_large_batches_are_several_requests_in_order_and_failures_are_tried_agai
     ("reply", "why", "requests"),
     [
         ((500, {}), "2 tries .* status 500", 2),
-        ((404, {}), "status 404", 1),
-        ((200, b"not json"), "2 tries", 2),
         ((200, b"[" * 200_000), "2 tries .* nested too deeply", 2),
         ((200, b" " * (LARGEST + 1)), "2 tries .* more than 16 MiB", 2),
         ((200, {"rewards": {"0": 1}}), "no list 'rewards'", 1),
         ((200, {"rewards": [1]}), "1 numbers for 2 responses", 1),
-        ((200, [1, 2]), "no list 'rewards'", 1),
         ((302, b"", ("Location", "http://127.0.0.1:9/")), "status 302 redirect to http://127.0.0.1 not followed", 1),
-        ((308, b"", ("Location", "http://127.0.0.1:9/")), "status 308 redirect to http://127.0.0.1 not followed", 1),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -127,134 +107,51 @@ def test_a_failed_request_is_missing_never_zero(server, reply, why, requests):
     assert len(server.got) == requests
 
 
-def test_the_deadline_ends_every_wait_and_nobody_there_is_missing(server):
-    server.reply = lambda message, count: time.sleep(60) or (200, {"rewards": [1]})
-    start = time.monotonic()
-    (late,) = ask(server, "a", deadline=0.3)
-    assert (late.value, "(deadline)" in late.note) == (None, True), late.note
-    assert time.monotonic() - start < 30
-    nobody = reward("remote", url="http://127.0.0.1:9/score", deadline=5, retries=1)
-    (verdict,) = judged(nobody, [Response("a")], [ANY])
-    assert (verdict.value, "gave up after 2 tries" in verdict.note) == (None, True)
-
-
-def test_a_token_comes_from_the_environment_goes_to_nobody_else_and_is_not_shown(server, monkeypatch):
-    def tokened(**options):
-        return reward("remote", url=server.url, token_variable="SCORE_TOKEN", **options)
-
-    with pytest.raises(ValueError, match="'SCORE_TOKEN', which is not set"):
-        tokened().check([])
-    for token in ("two\nlines", "tail\r\n", "clé"):  # no header can hold it
-        monkeypatch.setenv("SCORE_TOKEN", token)
-        with pytest.raises(ValueError, match="SCORE_TOKEN") as refused:
-            tokened().check([])
-        assert token not in str(refused.value)
-    monkeypatch.setenv("SCORE_TOKEN", "secret")
-    tokened().check([])
-    with json_server(lengths) as elsewhere:
-        server.reply = lambda message, count: (307, b"", ("Location", elsewhere.url))
-        assert judged_values(tokened(), [Response("a")], [ANY]) == [None]
-        assert elsewhere.headers_seen == []
-    assert server.headers_seen[0]["Authorization"] == "Bearer secret"
-    assert "secret" not in repr(tokened())
-    with pytest.raises(ValueError, match="token_variable") as refused:
-        reward("remote", url="http://me:secret@127.0.0.1/score").check([])
-    assert "secret" not in str(refused.value)
-    with pytest.raises(ValueError, match="url"):
-        reward("remote", url="file:///etc/passwd")
-
-
-SIGN = Prompt(text="the number 472", answer="472", source="mine", label="x", extra='{"a": [1]}', negative="no")
 KNOWN = {"Authorization": "Bearer hush"}
 GOOD = {"samples": [{"text": "abc"}], "prompts": [{"text": "?"}]}
 
 
-def test_samples_and_prompts_arrive_as_they_were():
-    wave = Sound.of(np.linspace(-1, 1, 7, dtype=np.float32)[None], 16_000)
-    clip = Clip(frames=np.arange(2 * 3 * 4 * 3, dtype=np.uint8).reshape(2, 3, 4, 3), fps=8.0, sound=wave)
-    seen = Prompt(text="<image>?", images=(Media.array(noise(1)),), answer="1")
-    samples, prompts = [noise(1), clip, wave, Response("yes", finished=False)], [SIGN, SIGN, SIGN, seen]
-    body = {
-        "samples": [encode_sample(sample) for sample in samples],
-        "prompts": [encode_prompt(prompt, media=True) for prompt in prompts],
-    }
-    found, told = decode_request(body, Limits(samples=10, pixels=10_000, reserve=lambda count: None))
-    np.testing.assert_array_equal(found[0], noise(1))
-    np.testing.assert_array_equal(found[1].frames, clip.frames)
-    for sound in (found[1].sound, found[2]):
-        np.testing.assert_array_equal(sound.samples, wave.samples)
-    assert (found[1].fps, found[2].rate, found[3]) == (8.0, 16_000, samples[3])
-    assert [prompt.uid for prompt in told] == [prompt.uid for prompt in prompts]
-
-
-@contextmanager
-def serving(rewards, token: str | None = None, **options):
-    """A service in this process; its address."""
-    with scorer(rewards) as scoring, socket.create_server(("127.0.0.1", 0)) as listening:
-        app = Service(scoring, ServiceOptions(**options), token).app()
-        config = uvicorn.Config(
-            app, http=punctual(5), ws="none", log_level="error", h11_max_incomplete_event_size=32_768
-        )
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, args=([listening],))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(LIMIT)
-
-
-def test_pictures_are_scored_as_a_run_scores_them(monkeypatch):
-    samples, prompts = [line("472"), noise(3), line("186")], [SIGN] * 3
-    rewards = {"ocr": flow_reward("ocr"), "small": flow_reward("jpeg_compressibility", weight=0.1)}
-    expected = scorer(rewards).score(samples, prompts)
-    monkeypatch.setenv("HUSH", "hush")
-    with serving(rewards, "hush") as url:
-        assert get(f"{url}/health") == (200, '{"status":"ok"}')
-        one = flow_reward("remote", url=url, deadline=60.0, token_variable="HUSH", batch_size=2)
-        verdicts = judged(one, samples, prompts)
-        status, counted = get(f"{url}/metrics", **KNOWN)
-    assert [verdict.value for verdict in verdicts] == pytest.approx(expected.reward.tolist(), abs=1e-7)
-    assert verdicts[0].named["small"] == pytest.approx(float(expected.components[0, -1]))
-    assert verdicts[0].note == expected.notes[0]
-    assert status == 200
-    for counter in ('burnish_requests_total{status="200"} 2', 'burnish_samples_total{reward="ocr"} 3'):
-        assert counter in counted
-
-
-def test_answers_of_responses_come_back_from_a_process_for_votes():
-    with served("multiple_choice", "--task", "image-text-to-text") as service:
-        one = reward("remote", url=service.url, protocol="burnish", deadline=60.0)
-        samples = [Response(f"<answer>{text}</answer>") for text in ("B", "(b)", "C")]
-        verdicts = judged(one, samples, [Prompt(text="?", answer="B")] * 3)
-        assert service.end() == 0
-    assert [(verdict.value, verdict.answer) for verdict in verdicts] == [(1.0, "B"), (1.0, "B"), (0.0, "C")]
-    gone = judged(reward("remote", url=service.url, protocol="burnish", deadline=2.0), samples[:1], [SIGN])[0]
-    assert (gone.value, "gave up after" in gone.fault) == (None, True)
-
-
-def test_without_a_token_a_page_that_gave_this_machine_a_name_of_its_own_is_refused():
-    with serving({"form": reward("format")}) as url:
-        port = url.rpartition(":")[2]
-        for host in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
-            assert post(f"{url}/score", GOOD, Host=host)[0] == 200
-        for host in ("rebound.example", f"rebound.example:{port}", "127.0.0.1.example", "192.0.2.1", "[", ""):
-            status, reply, _ = post(f"{url}/score", GOOD, Host=host)
+def test_pictures_clips_and_sounds_are_scored_as_here_and_foreign_pages_are_refused(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    bright = "{name: function, path: 'tests.support.clips:brightness_of_clips', frames: null}"
+    recipe.write_text(
+        f"task: text-to-image\nrewards:\n  bright: {bright}\n  small: {{name: jpeg_compressibility}}\nsteps: 3\n"
+    )
+    sound = Sound.of(np.linspace(-1, 0.5, 7, dtype=np.float32)[None], 16_000)
+    clip = Clip(frames=np.arange(2 * 8 * 8 * 3, dtype=np.uint8).reshape(2, 8, 8, 3), fps=8.0, sound=sound)
+    samples, prompts = [line("472"), clip, noise(3)], [Prompt(text="the number 472", answer="472")] * 3
+    small = values(flow_reward("jpeg_compressibility"), samples, prompts)
+    expected = [one + size / 10 for one, size in zip(brightness_of_clips(samples, prompts), small, strict=True)]
+    with served(str(recipe), "rewards.small.weight=0.1", "service.window=0") as service:
+        one = flow_reward("remote", url=service.url, deadline=60.0, batch_size=2)
+        verdicts = one.verdicts(samples, prompts)
+        assert [verdict.value for verdict in verdicts] == pytest.approx(expected, abs=1e-5)
+        assert verdicts[0].named["small"] == pytest.approx(small[0])
+        counted = get(f"{service.url}/metrics")[1]
+        for counter in ('burnish_requests_total{status="200"} 2', 'burnish_samples_total{reward="small"} 3'):
+            assert counter in counted
+        status, answer, _ = post(f"{service.url}/score", GOOD)
+        assert (status, answer["scores"][0]["fault"]) == (200, "")
+        assert "this is a text" in answer["scores"][0]["note"]
+        port = service.port
+        for host in ("localhost", f"127.0.0.1:{port}", f"[::1]:{port}"):
+            assert post(f"{service.url}/score", GOOD, Host=host)[0] == 200
+        for host in ("rebound.example", "127.0.0.1.example", "192.0.2.1", "[", ""):
+            status, reply, _ = post(f"{service.url}/score", GOOD, Host=host)
             assert (status, f"Host header is {host!r}" in reply["error"]) == (421, True)
-            assert get(f"{url}/metrics", Host=host)[0] == 421
+            assert get(f"{service.url}/metrics", Host=host)[0] == 421
+        assert service.end() == 0
+    (gone,) = flow_reward("remote", url=service.url, deadline=2.0).verdicts(samples[:1], prompts[:1])
+    assert (gone.value, "gave up after" in gone.fault) == (None, True)
 
 
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        (["ocrr"], ["ocrr"]),
         (["ocr", "numeric"], ["different tasks"]),
         (["function", "function.path=x.py:y"], ["--task"]),
         (["ocr", "ocr.on_failure=raise"], ["rewards.ocr.on_failure is raise"]),
-        (["ocr", "ocr.weight=0"], ["no value to serve"]),
         (["ocr", "scoring.max_failures=3"], ["max_failures"]),
-        (["ocr", "service.que=3"], ["service.que"]),
         (["ocr", "--host", "192.0.2.1"], ["--host is 192.0.2.1", "token"]),
     ],
 )
@@ -263,34 +160,17 @@ def test_what_can_t_be_served_is_refused(words, names):
     assert [name for name in names if name not in said.message] == []
 
 
-def test_names_and_recipes_are_served_with_their_options(tmp_path):
-    named = load_service(["numeric", "format", "format.weight=0.1"])
-    assert (named.task, list(named.rewards)) == ("image-text-to-text", ["numeric", "format"])
-    assert (named.rewards["format"].weight, named.scoring.max_failures) == (0.1, None)
-    recipe = tmp_path / "mine.yaml"
-    recipe.write_text("task: image-text-to-text\nrewards: {exact: {weight: 2}}\nsteps: 3\nservice: {window: 0}\n")
-    of_recipe = load_service([str(recipe), "rewards.exact.ignore_case=true"])
-    exact = of_recipe.rewards["exact"]
-    assert (exact.weight, exact.ignore_case, of_recipe.service.window) == (2, True, 0)
-
-
 LIMITS = {"max_body_mb": 1, "memory_mb": 24, "read_timeout": 1, "max_samples": 64, "queue": 400, "max_pixels": 10_000,
           "max_values": 20_000, "window": 0.1}  # fmt: skip
-TOGETHER: list[int] = []  # samples of each batch
-
-
-def counts(responses, prompts):
-    TOGETHER.append(len(responses))
-    return [0.0] * len(responses)
 
 
 @pytest.fixture(scope="module")
 def service():
     """Of lengths of responses, with small limits and a token."""
-    length = reward("function", path="tests.support.failing_rewards:raises_on_bad")
-    count = reward("function", path=f"{__name__}:counts", weight=0.0)
-    with serving({"length": length, "count": count}, "hush", **LIMITS) as url:
-        yield url
+    limits = [f"service.{name}={value}" for name, value in LIMITS.items()]
+    path = "function.path=tests.support.named_rewards:length"
+    with served("function", path, "--task", "image-text-to-text", *limits, token="hush") as one:
+        yield one
 
 
 def image(width: int, height: int) -> dict:
@@ -315,71 +195,51 @@ def asking(**sample) -> dict:
 @pytest.mark.parametrize(
     ("body", "status", "why"),
     [
-        (b"", 400, "can't be read"),
-        (b"\xff\xfe", 400, "can't be read"),
         (b"[" * 15_000, 400, "nested too deeply"),
-        (b'{"a":' * 5000 + b"1" + b"}" * 5000, 400, "nested too deeply"),
         (b"[" + b"1," * 30_000 + b"1]", 413, "service.max_values"),
         (b" " * (2 << 20), 413, "service.max_body_mb"),
-        ([1], 400, "must be an object"),
         (GOOD | {"rewards": 1}, 400, "'rewards'; known are"),
-        ({"samples": 1, "prompts": []}, 400, "samples must be a list"),
         ({"samples": [], "prompts": [{"text": "?"}]}, 400, "0 samples, but 1 prompts"),
         ({"samples": [{"text": "a"}] * 65, "prompts": [{"text": "?"}] * 65}, 400, "65 entries, more than 64"),
         (asking(text=3), 400, "samples[0]: text must be a text"),
-        (asking(text="a", finished=1), 400, "finished must be true or false"),
         (asking(text="a", eval="x"), 400, "'eval'"),
-        (asking(text="a\ud800"), 400, "surrogate"),
-        (asking(image={"png": "?"}), 400, "not base64"),
         (asking(image=image(4, 4)), 400, "picture can't be read"),
         (asking(image=image(60_000, 60_000)), 400, "3600000000 pixels"),
         (asking(image=image(600, 600)), 400, "600x600 pixels, more than 10000"),
-        (asking(image={"gif": "R0lGODlhAQABAAAAACw="}), 400, "known are png, jpeg, webp"),
-        (asking(image={"png": base64.b64encode(b"GIF89a" + b"0" * 50).decode()}), 400, "can't be read"),
         (asking(image=tensors(b"\x80\x04cos\nsystem\n.")), 400, "safetensors can't"),
-        (asking(clip=tensors(b"\xff" * 64, fps=8)), 400, "safetensors can't"),
         (asking(sound=tensors(save({"sound": np.zeros((1, 8), np.float32)}), rate=0.3)), 400, "1 sample per second"),
         (b'{"samples": [{"sound": {"rate": 1' + b"0" * 400 + b"}}]}", 400, "401 digits"),
         ({"samples": [{"text": "a"}], "prompts": [{"text": "?", "images": [{"png": "no"}]}]}, 400, "prompts[0]"),
-        ({"samples": [{"text": "a"}], "prompts": [{"text": "?", "messages": [1]}]}, 400, "messages must have"),
-        ({"samples": [{"text": "a"}], "prompts": [{"text": "?", "messages": 5}]}, 400, "messages must be a list"),
     ],
     ids=lambda value: str(value)[:30],
 )
 def test_a_bad_request_is_refused_with_its_reason(service, body, status, why):
-    found, reply, _ = post(f"{service}/score", body, **KNOWN)
+    found, reply, _ = post(f"{service.url}/score", body, **KNOWN)
     assert (found, why in reply["error"]) == (status, True), reply
     assert len(reply["error"]) < 700
 
 
 def test_wrong_tokens_kinds_of_content_places_and_bytes_are_refused(service):
-    for given in (None, "Bearer wrong", "Bearer ", "hush", "Basic hush", "Bearer hushh", "Bearer h\u00fc"):
+    for given in (None, "Bearer wrong", "hush", "Bearer hushh", "Bearer h\u00fc"):
         headers = {} if given is None else {"Authorization": given}
-        status, reply, more = post(f"{service}/score", GOOD, **headers)
+        status, reply, more = post(f"{service.url}/score", GOOD, **headers)
         assert (status, "hush" in reply["error"], more["www-authenticate"]) == (401, False, "Bearer")
-        assert get(f"{service}/metrics", **headers)[0] == 401
-    assert post(f"{service}/score", GOOD, **(KNOWN | {"Content-Type": "application/x-pickle"}))[0] == 415
-    assert post(f"{service}/score", GOOD, **(KNOWN | {"Content-Encoding": "gzip"}))[0] == 415
-    assert post(f"{service}/other", GOOD, **KNOWN)[0] == 404
-    assert get(f"{service}/score")[0] == 405
-    port = int(service.rpartition(":")[2])
+        assert get(f"{service.url}/metrics", **headers)[0] == 401
+    assert post(f"{service.url}/score", GOOD, **(KNOWN | {"Content-Type": "application/x-pickle"}))[0] == 415
+    assert post(f"{service.url}/score", GOOD, **(KNOWN | {"Content-Encoding": "gzip"}))[0] == 415
     negative = b"POST /score HTTP/1.1\r\nContent-Length: -5\r\n\r\n"
     for content in (b"\x00" * 100, negative, b"GET / HTTP/9\r\n\r\n"):
-        assert b" 400 " in raw(port, content, wait=5.0).partition(b"\r\n")[0]
+        assert b" 400 " in raw(service.port, content, wait=5.0).partition(b"\r\n")[0]
     long = b"GET /health HTTP/1.1\r\n" + b"X: " + b"y" * 100_000
-    assert b" 4" in raw(port, long, wait=5.0).partition(b"\r\n")[0]
+    assert b" 4" in raw(service.port, long, wait=5.0).partition(b"\r\n")[0]
 
 
-def test_failures_are_missing_and_samples_of_another_task_are_told(service, monkeypatch):
+def test_a_sample_that_fails_is_missing_alone(service, monkeypatch):
     monkeypatch.setenv("HUSH", "hush")
-    one = reward("remote", url=service, protocol="burnish", deadline=60.0, token_variable="HUSH")
-    verdicts = judged(one, [Response("a"), Response("bad"), Response("ccc")], [SIGN] * 3)
+    one = reward("remote", url=service.url, protocol="burnish", deadline=60.0, token_variable="HUSH")
+    verdicts = one.verdicts([Response("a"), Response("bad"), Response("ccc")], [ANY] * 3)
     assert [verdict.value for verdict in verdicts] == [1.0, None, 3.0]
     assert "no bad" in verdicts[1].fault
-    sent = {"samples": [encode_sample(noise(1))], "prompts": [encode_prompt(SIGN, media=False)]}
-    status, answer, _ = post(f"{service}/score", sent, **KNOWN)
-    assert (status, answer["scores"][0]["fault"]) == (200, "")
-    assert "this is not a text" in answer["scores"][0]["note"]
 
 
 def test_a_body_that_drips_ends_in_time_and_takes_nobody_else_with_it(service):
@@ -387,10 +247,10 @@ def test_a_body_that_drips_ends_in_time_and_takes_nobody_else_with_it(service):
         "POST /score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer hush\r\nContent-Type: application/json\r\n"
         "Content-Length: 500\r\n\r\n{"
     )
-    slow = [socket.create_connection(("127.0.0.1", int(service.rpartition(":")[2]))) for _ in range(20)]
+    slow = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(20)]
     for connection in slow:
         connection.sendall(head.encode())
-    assert post(f"{service}/score", GOOD, **KNOWN)[0] == 200
+    assert post(f"{service.url}/score", GOOD, **KNOWN)[0] == 200
     for connection in slow:
         connection.settimeout(20)
         assert b" 408 " in connection.recv(1000).partition(b"\r\n")[0]
@@ -402,7 +262,7 @@ def test_many_clients_at_once_all_get_their_own_scores_from_batches(service):
         texts = [{"text": "x" * (number + 1)}, {"text": "y" * (number % 7 + 1)}]
         for _ in range(300):
             body = {"samples": texts, "prompts": [{"text": str(number)}] * 2}
-            status, reply, headers = post(f"{service}/score", body, **KNOWN)
+            status, reply, headers = post(f"{service.url}/score", body, **KNOWN)
             if status == 200:
                 return [score["value"] for score in reply["scores"]]
             assert (status, int(headers["retry-after"]) >= 1) == (503, True)
@@ -410,12 +270,11 @@ def test_many_clients_at_once_all_get_their_own_scores_from_batches(service):
         raise AssertionError("never answered")
 
     def large(_: int) -> int:
-        return post(f"{service}/score", json.dumps(asking(text="z" * 900_000)).encode(), **KNOWN)[0]
+        return post(f"{service.url}/score", json.dumps(asking(text="z" * 900_000)).encode(), **KNOWN)[0]
 
     with ThreadPoolExecutor(100) as pool:
         assert list(pool.map(scores, range(100))) == [[number + 1.0, number % 7 + 1.0] for number in range(100)]
         statuses = set(pool.map(large, range(50)))
-    assert max(TOGETHER) > 2
     assert {200} <= statuses <= {200, 503}
-    status, counted = get(f"{service}/metrics", **KNOWN)
+    status, counted = get(f"{service.url}/metrics", **KNOWN)
     assert (status, "burnish_memory_bytes 0" in counted, "burnish_queue_samples 0" in counted) == (200, True, True)

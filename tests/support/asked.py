@@ -1,10 +1,9 @@
-"""Rewards, asked as a scoring process asks them."""
+"""Rewards by their names, and what they say."""
 
 from __future__ import annotations
 
 from burnish.registry import lookup
 from burnish.rewards.base import Reward, Verdict
-from burnish.rewards.judging import judge
 from burnish.rewards.text.base import LanguageReward, Response
 from burnish.types.prompt import Prompt
 
@@ -20,7 +19,7 @@ def flow_reward(name: str, **options) -> Reward:
 def ask(one: LanguageReward, *pairs: tuple[str, str | None]) -> list[Verdict]:
     """Verdicts on responses, each with the right answer."""
     responses = [Response(text) for text, _ in pairs]
-    return judge(one, responses, [Prompt(text="?", answer=answer) for _, answer in pairs])
+    return one.verdicts(responses, [Prompt(text="?", answer=answer) for _, answer in pairs])
 
 
 def values(one: LanguageReward, *pairs: tuple[str, str | None]) -> list[float | None]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 Weights = dict[str, Tensor]
@@ -94,3 +96,33 @@ def image_reward(pixels: Tensor, ids: Tensor, w: Weights, heads: int = 2) -> Ten
     for i in (0, 2, 4, 6, 7):
         x = linear(x, w, f"mlp.layers.{i}")
     return x[:, 0]
+
+
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of CLIP's pixels
+
+
+def _normalised(pixels: Tensor) -> Tensor:
+    return (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+
+
+def padded(picture: np.ndarray, size: int) -> Tensor:
+    """HPSv2's pixels [1, 3, S, S]: of floats, the longer side fits, and black surrounds the rest."""
+    scale = size / max(picture.shape[:2])
+    high, wide = (round(side * scale) for side in picture.shape[:2])
+    pixels = torch.from_numpy(picture.copy()).permute(2, 0, 1)[None] / 255
+    if scale != 1:
+        pixels = F.interpolate(pixels, (high, wide), mode="bicubic", antialias=True)
+    whole = torch.zeros(1, 3, size, size)
+    top, left = (size - high) // 2, (size - wide) // 2
+    whole[..., top : top + high, left : left + wide] = pixels
+    return _normalised(whole)
+
+
+def cropped(picture: np.ndarray, size: int) -> Tensor:
+    """BLIP's pixels [1, 3, S, S], by Pillow and torchvision's rules: the shorter side fits, the middle is cut out."""
+    high, wide = picture.shape[:2]
+    high, wide = (size, int(size * wide / high)) if high <= wide else (int(size * high / wide), size)
+    top, left = round((high - size) / 2), round((wide - size) / 2)
+    resized = Image.fromarray(picture).resize((wide, high), Image.Resampling.BICUBIC)
+    pixels = np.asarray(resized)[top : top + size, left : left + size]
+    return _normalised(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None] / 255)

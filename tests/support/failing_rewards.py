@@ -1,57 +1,43 @@
-"""Reward functions that fail for single samples, in C as well, for responses and pictures alike."""
+"""Reward functions that fail for single prompts, in C as well, for responses and pictures alike."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 
 
-def text_of(sample, prompt) -> str:
-    return getattr(sample, "text", prompt.text)
-
-
-def _each(samples, prompts, do, value):
+def _each(prompts, do, value=len):
     found = []
-    for sample, prompt in zip(samples, prompts, strict=True):
-        text = text_of(sample, prompt)
-        if "bad" in text:
-            do(text)
-        found.append(value(text))
+    for prompt in prompts:
+        if "bad" in prompt.text:
+            do(prompt.text)
+        found.append(value(prompt.text))
     return found
 
 
-def hangs_in_c(samples, prompts):
-    """Holds the interpreter's lock for minutes."""
-    return _each(samples, prompts, lambda _: ctypes.PyDLL(None).sleep(600), len)
+def hangs(samples, prompts, file, in_c=True):
+    """For minutes; in C it holds the interpreter's lock as well."""
+    Path(file).write_text(str(os.getpid()))
+    return _each(prompts, lambda _: ctypes.PyDLL(None).sleep(600) if in_c else time.sleep(600))
 
 
 def reads_nowhere(samples, prompts):
-    return _each(samples, prompts, lambda _: ctypes.string_at(0), len)
-
-
-def aborts(samples, prompts):
-    return _each(samples, prompts, lambda _: os.abort(), len)
+    return _each(prompts, lambda _: ctypes.string_at(0))
 
 
 def raises_on_bad(samples, prompts):
     def fail(text):
         raise RuntimeError(f"no {text}")
 
-    return _each(samples, prompts, fail, len)
-
-
-def nan_on_bad(samples, prompts):
-    return [float("nan") if "bad" in text_of(s, p) else 1.0 for s, p in zip(samples, prompts, strict=True)]
-
-
-def one_too_few(samples, prompts):
-    return [1.0] * (len(samples) - any("bad" in text_of(s, p) for s, p in zip(samples, prompts, strict=True)))
+    return _each(prompts, fail)
 
 
 def recovers(samples, prompts, folder, times=1):
-    """Fails for a bad sample ``times`` times, counted over all processes."""
+    """Fails for a bad prompt ``times`` times, counted over all processes."""
 
     def fail(text):
         tries = len(list(Path(folder).iterdir()))
@@ -59,21 +45,7 @@ def recovers(samples, prompts, folder, times=1):
         if tries < times:
             raise ConnectionError("not yet")
 
-    return _each(samples, prompts, fail, len)
-
-
-def counts_itself(samples, prompts, folder, seconds=0.0, meeting=0):
-    """Writes down when each sample was scored, from when to when; no score before ``meeting`` have begun."""
-    found = []
-    for sample, prompt in zip(samples, prompts, strict=True):
-        begun = time.monotonic()
-        file = Path(folder) / f"{os.getpid()}-{time.monotonic_ns()}"
-        file.touch()
-        time.sleep(seconds)
-        until(lambda: len(list(Path(folder).iterdir())) >= meeting)
-        file.write_text(f"{begun} {time.monotonic()} {len(samples)} {text_of(sample, prompt)!r}")
-        found.append(1.0)
-    return found
+    return _each(prompts, fail)
 
 
 def until(true, within=60.0) -> bool:
@@ -84,20 +56,16 @@ def until(true, within=60.0) -> bool:
     return found
 
 
-def spans(folder) -> list[tuple[float, float]]:
-    """When samples were scored, of ``counts_itself``."""
-    read = [file.read_text().split()[:2] for file in Path(folder).iterdir()]
-    return sorted((float(begun), float(ended)) for begun, ended in read)
-
-
-def most_at_once(some: list[tuple[float, float]]) -> int:
-    """How many of these spans of time share a moment."""
-    return max(sum(begun <= moment < ended for begun, ended in some) for moment, _ in some)
-
-
 def forks(responses, prompts):
-    """Lengths; its child comes back, as one does that forgets to end itself."""
+    """Lengths of prompts; its child comes back, as one does that forgets to end itself."""
     if not (child := os.fork()):
         return [-1.0] * len(responses)
     os.waitpid(child, 0)
-    return [float(len(response.text)) for response in responses]
+    return [float(len(prompt.text)) for prompt in prompts]
+
+
+def is_light_and_quiet(samples, prompts):
+    """1 where a scoring process is what it should be."""
+    threads = (os.environ.get("OMP_NUM_THREADS"), os.environ.get("OMP_WAIT_POLICY"))
+    sound = "torch" not in sys.modules and threads == ("1", "PASSIVE")
+    return [float(sound and signal.getsignal(signal.SIGINT) == signal.SIG_IGN)] * len(samples)

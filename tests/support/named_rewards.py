@@ -5,14 +5,17 @@ import asyncio
 CALLS: list[dict] = []  # what the last functions got
 
 
+def as_written(responses, prompts, values, column):
+    """What the record says in a column of its values; no number of something else ends it."""
+    return [one[column] for one in values]
+
+
 def by_name(images, references, sources, labels, extra_info, difficulty, scale=1.0):
     CALLS.append(locals())
     return [scale * one for one in difficulty]
 
 
 def one_at_a_time(image, prompt, ground_truth, bonus=0.5):
-    if prompt.text == "x":
-        raise ZeroDivisionError("x is not for me")
     return {"score": float(image.mean()) / 255, "bonus": bonus, "truth": str(ground_truth), "odd": float("nan")}
 
 
@@ -25,8 +28,6 @@ async def waiting(response, reference):
     MOST[0] = max(MOST[0], len(WAITING))
     await asyncio.sleep(0.05)
     WAITING.remove(reference)
-    if reference is None:
-        raise ValueError("nothing to compare with")
     return float(response.text == reference)
 
 
@@ -40,13 +41,23 @@ def trl(prompts, completions, solution, **kwargs):
     """As TRL calls it."""
     said = [one[0]["content"] if isinstance(one, list) else one for one in completions]
     CALLS.append({"prompts": prompts, "completions": completions, "kwargs": kwargs})
-    return [float(text == right) if right is not None else None for text, right in zip(said, solution, strict=True)]
+    return [float(text == right) for text, right in zip(said, solution, strict=True)]
 
 
 def flow_grpo(images, prompts, metadata):
     """As flow_grpo calls it."""
     assert all(isinstance(prompt, str) for prompt in prompts)
     return [float(len(one)) for one in metadata], {"strict": [1.0] * len(images)}
+
+
+def easyr1_batch(reward_inputs, format_weight=0.1):
+    """As EasyR1 calls it."""
+    return [{"overall": (1 - format_weight) * (one["response"] == one["ground_truth"]), "accuracy": 1.0,
+             "length": one["response_length"]} for one in reward_inputs]  # fmt: skip
+
+
+def easyr1_single(reward_input):
+    return {"overall": 0.9 * (reward_input["response"] == reward_input["ground_truth"])}
 
 
 def ranks(images):
@@ -60,8 +71,6 @@ ranks.compares = "groups"  # type: ignore[attr-defined]
 
 def brighter(images):
     """The chance that the first is the better one."""
-    if images[0].mean() == images[1].mean():
-        raise ValueError("no difference")
     return float(images[0].mean() > images[1].mean())
 
 
@@ -109,16 +118,42 @@ def wants_latents(responses, latents):
     return [1.0] * len(responses)
 
 
+def takes_videos(videos):
+    return [1.0] * len(videos)
+
+
+def everything_at_once(everything):
+    return 1.0
+
+
 def lists_in_dicts(images):
     return {"scores": [0.25] * len(images), "sharpness": [2.0] * len(images)}
 
 
-def odd_dicts(image, prompt):
+def odd(response, prompt):
+    """Something else than a number, as the prompt says."""
+    if prompt.text == "raises":
+        raise ZeroDivisionError("not for me")
     return {
+        "nan": float("nan"),
+        "inf": float("inf"),
+        "large": 1e300,
+        "text": "good",
         "list": {"score": 1.0, "boxes": [1, 2]},
         "none": {"value": 1.0},
         "both": {"score": 1.0, "reward": 1.0},
         "name": {"score": 1.0, "a b": 1.0},
         "many": {"score": 1.0} | {f"v{i}": i for i in range(65)},
         "missing": {"score": None, "note": "no face"},
-    }[prompt.text]
+    }.get(prompt.text, 1.0)
+
+
+def one_too_few(responses, prompts):
+    return [1.0] * (len(responses) - 1)
+
+
+def length(response):
+    """Of the text, if it is not bad."""
+    if "bad" in response.text:
+        raise RuntimeError(f"no {response.text}")
+    return float(len(response.text))

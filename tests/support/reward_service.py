@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from typing import Any
 
 LIMIT = 60.0  # seconds to start, on a machine that is busy
-FUNCTION = "function.path=tests.support.failing_rewards:"
 
 
 class Started:

@@ -1,58 +1,56 @@
-"""Rewards as a run asks them: one alone, or several by its scorer, with processes of its own or without."""
+"""Rewards as a run asks them: an evaluation of a tiny model keeps what each sample got."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from burnish.options import ScoringOptions
-from burnish.options.mixing import MixingOptions
-from burnish.registry import lookup
-from burnish.rewards.base import AnyReward, Reward, Verdict
-from burnish.rewards.given import Given
-from burnish.rewards.judging import judge
-from burnish.rewards.scoring import Scorer
-from burnish.rewards.text.base import Response
-from burnish.types.prompt import Prompt
-
-__all__ = ["LIMIT", "Given", "Response", "Scorer", "ask", "function", "grey", "judged", "judged_values", "scorer"]
+from tests.support.tiny_run import Said, TinyRun, burnish
 
 LIMIT = 45.0  # seconds after which a test fails rather than waits; nothing here takes more than a few
+Record = Mapping[str, Any]
 
 
-def judged(reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Prompt], **given: Any) -> list[Verdict]:
-    """What a run takes from a reward: its errors are missing values. ``given`` is what else is known of the samples."""
-    return judge(reward, samples, prompts, Given(**given))
+def written(files: Path, records: Sequence[Record]) -> str:
+    """The option of a recipe that asks these."""
+    path = files / "asked.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return f"data.train_files={path}"
 
 
-def judged_values(
-    reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Prompt], **given: Any
-) -> list[float | None]:
-    return [verdict.value for verdict in judged(reward, samples, prompts, **given)]
+def chosen(rewards: Mapping[str, Record]) -> list[str]:
+    """Options of a recipe that has these rewards alone."""
+    without = [f"rewards.{name}=null" for name in ("odd",) if name not in rewards]
+    return [*without, *(f"rewards.{name}={json.dumps(options)}" for name, options in rewards.items())]
 
 
-def function(name: str, weight: float = 1.0, **arguments: Any) -> Reward:
-    path = f"tests.support.reward_functions:{name}"
-    return lookup("flow reward", "function")(path=path, weight=weight, arguments=arguments)
+def function(name: str, **options: Any) -> dict[str, Any]:
+    """Options of a reward that is a function of the tests'."""
+    module, _, own = name.rpartition(":")
+    path = f"{module or 'tests.support.named_rewards'}:{own}"
+    return {"name": "function", "path": path} | options
 
 
-def scorer(
-    rewards: dict[str, AnyReward],
-    processes: int = 0,
-    timeout: float = LIMIT,
-    mixing: MixingOptions | None = None,
-    **options: Any,
-) -> Scorer:
-    """Args: ``options`` are those of ``scoring``."""
-    timed = {"timeout": timeout} if processes else {}
-    return Scorer(rewards, ScoringOptions(processes=processes, **timed, **options), mixing or MixingOptions())
+def evaluated(
+    files: Path,
+    rewards: Mapping[str, Record],
+    records: Sequence[Record],
+    *options: str,
+    status: int = 0,
+    **sections: Any,
+) -> tuple[list[dict[str, Any]], Said]:
+    """What is kept of one response of a tiny model to each record, and what the command said.
 
-
-def grey(level: int, count: int = 1) -> list[np.ndarray]:
-    return [np.full((4, 4, 3), level, dtype=np.uint8)] * count
-
-
-def ask(*texts: str) -> list[Prompt]:
-    return [Prompt(text=text, answer="472") for text in texts]
+    Args: ``sections`` are further ones of the recipe.
+    """
+    given = ["algorithm=grpo", "validation.temperature=0", *chosen(rewards), written(files, records), *options]
+    run = TinyRun(files, "language", "llama", *given)
+    run.recipe.write_text(json.dumps(json.loads(run.recipe.read_text()) | sections))
+    target = files / "judged"
+    shutil.rmtree(target, ignore_errors=True)
+    said = burnish("eval", run.recipe, *run.options[:-1], "--output", target, status=status)
+    file = target / "samples.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else [], said
