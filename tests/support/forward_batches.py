@@ -116,14 +116,5 @@ ONLINE = [
     DiffusionDPO(beta=3.0, label_smoothing=0.1, train_timesteps=2, sft_coef=0.3),
     DiffusionDPO(beta=3.0, kind="ipo", times="schedule"),
 ]
-NAMES = [f"{algorithm.name}-{i}" for i, algorithm in enumerate(ONLINE)]
-OFFLINE = [(DiffusionDPO(online=False, beta=3.0, train_timesteps=2), 2), (SFT(train_timesteps=2), 1)]
-
-
-def batches():
-    yield from ((algorithm, algorithm.credit(scored())[0]) for algorithm in ONLINE)
-    yield from ((algorithm, algorithm.credit(given(members))[0]) for algorithm, members in OFFLINE)
-
-
-ALL = list(batches())
-ALL_NAMES = [*NAMES, "dpo-offline", "sft"]
+OFFLINE = [DiffusionDPO(online=False, beta=3.0, train_timesteps=2), SFT(train_timesteps=2)]
+ALL = [*ONLINE, *OFFLINE]
