@@ -10,7 +10,6 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from burnish.registry import lookup
-from burnish.types.rollout import Denoising, all_noised
 from tests.support.forward_batches import ALL, COUNT, DIM, GROUPS, ONLINE, SIZE, TIMES, Linear, given, scored, total
 
 FIXED = 3  # elements that are not noised, besides those that are
@@ -83,16 +82,6 @@ def test_crd_by_hand(matching):
     agree(algorithm, batch, roles, 3.0 / 2.0 * expected, weight)
 
 
-def test_at_the_old_policy_awm_follows_the_advantage_weighted_matching_error():
-    batch, part, _ = prepared(algorithm := made("awm", train_timesteps=2))
-    roles = Linear(moved=False)
-    total(algorithm, batch, roles)[0].backward()
-    weight, _, _, (error,) = errors(part, roles)
-    (part.value * error).mean().backward()
-    torch.testing.assert_close(roles.weight.grad, weight.grad)
-    assert roles.asked["old"] == 0
-
-
 def test_diffusion_dpo_of_a_model_that_predicts_noise_is_the_papers_loss():
     """-log sigmoid(-beta / 2 ((|eps - eps_w|^2 - |eps - ref_w|^2) - the same of the loser)), at x_t = a x + s eps."""
     algorithm = made("diffusion_dpo", online=False, beta=3.0, error="noise")
@@ -160,14 +149,6 @@ def with_given(latents):
     values = torch.arange(FIXED * len(latents), dtype=latents.dtype).view(-1, *[1] * (latents.ndim - 2), FIXED)
     noised = torch.tensor([True] * DIM + [False] * FIXED).expand(len(latents), -1).contiguous()
     return {"latents": torch.cat([latents, values.expand(*latents.shape[:-1], FIXED)], -1), "noised": noised}
-
-
-def test_batches_with_and_without_given_elements_are_joined():
-    trace = scored().trace
-    noised = torch.tensor([True] * (DIM - 1) + [False]).expand(COUNT, -1).contiguous()
-    joined = Denoising.cat([replace(trace, noised=noised), trace])
-    assert joined.share.tolist() == pytest.approx([1 - 1 / DIM] * COUNT + [1.0] * COUNT)
-    assert torch.equal(joined.noised[COUNT:], all_noised(trace.latents).expand(-1, DIM))
 
 
 @pytest.mark.parametrize("name", ["dgpo", "crd"])
@@ -243,19 +224,6 @@ def test_best_of_n_imitates_the_best_and_nothing_else():
     batch, part, roles = prepared(algorithm := made("sft", online=True, train_timesteps=1, times="uniform"))
     weight, _, _, (error,) = errors(part, roles)
     agree(algorithm, batch, roles, error.mean(), weight)
-
-
-@pytest.mark.parametrize(("name", "low"), [("awm", -0.2), ("dgpo", -0.2), ("diffusion_nft", 0.4), ("crd", 0.4)])
-def test_advantages_may_have_another_bound_below(name, low):
-    """Probabilities are of advantages within both bounds."""
-    batch, _ = made(name, advantage_clip=1.0, advantage_clip_low=-0.2).credit(scored())
-    assert float(batch.value.max()) == pytest.approx(1.0)
-    assert float(batch.value.min()) == pytest.approx(low)
-    plain, scaled = (
-        made("awm", advantage_clip=5.0, **most).credit(scored())[0] for most in ({}, {"advantage_max": 1.0})
-    )
-    torch.testing.assert_close(scaled.value, plain.value / 5)
-    assert plain.value.abs().sum() > 0
 
 
 def test_policies_that_lag_follow_by_their_own_schedules():
