@@ -13,12 +13,10 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
 from burnish.flow.sampling import guide
 from burnish.flow.schedules import dynamic_shift, schedule, static_shift, stretch_to_terminal
-from burnish.flow.solvers import extrapolation
 from burnish.flow.times import diffuse, stratify
 from burnish.flow.transitions import transition
 from burnish.flow.windows import Window
 from burnish.losses.matching import awm_logprob
-from burnish.utils import random
 from tests.support.exact_flows import gaussian_velocity
 
 
@@ -28,8 +26,8 @@ def same(ours, scheduler) -> None:
     assert (ours.diff() < 0).all()
 
 
-@pytest.mark.parametrize("shift", [1.0, 3.0, 5.0])
-@pytest.mark.parametrize("steps", [1, 4, 10, 28])
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+@pytest.mark.parametrize("steps", [1, 10])
 def test_static_shift(steps, shift):
     """As the scheduler places noise levels, and of those that a pipeline passes."""
     scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
@@ -88,10 +86,6 @@ def test_a_picture_is_diffused_to_noise():
     clean, noise = torch.randn(3, 2, 2), torch.randn(3, 2, 2)
     mixed = diffuse(clean, noise, torch.tensor([0.0, 0.25, 1.0]))
     torch.testing.assert_close(mixed, torch.stack([clean[0], 0.75 * clean[1] + 0.25 * noise[1], noise[2]]))
-
-
-def test_after_a_step_from_pure_noise_nothing_is_extrapolated():
-    assert extrapolation(torch.tensor(1.0), torch.tensor(0.9), torch.tensor(0.8)) == 0
 
 
 KINDS = ["sde", "cps", "dance", "ddim", "ode"]
@@ -186,14 +180,10 @@ def test_ddim_is_that_of_diffusers_after_the_change_of_variables(eta, index):
 
 
 WINDOWS = [
-    Window(),
     Window(start=2),
     Window(kind="fixed", size=2, start=1),
-    Window(kind="random", size=3),
     Window(kind="random", size=3, start=2, stop=7),
     Window(kind="random", size=3, scattered=True),
-    Window(kind="progressive", size=2, every=3),
-    Window(kind="progressive", size=4, every=1, stride=1, wrap=True),
     Window(kind="progressive", size=3, every=2, stride=2, stop=8),
 ]
 
@@ -208,17 +198,6 @@ def test_window(window, steps):
         assert set(chosen) <= set(window.within(steps))
         assert steps - 1 not in chosen
         assert window.choose(steps, update=update, key=update * 7 + 1) == chosen
-
-
-@pytest.mark.parametrize("wrap", [False, True])
-def test_a_progressive_window_passes_over_every_step_of_its_range(wrap):
-    window = Window(kind="progressive", size=3, every=2, stride=2, wrap=wrap)
-    seen = [tuple(window.choose(11, update=update, key=0)) for update in range(20)]
-    assert set().union(*seen) == set(range(10))
-    assert seen[:4:2] == [(0, 1, 2), (2, 3, 4)]
-    assert all(seen[i] == seen[i + 1] for i in range(0, 20, 2))
-    assert seen[8] == (7, 8, 9)
-    assert seen[10] == ((0, 1, 2) if wrap else (7, 8, 9))
 
 
 @pytest.mark.parametrize("options", [
@@ -291,8 +270,6 @@ def test_frames_may_lie_one_below_the_other(kind):
         sampled, error = step.sample(fold(z)), awm_logprob(fold(v), fold(x), t, weighting="ghuber")
         found.append([value.flatten(1) for value in (step.mean, sampled, guided, logprob[:, None], error[:, None])])
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
-    keys = [(1, "rollout", 0, "prompt", sample, "start") for sample in range(3)]
-    assert torch.equal(random.normal(VIDEO, keys).flatten(-3, -2), random.normal((2, 12, 5), keys))
 
 
 def test_rescaled_guidance_of_nothing_is_nothing():
