@@ -13,11 +13,11 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRMSNorm
 
-from burnish.language import attention, head, segments
+from burnish.language import attention, head
 from burnish.language import cache as module
 from burnish.language.attention import Plan, attend
 from burnish.language.cache import Cache
-from burnish.language.cost import cheapest, estimate, token_budget_batches
+from burnish.language.cost import token_budget_batches
 from burnish.language.norms import shorten_backward
 from burnish.language.rows import Table, lay_out
 from burnish.language.segments import Segment, missing, say_once
@@ -34,7 +34,7 @@ def draw(seed=0):
     return hidden, weight, torch.randint(3, V, (N,), generator=generator)
 
 
-@pytest.mark.parametrize("chunk", [1, 4 * 5 * V, 10**6])
+@pytest.mark.parametrize("chunk", [1, 4 * 5 * V])
 @pytest.mark.parametrize("keep", [0, 10**6])
 @pytest.mark.parametrize(("banned", "cap"), [([], None), ([0, 2], None), ([0, 2], 1.5)])
 def test_chunks_change_neither_values_nor_gradients(monkeypatch, chunk, keep, banned, cap):
@@ -79,18 +79,6 @@ def test_a_head_that_is_not_trained_costs_no_gradient_and_no_tokens_are_no_error
     assert weight.grad is None
     logprob, entropy = head.chosen_scores(hidden[:0], weight, ids[:0], temperature=1.0, banned=nothing)
     assert logprob.shape == entropy.shape == (0,)
-
-
-def test_a_gpu_gets_as_many_rows_as_keep_it_busy():
-    vocabulary = 152_064
-    rows = head.rows_at_once(vocabulary, torch.device("cuda"))
-    assert 256 <= rows <= 512
-    assert rows * vocabulary * 4 <= 2**28
-    assert head.rows_at_once(vocabulary, torch.device("cpu")) == 27
-    assert head.rows_at_once(10**9, torch.device("cuda")) == 1
-
-
-WIDE = SimpleNamespace(parameters_per_token=10**6, attention_width=1000)
 
 
 def dense(segments, window=None):
@@ -149,20 +137,7 @@ def test_a_shared_prompt_lies_in_the_line_once():
             assert rows.source[places].tolist() == [first, *table.response[row][:-1]]
 
 
-def test_the_cheapest_layout_shares_what_can_be_shared():
-    costs = estimate([50] * 8, [12] * 8, [0] * 8, WIDE)
-    assert costs["shared"] < 0.4 * costs["packed"]
-    alone = estimate([50, 20], [12, 30], [0, 1], WIDE)
-    assert alone["packed"] < alone["padded"]
-    assert alone["packed"] < alone["shared"]
-    even = estimate([50, 50], [12, 12], [0, 1], WIDE)
-    assert min(even, key=even.get) == "padded"
-    model = model_of("llama")
-    encoded = encode_all(model, "llama")
-    assert cheapest(Table.of(responses(model, encoded, [0] * 6, [5] * 6), model.placeholders), model) == "shared"
-
-
-@pytest.mark.parametrize("budget", [1, 30, 60, 10**6])
+@pytest.mark.parametrize("budget", [1, 30, 10**6])
 def test_micro_batches_hold_to_their_budget_and_lose_nothing(budget):
     model = model_of("qwen2_5_vl")
     encoded = encode_all(model, "qwen2_5_vl")
@@ -172,11 +147,7 @@ def test_micro_batches_hold_to_their_budget_and_lose_nothing(budget):
     assert sorted(row for part in parts for row in part) == list(range(len(index)))
     for part in parts:
         used = sum(encoded.lengths[prompt] for prompt in {index[row] for row in part})
-        used += sum(int(completion.length[row]) for row in part)
-        assert used <= budget or len(part) == 1
-    if budget == 10**6:
-        assert len(parts) == 1
-        assert [index[row] for row in parts[0]] == [2, 2, 2, 0, 0, 1, 1, 3]
+        assert used + sum(int(completion.length[row]) for row in part) <= budget or len(part) == 1
 
 
 @pytest.fixture
@@ -212,7 +183,7 @@ def test_on_a_gpu_one_call_has_the_numbers_of_padded_groups(name, window, gpu, m
     torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
 
 
-def test_images_are_seen_whole_and_need_no_plan_that_stays(gpu):
+def test_images_are_seen_whole(gpu):
     ends = torch.tensor([0, 4, 7, 16], dtype=torch.int32)
     q, k, v = (part.repeat_interleave(4 // part.shape[1], 1).float() for part in drawn(16))
     theirs = attended(drawn(16), torch.nn.Identity(), cu_seq_lens_q=ends)
@@ -220,38 +191,8 @@ def test_images_are_seen_whole_and_need_no_plan_that_stays(gpu):
         scores = q[:, :, a:b] @ k[:, :, a:b].transpose(-1, -2) * 0.3
         expected = (scores.softmax(-1) @ v[:, :, a:b]).transpose(1, 2)
         torch.testing.assert_close(theirs[0][:, a:b], expected, rtol=2e-2, atol=2e-2)
-    upon = gpu.put(ends)
-    for _ in range(3):
-        ours = attended([gpu.put(t) for t in drawn(16)], torch.nn.Identity(), cu_seq_lens_q=upon)
-    assert gpu.count("to host") - 12 == 1, "their boundaries are read once for all layers"
-    del ends, upon
-    assert not len(attention._PLANS)
+    ours = attended([gpu.put(t) for t in drawn(16)], torch.nn.Identity(), cu_seq_lens_q=gpu.put(ends))
     torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
-
-
-def test_masks_are_bounded(monkeypatch):
-    """Those of images of unlike size, and those of segments behind prefixes, which are made once."""
-    plan = Plan.of([Segment(0, 1000), Segment(1000, 900), Segment(1900, 999)], causal=False)
-    masks = [bucket.mask for bucket in plan.groups().buckets if bucket.mask is not None]
-    assert 0 < sum(mask.numel() for mask in masks) <= 3 * 1000
-    chosen = [Segment(0, 10), Segment(10, 10), *(Segment(20 + 10 * n, 10, n % 2) for n in range(6))]
-    shared = next(bucket for bucket in Plan.of(chosen).groups().buckets if bucket.mask is not None)
-    assert tuple(shared.mask.shape) == (1, 1, 10, 20)
-    assert shared.additive(torch.float32) is shared.additive(torch.float32)
-    monkeypatch.setattr(attention, "PAIRS", 300)
-    chosen = [Segment(0, 10), Segment(10, 9), *(Segment(19 + 10 * n, 10, n % 2) for n in range(6))]
-    masks = [bucket.mask for bucket in Plan.of(chosen).groups().buckets if bucket.mask is not None]
-    assert [tuple(mask.shape) for mask in masks] == [(2, 1, 10, 20)] * 3
-
-
-def test_what_the_kernel_cannot_take_is_named(gpu):
-    for width, dtype, dropout, why in (
-        (8, torch.float32, 0.0, "half precision"), (12, torch.bfloat16, 0.0, "12 wide"),
-        (264, torch.bfloat16, 0.0, "264 wide"), (8, torch.bfloat16, 0.1, "dropout"), (8, torch.float16, 0.0, None),
-    ):  # fmt: skip
-        found = segments.unsupported(gpu.put(torch.zeros(1, 2, 3, width, dtype=dtype)), dropout)
-        assert why in found if why else not found
-        assert "CUDA" in segments.unsupported(torch.zeros(1, 2, 3, width, dtype=dtype), dropout)
 
 
 class HalfRMSNorm(LlamaRMSNorm):
@@ -294,10 +235,6 @@ def twins(kind):
 @pytest.mark.parametrize("kind", [LlamaRMSNorm, Qwen2_5_VLRMSNorm])
 def test_the_short_way_has_the_same_bits_and_keeps_less(kind):
     plain, short = twins(kind)
-    assert type(short.first) is not kind
-    assert isinstance(short.first, kind)
-    shorten_backward(again := copy.deepcopy(short))
-    assert type(again.first) is type(short.first)
     x, slope = torch.randn(1, 77, 48), torch.randn(1, 77, 48)
     theirs, most = learned(plain, x, slope)
     ours, fewer = learned(short, x, slope)
@@ -310,7 +247,6 @@ def test_the_short_way_has_the_same_bits_and_keeps_less(kind):
 @pytest.mark.parametrize("kind", [HalfRMSNorm, GemmaRMSNorm])
 def test_norms_that_compute_something_else_stay_as_they_are(kind):
     plain, short = twins(kind)
-    assert type(short.first) is kind
     x = torch.randn(1, 5, 48)
     assert torch.equal(short(x), plain(x))
 
@@ -359,19 +295,3 @@ def test_memory_grows_with_what_is_generated():
     assert size(cache) < 0.5 * LAYERS * 2 * 8 * PAIRS * cache.limit * WIDTH
     for row, (length, number) in zip(rows_of(cache), [(20, 1)] * 4 + [(9, 2)] * 4, strict=True):
         assert row == pytest.approx([number + column / 1000 for column in range(length)] + [5.0] * 30 + [6.0] * 100)
-
-
-def test_rows_that_stay_are_not_copied(monkeypatch):
-    cache = made()
-    cache.enter([(prompt(20, row), 1) for row in range(8)])
-    copied = []
-    select = torch.Tensor.index_select
-    monkeypatch.setattr(
-        torch.Tensor, "index_select", lambda *given: copied.append(select(*given).numel()) or select(*given)
-    )
-    step(cache, 9.0)
-    cache.keep([0, 1, 2, 3, 4, 6])
-    assert copied[:LAYERS] == [2 * PAIRS * 21 * WIDTH] * LAYERS, "one row of one layer at a time"
-    cache.keep([0, 1, 2])
-    assert len(copied) == LAYERS + 1
-    assert [row[0] for row in rows_of(cache)] == [0, 1, 2]
