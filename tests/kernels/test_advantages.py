@@ -198,15 +198,6 @@ def test_no_reward_rules_by_its_unit(whiten):
         torch.testing.assert_close(got, sum(w * part for w, part in zip(weights, parts, strict=True)))
 
 
-def test_a_missing_component_adds_nothing():
-    components, group = torch.tensor([[1.0, 5.0], [0.0, torch.nan], [0.5, 1.0]]), torch.zeros(3).long()
-    none = torch.zeros(3).bool()
-    got = normalise_each(components, [1.0, 1.0], group, none)
-    second = advantages([5.0, 0.0, 1.0], group, missing=torch.tensor([False, True, False]))
-    torch.testing.assert_close(got, advantages(components[:, 0], group) + second)
-    assert got.isfinite().all()
-
-
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_the_lowest_rewards_of_a_group_may_be_left_out_of_its_statistics(unbiased):
     """As MixGRPO's trimmed_ratio: a quarter of four is one; all four are compared with the mean of the other three."""
@@ -351,10 +342,3 @@ def test_a_token_gets_what_its_step_and_later_ones_are_worth():
         ]
     )
     torch.testing.assert_close(found, expected)
-
-
-def test_what_belongs_to_no_step_is_compared_as_a_whole():
-    steps = [[NAN, 0.5], [NAN, 0.5], [NAN, 0.5]]
-    given = of_steps(steps, rest=(1.0, 0.0, 5.0))
-    found = group_steps(given, advantage_std="none", advantage_eps=1e-6)
-    torch.testing.assert_close(found, torch.tensor([[0.5, 0.5], [-0.5, -0.5], [0.0, 0.0]]))

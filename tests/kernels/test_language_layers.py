@@ -9,17 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRMSNorm
 
 from burnish.language import attention, head
-from burnish.language import cache as module
 from burnish.language.attention import Plan, attend
-from burnish.language.cache import Cache
 from burnish.language.cost import token_budget_batches
 from burnish.language.norms import shorten_backward
-from burnish.language.rows import Table, lay_out
 from burnish.language.segments import Segment, missing, say_once
 from tests.support.language_samples import encode_all, model_of, responses
 from tests.support.pretend_gpu import PretendGpu
@@ -70,17 +66,6 @@ def test_nothing_as_large_as_tokens_times_vocabulary_is_kept(monkeypatch):
     assert max(kept) < N * V
 
 
-def test_a_head_that_is_not_trained_costs_no_gradient_and_no_tokens_are_no_error():
-    hidden, weight, ids = draw()
-    nothing = torch.tensor([], dtype=torch.long)
-    logprob, _ = head.chosen_scores(hidden, weight.detach(), ids, temperature=1.0, banned=nothing)
-    logprob.sum().backward()
-    assert hidden.grad is not None
-    assert weight.grad is None
-    logprob, entropy = head.chosen_scores(hidden[:0], weight, ids[:0], temperature=1.0, banned=nothing)
-    assert logprob.shape == entropy.shape == (0,)
-
-
 def dense(segments, window=None):
     """The mask of all pairs, in which a segment sees its prefix and itself up to each of its tokens."""
     total = sum(segment.length for segment in segments)
@@ -118,23 +103,6 @@ def test_attention_over_segments_is_attention_with_a_mask(name, window):
     outward = torch.randn(theirs.shape, generator=generator)
     gradients = [torch.autograd.grad((found * outward).sum(), (q, k, v)) for found in (ours, theirs)]
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
-
-
-def test_a_shared_prompt_lies_in_the_line_once():
-    model = model_of("qwen2_5_vl")
-    encoded = encode_all(model, "qwen2_5_vl")
-    completion = responses(model, encoded, [1, 1, 1, 0], [4, 6, 1, 3])
-    table = Table.of(completion, model.placeholders)
-    prompts = encoded.lengths
-    assert len(lay_out(table, "shared").source) == prompts[0] + prompts[1] + 3 + 5 + 0 + 2
-    assert len(lay_out(table, "packed").source) == prompts[0] + 3 * prompts[1] + 3 + 5 + 0 + 2
-    assert len(lay_out(table, "padded").source) == 4 * (prompts[1] + 5)
-    for layout in ("shared", "packed", "padded"):
-        rows = lay_out(table, layout)
-        for row, places in enumerate(rows.predicts.split(completion.length.tolist())):
-            # the state that predicts a token is that of the token before it
-            first = table.prompt[table.owner[row]][-1]
-            assert rows.source[places].tolist() == [first, *table.response[row][:-1]]
 
 
 @pytest.mark.parametrize("budget", [1, 30, 10**6])
@@ -195,13 +163,6 @@ def test_images_are_seen_whole(gpu):
     torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
 
 
-class HalfRMSNorm(LlamaRMSNorm):
-    """Named as the others, but it computes something else."""
-
-    def forward(self, hidden_states):
-        return 0.5 * super().forward(hidden_states)
-
-
 class Residual(nn.Module):
     """Two norms about a residual stream, whose gradient has parts from both."""
 
@@ -242,56 +203,3 @@ def test_the_short_way_has_the_same_bits_and_keeps_less(kind):
     assert fewer < most
     half = x.bfloat16()
     assert torch.equal(short.first(half), plain.first(half))
-
-
-@pytest.mark.parametrize("kind", [HalfRMSNorm, GemmaRMSNorm])
-def test_norms_that_compute_something_else_stay_as_they_are(kind):
-    plain, short = twins(kind)
-    x = torch.randn(1, 5, 48)
-    assert torch.equal(short(x), plain(x))
-
-
-LAYERS, PAIRS, WIDTH = 3, 2, 4
-
-
-def made(rows=8, longest=400):
-    return Cache(layers=LAYERS, rows=rows, pairs=PAIRS, longest=longest, width=WIDTH, dtype=torch.float32,
-                 device=torch.device("cpu"))  # fmt: skip
-
-
-def prompt(length, number):
-    """Keys and values that tell whose they are, and which column."""
-    columns = (number + torch.arange(length) / 1000)[:, None]
-    return columns.expand(LAYERS, 2, PAIRS, length, WIDTH)
-
-
-def size(cache):
-    return sum(layer.numel() for layer in cache.memory)
-
-
-def step(cache, value):
-    cache.advance()
-    for keys, values in cache.window():
-        keys[:, -1] = value
-        values[:, -1] = value
-
-
-def rows_of(cache):
-    """What every row sees, without its own padding."""
-    seen = cache.window()[1][0].view(len(cache.begin), PAIRS, -1, WIDTH)[:, 1, :, 0]
-    return [row[begin - cache.first :].tolist() for row, begin in zip(seen, cache.begin, strict=True)]
-
-
-def test_memory_grows_with_what_is_generated():
-    cache = made()
-    cache.enter([(prompt(20, 1), 4), (prompt(9, 2), 4)])
-    started = size(cache)
-    for _ in range(30):
-        step(cache, 5.0)
-    assert size(cache) == started, "a block had room"
-    for _ in range(100):
-        step(cache, 6.0)
-    assert cache.columns <= 1.25 * 150 + module.BLOCK
-    assert size(cache) < 0.5 * LAYERS * 2 * 8 * PAIRS * cache.limit * WIDTH
-    for row, (length, number) in zip(rows_of(cache), [(20, 1)] * 4 + [(9, 2)] * 4, strict=True):
-        assert row == pytest.approx([number + column / 1000 for column in range(length)] + [5.0] * 30 + [6.0] * 100)

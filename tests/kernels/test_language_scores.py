@@ -100,23 +100,6 @@ def test_empty_responses_and_masked_samples_make_no_nan_and_no_gradient(layout):
     assert not any(g.any() for g in gradients(model, nothing, layout, torch.ones(nothing.ids.shape)).values())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_look_at_nothing_changes_no_number_and_reaches_the_whole_tower(monkeypatch, family):
-    model = model_of(family)
-    completion = responses(model, encode_all(model, family), [0, 0], [3, 5])
-    weights = torch.ones(completion.ids.shape)
-    plain = gradients(model, completion, "auto", weights)
-    monkeypatch.setattr(model, "always_run_vision", True)
-    always = gradients(model, completion, "auto", weights)
-    for name, gradient in always.items():
-        if "visual" in name or "vision" in name or "connector" in name:
-            assert not gradient.any()
-        else:
-            torch.testing.assert_close(gradient, plain[name])
-    if family in SEEING:
-        assert always.keys() == gradients(model, batch(family)[1], "auto", torch.ones(1)).keys()
-
-
 WINDOW = 6  # of tokens: prompts and responses are longer
 WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW}
 ALTERNATING = {"sliding_window": WINDOW, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}

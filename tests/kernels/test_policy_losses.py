@@ -378,19 +378,3 @@ def test_dppo_leaves_out_what_has_moved_too_far_and_would_move_on(divergence):
     counts = torch.tensor([[row[3] for row in rows]])
     torch.testing.assert_close(gradient, torch.where(counts, -advantage * p / q, 0.0))
     assert torch.equal(found.metrics["actor/pg_clipfrac"] == 0, counts)
-
-
-def test_dppo_measures_the_kl_of_taking_an_action_or_not():
-    for p, q in ((0.3, 0.6), (0.6, 0.3), (0.01, 0.02)):
-        exact = torch.distributions.kl_divergence(
-            torch.distributions.Bernoulli(torch.tensor(q).double()),
-            torch.distributions.Bernoulli(torch.tensor(p).double()),
-        )
-        one = torch.tensor([[1.0]], dtype=torch.float64)
-        advantage = one if p > q else -one
-        for limit, out in ((float(exact) * 1.01, 0.0), (float(exact) * 0.99, 1.0)):
-            found = dppo(
-                (one * p).log(), (one * q).log(), advantage, one.bool(),
-                divergence="kl", divergence_limit=limit, ratio_limit=20.0,
-            )  # fmt: skip
-            assert found.metrics["actor/pg_clipfrac"].item() == out

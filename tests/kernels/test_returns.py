@@ -150,23 +150,6 @@ def test_pairs_of_verl_omni(c):
     assert torch.stack(found, 1).flatten().tolist() == c.expected["indices"]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_pair_is_the_best_and_the_worst_of_its_group(seed):
-    reward, group, missing = batch(seed)
-    winners, losers = pairs(torch.where(missing, torch.nan, reward), group, missing)
-    assert torch.equal(group[winners], group[losers])
-    assert not missing[torch.cat([winners, losers])].any()
-    assert len(group[winners].unique()) == len(winners)
-    for number in group.unique():
-        value = reward[(group == number) & ~missing]
-        chosen = group[winners] == number
-        if len(value) < 2 or value.max() == value.min():
-            assert not chosen.any()
-        else:
-            assert reward[winners[chosen]].tolist() == [value.max()]
-            assert reward[losers[chosen]].tolist() == [value.min()]
-
-
 def test_equal_rewards_make_no_pair_and_of_equal_ones_the_first_wins_and_the_last_loses():
     reward, group = torch.tensor([0.3, 0.3, 1.0, 0.9]), torch.tensor([0, 0, 1, 1])
     winners, losers = pairs(reward, group, torch.zeros(4).bool())
