@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from burnish.registry import lookup
-from tests.support.forward_batches import ALL, COUNT, DIM, GROUPS, ONLINE, SIZE, TIMES, Linear, given, scored, total
+from tests.support.forward_batches import ALL, COUNT, DIM, GROUPS, ONLINE, SIZE, Linear, given, scored, total
 
 FIXED = 3  # elements that are not noised, besides those that are
 
@@ -161,9 +161,6 @@ def test_groups_stay_whole_and_share_time_and_noise(name):
         torch.testing.assert_close(noise, noise[:1].expand_as(noise))
         assert part.clean.unique(dim=0).shape[0] == SIZE
         assert part.conditioning.rows().pooled.unique().numel() == 1
-    part = next(made("dgpo", shared_noise=False).credit(scored())[0].terms(SIZE))
-    assert part.time.unique().numel() == 1
-    assert (part.target + part.clean).unique(dim=0).shape[0] == SIZE
     # the first member names the noise of its group also where its reward is missing
     batch, _ = made("dgpo").credit(scored(missing=[0, *range(4, 8)]))
     whole, _ = made("dgpo").credit(scored())
@@ -181,8 +178,6 @@ def test_a_pair_is_best_and_worst_with_one_noise():
     for part in batch.terms(1):
         noise = part.target + part.clean
         torch.testing.assert_close(noise[:1], noise[1:])
-    reward = [0.0, 3.0, 1.0, 2.0, *[1.0, 1.0, 1.0, 1.5], 5.0, 5.0, 4.0, 4.0]
-    assert len(made("diffusion_dpo", min_margin=0.5).credit(scored(reward=reward))[0]) == 2
     nothing, metrics = made("diffusion_dpo").credit(scored(reward=[1.0] * COUNT))
     assert metrics["train/pairs"] == made("diffusion_dpo").size(nothing) == 0
     assert not list(nothing.terms(8))
@@ -197,17 +192,6 @@ def test_noise_and_levels_are_those_of_a_sample_whoever_lies_beside_it():
     twice = made("sft", train_timesteps=2, times="uniform").credit(given(1, "aa"))[0]  # a picture twice in a batch
     part = next(twice.terms(9))
     assert (part.target + part.clean).unique(dim=0).shape[0] == twice.time.unique().numel() == 4
-
-
-def test_noise_levels():
-    """A part or a share of the schedule without repetition, or strata."""
-    drawn = made("awm", train_timesteps=3, time_range=(0.4, 1.0)).credit(scored())[0].time
-    assert set(drawn.flatten().tolist()) == set(TIMES[:6].tolist())
-    assert all(len(set(row)) == 3 for row in drawn.tolist())
-    for fraction, count in ((0.05, 1), (0.25, 2), (1.0, 10)):
-        assert made("awm", timestep_fraction=fraction).credit(scored())[0].time.shape == (COUNT, count)
-    strata = made("awm", train_timesteps=5, times="uniform", time_stratified=True).credit(scored())[0].time
-    assert torch.equal((strata * 5).floor(), torch.arange(5.0).expand(COUNT, 5).to(strata))
 
 
 def test_best_of_n_imitates_the_best_and_nothing_else():
@@ -247,7 +231,3 @@ def test_policies_that_lag_follow_by_their_own_schedules():
     assert roles.decays[-3:] == pytest.approx([0.5, 0.075, 0.3]), "1000 gradient steps, 75 updates"
     assert made("dgpo").after_update(roles, 1)["old_policy/copy_update"] == 1
     assert made("crd", baseline="reference").after_update(roles, 1) == {}
-    third = made("awm", old_policy_update_interval=2, sample_with="third", lagged={"third": {"update_interval": 3}})
-    applied = [third.after_update(roles, update) for update in range(1, 7)]
-    assert [row["old_policy/update_applied"] for row in applied] == [0, 1, 0, 1, 0, 1]
-    assert [row["lagged/third/update_applied"] for row in applied] == [0, 0, 1, 0, 0, 1]

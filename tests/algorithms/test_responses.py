@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn.functional import logsigmoid
 
 from burnish.registry import lookup
 from burnish.types.completion import ResponseRows
@@ -92,42 +91,6 @@ def test_odd_samples_give_finite_gradients_and_right_counts(name):
     assert gradient(algorithm, batch, roles)[1].isfinite().all()
     assert all(value == value for value in metrics.values())
     assert len(learned(algorithm, scored(missing=range(9)))[1]) == 0
-
-
-def pairs_of(algorithm):
-    """Roles and a batch of two pairs; summed log-probs of its sides and of the reference, and lengths."""
-    roles, batch, metrics = learned(algorithm)
-    trace = scored().trace
-    ours, theirs = (role(trace).logprob.sum(1) for role in (roles.policy, roles.reference))
-    return roles, batch, metrics, ours, theirs.detach(), trace.mask.sum(1)
-
-
-def mpo(won, lost, chosen, length, *rest):
-    good, bad = 0.3 * won, 0.3 * lost
-    shift = torch.cat([good, bad]).detach().mean()
-    return -0.8 * logsigmoid(good - bad) - 0.2 * (logsigmoid(good - shift) + logsigmoid(shift - bad)) - chosen / length
-
-
-@pytest.mark.parametrize(("name", "options", "formula"), [
-    ("mpo", {"beta": 0.3}, mpo),
-    ("simpo", {"beta": 2.5, "target_margin": 0.5},
-     lambda won, lost, chosen, n, rejected, m: -logsigmoid(2.5 * (chosen / n - rejected / m) - 0.5)),
-], ids=["mpo", "simpo"])  # fmt: skip
-def test_preferences_are_the_formulas_on_the_best_and_the_worst_of_each_group(name, options, formula):
-    algorithm = made(name, **options)
-    roles, batch, metrics, ours, theirs, length = pairs_of(algorithm)
-    won, lost = ((ours - theirs)[rows] for rows in (BEST, WORST))
-    expected = formula(won, lost, ours[BEST], length[BEST], ours[WORST], length[WORST]).mean()
-    (slope,) = torch.autograd.grad(expected, roles.logprob)
-    loss, found = gradient(algorithm, batch, roles)
-    assert loss == pytest.approx(float(expected.detach()), abs=1e-5)
-    torch.testing.assert_close(found[0], slope, rtol=1e-4, atol=1e-6)
-    assert metrics["train/pairs"] == 2
-    assert metrics["train/pair_margin"] == pytest.approx((0.9 + 1.0) / 2)
-    if name == "mpo":
-        assert roles.memory["rewards"].known.count == 4
-        learned(algorithm, roles=roles)
-        assert roles.memory["rewards"].known.count == 8, "its shift is that of the run"
 
 
 @pytest.mark.parametrize("name", ["dpo", "ipo", "kto"])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -62,51 +60,6 @@ def elements(scored):
     return scored.trace.latents[0].numel()
 
 
-@cache
-def untrained(pipeline):
-    """A bench that tests may share, since nobody trains it."""
-    return bench_of(pipeline, bench={"merge_lora": False}, window=FIXED)
-
-
-def corrected(pipeline, correction, **more):
-    options = {name: value for name, value in ({"clip": 0.5} | more).items() if value is not None}
-    bench = copy.copy(untrained(pipeline))
-    bench.algorithm = lookup("flow algorithm", "flow_grpo")(window=FIXED, rollout_correction=correction, **options)
-    return bench
-
-
-NO_CLIP = {"clip": 0.99, "clip_high": 1e6}  # bypass clips around the sampler, which is not the subject here
-
-
-@pytest.mark.parametrize("mode", ["decoupled", "bypass"])
-@pytest.mark.parametrize(("correction", "more", "weight"), [
-    ({"upper": 2.0}, {"clip": None, "surrogate": "reinforce"}, SHIFT.exp().clamp(max=2.0)),
-    ({"weights": "sample", "upper": 2.0}, NO_CLIP, (2 * SHIFT).exp().clamp(max=2.0)),
-], ids=["reinforce", "of the sample"])  # fmt: skip
-def test_every_step_pulls_with_its_bounded_weight(pipeline, mode, correction, more, weight):
-    """Also in bypass, where ratios against the sampler hold the unbounded weight already."""
-    bench = corrected(pipeline, {"mode": mode} | correction, **more)
-    scored = disagreeing(bench)
-    actual = gradient(bench, credited(bench, scored)[0])
-    plain = lookup("flow algorithm", "flow_grpo")(window=FIXED)
-    learned, _ = plain.credit(plain.annotate(scored, bench.roles))
-    bench.algorithm = plain
-    expected = gradient(bench, replace(learned, weight=weight[:, None].expand(-1, 2)))
-    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
-
-
-@pytest.mark.parametrize(("rules", "kept"), [
-    ({"reject": "seq_sum_k2", "reject_above": 0.03}, 9),
-    ({"reject": ["token_k1", "seq_mean_k1"], "reject_above": [5.0, 2.0], "reject_below": [0.5, 0.1]}, 10),
-])  # fmt: skip
-def test_what_any_rule_rejects_leaves_the_count(pipeline, rules, kept):
-    bench = corrected(pipeline, {"weights": "none"} | rules)
-    learned, metrics = credited(bench, disagreeing(bench))
-    assert len(learned) == kept
-    assert bench.algorithm.size(learned) == 2 * kept
-    assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(1 - kept / 12)
-
-
 def test_a_whole_update_may_be_rejected(pipeline):
     rule = {"weights": "none", "reject": "token_k2", "reject_above": 0.5}
     bench = bench_of(pipeline, bench={"merge_lora": False}, window=FIXED, rollout_correction=rule)
@@ -148,12 +101,6 @@ def test_which_steps_and_samples_count(pipeline):
     learned, _ = credited(bench, reward=reward)
     whole, _ = credited(bench_of(pipeline), reward=reward)  # the best and the worst, compared with the whole group
     assert torch.equal(learned.advantage[:, 0], whole.advantage[:, 0].view(3, 4)[:, [1, 2]].flatten())
-    bench = bench_of(pipeline, "dance_grpo", timestep_fraction=0.5)
-    scored = bench.collect()
-    trained = bench.algorithm.trained_steps(scored)
-    assert (trained.sum(1) == 2).all()
-    assert torch.equal(bench.algorithm.trained_steps(scored.select([7, 3])), trained[[7, 3]])
-    assert not torch.equal(bench.algorithm.trained_steps(bench.collect(2)), trained)
 
 
 def test_policies_that_lag_follow_and_are_restored(pipeline):

@@ -11,25 +11,6 @@ import torch
 from torch import Tensor
 
 from burnish.algorithms.base import Algorithm
-from burnish.algorithms.language.covariance import ClipCov, KLCov
-from burnish.algorithms.language.policy_gradient import GRPO
-from burnish.algorithms.language.ppo import PPO
-from burnish.algorithms.language.presets import (
-    CISPO,
-    CPGD,
-    DAPO,
-    DPPO,
-    GMPO,
-    GSPO,
-    OPO,
-    RLOO,
-    SAPO,
-    DrGRPO,
-    Reinforce,
-    ReinforcePlusPlus,
-    ReinforcePlusPlusBaseline,
-    ReMax,
-)
 from burnish.language.sampling import Sampling
 from burnish.models.language.loading import load_language_model
 from burnish.options import OptimizerOptions
@@ -48,13 +29,6 @@ from burnish.types.rollout import ScoredResponses, Scores
 from burnish.utils.timer import Stopwatch
 from tests.support.language_samples import folder_of
 
-ALGORITHMS: dict[str, type[Any]] = {
-    cls.name: cls
-    for cls in (
-        PPO, GRPO, DrGRPO, DAPO, RLOO, Reinforce, ReinforcePlusPlus, ReinforcePlusPlusBaseline, GSPO, GMPO, CISPO,
-        SAPO, CPGD, ReMax, OPO, DPPO, KLCov, ClipCov,
-    )
-}  # fmt: skip
 N, LIMIT = 4, 6
 
 
