@@ -168,21 +168,6 @@ def test_groups_stay_whole_and_share_time_and_noise(name):
     torch.testing.assert_close(next(batch.terms(100)).noisy[:3], next(whole.terms(100)).noisy[1:4])
 
 
-def test_a_pair_is_best_and_worst_with_one_noise():
-    reward = [0.0, 3.0, 1.0, 2.0, *[1.0] * 4, 5.0, 5.0, 4.0, 4.0]
-    batch, metrics = made("diffusion_dpo").credit(scored(reward=reward))
-    assert metrics["train/pairs"] == len(batch) == 2  # equal rewards make no pair
-    latents = scored().trace.latents
-    torch.testing.assert_close(batch.clean, torch.stack([latents[[1, 0]], latents[[8, 11]]]))
-    assert batch.value.tolist() == [[1, -1], [1, -1]]
-    for part in batch.terms(1):
-        noise = part.target + part.clean
-        torch.testing.assert_close(noise[:1], noise[1:])
-    nothing, metrics = made("diffusion_dpo").credit(scored(reward=[1.0] * COUNT))
-    assert metrics["train/pairs"] == made("diffusion_dpo").size(nothing) == 0
-    assert not list(nothing.terms(8))
-
-
 def test_noise_and_levels_are_those_of_a_sample_whoever_lies_beside_it():
     for times in ("schedule", "uniform", "logit_normal"):
         algorithm = made("awm", train_timesteps=2, times=times)

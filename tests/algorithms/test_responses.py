@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -77,20 +76,6 @@ def test_neither_cuts_nor_order_change_the_gradient(name, options):
         assert again == pytest.approx(loss, abs=1e-5)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
     assert others == pytest.approx(metrics, rel=1e-4, abs=1e-5, nan_ok=True)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_odd_samples_give_finite_gradients_and_right_counts(name):
-    """A missing reward, nothing chosen, no token, and a group without a difference, which says nothing."""
-    algorithm, one = made(name, kl=KL), scored([*REWARDS[:5], math.nan, *REWARDS[6:]], missing=[5])
-    mask = one.trace.mask.clone()
-    mask[1] = False
-    roles, batch, metrics = learned(algorithm, replace(one, trace=replace(one.trace, mask=mask)))
-    assert len(batch) == 9 - 3
-    assert batch.advantage.isfinite().all()
-    assert gradient(algorithm, batch, roles)[1].isfinite().all()
-    assert all(value == value for value in metrics.values())
-    assert len(learned(algorithm, scored(missing=range(9)))[1]) == 0
 
 
 @pytest.mark.parametrize("name", ["dpo", "ipo", "kto"])

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from burnish.flow.schedules import schedule
-from burnish.losses.kl import kl_estimate
 from burnish.losses.policy import flow_clip, ppo_clip
 from burnish.losses.surrogates import cispo, cpgd, gmpo, gspo, reinforce, sapo
 from burnish.registry import lookup
@@ -179,27 +178,6 @@ def widened(algorithm, scored):
     )
     ends = algorithm.step(wide.steps(), linear(WEIGHT, FIXED)).mean.view(state.shape)  # the same for every policy
     return replace(scored, trace=replace(wide, next_state=wider(trace.next_state, ends[..., 2:])))
-
-
-@pytest.mark.parametrize("transition", ["sde", "cps"])
-def test_a_kl_has_the_form_that_is_asked_for(transition):
-    found = {}
-    for form in ("published", "exact", "means", "k3", "unbiased"):
-        algorithm = made(transition=transition, kl_coef=0.1, kl_form=form)
-        batch = credited(algorithm, sampled(algorithm))
-        found[form] = learned(algorithm, batch, 3)[2]["actor/kl_loss"]
-    steps = batch.trace.steps()
-    step, away = (algorithm.step(steps, linear(weight)) for weight in (WEIGHT, WEIGHT - 2 * AWAY))
-    square = (step.mean - away.mean).square().flatten(1).mean(1)
-    length = step.step if transition == "sde" else 1
-    expected = {
-        "means": square, "exact": square / (2 * step.std**2), "published": square * length / (2 * step.std**2),
-    }  # fmt: skip
-    ours, theirs = (one.logprob(steps.next_state, algorithm.density) for one in (step, away))
-    for kind in ("k3", "unbiased"):  # the same estimates as of tokens
-        old = batch.old.flatten() if kind == "unbiased" else None
-        expected[kind] = kl_estimate(ours, theirs, torch.ones(len(ours), dtype=torch.bool), kind, old=old)
-    assert found == {form: pytest.approx(float(kl.mean()), rel=1e-3) for form, kl in expected.items()}
 
 
 @pytest.mark.parametrize(("size", "fold"), [(1, True), (5, True), (5, False), (12, True)])

@@ -10,7 +10,6 @@ from diffusers import DPMSolverMultistepScheduler, FlowMatchHeunDiscreteSchedule
 
 from burnish.flow.sampling import Plan, denoise
 from burnish.flow.schedules import schedule
-from burnish.flow.solvers import thinned
 from burnish.flow.transitions import transition
 from burnish.flow.windows import Window
 from tests.support.exact_flows import gaussian_velocity
@@ -124,21 +123,6 @@ def test_without_stochastic_steps_nothing_is_recorded_and_no_noise_is_drawn():
     assert torch.equal(path.latents[0], path.latents[MEMBERS - 1])
 
 
-def test_a_velocity_towards_points_lands_on_them_in_any_number_of_steps():
-    goal = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
-    g = torch.Generator().manual_seed(1)
-    for steps, kind in ((1, "ode"), (2, "cps"), (7, "sde"), (7, "dance")):
-        times = schedule(steps, {}, shift=3.0, kind="shift_once")
-        stochastic = torch.zeros(2, steps, dtype=torch.bool)
-        stochastic[:, : steps - 1] = kind != "ode"
-        plan = Plan(times=times, kind=kind, noise=0.5, recorded=stochastic)
-        path = denoise(
-            lambda x, t, rows: (x - goal[rows]) / t[:, None],
-            torch.randn(2, 2, generator=g), plan, lambda step: torch.randn(2, 2, generator=g),
-        )  # fmt: skip
-        torch.testing.assert_close(path.latents, goal, rtol=1e-5, atol=1e-5)
-
-
 LEVELS = schedule(8, {"shift": 3.0})
 STARTS = torch.linspace(-2, 2, 5)[:, None]
 MEAN, STD = 1.5, 0.5
@@ -209,13 +193,3 @@ def test_heun_solves_rows_with_and_without_noise_side_by_side():
         alone = Plan(LEVELS, "sde", 0.5, recorded[row : row + 1], solver="heun")
         own = denoise(velocity, STARTS[row : row + 1], alone, lambda step, row=row: noise[row : row + 1])
         torch.testing.assert_close(own.latents[0], path.latents[row])
-
-
-@pytest.mark.parametrize(("share", "kept"), [(1.0, 5), (0.6, 3), (0.5, 3), (0.2, 1), (0.01, 1)])
-def test_a_share_of_the_later_steps_is_taken(share, kept):
-    times = thinned(LEVELS, 3, share)
-    assert len(times) == 3 + 1 + kept
-    assert torch.equal(times[:4], LEVELS[:4])
-    assert times[-1] == 0
-    assert (times.diff() < 0).all()
-    assert set(times.tolist()) <= set(LEVELS.tolist())

@@ -12,7 +12,7 @@ from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
 from burnish.flow.sampling import guide
-from burnish.flow.schedules import dynamic_shift, schedule, static_shift, stretch_to_terminal
+from burnish.flow.schedules import schedule
 from burnish.flow.times import stratify
 from burnish.flow.transitions import transition
 from burnish.flow.windows import Window
@@ -56,18 +56,6 @@ def test_dynamic_shift(tokens, terminal, time_shift_type):
 def test_what_is_not_supported_is_refused_by_name(option):
     with pytest.raises(ValueError, match=option):
         schedule(10, {option: True})
-
-
-def test_shifts_keep_the_ends_and_have_inverses():
-    t = torch.linspace(0.01, 1, 50, dtype=torch.float64)
-    assert static_shift(t, 3.0)[-1] == 1
-    torch.testing.assert_close(static_shift(static_shift(t, 3.0), 1 / 3), t)
-    torch.testing.assert_close(dynamic_shift(dynamic_shift(t, 0.7), -0.7), t)
-    torch.testing.assert_close(dynamic_shift(t, float(np.log(3.0))), static_shift(t, 3.0))
-    torch.testing.assert_close(dynamic_shift(t, 3.0, "linear"), static_shift(t, 3.0))
-    falling = t.flip(0)
-    stretched = stretch_to_terminal(falling, 0.2)
-    torch.testing.assert_close(stretched[[0, -1]], torch.tensor([1.0, 0.2], dtype=torch.float64))
 
 
 def draws(count: int, seed: int = 0) -> torch.Tensor:

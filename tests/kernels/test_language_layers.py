@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRMSNorm
 
 from burnish.language import attention, head
 from burnish.language.attention import Plan, attend
 from burnish.language.cost import token_budget_batches
-from burnish.language.norms import shorten_backward
 from burnish.language.segments import Segment, missing, say_once
 from tests.support.language_samples import encode_all, model_of, responses
 from tests.support.pretend_gpu import PretendGpu
@@ -161,45 +156,3 @@ def test_images_are_seen_whole(gpu):
         torch.testing.assert_close(theirs[0][:, a:b], expected, rtol=2e-2, atol=2e-2)
     ours = attended([gpu.put(t) for t in drawn(16)], torch.nn.Identity(), cu_seq_lens_q=gpu.put(ends))
     torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
-
-
-class Residual(nn.Module):
-    """Two norms about a residual stream, whose gradient has parts from both."""
-
-    def __init__(self, kind):
-        super().__init__()
-        self.first, self.last, self.inner = kind(48, 1e-6), kind(48, 1e-6), nn.Linear(48, 48)
-
-    def forward(self, x):
-        x = x + self.inner(self.first(x))
-        return self.last(x + self.inner(self.last(x)))
-
-
-def learned(network, x, slope):
-    x = x.clone().requires_grad_()
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
-        out = network(x)
-    return [out, *torch.autograd.grad(out, [x, *network.parameters()], slope)], len(set(kept))
-
-
-def twins(kind):
-    torch.manual_seed(0)
-    plain = Residual(kind).eval()
-    for weight in plain.parameters():
-        nn.init.normal_(weight, 0.5)
-    short = copy.deepcopy(plain)
-    shorten_backward(short)
-    return plain, short
-
-
-@pytest.mark.parametrize("kind", [LlamaRMSNorm, Qwen2_5_VLRMSNorm])
-def test_the_short_way_has_the_same_bits_and_keeps_less(kind):
-    plain, short = twins(kind)
-    x, slope = torch.randn(1, 77, 48), torch.randn(1, 77, 48)
-    theirs, most = learned(plain, x, slope)
-    ours, fewer = learned(short, x, slope)
-    assert all(map(torch.equal, ours, theirs))
-    assert fewer < most
-    half = x.bfloat16()
-    assert torch.equal(short.first(half), plain.first(half))

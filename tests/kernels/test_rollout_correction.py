@@ -121,17 +121,6 @@ def test_what_does_not_count_is_never_read(spoil):
     assert correction_metrics(dirty, theirs, mask) == correction_metrics(ours, theirs, mask)
 
 
-@pytest.mark.parametrize("level", LEVELS.values())
-@pytest.mark.parametrize("lower", [None, 0.8])
-def test_normalised_weights_have_mean_1(level, lower):
-    ours, theirs, mask = ragged(2)
-    weights = importance_weights(ours - theirs, mask, level=level, upper=1.2, lower=lower, batch_normalise=True)
-    rows = mask.any(1)
-    by_sample = weights.sum(1)[rows] / mask.sum(1)[rows]
-    mean = weights[mask].mean() if level == "step" else by_sample.mean()
-    torch.testing.assert_close(mean, torch.tensor(1.0))
-
-
 def test_weights_that_all_vanish_stay_finite():
     log_ratio = torch.full((2, 3), -9.0)
     options = {"level": "step", "lower": 0.5, "upper": 2.0, "batch_normalise": True}
@@ -139,19 +128,6 @@ def test_weights_that_all_vanish_stay_finite():
     found = weight_metrics(log_ratio, everything(log_ratio), **options)
     assert found["rollout_corr/rollout_is_eff_sample_size"] == 0
     assert found["rollout_corr/rollout_is_batch_norm_factor"] == 1
-
-
-def test_extreme_ratios_stay_finite():
-    ours, theirs = torch.tensor([[900.0, -900.0]]), torch.zeros(1, 2)
-    mask = everything(ours)
-    for level in LEVELS.values():
-        assert importance_weights(ours, mask, level=level, upper=1e30).isfinite().all()
-    for rule in RULES:
-        found = rejection_metrics(ours, mask, rule=rule, upper=2.0)
-        assert all(abs(value) < float("inf") for value in found.values())
-    found = weight_metrics(ours, mask, level="step", upper=2.0)
-    assert all(abs(value) < float("inf") for value in found.values())
-    assert correction_metrics(ours, theirs, mask)["rollout_corr/chi2_token"] < float("inf")
 
 
 @pytest.mark.parametrize(("lower", "upper"), [(2.0, 1.0), (0.0, 1.0), (None, 0.0), (-1.0, 2.0)])

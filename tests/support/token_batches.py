@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,13 +142,3 @@ class Bench:
 
 def _gradient(value: Tensor) -> Tensor:
     return (torch.zeros_like(value) if value.grad is None else value.grad).flatten().clone()
-
-
-def with_rewards(answered: ScoredResponses, reward: Tensor, missing: Tensor | None = None) -> ScoredResponses:
-    """The same responses, judged otherwise."""
-    scores = replace(answered.scores, reward=reward, components=reward[:, None])
-    return replace(answered, scores=scores if missing is None else replace(scores, missing=missing))
-
-
-def close(one, other):
-    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5 * float(other.abs().max()))

@@ -124,16 +124,6 @@ def test_what_is_refused(trained, words, names):
     assert [name for name in names if name not in said] == []
 
 
-def test_sample_draws_as_asked(trained, tmp_path):
-    given = {"plain": [], "steps": ["--steps", "4"], "solver": ["--solver", "heun"], "flat": ["--height", "4"]}
-    for name, options in given.items():
-        burnish("sample", trained / "run", "a cat", "-n", "1", "-o", tmp_path / name, *options)
-    plain, steps, solver, flat = (np.asarray(Image.open(tmp_path / name / "000-00.png")).astype(int) for name in given)
-    assert (plain == steps).all(), "the run's own number"
-    assert (plain != solver).any()
-    assert flat.shape == (4, 8, 3)
-
-
 def test_pictures_of_an_earlier_call_do_not_stay_among_the_new_ones(trained, tmp_path):
     burnish("sample", trained / "run", *PROMPTS, "-n", "3", "-o", tmp_path)
     (tmp_path / "000-09.png").write_bytes(b"somebody else's")

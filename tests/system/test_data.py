@@ -78,11 +78,6 @@ def test_a_curriculum_resumes_where_it_was(files, place):
     assert set(log.read_text().splitlines()) == set(chosen)
     assert parts.metrics == whole.metrics
     assert last_state(parts.output) == last_state(whole.output)
-    assert [int(line.rsplit(" ", 1)[1]) for line in chosen][-1] == 6, "the rewards of two prompts in each update"
-    wrong = on_lists(files, place, "wrong", f"data.sampler={place / 'mine.py'}:sums")
-    said = wrong.train("steps=1", status=2)
-    assert "function(records=..., history=..." in said.message
-    assert "Loading the model" not in said.err
 
 
 def test_the_command_line_decides_between_steps_and_epochs(files, place):
@@ -140,8 +135,7 @@ BEGUN = [
 def test_samples_begin_from_the_pictures_of_their_prompts(files, records, name, kind, more):
     run = TinyRun(files, "generators", name, *BEGUN, f"data.train_files={records}", *more, name=f"begun/{kind}")
     run.train()
-    for update in ("000000", "000001"):
-        folder = run.output / "validation" / update
+    for folder in (run.output / "validation" / update for update in ("000000", "000001")):
         samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
         assert [Path(sample["file"]).suffix for sample in samples] == [f".{kind}"] * 2
         for number, (sample, begun) in enumerate(zip(samples, (20, 230), strict=True)):
