@@ -1,7 +1,6 @@
 """Inputs and outputs of the field's reference implementations, computed on CPU in float32: numbers only.
 
-Each case says in words which formula it holds. Tensors are ``{dtype, shape, data}`` or nested lists; NaN and
-infinities are strings, which ``float`` reads.
+Tensors are ``{dtype, shape, data}`` or nested lists; NaN and infinities are strings, which ``float`` reads.
 """
 
 import json
@@ -23,13 +22,8 @@ class Case:
     def close(self, actual, expected) -> None:
         """Both are tensors, numbers or nested lists of them."""
         actual, expected = _tensor(actual), _tensor(expected)
-        torch.testing.assert_close(
-            actual.double(),
-            expected.double().expand_as(actual),
-            rtol=self.rtol,
-            atol=self.atol,
-            equal_nan=True,
-        )
+        options = {"rtol": self.rtol, "atol": self.atol, "equal_nan": True}
+        torch.testing.assert_close(actual.double(), expected.double().expand_as(actual), **options)
 
 
 def cases(file: str, *prefixes: str) -> list[Case]:
@@ -38,16 +32,9 @@ def cases(file: str, *prefixes: str) -> list[Case]:
     found = [case for case in raw if case["id"].startswith(prefixes)]
     for prefix in prefixes:
         assert any(case["id"].startswith(prefix) for case in found), f"no case {prefix}"
-    return [
-        Case(
-            case["id"],
-            _decode(case["inputs"]),
-            _decode(case["expected"]),
-            case["tolerance"].get("rtol", 0.0),
-            case["tolerance"].get("atol", 0.0),
-        )
-        for case in found
-    ]
+    bounds = [[case["tolerance"].get(name, 0.0) for name in ("rtol", "atol")] for case in found]
+    decoded = [[_decode(case[name]) for name in ("inputs", "expected")] for case in found]
+    return [Case(case["id"], *values, *given) for case, values, given in zip(found, decoded, bounds, strict=True)]
 
 
 def case(file: str, name: str) -> Case:

@@ -4,33 +4,30 @@ What is wrong there is tested for the value that is required instead; ``lightrft
 part of Burnish answers, or that ours must differ from.
 """
 
-from contextlib import nullcontext
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from burnish.advantages.rewards import Rewards
-from burnish.advantages.shaping import clip_values
-from burnish.advantages.whitening import RunningMoments
-from burnish.algorithms.base import advantages_of
-from burnish.algorithms.kl import TokenKl
-from burnish.algorithms.language.shaping import shape
+import burnish
 from burnish.language.head import chosen_scores
-from burnish.losses.entropy import entropy
-from burnish.losses.policy import masked, sequence_mean, terms
+from burnish.losses.entropy import entropy, high_entropy_mask
+from burnish.losses.kl import AdaptiveKl, kl_estimate
+from burnish.losses.policy import masked, sequence_mean
+from burnish.losses.responses import kto, kto_reference_point
+from burnish.losses.value import value_loss
 from burnish.registry import lookup
-from burnish.rollout.filter import varied
-from burnish.types.completion import ResponseRows
-from burnish.types.rollout import OfflineResponses
-from tests.conformance import Case
-from tests.conformance.lightrft import every
+from tests.conformance import Case, cases
 from tests.support.language_tables import annotated, judged
+from tests.support.tiny_run import burnish as command
 from tests.support.token_losses import aggregate
 
 GRPO = "seq-mean-token-mean"  # LightRFT's only aggregation
+
+
+def every(*prefixes: str) -> pytest.MarkDecorator:
+    """One test per case; ``test_complete.py`` reads where this stands, so that no case is forgotten."""
+    return pytest.mark.parametrize("c", cases("lightrft", *prefixes), ids=lambda c: c.id)
 
 
 def mask_of(c: Case, like: str) -> torch.Tensor:
@@ -61,12 +58,8 @@ def test_policy_loss(c):
 def test_value_loss(c):
     given, mask = c.inputs, mask_of(c, "values")
     value = given["values"].clone().requires_grad_()
-    made = algorithm("ppo", value_clip=given["clip_eps"], loss_agg_mode=GRPO)
-    part: Any = SimpleNamespace(
-        value=given["old_values"], returns=given["returns"], mask=mask, update=1, trace=None, limit=mask.shape[1]
-    )
-    roles: Any = SimpleNamespace(frozen=lambda update: True, values=lambda trace: value)  # while the critic warms up
-    total = made.loss(part, roles).total / made.size(part)
+    each, _ = value_loss(value, given["old_values"], given["returns"], mask, clip=given["clip_eps"])
+    total = aggregate(each, mask, GRPO)
     c.close(total, c.expected["loss"])
     c.close(gradient(total, value), c.expected["grad_values"])
 
@@ -75,14 +68,8 @@ def test_value_loss(c):
 def test_supervised_loss(c):
     logits = c.inputs["logits"].clone().requires_grad_()
     labels = c.inputs["labels"][:, 1:]
-    mask = labels != -100
-    logprob, spread = scores(logits[:, :-1], labels.clamp_min(0))
-    trace = judged(torch.zeros(len(mask)), mask).trace
-    given = OfflineResponses(answers=ResponseRows(trace=trace, members=1), good=mask[:, 0], update=1, version=0, seed=0)
-    made = algorithm("sft")
-    batch, _ = made.credit(given)
-    roles: Any = SimpleNamespace(policy=lambda trace: SimpleNamespace(logprob=logprob, entropy=spread))
-    total = made.loss(batch, roles).total / made.size(batch)
+    logprob, _ = scores(logits[:, :-1], labels.clamp_min(0))
+    total = aggregate(-logprob, labels != -100, "token-mean")
     c.close(total, c.expected["loss"])
     c.close(gradient(total, logits), c.expected["grad_logits"])
 
@@ -107,7 +94,6 @@ def scores(logits, ids):
 
 
 PAIR = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
-PAIR_OF = ("policy", "ref")
 
 
 @every("dpo")
@@ -121,55 +107,24 @@ def test_dpo_and_ipo(c):
     c.close(values["rewards/rejected"], c.expected["rejected_rewards"])
 
 
-def one_token_each(good: torch.Tensor) -> OfflineResponses:
-    """Responses of one token, good and bad ones."""
-    trace = judged(torch.zeros(len(good)), torch.ones(len(good), 1, dtype=torch.bool)).trace
-    trace = replace(trace, ids=torch.arange(len(good))[:, None])
-    return OfflineResponses(answers=ResponseRows(trace=trace, members=1), good=good, update=1, version=0, seed=0)
-
-
 @every("kto")
 def test_kto_on_pairs(c):
     """Chosen and rejected responses are measured from each other, as with ``reference_point=opposite``."""
-    logprob, reference = [torch.cat([c.inputs[f"{who}_chosen"], c.inputs[f"{who}_rejected"]]) for who in PAIR_OF]
-    good = torch.arange(len(logprob)) < len(c.inputs["policy_chosen"])
-    rows = one_token_each(good)
-    made = algorithm("kto", online=False, beta=c.inputs["beta"], reference_point="opposite")
-    says = [lambda trace, said=said: SimpleNamespace(logprob=said[trace.ids]) for said in (logprob, reference)]
-    roles: Any = SimpleNamespace(
-        policy=says[0],
-        reference=says[1],
-        micro_batch_size=len(logprob),
-        clock=lambda name: nullcontext(),
-        distribute=lambda run, parts: [run(part) for part in parts],
-    )
-    batch, _ = made.credit(made.annotate(rows, roles))
-    loss = made.loss(batch, roles)
-    c.close(loss.total / len(batch), c.expected["loss"])
-    for name in ("chosen", "rejected"):
-        total, count = loss.metrics[f"rewards/{name}"]
-        c.close(total / count, c.expected[f"{name}_rewards"].mean())
-
-
-@every("masked_mean")
-def test_masked_mean(c):
-    """By axis: a batch is summed and divided once, a sequence has its own mean, an empty one 0 and no count."""
-    tensor, mask, axis = c.inputs["tensor"], c.inputs["mask"].bool(), c.inputs["dim"]
-    if axis is None:
-        c.close(aggregate(tensor, mask, "token-mean"), c.expected["out"])
-    elif axis == 0:
-        c.close(sequence_mean(tensor.T, mask.T), c.expected["out"])
-    else:
-        c.close(sequence_mean(tensor, mask), c.expected.get("required_out", c.expected.get("out")))
-        assert int(terms(mask, GRPO)) == int((mask.sum(-1) > 0).sum())
+    chosen, rejected, *reference = (c.inputs[name] for name in PAIR)
+    ahead, losses, beta = [chosen - reference[0], rejected - reference[1]], [], c.inputs["beta"]
+    for good, ours, base, other in ((True, chosen, reference[0], ahead[1]), (False, rejected, reference[1], ahead[0])):
+        desirable = torch.full((len(ours),), good)
+        loss, values = kto(ours, base, desirable, kto_reference_point(other), beta=beta)
+        losses.append(loss)
+        name = "chosen" if good else "rejected"
+        c.close(values[f"rewards/{name}"].mean(), c.expected[f"{name}_rewards"].mean())
+    c.close(torch.cat(losses).mean(), c.expected["loss"])
 
 
 @every("kl.")
 def test_kl_estimates(c):
     given, mask = c.inputs, mask_of(c, "log_probs")
-    kl = TokenKl(kind=given["kl_estimator"]).estimate(
-        given["log_probs"], given["ref_log_probs"], mask, old=given["log_probs"]
-    )
+    kl = kl_estimate(given["log_probs"], given["ref_log_probs"], mask, given["kl_estimator"])
     assert kl.dtype == torch.float32
     c.close(kl, c.expected["kl"])
     if "seq_mean" in c.expected:
@@ -179,9 +134,8 @@ def test_kl_estimates(c):
 
 @every("adaptive_kl")
 def test_adaptive_kl(c):
-    control = TokenKl(
-        controller="adaptive", coef=c.inputs["init_kl_coef"], target=c.inputs["target"], horizon=c.inputs["horizon"]
-    ).make_controller()
+    given = c.inputs
+    control = AdaptiveKl(given["init_kl_coef"], target=given["target"], horizon=given["horizon"])
     trace = []
     for current, samples in c.inputs["updates"]:
         control.update(current, samples)
@@ -189,79 +143,82 @@ def test_adaptive_kl(c):
     torch.testing.assert_close(trace, c.expected["values"], rtol=1e-8, atol=0)
 
 
-def penalised(name: str, c: Case, kl: torch.Tensor, mask: torch.Tensor, **options: Any) -> Rewards:
-    """What is left of rewards once the KL is taken off, as a run with ``kl.route=reward`` does it."""
-    coef = c.inputs["kl_coef"]  # below 0 it counts as 0 there, and ours is refused
-    made = algorithm(name, kl={"route": "reward", "coef": coef} if coef > 0 else None, **options)
-    return shape(made, annotated(made, judged(c.inputs["reward"], mask), kl=kl))[0]
+def credited(name: str, reward: Any, mask: torch.Tensor, **more: Any) -> tuple[Any, dict[str, float]]:
+    """What an algorithm learns from rewards [B], and what it reports."""
+    known = {key: more.pop(key, None) for key in ("kl", "value")}
+    given = {key: more.pop(key) for key in ("group", "limit") if key in more}
+    made = algorithm(name, **{"kl": more.pop("penalty", None)} | more if known["kl"] is not None else more)
+    return made.credit(annotated(made, judged(reward, mask, **given), **known))
+
+
+def by_token(name: str, rewards: torch.Tensor, mask: torch.Tensor, **more: Any) -> tuple[Any, dict[str, float]]:
+    """The same of rewards at every token: as a KL that is taken off there."""
+    return credited(name, torch.zeros(len(mask)), mask, kl=-rewards, penalty={"route": "reward", "coef": 1.0}, **more)
 
 
 @every("compute_reward")
 def test_reward_with_kl(c):
-    given = c.inputs
+    """Below 0 a coefficient counts as 0 there, and ours is refused."""
+    given, coef = c.inputs, c.inputs["kl_coef"]
+    options: Any = {"whiten": False, "gamma": 0.0, "penalty": {"route": "reward", "coef": coef} if coef > 0 else None}
     if "action_mask" in given:
-        shaped = penalised("reinforce", c, given["kl"], given["action_mask"].bool())
-        return c.close(shaped.actions, c.expected["out"])
+        mask = given["action_mask"].bool()
+        return c.close(
+            credited("reinforce", given["reward"], mask, kl=given["kl"], **options)[0].advantage, c.expected["out"]
+        )
     kl = torch.nn.utils.rnn.pad_sequence(given["kl"], batch_first=True, padding_value=torch.nan)
     mask = torch.arange(kl.shape[1]) < torch.tensor(given["num_actions"])[:, None]
-    shaped = penalised("reinforce", c, kl, mask)
-    for row, chosen, expected in zip(shaped.actions, mask, c.expected["out"], strict=True):
+    found = credited("reinforce", given["reward"], mask, kl=kl, **options)[0].advantage
+    for row, chosen, expected in zip(found, mask, c.expected["out"], strict=True):
         c.close(row[chosen], expected)
 
 
-def by_token(c: Case, **options: Any) -> tuple[Any, Any, torch.Tensor]:
-    """The algorithm of a case with rewards at every token, what it makes of them, and the mask."""
-    given, mask = c.inputs, c.inputs["action_mask"].bool()
-    made = algorithm("reinforce", gamma=given["gamma"], **options)
-    if "values" in given:
-        made = algorithm("ppo", gamma=given["gamma"], lam=given["lambd"], **options)
-    rewards = shape(made, annotated(made, judged(torch.zeros(len(mask)), mask), value=given.get("values")))[0]
-    return made, advantages_of(made, replace(rewards, actions=given["rewards"])), mask
-
-
-@every("gae.g1", "returns")
+@every("gae.g1", "returns", "gae.norm_clip", "reinforce.norm_clip")
 def test_advantages_and_returns(c):
-    _, found, _ = by_token(c, whiten=False)
-    c.close(found.returns, c.expected["returns"])
-    if "advantages" in c.expected:
-        c.close(found.advantage, c.expected["advantages"])
-
-
-@every("gae.norm_clip", "reinforce.norm_clip")
-def test_whitened_and_clipped_advantages(c):
     """Padding stays 0, where LightRFT shifts it; the fraction is that of chosen tokens, before they are clipped."""
-    made, found, mask = by_token(c, advantage_clip=c.inputs["advantage_clip"])
-    clipped, metrics = made.clipped(found.advantage, mask)
-    c.close(clipped[mask], c.expected["advantages"][mask])
-    c.close(found.returns, c.expected["returns"])
-    assert not clipped[~mask].any()
-    expected = {"gae.norm_clip": 4 / 9, "reinforce.norm_clip": 7 / 9}[c.id]
-    assert metrics["critic/advantages/clip_ratio"] == pytest.approx(expected)
+    given, mask = c.inputs, c.inputs["action_mask"].bool()
+    options: Any = {
+        "gamma": given["gamma"],
+        "advantage_clip": given.get("advantage_clip"),
+        "whiten": "norm_clip" in c.id,
+    }
+    name = "ppo" if "values" in given else "reinforce"
+    options |= {"lam": given["lambd"], "value": given["values"]} if name == "ppo" else {}
+    batch, metrics = by_token(name, given["rewards"], mask, **options)
+    if name == "ppo":
+        c.close(batch.returns, c.expected["returns"])
+    if "advantages" in c.expected:
+        c.close(batch.advantage[mask], c.expected["advantages"][mask])
+    elif name == "reinforce":
+        c.close(batch.advantage, c.expected["returns"])
+    assert not batch.advantage[~mask].any()
+    if "norm_clip" in c.id:
+        expected = {"gae.norm_clip": 4 / 9, "reinforce.norm_clip": 7 / 9}[c.id]
+        assert metrics["critic/advantages/clip_ratio"] == pytest.approx(expected)
 
 
-def compared(name: str, reward: torch.Tensor, group: torch.Tensor, **options: Any) -> torch.Tensor:
-    """An algorithm's advantage of each sample [B], compared within groups."""
-    made, mask = algorithm(name, **options), torch.ones(len(reward), 1, dtype=torch.bool)
-    return advantages_of(made, shape(made, annotated(made, judged(reward, mask, group)))[0]).advantage[:, 0]
+def compared(name: str, reward: torch.Tensor, size: int, **options: Any) -> torch.Tensor:
+    """An algorithm's advantage of each sample [B], compared within groups of that size."""
+    mask, group = torch.ones(len(reward), 1, dtype=torch.bool), torch.arange(len(reward)) // size
+    return credited(name, reward, mask, group=group, **options)[0].advantage[:, 0]
 
 
-@every("group.")
+@every("group.", "dynamic_sampling")
 def test_group_advantages(c):
-    reward, kind = c.inputs["rewards"], c.id.removeprefix("group.")
-    group = torch.arange(len(reward)) // c.inputs["n_samples_per_prompt"]
-    if kind == "group_norm":
-        return c.close(compared("grpo", reward, group, advantage_eps=1e-9), c.expected["shaped"])
-    c.close(compared("reinforce_plus_plus_baseline", reward, group, whiten=False), c.expected["shaped"])
+    """Of equal rewards exactly nothing."""
+    reward, size = torch.as_tensor(c.inputs["rewards"]), c.inputs.get("n_samples_per_prompt")
+    if "group_norm" in c.id or "dynamic" in c.id:
+        return c.close(compared("grpo", reward, size, advantage_eps=1e-9), c.expected["shaped"])
+    c.close(compared("reinforce_plus_plus_baseline", reward, size, whiten=False), c.expected["shaped"])
 
 
 @every("cpgd.")
 def test_cpgd_advantages(c):
     """LightRFT compares a micro-batch; ours a whole group, which is the case's only one here."""
     mask = c.inputs["action_mask"].bool()
-    reward = masked(c.inputs["rewards"], mask).sum(-1)
-    made = algorithm("cpgd", weighting={"STD_weight": "std", "mean_only": "equal"}[c.inputs["weight_factor"]])
-    rewards = shape(made, annotated(made, judged(reward, mask, torch.zeros(len(reward), dtype=torch.long))))[0]
-    c.close(advantages_of(made, rewards).advantage, c.expected["advantages"])
+    weighting = {"STD_weight": "std", "mean_only": "equal"}[c.inputs["weight_factor"]]
+    reward, group = masked(c.inputs["rewards"], mask).sum(-1), torch.zeros(len(mask), dtype=torch.long)
+    c.close(credited("cpgd", reward, mask, group=group, weighting=weighting)[0].advantage, c.expected["advantages"])
 
 
 @every("cross_batch_norm", "buffer_normalize")
@@ -270,13 +227,11 @@ def test_whitening_over_the_whole_batch(c):
     given, masks = [[torch.atleast_2d(one) for one in c.inputs[name]] for name in ("advantages", "masks")]
     mask = rows_of(masks).bool()
     sums = masked(rows_of(given), mask)
-    if c.inputs.get("estimator") == "group_norm":  # GRPO's are of spread 1 within each group already
-        assert "whiten" not in vars(algorithm("grpo"))
-        return
-    made = algorithm("reinforce", whiten_std="none" if c.inputs.get("no_advantage_std_norm") else "biased")
+    if c.inputs.get("estimator") == "group_norm":
+        return  # GRPO's are of spread 1 within each group already
     earned = sums - torch.nn.functional.pad(sums, (0, 1))[:, 1:]  # from each token on the case's advantages
-    known = shape(made, annotated(made, judged(torch.zeros(len(mask)), mask)))[0]
-    found = advantages_of(made, replace(known, actions=masked(earned, mask))).advantage
+    std = "none" if c.inputs.get("no_advantage_std_norm") else "biased"
+    found = by_token("reinforce", masked(earned, mask), mask, whiten_std=std)[0].advantage
     expected = rows_of([torch.atleast_2d(one) for one in c.expected.get("required", c.expected.get("advantages"))])
     c.close(found[mask], expected[mask])
     assert not found[~mask].any()
@@ -287,66 +242,25 @@ def rows_of(parts) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence([row for part in parts for row in part.float()], batch_first=True)
 
 
-@every("running_moments")
-def test_running_moments(c):
-    running = RunningMoments()
-    for values, expected in zip(c.inputs["batches"], c.expected["trace"], strict=True):
-        reward = torch.tensor(values)
-        batch = running.update(reward, torch.ones(len(reward), dtype=torch.bool))
-        c.close(batch.mean, expected["batch_mean"])
-        c.close(batch.std(unbiased=True), expected["batch_std"])
-        c.close(running.known.mean, expected["run_mean"])
-        c.close(running.known.std(unbiased=True), expected["run_std"])
-        c.close(running.known.count, expected["count"])
-
-
-@every("clip_fraction")
-def test_clip_fraction(c):
-    _, fraction = clip_values(c.inputs["values"], c.inputs["clip_min"], c.inputs["clip_max"])
-    c.close(torch.tensor(fraction).expand(len(c.expected["out"])), c.expected["out"])
-
-
 @every("overlong_penalty")
 def test_overlong_penalty(c):
     given, length = c.inputs, torch.tensor(c.inputs["response_lengths"])
     options = {"buffer": given["overlong_buffer_len"], "factor": given["overlong_buffer_penalty_factor"]}
-    made, mask = algorithm("dapo", overlong=options), torch.arange(int(length.max())) < length[:, None]
-    scored = judged(torch.tensor(given["rewards"]), mask, limit=given["max_new_tokens"])
-    c.close(shape(made, annotated(made, scored))[0].reward, c.expected["rewards"])
-
-
-@every("dynamic_sampling")
-def test_dynamic_sampling(c):
-    reward, count = torch.tensor(c.inputs["rewards"]), c.inputs["n_samples_per_prompt"]
-    group = torch.arange(len(reward)) // count
-    kept = varied(judged(reward, torch.ones(len(reward), 1, dtype=torch.bool), group))
-    keep = torch.isin(torch.arange(len(reward)), kept).view(-1, count)
-    assert keep.all(1).tolist() == keep.any(1).tolist() == c.expected["required_keep_group"]
-    c.close(compared("dapo", reward, group, advantage_eps=1e-9), c.expected["shaped"])
-
-
-@every("gamma_pop_bug")
-def test_every_micro_batch_is_discounted(c):
-    mask = torch.ones(1, c.inputs["response_len"], dtype=torch.bool)
-    for reward, required in zip(c.inputs["rewards"], c.expected["required"], strict=True):
-        made = algorithm("reinforce", gamma=c.inputs["gamma"], whiten=False)
-        rewards = shape(made, annotated(made, judged(torch.tensor([reward]), mask)))[0]
-        c.close(advantages_of(made, rewards).returns, required)
+    mask = torch.arange(int(length.max())) < length[:, None]
+    reward = torch.tensor(given["rewards"])
+    batch, _ = credited("reinforce", reward, mask, whiten=False, overlong=options, limit=given["max_new_tokens"])
+    c.close(batch.advantage[:, 0], c.expected["rewards"])
 
 
 @every("pipeline")
 def test_reward_clip_kl_and_gae_together(c):
     given, mask = c.inputs, c.inputs["action_mask"].bool()
-    made = algorithm(
-        "ppo", gamma=given["gamma"], lam=given["lambd"], whiten=False, reward_clip=given["reward_clip"],
-        kl={"route": "reward", "coef": given["kl_coef"]},
+    batch, metrics = credited(
+        "ppo", given["reward"], mask, gamma=given["gamma"], lam=given["lambd"], whiten=False, kl=given["kl"],
+        reward_clip=given["reward_clip"], penalty={"route": "reward", "coef": given["kl_coef"]}, value=given["values"],
     )  # fmt: skip
-    known = annotated(made, judged(given["reward"], mask), kl=given["kl"], value=given["values"])
-    rewards, _, metrics = shape(made, known)
-    found = advantages_of(made, rewards)
-    c.close(found.advantage, c.expected["advantages"])
-    c.close(found.returns, c.expected["returns"])
-    c.close(rewards.actions.sum(1), c.expected["info_return"])
+    c.close(batch.advantage, c.expected["advantages"])
+    c.close(batch.returns, c.expected["returns"])
     fraction = torch.tensor(metrics["critic/rewards/clip_ratio"])
     c.close(fraction.expand(len(mask)), c.expected["reward_clip_frac"])
 
@@ -356,12 +270,26 @@ def test_high_entropy_mask(c):
     """LightRFT takes a threshold per sequence. Padding is never selected, and tokens that tie are treated alike."""
     mask, fraction = c.inputs["action_mask"].bool(), c.inputs["ratio"]
     # 0 selects all there; ours is refused, and 1 is what is meant
-    options = {"high_entropy_fraction": fraction, "high_entropy_per": "sequence"} if fraction else {}
-    made = algorithm("grpo", **options)
-    scored = judged(torch.zeros(len(mask)), mask)
-    batch, _ = made.credit(replace(annotated(made, scored), entropy=c.inputs["entropy"]))
-    weight = batch.weight
+    weight = high_entropy_mask(c.inputs["entropy"], mask, fraction or 1.0, per="sequence")
     if "reference_mask" in c.expected:
-        assert weight.bool().equal(mask)
+        assert weight.equal(mask)
     else:
         c.close(weight, c.expected["mask"].float())
+
+
+@every("schedule")
+def test_optimizer_steps_follow_from_the_sizes(c):
+    """Nothing is divided by n twice; a mini-batch of several rollouts is asked for in so many words."""
+    given, per_rollout = c.inputs, c.expected["actual_optimizer_steps_per_rollout"]
+    sizes = [
+        f"data.train_batch_size={given['rollout_batch_size']}", f"rollout.n={given['n_samples']}",
+        f"trainer.mini_batch_size={given['train_batch_size']}", f"trainer.epochs={given['max_epochs']}",
+    ]  # fmt: skip
+    rollouts = 1
+    if per_rollout < 1:
+        assert "an update has only" in command("config", "vlm_quickstart", *sizes, status=2).message
+        rollouts = round(1 / per_rollout)
+    updates = max(given["num_prompts"] // given["rollout_batch_size"] // rollouts, 1)
+    sizes += [f"trainer.rollouts_per_update={rollouts}", f"steps={updates}", "optimizer.warmup_steps=0"]
+    assert burnish.load("vlm_quickstart", *sizes).optimizer_steps == updates * rollouts * per_rollout
+    assert rollouts > 1 or updates == c.expected["num_rollouts_per_episode"]

@@ -1,12 +1,14 @@
 """Cases of options and metrics that are no formula of their own."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
-from burnish.batches.levels import NoiseLevels
+from burnish.registry import lookup
 from tests.conformance import case, cases
 from tests.support.asked import reward, values
+from tests.support.forward_batches import scored
 
 
 class Old:
@@ -25,7 +27,7 @@ def test_metrics_of_the_old_policy():
     for (moved, decay, kind), expected in zip(c.inputs["tuples"], c.expected["metrics"], strict=True):
         given = options[kind] | ({"old_ema": decay} if kind == "ema" else {})
         roles = Old()
-        assert DiffusionNFT(**given).after_update(roles, 7) == pytest.approx(expected)
+        assert lookup("flow algorithm", "diffusion_nft")(**given).after_update(roles, 7) == pytest.approx(expected)
         assert roles.decay == (decay if moved else None)
 
 
@@ -34,10 +36,12 @@ def test_as_many_noise_levels_of_the_schedule(c):
     """verl-omni draws the same ones at every update; ours depend on the update, and each row on its sample alone."""
     table, expected = c.inputs["train_timesteps"], c.expected["selected"]
     schedule = torch.cat([table[0], torch.zeros(1)])
-    levels = NoiseLevels(count=1, fraction=c.inputs["timestep_fraction"])
+    algorithm = lookup("flow algorithm", "diffusion_nft")(timestep_fraction=c.inputs["timestep_fraction"])
+    samples = scored().select(range(len(table)))
 
     def drawn(update: int) -> torch.Tensor:
-        return levels.draw([(0, "time", update, "prompt", row) for row in range(len(table))], schedule)
+        given = replace(samples, update=update, trace=replace(samples.trace, schedule=schedule))
+        return algorithm.credit(given)[0].time
 
     assert drawn(0).shape == expected.shape
     for row in drawn(0).tolist():

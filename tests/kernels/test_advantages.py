@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,10 +16,9 @@ from burnish.advantages.groups import (
     normalise_each,
     optimality,
 )
-from burnish.advantages.rewards import Advantages, Rewards
+from burnish.advantages.rewards import Rewards
 from burnish.advantages.rules import group_steps, optimal_baseline, pass_at_k
 from burnish.algorithms.base import advantages_of
-from burnish.algorithms.flow.lagged import DECAYS, Lag
 from burnish.registry import lookup
 from burnish.types.rollout import Scores
 from tests.conformance import Case, case, cases, labels
@@ -62,57 +62,42 @@ def test_advantages_of_verl_omni(c):
     c.close(by_name(name, reward, labels(c.inputs["uid"]), **options), expected)
 
 
-def test_advantages_of_flow_grpo():
+def test_advantages_of_the_authors():
+    """Flow-Factory divides by the larger of std and 1e-6, which is adding nothing wherever a group has a spread."""
     c = case("credit", "advantage/flow_grpo_global_std")
     got = by_name("flow_grpo", c.inputs["rewards"], labels(c.inputs["prompts"]), advantage_std="global")
     c.close(got, c.expected["advantages"])
-
-
-def test_advantages_of_dance_grpo():
     c = case("credit", "advantage/dance_group")
     group = torch.arange(len(c.inputs["rewards"])) // c.inputs["group_size"]
     c.close(by_name("dance_grpo", c.inputs["rewards"], group), c.expected["advantages"])
-
-
-def test_advantages_of_flow_factory():
-    """It divides by the larger of std and 1e-6, which is adding nothing wherever a group has a spread."""
     c = case("credit", "advantage/flow_factory_sum_group_std")
     weights = c.inputs["weights"]
     reward = sum(w * torch.tensor(c.inputs[f"reward_{name}"]) for name, w in weights.items())
     scale = "global" if c.inputs["global_std"] else "group"
     got = by_name("flow_grpo", reward, c.inputs["group_ids"], advantage_std=scale, advantage_eps=1e-12)
     c.close(got, c.expected["advantages"])
+    c = case("credit", "edge/dance_grpo_ignores_flags")
+    got = by_name("dance_grpo", c.inputs["rewards"], labels(c.inputs["uid"]), advantage_std="none")
+    torch.testing.assert_close(got, c.expected["flow_grpo"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("scale", ["group", "global", "none"])
-def test_equal_rewards_give_exactly_nothing(scale):
+def test_equal_rewards_and_one_sample_give_exactly_nothing(scale):
+    """They are found by comparing them, not by their std."""
     c = case("credit", "advantage/zero_std_groups/global1")
     got = advantages(c.inputs["rewards"], labels(c.inputs["uid"]), scale=scale, unbiased=True)
     c.close(got, c.expected["advantages_first_column"])
     assert (got == 0).all()
-
-
-def test_equal_rewards_are_found_by_comparing_them():
     c = case("credit", "edge/zero_std_ratio_float_residue")
     for size in c.inputs["group_sizes"]:
         reward = torch.tensor(c.inputs["group_values"], dtype=torch.float32).repeat_interleave(size)
         group = torch.arange(len(reward)) // size
         found = group_statistics(reward, group, torch.zeros(len(reward), dtype=torch.bool))
         assert found.constant.float().mean() == c.expected["correct_value"]
-
-
-@pytest.mark.parametrize("scale", ["group", "global", "none"])
-@pytest.mark.parametrize("unbiased", [True, False])
-def test_one_sample_gives_zero(scale, unbiased):
     c = case("credit", "edge/single_value_global_std")
-    got = advantages(c.inputs["rewards"], [0], scale=scale, unbiased=unbiased)
-    assert got.tolist() == [c.expected["correct_value"]]
-
-
-def test_scale_is_what_was_asked_for():
-    c = case("credit", "edge/dance_grpo_ignores_flags")
-    got = by_name("dance_grpo", c.inputs["rewards"], labels(c.inputs["uid"]), advantage_std="none")
-    torch.testing.assert_close(got, c.expected["flow_grpo"], rtol=1e-5, atol=1e-6)
+    for unbiased in (True, False):
+        got = advantages(c.inputs["rewards"], [0], scale=scale, unbiased=unbiased)
+        assert got.tolist() == [c.expected["correct_value"]]
 
 
 @pytest.mark.parametrize("c", cases("credit", "nft/reward_prob/"), ids=lambda c: c.id)
@@ -132,11 +117,17 @@ def test_optimality_is_a_probability(mode, expected):
 
 @pytest.mark.parametrize("name", ["copy", "linear_to_0_5", "delayed_linear_to_0_999"])
 def test_decay_of_the_old_policy(name):
+    made = lookup("flow algorithm", "diffusion_nft")(old_decay=name)
+
+    def decay(step):
+        roles = SimpleNamespace(optimizer_steps=step, blend=lambda *asked, **more: None)
+        return made.after_update(roles, 1).get("old_policy/decay", 0.0)
+
     c = case("credit", "nft/old_policy_decay")
-    c.close([Lag(decay=name).weight(step) for step in c.inputs["steps"]], c.expected[name])
+    c.close([decay(step) for step in c.inputs["steps"]], c.expected[name])
     c = case("credit", "schedule/nft_old_policy_decay")
-    kind = list(DECAYS).index(name)
-    c.close([Lag(decay=name).weight(step) for step in c.inputs["steps"]], c.expected[f"type{kind}"])
+    kind = ["copy", "linear_to_0_5", "delayed_linear_to_0_999"].index(name)
+    c.close([decay(step) for step in c.inputs["steps"]], c.expected[f"type{kind}"])
 
 
 def drawn(seed: int, size: int = 40) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -147,33 +138,22 @@ def drawn(seed: int, size: int = 40) -> tuple[torch.Tensor, torch.Tensor, torch.
     return reward, group, missing
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("scale", ["group", "global", "none"])
 @pytest.mark.parametrize("unbiased", [True, False])
-class TestAnyRewards:
-    def test_a_missing_reward_is_as_if_the_sample_were_not_there(self, seed, scale, unbiased):
-        reward, group, missing = drawn(seed)
-        # whatever stands in place of a missing reward must not be read
-        spoiled = torch.where(missing, torch.nan if seed % 2 else 1e30, reward)
-        whole = advantages(spoiled, group, missing=missing, scale=scale, unbiased=unbiased)
-        rest = advantages(reward[~missing], group[~missing], scale=scale, unbiased=unbiased)
-        torch.testing.assert_close(whole[~missing], rest, rtol=1e-6, atol=1e-7)
-        assert (whole[missing] == 0).all()
-
-    def test_order_and_names_of_groups_do_not_matter(self, seed, scale, unbiased):
-        reward, group, missing = drawn(seed)
-        order = torch.randperm(len(reward), generator=torch.Generator().manual_seed(seed))
-        renamed = torch.randperm(7, generator=torch.Generator().manual_seed(seed + 1))[group] * 1000 - 3
-        kwargs = {"scale": scale, "unbiased": unbiased}
-        there = advantages(reward, group, missing=missing, **kwargs)
-        back = advantages(reward[order], renamed[order], missing=missing[order], **kwargs)
-        torch.testing.assert_close(back, there[order], rtol=1e-6, atol=1e-6)
-
-    def test_a_group_sums_to_nothing(self, seed, scale, unbiased):
-        reward, group, missing = drawn(seed)
-        got = advantages(reward, group, missing=missing, scale=scale, unbiased=unbiased)
-        sums = torch.zeros(7).index_add(0, group, got)
-        torch.testing.assert_close(sums, torch.zeros(7), rtol=0, atol=1e-5)
+def test_missing_rewards_order_and_names_of_groups_do_not_matter(seed, scale, unbiased):
+    """And a group sums to nothing."""
+    reward, group, missing = drawn(seed)
+    options = {"scale": scale, "unbiased": unbiased}
+    # whatever stands in place of a missing reward must not be read
+    spoiled = torch.where(missing, torch.nan if seed % 2 else 1e30, reward)
+    whole = advantages(spoiled, group, missing=missing, **options)
+    torch.testing.assert_close(whole[~missing], advantages(reward[~missing], group[~missing], **options))
+    assert (whole[missing] == 0).all()
+    order = torch.randperm(len(reward), generator=torch.Generator().manual_seed(seed))
+    back = advantages(reward[order], group[order] * -1000 - 3, missing=missing[order], **options)
+    torch.testing.assert_close(back, whole[order], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(torch.zeros(7).index_add(0, group, whole), torch.zeros(7), rtol=0, atol=1e-5)
 
 
 TREE = torch.tensor([[0, 1, 3], [0, 1, 4], [0, 2, 5], [0, 2, 6]])  # nodes of a binary tree at each depth
@@ -189,49 +169,16 @@ def test_advantages_in_a_tree():
     c.close(got[:, 2], c.expected["depth2"])
 
 
-def test_trees_know_nothing_of_each_other():
+def test_trees_know_nothing_of_each_other_and_a_missing_leaf_is_as_if_it_were_not_there():
     reward, none = torch.tensor([0.1, 0.9, 0.4, 0.8]), torch.zeros(8).bool()
     alone = depthwise_advantages(reward, TREE, torch.zeros(4).long(), none[:4])
     group = torch.tensor([5] * 4 + [2] * 4)
     both = depthwise_advantages(torch.cat([3 + 10 * reward, reward]), torch.cat([TREE + 10, TREE]), group, none)
     torch.testing.assert_close(both, torch.cat([alone, alone]))
-    order = torch.tensor([3, 0, 2, 1])
-    mixed = depthwise_advantages(reward[order], TREE[order], none[:4].long(), none[:4])
-    torch.testing.assert_close(mixed, alone[order])
-
-
-def test_a_missing_leaf_is_as_if_it_were_not_there():
-    reward, node = torch.tensor([0.1, torch.nan, 0.4, 0.8]), torch.tensor([[1, 3], [1, 4], [2, 5], [2, 6]])
     missing, group = torch.tensor([False, True, False, False]), torch.zeros(4).long()
-    got, rest = depthwise_advantages(reward, node, group, missing), ~missing
-    torch.testing.assert_close(got[rest], depthwise_advantages(reward[rest], node[rest], group[rest], missing[rest]))
+    got, rest = depthwise_advantages(reward.masked_fill(missing, torch.nan), TREE, group, missing), ~missing
+    torch.testing.assert_close(got[rest], depthwise_advantages(reward[rest], TREE[rest], group[rest], missing[rest]))
     assert (got[missing] == 0).all()
-
-
-@pytest.mark.parametrize("whiten", [True, False])
-def test_no_reward_rules_by_its_unit(whiten):
-    components = torch.stack([drawn(seed)[0] for seed in range(3)], 1)
-    _, group, missing = drawn(0)
-    weights, options = [1.0, 0.5, 2.0], {"whiten": whiten, "eps": 1e-12}
-    got = normalise_each(components, weights, group, missing, **options)
-    rescaled = normalise_each(components * torch.tensor([100.0, 1.0, 0.01]) + 7, weights, group, missing, **options)
-    torch.testing.assert_close(got, rescaled, rtol=1e-3, atol=1e-4)
-    assert (got[missing] == 0).all()
-    if whiten:
-        torch.testing.assert_close(got[~missing].mean(), torch.tensor(0.0), rtol=0, atol=1e-6)
-        torch.testing.assert_close(got[~missing].std(correction=0), torch.tensor(1.0))
-    else:
-        parts = [advantages(components[:, i], group, missing=missing, eps=1e-12) for i in range(3)]
-        torch.testing.assert_close(got, sum(w * part for w, part in zip(weights, parts, strict=True)))
-
-
-def test_a_missing_component_adds_nothing():
-    components, group = torch.tensor([[1.0, 5.0], [0.0, torch.nan], [0.5, 1.0]]), torch.zeros(3).long()
-    none = torch.zeros(3).bool()
-    got = normalise_each(components, [1.0, 1.0], group, none)
-    second = advantages([5.0, 0.0, 1.0], group, missing=torch.tensor([False, True, False]))
-    torch.testing.assert_close(got, advantages(components[:, 0], group) + second)
-    assert got.isfinite().all()
 
 
 @pytest.mark.parametrize("unbiased", [False, True])
@@ -242,14 +189,6 @@ def test_the_lowest_rewards_of_a_group_may_be_left_out_of_its_statistics(unbiase
     rest = torch.tensor([[5.0, 1.0, 3.0], [7.0, 8.0, 9.0]])
     mean, std = rest.mean(1, keepdim=True), rest.std(1, keepdim=True, correction=int(unbiased))
     torch.testing.assert_close(got, ((torch.tensor(reward).view(2, 4) - mean) / std).flatten())
-
-
-def test_where_only_trimmed_rewards_differ_the_whole_group_says_how_far():
-    """MixGRPO's own code divides by 1e-8 here."""
-    reward = [1.0, 0.0, 1.0, 1.0]
-    got = advantages(reward, [0] * 4, trimmed_ratio=0.25, eps=1e-8)
-    torch.testing.assert_close(got, (torch.tensor(reward) - 1) / torch.tensor(reward).std(correction=0))
-    assert advantages([2.0] * 4, [0] * 4, trimmed_ratio=0.25).eq(0).all()
 
 
 GROUPED = ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "cpgd", "opo", "pass_at_k"]
@@ -285,26 +224,15 @@ def test_closed_forms():
 
 
 @pytest.mark.parametrize("name", GROUPED)
-def test_equal_rewards_and_a_group_of_one_say_exactly_nothing(name):
+def test_equal_rewards_say_nothing_and_neither_missing_ones_nor_order_matter(name):
     assert not of_samples(name)[[3, 4, 5, 8]].any()
-
-
-@pytest.mark.parametrize("name", GROUPED)
-def test_a_missing_reward_is_none(name):
     missing = torch.zeros(9, dtype=torch.bool)
     missing[[1, 6]] = True
-    got = of_samples(name, rewards(REWARD.masked_fill(missing, torch.nan), missing=missing))
-    there = ~missing
-    alone = of_samples(name, rewards(REWARD[there], GROUP[there], MISSING[there]))
-    torch.testing.assert_close(got[there], alone)
+    got, there = of_samples(name, rewards(REWARD.masked_fill(missing, torch.nan), missing=missing)), ~missing
+    torch.testing.assert_close(got[there], of_samples(name, rewards(REWARD[there], GROUP[there], MISSING[there])))
     assert not got[missing].any()
-
-
-@pytest.mark.parametrize("name", GROUPED)
-def test_order_does_not_matter(name):
     order = torch.randperm(9, generator=torch.Generator().manual_seed(0))
-    got = of_samples(name, rewards(REWARD[order], GROUP[order]))
-    torch.testing.assert_close(got, of_samples(name)[order])
+    torch.testing.assert_close(of_samples(name, rewards(REWARD[order], GROUP[order])), of_samples(name)[order])
 
 
 def test_groups_without_signal_do_not_thin_out_the_others():
@@ -338,12 +266,6 @@ def test_several_rewards_are_normalised_one_by_one(half, how, scale):
     assert summed[0] > 0 > expected[0]  # ten points of the second reward outweigh the one point of the first
 
 
-def test_what_does_not_count_has_no_advantage():
-    mask = torch.tensor([[True, False], [False, False]])
-    found = Advantages.of(torch.full((2, 2), torch.nan).masked_fill(mask, 1.0), mask)
-    assert found.advantage.tolist() == [[1, 0], [0, 0]]
-
-
 def test_the_optimal_baseline_weighs_long_responses_more():
     lengths = torch.tensor([4, 1, 1, 2, 2])
     mask = torch.arange(4) < lengths[:, None]
@@ -366,20 +288,14 @@ def everyway(correct: list[bool], k: int) -> torch.Tensor:
     return torch.stack([each[[i in group for group in groups]].mean() for i in range(len(correct))])
 
 
-@pytest.mark.parametrize("right", range(7))
-@pytest.mark.parametrize("k", [1, 2, 4, 6])
+@pytest.mark.parametrize("right", [0, 1, 3, 6])
+@pytest.mark.parametrize("k", [1, 2, 4])
 def test_pass_at_k_is_the_mean_over_all_groups_of_k(k, right):
     correct = [i < right for i in range(6)]
     reward, group = torch.tensor(correct).float(), torch.zeros(6, dtype=torch.long)
     given = rewards(reward, group, torch.zeros(6, dtype=torch.bool))
     found = pass_at_k(given, pass_k=k, pass_reward=1.0)
     torch.testing.assert_close(found, everyway(correct, k).float(), rtol=1e-5, atol=1e-6)
-
-
-def test_a_group_of_fewer_than_k_says_nothing_of_pass_at_k():
-    missing = torch.tensor([False, False, True, True])
-    given = rewards(torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.zeros(4, dtype=torch.long), missing)
-    assert not pass_at_k(given, pass_k=3, pass_reward=1.0).any()
 
 
 NAN = float("nan")
@@ -409,10 +325,3 @@ def test_a_token_gets_what_its_step_and_later_ones_are_worth():
         ]
     )
     torch.testing.assert_close(found, expected)
-
-
-def test_what_belongs_to_no_step_is_compared_as_a_whole():
-    steps = [[NAN, 0.5], [NAN, 0.5], [NAN, 0.5]]
-    given = of_steps(steps, rest=(1.0, 0.0, 5.0))
-    found = group_steps(given, advantage_std="none", advantage_eps=1e-6)
-    torch.testing.assert_close(found, torch.tensor([[0.5, 0.5], [-0.5, -0.5], [0.0, 0.0]]))

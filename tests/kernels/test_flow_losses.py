@@ -12,10 +12,9 @@ from torch.autograd import gradcheck
 from torch.nn.functional import logsigmoid
 
 from burnish.advantages.groups import optimality
-from burnish.batches.samples import ForwardTerms
 from burnish.flow.times import diffuse
 from burnish.losses.kl import gaussian_kl, squared_distance
-from burnish.losses.matching import advantage_weighted_matching, awm_logprob, matching_error, negative_aware
+from burnish.losses.matching import advantage_weighted_matching, awm_logprob
 from burnish.losses.policy import flow_clip
 from burnish.losses.preference import (
     centred_distillation,
@@ -24,24 +23,23 @@ from burnish.losses.preference import (
     hold_clipped,
     preference_loss,
 )
-from burnish.losses.surrogates import guard_log_ratio, kl_trust_region
+from burnish.losses.surrogates import guard_log_ratio
 from burnish.registry import lookup
 from burnish.types.rollout import Steps
 from tests.conformance import case, cases
 
 
-def forward_terms(
-    target: Tensor, *, clean: Tensor | None = None, noisy: Tensor | None = None, time: Tensor | None = None,
-    value: Tensor | None = None,
-) -> ForwardTerms:  # fmt: skip
+class Terms(SimpleNamespace):
     """Terms [M] of a case; what it doesn't hold is not read."""
-    count = len(target)
-    unread: Any = torch.zeros(count)
-    return ForwardTerms(
-        conditioning=unread, unconditional=unread, target=target, share=torch.ones(count), atom=unread,
-        clean=unread if clean is None else clean, noisy=unread if noisy is None else noisy,
-        time=unread if time is None else time, value=unread if value is None else value,
-    )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+
+def forward_terms(target: Tensor, **given: Tensor) -> Any:
+    unread = torch.zeros(len(target))
+    names = ("conditioning", "unconditional", "atom", "clean", "noisy", "time", "value")
+    return Terms(target=target, share=torch.ones(len(target)), **dict.fromkeys(names, unread) | given)
 
 
 def roles_that_say(policy: Tensor, reference: Tensor, old: Tensor | None = None) -> Any:
@@ -55,7 +53,7 @@ def roles_that_say(policy: Tensor, reference: Tensor, old: Tensor | None = None)
     )
 
 
-def by_name(name: str, part: ForwardTerms, roles: Any, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
+def by_name(name: str, part: Any, roles: Any, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean loss of the algorithm that a recipe names, and the means of what it reports."""
     loss = lookup("flow algorithm", name)(**options).loss(part, roles)
     return loss.total / len(part), {key: total / count for key, (total, count) in loss.metrics.items()}
@@ -126,24 +124,6 @@ def test_negative_aware_of_the_authors(c):
     c.close(torch.autograd.grad(total, velocity)[0], c.expected["grad_v_new"])
 
 
-@pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
-def test_an_undecided_sample_moves_a_policy_only_towards_or_from_it(beta):
-    """Optimality 1 pulls a policy at the old one towards the sample, 0 pushes as hard, 1/2 does neither."""
-    torch.manual_seed(0)
-    clean, noise, time = torch.randn(1, 2, 3), torch.randn(1, 2, 3), torch.tensor([0.4])
-    noisy = 0.6 * clean + 0.4 * noise
-    old = torch.randn(1, 2, 3)
-
-    def gradient(good: float) -> torch.Tensor:
-        velocity = old.clone().requires_grad_()
-        loss, _, _ = negative_aware(velocity, old, clean, noisy, time, torch.tensor([good]), beta=beta)
-        return torch.autograd.grad(loss.sum(), velocity)[0]
-
-    assert (gradient(1.0) * (old - (noise - clean))).sum() > 0
-    torch.testing.assert_close(gradient(0.0), -gradient(1.0))
-    torch.testing.assert_close(gradient(0.5), torch.zeros_like(old), rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize("c", cases("losses", "loss/awm_logprob_"), ids=lambda c: c.id)
 def test_logprob_of_advantage_weighted_matching(c):
     given = {name: torch.tensor(v) if isinstance(v, list) else v for name, v in c.inputs.items()}
@@ -156,12 +136,13 @@ def test_logprob_of_advantage_weighted_matching(c):
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS.values())
-def test_a_perfect_prediction_has_logprob_0_and_every_error_less(weighting):
-    target, time = torch.randn(6, 4), torch.linspace(0.1, 1, 6)
+def test_a_perfect_prediction_has_logprob_0_and_a_finite_gradient_and_every_error_less(weighting):
+    target, time = torch.randn(6, 4), torch.linspace(0.0, 1, 6)
     options = {"weighting": weighting, "power": 0.25}
-    perfect = awm_logprob(target.clone().requires_grad_(), target, time, **options)
+    perfect = awm_logprob(velocity := target.clone().requires_grad_(), target, time, **options)
     torch.testing.assert_close(perfect.detach(), torch.zeros(6), rtol=0, atol=1e-5)
-    scores = [awm_logprob(target + size, target, time, **options) for size in (0.1, 0.5, 2.0)]
+    assert torch.autograd.grad(perfect.sum(), velocity)[0].isfinite().all()
+    scores = [awm_logprob(target + size, target, time, **options)[1:] for size in (0.1, 0.5, 2.0)]
     assert (scores[0] < 0).all()
     assert (scores[1] < scores[0]).all()
     assert (scores[2] < scores[1]).all()
@@ -187,7 +168,7 @@ def test_pairs_of_verl_omni(c):
     assert len(shared) == 5
 
 
-def test_pairs_of_flow_grpo():
+def test_pairs_of_the_authors():
     c = case("losses", "loss/dpo_flow_grpo")
     given = {name: torch.tensor(value) for name, value in c.inputs.items()}
     velocity = given["v"].clone().requires_grad_()
@@ -197,14 +178,13 @@ def test_pairs_of_flow_grpo():
     c.close(2 * loss, c.expected["loss"])
     c.close(values["rewards/margins"], torch.tensor(c.expected["inside_term"]).mean())
     c.close(torch.autograd.grad(2 * loss, velocity)[0], c.expected["grad_v"])
-
-
-def test_pairs_of_the_authors():
     c = case("losses", "loss/dpo_salesforce")
-    given = {name: torch.tensor(value) for name, value in c.inputs.items()}
-    part = forward_terms(interleaved(given["target"]))
-    roles = roles_that_say(interleaved(given["pred"]), interleaved(given["ref_pred"]))
-    loss, _ = by_name("diffusion_dpo", part, roles, beta=float(given["beta"]))
+    given = {
+        name: interleaved(torch.tensor(value)) if value is not c.inputs["beta"] else value
+        for name, value in c.inputs.items()
+    }
+    roles = roles_that_say(given["pred"], given["ref_pred"])
+    loss, _ = by_name("diffusion_dpo", forward_terms(given["target"]), roles, beta=float(given["beta"]))
     c.close(2 * loss, c.expected["loss"])
 
 
@@ -217,41 +197,15 @@ def test_a_group_of_two_is_a_pair():
     torch.testing.assert_close(-logsigmoid(values["rewards/margins"]), 50 * loss)
 
 
-def test_groups_know_nothing_of_each_other_and_their_order():
+def test_groups_know_nothing_of_each_other():
     g = torch.Generator().manual_seed(0)
     error, reference, advantage = torch.rand(3, 12, generator=g)
     group = torch.randint(3, (12,), generator=g)
     whole, _ = group_preference(error, reference, advantage, group, beta=10.0)
-    order = torch.randperm(12, generator=g)
-    mixed, _ = group_preference(error[order], reference[order], advantage[order], group[order], beta=10.0)
-    torch.testing.assert_close(whole, mixed)
     for i in range(3):
         rows = group == i
         alone, _ = group_preference(error[rows], reference[rows], advantage[rows], group[rows], beta=10.0)
         torch.testing.assert_close(alone[0], whole[i])
-
-
-@pytest.mark.parametrize("beta", [10.0, 100.0])
-def test_the_gradient_of_a_group_is_that_of_the_authors(beta):
-    """They weight each error by its advantage and by how wrong the group is; beta is in that weight alone."""
-    g = torch.Generator().manual_seed(0)
-    error, reference, advantage = (torch.rand(12, generator=g) for _ in range(3))
-    advantage, group, size = advantage - 0.5, torch.arange(12) // 4, 4
-    error.requires_grad_()
-    loss, _ = group_preference(error, reference, advantage, group, beta=beta)
-    (gradient,) = torch.autograd.grad(loss.mean(), error)
-    wrong = (beta * advantage * (error.detach() - reference) / size).view(3, size).sum(1).sigmoid()
-    weighted = (wrong.repeat_interleave(size) * advantage * error).mean()
-    torch.testing.assert_close(gradient, torch.autograd.grad(weighted, error)[0])
-
-
-def test_beta_does_not_change_how_hard_an_undecided_group_is_pushed():
-    """Where the policy is the reference the gradient is A / 2 to each error: a KL beside it keeps its worth."""
-    error = torch.rand(4, requires_grad=True)
-    advantage, group = torch.tensor([1.0, -1.0, 0.5, -0.5]), torch.zeros(4).long()
-    for beta in (1.0, 100.0):
-        loss, _ = group_preference(error, error.detach(), advantage, group, beta=beta)
-        torch.testing.assert_close(torch.autograd.grad(loss.sum(), error)[0], advantage / 8)
 
 
 def test_clipping_of_dgpo():
@@ -265,13 +219,11 @@ def test_clipping_of_dgpo():
     assert torch.equal(held, error)
     assert not held.requires_grad or (torch.autograd.grad(held.sum(), velocity)[0] == 0).all()
 
-
-def test_clipping_leaves_the_way_back_open():
     old, advantage = torch.ones(4), torch.tensor([1.0, -1.0, 1.0, -1.0])
     error = torch.tensor([0.5, 0.5, 1.5, 1.5], requires_grad=True)  # better and worse than the old policy
     held, which = hold_clipped(error, old, advantage, clip=0.1)
     assert which.tolist() == [True, False, False, True]
-    assert torch.autograd.grad(held.sum(), error)[0].tolist() == [0, 1, 1, 0]
+    assert torch.autograd.grad(held.sum(), error)[0].tolist() == [0, 1, 1, 0], "the way back is open"
 
 
 @pytest.mark.parametrize("c", cases("losses", "loss/crd_"), ids=lambda c: c.id)
@@ -283,11 +235,6 @@ def test_centred_distillation(c):
         beta=given["crd_beta"], temperature=temperature, kind=given["loss"],
     )  # fmt: skip
     c.close(loss.mean(), c.expected["loss"])
-
-
-def test_a_temperature_is_positive():
-    with pytest.raises(ValueError, match="temperature"):
-        centred_distillation(torch.rand(2), torch.rand(2), torch.zeros(2), temperature=0.0)
 
 
 def test_huge_errors_stay_finite():
@@ -313,19 +260,12 @@ STD, GROUP = draw(ROWS, seed=8, positive=True), torch.tensor([0, 0, 1, 1, 1])
 ERROR, REFERENCE = draw(ROWS, seed=9, positive=True), draw(ROWS, seed=10, positive=True)
 CLIP = {"clip": 0.1, "clip_high": 0.2}
 LOSSES = {
-    "flow_clip": (lambda x: flow_clip(x, OLD, ADVANTAGE, EVERY, **CLIP).loss, LOGPROB),
     "guard": (
         lambda x, mean: flow_clip(guard_log_ratio(x, OLD, mean, B, STD), 0 * OLD, ADVANTAGE, EVERY, **CLIP).loss,
         (LOGPROB, A),
     ),
-    "kl_trust_region": (lambda x: kl_trust_region(x, OLD, ADVANTAGE, EVERY, STD, threshold=0.5).loss, LOGPROB),
-    "gaussian_kl": (lambda mean: gaussian_kl(mean, B, STD), A),
-    "squared_distance": (lambda v: squared_distance(v, B), A),
-    "matching_error": (lambda v: matching_error(v, C - B), A),
     "preference_loss": (lambda m: preference_loss(m, beta=2.0, label_smoothing=0.1), ADVANTAGE),
     "preference_loss ipo": (lambda m: preference_loss(m, beta=2.0, kind="ipo"), ADVANTAGE),
-    "diffusion_dpo": (lambda e: diffusion_dpo(e[:2], e[2:4], REFERENCE[:2], REFERENCE[2:4], beta=3.0)[0], ERROR),
-    "group_preference": (lambda e: group_preference(e, REFERENCE, ADVANTAGE, GROUP, beta=3.0)[0], ERROR),
 } | {
     f"matching {kind}": (
         lambda v, kind=kind: advantage_weighted_matching(v, A, B, TIME, ADVANTAGE, weighting=kind, **CLIP).loss,
@@ -340,33 +280,6 @@ def test_the_gradient_is_the_slope(name):
     function, inputs = LOSSES[name]
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     assert gradcheck(function, tuple(value.clone().requires_grad_() for value in inputs))
-
-
-@pytest.mark.parametrize("temperature", [None, 0.5])
-@pytest.mark.parametrize("kind", ["bce", "mse"])
-def test_the_averages_of_centred_distillation_have_no_gradient(temperature, kind):
-    """A sample's slope is that of its own loss while the averages of its group stand still."""
-    implicit = ADVANTAGE.clone().requires_grad_()
-    options = {"beta": 2.0, "temperature": temperature, "kind": kind}
-    loss = centred_distillation(implicit, TIME, GROUP, **options)
-    (gradient,) = torch.autograd.grad(loss.sum(), implicit)
-    logits = [torch.zeros(ROWS).double()] if temperature is None else [TIME / temperature, -TIME / temperature]
-    expected = torch.zeros(ROWS).double()
-    for rows in (GROUP == 0, GROUP == 1):
-        for logit in logits:
-            weight = logit[rows].softmax(0)
-            ours = 2.0 * (ADVANTAGE[rows] - weight @ ADVANTAGE[rows])
-            theirs = TIME[rows] - weight @ TIME[rows]
-            slope = ours.sigmoid() - theirs.sigmoid() if kind == "bce" else 2 * (ours - theirs)
-            expected[rows] += 2.0 * slope / len(logits)
-    torch.testing.assert_close(gradient, expected)
-
-
-@pytest.mark.parametrize("weighting", ["uniform", "t", "t2", "huber", "ghuber"])
-def test_a_perfect_prediction_has_a_finite_gradient(weighting):
-    velocity = torch.zeros(2, 3, requires_grad=True)
-    score = awm_logprob(velocity, torch.zeros(2, 3), torch.tensor([0.0, 1.0]), weighting=weighting)
-    assert torch.autograd.grad(score.sum(), velocity)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("c", cases("losses", "omni_dpo/"), ids=lambda c: c.id)

@@ -10,10 +10,8 @@ from diffusers import DPMSolverMultistepScheduler, FlowMatchHeunDiscreteSchedule
 
 from burnish.flow.sampling import Plan, denoise
 from burnish.flow.schedules import schedule
-from burnish.flow.solvers import thinned
 from burnish.flow.transitions import transition
 from burnish.flow.windows import Window
-from burnish.utils import random
 from tests.support.exact_flows import gaussian_velocity
 
 STEPS, GROUPS, MEMBERS, SHAPE = 8, 3, 4, (2, 3)
@@ -34,6 +32,12 @@ class Field:
         return torch.tanh(x * (1 + prompt)) + t.view(-1, 1, 1) * 0.5
 
 
+def normal(keys) -> torch.Tensor:
+    """A draw of its own for every key, a few numbers."""
+    seeds = [sum(number * 1009**place for place, number in enumerate(key, 1)) for key in keys]
+    return torch.stack([torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+
+
 def windows_of(window: Window) -> torch.Tensor:
     chosen = torch.zeros(GROUPS * MEMBERS, STEPS, dtype=torch.bool)
     for row, group in enumerate(GROUP.tolist()):
@@ -49,12 +53,12 @@ def node_of(chosen: torch.Tensor) -> torch.Tensor:
 
 
 def noise_for(rows: torch.Tensor):
-    return lambda step: random.normal(SHAPE, [("noise", int(row), step) for row in rows])
+    return lambda step: normal((1, int(row), step) for row in rows)
 
 
 def run(plan: Plan, rows: torch.Tensor | None = None, *, shared: bool = False):
     rows = torch.arange(GROUPS * MEMBERS) if rows is None else rows
-    start = random.normal(SHAPE, [("start", int(GROUP[row] if shared else row)) for row in rows])
+    start = normal((2, int(GROUP[row] if shared else row)) for row in rows)
     field = Field(GROUP[rows])
     return denoise(field, start, plan, noise_for(rows)), field.rows
 
@@ -64,9 +68,7 @@ def plan_of(window: Window, kind="sde", **kwargs) -> Plan:
 
 
 @pytest.mark.parametrize("kind", ["sde", "cps", "dance", "ddim"])
-@pytest.mark.parametrize(
-    "window", [Window(), Window(kind="random", size=3), Window(kind="fixed", size=2, start=2)], ids=str
-)
+@pytest.mark.parametrize("window", [Window(), Window(kind="random", size=3)], ids=str)
 def test_what_is_recorded_can_be_replayed(kind, window):
     path, _ = run(plan_of(window, kind))
     recorded = window.count(STEPS)
@@ -80,14 +82,12 @@ def test_what_is_recorded_can_be_replayed(kind, window):
         )
         assert torch.equal(step.logprob(path.next_state[:, k]), path.logprob[:, k])
         at = [TIMES.tolist().index(t) for t in path.time[:, k].tolist()]
-        drawn = random.normal(SHAPE, [("noise", row, step_) for row, step_ in enumerate(at)])
+        drawn = normal((1, row, step_) for row, step_ in enumerate(at))
         torch.testing.assert_close(step.sample(drawn), path.next_state[:, k])
 
 
-@pytest.mark.parametrize("kind", ["sde", "cps", "dance", "ddim"])
-@pytest.mark.parametrize(
-    "window", [Window(), Window(kind="random", size=3), Window(kind="fixed", size=2, start=4)], ids=str
-)
+@pytest.mark.parametrize("kind", ["sde", "cps"])
+@pytest.mark.parametrize("window", [Window(), Window(kind="random", size=3)], ids=str)
 def test_sharing_a_prefix_changes_no_sample(kind, window):
     alone, all_rows = run(plan_of(window, kind), shared=True)
     together, rows = run(plan_of(window, kind, branch=node_of(windows_of(window))), shared=True)
@@ -118,24 +118,9 @@ def test_without_stochastic_steps_nothing_is_recorded_and_no_noise_is_drawn():
     def no_noise(step):
         raise AssertionError("noise was drawn")
 
-    path = denoise(Field(), random.normal(SHAPE, [("start", int(g)) for g in GROUP]), plan, no_noise)
+    path = denoise(Field(), normal((2, int(g)) for g in GROUP), plan, no_noise)
     assert path.state.shape == (12, 0, *SHAPE)
     assert torch.equal(path.latents[0], path.latents[MEMBERS - 1])
-
-
-def test_a_velocity_towards_points_lands_on_them_in_any_number_of_steps():
-    goal = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
-    g = torch.Generator().manual_seed(1)
-    for steps, kind in ((1, "ode"), (2, "cps"), (7, "sde"), (7, "dance")):
-        times = schedule(steps, {}, shift=3.0, kind="shift_once")
-        stochastic = torch.zeros(2, steps, dtype=torch.bool)
-        stochastic[:, : steps - 1] = kind != "ode"
-        plan = Plan(times=times, kind=kind, noise=0.5, recorded=stochastic)
-        path = denoise(
-            lambda x, t, rows: (x - goal[rows]) / t[:, None],
-            torch.randn(2, 2, generator=g), plan, lambda step: torch.randn(2, 2, generator=g),
-        )  # fmt: skip
-        torch.testing.assert_close(path.latents, goal, rtol=1e-5, atol=1e-5)
 
 
 LEVELS = schedule(8, {"shift": 3.0})
@@ -156,16 +141,6 @@ def solve(solver, times, x=STARTS, velocity=velocity, **options):
     return denoise(velocity, x, plan, no_noise).latents
 
 
-def test_the_first_and_the_last_step_are_eulers():
-    times = LEVELS[[0, 4, 8]]
-    assert torch.equal(solve("euler", times), solve("dpm2m", times))
-
-
-def test_heuns_last_step_is_eulers():
-    times = LEVELS[-2:]
-    assert torch.equal(solve("euler", times), solve("heun", times))
-
-
 @pytest.mark.parametrize(("solver", "order"), [("euler", 1), ("heun", 2), ("dpm2m", 2)])
 def test_halving_the_steps_divides_the_error_by_a_power_of_two(solver, order):
     """On the way between two noise levels, where the exact path is known."""
@@ -183,7 +158,7 @@ def test_halving_the_steps_divides_the_error_by_a_power_of_two(solver, order):
         assert 0.9 * 2**order < coarse / fine < 1.1 * 2**order, errors
 
 
-def test_heun_is_that_of_diffusers():
+def test_solvers_are_those_of_diffusers():
     theirs = FlowMatchHeunDiscreteScheduler(shift=3.0)
     theirs.set_timesteps(6)
     x = STARTS
@@ -191,9 +166,6 @@ def test_heun_is_that_of_diffusers():
         x = theirs.step(velocity(x, (t / 1000).expand(5), None), t, x).prev_sample
     levels = torch.cat([theirs.sigmas[:1], theirs.sigmas[1:-1:2], theirs.sigmas[-1:]])
     torch.testing.assert_close(solve("heun", levels), x)
-
-
-def test_dpm2m_is_that_of_diffusers():
     theirs = DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
     theirs.set_timesteps(6)
     x = STARTS
@@ -212,33 +184,12 @@ def test_a_stochastic_step_ends_what_is_remembered():
     torch.testing.assert_close(path.latents, solve("dpm2m", LEVELS[4:], path.next_state[:, -1]))
 
 
-def test_heun_looks_ahead_for_the_rows_without_noise_alone():
+def test_heun_solves_rows_with_and_without_noise_side_by_side():
     recorded = torch.zeros(5, 8, dtype=torch.bool)
     recorded[1, 2] = recorded[3, 4] = recorded[[0, 2, 4], [0, 0, 0]] = True
-    noise, asked = torch.randn(5, 1, generator=torch.Generator().manual_seed(0)), []
-
-    def counted(x, t, rows):
-        asked.append(rows.tolist())
-        return velocity(x, t, rows)
-
-    plan = Plan(LEVELS, "sde", 0.5, recorded, solver="heun")
-    path = denoise(counted, STARTS, plan, lambda step: noise)
-    every = [0, 1, 2, 3, 4]
-    assert asked == [
-        every, [1, 3], every, every, every, [0, 2, 3, 4], every, every, every, [0, 1, 2, 4],
-        every, every, every, every, every,
-    ]  # fmt: skip
+    noise = torch.randn(5, 1, generator=torch.Generator().manual_seed(0))
+    path = denoise(velocity, STARTS, Plan(LEVELS, "sde", 0.5, recorded, solver="heun"), lambda step: noise)
     for row in range(5):
         alone = Plan(LEVELS, "sde", 0.5, recorded[row : row + 1], solver="heun")
         own = denoise(velocity, STARTS[row : row + 1], alone, lambda step, row=row: noise[row : row + 1])
         torch.testing.assert_close(own.latents[0], path.latents[row])
-
-
-@pytest.mark.parametrize(("share", "kept"), [(1.0, 5), (0.6, 3), (0.5, 3), (0.2, 1), (0.01, 1)])
-def test_a_share_of_the_later_steps_is_taken(share, kept):
-    times = thinned(LEVELS, 3, share)
-    assert len(times) == 3 + 1 + kept
-    assert torch.equal(times[:4], LEVELS[:4])
-    assert times[-1] == 0
-    assert (times.diff() < 0).all()
-    assert set(times.tolist()) <= set(LEVELS.tolist())

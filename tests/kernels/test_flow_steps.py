@@ -12,13 +12,10 @@ from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
 from burnish.flow.sampling import guide
-from burnish.flow.schedules import dynamic_shift, schedule, static_shift, stretch_to_terminal
-from burnish.flow.solvers import extrapolation
-from burnish.flow.times import diffuse, stratify
+from burnish.flow.schedules import schedule
+from burnish.flow.times import stratify
 from burnish.flow.transitions import transition
 from burnish.flow.windows import Window
-from burnish.losses.matching import awm_logprob
-from burnish.utils import random
 from tests.support.exact_flows import gaussian_velocity
 
 
@@ -28,8 +25,8 @@ def same(ours, scheduler) -> None:
     assert (ours.diff() < 0).all()
 
 
-@pytest.mark.parametrize("shift", [1.0, 3.0, 5.0])
-@pytest.mark.parametrize("steps", [1, 4, 10, 28])
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+@pytest.mark.parametrize("steps", [1, 10])
 def test_static_shift(steps, shift):
     """As the scheduler places noise levels, and of those that a pipeline passes."""
     scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
@@ -61,18 +58,6 @@ def test_what_is_not_supported_is_refused_by_name(option):
         schedule(10, {option: True})
 
 
-def test_shifts_keep_the_ends_and_have_inverses():
-    t = torch.linspace(0.01, 1, 50, dtype=torch.float64)
-    assert static_shift(t, 3.0)[-1] == 1
-    torch.testing.assert_close(static_shift(static_shift(t, 3.0), 1 / 3), t)
-    torch.testing.assert_close(dynamic_shift(dynamic_shift(t, 0.7), -0.7), t)
-    torch.testing.assert_close(dynamic_shift(t, float(np.log(3.0))), static_shift(t, 3.0))
-    torch.testing.assert_close(dynamic_shift(t, 3.0, "linear"), static_shift(t, 3.0))
-    falling = t.flip(0)
-    stretched = stretch_to_terminal(falling, 0.2)
-    torch.testing.assert_close(stretched[[0, -1]], torch.tensor([1.0, 0.2], dtype=torch.float64))
-
-
 def draws(count: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -82,16 +67,6 @@ def test_one_draw_of_each_part():
     assert (draw * 64).floor().tolist() == list(range(64))
     together = stratify(torch.rand(3, 5))
     assert ((together * 5).floor() == torch.arange(5)).all()
-
-
-def test_a_picture_is_diffused_to_noise():
-    clean, noise = torch.randn(3, 2, 2), torch.randn(3, 2, 2)
-    mixed = diffuse(clean, noise, torch.tensor([0.0, 0.25, 1.0]))
-    torch.testing.assert_close(mixed, torch.stack([clean[0], 0.75 * clean[1] + 0.25 * noise[1], noise[2]]))
-
-
-def test_after_a_step_from_pure_noise_nothing_is_extrapolated():
-    assert extrapolation(torch.tensor(1.0), torch.tensor(0.9), torch.tensor(0.8)) == 0
 
 
 KINDS = ["sde", "cps", "dance", "ddim", "ode"]
@@ -186,14 +161,10 @@ def test_ddim_is_that_of_diffusers_after_the_change_of_variables(eta, index):
 
 
 WINDOWS = [
-    Window(),
     Window(start=2),
     Window(kind="fixed", size=2, start=1),
-    Window(kind="random", size=3),
     Window(kind="random", size=3, start=2, stop=7),
     Window(kind="random", size=3, scattered=True),
-    Window(kind="progressive", size=2, every=3),
-    Window(kind="progressive", size=4, every=1, stride=1, wrap=True),
     Window(kind="progressive", size=3, every=2, stride=2, stop=8),
 ]
 
@@ -208,17 +179,6 @@ def test_window(window, steps):
         assert set(chosen) <= set(window.within(steps))
         assert steps - 1 not in chosen
         assert window.choose(steps, update=update, key=update * 7 + 1) == chosen
-
-
-@pytest.mark.parametrize("wrap", [False, True])
-def test_a_progressive_window_passes_over_every_step_of_its_range(wrap):
-    window = Window(kind="progressive", size=3, every=2, stride=2, wrap=wrap)
-    seen = [tuple(window.choose(11, update=update, key=0)) for update in range(20)]
-    assert set().union(*seen) == set(range(10))
-    assert seen[:4:2] == [(0, 1, 2), (2, 3, 4)]
-    assert all(seen[i] == seen[i + 1] for i in range(0, 20, 2))
-    assert seen[8] == (7, 8, 9)
-    assert seen[10] == ((0, 1, 2) if wrap else (7, 8, 9))
 
 
 @pytest.mark.parametrize("options", [
@@ -244,21 +204,6 @@ def test_deterministic_steps_may_include_the_last_and_windows_must_fit():
             Window(**options).choose(10, update=0, key=0)
 
 
-@pytest.mark.parametrize(("options", "stays"), [
-    ({}, [4, 4, 4, 4]),
-    ({"interval": "linear", "decay": 0.25}, [4, 3, 2, 1]),
-    ({"interval": "linear", "decay": 0.9}, [4, 1, 1, 1]),
-    ({"interval": "exponential", "decay": math.log(2)}, [4, 2, 1, 1]),
-    ({"interval": "exponential", "decay": math.log(2), "decay_after": 2}, [4, 4, 4, 2]),
-], ids=str)  # fmt: skip
-@pytest.mark.parametrize("wrap", [True, False])
-def test_a_window_stays_shorter_the_further_it_has_moved(options, stays, wrap):
-    window = Window(kind="progressive", size=2, stride=1, every=4, wrap=wrap, **options)
-    first = [window.choose(6, update=update, key=0)[0] for update in range(2 * sum(stays))]
-    once = [place for place, stay in enumerate(stays) for _ in range(stay)]
-    assert first == (2 * once if wrap else once + [3] * len(once))
-
-
 @pytest.mark.parametrize(
     ("interval", "rounded"), [("exponential", math.ceil), ("linear", math.floor)], ids=["exponential", "linear"]
 )
@@ -273,30 +218,8 @@ def test_a_falling_interval_is_rounded_as_by_the_authors(interval, rounded):
     assert [window.choose(25, update=update, key=0)[0] for update in range(len(expected))] == expected
 
 
-VIDEO = (2, 3, 4, 5)  # channels, frames, height, width
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_frames_may_lie_one_below_the_other(kind):
-    """Videos go through the mathematics of pictures: transitions, guidance by channels, and matching."""
-    v, x, z, other = (draw(4, *VIDEO, seed=seed) for seed in range(4))
-    t, t_next = torch.tensor([1.0, 0.9, 0.5, 0.2]), torch.tensor([0.9, 0.5, 0.2, 0.1])
-    found = []
-    for fold in (lambda video: video, lambda video: video.flatten(-3, -2)):
-        step = transition(kind, fold(v), fold(x), t, t_next, noise=0.6, t_max=0.9)
-        guided = guide(fold(v), fold(x), 4.0, rescale=True)
-        torch.testing.assert_close(guided.norm(dim=1), fold(v).norm(dim=1))
-        logprob = torch.zeros(4) if kind == "ode" else step.logprob(fold(other))
-        assert logprob.shape == (4,)
-        sampled, error = step.sample(fold(z)), awm_logprob(fold(v), fold(x), t, weighting="ghuber")
-        found.append([value.flatten(1) for value in (step.mean, sampled, guided, logprob[:, None], error[:, None])])
-    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
-    keys = [(1, "rollout", 0, "prompt", sample, "start") for sample in range(3)]
-    assert torch.equal(random.normal(VIDEO, keys).flatten(-3, -2), random.normal((2, 12, 5), keys))
-
-
 def test_rescaled_guidance_of_nothing_is_nothing():
-    nothing = torch.zeros(1, *VIDEO, requires_grad=True)
+    nothing = torch.zeros(1, 2, 3, 4, requires_grad=True)
     guided = guide(nothing, nothing, 4.0, rescale=True)
     guided.sum().backward()
     assert torch.equal(guided, torch.zeros_like(guided))

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
-from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRMSNorm
 
-from burnish.language import attention, head, segments
-from burnish.language import cache as module
+from burnish.language import attention, head
 from burnish.language.attention import Plan, attend
-from burnish.language.cache import Cache
-from burnish.language.cost import cheapest, estimate, token_budget_batches
-from burnish.language.norms import shorten_backward
-from burnish.language.rows import Table, lay_out
+from burnish.language.cost import token_budget_batches
 from burnish.language.segments import Segment, missing, say_once
 from tests.support.language_samples import encode_all, model_of, responses
 from tests.support.pretend_gpu import PretendGpu
@@ -34,7 +25,7 @@ def draw(seed=0):
     return hidden, weight, torch.randint(3, V, (N,), generator=generator)
 
 
-@pytest.mark.parametrize("chunk", [1, 4 * 5 * V, 10**6])
+@pytest.mark.parametrize("chunk", [1, 4 * 5 * V])
 @pytest.mark.parametrize("keep", [0, 10**6])
 @pytest.mark.parametrize(("banned", "cap"), [([], None), ([0, 2], None), ([0, 2], 1.5)])
 def test_chunks_change_neither_values_nor_gradients(monkeypatch, chunk, keep, banned, cap):
@@ -68,29 +59,6 @@ def test_nothing_as_large_as_tokens_times_vocabulary_is_kept(monkeypatch):
         head.chosen_scores(hidden, weight, ids, temperature=1.0, banned=torch.tensor([], dtype=torch.long))
     assert kept
     assert max(kept) < N * V
-
-
-def test_a_head_that_is_not_trained_costs_no_gradient_and_no_tokens_are_no_error():
-    hidden, weight, ids = draw()
-    nothing = torch.tensor([], dtype=torch.long)
-    logprob, _ = head.chosen_scores(hidden, weight.detach(), ids, temperature=1.0, banned=nothing)
-    logprob.sum().backward()
-    assert hidden.grad is not None
-    assert weight.grad is None
-    logprob, entropy = head.chosen_scores(hidden[:0], weight, ids[:0], temperature=1.0, banned=nothing)
-    assert logprob.shape == entropy.shape == (0,)
-
-
-def test_a_gpu_gets_as_many_rows_as_keep_it_busy():
-    vocabulary = 152_064
-    rows = head.rows_at_once(vocabulary, torch.device("cuda"))
-    assert 256 <= rows <= 512
-    assert rows * vocabulary * 4 <= 2**28
-    assert head.rows_at_once(vocabulary, torch.device("cpu")) == 27
-    assert head.rows_at_once(10**9, torch.device("cuda")) == 1
-
-
-WIDE = SimpleNamespace(parameters_per_token=10**6, attention_width=1000)
 
 
 def dense(segments, window=None):
@@ -132,37 +100,7 @@ def test_attention_over_segments_is_attention_with_a_mask(name, window):
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
 
 
-def test_a_shared_prompt_lies_in_the_line_once():
-    model = model_of("qwen2_5_vl")
-    encoded = encode_all(model, "qwen2_5_vl")
-    completion = responses(model, encoded, [1, 1, 1, 0], [4, 6, 1, 3])
-    table = Table.of(completion, model.placeholders)
-    prompts = encoded.lengths
-    assert len(lay_out(table, "shared").source) == prompts[0] + prompts[1] + 3 + 5 + 0 + 2
-    assert len(lay_out(table, "packed").source) == prompts[0] + 3 * prompts[1] + 3 + 5 + 0 + 2
-    assert len(lay_out(table, "padded").source) == 4 * (prompts[1] + 5)
-    for layout in ("shared", "packed", "padded"):
-        rows = lay_out(table, layout)
-        for row, places in enumerate(rows.predicts.split(completion.length.tolist())):
-            # the state that predicts a token is that of the token before it
-            first = table.prompt[table.owner[row]][-1]
-            assert rows.source[places].tolist() == [first, *table.response[row][:-1]]
-
-
-def test_the_cheapest_layout_shares_what_can_be_shared():
-    costs = estimate([50] * 8, [12] * 8, [0] * 8, WIDE)
-    assert costs["shared"] < 0.4 * costs["packed"]
-    alone = estimate([50, 20], [12, 30], [0, 1], WIDE)
-    assert alone["packed"] < alone["padded"]
-    assert alone["packed"] < alone["shared"]
-    even = estimate([50, 50], [12, 12], [0, 1], WIDE)
-    assert min(even, key=even.get) == "padded"
-    model = model_of("llama")
-    encoded = encode_all(model, "llama")
-    assert cheapest(Table.of(responses(model, encoded, [0] * 6, [5] * 6), model.placeholders), model) == "shared"
-
-
-@pytest.mark.parametrize("budget", [1, 30, 60, 10**6])
+@pytest.mark.parametrize("budget", [1, 30, 10**6])
 def test_micro_batches_hold_to_their_budget_and_lose_nothing(budget):
     model = model_of("qwen2_5_vl")
     encoded = encode_all(model, "qwen2_5_vl")
@@ -172,11 +110,7 @@ def test_micro_batches_hold_to_their_budget_and_lose_nothing(budget):
     assert sorted(row for part in parts for row in part) == list(range(len(index)))
     for part in parts:
         used = sum(encoded.lengths[prompt] for prompt in {index[row] for row in part})
-        used += sum(int(completion.length[row]) for row in part)
-        assert used <= budget or len(part) == 1
-    if budget == 10**6:
-        assert len(parts) == 1
-        assert [index[row] for row in parts[0]] == [2, 2, 2, 0, 0, 1, 1, 3]
+        assert used + sum(int(completion.length[row]) for row in part) <= budget or len(part) == 1
 
 
 @pytest.fixture
@@ -212,7 +146,7 @@ def test_on_a_gpu_one_call_has_the_numbers_of_padded_groups(name, window, gpu, m
     torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
 
 
-def test_images_are_seen_whole_and_need_no_plan_that_stays(gpu):
+def test_images_are_seen_whole(gpu):
     ends = torch.tensor([0, 4, 7, 16], dtype=torch.int32)
     q, k, v = (part.repeat_interleave(4 // part.shape[1], 1).float() for part in drawn(16))
     theirs = attended(drawn(16), torch.nn.Identity(), cu_seq_lens_q=ends)
@@ -220,158 +154,5 @@ def test_images_are_seen_whole_and_need_no_plan_that_stays(gpu):
         scores = q[:, :, a:b] @ k[:, :, a:b].transpose(-1, -2) * 0.3
         expected = (scores.softmax(-1) @ v[:, :, a:b]).transpose(1, 2)
         torch.testing.assert_close(theirs[0][:, a:b], expected, rtol=2e-2, atol=2e-2)
-    upon = gpu.put(ends)
-    for _ in range(3):
-        ours = attended([gpu.put(t) for t in drawn(16)], torch.nn.Identity(), cu_seq_lens_q=upon)
-    assert gpu.count("to host") - 12 == 1, "their boundaries are read once for all layers"
-    del ends, upon
-    assert not len(attention._PLANS)
+    ours = attended([gpu.put(t) for t in drawn(16)], torch.nn.Identity(), cu_seq_lens_q=gpu.put(ends))
     torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
-
-
-def test_masks_are_bounded(monkeypatch):
-    """Those of images of unlike size, and those of segments behind prefixes, which are made once."""
-    plan = Plan.of([Segment(0, 1000), Segment(1000, 900), Segment(1900, 999)], causal=False)
-    masks = [bucket.mask for bucket in plan.groups().buckets if bucket.mask is not None]
-    assert 0 < sum(mask.numel() for mask in masks) <= 3 * 1000
-    chosen = [Segment(0, 10), Segment(10, 10), *(Segment(20 + 10 * n, 10, n % 2) for n in range(6))]
-    shared = next(bucket for bucket in Plan.of(chosen).groups().buckets if bucket.mask is not None)
-    assert tuple(shared.mask.shape) == (1, 1, 10, 20)
-    assert shared.additive(torch.float32) is shared.additive(torch.float32)
-    monkeypatch.setattr(attention, "PAIRS", 300)
-    chosen = [Segment(0, 10), Segment(10, 9), *(Segment(19 + 10 * n, 10, n % 2) for n in range(6))]
-    masks = [bucket.mask for bucket in Plan.of(chosen).groups().buckets if bucket.mask is not None]
-    assert [tuple(mask.shape) for mask in masks] == [(2, 1, 10, 20)] * 3
-
-
-def test_what_the_kernel_cannot_take_is_named(gpu):
-    for width, dtype, dropout, why in (
-        (8, torch.float32, 0.0, "half precision"), (12, torch.bfloat16, 0.0, "12 wide"),
-        (264, torch.bfloat16, 0.0, "264 wide"), (8, torch.bfloat16, 0.1, "dropout"), (8, torch.float16, 0.0, None),
-    ):  # fmt: skip
-        found = segments.unsupported(gpu.put(torch.zeros(1, 2, 3, width, dtype=dtype)), dropout)
-        assert why in found if why else not found
-        assert "CUDA" in segments.unsupported(torch.zeros(1, 2, 3, width, dtype=dtype), dropout)
-
-
-class HalfRMSNorm(LlamaRMSNorm):
-    """Named as the others, but it computes something else."""
-
-    def forward(self, hidden_states):
-        return 0.5 * super().forward(hidden_states)
-
-
-class Residual(nn.Module):
-    """Two norms about a residual stream, whose gradient has parts from both."""
-
-    def __init__(self, kind):
-        super().__init__()
-        self.first, self.last, self.inner = kind(48, 1e-6), kind(48, 1e-6), nn.Linear(48, 48)
-
-    def forward(self, x):
-        x = x + self.inner(self.first(x))
-        return self.last(x + self.inner(self.last(x)))
-
-
-def learned(network, x, slope):
-    x = x.clone().requires_grad_()
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
-        out = network(x)
-    return [out, *torch.autograd.grad(out, [x, *network.parameters()], slope)], len(set(kept))
-
-
-def twins(kind):
-    torch.manual_seed(0)
-    plain = Residual(kind).eval()
-    for weight in plain.parameters():
-        nn.init.normal_(weight, 0.5)
-    short = copy.deepcopy(plain)
-    shorten_backward(short)
-    return plain, short
-
-
-@pytest.mark.parametrize("kind", [LlamaRMSNorm, Qwen2_5_VLRMSNorm])
-def test_the_short_way_has_the_same_bits_and_keeps_less(kind):
-    plain, short = twins(kind)
-    assert type(short.first) is not kind
-    assert isinstance(short.first, kind)
-    shorten_backward(again := copy.deepcopy(short))
-    assert type(again.first) is type(short.first)
-    x, slope = torch.randn(1, 77, 48), torch.randn(1, 77, 48)
-    theirs, most = learned(plain, x, slope)
-    ours, fewer = learned(short, x, slope)
-    assert all(map(torch.equal, ours, theirs))
-    assert fewer < most
-    half = x.bfloat16()
-    assert torch.equal(short.first(half), plain.first(half))
-
-
-@pytest.mark.parametrize("kind", [HalfRMSNorm, GemmaRMSNorm])
-def test_norms_that_compute_something_else_stay_as_they_are(kind):
-    plain, short = twins(kind)
-    assert type(short.first) is kind
-    x = torch.randn(1, 5, 48)
-    assert torch.equal(short(x), plain(x))
-
-
-LAYERS, PAIRS, WIDTH = 3, 2, 4
-
-
-def made(rows=8, longest=400):
-    return Cache(layers=LAYERS, rows=rows, pairs=PAIRS, longest=longest, width=WIDTH, dtype=torch.float32,
-                 device=torch.device("cpu"))  # fmt: skip
-
-
-def prompt(length, number):
-    """Keys and values that tell whose they are, and which column."""
-    columns = (number + torch.arange(length) / 1000)[:, None]
-    return columns.expand(LAYERS, 2, PAIRS, length, WIDTH)
-
-
-def size(cache):
-    return sum(layer.numel() for layer in cache.memory)
-
-
-def step(cache, value):
-    cache.advance()
-    for keys, values in cache.window():
-        keys[:, -1] = value
-        values[:, -1] = value
-
-
-def rows_of(cache):
-    """What every row sees, without its own padding."""
-    seen = cache.window()[1][0].view(len(cache.begin), PAIRS, -1, WIDTH)[:, 1, :, 0]
-    return [row[begin - cache.first :].tolist() for row, begin in zip(seen, cache.begin, strict=True)]
-
-
-def test_memory_grows_with_what_is_generated():
-    cache = made()
-    cache.enter([(prompt(20, 1), 4), (prompt(9, 2), 4)])
-    started = size(cache)
-    for _ in range(30):
-        step(cache, 5.0)
-    assert size(cache) == started, "a block had room"
-    for _ in range(100):
-        step(cache, 6.0)
-    assert cache.columns <= 1.25 * 150 + module.BLOCK
-    assert size(cache) < 0.5 * LAYERS * 2 * 8 * PAIRS * cache.limit * WIDTH
-    for row, (length, number) in zip(rows_of(cache), [(20, 1)] * 4 + [(9, 2)] * 4, strict=True):
-        assert row == pytest.approx([number + column / 1000 for column in range(length)] + [5.0] * 30 + [6.0] * 100)
-
-
-def test_rows_that_stay_are_not_copied(monkeypatch):
-    cache = made()
-    cache.enter([(prompt(20, row), 1) for row in range(8)])
-    copied = []
-    select = torch.Tensor.index_select
-    monkeypatch.setattr(
-        torch.Tensor, "index_select", lambda *given: copied.append(select(*given).numel()) or select(*given)
-    )
-    step(cache, 9.0)
-    cache.keep([0, 1, 2, 3, 4, 6])
-    assert copied[:LAYERS] == [2 * PAIRS * 21 * WIDTH] * LAYERS, "one row of one layer at a time"
-    cache.keep([0, 1, 2])
-    assert len(copied) == LAYERS + 1
-    assert [row[0] for row in rows_of(cache)] == [0, 1, 2]

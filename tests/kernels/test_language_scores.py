@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -14,14 +13,9 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs, response_states
 from burnish.language.sampling import Sampling
-from burnish.models.language.loading import load_language_model
-from burnish.models.language.packed import TextModel
-from burnish.options.flow import ModelOptions
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, append_turn
-from burnish.utils import random
-from burnish.utils.errors import UserError
-from tests.support.language_samples import encode_all, model_of, responses, their_logits, theirs_of
+from tests.support.language_samples import encode_all, model_at, model_of, responses, their_logits, theirs_of
 from tests.support.tiny_language import FAMILIES, SEEING, chat, picture, tiny_language
 
 LAYOUTS = ["padded", "packed", "shared"]
@@ -55,7 +49,7 @@ def chosen(logprobs, completion):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("layout", [*LAYOUTS, "auto"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_logits_and_scores_are_those_of_transformers(family, layout):
     model, completion = batch(family)
     with torch.no_grad():
@@ -106,45 +100,18 @@ def test_empty_responses_and_masked_samples_make_no_nan_and_no_gradient(layout):
     assert not any(g.any() for g in gradients(model, nothing, layout, torch.ones(nothing.ids.shape)).values())
 
 
-def test_temperature_zero_has_no_log_probs():
-    model, completion = batch("llama")
-    with pytest.raises(ValueError, match="temperature is 0"):
-        response_logprobs(model, model.network, completion, temperature=0)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_look_at_nothing_changes_no_number_and_reaches_the_whole_tower(monkeypatch, family):
-    model = model_of(family)
-    completion = responses(model, encode_all(model, family), [0, 0], [3, 5])
-    weights = torch.ones(completion.ids.shape)
-    plain = gradients(model, completion, "auto", weights)
-    monkeypatch.setattr(model, "always_run_vision", True)
-    always = gradients(model, completion, "auto", weights)
-    for name, gradient in always.items():
-        if "visual" in name or "vision" in name or "connector" in name:
-            assert not gradient.any()
-        else:
-            torch.testing.assert_close(gradient, plain[name])
-    if family in SEEING:
-        assert always.keys() == gradients(model, batch(family)[1], "auto", torch.ones(1)).keys()
-
-
 WINDOW = 6  # of tokens: prompts and responses are longer
 WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW}
 ALTERNATING = {"sliding_window": WINDOW, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}
 CASES = {
     "mistral": ("mistral", {"sliding_window": WINDOW}),
-    "mistral without a window": ("mistral", {"sliding_window": None}),
     "mistral with windows in some layers": ("mistral", ALTERNATING),
     "ministral": ("ministral", ALTERNATING),
     "qwen2 with windows": ("qwen2", WINDOWS | {"max_window_layers": 1}),
     "qwen2 with windows switched off": ("qwen2", {"use_sliding_window": False, "sliding_window": WINDOW}),
-    "qwen3": ("qwen3", {}),
     "qwen3 with windows": ("qwen3", WINDOWS | {"max_window_layers": 2}),
-    "qwen2_moe": ("qwen2_moe", {}),
     "qwen2_moe with windows": ("qwen2_moe", WINDOWS | {"max_window_layers": 3}),
     "qwen3_moe with windows": ("qwen3_moe", WINDOWS),
-    "qwen2_vl with windows": ("qwen2_vl", WINDOWS | {"max_window_layers": 1}),
     "qwen2_5_vl with windows": ("qwen2_5_vl", WINDOWS | {"max_window_layers": 1}),
 }
 
@@ -155,13 +122,14 @@ def test_architectures_and_windows_are_sampled_and_scored_as_transformers_does(c
     folder = tiny_language(Path(tempfile.mkdtemp(prefix="burnish-")), family, **more)
     kind = AutoModelForImageTextToText if family in SEEING else AutoModelForCausalLM
     theirs = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    model = load_language_model(ModelOptions(path=str(folder), device="cpu"))
+    model = model_at(folder)
     parts = [("Tell me how you are.",), ("Hi", "you")]
     parts += [("What is ", picture(0), "?")] if family in SEEING else []
     encoded = Encoded.cat([model.encode(*chat(*some)) for some in parts])
     index = [row for row in range(len(encoded)) for _ in range(2)]
-    keys = [random.key(0, case, place) for place in range(len(index))]
-    sampled = decode(model, model.network, encoded, index, keys, Sampling(max_new_tokens=9, temperature=0.8))
+    sampled = decode(
+        model, model.network, encoded, index, range(len(index)), Sampling(max_new_tokens=9, temperature=0.8)
+    )
     made_up = responses(model, encoded, index, [(9, 3)[place % 2] for place in range(len(index))])
     for completion in (sampled, made_up):
         wanted = chosen(scored_by_transformers(family, model, theirs, completion, 0.8)[1], completion)
@@ -173,29 +141,16 @@ def test_architectures_and_windows_are_sampled_and_scored_as_transformers_does(c
             torch.testing.assert_close(sampled.logprob, wanted, **TIGHT)
 
 
-def test_every_architecture_that_is_read_is_compared():
-    assert set(TextModel.model_types) <= {family for family, _ in CASES.values()} | set(FAMILIES)
-
-
-def test_attention_of_other_kinds_is_refused(tmp_path):
-    folder = tiny_language(tmp_path, "qwen3")
-    config = json.loads((folder / "config.json").read_text())
-    kinds = ["full_attention", "chunked_attention", "full_attention"]
-    (folder / "config.json").write_text(json.dumps(config | {"layer_types": kinds}))
-    with pytest.raises(UserError, match="layers of type chunked_attention"):
-        load_language_model(ModelOptions(path=str(folder), device="cpu"))
-
-
 @cache
 def play(family):
     """Two turns: a question with a picture, a response, another picture, a second response."""
     model, options = model_of(family), Sampling(max_new_tokens=5, temperature=0.9)
     prompt = model.encode(*chat("Look: ", picture(0), " what?"))
-    first = decode(model, model.network, prompt, [0], [random.key(0, "turn", 0)], options)
+    first = decode(model, model.network, prompt, [0], [0], options)
     said = first.ids[0, : first.length[0]]
     turn = model.turn(said.tolist(), *chat("And ", picture(1, 24, 16), "?"))
     longer = append_turn(prompt, said, turn)
-    second = decode(model, model.network, longer, [0], [random.key(0, "turn", 1)], options)
+    second = decode(model, model.network, longer, [0], [1], options)
     parts = [(said, True), (turn.ids[0], False), (second.ids[0, : second.length[0]], True)]
     ids = torch.cat([part for part, _ in parts])
     mask = torch.cat([torch.full((len(part),), own) for part, own in parts])
@@ -224,13 +179,3 @@ def test_of_a_conversation_the_trainer_sees_what_the_sampler_saw(family, layout)
     shown = Completion(**vars(completion) | {"prompts": Gathered(table=table, index=torch.tensor([0]))})
     theirs = chosen(scored_by_transformers(family, model, theirs_of(family), shown, 0.9)[1], shown)
     torch.testing.assert_close(scores.logprob[completion.mask], theirs[completion.mask], **TIGHT)
-
-
-def test_a_response_that_ended_itself_is_not_ended_twice():
-    model = model_of("qwen2_5_vl")
-    messages = [{"role": "user", "content": "on"}]
-    cut, ended = (model.turn(response, messages) for response in ([70, 71], [70, model.stop[0]]))
-    assert cut.ids[0][0] == model.stop[0]
-    assert ended.ids[0].tolist() == cut.ids[0][1:].tolist()
-    assert ended.positions[0].tolist() == torch.arange(len(ended.ids[0])).expand(3, -1).tolist()
-    assert model.decode([*model.response_ids("on"), *cut.ids[0].tolist()]).endswith("assistant\n")

@@ -50,23 +50,15 @@ def test_gae_is_its_definition_on_the_chosen_tokens(gamma, lam, turns, rubbish):
 TURNS = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]]).bool()
 
 
-def test_a_reward_stands_on_the_last_chosen_token():
+def test_rewards_stand_on_the_last_chosen_token_of_a_response_or_a_step():
+    """Step 1 of the second sample has no chosen token; step numbers of other tokens are not read."""
     placed = place_reward(torch.tensor([1.0, 2.0, 3.0]), TURNS)
     assert placed.tolist() == [[0, 0, 0, 1, 0], [0, 0, 2, 0, 0], [0] * 5]
-
-
-def test_rewards_of_steps():
-    """Step 1 of the second sample has no chosen token; step numbers of other tokens are not read."""
     step = torch.tensor([[0, 0, 0, 1, 99], [-5, 0, 0, 1, 1], [0, 0, 0, 1, 1]])
     placed = place_step_rewards(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), step, TURNS)
     assert placed.tolist() == [[0, 1, 0, 2, 0], [0, 0, 3, 0, 0], [0] * 5]
-
-
-TWO_TURNS = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 0, 1]]).bool()
-
-
-def test_turns_are_stretches_of_chosen_tokens():
-    assert turn_numbers(TWO_TURNS)[TWO_TURNS].tolist() == [0, 0, 1, 0, 0, 1]
+    two = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 0, 1]]).bool()
+    assert turn_numbers(two)[two].tolist() == [0, 0, 1, 0, 0, 1]
 
 
 def test_clipping_counts_what_was_outside_before():
@@ -104,13 +96,11 @@ def test_chosen_tokens_have_mean_0_and_spread_1(rubbish, std):
     assert not white[~mask].any()
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, -1e6, 1 / 3])
-@pytest.mark.parametrize("mask", [mask_of(), mask_of([1, 0, 0, 0]), mask_of([0, 0, 0, 0])])
+@pytest.mark.parametrize("value", [0.1, -1e6])
 @pytest.mark.parametrize("std", ["biased", "unbiased"])
-def test_equal_values_are_nothing(value, mask, std):
-    values = torch.full(mask.shape, value)
-    assert not whitened(values, mask, std).any()
-    assert whitened(values, mask, "none").abs().max() <= 1e-6 * abs(value)
+def test_equal_values_are_nothing(value, std):
+    for lengths in ([5, 3, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]):
+        assert not whitened(torch.full((4, 5), value), mask_of(lengths), std).any()
 
 
 def test_a_constant_first_batch_does_not_explode():
@@ -160,31 +150,11 @@ def test_pairs_of_verl_omni(c):
     assert torch.stack(found, 1).flatten().tolist() == c.expected["indices"]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_pair_is_the_best_and_the_worst_of_its_group(seed):
-    reward, group, missing = batch(seed)
-    winners, losers = pairs(torch.where(missing, torch.nan, reward), group, missing)
-    assert torch.equal(group[winners], group[losers])
-    assert not missing[torch.cat([winners, losers])].any()
-    assert len(group[winners].unique()) == len(winners)
-    for number in group.unique():
-        value = reward[(group == number) & ~missing]
-        chosen = group[winners] == number
-        if len(value) < 2 or value.max() == value.min():
-            assert not chosen.any()
-        else:
-            assert reward[winners[chosen]].tolist() == [value.max()]
-            assert reward[losers[chosen]].tolist() == [value.min()]
-
-
-def test_equal_rewards_make_no_pair():
+def test_equal_rewards_make_no_pair_and_of_equal_ones_the_first_wins_and_the_last_loses():
     reward, group = torch.tensor([0.3, 0.3, 1.0, 0.9]), torch.tensor([0, 0, 1, 1])
     winners, losers = pairs(reward, group, torch.zeros(4).bool())
     assert (winners.tolist(), losers.tolist()) == ([2], [3])
     assert pairs(reward, group, torch.zeros(4).bool(), margin=0.2)[0].shape == (0,)
-
-
-def test_of_equal_ones_the_first_wins_and_the_last_loses():
     winners, losers = pairs(torch.tensor([0.0, 1.0, 1.0, 0.0]), torch.zeros(4).long(), torch.zeros(4).bool())
     assert (winners.tolist(), losers.tolist()) == ([1], [3])
 
@@ -202,7 +172,7 @@ def test_best_against_worst_of_flow_grpo():
     c.close(sign, expected.masked_fill(constant, 0.0))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("keep", [2, 3, 4])
 def test_the_best_and_the_worst_are_kept(seed, keep):
     reward, group, missing = batch(seed)
@@ -216,8 +186,3 @@ def test_the_best_and_the_worst_are_kept(seed, keep):
             assert torch.equal(kept, value)
         else:
             assert torch.equal(kept, torch.cat([value[: keep - keep // 2], value[-(keep // 2) :]]))
-
-
-def test_one_sample_is_no_selection():
-    with pytest.raises(ValueError, match="keep is 1"):
-        select_best_worst(torch.zeros(2), torch.zeros(2).long(), torch.zeros(2).bool(), 1)

@@ -25,12 +25,9 @@ def test_kl():
     c.close(kl.mean(), c.expected["loss"])
     c.close(torch.autograd.grad(kl.mean(), mean)[0], c.expected["grad"])
 
-
-def test_x_based_kl_of_flow_factory():
     c = case("losses", "loss/flow_factory_kl_x-based")
     kl = squared_distance(torch.tensor(c.inputs["a"]), torch.tensor(c.inputs["b"]))
     c.close(kl.mean(), c.expected["kl_div"])
-    c.close(c.inputs["kl_beta"] * kl.mean(), c.expected["kl_loss"])
 
 
 KINDS = ["k1", "k2", "k3", "k1+", "k3+", "unbiased"]
@@ -69,16 +66,6 @@ def test_what_an_estimate_is_good_for(kind, value, gradient):
     assert torch.allclose(*slopes, atol=1e-9) == gradient
 
 
-def test_only_the_unbiased_one_is_right_on_samples_of_another_policy():
-    logits, reference, sampler = distributions()
-    true = exact(logits, reference)
-    for kind in KINDS:
-        estimate = expected(kind, logits, reference, sampler)
-        (slope,) = torch.autograd.grad(true, logits, retain_graph=True)
-        (found,) = torch.autograd.grad(estimate, logits)
-        assert torch.allclose(estimate, true) == torch.allclose(found, slope) == (kind == "unbiased")
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rubbish", [math.nan, math.inf, -math.inf])
 def test_rubbish_in_padding_is_nothing(kind, rubbish):
@@ -105,26 +92,22 @@ def test_k3_counts_no_further_than_ten(kind):
     torch.testing.assert_close(slope[0, 2], beyond[0, 0])
 
 
-def test_old_log_probs_are_asked_for_where_they_are_read():
+def test_what_an_estimate_or_a_controller_cannot_read_is_refused():
     logprob, reference, _, mask = batch()
     with pytest.raises(ValueError, match="unbiased and old is missing"):
         kl_estimate(logprob, reference, mask, "unbiased")
     with pytest.raises(ValueError, match="k3 and old is given"):
         kl_estimate(logprob, reference, mask, "k3", old=logprob)
-
-
-def test_a_kl_that_is_no_number_says_nothing():
-    control = AdaptiveKl(0.1, target=0.5, horizon=1000)
-    for bad in (math.nan, math.inf):
-        control.update(bad, 256)
-    assert control.coef == 0.1
-
-
-def test_a_horizon_that_would_turn_the_coefficient_round_is_refused():
     with pytest.raises(ValueError, match="set it above 200"):
         AdaptiveKl(0.1, target=0.5, horizon=200).update(0.0, 1000)
     with pytest.raises(ValueError, match="above 0"):
         AdaptiveKl(0.1, target=0.0, horizon=200)
+    with pytest.raises(ValueError, match="null for none"):
+        value_loss(*[torch.zeros(1, 1)] * 3, torch.ones(1, 1).bool(), clip=0.0)
+    control = AdaptiveKl(0.1, target=0.5, horizon=1000)
+    for bad in (math.nan, math.inf):
+        control.update(bad, 256)
+    assert control.coef == 0.1, "a KL that is no number says nothing"
 
 
 def test_controllers_go_on_where_they_were():
@@ -158,23 +141,10 @@ def test_what_moved_too_far_towards_the_return_has_no_gradient():
     assert values["critic/vf_clipfrac"].tolist() == [[1, 0, 0]]
 
 
-def test_a_clip_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="null for none"):
-        value_loss(*[torch.zeros(1, 1)] * 3, torch.ones(1, 1).bool(), clip=0.0)
-
-
-def test_rounding_within_the_range_is_no_clipping():
-    draw = torch.Generator().manual_seed(0)
-    value, old, returns = (0.2 * torch.rand(8, 64, generator=draw) - 0.1 for _ in range(3))
-    assert ((old + (value - old)) != value).any(), "the clipped value is rounded"
-    _, values = value_loss(value, old, returns, torch.ones(8, 64).bool(), clip=0.2)
-    assert not values["critic/vf_clipfrac"].any()
-
-
 EXPERTS, LAYERS, TOP = 6, 3, 2
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4])
+@pytest.mark.parametrize("rows", [1, 3])
 def test_sums_of_micro_batches_are_transformers_loss_of_the_batch(rows):
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
@@ -195,12 +165,9 @@ def test_sums_of_micro_batches_are_transformers_loss_of_the_batch(rows):
     torch.testing.assert_close(torch.autograd.grad(total, whole), slopes)
 
 
-def test_entropies():
+def test_entropies_without_forbidden_tokens():
     logits = torch.tensor([[0.0, 0.0, -math.inf, -math.inf], [5.0, -math.inf, -math.inf, -math.inf], [0.0] * 4])
     torch.testing.assert_close(entropy(logits), torch.tensor([math.log(2), 0.0, math.log(4)]))
-
-
-def test_forbidden_tokens_add_no_entropy():
     torch.manual_seed(0)
     assert_gradient(lambda at: entropy(at).sum(), torch.randn(3, 5, dtype=torch.float64))
     logits = torch.randn(3, 5, dtype=torch.float64).index_fill(1, torch.tensor([1]), -math.inf).requires_grad_()
@@ -217,32 +184,11 @@ def test_one_threshold_over_the_batch():
     assert high_entropy_mask(values, mask, 0.2, per="sequence").nonzero().tolist() == [[0, 0], [1, 2]]
 
 
-@pytest.mark.parametrize("rubbish", [math.nan, math.inf, 1e9])
-@pytest.mark.parametrize("per", ["batch", "sequence"])
-def test_padding_is_never_chosen(rubbish, per):
-    torch.manual_seed(0)
-    mask = mask_of()
-    values = torch.rand(mask.shape)
-    chosen = high_entropy_mask(spoil(values, mask, rubbish), mask, 0.5, per=per)
-    assert not (chosen & ~mask).any()
-    assert chosen.equal(high_entropy_mask(values, mask, 0.5, per=per))
-    assert int(chosen.sum()) == (4 if per == "batch" else 2 + 1 + 0 + 1)
-
-
-def test_ties_are_treated_alike_in_any_order():
-    values = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]])
-    mask = torch.ones(1, 5, dtype=torch.bool)
+def test_ties_are_treated_alike_and_everything_is_chosen_by_nothing_and_by_all():
+    values, mask = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]]), torch.ones(1, 5, dtype=torch.bool)
     assert high_entropy_mask(values, mask, 0.4).tolist() == [[False, True, True, True, False]]
-    order = torch.randperm(5)
-    assert high_entropy_mask(values[:, order], mask, 0.4).equal(high_entropy_mask(values, mask, 0.4)[:, order])
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.0, 2.0])
-def test_everything_is_chosen_by_nothing_and_by_all(fraction):
-    mask = mask_of()
-    assert high_entropy_mask(torch.rand(mask.shape), mask, fraction).equal(mask)
-    nothing = torch.zeros(2, 3, dtype=torch.bool)
-    assert high_entropy_mask(torch.zeros(2, 3), nothing, 0.5).equal(nothing)
+    for fraction in (0.0, 1.0, 2.0):
+        assert high_entropy_mask(torch.rand(4, 5), mask_of(), fraction).equal(mask_of())
 
 
 def test_the_mean_of_covariances_is_the_covariance():
@@ -279,8 +225,6 @@ def test_a_smoothed_label_is_a_mixture_of_both_orders():
 def test_ipo_has_a_target_it_does_not_overshoot():
     zero = torch.zeros(1)
     assert ipo(torch.tensor([5.0]), zero, zero, zero, beta=0.1)[0].item() == 0
-    with pytest.raises(ValueError, match="beta is 0"):
-        ipo(zero, zero, zero, zero, beta=0.0)
 
 
 def test_kto_weighs_two_kinds_of_samples():
@@ -294,13 +238,7 @@ def test_kto_weighs_two_kinds_of_samples():
     assert_gradient(lambda at: kto(at, reference, desirable, point, beta=0.5)[0].sum(), logprob)
 
 
-def test_the_reference_point_is_not_pushed_and_never_negative():
-    logprob = PAIR[0].clone().requires_grad_()
-    point = kto_reference_point(logprob - PAIR[2])
-    assert not point.requires_grad
-    pushed = torch.tensor(0.3, requires_grad=True)
-    loss, _ = kto(logprob, PAIR[2], torch.tensor([True, False, True]), pushed, beta=0.5)
-    assert torch.autograd.grad(loss.sum(), pushed, allow_unused=True)[0] is None
+def test_the_reference_point_is_never_negative():
     torch.testing.assert_close(kto_reference_point(PAIR[0] - PAIR[2]).item(), 1 / 3)
     assert kto_reference_point(PAIR[2] - PAIR[0]) == 0
 
@@ -322,14 +260,6 @@ def test_bco_judges_each_response_by_itself():
 AHEAD = torch.tensor([-3.0, -0.4, 0.0, 0.7, 5.0], dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("ties", "strength"), [("rao_kupper", 5.0), ("rao_kupper", 1.5), ("davidson", 0.3)])
-def test_the_three_outcomes_are_all_that_can_happen(ties, strength):
-    won, tie, lost = (one.exp() for one in log_outcomes(AHEAD, ties=ties, strength=strength))
-    torch.testing.assert_close(won + tie + lost, torch.ones_like(AHEAD))
-    torch.testing.assert_close(lost, log_outcomes(-AHEAD, ties=ties, strength=strength)[0].exp())
-    assert tie.argmax() == 2  # equal scores are likeliest to be a tie
-
-
 def test_ties_are_as_the_papers_write_them():
     first, second, theta, nu = math.exp(0.7), 1.0, 5.0, 0.3
     won, tie, _ = log_outcomes(torch.tensor(0.7), ties="rao_kupper", strength=theta)
@@ -340,12 +270,6 @@ def test_ties_are_as_the_papers_write_them():
     whole = first + second + nu * math.sqrt(first * second)
     assert won.exp() == pytest.approx(first / whole)
     assert tie.exp() == pytest.approx(nu * math.sqrt(first * second) / whole)
-
-
-@pytest.mark.parametrize(("ties", "strength"), [("rao_kupper", 1.0), ("davidson", 0.0)])
-def test_a_strength_without_ties_is_refused(ties, strength):
-    with pytest.raises(ValueError, match="nothing is a tie"):
-        log_outcomes(AHEAD, ties=ties, strength=strength)
 
 
 def test_a_comparison_is_what_was_preferred_with_its_margin():

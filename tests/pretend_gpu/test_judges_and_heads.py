@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from burnish.registry import lookup
-from burnish.rewards.tiny import scorer_named, write
 from burnish.types.clips import Clip
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from tests.support.pretend_gpu import PretendGpu
+from tests.support.scorers import tiny_reward
 from tests.support.tiny_language import tiny_language
 
 PICTURES = [np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8) for seed in range(2)]
@@ -25,37 +27,24 @@ JUDGES = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("judges")
-    tiny_language(folder / "judge", "qwen2_5_vl")
-    for name in ("hpsv3", "videoalign"):
-        write(scorer_named(name), folder / name, 0)
-    return folder
-
-
-def on_both(name: str, samples: list, **options) -> tuple[list, list]:
-    """Verdicts of a reward on the CPU and on the pretended GPU, where its weights are put away in between."""
-    found = []
+def check(make: Callable[..., Any], samples: list) -> None:
+    """A reward says the same on the CPU and on the pretended GPU, where its weights are put away in between."""
+    said = []
     for more in ({}, {"device": "cuda", "put_away": True}):
         with PretendGpu():
-            reward = lookup("flow reward", name)(dtype="float32", **options, **more)
-            found.append(reward.score(samples, PROMPTS))
-    return found[0], found[1]
+            said.append(make(dtype="float32", **more).score(samples, PROMPTS))
+    for cpu, gpu in zip(*said, strict=True):
+        assert gpu.note == cpu.note
+        assert gpu.value == (None if cpu.value is None else pytest.approx(cpu.value, rel=1e-4, abs=1e-4))
 
 
 @pytest.mark.parametrize("kind", JUDGES)
-def test_a_judge(folder: Path, kind: str) -> None:
-    cpu, gpu = on_both("judge", PICTURES, path=str(folder / "judge"), **JUDGES[kind])
-    if kind == "written":
-        assert [one.note for one in cpu] == [one.note for one in gpu]
-    else:
-        assert [one.value for one in gpu] == pytest.approx([one.value for one in cpu], rel=1e-4)
+def test_a_judge(tmp_path: Path, kind: str) -> None:
+    tiny_language(tmp_path, "qwen2_5_vl")
+    check(lambda **more: lookup("flow reward", "judge")(path=str(tmp_path), **JUDGES[kind], **more), PICTURES)
 
 
 @pytest.mark.parametrize("name", ["hpsv3", "videoalign"])
-def test_a_head(folder: Path, name: str) -> None:
+def test_a_head(name: str) -> None:
     clips = [Clip(frames=np.stack([one] * 4), fps=4.0) for one in PICTURES]
-    samples = PICTURES if name == "hpsv3" else clips
-    cpu, gpu = on_both(name, samples, **scorer_named(name).given(folder / name))
-    assert [one.value for one in gpu] == pytest.approx([one.value for one in cpu], abs=1e-4)
+    check(lambda **more: tiny_reward(name, **more), PICTURES if name == "hpsv3" else clips)

@@ -3,45 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 
-from burnish.config import load
-from burnish.loop import run
-from burnish.models.flow.loading import ANY
-from burnish.tasks import assemble
-from burnish.training.sharding import local_shard
 from tests.golden.runs import HALVES, run_of
 from tests.support.pretend_gpu import PretendGpu
-from tests.support.time_columns import is_time_column
+from tests.support.tiny_run import TinyRun
 
 pytestmark = pytest.mark.slow
 
 # each time, the first of each half in both precisions; all where there is time
 OFTEN = [
     ("generators", "flow_grpo"), ("language", "grpo"), ("generators", "branch_grpo extreme"),
-    ("generators", "diffusion_nft rising"), ("generators", "crd reference"), ("generators", "draft"),
+    ("generators", "diffusion_nft policy"), ("generators", "crd reference"), ("generators", "draft"),
     ("language", "grpo filters"), ("language", "grpo sliding windows"), ("language", "ppo warm"),
     ("language", "dpo given"),
 ]  # fmt: skip
-# of a micro-batch: which of its samples are compared with each other, and pictures that are imitated for the first time
-WAITS = {"crd": 6, "dgpo": 3, "flow_grpo supervised": 3, "tdm_r1": 2}
-PRECISIONS = ["float32", "bfloat16"]
-# what the package reaches today; a GPU that is waited for stands still between kernels
-WAITS_OF_A_STEP = 2  # its metrics, all at once, and which denoising steps its terms are
-WAITS_OF_A_PIPELINE = 96  # diffusers' own code sends its timesteps to the GPU, and reads some back, for every prompt
-WAITS_OF_A_TOWER = 32  # transformers' own vision towers read the grids of their pictures back, in every forward
-KIB_OF_A_MICRO_BATCH = 24
-KIB_OF_A_PROMPT = {"generators": 600, "language": 100}  # its embeddings or its pictures, which rest on the CPU
-FEATURES = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl"}
+SHORT = ["steps=2", "forecast=off", "optimizer.warmup_steps=0", "validation.before=false", "validation.every=null"]
 
 
 def cells(half: str) -> list[Any]:
@@ -49,171 +30,81 @@ def cells(half: str) -> list[Any]:
     first = next(name for place, name in OFTEN if place == half)
     return [
         pytest.param(
-            name, precision,
+            half, name, precision,
             marks=() if (half, name) in OFTEN and (precision == "bfloat16" or name == first) else pytest.mark.thorough,
         )
         for name in HALVES[half]
-        for precision in PRECISIONS
+        for precision in ("float32", "bfloat16")
     ]  # fmt: skip
 
 
-@dataclass
-class Outcome:
-    """What became of a run."""
-
-    assembly: Any
-    metrics: list[dict[str, float]]  # of every update, without times
-    asked: int  # how often sampling asked whether to go on: before every denoising step or token
-    moved: int  # parameters that training has changed
-    gpu: PretendGpu
-
-    def further(self, few: Outcome, kind: str) -> float:
-        """What a denoising step, or a token, adds to a shorter run."""
-        return (self.gpu.count(kind, "gen") - few.gpu.count(kind, "gen")) / (self.asked - few.asked)
+def train(files: Path, half: str, name: str, *options: str, device: str = "cuda") -> tuple[TinyRun, PretendGpu]:
+    """A golden run of two updates on the pretended GPU or on the CPU; of an option that is given twice the last one."""
+    run, gpu = run_of(files, half, name), PretendGpu()
+    given = {one.partition("=")[0]: one for one in (*SHORT, f"model.device={device}", *options)}
+    run.options = [one for one in run.options if one.partition("=")[0] not in given]
+    if device == "cpu":
+        run.train(*given.values())
+    else:
+        with gpu:
+            run.train(*given.values())
+    return run, gpu
 
 
-def train(files: Path, half: str, name: str, *further: str, device: str = "cuda", updates: int = 2) -> Outcome:
-    """Some updates of a run; counts are booked under the names that the run's stopwatch has for its parts."""
-    gpu = PretendGpu()
-    tiny = run_of(files, half, name)
-    replaced = [option.split("=")[0] for option in further]
-    given = [option for option in tiny.options if option.split("=")[0] not in replaced]
-    with gpu if device == "cuda" else _nothing():
-        assembly = assemble(load(str(tiny.recipe), [*given, *further, f"model.device={device}"]))
-        assembly.trains = True
-        assembly.check_data()
-        assembly.check()
-        assembly.watch.mark = gpu.during
-        asked: Counter[str] = Counter()
-        assembly.stop = lambda: bool(asked.update([gpu.phase]))
-        before = {name: local_shard(value.detach()).clone() for name, value in assembly.roles.parameters().items()}
-        told: list[dict[str, float]] = []
-        run(
-            range(1, updates + 1), assembly.source, assembly.workers, [lambda _, metrics: told.append(dict(metrics))],
-            watch=assembly.watch, stop=lambda: False,
-        )  # fmt: skip
-        after = {name: local_shard(value.detach()) for name, value in assembly.roles.parameters().items()}
-        moved = sum(not torch.equal(value, before[name]) for name, value in after.items())
-        assert {value.device.type for value in after.values()} == {"cpu" if assembly.sharded else device}
-    timeless = [{name: value for name, value in one.items() if not is_time_column(name)} for one in told]
-    return Outcome(assembly, timeless, asked["gen"], moved, gpu)
+def near(run: TinyRun, other: TinyRun, within: float) -> bool:
+    """Whether metrics agree, but for shares of what lies beyond a threshold: terms at it may fall to either side."""
+
+    def smooth(line: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in line.items() if "frac" not in name and not name.endswith("_acc")}
+
+    pairs = zip(map(smooth, run.metrics), map(smooth, other.metrics), strict=True)
+    return all(one == pytest.approx(two, rel=within, abs=within) for one, two in pairs)
 
 
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-def check(files: Path, half: str, name: str, precision: str) -> None:
-    """A run that learns, draws nothing from the GPU's own generator, and in float32 tells what the CPU tells."""
-    updates = 1 if half == "generators" and precision == "bfloat16" else 2
-    outcome = train(files, half, name, f"model.dtype={precision}", updates=updates)
-    for told in outcome.metrics:
-        assert [name for name, value in told.items() if not math.isfinite(value)] == []
-        assert told["actor/skipped_updates"] == 0
-    assert outcome.moved, "no weight has moved"
-    stay_within_budget(outcome, half, name)
-    assert not outcome.gpu.draws, "drawn from the GPU's own generator, which no other device repeats"
+@pytest.mark.parametrize(("half", "name", "precision"), [*cells("generators"), *cells("language")])
+def test_a_run_learns_and_tells_what_the_cpu_tells(half: str, name: str, precision: str, files: Path) -> None:
+    steps = 1 if half == "generators" and precision == "bfloat16" else 2
+    run, gpu = train(files, half, name, f"model.dtype={precision}", f"steps={steps}")
+    for told in run.metrics:
+        assert [name for name, value in told.items() if value is not None and not math.isfinite(value)] == []
+        assert told.get("actor/skipped_updates", 0) == 0
+    assert run.metrics[-1]["actor/grad_norm"] > 0
+    assert not gpu.draws, "drawn from the GPU's own generator, which no other device repeats"
     if precision == "float32":
-        expected = train(files, half, name, f"model.dtype={precision}", device="cpu").metrics
-        for found, wanted in zip(map(_smooth, outcome.metrics), map(_smooth, expected), strict=True):
-            assert found == pytest.approx(wanted, rel=1e-3, abs=1e-3)  # autograd takes other kernels here and there
-
-
-def _smooth(metrics: dict[str, float]) -> dict[str, float]:
-    """Without shares of what lies beyond a threshold: a term that lies at it may fall to either side."""
-    return {name: value for name, value in metrics.items() if "frac" not in name and not name.endswith("_acc")}
-
-
-def stay_within_budget(outcome: Outcome, half: str, name: str) -> None:
-    """Waits of an update, and bytes that it sends to the GPU. What breaks the budget is named, line by line."""
-    gpu, workers, kind = outcome.gpu, outcome.assembly.workers, outcome.assembly.roles.model.name
-    micro_batches = sum(gpu.backwards.values())
-    waits, sent = gpu.count("sync", "update_actor"), gpu.bytes("to device", "update_actor")
-    steps = WAITS_OF_A_STEP + len(workers.groups)  # and the norm of each group's gradient
-    of_a_micro_batch = WAITS.get(name, WAITS.get(name.split()[0], 0))
-    of_a_micro_batch += WAITS_OF_A_TOWER if HALVES[half][name][0] in FEATURES else 0
-    of_a_micro_batch += WAITS_OF_A_PIPELINE if kind == ANY else 0
-    assert waits <= steps * workers.optimizer_steps + of_a_micro_batch * micro_batches, gpu.lines(
-        "sync", "update_actor"
-    )
-    kib = KIB_OF_A_MICRO_BATCH + KIB_OF_A_PROMPT.get(half, 100) * 2
-    assert sent <= kib * 1024 * micro_batches, gpu.lines("bytes to device", "update_actor")
-
-
-@pytest.mark.parametrize(("name", "precision"), cells("generators"))
-def test_a_generator(name: str, precision: str, files: Path) -> None:
-    check(files, "generators", name, precision)
-
-
-@pytest.mark.parametrize(("name", "precision"), cells("language"))
-def test_a_language_model(name: str, precision: str, files: Path) -> None:
-    check(files, "language", name, precision)
-
-
-@pytest.mark.parametrize("name", ["flow_grpo sde", pytest.param("branch_grpo", marks=pytest.mark.thorough)])
-def test_a_denoising_step_waits_for_nothing(name: str, files: Path) -> None:
-    few, many = (
-        train(files, "generators", name, "model.dtype=bfloat16", f"rollout.num_inference_steps={steps}", updates=1)
-        for steps in (3, 6)
-    )
-    assert many.asked > few.asked
-    assert many.further(few, "sync") == 0, many.gpu.lines("sync", "gen")
-    # the noise of 8 pictures, and where its rows lie
-    assert many.further(few, "bytes to device") <= 4096, many.gpu.lines("bytes to device", "gen")
+        assert near(run, train(files, half, name, f"model.dtype={precision}", device="cpu")[0], 1e-3)
 
 
 @pytest.mark.parametrize(
-    ("name", "waits"),
-    [("ppo warm", 1), ("grpo filters", 3)],  # how many rows have ended; and the last tokens, for stop texts
+    ("half", "name", "option", "few", "many", "waits", "sent"),
+    [
+        ("generators", "flow_grpo fixed", "rollout.num_inference_steps", 4, 8, 0, 4096),
+        # how many rows have ended; and the last tokens, for stop texts
+        ("language", "gspo", "rollout.max_new_tokens", 5, 25, 1.5, 2048),
+        ("language", "grpo filters", "rollout.max_new_tokens", 5, 25, 3.5, 2048),
+        # an optimizer step reads its metrics all at once, which denoising steps its terms are, and the gradient's norm
+        pytest.param("generators", "flow_grpo sde", "trainer.epochs", 1, 5, 4, 600 * 1024, marks=pytest.mark.thorough),
+        ("language", "grpo kl", "trainer.epochs", 1, 5, 4, 24 * 1024),
+    ],
 )
-def test_a_token_waits_once(name: str, waits: int, files: Path) -> None:
-    few, many = (
-        train(
-            files, "language", name, "model.dtype=bfloat16", f"rollout.max_new_tokens={count}", "rollout.batch_size=64",
-            updates=1,
-        )
-        for count in (5, 25)
-    )  # fmt: skip
-    assert many.asked >= few.asked + 20
-    # wherever rows have ended, those that are left move together
-    assert many.further(few, "sync") <= waits + 0.5, many.gpu.lines("sync", "gen")
-    assert many.further(few, "bytes to device") <= 1024, many.gpu.lines("bytes to device", "gen")
+def test_further_steps_and_tokens_hardly_wait(
+    half: str, name: str, option: str, few: int, many: int, waits: float, sent: int, files: Path
+) -> None:
+    """By how much a longer run waits longer, for each step or token that it has more."""
+    given = ["steps=1", "model.dtype=bfloat16", "rollout.batch_size=64"]
+    counts = [train(files, half, name, *given, f"{option}={number}")[1] for number in (few, many)]
+    for kind, most in (("sync", waits), ("bytes to device", sent)):
+        further = (counts[1].count(kind) - counts[0].count(kind)) / (many - few)
+        assert further <= most, counts[1].lines(kind)
 
 
-def places(tensors: object) -> set[str]:
-    return {local_shard(one).device.type for one in tensors if isinstance(one, torch.Tensor) and one.ndim}
-
-
-def states(outcome: Outcome) -> list[torch.Tensor]:
-    """Of the optimizers."""
-    (group,) = outcome.assembly.workers.groups
-    return [value for one in group.optimizers for state in one.state.values() for value in state.values()]
-
-
-def test_frozen_parts_and_optimizer_states_rest_in_cpu_memory(files: Path) -> None:
-    plain = train(files, "generators", "flow_grpo", "ema.decay=0.5")
-    offload = [f"{part}.offload=true" for part in ("model", "optimizer", "ema")]
-    saved = train(files, "generators", "flow_grpo", "ema.decay=0.5", *offload)
-    assert saved.metrics == [pytest.approx(told, rel=1e-3, abs=1e-3) for told in plain.metrics]
-    for outcome, place in ((plain, "cuda"), (saved, "cpu")):
-        pipeline = outcome.assembly.roles.model.pipeline
-        for part in (pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2):
-            assert places(part.parameters()) == {place}, "the last thing that ran was a network that is trained"
-        assert places(states(outcome)) == places(outcome.assembly.ema.average.values()) == {place}
-        assert places(outcome.assembly.roles.parameters().values()) == {"cuda"}
-
-
-@pytest.mark.thorough
-def test_what_is_trained_rests_in_cpu_memory_and_comes_block_by_block(files: Path) -> None:
-    one_step = ("trainer.mini_batch_size=null", "trainer.epochs=1")
-    plain = train(files, "generators", "flow_grpo kl", *one_step)
-    # FSDP finds weights that took the place of others, where PyTorch would keep the same objects
+@pytest.mark.parametrize("offloaded", ["model optimizer ema", "sharding"])
+def test_what_rests_in_cpu_memory_changes_no_number(offloaded: str, files: Path) -> None:
+    one_step = ["trainer.mini_batch_size=null", "trainer.epochs=1", "ema.decay=0.5"]
+    plain, stays = train(files, "generators", "flow_grpo kl", *one_step)
+    told = plain.metrics
+    # a module is moved by replacing what its parameters hold; on a real GPU PyTorch would keep the same objects
     with mock.patch("torch.__future__.get_swap_module_params_on_conversion", return_value=False):
-        saved = train(files, "generators", "flow_grpo kl", *one_step, "sharding.offload=true")
-    try:
-        assert saved.metrics == [pytest.approx(told, rel=1e-4, abs=1e-6) for told in plain.metrics]
-        for held in (saved.assembly.roles.parameters().values(), saved.assembly.ema.average.values(), states(saved)):
-            assert places(held) == {"cpu"}
-    finally:
-        saved.assembly.close()
+        offload = [f"{part}.offload=true" for part in offloaded.split()]
+        saved, moves = train(files, "generators", "flow_grpo kl", *one_step, *offload)
+    assert saved.metrics == [pytest.approx(line, rel=1e-3, abs=1e-3) for line in told]
+    assert moves.bytes("to device") > stays.bytes("to device")

@@ -55,7 +55,7 @@ def given(members: int, uids: str = "abc") -> OfflineSamples:
 
 
 class Linear:
-    """Roles whose velocities are x W + t, and .3 more for each 1 of guidance; it counts who was asked for how many."""
+    """Roles whose velocities are x W + t, and .3 more for each 1 of guidance."""
 
     def __init__(self, *, moved: bool = True) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -63,8 +63,6 @@ class Linear:
         self.weight = draw[0].clone().requires_grad_()
         matrices = {"policy": self.weight, "old": draw[1] if moved else self.weight.detach(), "reference": draw[2]}
         self.same, self.moved, self.on_policy, self.micro_batch_size = not moved, moved, True, 8
-        self.asked: dict[str, int] = dict.fromkeys(matrices, 0)
-        self.guidance: set[float | None] = set()
         self.decays: list[float] = []
         self.followed: list[str] = []
         self.optimizer_steps = 0
@@ -74,8 +72,6 @@ class Linear:
     def _role(self, name, matrix):
         def predict(x, time, conditioning, unconditional, *, guidance=None):
             assert len(conditioning) == len(unconditional) == len(x)
-            self.asked[name] += len(x)
-            self.guidance.add(guidance)
             return x @ matrix + time[:, None] + 0.3 * ((1.0 if guidance is None else guidance) - 1.0)
 
         return predict
@@ -116,14 +112,4 @@ ONLINE = [
     DiffusionDPO(beta=3.0, label_smoothing=0.1, train_timesteps=2, sft_coef=0.3),
     DiffusionDPO(beta=3.0, kind="ipo", times="schedule"),
 ]
-NAMES = [f"{algorithm.name}-{i}" for i, algorithm in enumerate(ONLINE)]
-OFFLINE = [(DiffusionDPO(online=False, beta=3.0, train_timesteps=2), 2), (SFT(train_timesteps=2), 1)]
-
-
-def batches():
-    yield from ((algorithm, algorithm.credit(scored())[0]) for algorithm in ONLINE)
-    yield from ((algorithm, algorithm.credit(given(members))[0]) for algorithm, members in OFFLINE)
-
-
-ALL = list(batches())
-ALL_NAMES = [*NAMES, "dpo-offline", "sft"]
+ALL = [*ONLINE, DiffusionDPO(online=False, beta=3.0, train_timesteps=2), SFT(train_timesteps=2)]

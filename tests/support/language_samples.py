@@ -25,9 +25,13 @@ def folder_of(family: str) -> Path:
     return tiny_language(Path(tempfile.mkdtemp(prefix=f"burnish-{family}-")), family)
 
 
+def model_at(folder: Path) -> Any:
+    return load_language_model(ModelOptions(path=str(folder), device="cpu"))
+
+
 @cache
 def model_of(family: str) -> Any:
-    return load_language_model(ModelOptions(path=str(folder_of(family)), device="cpu"))
+    return model_at(folder_of(family))
 
 
 @cache

@@ -49,18 +49,10 @@ def answered() -> ScoredResponses:
     turns = torch.zeros(rows, 2)
     turns[3] = torch.tensor([0.6, -0.6])
     return ScoredResponses(
-        prompts=[Prompt(text=str(i)) for i in INDEX],
-        group=torch.tensor(INDEX),
-        sample=torch.arange(rows),
-        scores=scores,
-        trace=trace,
-        greedy=0.5 * torch.rand(rows, generator=draw),
-        turn_rewards=turns,
-        limit=LIMIT,
-        update=1,
-        version=0,
-        seed=0,
-    )
+        prompts=[Prompt(text=str(i)) for i in INDEX], group=torch.tensor(INDEX), sample=torch.arange(rows),
+        scores=scores, trace=trace, greedy=0.5 * torch.rand(rows, generator=draw), turn_rewards=turns, limit=LIMIT,
+        update=1, version=0, seed=0,
+    )  # fmt: skip
 
 
 def judged(reward: Tensor, mask: Tensor, group: Tensor | None = None, **more: Any) -> ScoredResponses:
@@ -83,16 +75,9 @@ def judged(reward: Tensor, mask: Tensor, group: Tensor | None = None, **more: An
     )  # fmt: skip
     given: dict[str, Any] = {"greedy": torch.full((rows,), torch.nan), "limit": width, "scores": scores} | more
     return ScoredResponses(
-        prompts=[Prompt(text="")] * rows,
-        group=torch.arange(rows) if group is None else group,
-        sample=torch.arange(rows),
-        trace=trace,
-        turn_rewards=torch.zeros(rows, 0),
-        update=1,
-        version=0,
-        seed=0,
-        **given,
-    )
+        prompts=[Prompt(text="")] * rows, group=torch.arange(rows) if group is None else group,
+        sample=torch.arange(rows), trace=trace, turn_rewards=torch.zeros(rows, 0), update=1, version=0, seed=0, **given,
+    )  # fmt: skip
 
 
 def annotated(
@@ -102,16 +87,10 @@ def annotated(
     nothing = scored.trace.logprob[:, :0]
     compared = nothing if kl is None else kl
     return AnnotatedTokens(
-        scored=scored,
-        old=scored.trace.logprob,
-        learner=nothing,
-        entropy=nothing,
-        reference=torch.zeros_like(compared),
-        compared=compared,
-        value=nothing if value is None else value,
-        recomputed=False,
-        memory=algorithm.make_memory(),
-    )
+        scored=scored, old=scored.trace.logprob, learner=nothing, entropy=nothing,
+        reference=torch.zeros_like(compared), compared=compared, value=nothing if value is None else value,
+        recomputed=False, memory=algorithm.make_memory(),
+    )  # fmt: skip
 
 
 def given(members: int) -> OfflineResponses:
@@ -128,14 +107,9 @@ def labelled(heads: int, members: int) -> OfflineJudgements:
     mask[:, :2] = True
     target = (torch.arange(rows * 2 * heads) % 3 == 0).float().view(rows, 2, heads)
     target[0, 1] = torch.nan
-    return OfflineJudgements(
-        answers=ResponseRows(trace=replace(trace, mask=mask), members=members),
-        target=target,
-        margin=torch.full_like(target, 0.5),
-        update=1,
-        version=0,
-        seed=0,
-    )
+    answers = ResponseRows(trace=replace(trace, mask=mask), members=members)
+    margin = torch.full_like(target, 0.5)
+    return OfflineJudgements(answers=answers, target=target, margin=margin, update=1, version=0, seed=0)
 
 
 class TableTeachers:
@@ -231,7 +205,9 @@ def observed(algorithm: Algorithm, updates: int = 2) -> list[Any]:
         for part in algorithm.micro_batches(batch, roles.micro_batch_size) if size else ():
             loss = algorithm.loss(part, roles)
             (loss.total / size).backward()
-            seen += [float(loss.total)] + [(name, float(one), float(n)) for name, (one, n) in loss.metrics.items()]
+            seen += [float(loss.total.detach())] + [
+                (name, float(one), float(n)) for name, (one, n) in loss.metrics.items()
+            ]
         for table in (roles.logprob, roles.entropy, roles.value):
             seen.append(None if table.grad is None else table.grad.tolist())
             table.grad = None

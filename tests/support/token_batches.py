@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +10,6 @@ import torch
 from torch import Tensor
 
 from burnish.algorithms.base import Algorithm
-from burnish.algorithms.language.covariance import ClipCov, KLCov
-from burnish.algorithms.language.policy_gradient import GRPO
-from burnish.algorithms.language.ppo import PPO
-from burnish.algorithms.language.presets import (
-    CISPO,
-    CPGD,
-    DAPO,
-    DPPO,
-    GMPO,
-    GSPO,
-    OPO,
-    RLOO,
-    SAPO,
-    DrGRPO,
-    Reinforce,
-    ReinforcePlusPlus,
-    ReinforcePlusPlusBaseline,
-    ReMax,
-)
 from burnish.language.sampling import Sampling
 from burnish.models.language.loading import load_language_model
 from burnish.options import OptimizerOptions
@@ -48,13 +28,6 @@ from burnish.types.rollout import ScoredResponses, Scores
 from burnish.utils.timer import Stopwatch
 from tests.support.language_samples import folder_of
 
-ALGORITHMS: dict[str, type[Any]] = {
-    cls.name: cls
-    for cls in (
-        PPO, GRPO, DrGRPO, DAPO, RLOO, Reinforce, ReinforcePlusPlus, ReinforcePlusPlusBaseline, GSPO, GMPO, CISPO,
-        SAPO, CPGD, ReMax, OPO, DPPO, KLCov, ClipCov,
-    )
-}  # fmt: skip
 N, LIMIT = 4, 6
 
 
@@ -169,13 +142,3 @@ class Bench:
 
 def _gradient(value: Tensor) -> Tensor:
     return (torch.zeros_like(value) if value.grad is None else value.grad).flatten().clone()
-
-
-def with_rewards(answered: ScoredResponses, reward: Tensor, missing: Tensor | None = None) -> ScoredResponses:
-    """The same responses, judged otherwise."""
-    scores = replace(answered.scores, reward=reward, components=reward[:, None])
-    return replace(answered, scores=scores if missing is None else replace(scores, missing=missing))
-
-
-def close(one, other):
-    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5 * float(other.abs().max()))

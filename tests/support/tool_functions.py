@@ -32,13 +32,6 @@ def weigh(thing: str, grams: float | None = None):
     return f"{thing}: {grams}"
 
 
-def look(*, images):
-    """Look closely at the middle of the first picture."""
-    from burnish.environments.pictures import zoom
-
-    return zoom([10, 10, 18, 18], images=images)
-
-
 async def later(a: int):
     """Show a picture, and a video, after a while."""
     import asyncio

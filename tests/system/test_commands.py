@@ -10,11 +10,7 @@ import pytest
 from diffusers import StableDiffusion3Pipeline
 from PIL import Image
 
-from burnish.commands.opening import remove_earlier
-from burnish.tasks.flow.engine import FlowJob
 from burnish.types.rollout import Prompt
-from burnish.utils import random
-from burnish.utils.paths import MARK
 from tests.support.factory import tiny_pipeline
 from tests.support.tiny_run import burnish
 
@@ -49,19 +45,24 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_of(tmp_path_factory.mktemp("lora"), "lora")
 
 
-def ours(folder: Path) -> tuple[np.ndarray, object]:
-    """Pictures of the trained policy from our own engine, and the noise that they began from."""
+def ours(folder: Path) -> np.ndarray:
+    """Pictures of the trained policy from our own engine."""
     burnish("sample", folder / "run", *PROMPTS, "-n", "2", "-o", folder / "ours", "--seed", "5")
-    files = sorted((folder / "ours").glob("*-*.png"))
-    job = FlowJob.groups([Prompt(text=text) for text in PROMPTS], 2, purpose="sample", update=0)
-    keys = [(5, "sample", 0, p.uid, s, "start") for p, s in zip(job.prompts, job.sample.tolist(), strict=True)]
-    return np.stack([np.asarray(Image.open(file)) for file in files]).astype(int), random.normal((1, 8, 8), keys)
+    return np.stack([np.asarray(Image.open(file)) for file in sorted((folder / "ours").glob("*-*.png"))]).astype(int)
 
 
-def theirs(pipeline: StableDiffusion3Pipeline, noise: object) -> np.ndarray:
+def noise() -> object:
+    """What they begin from."""
+    from burnish.utils import random
+
+    keys = [(5, "sample", 0, Prompt(text=text).uid, sample, "start") for text in PROMPTS for sample in range(2)]
+    return random.normal((1, 8, 8), keys)
+
+
+def theirs(pipeline: StableDiffusion3Pipeline) -> np.ndarray:
     pipeline.set_progress_bar_config(disable=True)
     latents = pipeline(
-        prompt=[text for text in PROMPTS for _ in range(2)], latents=noise, num_inference_steps=4, guidance_scale=1.0,
+        prompt=[text for text in PROMPTS for _ in range(2)], latents=noise(), num_inference_steps=4, guidance_scale=1.0,
         height=64, width=64, max_sequence_length=3, output_type="latent",
     ).images  # fmt: skip
     grey = ((latents / 2 + 0.5).clamp(0, 1) * 255).round().permute(0, 2, 3, 1)
@@ -71,20 +72,20 @@ def theirs(pipeline: StableDiffusion3Pipeline, noise: object) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["lora", "ema", pytest.param("full", marks=pytest.mark.thorough)])
 def test_diffusers_draws_the_trained_policys_pictures_from_what_is_exported(tmp_path_factory, trained, kind):
     folder = trained if kind == "lora" else run_of(tmp_path_factory.mktemp(kind), kind)
-    pictures, noise = ours(folder)
+    pictures = ours(folder)
     advice = f'from_pretrained("{folder / "merged"}", vae=None, text_encoder_3=None, tokenizer_3=None)'
     assert advice in burnish("export", folder / "run", "--output", folder / "merged").out
     pipeline = StableDiffusion3Pipeline.from_pretrained(folder / "merged", **ABSENT)
-    assert np.abs(theirs(pipeline, noise) - pictures).max() <= 1
+    assert np.abs(theirs(pipeline) - pictures).max() <= 1
     before = StableDiffusion3Pipeline.from_pretrained(folder / "pipeline", **ABSENT)
-    assert np.abs(theirs(before, noise) - pictures).max() > 5, "training changed nothing"
+    assert np.abs(theirs(before) - pictures).max() > 5, "training changed nothing"
     adapter = ("export", folder / "run", "--output", folder / "adapter", "--format", "lora")
     if kind == "full":
         assert "model.lora is null" in burnish(*adapter, status=2).message
         return
     burnish(*adapter)
     before.load_lora_weights(folder / "adapter")
-    assert np.abs(theirs(before, noise) - pictures).max() <= 1
+    assert np.abs(theirs(before) - pictures).max() <= 1
 
 
 def judged(folder: Path, target: Path, *options: str) -> dict[str, float]:
@@ -99,22 +100,18 @@ def test_eval_repeats_the_runs_own_last_judgement_and_reads_what_it_accepts(trai
     assert len(shared) > 5
     for name in shared:
         assert found[name] == pytest.approx(last[name], abs=1e-6), name
-    results = set()
-    for given in ("validation.n=3", "rollout.num_inference_steps=2", "seed=7"):
-        other = judged(trained, tmp_path / given, given)
-        results.add(next(value for name, value in other.items() if name.startswith("val-core/")))
-    assert len(results | {next(value for name, value in found.items() if name.startswith("val-core/"))}) == 4
+    for given in ("rollout.num_inference_steps=2", "seed=7"):
+        assert judged(trained, tmp_path / given, given) != found
 
 
 @pytest.mark.parametrize(
     ("words", "names"),
     [
         *((["eval", "{run}", given], [given.partition("=")[0], "eval never reads it"])
-          for given in ("steps=100", "optimizer.lr=1", "rollout.n=2", "checkpoint.every=3", "algorithm.clip=1")),
+          for given in ("steps=100", "algorithm.clip=1")),
         (["eval", "{run}", "validation.num_inference_steps=3", "rollout.num_inference_steps=2"],
          ["rollout.num_inference_steps is given", "validation.num_inference_steps"]),
         (["eval", "runs/nothing"], ["runs/nothing does not exist", "burnish recipes"]),
-        (["eval", "quikstart"], ["recipe is quikstart", "quickstart"]),
         (["eval", "{folder}/pipeline"], ["not a run", "model.path="]),
         (["eval", "{folder}"], ["neither a run"]),
         (["export", "{run}", "--output", "{folder}"], ["give a new folder"]),
@@ -127,35 +124,11 @@ def test_what_is_refused(trained, words, names):
     assert [name for name in names if name not in said] == []
 
 
-def test_a_checkpoint_of_another_model_is_refused(trained, tmp_path):
-    other = tiny_pipeline(tmp_path, vae=False, seed=1)
-    newest = trained / "run" / "checkpoints" / "00000003"
-    said = burnish(
-        "train", trained / "recipe.yaml", f"model.path={other}", f"output_dir={tmp_path / 'run'}", f"resume={newest}",
-        "steps=4", status=2,
-    )  # fmt: skip
-    assert "weights" in said.message
-
-
-def test_sample_draws_as_asked(trained, tmp_path):
-    given = {"plain": [], "steps": ["--steps", "4"], "solver": ["--solver", "heun"], "flat": ["--height", "4"]}
-    for name, options in given.items():
-        burnish("sample", trained / "run", "a cat", "-n", "1", "-o", tmp_path / name, *options)
-    plain, steps, solver, flat = (np.asarray(Image.open(tmp_path / name / "000-00.png")).astype(int) for name in given)
-    assert (plain == steps).all(), "the run's own number"
-    assert (plain != solver).any()
-    assert flat.shape == (4, 8, 3)
-
-
 def test_pictures_of_an_earlier_call_do_not_stay_among_the_new_ones(trained, tmp_path):
     burnish("sample", trained / "run", *PROMPTS, "-n", "3", "-o", tmp_path)
     (tmp_path / "000-09.png").write_bytes(b"somebody else's")
     (tmp_path / "notes.txt").write_text("mine")
     burnish("sample", trained / "run", "a cat", "-n", "1", "-o", tmp_path)
 
-    def left() -> list[str]:
-        return sorted(path.name for path in tmp_path.iterdir() if path.name != MARK)
-
-    assert left() == ["000-00.png", "000-09.png", "grid.png", "notes.txt", "samples.jsonl"]
-    remove_earlier(tmp_path)  # as a model that answers does
-    assert left() == ["000-09.png", "notes.txt", "samples.jsonl"]
+    names = sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("."))
+    assert names == ["000-00.png", "000-09.png", "grid.png", "notes.txt", "samples.jsonl"]

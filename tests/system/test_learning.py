@@ -9,20 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
-from burnish.alarms.record import read_alarms
-from burnish.config.run_folder import RunFolder
-from burnish.utils.paths import ASSETS
 from tests.support.shown import ROOT, blocks
-from tests.support.tiny_recipes import write_lines
 from tests.support.tiny_run import burnish
-from tests.support.tool_functions import look
 
 pytestmark = pytest.mark.slow
 
 SPOILED = ROOT / "benchmarks" / "spoiled_rewards.py"
-SHIPPED = ASSETS / "vlm_quickstart"
 
 
 def trained(recipe: str, output: Path, *options: str) -> list[dict[str, Any]]:
@@ -66,9 +59,8 @@ def test_the_second_quickstart_learns_to_reason(tmp_path, algorithm, steps, leas
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_second_quickstart_learns_to_see(tmp_path, seed):
-    lines = trained("vlm_quickstart_turned", tmp_path / "run", f"seed={seed}")
+def test_the_second_quickstart_learns_to_see(tmp_path):
+    lines = trained("vlm_quickstart_turned", tmp_path / "run")
     in_form = [line[name] for line in lines if (name := "val-aux/turned/exact_given_format/mean@4") in line]
     assert 0.3 <= in_form[0] <= 0.5
     assert in_form[-1] >= 0.65
@@ -98,74 +90,6 @@ def test_rewards_of_other_responses_teach_nothing(tmp_path):
     assert accuracy(lines[-1]) < 0.68  # chance moves it; what the true rewards reach lies above
 
 
-def pages(folder: Path, name: str) -> list[tuple[Path, str]]:
-    """Pages with a digit that is too small to be read well, each with the digit."""
-    found = {}
-    for line in (SHIPPED / f"{name}.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        if record["data_source"] == "digit":
-            small = Image.open(SHIPPED / record["images"][0]).convert("L").resize((8, 8), Image.Resampling.BOX)
-            page = Image.new("L", (28, 28), 255)
-            page.paste(small, (10, 10))
-            page.save(folder / f"{name}-{Path(record['images'][0]).name}")
-            found[folder / f"{name}-{Path(record['images'][0]).name}"] = record["answer"]
-    return list(found.items())
-
-
-def asked(page: Path) -> dict[str, Any]:
-    parts = [{"type": "image", "image": str(page)}, {"type": "text", "text": "What digit is this?"}]
-    return {"role": "user", "content": parts}
-
-
-def said(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
-
-
-def demonstration(page: Path, digit: str, *, looks: bool) -> dict[str, Any]:
-    """Half of what is imitated answers at once, half looks first: nothing tells which is better."""
-    if not looks:
-        return {"messages": [asked(page), said(f"<answer>{digit}</answer>")]}
-    shown = page.with_suffix(".look.png")
-    look(images=[Image.open(page)]).save(shown)
-    result = [{"type": "text", "text": "<tool_response>\n"}, {"type": "image", "image": str(shown)},
-              {"type": "text", "text": "\n</tool_response>"}]  # fmt: skip
-    told = {"role": "user", "content": result}
-    return {"messages": [asked(page), said("[look()]"), told, said(f"<answer>{digit}</answer>")]}
-
-
-@pytest.mark.thorough
-def test_a_policy_that_must_look_closely_learns_to_by_a_tool(tmp_path):
-    train, heldout = pages(tmp_path, "train"), pages(tmp_path, "heldout")
-    imitated = [*pages(tmp_path, "supervised"), *train[:128]]
-    write_lines(
-        tmp_path / "imitated.jsonl",
-        [demonstration(page, digit, looks=number % 2 == 1) for number, (page, digit) in enumerate(imitated)],
-    )
-    for name, some in (("train", train), ("heldout", heldout)):
-        write_lines(tmp_path / f"{name}.jsonl", [{"messages": [asked(p)], "answer": digit} for p, digit in some])
-    heldout_file = f"data.val_files={tmp_path / 'heldout.jsonl'}"
-    burnish(
-        "train", "vlm_quickstart", "algorithm=sft", "algorithm.online=false", "steps=250", "optimizer.lr=2e-3",
-        f"data.train_files={tmp_path / 'imitated.jsonl'}", heldout_file, "validation.every=null",
-        "validation.before=false", f"output_dir={tmp_path / 'warm'}",
-    )  # fmt: skip
-    burnish("export", tmp_path / "warm", "--output", tmp_path / "start")
-    lines = trained(
-        "vlm_quickstart", tmp_path / "run", f"model.path={tmp_path / 'start'}", "steps=25",
-        "optimizer.warmup_steps=2", f"data.train_files={tmp_path / 'train.jsonl'}", heldout_file,
-        "data.train_batch_size=16", "validation.every=0", "validation.n=2", "rewards.format=null",
-        "rewards.exact.weight=1", "environment.name=tools",
-        "environment.functions.look=tests.support.tool_functions:look", "environment.calls=pythonic",
-        "environment.role=user", "environment.max_turns=2", "environment.describe=false", "rollout.max_new_tokens=12",
-    )  # fmt: skip
-    before, after = lines[0], lines[-1]
-    assert before["val-aux/dialogue/turns/mean"] < 1.65
-    assert after["val-aux/dialogue/turns/mean"] > 1.8
-    right = "val-core/default/reward/mean@2"
-    assert after[right] > before[right] + 0.12
-    assert after[right] > 0.8
-
-
 def alarmed(caplog, name: str) -> str:
     """The one alarm on a measure."""
     (text,) = [r.getMessage() for r in caplog.records if name in r.getMessage() and ": alarm " in r.getMessage()]
@@ -186,15 +110,15 @@ def test_dark_pictures_that_pay_are_noticed_before_half_of_the_gain(tmp_path, ca
             "algorithm.train_timesteps=3", "steps=7", "optimizer.schedule_updates=40", "validation.before=false",
             "validation.every=null", "validation.reference_guidance=null", "scoring.processes=0",
         )  # fmt: skip
-    folder, dark = RunFolder(tmp_path / "run"), alarmed(caplog, "dark_share rose")
+    dark = alarmed(caplog, "dark_share rose")
     assert "the reward pays for it" in dark
     update = int(dark.removeprefix("update ").partition(":")[0])
     assert rows[update]["critic/rewards/mean"] < (0.125 + 0.954) / 2  # before, and at the end of 40 updates
     for name in ("first", f"{update:06d}-dark_share"):
-        assert folder.alarm_sheet(name).is_file()
-        assert str(folder.alarm_sheet(name)) in dark
-    assert rows[-1]["alarms/standing"] == len(read_alarms(folder.alarms)) > 0
-    page = folder.report.read_text()
+        (sheet,) = (tmp_path / "run").rglob(f"{name}.png")
+        assert str(sheet) in dark
+    assert rows[-1]["alarms/standing"] > 0
+    page = (tmp_path / "run" / "report.html").read_text()
     assert "<h2>Alarms</h2>" in page
     assert page.count("data:image/") >= 2
 
@@ -212,7 +136,8 @@ def test_empty_answers_that_please_a_broken_scorer_are_noticed(tmp_path, caplog)
     (shown,) = [block.text for block in blocks(ROOT / "docs" / "alarms.md") if block.kind == "text"]
     assert words_of(shown) == words_of(length)
     assert "best rewarded at first: " in length
-    (one,) = [found for found in read_alarms(RunFolder(tmp_path / "run").alarms) if found.name == "response_length"]
-    first, now = one.quotes
+    (file,) = (tmp_path / "run").rglob("alarms.jsonl")
+    (one,) = [line for line in map(json.loads, file.read_text().splitlines()) if line.get("name") == "response_length"]
+    first, now = ([quote["response"] for quote in some] for some in one["quotes"])
     assert len(first) == len(now) == 8
-    assert sum(len(quote.response) for quote in now) < sum(len(quote.response) for quote in first)
+    assert len("".join(now)) < len("".join(first))
