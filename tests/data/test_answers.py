@@ -108,7 +108,6 @@ def test_judgements_are_good_or_bad(folder):
 
 
 PICTURES = ["algorithm=sft", OFFLINE]
-PAIRS = ["algorithm=diffusion_dpo", OFFLINE, *SIZED]
 drawn = partial(read, GENERATOR)
 
 

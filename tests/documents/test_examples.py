@@ -21,7 +21,6 @@ EXAMPLE = ROOT / "examples" / "tiny_flow_grpo.py"
 FILE = ROOT / "examples" / "quickstart.ipynb"
 NOTEBOOK: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 CELLS = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
-TEXTS = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "markdown"]
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "120",
     "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1",

@@ -257,9 +257,6 @@ def test_bco_judges_each_response_by_itself():
     torch.testing.assert_close(loss, expected[None])
 
 
-AHEAD = torch.tensor([-3.0, -0.4, 0.0, 0.7, 5.0], dtype=torch.float64)
-
-
 def test_ties_are_as_the_papers_write_them():
     first, second, theta, nu = math.exp(0.7), 1.0, 5.0, 0.3
     won, tie, _ = log_outcomes(torch.tensor(0.7), ties="rao_kupper", strength=theta)

@@ -30,7 +30,6 @@ from tests.support.reports import (
 
 SHORT = Story(updates=10, steps=10, guided=False)
 EVIL = "\"'></title></style></script><script>alert(1)</script><img src=http://example.org/x onerror=alert(1)>"
-SMALL = moving_square(4)
 
 
 @pytest.fixture(scope="module")

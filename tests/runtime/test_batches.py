@@ -101,10 +101,6 @@ def test_long_tensors_travel_outside_the_head_and_are_nobodys_to_change():
     same(before, packed.unpack())
 
 
-def texts(batch) -> list[str]:
-    return [prompt.text.removeprefix("prompt ") for prompt in batch.prompts]
-
-
 ROWS, STEPS, SIDE, PROMPTS = 48, 3, 16, 12
 
 

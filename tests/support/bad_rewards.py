@@ -1,7 +1,6 @@
 """Reward functions that can't work, each in its own way, for pictures and responses alike."""
 
 import os
-import signal
 import sys
 import time
 
@@ -19,10 +18,6 @@ def raises_the_unspeakable(samples, prompts):
     raise Mute
 
 
-def raises_a_flood(samples, prompts):
-    raise ValueError("\x1b[31m" * 100_000)
-
-
 def reads_a_key(samples, prompts):
     return [prompt.info["height"] for prompt in prompts]
 
@@ -35,20 +30,12 @@ def gives_text(samples, prompts):
     return ["good"] * len(samples)
 
 
-def gives_one_number(samples, prompts):
-    return 0.5
-
-
 def leaves(samples, prompts):
     sys.exit(0)
 
 
 def ends_its_process(samples, prompts):
     os._exit(0)
-
-
-def kills_its_process(samples, prompts):
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def never_ends(samples, prompts):
@@ -59,24 +46,8 @@ def takes_no_prompts(samples):
     return [1.0] * len(samples)
 
 
-def gives_none(samples, prompts):
-    return [None] * len(samples)
-
-
 def gives_nan(samples, prompts):
     return [float("nan")] * len(samples)
-
-
-def prints(samples, prompts):
-    print("\x00\x1b[31mrubbish" * 1000)
-    return [1.0] * len(samples)
-
-
-async def waits(samples, prompts):
-    import asyncio
-
-    await asyncio.sleep(0)
-    return [float(i) for i in range(len(samples))]
 
 
 def tires(samples, prompts, folder):

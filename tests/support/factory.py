@@ -8,14 +8,11 @@ import torch
 from diffusers import (
     AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
-    FluxPipeline,
-    FluxTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
 )
 from transformers import (
     CLIPTextConfig,
-    CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
     T5Config,
@@ -99,28 +96,6 @@ def tiny_pipeline(
         tokenizer_2=tokenizer,
         text_encoder_3=t5_encoder() if t5 else None,
         tokenizer_3=t5_tokenizer() if t5 else None,
-    )
-    pipeline.save_pretrained(folder / "pipeline")
-    return folder / "pipeline"
-
-
-def tiny_flux(folder: Path, *, vae: bool = True, guidance: bool = True, seed: int = 0) -> Path:
-    """Save a random FLUX.1 pipeline, with a guidance embedding (dev) or without (schnell); return its directory."""
-    torch.manual_seed(seed)
-    tokenizer = clip_tokenizer()
-    transformer = FluxTransformer2DModel(
-        in_channels=16 if vae else 4, num_layers=1, num_single_layers=1, attention_head_dim=8, num_attention_heads=2,
-        joint_attention_dim=32, pooled_projection_dim=16, guidance_embeds=guidance, axes_dims_rope=(2, 2, 4),
-    )  # fmt: skip
-    scheduler = {"use_dynamic_shifting": True, "shift": 3.0} if guidance else {"shift": 1.0}
-    pipeline = FluxPipeline(
-        transformer=reacting(transformer),
-        scheduler=FlowMatchEulerDiscreteScheduler(**scheduler),
-        vae=autoencoder() if vae else None,
-        text_encoder=clip(16, len(tokenizer), 16, CLIPTextModel),
-        tokenizer=tokenizer,
-        text_encoder_2=t5_encoder(),
-        tokenizer_2=t5_tokenizer(),
     )
     pipeline.save_pretrained(folder / "pipeline")
     return folder / "pipeline"

@@ -5,11 +5,6 @@ import asyncio
 CALLS: list[dict] = []  # what the last functions got
 
 
-def as_written(responses, prompts, values, column):
-    """What the record says in a column of its values; no number of something else ends it."""
-    return [one[column] for one in values]
-
-
 def by_name(images, references, sources, labels, extra_info, difficulty, scale=1.0):
     CALLS.append(locals())
     return [scale * one for one in difficulty]
@@ -102,10 +97,6 @@ class Loaded:
         return [self.factor] * len(images)
 
 
-class NotCalled:
-    pass
-
-
 def wants_both(image, prompts):
     return 1.0
 
@@ -120,10 +111,6 @@ def wants_latents(responses, latents):
 
 def takes_videos(videos):
     return [1.0] * len(videos)
-
-
-def everything_at_once(everything):
-    return 1.0
 
 
 def lists_in_dicts(images):

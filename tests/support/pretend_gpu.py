@@ -51,7 +51,6 @@ from tests.support.pretend_kernels import STAND_INS
 from tests.support.pretend_tensor import HIDDEN, PretendTensor, is_gpu, is_pretended, refuse_mixtures, tensors_in
 
 PACKAGE = str(Path(__file__).parents[2] / "burnish")
-aten = torch.ops.aten
 
 
 class PretendGpu:
