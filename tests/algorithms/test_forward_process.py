@@ -185,8 +185,6 @@ def test_best_of_n_imitates_the_best_and_nothing_else():
     reward = samples.scores.reward.masked_fill(samples.scores.missing, -torch.inf)
     best = (reward.view(GROUPS, SIZE).topk(2).indices + torch.arange(GROUPS)[:, None] * SIZE).flatten().sort().values
     assert torch.equal(batch.clean[:, 0], samples.trace.latents[best])
-    assert (batch.value == 1).all()
-    assert metrics["train/imitated"] == 6
     assert metrics["train/imitated_reward"] == pytest.approx(float(reward[best].mean()))
     few, metrics = made("sft", online=True, best=2, min_reward=0.9).credit(samples)
     assert len(few) == metrics["train/imitated"] == int((reward[best] >= 0.9).sum()) > 0

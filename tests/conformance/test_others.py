@@ -12,8 +12,6 @@ from tests.support.forward_batches import scored
 
 
 class Old:
-    """The role that an old policy's update is asked of."""
-
     optimizer_steps = 7
     decay: float | None = None
 

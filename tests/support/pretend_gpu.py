@@ -28,8 +28,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,9 +57,7 @@ class PretendGpu:
 
     def __init__(self) -> None:
         self.on = False
-        self.phase = ""  # what the counts are booked under
-        self.counts: Counter[tuple[str, str, str]] = Counter()  # by (phase, kind, line of the package)
-        self.backwards: Counter[str] = Counter()  # calls of backward, one a micro-batch, by phase
+        self.counts: Counter[tuple[str, str]] = Counter()  # by kind and line of the package
         self.draws: Counter[str] = Counter()  # operators that drew from the GPU's own generator
         self.inside = False  # a call that a pretended tensor takes part in: its meta tensors are pretended ones
         self._functions, self._operators = _Functions(self), _Operators(self)
@@ -91,39 +88,27 @@ class PretendGpu:
         with self._functions:
             return _engine_run_backward(*args, **kwargs)
 
-    @contextmanager
-    def during(self, phase: str) -> Iterator[None]:
-        """Book what happens in here under a name."""
-        before, self.phase = self.phase, phase
-        try:
-            yield
-        finally:
-            self.phase = before
+    def count(self, kind: str) -> int:
+        """How often something happened: sync, to device, to host (or ``bytes to ...``)."""
+        return sum(n for (k, _), n in self.counts.items() if k == kind)
 
-    def count(self, kind: str, phase: str | None = None) -> int:
-        """How often something happened, in one phase or in all: sync, to device, to host (or ``bytes to ...``)."""
-        return sum(n for (p, k, _), n in self.counts.items() if k == kind and phase in (None, p))
-
-    def bytes(self, direction: str, phase: str | None = None) -> int:
+    def bytes(self, direction: str) -> int:
         """Bytes copied, ``to device`` or ``to host``."""
-        return self.count(f"bytes {direction}", phase)
+        return self.count(f"bytes {direction}")
 
-    def lines(self, kind: str, phase: str | None = None) -> str:
+    def lines(self, kind: str) -> str:
         """The lines that did it, the most frequent first: for the message of a test that fails."""
-        found: Counter[str] = Counter()
-        for (p, k, line), n in self.counts.items():
-            if k == kind and phase in (None, p):
-                found[line] += n
+        found = Counter({line: n for (k, line), n in self.counts.items() if k == kind})
         return "\n".join(f"{n:6d} {line}" for line, n in found.most_common(12))
 
     def note(self, kind: str, size: int | None = None, *, waits: bool = True) -> None:
         """Something crossed between CPU and GPU, or the CPU waited."""
         line = _line()
         if size is not None:
-            self.counts[self.phase, kind, line] += 1
-            self.counts[self.phase, f"bytes {kind}", line] += size
+            self.counts[kind, line] += 1
+            self.counts[f"bytes {kind}", line] += size
         if waits:
-            self.counts[self.phase, "sync", line] += 1
+            self.counts["sync", line] += 1
 
     def put(self, value: torch.Tensor) -> PretendTensor:
         """A CPU tensor on the GPU, not counted."""
@@ -311,8 +296,6 @@ class _Functions(TorchFunctionMode):
             self.gpu.inside = before
 
     def _call(self, func: Any, name: str, args: Any, kwargs: Any, asks: bool) -> Any:
-        if func is torch.Tensor.backward:
-            self.gpu.backwards[self.gpu.phase] += 1
         if name == "cuda":
             return args[0].to(HIDDEN, non_blocking=bool(kwargs.get("non_blocking")))
         if asks:
