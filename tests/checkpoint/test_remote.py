@@ -1,265 +1,129 @@
 """Copies of checkpoints at an address: complete or not there, verified, and fetched only as far as they say."""
 
-import contextlib
-import io
+from __future__ import annotations
+
 import json
-import logging
 import os
 import shutil
-import threading
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 
-from burnish.checkpoint import manifest
-from burnish.checkpoint.copying import copy
-from burnish.checkpoint.remote import Damaged, Remote
-from burnish.commands.fetching import fetched
-from burnish.config import load
-from burnish.utils.errors import UserError
-from burnish.utils.feed_process import Orders
-from tests.support.checkpoints import TENSORS, check, leftovers, make, save, updates
+from tests.checkpoint.conftest import moved
+from tests.checkpoint.test_foreign import MANIFEST, TENSORS
+from tests.checkpoint.test_store import scores
+from tests.support.checkpoints import leftovers, updates
+from tests.support.foreign_checkpoints import forge
+from tests.support.runs import last_state
+from tests.support.tiny_run import TinyRun
 
 
-@pytest.fixture
-def run(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").write_text('{"training/global_step": 0}\n')
-    return tmp_path / "run"
+def copying(run: TinyRun, *more: str) -> TinyRun:
+    """The run with copies in the folder ``there`` beside it."""
+    place = run.output.with_name("there")
+    return moved(run, run.output, f"checkpoint.copy_to=file://{place}", "checkpoint.wait=60", *more)
 
 
-@pytest.fixture
-def there(tmp_path):
-    return f"file://{tmp_path / 'there'}"
+def kept(run: TinyRun) -> list[int]:
+    """Of the copies that are complete."""
+    folder = run.output.with_name("there") / "checkpoints"
+    return [number for number in updates(folder) if (folder / f"{number:08d}" / MANIFEST).exists()]
 
 
-def copied(run, there, *, keep=None, best=True) -> list[dict]:
-    """What the process says while it copies all that a finished run has."""
-    said, ended = [], SimpleNamespace(outcome="finished", changed=threading.Event())
-    copy({"run": str(run), "address": there, "keep": keep, "best": best}, ended, lambda **one: said.append(one))
-    return said
+def elsewhere(run: TinyRun, what: str = "") -> TinyRun:
+    """The same run on another machine, which has only the copies."""
+    output = run.output.with_name("other")
+    return moved(run, output, f"resume=file://{run.output.with_name('there')}{what}")
 
 
-def kept(there) -> list[int]:
-    return sorted(Remote(there).updates())
+def test_a_copy_is_what_was_saved_and_a_run_goes_on_from_it_on_another_machine(run, trained):
+    copying(run).train("steps=4")
+    assert kept(run) == [1, 2, 3, 4]
+    other = elsewhere(run)
+    other.train("steps=5")
+    run.train("steps=5")
+    assert last_state(other.output) == last_state(run.output)
+    assert other.metrics == run.metrics
+    assert leftovers(other.output / "checkpoints") == []
+    shutil.rmtree(other.output / "checkpoints" / "00000005")
+    other.train("steps=5")  # the newer of here and there
+    assert other.metrics == run.metrics
 
 
-def test_a_copy_is_what_was_saved_and_comes_back_on_another_machine(run, there, tmp_path):
-    for update in (1, 2):
-        save(make(run / "checkpoints", keep_last=9), update, score=update / 4)
-    assert copied(run, there)[-1] == {"step": 2}
-    assert kept(there) == [1, 2]
-    other = tmp_path / "other" / "checkpoints"
-    other.mkdir(parents=True)
-    assert Remote(there).fetch(2, other) == other / "00000002"
-    check(make(other).latest(), 2)
-    assert make(other).latest().score == 0.5
-    assert (other / "00000002" / manifest.NAME).read_bytes() == (
-        run / "checkpoints/00000002/manifest.json"
-    ).read_bytes()
-    assert leftovers(other) == []
-    Remote(there).fetch_records(other.parent)
-    assert (other.parent / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+def test_only_what_differs_is_sent_and_the_newest_and_the_best_are_kept(run):
+    copying(run).train()
+    file = run.output.with_name("there") / "checkpoints" / "00000003" / TENSORS
+    written = file.stat().st_mtime_ns
+    shutil.rmtree(file.parents[2] / "00000002")
+    (run.output / "checkpoints" / "00000001" / TENSORS).write_bytes(b"damaged")
+    shutil.rmtree(file.parents[2] / "00000001")
+    copying(run).train()
+    assert kept(run) == [2, 3], "what is damaged here is not copied and stops no other"
+    assert file.stat().st_mtime_ns == written
+    copying(run, "checkpoint.copy_keep=1").train("steps=4")
+    found = scores(run)
+    assert kept(run) == sorted({4, max((2, 3, 4), key=lambda update: (found[update], update))})
 
 
-def test_a_file_system_that_is_none_of_this_machine_will_do(run, tmp_path):
-    there = f"memory://{tmp_path.name}/run"
-    for update, score in [(1, 0.5), (2, 0.1), (3, 0.2)]:
-        save(make(run / "checkpoints", keep_last=9), update, score=score)
-        copied(run, there, keep=1)
-    assert kept(there) == [1, 3]
-    other = tmp_path / "other"
-    other.mkdir()
-    Remote(there).fetch(3, other)
-    check(make(other).latest(), 3)
-
-
-def test_what_is_copied_is_not_sent_again_but_for_what_has_changed(run, there, tmp_path, monkeypatch):
-    store = make(run / "checkpoints", keep_last=9)
-    store.save(1, {"a": 1}, identity={}, score=None, unvalidated={})
-    copied(run, there)
-    monkeypatch.setattr(Remote, "_copy_file", lambda *_: pytest.fail("a file was sent again"))
-    said = copied(run, there)
-    assert said[0] == {"opened": f"copies go to {there}, which has 1", "step": -1}
-    assert said[-1] == {"step": 1}
-    monkeypatch.undo()
-    store.validated(1, 0.75)  # only the manifest changes
-    written = (tmp_path / "there/checkpoints/00000001/state.json").stat().st_mtime_ns
-    copied(run, there)
-    assert Remote(there).content(1)["score"] == 0.75
-    assert (tmp_path / "there/checkpoints/00000001/state.json").stat().st_mtime_ns == written
-
-
-def test_an_update_that_is_trained_again_replaces_its_copy(run, there, tmp_path):
-    save(make(run / "checkpoints"), 1)
-    copied(run, there)
-    save(make(run / "checkpoints"), 1, variant=3)
-    copied(run, there)
-    place = tmp_path / "other"
-    place.mkdir()
-    Remote(there).fetch(1, place)
-    check(make(place).latest(), 1, variant=3)
-
-
-def test_the_newest_copies_are_kept_and_the_best(run, there):
-    for update, score in [(1, 0.1), (2, 0.9), (3, 0.2), (4, 0.3)]:
-        save(make(run / "checkpoints", keep_last=9), update, score=score)
-        copied(run, there, keep=1)
-    assert kept(there) == [2, 4]
-    (run / "checkpoints" / "00000004").rename(run / "aside")  # the run went back to an earlier update
-    copied(run, there, keep=1, best=False)
-    assert kept(there) == [3, 4]
-
-
-def test_an_unfinished_copy_is_none_and_is_completed(run, there, tmp_path, monkeypatch):
-    save(make(run / "checkpoints"), 1)
-    whole = Remote._copy_file
-
-    def fails(self, file, place, about):
-        if file.suffix == ".safetensors":
-            raise OSError("the line is dead")
-        whole(self, file, place, about)
-
-    monkeypatch.setattr(Remote, "_copy_file", fails)
-    with pytest.raises(OSError, match="the line is dead"):
-        copied(run, there)
-    assert list((tmp_path / "there").rglob("state.json"))
-    assert kept(there) == []
-    monkeypatch.undo()
-    copied(run, there)
-    assert kept(there) == [1]
-
-
-def test_what_is_not_kept_as_it_was_sent_is_no_copy(run, there, monkeypatch):
-    save(make(run / "checkpoints"), 1)
-    remote = Remote(there)
-    opened = remote.fs.open
-    monkeypatch.setattr(
-        type(remote.fs), "open",
-        lambda self, path, mode, **rest: io.BytesIO(b"other") if mode == "rb" else opened(path, mode, **rest),
-    )  # fmt: skip
-    with pytest.raises(OSError, match="was not kept as it was written"):
-        copied(run, there)
-    monkeypatch.undo()
-    assert kept(there) == []
-
-
-def test_a_checkpoint_that_is_damaged_here_is_not_copied_and_stops_no_other(run, there):
-    for update in (1, 2):
-        save(make(run / "checkpoints", keep_last=9), update)
-    file = run / "checkpoints" / "00000002" / TENSORS
-    file.write_bytes(file.read_bytes()[:-1] + b"x")
-    said = copied(run, there)
-    assert (
-        "is damaged: its sha256 is not the one in manifest.json"
-        in next(one for one in said if "warning" in one)["warning"]
-    )
-    assert kept(there) == [1]
-
-
-@pytest.mark.parametrize("how", ["shorter", "longer", "other", "manifest", "escaping", "missing", "pipe", "link"])
-def test_a_damaged_copy_is_skipped_for_the_one_before(how, run, there, tmp_path, caplog):
-    for update in (1, 2):
-        save(make(run / "checkpoints", keep_last=9), update)
-    copied(run, there)
-    newest = tmp_path / "there/checkpoints/00000002"
+@pytest.mark.parametrize("how", ["unfinished", "other", "escaping", *(
+    pytest.param(how, marks=pytest.mark.thorough) for how in ("longer", "manifest", "pipe", "link")
+)])  # fmt: skip
+def test_a_damaged_or_unfinished_copy_is_skipped_for_the_one_before(how, run, tmp_path, caplog):
+    there = Path(shutil.copytree(run.output, tmp_path / "there"))
+    shutil.rmtree(there / "checkpoints" / "00000001")
+    newest = there / "checkpoints" / "00000003"
     file = newest / TENSORS
     raw = file.read_bytes()
-    if how == "manifest":
-        (newest / "manifest.json").write_text("{")
-    elif how == "escaping":  # its own hash is right
-        content = json.loads((newest / "manifest.json").read_bytes())
-        content.pop("sha256")
-        content["files"]["../../evil.safetensors"] = content["files"].pop("state.json")
-        (newest / "manifest.json").write_bytes(manifest.render(content))
-    elif how in ("missing", "pipe", "link"):
+    if how == "unfinished":
+        (newest / MANIFEST).unlink()
+    elif how == "manifest":
+        (newest / MANIFEST).write_text("{")
+    elif how == "escaping":
+        files = json.loads((newest / MANIFEST).read_bytes())["files"]
+        (newest / "evil").mkdir()
+        shutil.copy(file, there / "evil.safetensors")
+        forge(newest, files={"../../evil.safetensors": {}} | files)
+    elif how in ("pipe", "link"):
         aside = file.rename(tmp_path / "aside")
-        if how == "link":
-            file.symlink_to(aside)
-        elif how == "pipe":
-            os.mkfifo(file)
+        os.mkfifo(file) if how == "pipe" else file.symlink_to(aside)
     else:
-        file.write_bytes({"shorter": raw[:-1], "longer": raw + b"x", "other": raw[:-1] + b"x"}[how])
-    config = load("quickstart", [f"resume={there}", f"output_dir={tmp_path / 'other'}"])
-    with caplog.at_level(logging.WARNING):
-        assert fetched(config).resume == "auto"
-    assert "checkpoint skipped" in caplog.text
-    assert updates(tmp_path / "other" / "checkpoints") == [1]
-    assert leftovers(tmp_path / "other" / "checkpoints") == []
+        file.write_bytes({"longer": raw + b"x", "other": raw[:-1] + b"x"}[how])
+    other = elsewhere(run)
+    other.train()
+    assert how == "unfinished" or "checkpoint skipped" in caplog.text
+    assert updates(other.output / "checkpoints") == [2, 3]
+    assert other.metrics == run.metrics, "update 3 is trained again"
+    assert not list(other.output.rglob("evil*"))
 
 
-@pytest.mark.parametrize("target", ["config.yaml", "checkpoints/00000001/state.json"])
-def test_a_link_on_a_shared_disk_is_not_written_through(target, run, there, tmp_path):
-    save(make(run / "checkpoints"), 1)
-    (run / "config.yaml").write_text("steps: 1\n")
-    place, theirs = tmp_path / "there" / target, tmp_path / "theirs"
+def test_links_on_a_shared_disk_are_not_written_through(run, tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.write_text("precious")
+    place = tmp_path / "there" / "checkpoints" / "00000003" / "state.json"
     place.parent.mkdir(parents=True)
     place.symlink_to(theirs)
-    for precious in (None, "precious"):
-        if precious:
-            theirs.write_text(precious)
-        with contextlib.suppress(Damaged):  # of config.yaml: the feed tries again
-            warned = [one["warning"] for one in copied(run, there) if "warning" in one]
-            assert str(place) in warned[0]
-        assert (theirs.read_text() if theirs.exists() else None) == precious
+    copying(run).train()
+    assert theirs.read_text() == "precious"
+    assert kept(run)[:2] == [1, 2]
 
 
-def test_a_run_goes_on_from_the_newer_of_here_and_there(run, there, tmp_path):
-    def resumed(address):
-        return fetched(load("quickstart", [f"resume={address}", f"output_dir={run}"])).resume
-
-    save(make(run / "checkpoints", keep_last=9), 1)
-    save(make(run / "checkpoints", keep_last=9), 2)
-    copied(run, there)
-    shutil.rmtree(run / "checkpoints" / "00000002")
-    save(make(run / "checkpoints", keep_last=9), 3)
-    assert (resumed(there), updates(run / "checkpoints")) == ("auto", [1, 3])
-    shutil.rmtree(run / "checkpoints" / "00000003")
-    assert (resumed(there), updates(run / "checkpoints")) == ("auto", [1, 2])
-    (run / "checkpoints" / "00000001" / TENSORS).write_bytes(b"damaged")
-    assert resumed(f"{there}/checkpoints/00000001") == str(run / "checkpoints" / "00000001")
-    check(make(run / "checkpoints").open(run / "checkpoints" / "00000001"), 1)
+def test_an_address_without_a_checkpoint_starts_only_the_run_whose_copies_go_there(run, tmp_path):
+    for what in ("", "/checkpoints/00000003"):
+        new = elsewhere(run, what)
+        assert "no complete checkpoint" in new.train(status=2).message
+    assert not new.output.exists()
+    own = moved(
+        new, new.output, f"resume=file://{tmp_path / 'there'}", f"checkpoint.copy_to=file://{tmp_path / 'there'}"
+    )
+    own.train("steps=1")
+    assert kept(run) == [1]
 
 
-def test_an_address_without_a_checkpoint_starts_only_the_run_whose_copies_go_there(there, tmp_path):
-    options = [f"resume={there}", f"output_dir={tmp_path / 'new'}"]
-    assert fetched(load("quickstart", [*options, f"checkpoint.copy_to={there}/"])).resume == "auto"
-    with pytest.raises(UserError, match="which has no complete checkpoint"):
-        fetched(load("quickstart", options))
-    with pytest.raises(UserError, match="which has no complete checkpoint"):
-        fetched(load("quickstart", [f"resume={there}/checkpoints/00000003", options[1]]))
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_disk_without_room_is_told_before_anything_is_read(run, there, tmp_path, monkeypatch):
-    save(make(run / "checkpoints"), 1)
-    copied(run, there)
-    monkeypatch.setattr("burnish.checkpoint.remote.shutil.disk_usage", lambda path: SimpleNamespace(free=5))
-    with pytest.raises(UserError, match=r"has room for 0\.00 GB; free some"):
-        Remote(there).fetch(1, run)
-    with pytest.raises(Damaged, match="is missing"):
-        Remote(there).fetch(7, run)
-
-
-def test_one_that_is_removed_meanwhile_is_told_and_the_next_is_copied(run, there, monkeypatch):
-    for update in (1, 2):
-        save(make(run / "checkpoints", keep_last=9), update)
-    whole = Remote.copy
-
-    def gone(self, folder):
-        if folder.name == "00000002":
-            shutil.rmtree(folder)
-        whole(self, folder)
-
-    monkeypatch.setattr(Remote, "copy", gone)
-    said = copied(run, there)
-    assert any("was removed before it was copied; raise checkpoint.keep_last" in one.get("warning", "") for one in said)
-    assert kept(there) == [1]
-
-
-def test_orders_that_end_with_the_run_end_the_process():
-    orders = Orders(io.StringIO('{"upto": 3}\n'))
-    assert orders.changed.wait(5)
-    while orders.outcome is None:
-        orders.changed.wait(0.01)
-    assert (orders.upto, orders.outcome) == (3, "failed")
+def test_an_address_that_is_down_stops_nothing_and_gets_all_copies_later(run, tmp_path, caplog):
+    there = tmp_path / "there"
+    there.write_text("a file where a folder should be")
+    moved(copying(run), run.output, "checkpoint.wait=0.5").train("steps=4")
+    assert "checkpoint.copy_to: " in caplog.text
+    there.unlink()
+    copying(run).train("steps=4")
+    assert kept(run) == [1, 2, 3, 4]
