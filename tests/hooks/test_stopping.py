@@ -1,194 +1,42 @@
-"""When a run stops before its end: signals, readers that went away, and an announced end of the machine."""
+"""When a run stops before its end: readers that went away, and an announced end of the machine."""
 
 from __future__ import annotations
 
-import errno
-import io
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from burnish.hooks import notices
-from burnish.hooks.expiry import VARIABLES, Expiry, ReclaimTime, reclaim_time
+from burnish.hooks.expiry import Expiry, ReclaimTime
 from burnish.hooks.notices import Notices
-from burnish.hooks.stop import EXIT_STOPPED, StopRequest
-from burnish.options import StepOptions, unix_seconds
-from burnish.utils.errors import Cancelled
+from burnish.hooks.stop import StopRequest
 from tests.support.http_servers import send, serving
-
-# a loop that says when it begins, when it has heard, and what became of it
-LOOP = """
-import signal, sys, time
-from burnish.hooks.stop import EXIT_STOPPED, StopRequest
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell without jobs starts us with it ignored
-patient = sys.argv[1] == "patient"
-try:
-    with StopRequest() as stop:
-        print("running", flush=True)
-        deadline, told = time.monotonic() + 30, False
-        while time.monotonic() < deadline and not (stop.requested and not patient):
-            if stop.requested and not told:
-                told = True
-                print(stop.requested, flush=True)
-            time.sleep(0.005)
-        print("saved", stop.requested, flush=True)
-    sys.exit(EXIT_STOPPED)
-except KeyboardInterrupt:
-    print("interrupted", stop.requested, flush=True)
-    sys.exit(130)
-"""
-# the last moments of a command, which take long
-COMMAND = """
-import sys, time
-import burnish.cli as cli
-cli.VERBS["doctor"] = cli.Verb("", "", lambda parser: None, lambda args: 75)
-sys.argv = ["burnish", "doctor"]
-code = cli.main()
-print("saved", flush=True)
-time.sleep(0.5)
-sys.exit(code)
-"""
-
-
-def started(program: str, mode: str, says: str) -> subprocess.Popen:
-    child = subprocess.Popen([sys.executable, "-c", program, mode], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                             text=True, cwd=Path(__file__).parents[2])  # fmt: skip
-    assert child.stdout.readline() == f"{says}\n"
-    return child
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_lets_the_loop_finish_and_a_late_one_does_not_change_the_exit_code(number):
-    child = started(LOOP, "polite", "running")
-    child.send_signal(number)
-    out, err = child.communicate(timeout=40)
-    assert (child.returncode, out) == (EXIT_STOPPED, f"saved {number.name}\n")
-    assert number.name in err
-    assert ("Ctrl-C again" in err) == (number == signal.SIGINT)
-    assert EXIT_STOPPED == os.EX_TEMPFAIL
-    child = started(COMMAND, "", "saved")
-    child.send_signal(number)
-    child.communicate(timeout=20)
-    assert child.returncode == EXIT_STOPPED
-
-
-def test_a_second_ctrl_c_interrupts_at_once_but_not_one_after_another_signal():
-    child = started(LOOP, "patient", "running")
-    child.send_signal(signal.SIGTERM)
-    assert child.stdout.readline() == "SIGTERM\n"
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        child.send_signal(number)
-        with pytest.raises(subprocess.TimeoutExpired):
-            child.wait(timeout=0.2)
-    child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=20)
-    assert (child.returncode, out) == (130, "interrupted SIGTERM\n")
-    assert "SIGHUP" in err
-
-
-def test_a_run_that_is_to_outlive_its_terminal_does():
-    """As nohup starts it."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        child = started(LOOP, "polite", "running")
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    child.send_signal(signal.SIGHUP)
-    with pytest.raises(subprocess.TimeoutExpired):
-        child.wait(timeout=0.3)
-    child.send_signal(signal.SIGTERM)
-    out, _ = child.communicate(timeout=20)
-    assert (child.returncode, out) == (EXIT_STOPPED, "saved SIGTERM\n")
-
-
-def test_what_is_needed_no_more_ends_at_once():
-    def work() -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)
-
-    before = signal.getsignal(signal.SIGTERM)
-    with StopRequest() as stop:
-        with pytest.raises(Cancelled), stop.cancellable():
-            work()
-        assert stop.requested == "SIGTERM"
-        stop.request("the machine's expiry")
-        assert stop.requested == "SIGTERM", "what came first stays the reason"
-        os.kill(os.getpid(), signal.SIGTERM)  # outside, and once more: nothing happens
-        with pytest.raises(Cancelled), stop.cancellable():
-            pytest.fail("it was asked for before")
-    assert signal.getsignal(signal.SIGTERM) == before
-    with pytest.raises(KeyboardInterrupt) as raised, StopRequest() as stop, stop.cancellable():
-        raise KeyboardInterrupt  # that nobody asked for
-    assert raised.type is KeyboardInterrupt
-    assert signal.getsignal(signal.SIGTERM) == before
-    seen = []
-
-    def enter() -> None:
-        with StopRequest() as stop:
-            seen.append((signal.getsignal(signal.SIGTERM), stop.requested))
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join(timeout=10)
-    assert seen == [(before, None)], "in another thread nothing is installed"
-
-
-def test_a_pipe_without_a_reader_is_a_request_and_a_full_disk_is_none(monkeypatch):
-    read, write = os.pipe()
-    with os.fdopen(write, "w") as unread, StopRequest() as stop:
-        monkeypatch.setattr(sys, "stdout", unread)
-        with stop.without_readers():
-            print("one", flush=True)
-            assert stop.requested is None
-            os.close(read)
-            print("two", flush=True)
-            print("three", flush=True)
-        assert sys.stdout is unread
-        monkeypatch.undo()
-    assert "output" in str(stop.requested)
-
-    class Full(io.StringIO):
-        def write(self, text: str) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with StopRequest() as stop:
-        monkeypatch.setattr(sys, "stdout", Full())
-        with pytest.raises(OSError, match="No space"), stop.without_readers():
-            print("one")
-        monkeypatch.undo()
-    assert stop.requested is None
-
+from tests.support.tiny_run import TinyRun
 
 # an announced end of the machine
 
 NOW, NOON = 1_769_860_000.0, 1_769_860_800.0  # 2026-01-31T12:00:00Z
-SLURM, SAGEMAKER, MLP = VARIABLES
+SAGEMAKER = "SAGEMAKER_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP"
+MLP = "MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP"
 
 
-def test_the_option_goes_first_and_then_the_earlier_variable():
-    for moment in (NOON, str(int(NOON)), "2026-01-31T12:00:00Z", "2026-01-31T13:00:00+01:00", "2026-01-31 12:00+00:00"):
-        assert unix_seconds(moment) == NOON
-    environment = {SAGEMAKER: str(NOON + 50), MLP: str(NOON + 40), "OTHER": "1"}
-
-    def found(option, given):
-        return reclaim_time(StepOptions(expires_at=option), given, lambda: NOON)
-
-    assert found(None, environment) == ReclaimTime(at=NOON + 40, by=MLP)
-    assert found(NOON + 90, environment) == ReclaimTime(at=NOON + 90, by="trainer.expires_at")
-    assert found(None, {SAGEMAKER: ""}) is None
-    assert found(None, {SLURM: str(int(NOON) + 9)}).by == "SLURM_JOB_END_TIME"
-    for option, given, named in ((NOON, {}, "trainer.expires_at"), (None, {MLP: str(NOON - 5)}, MLP),
-                                 (None, {SAGEMAKER: "soon"}, f"{SAGEMAKER} is 'soon'")):  # fmt: skip
-        with pytest.raises(ValueError, match=named):
-            found(option, given)
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("SLURM_JOB_END_TIME", "{soon}", "(SLURM_JOB_END_TIME) after 0 of 3"),
+        (SAGEMAKER, "{soon}", f"({SAGEMAKER}) after 0 of 3"), (SAGEMAKER, "1000", SAGEMAKER),
+        (MLP, "soon", f"{MLP} is 'soon'"),
+    ],
+)  # fmt: skip
+def test_variables_of_schedulers_tell_when_a_run_has_to_be_saved(files, monkeypatch, variable, value, words):
+    monkeypatch.setenv(variable, value.replace("{soon}", str(int(time.time()) + 600)))
+    run = TinyRun(files, "language", "llama", "algorithm=grpo", name="expires")
+    told = run.train("trainer.expiry_margin=1e6", status=75 if value == "{soon}" else 2)
+    assert words in " ".join((told.out + told.err).split())
+    if value == "{soon}":  # the option goes first
+        run.train("trainer.expires_at=2999-01-31T18:00:00Z")
 
 
 class Bench:
@@ -332,17 +180,3 @@ def test_what_is_no_notice_is_said_once_and_ends_nothing(answer, monkeypatch, ca
     assert watch.found is None
     (record,) = caplog.records
     assert "trainer.reclaim_notices is aws" in record.message
-
-
-def test_a_thread_asks_until_there_is_a_notice(monkeypatch):
-    monkeypatch.setattr(notices, "POLL", 0.01)
-    told = [b"FALSE"] * 3 + [b"TRUE"]
-    with service("gcp", monkeypatch, lambda *_: (200, told.pop(0))), Notices("gcp") as watch:
-        end = time.monotonic() + 10
-        while watch.found is None and time.monotonic() < end:
-            time.sleep(0.01)
-    assert watch.found is not None
-    assert not told
-    with Notices(None) as watch:
-        assert not watch.asks
-        assert not any(thread.name == "reclaim-notices" for thread in threading.enumerate())
