@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,6 @@ RUNS: dict[str, tuple[str, str, list[str]]] = {
     "grpo": ("language", "llama", [
         "algorithm.kl={coef: 0.01, refresh_every: 2}", "optimizer.schedule=cosine", "trainer.rollouts_per_update=2",
     ]),
-    "dpo": ("language", "llama", ["ema=null", "trainer.mini_batch_size=null"]),
     "flow_grpo": ("generators", "sd3", ["algorithm.kl_coef=0.01", "algorithm.window={kind: random, size: 2}"]),
     "diffusion_dpo": ("generators", "sd3", [
         "algorithm.train_timesteps=2", "supervised={train_files: '{files}/pictures.jsonl', batch_size: 2}",
@@ -45,7 +42,7 @@ STATE = {
     "diffusion_nft": ["old.", "ema.", "groups.actor", "source."],
     "grpo": ["reference.", "groups.actor", "source."],
 }  # fmt: skip
-OFTEN = ("ppo",)
+OFTEN = ("ppo", "diffusion_nft")
 
 
 def run_of(files: Path, name: str, place: str, *more: str) -> TinyRun:
@@ -53,10 +50,10 @@ def run_of(files: Path, name: str, place: str, *more: str) -> TinyRun:
     return TinyRun(files, half, model, f"algorithm={name}", *SMALL, *options, *more, name=f"kills/{name}/{place}")
 
 
-def lived(run: TinyRun, *, die_at: int | None = None, die_after: float | None = None) -> tuple[int, int]:
+def lived(run: TinyRun, *, die_at: int | None = None) -> tuple[int, int]:
     """A life of a run in a process of its own: its exit code or minus its signal, and how often it changed files.
 
-    It is killed at its n-th such call, so that every state of saving is met, or after some seconds.
+    It is killed at its n-th such call: between two of them the disk stays as it is, so that every state is met.
     """
     count = run.output.with_suffix(".calls")
     gc.freeze()
@@ -77,9 +74,6 @@ def lived(run: TinyRun, *, die_at: int | None = None, die_after: float | None = 
 
         for name in COUNTED:
             setattr(os, name, counting(getattr(os, name)))
-        if die_after is not None:
-            signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-            signal.setitimer(signal.ITIMER_REAL, die_after)
         try:
             run.train()
             count.write_text(str(calls))
@@ -98,17 +92,17 @@ def assert_same(run: TinyRun, whole: TinyRun) -> None:
 @pytest.fixture(
     scope="module", params=[*OFTEN, *(pytest.param(n, marks=pytest.mark.thorough) for n in RUNS if n not in OFTEN)]
 )
-def uninterrupted(files, request) -> tuple[str, TinyRun, int, float]:
-    """The name of a run, the run that nothing has befallen, its calls, and its seconds."""
-    whole, begun = run_of(files, request.param, "whole"), time.monotonic()
+def uninterrupted(files, request) -> tuple[str, TinyRun, int]:
+    """The name of a run, the run that nothing has befallen, and its calls."""
+    whole = run_of(files, request.param, "whole")
     status, calls = lived(whole)
     assert status == 0
     assert calls > 30
-    return request.param, whole, calls, time.monotonic() - begun
+    return request.param, whole, calls
 
 
 def test_what_there_is_to_remember_is_in_the_checkpoint(uninterrupted):
-    name, whole, _, _ = uninterrupted
+    name, whole, _ = uninterrupted
     lines = whole.metrics
     assert [line["training/global_step"] for line in lines] == list(range(STEPS + 1))
     assert [any(key.startswith("val-core/") for key in line) for line in lines] == [True, False, True, False, True]
@@ -123,7 +117,9 @@ def test_what_there_is_to_remember_is_in_the_checkpoint(uninterrupted):
     "place", [0.55, 0.9, *(pytest.param(n / 9, marks=pytest.mark.thorough) for n in range(9))]
 )  # of its calls
 def test_killed_while_it_saves(files, uninterrupted, place):
-    name, whole, calls, _ = uninterrupted
+    name, whole, calls = uninterrupted
+    if name == "diffusion_nft" and place == 0.9 and not os.environ.get("BURNISH_THOROUGH"):
+        pytest.skip("three kills are enough for every day")
     run = run_of(files, name, f"at-{place:.2f}")
     assert lived(run, die_at=1 + int(calls * place))[0] == -signal.SIGKILL
     assert lived(run)[0] == 0
@@ -132,25 +128,9 @@ def test_killed_while_it_saves(files, uninterrupted, place):
 
 @pytest.mark.thorough
 def test_killed_while_it_saves_meanwhile(files, uninterrupted):
-    name, whole, calls, _ = uninterrupted
+    name, whole, calls = uninterrupted
     for at in range(5, calls, max(calls // 6, 1) | 1):
         run = run_of(files, name, f"meanwhile-{at}", "checkpoint.asynchronous=true")
         lived(run, die_at=at)
         assert lived(run)[0] == 0
         assert_same(run, whole)
-
-
-@pytest.mark.thorough
-def test_killed_at_random_moments(files, uninterrupted):
-    name, whole, _, seconds = uninterrupted
-    draw, killed, run = random.Random(name), 0, run_of(files, name, "random-0")
-    for life in range(40):
-        # every moment may be met; ever longer lives, so that a machine that got slower still comes to an end
-        status, _ = lived(run, die_after=draw.uniform(0.1, seconds * 1.04**life))
-        killed += status == -signal.SIGKILL
-        if status == 0:
-            assert_same(run, whole)
-            if killed >= 6:
-                break
-            run = run_of(files, name, f"random-{life + 1}")
-    assert killed >= 6

@@ -1,113 +1,67 @@
-"""Alarms are raised once, recorded with what they look like, over when they are, and the same after resuming."""
+"""Alarms are raised once, recorded, over when they are, the same after resuming, and can be left out."""
 
-import io
+from __future__ import annotations
+
 import json
-import logging
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from burnish.alarms.record import read_alarms
-from burnish.config import load
-from burnish.config.run_folder import RunFolder
-from burnish.hooks.alarms import Alarms, FirstUpdates, Narrowing
-from burnish.hooks.metrics import MetricsLog
-from burnish.types.response_stats import Quote
-from burnish.utils.reading import read_file
+from tests.support.tiny_run import TinyRun
 
-MEANS = [0.1, 0.1, 0.1, 0.5, 0.6, 0.7, 0.7, 0.1, 0.1, 0.1]
+EQUAL = {2, 3, 4, 5}  # updates of which all rewards are equal
 
 
-def run_of(tmp_path, *options):
-    config = load("quickstart", [f"output_dir={tmp_path}", "data.train_batch_size=16", *options])
-    folder = RunFolder(tmp_path)
-    folder.path.mkdir(exist_ok=True)
-    return folder, lambda: Alarms(config, folder, config.alarms, FirstUpdates(folder))
+def judge(samples: list[Any], prompts: list[Any], folder: str) -> list[float]:
+    """It is asked once in each update."""
+    with (Path(folder) / "calls").open("ab") as calls:
+        calls.write(b".")
+        update = calls.tell()
+    return [0.5 if update in EQUAL else sum(map(ord, one.text)) % 11 / 10 for one in samples]
 
 
-def row(mean: float) -> dict[str, float]:
-    name = "critic/dark_share"
-    return {f"{name}/mean": mean, f"{name}/std": 0.1, f"{name}/error": 0.01, f"{name}/reward_correlation": 0.8}
+def run_of(files: Path, folder: Path, *more: str) -> TinyRun:
+    folder.mkdir(exist_ok=True)
+    reward = f"{{name: function, path: 'tests.hooks.test_alarms:judge', arguments: {{folder: {folder}}}}}"
+    quiet = ["scoring.probe=false", "validation.every=null", "validation.before=false", "checkpoint={every: 1}"]
+    options = ["algorithm=grpo", "rewards.odd=null", f"rewards.judge={reward}", *quiet, *more]
+    return TinyRun(files, "language", "llama", *options, name=f"alarms/{folder.name}")
 
 
-def trained(folder, hook, first, last, pictures=()):
-    log = MetricsLog(folder, resumed_at=None if first == 1 else first - 1)
-    for one in (hook, log):
-        one.start(first - 1)
-    for update in range(first, last + 1):
-        hook._pictures = list(pictures)
-        metrics = row(MEANS[update - 1])
-        for one in (hook, log):
-            one(update, metrics)
-    for one in (hook, log):
-        one.close()
+def recorded(run: TinyRun) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.output / "alarms.jsonl").read_text().splitlines()]
 
 
-def picture(shade: int) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(np.full((4, 4, 3), shade, np.uint8)).save(file, format="PNG")
-    return file.getvalue()
+@pytest.fixture(scope="module")
+def whole(files, tmp_path_factory) -> TinyRun:
+    run = run_of(files, tmp_path_factory.mktemp("whole"))
+    run.train("steps=8")
+    return run
 
 
-def test_an_alarm_is_raised_once_with_pictures_and_is_over_when_it_is(tmp_path, caplog):
-    folder, made = run_of(tmp_path)
-    with caplog.at_level(logging.INFO):
-        trained(folder, made(), 1, 10, [picture(9)])
-    (one,) = read_alarms(folder.alarms)
-    assert (one.name, one.update, one.over) == ("dark_share", 5, 9)
-    assert folder.alarm_sheet("000005-dark_share").is_file()
-    said = [record.getMessage() for record in caplog.records]
-    assert sum("alarm dark_share: dark_share rose from 0.100" in text for text in said) == 1
-    assert "update 9: alarm dark_share is over" in said
-    assert [line["alarms/standing"] for line in folder.read_metrics()] == [0, 0, 0, 0, 1, 1, 1, 1, 0, 0]
+def test_an_alarm_is_raised_once_and_is_over_when_it_is(whole):
+    raised, over = recorded(whole)
+    assert (raised["name"], raised["update"], raised["since"]) == ("constant_reward", 4, 2)
+    assert over == {"update": 6, "over": "constant_reward"}
+    assert [line["alarms/standing"] for line in whole.metrics] == [0, 0, 0, 0, 1, 1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("at", [1, 4, 5, 8, 9])
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path, at):
-    whole, made = run_of(tmp_path / "whole")
-    trained(whole, made(), 1, 10)
-    folder, made = run_of(tmp_path / "parts")
-    trained(folder, made(), 1, min(at + 2, 10))  # what came after the checkpoint is done again
-    trained(folder, made(), at + 1, 10)
-    assert folder.alarms.read_text() == whole.alarms.read_text()
-    assert folder.read_metrics() == whole.read_metrics()
+@pytest.mark.parametrize("at", [3, 4, 6])
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(files, whole, tmp_path, at):
+    run = run_of(files, tmp_path / f"at-{at}")
+    run.train(f"steps={at}")
+    run.train("steps=8")
+    assert recorded(run) == recorded(whole)
+    assert run.metrics == whole.metrics
 
 
-def test_forms_that_the_first_responses_had_are_familiar(tmp_path):
-    folder = RunFolder(tmp_path)
-    first = FirstUpdates(folder)
-    assert first.unfamiliar(1, ["words"] * 3 + ["<answer>"], [Quote("Which?", "8", 1.0)]) is None
-    assert first.unfamiliar(2, ["words"] * 4, []) is None
-    assert first.unfamiliar(3, ["words", "<answer>", "nothing", "nothing"], []) == 0.5
-    again = FirstUpdates(RunFolder(tmp_path))
-    again.begin(2)
-    assert again.unfamiliar(3, ["words", "<answer>", "nothing", "nothing"], []) == 0.5
-    assert again.quotes == [Quote("Which?", "8", 1.0)]
-    elsewhere = RunFolder(tmp_path / "branch")
-    elsewhere.path.mkdir()
-    FirstUpdates(elsewhere, folder).begin(2)
-    assert read_file(elsewhere.alarms_first) == read_file(folder.alarms_first)
-    early = FirstUpdates(RunFolder(tmp_path))
-    early.begin(1)  # the second update is done again
-    assert early.unfamiliar(2, ["words"] * 4, []) is None
-
-
-def test_a_validation_whose_best_samples_fell_while_its_mean_rose_is_narrowing(tmp_path):
-    folder = RunFolder(tmp_path)
-    for update, best, other in ((0, 0.8, 0.1), (10, 0.6, 0.6), (20, 0.9, 0.9)):
-        folder.validation(update).mkdir(parents=True)
-        lines = [
-            json.dumps({"index": index, "sample": sample, "source": "a", "reward": reward + index / 500, "values": {}})
-            for index in range(20)
-            for sample, reward in enumerate((best, other))
-        ]
-        (folder.validation(update) / "scores.jsonl").write_text("\n".join(lines))
-    found = Narrowing(folder)
-    found.add(5, {"critic/rewards/mean": 0.5})
-    assert found.alarm is None
-    found.add(10, {"val-core/a/reward/mean@2": 0.6})
-    assert found.alarm is not None
-    assert "the best of 2 samples of a validation prompt fell from 0.819 to 0.619" in found.alarm.text
-    found.add(20, {"val-core/a/reward/mean@2": 0.9})
-    assert found.alarm is None
+def test_alarms_can_be_left_out_by_their_names_and_all_together(files, tmp_path):
+    run = run_of(files, tmp_path / "off", "alarms.off=[constant_reward]")
+    run.train("steps=5")
+    assert recorded(run) == []
+    run = run_of(files, tmp_path / "wrong", "alarms.off=[constant_rewards]")
+    assert "alarms.off has constant_rewards" in run.train(status=2).message
+    run = run_of(files, tmp_path / "none", "alarms=null")
+    run.train("steps=5")
+    assert not [name for line in run.metrics for name in line if name.startswith("alarms/")]

@@ -1,105 +1,42 @@
-"""When a run stops before its end: signals, readers that went away, and an announced end of the machine."""
+"""When a run stops before its end: readers that went away, and an announced end of the machine."""
 
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from burnish.hooks import notices
-from burnish.hooks.expiry import VARIABLES, Expiry, ReclaimTime, reclaim_time
+from burnish.hooks.expiry import Expiry, ReclaimTime
 from burnish.hooks.notices import Notices
-from burnish.hooks.stop import EXIT_STOPPED, StopRequest
-from burnish.options import StepOptions, unix_seconds
+from burnish.hooks.stop import StopRequest
 from tests.support.http_servers import send, serving
-
-# a loop that says when it begins, when it has heard, and what became of it
-LOOP = """
-import signal, sys, time
-from burnish.hooks.stop import EXIT_STOPPED, StopRequest
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell without jobs starts us with it ignored
-patient = sys.argv[1] == "patient"
-try:
-    with StopRequest() as stop:
-        print("running", flush=True)
-        deadline, told = time.monotonic() + 30, False
-        while time.monotonic() < deadline and not (stop.requested and not patient):
-            if stop.requested and not told:
-                told = True
-                print(stop.requested, flush=True)
-            time.sleep(0.005)
-        print("saved", stop.requested, flush=True)
-    sys.exit(EXIT_STOPPED)
-except KeyboardInterrupt:
-    print("interrupted", stop.requested, flush=True)
-    sys.exit(130)
-"""
-
-
-def started(program: str, mode: str, says: str) -> subprocess.Popen:
-    child = subprocess.Popen([sys.executable, "-c", program, mode], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                             text=True, cwd=Path(__file__).parents[2])  # fmt: skip
-    assert child.stdout.readline() == f"{says}\n"
-    return child
-
-
-def test_a_second_ctrl_c_interrupts_at_once_but_not_one_after_another_signal():
-    child = started(LOOP, "patient", "running")
-    child.send_signal(signal.SIGTERM)
-    assert child.stdout.readline() == "SIGTERM\n"
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        child.send_signal(number)
-        with pytest.raises(subprocess.TimeoutExpired):
-            child.wait(timeout=0.2)
-    child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=20)
-    assert (child.returncode, out) == (130, "interrupted SIGTERM\n")
-    assert "SIGHUP" in err
-
-
-def test_a_run_that_is_to_outlive_its_terminal_does():
-    """As nohup starts it."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        child = started(LOOP, "polite", "running")
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    child.send_signal(signal.SIGHUP)
-    with pytest.raises(subprocess.TimeoutExpired):
-        child.wait(timeout=0.3)
-    child.send_signal(signal.SIGTERM)
-    out, _ = child.communicate(timeout=20)
-    assert (child.returncode, out) == (EXIT_STOPPED, "saved SIGTERM\n")
-
+from tests.support.tiny_run import TinyRun
 
 # an announced end of the machine
 
 NOW, NOON = 1_769_860_000.0, 1_769_860_800.0  # 2026-01-31T12:00:00Z
-SLURM, SAGEMAKER, MLP = VARIABLES
+SAGEMAKER = "SAGEMAKER_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP"
+MLP = "MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP"
 
 
-def test_the_option_goes_first_and_then_the_earlier_variable():
-    for moment in (NOON, str(int(NOON)), "2026-01-31T12:00:00Z", "2026-01-31T13:00:00+01:00", "2026-01-31 12:00+00:00"):
-        assert unix_seconds(moment) == NOON
-    environment = {SAGEMAKER: str(NOON + 50), MLP: str(NOON + 40), "OTHER": "1"}
-
-    def found(option, given):
-        return reclaim_time(StepOptions(expires_at=option), given, lambda: NOON)
-
-    assert found(None, environment) == ReclaimTime(at=NOON + 40, by=MLP)
-    assert found(NOON + 90, environment) == ReclaimTime(at=NOON + 90, by="trainer.expires_at")
-    assert found(None, {SAGEMAKER: ""}) is None
-    assert found(None, {SLURM: str(int(NOON) + 9)}).by == "SLURM_JOB_END_TIME"
-    for option, given, named in ((NOON, {}, "trainer.expires_at"), (None, {MLP: str(NOON - 5)}, MLP),
-                                 (None, {SAGEMAKER: "soon"}, f"{SAGEMAKER} is 'soon'")):  # fmt: skip
-        with pytest.raises(ValueError, match=named):
-            found(option, given)
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("SLURM_JOB_END_TIME", "{soon}", "(SLURM_JOB_END_TIME) after 0 of 3"),
+        (SAGEMAKER, "{soon}", f"({SAGEMAKER}) after 0 of 3"), (SAGEMAKER, "1000", SAGEMAKER),
+        (MLP, "soon", f"{MLP} is 'soon'"),
+    ],
+)  # fmt: skip
+def test_variables_of_schedulers_tell_when_a_run_has_to_be_saved(files, monkeypatch, variable, value, words):
+    monkeypatch.setenv(variable, value.replace("{soon}", str(int(time.time()) + 600)))
+    run = TinyRun(files, "language", "llama", "algorithm=grpo", name="expires")
+    told = run.train("trainer.expiry_margin=1e6", status=75 if value == "{soon}" else 2)
+    assert words in " ".join((told.out + told.err).split())
+    if value == "{soon}":  # the option goes first
+        run.train("trainer.expires_at=2999-01-31T18:00:00Z")
 
 
 class Bench:
@@ -120,18 +57,26 @@ class Bench:
 
 
 def test_the_run_stops_when_its_longest_update_and_saving_would_not_fit():
-    bench = Bench(saving=5.0, margin=1.0)
+    bench = Bench(saving=5.0)
     assert not bench.update(0, 50.0), "judging the untrained model is no update"
-    assert not bench.update(1, 20.0)  # 70: 20 more, 5 to save and 1 to spare
-    assert not bench.update(2, 4.0)  # 74
-    assert bench.update(3, 0.5)  # 74.5: an update as long as the first and saving end at 99.5
+    assert not bench.update(1, 20.0)  # 70: 20 more and 5 to save
+    assert not bench.update(2, 5.0)  # 75
+    assert bench.update(3, 0.5)  # 75.5: an update as long as the first ends at 95.5
     assert "1970-01-01 00:01:40 UTC (a test)" in bench.stop.requested
+    for margin, end in ((0.0, 100.0), (10.0, 88.0)):
+        bench, number = Bench(margin=margin), 1
+        while not bench.update(number, 4.0):
+            number += 1
+        assert bench.now == end
     bench = Bench(saving=3.0)
     assert not bench.update(1, 10.0)
     bench.now = 97.0
     assert not bench.expiry.due()
     bench.now = 97.1
     assert bench.expiry.due(), "samples are given up when the update is longer than all before"
+    bench = Bench(saving=9e9, ends=None)
+    assert not bench.update(1, 10.0)
+    assert not bench.expiry.due()
     announced: list[ReclaimTime] = []
     bench = Bench(saving=5.0, ends=None, notice=lambda: announced[0] if announced else None)
     bench.now = 70.0
@@ -235,14 +180,3 @@ def test_what_is_no_notice_is_said_once_and_ends_nothing(answer, monkeypatch, ca
     assert watch.found is None
     (record,) = caplog.records
     assert "trainer.reclaim_notices is aws" in record.message
-
-
-def test_a_thread_asks_until_there_is_a_notice(monkeypatch):
-    monkeypatch.setattr(notices, "POLL", 0.01)
-    told = [b"FALSE"] * 3 + [b"TRUE"]
-    with service("gcp", monkeypatch, lambda *_: (200, told.pop(0))), Notices("gcp") as watch:
-        end = time.monotonic() + 10
-        while watch.found is None and time.monotonic() < end:
-            time.sleep(0.01)
-    assert watch.found is not None
-    assert not told

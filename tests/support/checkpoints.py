@@ -11,7 +11,6 @@ from burnish.training.saved import in_memory
 
 IDENTITY = {"model": "tiny", "algorithm": "diffusion_nft", "parameters": "0123abcd"}
 TENSORS = "tensors/rank-00000.safetensors"  # the file of the first rank, or of the only one
-NEWEST = CheckpointOptions(keep_last=1, keep_best=False)
 
 
 def state(update: int, variant: int = 0) -> dict:
@@ -65,5 +64,3 @@ def updates(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
 
 
-def leftovers(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir() if path.name.startswith(".")]

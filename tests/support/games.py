@@ -57,9 +57,6 @@ class Shows(Environment):
         return Show(self.opening, self.pictures, self.fails, self.turns)
 
 
-def written(responses: list[Response], prompts: list[Prompt]) -> list[float]:
-    """A reward that differs."""
-    return [sum(map(ord, response.full_text)) % 7 / 7 for response in responses]
 
 
 class Roles:

@@ -35,12 +35,6 @@ SEEING = [
     "optimizer.warmup_steps=2", "trainer.mini_batch_size=8", "mixing.normalise={}",
 ]  # fmt: skip
 ADAPTER = ["model.lora.rank=2", "model.lora.targets=[q_proj, v_proj]"]
-DRAWING = [
-    "steps=3", "data.train_batch_size=2", "rollout.n=4", "rollout.num_inference_steps=4", "rollout.batch_size=4",
-    "validation.every=0", "validation.n=2", "validation.max_prompts=2", "validation.reference_guidance=null",
-    "checkpoint.every=2", "scoring.processes=0", "rewards.ocr=null", "rewards.border_darkness=null",
-    "rewards.bright={name: function, path: 'tests.support.bright:judge'}", "optimizer.warmup_steps=2",
-]  # fmt: skip
 # Two ranks add up a gradient in another order than one, and two workers that sample share batches out in other widths:
 # differences begin with the last bit of fp32, 1e-7. Adam's first steps divide by the gradient's own size, so they grow
 # in weights whose gradient is next to nothing; after so few updates they are below

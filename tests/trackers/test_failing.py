@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from burnish.utils import feed
-from burnish.utils.feed import Timing
-from tests.support.tracked import settled, track
-
-pytestmark = pytest.mark.slow
+from tests.support.tiny_run import TinyRun
 
 FAKE = """
 import json, os, pathlib, time
@@ -38,93 +34,82 @@ def init(dir, **rest):
     {init}
     return Run(pathlib.Path(dir) / "rows.jsonl")
 """
-WANDB = ["trackers.wandb.mode=offline", "trackers.samples=0"]
+GIVEN = ["algorithm=grpo", "trackers.wandb.mode=offline", "trackers.samples=0", "checkpoint.every=1"]
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
-def library(tmp_path, monkeypatch):
-    """Make a library of W&B's name that does something before it opens a run, or before it logs."""
+def tracked(files, tmp_path, monkeypatch):
+    """Make a run, and a library of W&B's name that does something before it opens a run, or before it logs."""
+    monkeypatch.syspath_prepend(tmp_path)
 
-    def make(init="pass", log="pass"):
+    def make(*options: str, init: str = "pass", log: str = "pass") -> TinyRun:
         (tmp_path / "wandb.py").write_text(FAKE.format(init=init, log=log))
-        monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.setattr(feed, "FIRST_PAUSE", 0.0)
-        return tmp_path / "run"
+        return TinyRun(files, "language", "llama", *GIVEN, *options, name="tracked")
 
     return make
 
 
-def rows(run):
-    return [json.loads(line) for line in (run / "trackers" / "wandb" / "rows.jsonl").read_text().splitlines()]
+def rows(run: TinyRun) -> list[list[Any]]:
+    file = run.output / "trackers" / "wandb" / "rows.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-EVERY = [[update, update / 8] for update in range(6)]
+def every(run: TinyRun) -> list[list[Any]]:
+    return [[line["training/global_step"], line.get("actor/loss")] for line in run.metrics]
 
 
 @pytest.mark.parametrize("where", ["init", "log"])
-def test_a_tracker_that_hangs_for_a_minute_delays_nothing(library, caplog, where):
-    run, begun = library(**{where: "time.sleep(60)"}), time.monotonic()
-    track(run, range(6), WANDB, wait=0.5)
+def test_a_tracker_that_hangs_delays_nothing_and_gets_all_with_the_same_command(tracked, tmp_path, caplog, where):
+    run, begun = tracked("trackers.wait=0.5", **{where: "time.sleep(60)"}), time.monotonic()
+    run.train()
     assert time.monotonic() - begun < 30
-    assert "trackers.wandb: 6 updates are not sent: it took longer than 0.5 s (trackers.wait)" in caplog.text
-    library()
-    track(run, range(6, 6), WANDB, resumed_at=5)  # the same command once more
-    assert rows(run) == EVERY
+    assert "trackers.wandb: 4 updates are not sent: it took longer than 0.5 s (trackers.wait)" in caplog.text
+    (tmp_path / "wandb.py").write_text(FAKE.format(init="pass", log="pass"))
+    run.options.remove("trackers.wait=0.5")
+    run.train()
+    assert rows(run) == every(run)
 
 
-def test_one_that_hangs_is_started_again(library, caplog):
-    run = library(init="time.sleep(3600 if first else 0)")
-    track(run, range(6), WANDB, timing=Timing(stall=3.0), settles=True)
-    assert "trackers.wandb: it has got nowhere for 3 s; the run goes on, and it is tried again" in caplog.text
-    assert rows(run) == EVERY
-
-
-HOW = ["os._exit(7)", "raise SystemExit", *(pytest.param(how, marks=pytest.mark.thorough) for how in
-       ("os.kill(os.getpid(), 11)", "1 / 0"))]  # fmt: skip
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_one_that_dies_is_started_again(library, caplog, how):
-    run = library(init=f"\n    if first: {how}")
-    track(run, range(6), WANDB, settles=True)
+def test_one_that_dies_is_started_again(tracked, caplog):
+    run = tracked("trackers.wait=60", init="\n    if first: os._exit(7)")
+    run.train()
     assert caplog.text.count("the run goes on, and it is tried again") == 1
-    assert rows(run) == EVERY
+    assert rows(run) == every(run)
 
 
-def test_one_that_always_fails_says_so_once_and_at_the_end(library, caplog):
-    run = library(init="raise ValueError('no such project')")
-    track(run, range(6), WANDB)
-    assert caplog.text.count("trackers.wandb: ValueError: no such project; the run goes on") == 1
-    assert "trackers.wandb: 6 updates are not sent: ValueError: no such project; the same command" in caplog.text
-
-
-def test_no_message_shows_a_secret(library, caplog, monkeypatch):
+def test_one_that_always_fails_says_so_once_and_at_the_end_and_shows_no_secret(tracked, caplog, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    run = library(init="raise ValueError(f'{os.environ[\"WANDB_API_KEY\"]} is refused by https://me:word@host/')")
-    track(run, range(3), WANDB)
-    assert "ValueError: *** is refused by https://***@host/" in caplog.text
+    refusal = "raise ValueError(f'{os.environ[\"WANDB_API_KEY\"]} is refused by https://me:word@host/')"
+    run = tracked("trackers.wait=1", init=refusal)
+    run.train()
+    assert caplog.text.count("ValueError: *** is refused by https://***@host/; the run goes on") == 1
+    assert "trackers.wandb: 4 updates are not sent: ValueError: ***" in caplog.text
     assert KEY not in caplog.text
-    for file in run.rglob("*"):
+    for file in run.output.rglob("*"):
         assert not file.is_file() or KEY.encode() not in file.read_bytes()
 
 
-def test_media_that_no_library_takes_cost_the_samples_of_that_update_alone(library, caplog):
-    run = library(log="assert 'val/generations' not in values or step != 3, 'no such format'")
-    track(run, range(6), WANDB[:1])
-    assert "trackers.wandb: samples of update 3: AssertionError: no such format" in caplog.text
-    assert [row for row in rows(run) if row[1] is not None] == EVERY
+def die(samples: list[Any], prompts: list[Any], folder: str) -> list[float]:
+    """The process is killed in its third update."""
+    metrics = Path(folder) / "metrics.jsonl"
+    if metrics.exists() and metrics.read_bytes().count(b"\n") == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [0.0] * len(samples)
 
 
-def test_what_a_killed_run_has_told_is_still_sent(library):
-    run = library(init="time.sleep(1)")
-    code = (
-        f"import os, sys; sys.path[:] = {sys.path!r}\n"
-        "from tests.support import tracked\n"
-        "tracked.Trackers.finish = lambda self: os.kill(os.getpid(), 9)\n"
-        f"tracked.track(tracked.Path({str(run)!r}), range(6), {WANDB!r})\n"
+def test_what_a_killed_run_has_told_is_still_sent(tracked):
+    run = tracked(init="time.sleep(1)")
+    reward = (
+        f"{{name: function, path: 'tests.trackers.test_failing:die', arguments: {{folder: {run.output}}}, weight: 0}}"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], env=os.environ, timeout=120)
-    assert done.returncode == -9
-    settled(run, "wandb", 5)
-    assert rows(run) == EVERY
+    child = os.fork()
+    if child == 0:
+        run.train(f"rewards.deadly={reward}")
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    deadline = time.monotonic() + 60
+    while rows(run) != every(run):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert len(rows(run)) == 3
