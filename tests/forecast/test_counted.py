@@ -117,7 +117,8 @@ def near(real, fake):
 @thorough
 @pytest.mark.parametrize("name", GENERATORS)
 def test_every_phase_of_a_generator(name):
-    options = [*SMALL, *GENERATORS[name]]
+    own = {option.partition("=")[0]: option for option in [*SMALL, *GENERATORS[name]]}
+    options = list(own.values())
     near(*(peaks("quickstart", options, fake=fake) for fake in (False, True)))
 
 

@@ -8,7 +8,6 @@ import shutil
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 
 from burnish.models.language.base import positions_within
 from tests.support.model_runs import changed, refused, run_of
@@ -37,8 +36,6 @@ def test_a_saved_model_is_the_model(model, files, tmp_path):
     assert templates[0] == templates[1]
     again = run_of(files, model, f"model.path={saved}", name="again")
     again.train("steps=1")
-    before, after = (load_file(next(folder.glob("*.safetensors"))) for folder in (given, saved))
-    assert before.keys() == after.keys()
 
 
 # Classes that Burnish has no code for

@@ -19,7 +19,6 @@ MODELS = {
     # adapters
     ("llama", "{targets: [q_proj, lm_head]}"): ["'lm_head'"],
     ("llama", "{vision: true}"): ["model.lora.vision is true"],
-    ("llama", "{vision: true, targets: [q_proj]}"): ["vision", "targets"],
     ("llama", "{modules_to_save: [mlp], targets: [up_proj]}"): ["model.lora.targets"],
     ("qwen2", "{modules_to_save: [lm_head]}"): ["lm_head"],  # tied to its embeddings
     ("sd3", "{targets: []}"): ["model.lora.targets"],
@@ -55,7 +54,6 @@ OPTIONS = {
     "merged": ("sd3", [FEWER, LOW, "rollout.merge_lora=true"], ["rollout.merge_lora is true"]),
     "of nothing": ("sd3", ["model.quantization.weights=null", LOW], ["model.quantization"]),
     "but for texts": ("sd3", ["model.quantization={text_encoders: fp8_cast, exclude: [a]}", LOW], ["exclude"]),
-    "but for everything": ("sd3", ["model.quantization={weights: fp8_cast, exclude: ['*']}", LOW], ["exclude"]),
     "put away": ("sd3", [FEWER, LOW, "model.offload=true"], ["model.offload is true", "cpu"]),
     "states put away": ("sd3", [FEWER, LOW, "optimizer.offload=true"], ["optimizer.offload is true", "cpu"]),
     "put away from gradients": ("sd3", [FEWER, LOW, "model.offload=true", CUDA, "algorithm=draft"], ["draft"]),

@@ -119,21 +119,10 @@ def test_wrong_rewards_are_refused_before_weights_are_loaded(case, files, scored
     assert "Loading the model" not in said.err
 
 
-def test_pictures_of_another_size_are_refused_or_cropped(files, scored):
-    scored()
-    options = [f"data.train_files={files}/scored.jsonl", *LEAN[:2], "steps=1", "algorithm=sft",
-               "trainer.mini_batch_size=1"]  # fmt: skip
-    sizes = ["rollout.height=16", "rollout.width=24"]
-    said = TinyRun(files, "generators", "sd3", *options, *sizes).train(status=2)
-    assert "scored.jsonl:1" in said.message
-    assert "fit=centre_crop" in said.message
-    TinyRun(files, "generators", "sd3", *options, *sizes, "data.fit=centre_crop").train()
-
-
 def test_stored_latents_are_learned_from_and_checked(files, tmp_path):
     options = ["algorithm=diffusion_dpo", *GIVEN, *ONCE, "data.shuffle=false", *LEAN[:2]]
     draw = torch.Generator().manual_seed(0)
-    shapes = {"chosen": (2, 4, 8, 8), "rejected": (2, 4, 8, 8), "tokens": (2, 333, 32), "pooled": (2, 64)}
+    shapes = {"chosen": (2, 4, 4, 4), "rejected": (2, 4, 4, 4), "tokens": (2, 333, 32), "pooled": (2, 32)}
     tensors = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
     stored = TinyRun(
         files, "generators", "sd3", *options, f"data.train_files={tmp_path}/pairs.safetensors",

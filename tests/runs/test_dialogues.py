@@ -121,13 +121,15 @@ def test_a_budget_of_tokens_or_of_turns_cuts_a_dialogue():
 
 @pytest.mark.parametrize(("fails", "turns", "says"), [("reset", 0, "no"), ("step", 2, "no"), ("type", 1, "str")])
 def test_an_environment_that_fails_is_missing_and_stops_nobody(fails, turns, says):
+    from burnish.rewards.judging import judge
+
     completion, responses = play(Shows(fails=fails), prompts())
     if fails == "type":
         assert "step returned str" in responses[0].dialogue.error
         return
     whole, _ = play(Shows(), prompts())
     assert torch.equal(trimmed(completion.select([0, 1])).ids, trimmed(whole.select([0, 1])).ids)
-    verdicts = reward("environment").verdicts(responses, [*prompts()[:1] * 2, *prompts()[1:] * 2])
+    verdicts = judge(reward("environment"), responses, [*prompts()[:1] * 2, *prompts()[1:] * 2])
     assert [verdict.value is None for verdict in verdicts] == [False, False, True, True]
     assert f"RuntimeError: {says}" in verdicts[2].note
     assert all(verdict.asked for verdict in verdicts)
@@ -169,32 +171,20 @@ def test_a_video_is_seen_alike_by_sampler_and_trainer_and_what_no_processor_read
         assert "processor" in responses[2].dialogue.error
 
 
-@pytest.fixture
-def forgetful(monkeypatch):
-    def made(family):
-        model = Roles(family).model
-        template = model.tokenizer.chat_template
-        assert FORGETS[0] in template
-        monkeypatch.setattr(model.tokenizer, "chat_template", template.replace(*FORGETS))
-        return model
-
-    return made
-
-
-def written_anew(*, pictures, **options):
-    return Shows(opening=pictures, pictures=pictures, history="template", **options)
-
-
 CASES = [("qwen2_5_vl", True), ("qwen2_5_vl", False), ("gemma3", True),
          *(pytest.param(name, seeing, marks=pytest.mark.thorough) for name, seeing in
            (("qwen3_moe", False), ("qwen3_5", True), ("llava_onevision", True)))]  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "pictures"), CASES)
-def test_each_turn_learns_after_the_conversation_that_it_answered(family, pictures, forgetful):
-    model = forgetful(family)
+def test_each_turn_learns_after_the_conversation_that_it_answered(family, pictures, monkeypatch):
+    model = Roles(family).model
+    template = model.tokenizer.chat_template
+    assert FORGETS[0] in template
+    monkeypatch.setattr(model.tokenizer, "chat_template", template.replace(*FORGETS))
     asked = prompts(family if pictures else "llama")
-    completion, responses = play(written_anew(pictures=pictures), asked, family=family)
+    environment = Shows(opening=pictures, pictures=pictures, history="template")
+    completion, responses = play(environment, asked, family=family)
     seen_alike(model, completion, atol=1e-4)
     turns = unfolded(completion)
     assert len(turns) > len(completion)

@@ -171,7 +171,3 @@ def test_servers_that_can_not_teach_are_named(files, teacher, server):
     assert "404" in refused()
     server.told = False
     assert "prompt_logprobs" in refused()
-    server.told, server.tokenizer = True, SimpleNamespace(decode=lambda ids: "x")
-    message = refused()
-    assert "teachers[0].url" in message
-    assert "as 'x'" in message

@@ -8,12 +8,6 @@ import torch
 from tests.support.tiny_run import TinyRun
 
 
-def test_a_batch_of_more_prompts_than_there_are_is_told(files, caplog):
-    TinyRun(files, "language", "llama", "algorithm=grpo", "data.train_batch_size=7", "steps=1").train()
-    assert "data.train_batch_size is 7" in caplog.text
-    assert "2.33" in caplog.text
-
-
 def test_validation_judges_every_question_and_leaves_training_as_it_is(files):
     """Its own temperature, its own seeds, no dropped tail, and no trace in the statistics of rewards."""
     options = ["algorithm=grpo", "algorithm.reward_norm=true", "ema.decay=0.5", "validation.temperature=0"]
