@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import math
 import time
 from contextlib import contextmanager
 from itertools import count
@@ -16,7 +15,6 @@ import pytest
 import torch
 from PIL import Image
 
-from burnish.language.model import Shown
 from burnish.rewards.text.base import Response
 from burnish.types.clips import Clip
 from burnish.types.media import Media
@@ -249,34 +247,20 @@ def test_a_verdict_is_read_as_published_judges_write_it_or_has_no_value():
     assert {text: parsed(text).value for text in texts} == texts
 
 
-def drawn(*samples, prompt=CAT, **options):
-    """Verdicts on what is drawn."""
-    return values(judged(flow_reward("judge", path=str(folder_of("qwen2_5_vl")), **options), samples, prompt))
-
-
 def said(*texts, prompt=CAT, family="llama", **options):
     """Verdicts on responses."""
     one = reward("judge", path=str(folder_of(family)), **options)
     return judged(one, [Response(text) for text in texts], prompt)
 
 
-def by_transformers(question: str, shown: np.ndarray | None, answers):
+def by_transformers(question: str, answers):
     """Probabilities of answers, of several tokens each, by transformers alone."""
-    family = "llama" if shown is None else "qwen2_5_vl"
-    model, network = model_of(family), theirs_of(family)
-    parts = [*([] if shown is None else [{"type": "image"}]), {"type": "text", "text": question}]
-    media = () if shown is None else (Shown([Image.fromarray(shown)]),)
-    encoded = model.encode([{"role": "user", "content": parts}], *media)
-    prompt, shares = encoded.ids[0], {}
+    model, network = model_of("llama"), theirs_of("llama")
+    prompt, shares = model.encode([{"role": "user", "content": [{"type": "text", "text": question}]}]).ids[0], {}
     for answer in answers:
         ids = torch.tensor(model.response_ids(answer)[: -len(model.end)])
-        full, named = torch.cat([prompt, ids])[None], {}
-        if shown is not None:
-            features = encoded.features[0].tensors
-            named = {"pixel_values": features["images"], "image_grid_thw": features["image_grid"],
-                     "mm_token_type_ids": (full == network.config.image_token_id).long()}  # fmt: skip
         with torch.no_grad():
-            logits = network(input_ids=full, **named).logits[0, len(prompt) - 1 : -1]
+            logits = network(input_ids=torch.cat([prompt, ids])[None]).logits[0, len(prompt) - 1 : -1]
         logits[:, model.banned] = -torch.inf
         shares[answer] = float(logits.log_softmax(-1).gather(1, ids[:, None]).sum().exp())
     return shares
@@ -291,27 +275,9 @@ def test_a_verdict_is_the_worth_of_answers_by_their_probabilities(tmp_path, norm
     found = said(*texts, prompt=prompt, question_file=str(file), batch_size=2, **options)
     for text, verdict in zip(texts, found, strict=True):
         # what is in a response is no place to fill
-        shares = by_transformers(f"Who? / {text} / I?", None, worth)
+        shares = by_transformers(f"Who? / {text} / I?", worth)
         value = sum(shares[one] * worth[one] for one in worth) / (sum(shares.values()) if normalise else 1)
         assert verdict.value == pytest.approx(value, rel=1e-4)
-    shares = by_transformers('Does this image show "a cat"? Answer Yes or No.', picture(0), "A0")
-    found = drawn(picture(1), picture(0), form="answers", **options | {"answers": {"A": 1.0, "0": 0.0}})
-    assert found[0] != found[1] == pytest.approx(shares["A"] / (sum(shares.values()) if normalise else 1), rel=1e-4)
-
-
-def test_soft_tifa_counts_first_tokens_alone_and_one_that_is_shared_twice():
-    questions = [["How many cats are there?", "two"], ["Is there a cat?", "Yes"]]
-    prompt = Prompt(text="two cats", extra=json.dumps({"extra_info": {"vqa_list": questions}}))
-    expected = []
-    for (question, _), firsts in zip(questions, ("tT  2 ", "Yy  "), strict=True):
-        shares = by_transformers(f"{question} Answer in one word.", picture(0), set(firsts))
-        # a token per byte: "two" and " two" begin with "t" and with a space, which counts for each spelling
-        expected.append(sum(shares[letter] for letter in firsts))
-    assert drawn(picture(0), prompt=prompt, form="soft_tifa_am") == pytest.approx([sum(expected) / 2], rel=1e-4)
-    geometric = drawn(picture(0), prompt=prompt, form="soft_tifa_gm")
-    assert geometric == pytest.approx([math.sqrt(expected[0] * expected[1])], rel=1e-4)
-    with pytest.raises(ValueError, match="vqa_list"):
-        drawn(picture(0), form="soft_tifa_gm")
 
 
 def test_it_sees_pictures_and_what_it_does_not_say_or_read_is_missing():

@@ -18,16 +18,13 @@ from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPi
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from burnish.types.clips import Clip
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from tests.support import by_hand
 from tests.support.scorers import TEXTS, as_tensor, at_checkpoint, checkpoint, pictures, prompts, tiny_reward, values
 
 WITH_GRADIENTS = ("clip", "siglip", "hpsv2", "imagereward", "aesthetic", "image_similarity", "hpsv3")
-HPS, IMAGE_REWARD, V1, V2 = (
-    "HPS_v2.1_compressed.pt", "ImageReward.pt", "sa_0_4_vit_l_14_linear.pth", "sac+logos+ava1-l14-linearMSE.pth",
-)  # fmt: skip
+HPS, IMAGE_REWARD, V2 = "HPS_v2.1_compressed.pt", "ImageReward.pt", "sac+logos+ava1-l14-linearMSE.pth"
 
 
 def close(found, expected, rtol=1e-4, atol=1e-4) -> None:
@@ -132,9 +129,6 @@ def test_hpsv2_is_the_cosine_of_open_clip_s_networks_on_cleaned_prompts(copied):
     odd, texts = list(CLEANED), list(CLEANED.values())
     for four in (slice(0, 4), slice(4, 8)):
         close(values(tiny_reward("hpsv2"), asked=asked(*odd[four])), hps(texts[four]), 0, 1e-5)
-    given = tiny_reward("hpsv2", path=str(checkpoint("hpsv2") / HPS))
-    given.check(prompts())
-    close(values(given), hps(), 0, 1e-5)
     folder = copied("hpsv2")
     (described,) = folder.glob("open_clip*.json")
     told = json.loads(described.read_text())
@@ -147,7 +141,7 @@ def test_hpsv2_is_the_cosine_of_open_clip_s_networks_on_cleaned_prompts(copied):
 
 
 @torch.no_grad()
-def test_imagereward_is_the_score_of_blip_s_encoders(copied):
+def test_imagereward_is_the_score_of_blip_s_encoders():
     weights = torch.load(checkpoint("imagereward") / IMAGE_REWARD, weights_only=True)
     reader, expected = BertTokenizer.from_pretrained(checkpoint("imagereward")), []
     for picture, text in zip(pictures(), TEXTS, strict=True):
@@ -158,39 +152,14 @@ def test_imagereward_is_the_score_of_blip_s_encoders(copied):
     long = "a red cat and a blue dog " * 8  # of which 35 tokens are read
     one, two = values(reward, pictures()[:1] * 2, [Prompt(text=long), Prompt(text=long + " and more")]).tolist()
     assert one == pytest.approx(two, abs=1e-4)
-    folder = copied("imagereward")  # what pre-training left in the file is not read
-    left = {"blip.vision_proj.weight": torch.zeros(2, 2), "blip.text_proj.bias": torch.zeros(2),
-            "blip.text_encoder.embeddings.position_ids": torch.arange(64)[None]}  # fmt: skip
-    torch.save(weights | left, folder / IMAGE_REWARD)
-    close(values(tiny_reward("imagereward", folder)), torch.cat(expected), 1e-3, 1e-3)
 
 
-def layers(names, widths, dtype=torch.float32) -> dict[str, torch.Tensor]:
-    draw, found = torch.Generator().manual_seed(0), {}
-    for name, before, after in zip(names, widths, widths[1:], strict=False):
-        found[f"{name}weight"] = torch.randn(after, before, generator=draw).div(before**0.5).to(dtype)
-        found[f"{name}bias"] = torch.randn(after, generator=draw).to(dtype)
-    return found
-
-
-def one_after_another(x: torch.Tensor, weights) -> torch.Tensor:
+def test_aesthetic_predictors_are_layers_without_activations_on_an_embedding():
+    weights = torch.load(checkpoint("aesthetic") / "head" / V2, weights_only=True)
+    x = embeddings("aesthetic")
     for name in [name.removesuffix("weight") for name in weights if name.endswith("weight")]:
         x = F.linear(x, weights[f"{name}weight"].float(), weights[f"{name}bias"].float())
-    return x[:, 0]
-
-
-def test_aesthetic_predictors_are_layers_without_activations_on_an_embedding(tmp_path):
-    two = torch.load(checkpoint("aesthetic") / "head" / V2, weights_only=True)
-    close(values(tiny_reward("aesthetic")), one_after_another(embeddings("aesthetic"), two))
-    one = layers([""], [24, 1])
-    torch.save(one, tmp_path / V1, _use_new_zipfile_serialization=False)  # as torch wrote files before 1.6
-    found = values(tiny_reward("aesthetic", version="v1", head=str(tmp_path)))
-    close(found, one_after_another(embeddings("aesthetic"), one))
-    newer = layers([f"scoring_head.{i}." for i in (0, 2, 4, 6, 8)], [32, 16, 8, 8, 4, 1], torch.bfloat16)
-    torch.save(newer, tmp_path / "own.pth")
-    reward = tiny_reward("aesthetic", version="v2.5", path=str(checkpoint("siglip")), head=str(tmp_path / "own.pth"))
-    reward.check(prompts())
-    close(values(reward), one_after_another(embeddings("siglip"), newer))
+    close(values(tiny_reward("aesthetic")), x[:, 0])
 
 
 def shows(*images) -> Prompt:
@@ -208,19 +177,8 @@ def test_likeness_and_variety_are_cosines_of_embeddings(name):
     others = (cosine.sum(1) - cosine.diagonal()) / 3
     alike = values(tiny_reward("image_variety", path=path, batch_size=3), asked=[Prompt(text="a cat")] * 4)
     close(alike, 1 - others, 0, 1e-5)
-
-
-def test_variety_is_of_the_samples_of_a_prompt_and_of_clips_frame_by_frame():
-    def variety(*samples, texts="aa"):
-        return [verdict.value for verdict in tiny_reward("image_variety").verdicts(samples, asked(*texts))]
-
-    noise, ramp, text, plain = pictures()
-    apart = variety(noise, noise, ramp, ramp, texts="abab")
-    assert apart[0] == apart[1] > 0.01
-    assert variety(noise, ramp, text, plain, texts="aabc")[2:] == [None, None]  # nothing to differ from
-    still, turned = np.stack([ramp] * 3), np.stack([ramp, ramp, 255 - ramp])
-    clips = [Clip(frames=one, fps=8) for one in (still, turned)]
-    assert variety(*clips)[0] == pytest.approx(variety(ramp, 255 - ramp)[0] / 3, abs=1e-5)
+    apart = tiny_reward("image_variety", path=path).verdicts(pictures(), asked(*"aabc"))
+    assert [one.value is None for one in apart] == [False, False, True, True]  # nothing to differ from
 
 
 def test_the_record_may_name_the_picture(tmp_path):
@@ -230,13 +188,12 @@ def test_the_record_may_name_the_picture(tmp_path):
     reward.check(named)
     other, same = values(reward, pictures()[:2], named).tolist()
     assert other < 0.95 < same == pytest.approx(1, abs=1e-5)
-    for prompt, against, why in (
-        (Prompt(text="a cat"), None, "shows no picture"),
-        (Prompt(text="a cat"), "target", "no target"),
-        (Prompt(text="a cat", extra='{"target": "nowhere.png"}'), "target", r"nowhere\.png"),
+    for prompt, why in (
+        (Prompt(text="a cat"), "no target"),
+        (Prompt(text="a cat", extra='{"target": "no.png"}'), "no.png"),
     ):
         with pytest.raises(ValueError, match=f"'a cat'.*{why}"):
-            tiny_reward("image_similarity", against=against).check([prompt])
+            reward.check([prompt])
 
 
 @pytest.mark.parametrize("name", WITH_GRADIENTS)
@@ -261,12 +218,9 @@ WORDS = "blip.text_encoder.embeddings.word_embeddings.weight"
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("clip", {"logit_scale": None}, "lacks logit_scale"),
         ("clip", {"logit_scale": torch.tensor(torch.nan)}, "non-finite values in logit_scale"),
-        ("hpsv2", {"visual.transformer.resblocks.1.attn.in_proj_bias": None}, "lacks vision_model.encoder.layers.1"),
         ("hpsv2", {"text_projection": torch.zeros(32, 25)}, "[25, 32], not [24, 32]"),
         ("imagereward", {"blip.visual_encoder.norm.bias": None}, "lacks post_layernorm.bias"),
-        ("imagereward", {"mlp.layers.2.weight": torch.zeros(16, 25)}, "does not fit together"),
         ("imagereward", {WORDS: torch.zeros(9, 100)}, "multiple of 64"),
         ("aesthetic", {"layers.0.weight": torch.zeros(32, 99)}, "99 numbers, but the network of path gives 24"),
     ],
