@@ -657,6 +657,15 @@ LANGUAGE: Table = {
     "fewer pictures than markers": (["data.train_files={place}/uneven.jsonl"], ["uneven.jsonl:1", "<image>"]),
     "nothing to read ahead": (["data.workers=3"], ["data.workers is 3"]),
     "picture for a model that only reads": (["data.train_files={place}/seen.jsonl"], ["seen.jsonl:2", "model.path"]),
+    "weights of no label": (
+        ["data.train_files={place}/labelled.jsonl", "rewards.exact.weight_by={orc: 1.0}"],
+        ["rewards.exact.weight_by", "'orc'", "sum"],
+    ),
+    "weights that leave a prompt without a reward": (
+        ["data.train_files={place}/labelled.jsonl", "rewards.exact.weight_by={sum: 0.0}"],
+        ["'sum'"],
+    ),
+    "a mixing that mixes nothing": (["mixing.path=json:dumps"], ["mixing.path"]),
     "label of no reward": (
         ["data.train_files={place}/labelled.jsonl", "rewards.exact.labels=[digit]"],
         ["'sum'", "digit"],

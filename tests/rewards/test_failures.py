@@ -64,16 +64,6 @@ def test_one_that_hangs_in_c_is_missing_soon_after_its_deadline_and_is_ended(fil
     assert gone(int((tmp_path / "pid").read_text()))
 
 
-def test_rewards_that_never_load_are_missing(files, tmp_path):
-    (tmp_path / "slow.py").write_text(
-        "import sys, time\nif 'pytest' not in sys.modules:\n    time.sleep(600)\n\ndef score(*_):\n    return [1.0]\n"
-    )
-    slow = {"it": {"name": "function", "path": f"{tmp_path / 'slow.py'}:score"}}
-    rows, _ = evaluated(files, slow, asked("a"), "scoring.processes=1", "scoring.timeout=1", status=2)
-    assert rewards_of(rows) == [None]
-    assert "1 s (scoring.timeout) waiting for its rewards to load" in rows[0]["note"]
-
-
 def test_one_that_kills_its_processes_loses_the_samples_that_did_it_and_no_sample_gets_anothers_reward(files):
     texts = ["x" * number + " bad" * (number in (5, 11)) for number in range(1, 17)]
     rewards = {"it": failing("reads_nowhere"), "light": failing("is_light_and_quiet", weight=0.0)}

@@ -106,24 +106,19 @@ def test_values_of_tokens_and_steps_are_those_of_the_response(files):
     assert rows[0]["components"] == {"it": 2.5, "it_length": 5.0}
 
 
-def test_a_class_is_made_once_in_a_process_and_a_file_may_go_to_another_folder(tmp_path, monkeypatch):
+def test_a_class_is_made_once_in_a_process_and_a_file_is_read_where_the_run_began(tmp_path, monkeypatch):
     one, before = drawn("Loaded", factor=0.25), named_rewards.Loaded.made
-    one.check(PROMPTS)
-    one.prepare()
-    for _ in range(3):
-        assert values(one, PICTURES, PROMPTS) == [0.25] * 3
+    assert [values(one, PICTURES, PROMPTS) for _ in range(3)] == [[0.25] * 3] * 3
     assert named_rewards.Loaded.made == before + 1
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
-        "from __future__ import annotations\nimport os\nfrom dataclasses import dataclass\n"
-        "@dataclass\nclass Weights:\n    one: float = 0.5\n"
-        "def score(responses, prompts, scale=1):\n    os.chdir('/')\n"
-        "    return [scale * len(r.text) * r.finished + Weights().one for r in responses]\n"
+        "import os\ndef score(responses, prompts, scale=1):\n    os.chdir('/')\n"
+        "    return [scale * len(r.text) * r.finished for r in responses]\n"
     )
     one = reward("function", path="mine.py:score", arguments={"scale": 10})
     one.check([])
     for _ in range(2):
-        assert values(one, [Response("abc"), Response("abc", finished=False)], PROMPTS[:2]) == [30.5, 0.5]
+        assert values(one, [Response("abc"), Response("abc", finished=False)], PROMPTS[:2]) == [30, 0]
 
 
 WRONG = {

@@ -91,9 +91,7 @@ def test_sizes_of_files_are_the_published_ones_and_go_by_what_is_in_a_picture():
     grey = value("jpeg_compressibility", flat(128, 128, 128, size=32))
     published.close(grey, published.expected["flat_image_score"])
     assert value("jpeg_incompressibility", image) == -value("jpeg_compressibility", image)
-    large = noise(0, 256, 256)
-    assert value("file_size", large) == pytest.approx(value("file_size", large[:128]), rel=0.05)
-    assert value("file_size", flat(9, 80, 200, size=256)) < 0.3 < 5 < value("file_size", large)
+    assert value("file_size", flat(9, 80, 200, size=256)) < 0.3 < 5 < value("file_size", noise(0, 256, 256))
     # noise loses three quarters of its contrast at half its size
     assert value("high_frequency", GREY_NOISE) == pytest.approx(0.75, abs=0.01)
 
@@ -104,8 +102,6 @@ def test_distinctness_is_the_distance_from_the_mean_of_the_prompt_s_samples():
     third = pytest.approx(1 / 3)
     assert [one.value for one in apart] == [third, pytest.approx(2 / 3), None, third]
     assert not apart[2].asked
-    clips = [Clip(frames=np.stack([picture] * 3), fps=8) for picture in pictures[:2]]
-    assert values(flow_reward("distinctness"), clips, [PROMPT] * 2) == [0.5, 0.5]
 
 
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
@@ -146,12 +142,9 @@ def test_motion_is_the_share_of_the_way_in_the_wanted_direction():
 
 def test_the_direction_is_the_record_s_or_the_only_one_of_the_text():
     left = moving(way(-1, 0))
-    assert motion(left, Prompt(text="The number 47 moves LEFT.")).value == pytest.approx(1)
-    assert motion(left, Prompt(text="right, then left", extra='{"direction": "left"}')).value == pytest.approx(1)
-    for text in ("right, then left", "a leftover"):
-        assert not flow_reward("motion").judges(Prompt(text=text))
-    with pytest.raises(ValueError, match=r"'north'.*left, right, up, down"):
-        flow_reward("motion").check([Prompt(text="a", extra='{"direction": "north"}')])
+    for prompt in (Prompt(text="It moves LEFT."), Prompt(text="right, then left", extra='{"direction": "left"}')):
+        assert motion(left, prompt).value == pytest.approx(1)
+    assert not flow_reward("motion").judges(Prompt(text="right, then left"))
 
 
 NUMBERS = ["472", "010", "950", "407", "186", "333"]
@@ -182,26 +175,6 @@ def test_ocr_reads_what_is_drawn_whatever_it_is():
     assert [one.value for one in read(junk, *["472"] * 5)] == [0.0] * 5
     scenes = [scene("OPEN"), np.full((64, 64, 3), 128, dtype=np.uint8)]
     assert [(one.value, one.note) for one in read(scenes, "open", "open", detect=True)] == [(1.0, "OPEN"), (0.0, "")]
-
-
-def test_a_text_does_not_depend_on_the_batch():
-    """Blurred digits, at the edge of what can be read, in batches of every size and order."""
-    fuzzy = [line(str(100 + 37 * i)) // 2 + noise(i) // 2 for i in range(6)]
-    images = [line("472", 48, 16), *fuzzy, line("186", 32, 32), line("95", 20, 20)]
-    together = read(images, *["472"] * 9)
-    assert len({verdict.note for verdict in together}) > 4
-    assert [read([image], "472")[0] for image in images] == together
-    assert read(images[::-1], *["472"] * 9)[::-1] == together
-
-
-def test_the_answer_may_stand_in_quotes_and_a_prompt_without_one_is_refused():
-    ocr, texts = flow_reward("ocr"), ('a sign with "472" on it', 'a "472" and "no"', "a sign")
-    prompts = [Prompt(text=text) for text in texts]
-    ocr.check(prompts[:2])
-    with pytest.raises(ValueError, match=r"'a sign'.*answer"):
-        ocr.check(prompts)
-    assert values(ocr, [line("472")] * 3, prompts) == [1, 1, None]
-    assert values(ocr, [line("472")], [Prompt(text='a sign with "985"', answer="472")]) == [1]
 
 
 def test_ctc_is_the_sum_over_all_alignments():
@@ -257,9 +230,9 @@ def test_text_that_can_never_be_read_is_refused_at_the_start_and_missing_later()
         reward.check_size([prompt], 64, 64)
     (verdict,) = reward.verdicts([np.zeros((64, 64, 3), np.uint8)], [prompt])
     assert (verdict.value, "40 characters" in verdict.note) == (None, True)
-    for wrong, why in ((Prompt(text="a cat"), "no answer"), (Prompt(text="", answer="\u2e80"), "lacks the character")):
-        with pytest.raises(ValueError, match=why):
-            reward.check([wrong])
+    for one in (reward, flow_reward("ocr")):
+        with pytest.raises(ValueError, match="'a cat'.*answer"):
+            one.check([Prompt(text="a cat")])
 
 
 def test_a_picture_of_values_that_are_not_finite_is_missing(files, caplog):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import re
 import struct
 import time
@@ -147,10 +146,8 @@ def test_pictures_clips_and_sounds_are_scored_as_here_and_foreign_pages_are_refu
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        (["ocr", "numeric"], ["different tasks"]),
         (["function", "function.path=x.py:y"], ["--task"]),
         (["ocr", "ocr.on_failure=raise"], ["rewards.ocr.on_failure is raise"]),
-        (["ocr", "scoring.max_failures=3"], ["max_failures"]),
         (["ocr", "--host", "192.0.2.1"], ["--host is 192.0.2.1", "token"]),
     ],
 )
@@ -253,12 +250,7 @@ def test_many_clients_at_once_all_get_their_own_scores_from_batches(service):
             time.sleep(0.1)
         raise AssertionError("never answered")
 
-    def large(_: int) -> int:
-        return post(f"{service.url}/score", json.dumps(asking(text="z" * 900_000)).encode(), **KNOWN)[0]
-
     with ThreadPoolExecutor(100) as pool:
         assert list(pool.map(scores, range(100))) == [[number + 1.0, number % 7 + 1.0] for number in range(100)]
-        statuses = set(pool.map(large, range(50)))
-    assert {200} <= statuses <= {200, 503}
     status, counted = get(f"{service.url}/metrics", **KNOWN)
     assert (status, "burnish_memory_bytes 0" in counted, "burnish_queue_samples 0" in counted) == (200, True, True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import signal
@@ -35,9 +34,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_forms_are_those_of_lightrft(form):
-    assert values(reward("format", form=form), *[(text, None) for text in RESPONSES]) == FORMS[form]
+def test_forms_are_those_of_lightrft():
+    pairs = [(text, None) for text in RESPONSES]
+    assert {form: values(reward("format", form=form), *pairs) for form in FORMS} == FORMS
 
 
 def test_a_form_of_ones_own_matches_the_whole_response():
@@ -97,10 +96,7 @@ def test_choices_are_read_as_people_write_them():
     assert wrong == {}
 
 
-def test_the_first_tag_is_the_choice_and_other_letters_are_none():
-    pairs = [("<answer> B </answer>", "<answer>B</answer>"), ("B", "<answer>B</answer>"), ("<answer>C</answer>", "B")]
-    for name in ("exact", "multiple_choice"):  # conformance case reward/choice
-        assert values(reward(name), *pairs) == [1, 0, 0]
+def test_letters_that_are_no_choices_are_none():
     assert values(reward("multiple_choice", choices="AB", extract="all"), ("B", "B"), ("C", "B")) == [1, 0]
     with pytest.raises(ValueError, match="choices"):
         reward("multiple_choice", choices="ab")
@@ -175,17 +171,10 @@ def test_prompts_that_cannot_be_judged_are_refused_before_the_run_and_missing_in
     assert answer is not None or ask(reward(name), ("<answer>1</answer>", None))[0].value is None
 
 
-def test_repetition_is_that_of_lightrft_and_of_its_definition():
+def test_repetition_is_that_of_lightrft():
     expected = {"": 0, "a": 0, "abc": 0, "aaaa": 0.6, "abcabcabc": 0.466666667, "the cat the cat the cat": 0.442028986}
-    text = "to be or not to be, that is: tobe ornot"
-    suffixes = sorted(text[i:] for i in range(len(text)))
-    shared = 0
-    for one, other in itertools.pairwise(suffixes):
-        shared += len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
-    expected[text] = 2 * shared / (len(text) * (len(text) + 1))
-    assert values(reward("repetition"), *[(one, None) for one in expected]) == pytest.approx(
-        list(expected.values()), rel=1e-5
-    )
+    found = values(reward("repetition"), *[(text, None) for text in expected])
+    assert found == pytest.approx(list(expected.values()), rel=1e-5)
 
 
 def test_overlap_is_the_shared_area_over_the_whole():
@@ -242,9 +231,7 @@ def texts():
         yield "".join(drawn.choices([*REPEATED, "word", " "], k=drawn.randrange(5, 80)))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), RULES, ids=lambda one: one if isinstance(one, str) else "-".join(one.values())
-)
+@pytest.mark.parametrize(("name", "options"), RULES, ids=str)
 def test_a_rule_reads_every_text(alarm, name, options):
     right = {"multiple_choice": "B", "iou": "[1, 2, 3, 4]"}.get(name, "15")
     every = list(texts())
