@@ -102,8 +102,6 @@ def clip(**changes: Any) -> Clip:
 
 @options
 class Level(Reward):
-    """Brightness of a picture."""
-
     def score(self, images, prompts):
         return [Verdict(float(image.mean()), (), f"{image.mean():g}") for image in images]
 
@@ -113,8 +111,6 @@ class Level(Reward):
 
 @options
 class Loudness(Reward):
-    """Mean of a sound."""
-
     reads: ClassVar[tuple[Kind, ...]] = ("sound",)
 
     def score(self, images, prompts):

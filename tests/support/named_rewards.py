@@ -102,10 +102,6 @@ class Loaded:
         return [self.factor] * len(images)
 
 
-class NotCalled:
-    pass
-
-
 def wants_both(image, prompts):
     return 1.0
 
@@ -116,14 +112,6 @@ def wants_responses(responses, prompts):
 
 def wants_latents(responses, latents):
     return [1.0] * len(responses)
-
-
-def takes_videos(videos):
-    return [1.0] * len(videos)
-
-
-def everything_at_once(everything):
-    return 1.0
 
 
 def lists_in_dicts(images):
