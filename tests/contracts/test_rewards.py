@@ -140,6 +140,5 @@ def test_what_a_reward_does_not_read_is_told_and_never_scored() -> None:
         (Loudness(), clip(), "the clip has none"),
         (Level(), clip(finite=False), "the clip has non-finite values"),
         (Level(), Response("2"), "this is a text"),
-        (Level(frames={}), IMAGES[0], "frames is given"),
     ):
         assert why in one.unable(sample)
