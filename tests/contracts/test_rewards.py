@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
-from burnish.registry import lookup, names
+from burnish.registry import lookup, names, options
 from burnish.rewards.base import Reward, Verdict
 from burnish.rewards.text.base import Response
 from burnish.testing import check_reward
-from burnish.types.clips import Clip
+from burnish.types.clips import Clip, Kind, Sound
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from tests.support.processes import holds_nothing_up
@@ -106,3 +107,56 @@ def test_a_broken_one_is_found_out(why: str) -> None:
     reward.why = why
     with pytest.raises(AssertionError):
         check_reward(reward, [image.copy() for image in IMAGES], PROMPTS)
+
+
+SHADES = np.arange(0, 100, 10, dtype=np.uint8)  # of ten frames
+SOUND = Sound(samples=np.full((1, 4), 0.5, np.float32), rate=4)
+
+
+def clip(**changes: Any) -> Clip:
+    frames = np.broadcast_to(SHADES[:, None, None, None], (10, 4, 4, 3)).copy()
+    return Clip(**{"frames": frames, "fps": 5.0} | changes)
+
+
+@options
+class Level(Reward):
+    def score(self, images, prompts):
+        return [Verdict(float(image.mean()), (), f"{image.mean():g}") for image in images]
+
+    def differentiable(self, pictures, prompts):
+        return pictures.mean((1, 2, 3))
+
+
+@options
+class Loudness(Reward):
+    reads: ClassVar[tuple[Kind, ...]] = ("sound",)
+
+    def score(self, images, prompts):
+        return [Verdict(float(sound.samples.mean())) for sound in images]
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ({}, np.mean([0, 10, 30, 40, 50, 60, 80, 90])),  # eight of ten
+        ({"every": 4, "reduce": "min"}, 0),
+        ({"every": 3, "reduce": "median"}, 45),
+    ],
+    ids=str,
+)
+def test_a_reward_on_pictures_scores_a_clip_by_its_frames(given: dict[str, Any], value: float) -> None:
+    one = Level(frames=given)
+    assert one.verdicts([clip()], PROMPTS[:1])[0].value == pytest.approx(value)
+    pictures = torch.tensor(clip().frames).permute(0, 3, 1, 2)[None].float()
+    assert one.with_gradients(pictures, PROMPTS[:1]).tolist() == pytest.approx([value])
+
+
+def test_what_a_reward_does_not_read_is_told_and_never_scored() -> None:
+    assert [one.value for one in Loudness().verdicts([clip(sound=SOUND), SOUND], PROMPTS[:2])] == [0.5, 0.5]
+    for one, sample, why in (
+        (Level(), SOUND, "scores images, but the model draws sounds"),
+        (Loudness(), clip(), "the clip has none"),
+        (Level(), clip(finite=False), "the clip has non-finite values"),
+        (Level(), Response("2"), "this is a text"),
+    ):
+        assert why in one.unable(sample)

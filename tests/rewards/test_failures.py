@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from burnish.rewards.text.base import Response
-from burnish.types.prompt import Prompt
-from tests.support.asked import reward
 from tests.support.failing_rewards import until
-from tests.support.http_servers import body_of, send, serving
 from tests.support.processes import alive, gone
 from tests.support.reward_service import post, served
 from tests.support.scoring import LIMIT, chosen, evaluated, function, written
 from tests.support.tiny_run import TinyRun
 
 HERE = "tests.support.failing_rewards"
-IN_PROCESSES = "scoring.processes=2"
 
 
 def failing(name: str, **options):
@@ -53,31 +46,18 @@ def train(files):
 
 
 def test_one_that_hangs_in_c_is_missing_soon_after_its_deadline_and_is_ended(files, tmp_path, caplog):
-    rewards = {
-        "it": failing("hangs", arguments={"file": str(tmp_path / "pid")}),
-        "len": failing("raises_on_bad", weight=0.0),
-    }
-    rows, _ = evaluated(files, rewards, asked("ok", "hang bad"), "scoring.processes=1", "scoring.timeout=4", status=2)
+    hanging = {"it": failing("hangs", arguments={"file": str(tmp_path / "pid")})}
+    rows, _ = evaluated(files, hanging, asked("ok", "hang bad"), "scoring.processes=1", "scoring.timeout=4", status=2)
     assert rewards_of(rows) == [None, None]
     assert "(scoring.timeout)" in rows[1]["note"]
     assert "reward it is missing" in caplog.text
     assert gone(int((tmp_path / "pid").read_text()))
 
 
-def test_rewards_that_never_load_are_missing(files, tmp_path):
-    (tmp_path / "slow.py").write_text(
-        "import sys, time\nif 'pytest' not in sys.modules:\n    time.sleep(600)\n\ndef score(*_):\n    return [1.0]\n"
-    )
-    slow = {"it": {"name": "function", "path": f"{tmp_path / 'slow.py'}:score"}}
-    rows, _ = evaluated(files, slow, asked("a"), "scoring.processes=1", "scoring.timeout=1", status=2)
-    assert rewards_of(rows) == [None]
-    assert "1 s (scoring.timeout) waiting for its rewards to load" in rows[0]["note"]
-
-
 def test_one_that_kills_its_processes_loses_the_samples_that_did_it_and_no_sample_gets_anothers_reward(files):
     texts = ["x" * number + " bad" * (number in (5, 11)) for number in range(1, 17)]
     rewards = {"it": failing("reads_nowhere"), "light": failing("is_light_and_quiet", weight=0.0)}
-    rows, _ = evaluated(files, rewards, asked(*texts), IN_PROCESSES, "rollout.batch_size=4")
+    rows, _ = evaluated(files, rewards, asked(*texts), "scoring.processes=2", "rollout.batch_size=4")
     assert rewards_of(rows) == [None if "bad" in text else len(text) for text in texts]
     assert "died twice (signal " in rows[4]["note"]
     assert {row["components"]["light"] for row in rows} == {1.0}
@@ -119,7 +99,7 @@ def test_a_group_is_left_out_as_a_whole_and_counted_or_the_run_ends_with_the_cau
 def test_too_many_failures_end_the_run(train, options, words):
     records = asked("bad", "bad") if len(options) == 1 else asked("good", "bad")
     _, said = train({"it": failing("raises_on_bad")}, records, "scoring.probe=false", *options, status=2)
-    assert [word for word in words if word not in said] == []
+    assert all(word in said for word in words)
 
 
 def test_equal_responses_to_equal_prompts_are_scored_once_by_a_model(files, train):
@@ -180,28 +160,3 @@ def test_a_reward_that_can_never_work_is_refused_before_the_run(train, name, opt
     assert said.isprintable()
     assert len(said) < 1500
     assert not run.output.exists()
-
-
-def test_no_sample_gets_the_reward_of_another_from_a_server():
-    drawn, before = random.Random(0), [-1.0]
-
-    def answer(request) -> None:
-        rewards = [float(text) for text in json.loads(body_of(request))["responses"]]
-        way = drawn.choice(["right", "right", "twice", "less", "more", "nothing", "shortened"])
-        if way == "nothing":
-            request.close_connection = True
-        elif way == "shortened":
-            request.wfile.write(b'HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"rewards": [7, 7]}')
-            request.close_connection = True
-        else:
-            send(request, 200, {"rewards": {"less": rewards[:-1], "more": [*rewards, *before]}.get(way, rewards)})
-        if way == "twice":
-            send(request, 200, {"rewards": before * len(rewards)})
-        before[:] = rewards[:1]
-
-    texts = [str(number) for number in range(400)]
-    with serving(answer) as url:
-        one = reward("remote", url=url, batch_size=2, concurrency=4, retries=0, deadline=120)
-        values = [one.value for one in one.verdicts([Response(text) for text in texts], [Prompt(text="?")] * 400)]
-    assert all(value in (None, float(text)) for text, value in zip(texts, values, strict=True))
-    assert sum(value is not None for value in values) > 0.3 * len(texts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from burnish.types.prompt import Prompt
-from tests.support.scorers import checkpoint, tiny_reward
+from tests.support.scorers import tiny_reward
 
 NAME = "geneval_mask2former"
 
@@ -53,19 +52,14 @@ def prompt(**record):
 @pytest.mark.parametrize(
     ("wanted", "problem"),
     [
-        ({"include": [include("dog")]}, ""),
         ({"include": []}, "no clause"),
         ({"include": [include("mouse")]}, "no class"),
         ({"include": [include("dog", color="teal")]}, "'teal'"),
-        ({"include": [include("dog", position=["left of", 0])]}, "earlier clause"),
         ({"include": [include("dog"), include("cat", position=["near", 0])]}, "earlier clause"),
     ],
 )
 def test_records_that_can_not_be_judged_are_refused_and_missing(wanted, problem):
     reward, asked = tiny_reward(NAME), prompt(**wanted)
-    if not problem:
-        reward.check([asked])
-        return
     with pytest.raises(ValueError, match=problem):
         reward.check([asked])
     assert reward.verdicts([picture()], [asked])[0].value is None
@@ -93,15 +87,9 @@ def by_hand(classes, masks, padded, size, original):
     return sorted(found, key=lambda each: -each[0])
 
 
-def test_pictures_are_made_and_detections_read_by_mmdets_rule():
-    from burnish.rewards.mask2former import preprocessed, read_detections
+def test_detections_are_read_by_mmdets_rule():
+    from burnish.rewards.mask2former import read_detections
 
-    for height, width, size in ((512, 512, (800, 800)), (100, 400, (333, 1333)), (400, 300, (1067, 800))):
-        pixels, inside = preprocessed(np.full((height, width, 3), 255, np.uint8))
-        assert inside == size
-        assert all(side % 32 == 0 and side - own < 32 for side, own in zip(pixels.shape[-2:], size, strict=True))
-        assert pixels[0, 0, size[0] - 1, size[1] - 1].item() == pytest.approx((1 - 0.485) / 0.229, abs=1e-5)
-        assert pixels[0, :, size[0] :].abs().sum() == pixels[0, :, :, size[1] :].abs().sum() == 0
     generator = np.random.default_rng(3)
     classes = generator.normal(0, 3, (6, 9)).astype(np.float32)
     masks = generator.normal(-1, 4, (6, 8, 12)).astype(np.float32)
@@ -121,16 +109,3 @@ def test_what_is_found_is_judged_by_the_record():
     verdicts = reward.verdicts([empty] * 3, asked)
     assert [each.value for each in verdicts] == [0.0, 1.0, 0.0]
     assert (verdicts[0].note, len(verdicts[0].extras)) == ("0 dog, not 1", 3)
-
-
-def test_other_detectors_are_refused(tmp_path):
-    reward, folder = tiny_reward(NAME), checkpoint(NAME)
-    config = json.loads((folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": {"0": "cat", "1": "dog"}}))
-    for changed, why in (
-        ({"path": str(folder / "clip")}, "is a clip"),
-        ({"path": str(tmp_path)}, "2 classes"),
-        ({"clip": str(tmp_path / "nothing")}, "nothing"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            replace(reward, **changed).check([])

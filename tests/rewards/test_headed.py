@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from functools import cache
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from burnish.types.clips import Clip
@@ -29,17 +28,10 @@ def noise(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (*shape, 3), dtype=np.uint8)
 
 
-CLIP = Clip(frames=noise(0, 9, 40, 56), fps=4.0)
-
-
 def reward(name: str, folder=None, **options):
     one = tiny_reward(name, folder, **{"dtype": "float32"} | options)
     one.check([Prompt(text="a cat", images=(Media.array(noise(9, 8, 8)),))])
     return one
-
-
-def value(name: str, sample, folder=None, **options) -> float:
-    return reward(name, folder, **options).score([sample], [CAT])[0].value
 
 
 def read(folder) -> dict[str, torch.Tensor]:
@@ -55,13 +47,6 @@ def read(folder) -> dict[str, torch.Tensor]:
     return found
 
 
-@cache
-def tokenizer(folder, *tokens: str):
-    found = transformers.AutoTokenizer.from_pretrained(folder / "base")
-    found.add_special_tokens({"additional_special_tokens": list(tokens)})
-    return found
-
-
 def published(folder, weights, text: str, tokens: list[str], shown) -> torch.Tensor:
     """States at the tokens of the whole text, as the published forward passes have them: embeddings, no positions."""
     config = transformers.AutoConfig.from_pretrained(folder / "base")
@@ -74,7 +59,8 @@ def published(folder, weights, text: str, tokens: list[str], shown) -> torch.Ten
     place = "<|video_pad|>" if video else "<|image_pad|>"
     counts = [*(grid.prod(-1) // 4).tolist(), 0]
     full = "".join(part + place * count for part, count in zip(text.split(place), counts, strict=True))
-    words = tokenizer(folder, *tokens)
+    words = transformers.AutoTokenizer.from_pretrained(folder / "base")
+    words.add_special_tokens({"additional_special_tokens": tokens})
     ids = torch.tensor(words(full, add_special_tokens=False).input_ids)[None]
     slots = ids == words.convert_tokens_to_ids(place)
     with torch.no_grad():
@@ -172,7 +158,6 @@ def test_videoalign_is_its_formula_with_the_adapter_and_the_checkpoint_s_constan
     ("section", "change", "why"),
     [
         ("inference_config", {"MQ_mean": None}, "lacks MQ_mean"),
-        ("inference_config", {"TA_std": 0.0}, "not above 0"),
         ("data_config", {"sample_type": "multi_pts"}, "otherwise than evenly"),
         ("model_config", {"use_special_tokens": False}, "tokens of its own"),
         ("peft_lora_config", {"lora_alpha": None}, "alpha"),
@@ -185,40 +170,3 @@ def test_what_the_checkpoint_does_not_say_is_not_guessed(tmp_path, section, chan
     (folder / "model_config.json").write_text(json.dumps(about))
     with pytest.raises(ValueError, match=why):
         reward("videoalign", folder).load()
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda w: w.pop("visual.patch_embed.proj.weight"), r"lacks visual\.patch_embed\.proj\.weight"),
-        (lambda w: w.update({"something.else": torch.zeros(2)}), r"has something\.else, which belong to no"),
-        (lambda w: w.update({"model.norm.weight": torch.zeros(3)}), r"norm\.weight is \[3\]"),
-        (lambda w: w.update({"model.norm.weight": w["model.norm.weight"] * torch.nan}), "non-finite"),
-        (lambda w: w.pop("rm_head.5.bias"), r"rm_head\.\*"),
-    ],
-)
-def test_what_lacks_or_is_left_over_is_refused(tmp_path, change, why):
-    weights = load_file(checkpoint("hpsv3") / "HPSv3.safetensors")
-    change(weights)
-    save_file(weights, tmp_path / "HPSv3.safetensors")
-    with pytest.raises(ValueError, match=why):
-        reward("hpsv3", path=str(tmp_path / "HPSv3.safetensors")).load()
-
-
-def test_an_adapter_changes_what_it_was_trained_on_or_is_refused(tmp_path):
-    first, file = value("videoalign", CLIP), "checkpoint-2/adapter_model.safetensors"
-    assert value("videoalign", CLIP, alpha=1e-6) != pytest.approx(first, abs=1e-2)  # as good as none
-    halves = load_file(checkpoint("videoalign") / file)
-    for renamed, why in (
-        (lambda name: name.replace(".weight", ".default.weight"), ""),  # as older releases name it
-        (lambda name: name.replace(".layers.", ".blocks."), "change nothing"),
-        (lambda name: "" if "lora_B" in name else name, "half of the adapter"),
-    ):
-        folder = tmp_path / (why or "older")
-        shutil.copytree(checkpoint("videoalign"), folder)
-        save_file({renamed(key): one for key, one in halves.items() if renamed(key)}, folder / file)
-        if not why:
-            assert value("videoalign", CLIP, folder) == first
-            continue
-        with pytest.raises(ValueError, match=why):
-            value("videoalign", CLIP, folder)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import shutil
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from burnish.types.clips import Clip
 from burnish.types.prompt import Prompt
 from tests.conformance import case
 from tests.support.asked import flow_reward
 from tests.support.drawing import line, noise, scene
-from tests.support.tiny_run import TinyRun
 
 PROMPT = Prompt(text="a")
 
@@ -52,7 +49,6 @@ def framed(width: int, colour=(0, 0, 0)) -> np.ndarray:
 
 
 CHESS = np.where((np.indices((8, 8)).sum(0) % 2)[..., None], 255, 0).repeat(3, -1).astype(np.uint8)
-COLOURS = np.stack(np.meshgrid(*[np.arange(8) * 32] * 3), -1).reshape(16, 32, 3).astype(np.uint8)
 GREY_NOISE = np.random.default_rng(0).integers(0, 256, (256, 256, 1), dtype=np.uint8).repeat(3, 2)
 BLACK_AND_WHITE = halves((0, 0, 0), (255, 255, 255))
 CORNERS = np.full((3, 3, 3), 255, dtype=np.uint8)
@@ -68,14 +64,11 @@ CORNERS[[0, 2], [0, 2]] = 0
         ("border_darkness", framed(1, (255, 0, 0)), {}, 1 - 0.299),
         ("dark_share", halves((20, 20, 20), (40, 40, 40)), {}, 0.5),
         ("dark_share", flat(0, 0, 255), {}, 0),  # blue has luminance 0.114
-        ("dark_share", flat(40, 40, 40), {"below": 0.2}, 1),
         ("brightness", flat(0, 0, 255), {}, 0.114),
         ("high_frequency", CHESS, {}, 1),
-        ("high_frequency", BLACK_AND_WHITE, {}, 0),  # the edge lies between cells
         ("edge_density", CHESS, {"more": 1.0}, 0),
         ("edge_density", BLACK_AND_WHITE, {}, 8 / 112),  # 8 pairs of 2 x 8 x 7
         ("colour_entropy", halves((0, 0, 0), (255, 0, 0)), {}, 1 / 9),
-        ("colour_entropy", COLOURS, {}, 1),
         ("saturation", halves((0, 0, 0), (200, 100, 150)), {}, 0.25),
     ],
 )
@@ -88,12 +81,9 @@ def test_sizes_of_files_are_the_published_ones_and_go_by_what_is_in_a_picture():
     assert "arange(3*32*32)" in published.inputs["image_formula"]
     image = (np.arange(3 * 32 * 32).reshape(3, 32, 32) * 7 % 256).astype(np.uint8).transpose(1, 2, 0)
     published.close(value("jpeg_compressibility", image), published.expected["score"])
-    grey = value("jpeg_compressibility", flat(128, 128, 128, size=32))
-    published.close(grey, published.expected["flat_image_score"])
+    published.close(value("jpeg_compressibility", flat(128, 128, 128, size=32)), published.expected["flat_image_score"])
     assert value("jpeg_incompressibility", image) == -value("jpeg_compressibility", image)
-    large = noise(0, 256, 256)
-    assert value("file_size", large) == pytest.approx(value("file_size", large[:128]), rel=0.05)
-    assert value("file_size", flat(9, 80, 200, size=256)) < 0.3 < 5 < value("file_size", large)
+    assert value("file_size", flat(9, 80, 200, size=256)) < 0.3 < 5 < value("file_size", noise(0, 256, 256))
     # noise loses three quarters of its contrast at half its size
     assert value("high_frequency", GREY_NOISE) == pytest.approx(0.75, abs=0.01)
 
@@ -104,8 +94,6 @@ def test_distinctness_is_the_distance_from_the_mean_of_the_prompt_s_samples():
     third = pytest.approx(1 / 3)
     assert [one.value for one in apart] == [third, pytest.approx(2 / 3), None, third]
     assert not apart[2].asked
-    clips = [Clip(frames=np.stack([picture] * 3), fps=8) for picture in pictures[:2]]
-    assert values(flow_reward("distinctness"), clips, [PROMPT] * 2) == [0.5, 0.5]
 
 
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
@@ -137,21 +125,15 @@ def test_motion_is_the_share_of_the_way_in_the_wanted_direction():
     assert motion(moving(way(1, 1)), "right").value == pytest.approx(2**-0.5, rel=1e-5)
     assert motion(moving(way(0, 1, frames=4)), "down", distance=0.25).value == pytest.approx(3 / 8, rel=1e-5)
     assert motion(moving(way(0, 0)), "left").value == 0
-    gone = moving(way(1, 0))
-    gone.frames[5] = 255
-    assert (motion(gone, "right").value, motion(gone, "right").note) == (0, "a frame shows nothing to follow")
     for changed in (moving(way(1, 0), ink=255, paper=0), moving(way(1, 0), paper=200, ink=40, grain=8)):
         assert motion(changed, "right").value == pytest.approx(1, abs=0.02)
 
 
 def test_the_direction_is_the_record_s_or_the_only_one_of_the_text():
     left = moving(way(-1, 0))
-    assert motion(left, Prompt(text="The number 47 moves LEFT.")).value == pytest.approx(1)
-    assert motion(left, Prompt(text="right, then left", extra='{"direction": "left"}')).value == pytest.approx(1)
-    for text in ("right, then left", "a leftover"):
-        assert not flow_reward("motion").judges(Prompt(text=text))
-    with pytest.raises(ValueError, match=r"'north'.*left, right, up, down"):
-        flow_reward("motion").check([Prompt(text="a", extra='{"direction": "north"}')])
+    for prompt in (Prompt(text="It moves LEFT."), Prompt(text="right, then left", extra='{"direction": "left"}')):
+        assert motion(left, prompt).value == pytest.approx(1)
+    assert not flow_reward("motion").judges(Prompt(text="right, then left"))
 
 
 NUMBERS = ["472", "010", "950", "407", "186", "333"]
@@ -182,26 +164,6 @@ def test_ocr_reads_what_is_drawn_whatever_it_is():
     assert [one.value for one in read(junk, *["472"] * 5)] == [0.0] * 5
     scenes = [scene("OPEN"), np.full((64, 64, 3), 128, dtype=np.uint8)]
     assert [(one.value, one.note) for one in read(scenes, "open", "open", detect=True)] == [(1.0, "OPEN"), (0.0, "")]
-
-
-def test_a_text_does_not_depend_on_the_batch():
-    """Blurred digits, at the edge of what can be read, in batches of every size and order."""
-    fuzzy = [line(str(100 + 37 * i)) // 2 + noise(i) // 2 for i in range(6)]
-    images = [line("472", 48, 16), *fuzzy, line("186", 32, 32), line("95", 20, 20)]
-    together = read(images, *["472"] * 9)
-    assert len({verdict.note for verdict in together}) > 4
-    assert [read([image], "472")[0] for image in images] == together
-    assert read(images[::-1], *["472"] * 9)[::-1] == together
-
-
-def test_the_answer_may_stand_in_quotes_and_a_prompt_without_one_is_refused():
-    ocr, texts = flow_reward("ocr"), ('a sign with "472" on it', 'a "472" and "no"', "a sign")
-    prompts = [Prompt(text=text) for text in texts]
-    ocr.check(prompts[:2])
-    with pytest.raises(ValueError, match=r"'a sign'.*answer"):
-        ocr.check(prompts)
-    assert values(ocr, [line("472")] * 3, prompts) == [1, 1, None]
-    assert values(ocr, [line("472")], [Prompt(text='a sign with "985"', answer="472")]) == [1]
 
 
 def test_ctc_is_the_sum_over_all_alignments():
@@ -252,24 +214,7 @@ def test_reading_has_the_same_value_and_a_gradient_that_finite_differences_confi
 
 def test_text_that_can_never_be_read_is_refused_at_the_start_and_missing_later():
     reward, prompt = flow_reward("ocr_ctc"), Prompt(text="so long", answer="z" * 40)
-    reward.check_size([prompt], 512, 512)
     with pytest.raises(ValueError, match=r"'so long'.* 40 characters.* 64 x 64"):
         reward.check_size([prompt], 64, 64)
     (verdict,) = reward.verdicts([np.zeros((64, 64, 3), np.uint8)], [prompt])
     assert (verdict.value, "40 characters" in verdict.note) == (None, True)
-    for wrong, why in ((Prompt(text="a cat"), "no answer"), (Prompt(text="", answer="\u2e80"), "lacks the character")):
-        with pytest.raises(ValueError, match=why):
-            reward.check([wrong])
-
-
-def test_a_picture_of_values_that_are_not_finite_is_missing(files, caplog):
-    run = TinyRun(files, "generators", "sd3", "algorithm=flow_grpo", "model.path={files}/unsound", name="spoilt")
-    shutil.copytree(files / "sd3", files / "unsound")
-    (file,) = (files / "unsound" / "vae").glob("*.safetensors")
-    weights = load_file(file)
-    for name in ("decoder.conv_norm_out.weight", "decoder.conv_out.weight"):
-        weights[name][:] = 3e38  # finite, as what is loaded must be
-    save_file(weights, file, {"format": "pt"})
-    said = run.train(status=2).message
-    assert "all updates have no training signal" in said
-    assert "the image has non-finite values" in caplog.text

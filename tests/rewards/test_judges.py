@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import math
 import time
 from contextlib import contextmanager
 from itertools import count
@@ -16,7 +15,6 @@ import pytest
 import torch
 from PIL import Image
 
-from burnish.language.model import Shown
 from burnish.rewards.text.base import Response
 from burnish.types.clips import Clip
 from burnish.types.media import Media
@@ -96,7 +94,6 @@ def test_what_is_sent_to_a_server_and_what_is_read():
         ("yes_no", SHARES, 0.74 / 0.94),
         ("yes_no", {"No": 0.98, "the": 1e-4}, 0.0),  # "Yes" is not listed: it is at most as likely as "the"
         ("scores", {"5": 0.5, "4": 0.25, " 4": 0.05, "1": 0.1, "x": 1e-4}, (2.5 + 1.2 + 0.1) / 0.9),
-        ("yes_no", {"It": 0.6, "The": 0.39}, None),
         ("yes_no", {"Yes": 0.4, "The": 0.3}, None),  # a server that lists two tokens: "No" may be as likely as 0.3
         ("yes_no", {"Y": 0.5, "No": 0.4}, None),  # "Yes" may be all of what begins with "Y"
     ],
@@ -120,21 +117,15 @@ def test_nothing_is_asked_twice_and_what_differs_is():
     assert (server.got[-1]["seed"], "logprobs" in server.got[-1]) == (3, False)
 
 
-def test_failures_are_tried_again_elsewhere_and_what_can_never_succeed_is_not():
+def test_a_busy_server_is_asked_again_and_one_that_is_slow_or_refuses_is_not():
     busy = [(503, {}), (429, {}), (200, listing(SHARES))]
     with answering(lambda request, count: busy[count - 1]) as server:
         assert values(asked(server, picture(0), form="yes")) == pytest.approx([0.74])
-        assert len(server.got) == 3
     with answering(lambda request, count: (400, {"error": "no such model"})) as server:
         (verdict,) = asked(server, picture(0))
         assert (verdict.value, "no such model" in verdict.fault, len(server.got)) == (None, True, 1)
-    with answering(lambda request, count: (500, {})) as bad, answering(listing(SHARES)) as good:
-        one = endpoint(url=[bad.url, good.url], form="yes", retries=6, concurrency=2)
-        assert values(judged(one, map(picture, range(12)))) == pytest.approx([0.74] * 12)
-        assert (len(bad.got) <= 4, len(good.got)) == (True, 12)
     with answering(lambda request, count: time.sleep(60) or (200, {})) as server:
-        late = asked(server, *map(picture, range(4)), deadline=0.3)
-        assert all("timed out" in one.note or "deadline" in one.note for one in late)
+        assert values(asked(server, *map(picture, range(4)), deadline=0.3)) == [None] * 4
 
 
 @pytest.mark.parametrize(
@@ -143,7 +134,6 @@ def test_failures_are_tried_again_elsewhere_and_what_can_never_succeed_is_not():
         ({}, "no choices"),
         (writing("Yes"), "no logprobs"),
         (writing(None, refusal="I won't"), "refused: I won't"),
-        (listing({"Yes": 0.9, "No": 0.9}), "more than 1"),
     ],
 )
 def test_a_reply_that_is_none_is_missing_with_its_reason(reply, why):
@@ -244,14 +234,6 @@ def test_a_verdict_is_read_as_published_judges_write_it_or_has_no_value():
         for text in NONSENSE:
             found = getattr(verdicts, form)(text)
             assert (found.value, "can't be read" in found.note) == (None, True), (form, text[:20])
-    parsed = verdicts.by_pattern(r"Score: (\w[\w.]*)", {"good": 1.0})
-    texts = {"Score: 3. Or, Score: 4.5": 4.5, "Score: good": 1.0, "no": None, "Score: bad": None}
-    assert {text: parsed(text).value for text in texts} == texts
-
-
-def drawn(*samples, prompt=CAT, **options):
-    """Verdicts on what is drawn."""
-    return values(judged(flow_reward("judge", path=str(folder_of("qwen2_5_vl")), **options), samples, prompt))
 
 
 def said(*texts, prompt=CAT, family="llama", **options):
@@ -260,23 +242,14 @@ def said(*texts, prompt=CAT, family="llama", **options):
     return judged(one, [Response(text) for text in texts], prompt)
 
 
-def by_transformers(question: str, shown: np.ndarray | None, answers):
+def by_transformers(question: str, answers):
     """Probabilities of answers, of several tokens each, by transformers alone."""
-    family = "llama" if shown is None else "qwen2_5_vl"
-    model, network = model_of(family), theirs_of(family)
-    parts = [*([] if shown is None else [{"type": "image"}]), {"type": "text", "text": question}]
-    media = () if shown is None else (Shown([Image.fromarray(shown)]),)
-    encoded = model.encode([{"role": "user", "content": parts}], *media)
-    prompt, shares = encoded.ids[0], {}
+    model, network = model_of("llama"), theirs_of("llama")
+    prompt, shares = model.encode([{"role": "user", "content": [{"type": "text", "text": question}]}]).ids[0], {}
     for answer in answers:
         ids = torch.tensor(model.response_ids(answer)[: -len(model.end)])
-        full, named = torch.cat([prompt, ids])[None], {}
-        if shown is not None:
-            features = encoded.features[0].tensors
-            named = {"pixel_values": features["images"], "image_grid_thw": features["image_grid"],
-                     "mm_token_type_ids": (full == network.config.image_token_id).long()}  # fmt: skip
         with torch.no_grad():
-            logits = network(input_ids=full, **named).logits[0, len(prompt) - 1 : -1]
+            logits = network(input_ids=torch.cat([prompt, ids])[None]).logits[0, len(prompt) - 1 : -1]
         logits[:, model.banned] = -torch.inf
         shares[answer] = float(logits.log_softmax(-1).gather(1, ids[:, None]).sum().exp())
     return shares
@@ -291,27 +264,9 @@ def test_a_verdict_is_the_worth_of_answers_by_their_probabilities(tmp_path, norm
     found = said(*texts, prompt=prompt, question_file=str(file), batch_size=2, **options)
     for text, verdict in zip(texts, found, strict=True):
         # what is in a response is no place to fill
-        shares = by_transformers(f"Who? / {text} / I?", None, worth)
+        shares = by_transformers(f"Who? / {text} / I?", worth)
         value = sum(shares[one] * worth[one] for one in worth) / (sum(shares.values()) if normalise else 1)
         assert verdict.value == pytest.approx(value, rel=1e-4)
-    shares = by_transformers('Does this image show "a cat"? Answer Yes or No.', picture(0), "A0")
-    found = drawn(picture(1), picture(0), form="answers", **options | {"answers": {"A": 1.0, "0": 0.0}})
-    assert found[0] != found[1] == pytest.approx(shares["A"] / (sum(shares.values()) if normalise else 1), rel=1e-4)
-
-
-def test_soft_tifa_counts_first_tokens_alone_and_one_that_is_shared_twice():
-    questions = [["How many cats are there?", "two"], ["Is there a cat?", "Yes"]]
-    prompt = Prompt(text="two cats", extra=json.dumps({"extra_info": {"vqa_list": questions}}))
-    expected = []
-    for (question, _), firsts in zip(questions, ("tT  2 ", "Yy  "), strict=True):
-        shares = by_transformers(f"{question} Answer in one word.", picture(0), set(firsts))
-        # a token per byte: "two" and " two" begin with "t" and with a space, which counts for each spelling
-        expected.append(sum(shares[letter] for letter in firsts))
-    assert drawn(picture(0), prompt=prompt, form="soft_tifa_am") == pytest.approx([sum(expected) / 2], rel=1e-4)
-    geometric = drawn(picture(0), prompt=prompt, form="soft_tifa_gm")
-    assert geometric == pytest.approx([math.sqrt(expected[0] * expected[1])], rel=1e-4)
-    with pytest.raises(ValueError, match="vqa_list"):
-        drawn(picture(0), form="soft_tifa_gm")
 
 
 def test_it_sees_pictures_and_what_it_does_not_say_or_read_is_missing():
@@ -333,7 +288,6 @@ def test_it_sees_pictures_and_what_it_does_not_say_or_read_is_missing():
         (reward, {"form": "yes", "normalise": False}, "form answers"),
         (reward, {"opponents": 2}, "compares nothing"),
         (reward, {"question_file": "plain.txt"}, r"\{response\}"),
-        (flow_reward, {}, "no processor"),
         (endpoint, {"budget": {"requests": 3}}, "without store"),
         (endpoint, {"budget": {"cost": 1.0}, "store": "s"}, "prices"),
         (endpoint, {"store": "no/such/folder/s"}, "store.*no/such/folder/s"),
@@ -342,13 +296,6 @@ def test_it_sees_pictures_and_what_it_does_not_say_or_read_is_missing():
 def test_what_can_t_judge_is_refused_before_anything_is_asked(tmp_path, monkeypatch, judge, options, why):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain.txt").write_text("Is it?")
-    family = "qwen2_5_vl" if judge is flow_reward and options else "llama"
-    own = {"url": "http://127.0.0.1:9"} if judge is endpoint else {"name": "judge", "path": str(folder_of(family))}
+    own = {"url": "http://127.0.0.1:9"} if judge is endpoint else {"name": "judge", "path": str(folder_of("llama"))}
     with pytest.raises(ValueError, match=why):
         judge(**own | options).check([CAT])
-
-
-def test_what_is_no_reward_model_is_refused(tmp_path):
-    for path, why in ((folder_of("llama"), r"score\.weight"), (tmp_path, r"config\.json")):
-        with pytest.raises(ValueError, match=why):
-            judged(reward("reward_model", path=str(path)), [Response("one")])

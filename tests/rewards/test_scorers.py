@@ -11,44 +11,40 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer, BertTokenizer, CLIPTokenizer
 from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from burnish.types.clips import Clip
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from tests.support import by_hand
 from tests.support.scorers import TEXTS, as_tensor, at_checkpoint, checkpoint, pictures, prompts, tiny_reward, values
 
-WITH_GRADIENTS = ("clip", "siglip", "hpsv2", "imagereward", "aesthetic", "image_similarity", "hpsv3")
-HPS, IMAGE_REWARD, V1, V2 = (
-    "HPS_v2.1_compressed.pt", "ImageReward.pt", "sa_0_4_vit_l_14_linear.pth", "sac+logos+ava1-l14-linearMSE.pth",
-)  # fmt: skip
+WITH_GRADIENTS = ("clip", "siglip", "hpsv2", "imagereward", "aesthetic", "image_similarity")
+HPS, IMAGE_REWARD, V2 = "HPS_v2.1_compressed.pt", "ImageReward.pt", "sac+logos+ava1-l14-linearMSE.pth"
 
 
 def close(found, expected, rtol=1e-4, atol=1e-4) -> None:
     torch.testing.assert_close(found, expected.detach(), rtol=rtol, atol=atol)
 
 
-def processed(name: str, folder=None) -> torch.Tensor:
+def processed(name: str) -> torch.Tensor:
     """Pixels of the four pictures as transformers makes them."""
     kinds = {"image_similarity": BitImageProcessorPil, "siglip": SiglipImageProcessorPil}
-    processor = kinds.get(name.rstrip("2"), CLIPImageProcessorPil).from_pretrained(folder or checkpoint(name))
+    processor = kinds.get(name.rstrip("2"), CLIPImageProcessorPil).from_pretrained(checkpoint(name))
     return torch.cat([torch.from_numpy(np.stack(processor([one])["pixel_values"])) for one in pictures()])
 
 
 @torch.no_grad()
-def cosines(name: str, texts=TEXTS, padded: bool = True, folder=None):
+def cosines(name: str, texts=TEXTS, padded: bool = True):
     """Cosines [4] of the four pictures and texts by transformers, and the network."""
     network = AutoModel.from_pretrained(checkpoint(name))
     read = AutoTokenizer.from_pretrained(checkpoint(name), split_special_tokens=True)
     how = {"padding": "max_length", "max_length": 64} if name.startswith("siglip") and padded else {"max_length": 77}
     found = []
-    for pixels, text in zip(processed(name, folder), texts, strict=True):
+    for pixels, text in zip(processed(name), texts, strict=True):
         ids = read([text], return_tensors="pt", truncation=True, **how).input_ids
         out = network(input_ids=ids, pixel_values=pixels[None])
         found.append((out.image_embeds * out.text_embeds).sum())
@@ -132,9 +128,6 @@ def test_hpsv2_is_the_cosine_of_open_clip_s_networks_on_cleaned_prompts(copied):
     odd, texts = list(CLEANED), list(CLEANED.values())
     for four in (slice(0, 4), slice(4, 8)):
         close(values(tiny_reward("hpsv2"), asked=asked(*odd[four])), hps(texts[four]), 0, 1e-5)
-    given = tiny_reward("hpsv2", path=str(checkpoint("hpsv2") / HPS))
-    given.check(prompts())
-    close(values(given), hps(), 0, 1e-5)
     folder = copied("hpsv2")
     (described,) = folder.glob("open_clip*.json")
     told = json.loads(described.read_text())
@@ -147,7 +140,7 @@ def test_hpsv2_is_the_cosine_of_open_clip_s_networks_on_cleaned_prompts(copied):
 
 
 @torch.no_grad()
-def test_imagereward_is_the_score_of_blip_s_encoders(copied):
+def test_imagereward_is_the_score_of_blip_s_encoders():
     weights = torch.load(checkpoint("imagereward") / IMAGE_REWARD, weights_only=True)
     reader, expected = BertTokenizer.from_pretrained(checkpoint("imagereward")), []
     for picture, text in zip(pictures(), TEXTS, strict=True):
@@ -158,43 +151,14 @@ def test_imagereward_is_the_score_of_blip_s_encoders(copied):
     long = "a red cat and a blue dog " * 8  # of which 35 tokens are read
     one, two = values(reward, pictures()[:1] * 2, [Prompt(text=long), Prompt(text=long + " and more")]).tolist()
     assert one == pytest.approx(two, abs=1e-4)
-    folder = copied("imagereward")  # what pre-training left in the file is not read
-    left = {"blip.vision_proj.weight": torch.zeros(2, 2), "blip.text_proj.bias": torch.zeros(2),
-            "blip.text_encoder.embeddings.position_ids": torch.arange(64)[None]}  # fmt: skip
-    torch.save(weights | left, folder / IMAGE_REWARD)
-    close(values(tiny_reward("imagereward", folder)), torch.cat(expected), 1e-3, 1e-3)
 
 
-def layers(names, widths, dtype=torch.float32) -> dict[str, torch.Tensor]:
-    draw, found = torch.Generator().manual_seed(0), {}
-    for name, before, after in zip(names, widths, widths[1:], strict=False):
-        found[f"{name}weight"] = torch.randn(after, before, generator=draw).div(before**0.5).to(dtype)
-        found[f"{name}bias"] = torch.randn(after, generator=draw).to(dtype)
-    return found
-
-
-def one_after_another(x: torch.Tensor, weights) -> torch.Tensor:
+def test_aesthetic_predictors_are_layers_without_activations_on_an_embedding():
+    weights = torch.load(checkpoint("aesthetic") / "head" / V2, weights_only=True)
+    x = embeddings("aesthetic")
     for name in [name.removesuffix("weight") for name in weights if name.endswith("weight")]:
         x = F.linear(x, weights[f"{name}weight"].float(), weights[f"{name}bias"].float())
-    return x[:, 0]
-
-
-def test_aesthetic_predictors_are_layers_without_activations_on_an_embedding(tmp_path):
-    two = torch.load(checkpoint("aesthetic") / "head" / V2, weights_only=True)
-    close(values(tiny_reward("aesthetic")), one_after_another(embeddings("aesthetic"), two))
-    one = layers([""], [24, 1])
-    torch.save(one, tmp_path / V1, _use_new_zipfile_serialization=False)  # as torch wrote files before 1.6
-    found = values(tiny_reward("aesthetic", version="v1", head=str(tmp_path)))
-    close(found, one_after_another(embeddings("aesthetic"), one))
-    newer = layers([f"scoring_head.{i}." for i in (0, 2, 4, 6, 8)], [32, 16, 8, 8, 4, 1], torch.bfloat16)
-    torch.save(newer, tmp_path / "own.pth")
-    reward = tiny_reward("aesthetic", version="v2.5", path=str(checkpoint("siglip")), head=str(tmp_path / "own.pth"))
-    reward.check(prompts())
-    close(values(reward), one_after_another(embeddings("siglip"), newer))
-
-
-def shows(*images) -> Prompt:
-    return Prompt(text="a cat", images=tuple(map(Media.array, images)))
+    close(values(tiny_reward("aesthetic")), x[:, 0])
 
 
 @pytest.mark.parametrize("name", ["image_similarity", "clip", "siglip"])
@@ -203,40 +167,14 @@ def test_likeness_and_variety_are_cosines_of_embeddings(name):
     cosine = embedded @ embedded.T
     close(values(tiny_reward("image_similarity", path=path)), cosine[0], 0, 1e-5)
     close(values(tiny_reward("image_similarity", path=path, mapping="unit")), (1 + cosine[0]) / 2, 0, 1e-5)
-    two = values(tiny_reward("image_similarity", path=path), pictures()[2:3], [shows(*pictures()[:2])])
+    seen = Prompt(text="a cat", images=tuple(map(Media.array, pictures()[:2])))
+    two = values(tiny_reward("image_similarity", path=path), pictures()[2:3], [seen])
     close(two, cosine[2, :2].mean()[None], 0, 1e-5)  # several pictures count alike
     others = (cosine.sum(1) - cosine.diagonal()) / 3
     alike = values(tiny_reward("image_variety", path=path, batch_size=3), asked=[Prompt(text="a cat")] * 4)
     close(alike, 1 - others, 0, 1e-5)
-
-
-def test_variety_is_of_the_samples_of_a_prompt_and_of_clips_frame_by_frame():
-    def variety(*samples, texts="aa"):
-        return [verdict.value for verdict in tiny_reward("image_variety").verdicts(samples, asked(*texts))]
-
-    noise, ramp, text, plain = pictures()
-    apart = variety(noise, noise, ramp, ramp, texts="abab")
-    assert apart[0] == apart[1] > 0.01
-    assert variety(noise, ramp, text, plain, texts="aabc")[2:] == [None, None]  # nothing to differ from
-    still, turned = np.stack([ramp] * 3), np.stack([ramp, ramp, 255 - ramp])
-    clips = [Clip(frames=one, fps=8) for one in (still, turned)]
-    assert variety(*clips)[0] == pytest.approx(variety(ramp, 255 - ramp)[0] / 3, abs=1e-5)
-
-
-def test_the_record_may_name_the_picture(tmp_path):
-    Image.fromarray(pictures()[1]).save(tmp_path / "target.png")
-    reward = tiny_reward("image_similarity", against="target")
-    named = [Prompt(text="", extra=json.dumps({"target": str(tmp_path / "target.png")}))] * 2
-    reward.check(named)
-    other, same = values(reward, pictures()[:2], named).tolist()
-    assert other < 0.95 < same == pytest.approx(1, abs=1e-5)
-    for prompt, against, why in (
-        (Prompt(text="a cat"), None, "shows no picture"),
-        (Prompt(text="a cat"), "target", "no target"),
-        (Prompt(text="a cat", extra='{"target": "nowhere.png"}'), "target", r"nowhere\.png"),
-    ):
-        with pytest.raises(ValueError, match=f"'a cat'.*{why}"):
-            tiny_reward("image_similarity", against=against).check([prompt])
+    apart = tiny_reward("image_variety", path=path).verdicts(pictures(), asked(*"aabc"))
+    assert [one.value is None for one in apart] == [False, False, True, True]  # nothing to differ from
 
 
 @pytest.mark.parametrize("name", WITH_GRADIENTS)
@@ -261,13 +199,11 @@ WORDS = "blip.text_encoder.embeddings.word_embeddings.weight"
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("clip", {"logit_scale": None}, "lacks logit_scale"),
         ("clip", {"logit_scale": torch.tensor(torch.nan)}, "non-finite values in logit_scale"),
-        ("hpsv2", {"visual.transformer.resblocks.1.attn.in_proj_bias": None}, "lacks vision_model.encoder.layers.1"),
         ("hpsv2", {"text_projection": torch.zeros(32, 25)}, "[25, 32], not [24, 32]"),
         ("imagereward", {"blip.visual_encoder.norm.bias": None}, "lacks post_layernorm.bias"),
-        ("imagereward", {"mlp.layers.2.weight": torch.zeros(16, 25)}, "does not fit together"),
         ("imagereward", {WORDS: torch.zeros(9, 100)}, "multiple of 64"),
+        ("aesthetic", {"layers.9.weight": torch.zeros(1)}, "layers.9.weight"),
         ("aesthetic", {"layers.0.weight": torch.zeros(32, 99)}, "99 numbers, but the network of path gives 24"),
     ],
 )
@@ -299,33 +235,11 @@ def test_objects_in_a_file_of_torch_are_never_made(copied, capsys):
     ("name", "options", "said"),
     [
         ("clip", {"path": "nowhere"}, "path of reward clip: nowhere"),
-        ("clip", {"path": "DIR/siglip"}, "is a siglip.*clip"),
         ("siglip", {"path": "DIR/clip"}, "is a clip.*siglip"),
-        ("pickscore", {"tokenizer": "DIR/image_similarity"}, "tokenizer of reward pickscore"),
-        ("aesthetic", {"head": "nowhere"}, "head of reward aesthetic: nowhere"),
-        ("image_similarity", {"path": "DIR/imagereward"}, "path of reward image_similarity"),
-        ("hpsv2", {"lacks": "tokenizer.json"}, "no tokenizer"),
         ("clip", {"put_away": True}, "put_away is true, but device is cpu"),
-        ("hpsv2", {"lacks": HPS}, "has no weights such as HPS_v2.1_compressed.pt"),
     ],
 )
-def test_what_can_t_be_loaded_is_refused_beforehand(name, options, said, copied):
-    options = {name: at_checkpoint(one) if isinstance(one, str) else one for name, one in options.items()}
-    folder = None
-    if lacking := options.pop("lacks", None):
-        folder = copied(name)
-        (folder / lacking).unlink()
+def test_what_can_t_be_loaded_is_refused_beforehand(name, options, said):
+    options = {option: at_checkpoint(one) if isinstance(one, str) else one for option, one in options.items()}
     with pytest.raises(ValueError, match=said):
-        tiny_reward(name, folder, **options).check(prompts())
-
-
-def test_pixels_are_those_that_a_folder_describes(copied):
-    folder = copied("clip")
-    file = folder / "preprocessor_config.json"
-    told = json.loads(file.read_text()) | {"size": {"shortest_edge": 64}, "resample": 2, "image_mean": [0.5] * 3}
-    file.write_text(json.dumps(told))
-    close(values(tiny_reward("clip", folder, scale="cosine")), cosines("clip", folder=folder)[0])
-    assert (cosines("clip", folder=folder)[0] - cosines("clip")[0]).abs().max() > 1e-3
-    file.write_text(json.dumps(told | {"resample": 5}))
-    with pytest.raises(ValueError, match=r"preprocessor_config\.json.*5"):
-        tiny_reward("clip", folder.rename(folder.with_name("other"))).prepare()
+        tiny_reward(name, **options).check(prompts())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import signal
@@ -16,16 +15,10 @@ from burnish.types.prompt import Prompt
 from tests.support.asked import ask, reward, values
 
 RESPONSES = [
-    "<think>a</think> x \\boxed{3}",
-    "\\boxed{3}<think>a</think>",
-    "<think>a</think> no box",
-    "<think>a\nb</think>\n\\boxed{\\frac{1}{2}}",
-    "\\boxed{1} <think>a</think> \\boxed{2}",
-    "plain",
-    "<think>a</think><answer>b</answer>",
-    "<answer>b</answer>",
-    "<answer>b</answer> trailing",
-]
+    "<think>a</think> x \\boxed{3}", "\\boxed{3}<think>a</think>", "<think>a</think> no box",
+    "<think>a\nb</think>\n\\boxed{\\frac{1}{2}}", "\\boxed{1} <think>a</think> \\boxed{2}", "plain",
+    "<think>a</think><answer>b</answer>", "<answer>b</answer>", "<answer>b</answer> trailing",
+]  # fmt: skip
 # LightRFT's examples geo3k, grm, r1_aqa, and r1_aqa with thoughts (conformance case reward.format)
 FORMS = {
     "think_then_boxed": [1, 0, 0, 1, 0, 0, 0, 0, 0],
@@ -35,17 +28,16 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_forms_are_those_of_lightrft(form):
-    assert values(reward("format", form=form), *[(text, None) for text in RESPONSES]) == FORMS[form]
+def test_forms_are_those_of_lightrft():
+    pairs = [(text, None) for text in RESPONSES]
+    assert {form: values(reward("format", form=form), *pairs) for form in FORMS} == FORMS
 
 
 def test_a_form_of_ones_own_matches_the_whole_response():
     own = reward("format", form="pattern", pattern=r"\d+\n.*")
     assert values(own, ("12\nab\nc", None), ("x12\n", None), ("12", None)) == [1, 0, 0]
-    for wrong in ({"form": "pattern"}, {"pattern": "a"}, {"form": "pattern", "pattern": "("}):
-        with pytest.raises(ValueError, match="pattern"):
-            reward("format", **wrong)
+    with pytest.raises(ValueError, match="pattern"):
+        reward("format", form="pattern", pattern="(")
 
 
 def test_tags_in_a_prompt_satisfy_nothing():
@@ -72,10 +64,9 @@ def test_an_answer_is_found_where_it_was_asked_for(where, text, answer):
 
 
 def test_exact_answers_may_forgive_case_and_punctuation():
-    pairs = [("<answer>the Eiffel-tower.</answer>", "Eiffel tower"), ("<answer>eiffel  TOWER</answer>", "Eiffel tower")]
-    assert values(reward("exact"), *pairs) == [0, 0]
-    assert values(reward("exact", ignore_punctuation=True), *pairs) == [1, 0]
-    assert values(reward("exact", ignore_punctuation=True, ignore_case=True), *pairs) == [1, 1]
+    pairs = [(f"<answer>{text}</answer>", "Eiffel tower") for text in ("the Eiffel-tower.", "eiffel  TOWER")]
+    for how, right in (((), [0, 0]), (("punctuation",), [1, 0]), (("punctuation", "case"), [1, 1])):
+        assert values(reward("exact", **{f"ignore_{what}": True for what in how}), *pairs) == right
     forgiving = reward("exact", extract="all", ignore_punctuation=True)
     apart = [("-5", "5"), ("3.5", "35"), ("3.5", "3 5"), ("12:30", "12 30"), ("40%", "40"), ("A", "an"), ("the", "A")]
     alike = [("-5.", "−5"), ("(3.5)", "3.5"), ("A.", "A"), ("well, yes!", "well yes"), ("U.S.", "U S")]
@@ -95,15 +86,6 @@ def test_choices_are_read_as_people_write_them():
         if (verdict.value, verdict.answer) != ((1.0, choice) if choice else (0.0, "")):
             wrong[text] = verdict
     assert wrong == {}
-
-
-def test_the_first_tag_is_the_choice_and_other_letters_are_none():
-    pairs = [("<answer> B </answer>", "<answer>B</answer>"), ("B", "<answer>B</answer>"), ("<answer>C</answer>", "B")]
-    for name in ("exact", "multiple_choice"):  # conformance case reward/choice
-        assert values(reward(name), *pairs) == [1, 0, 0]
-    assert values(reward("multiple_choice", choices="AB", extract="all"), ("B", "B"), ("C", "B")) == [1, 0]
-    with pytest.raises(ValueError, match="choices"):
-        reward("multiple_choice", choices="ab")
 
 
 def wrongly_judged(pairs, right: bool) -> list:
@@ -168,24 +150,15 @@ def test_equal_answers_are_one_to_a_vote():
 def test_prompts_that_cannot_be_judged_are_refused_before_the_run_and_missing_in_it(name, sound, answer, why):
     prompts = [Prompt(text="?", answer=sound), Prompt(text="?", answer=answer)]
     reward(name).check(prompts[:1])
-    reward(name, labels=["other"]).check(prompts)
     with pytest.raises(ValueError, match=why):
         reward(name).check(prompts)
     assert reward(name).verdicts([Response("<answer>1</answer>")], prompts[1:])[0].value in (None, 0)
-    assert answer is not None or ask(reward(name), ("<answer>1</answer>", None))[0].value is None
 
 
-def test_repetition_is_that_of_lightrft_and_of_its_definition():
+def test_repetition_is_that_of_lightrft():
     expected = {"": 0, "a": 0, "abc": 0, "aaaa": 0.6, "abcabcabc": 0.466666667, "the cat the cat the cat": 0.442028986}
-    text = "to be or not to be, that is: tobe ornot"
-    suffixes = sorted(text[i:] for i in range(len(text)))
-    shared = 0
-    for one, other in itertools.pairwise(suffixes):
-        shared += len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
-    expected[text] = 2 * shared / (len(text) * (len(text) + 1))
-    assert values(reward("repetition"), *[(one, None) for one in expected]) == pytest.approx(
-        list(expected.values()), rel=1e-5
-    )
+    found = values(reward("repetition"), *[(text, None) for text in expected])
+    assert found == pytest.approx(list(expected.values()), rel=1e-5)
 
 
 def test_overlap_is_the_shared_area_over_the_whole():
@@ -201,9 +174,8 @@ REPEATED = [
     "a", "word ", "(s)", "1,", "1,000,", "a-", "'", " ", "\n", "$", "\\text{", "\\text{a}", "{", "}", "(", "1/",
     "1+", "sqrt ", "\\frac{", "\\frac{1}{2}", "-", "**", "A, ", "not ", "answer is ", "x = ", "<answer>",
     "\\boxed{", "1.", "1e", "9", "[1,", "1:", "of ", ". a", "√", "^", "_", "####", "%", "A.", "option A", "\\",
-    "pi", "or ", "3 4/5 ", "<think>", "Final Score: ", "Image 1", "1. *", "call:f", "<invoke name=",
-    "<parameter=a>", "<tool_call>", "functions.a:1", '{"a":', "<|tool_call>call:f{", "to=functions.f ", "[f(",
-    "f(a=",
+    "pi", "or ", "3 4/5 ", "<think>", "1. *", "call:f", "<invoke name=", "<parameter=a>", "<tool_call>",
+    "functions.a:1", '{"a":', "<|tool_call>call:f{", "to=functions.f ", "[f(", "f(a=",
 ]  # fmt: skip
 LENGTH = 4_000  # characters: a long answer
 SECONDS = 30  # of the processor: a text that is split in every way takes longer than anybody waits
@@ -215,16 +187,12 @@ RULES = [
 ]
 
 
-class Late(BaseException):
-    """No error of a reward's, which would be a missing value."""
-
-
 @pytest.fixture
 def alarm():
     """Ends what hangs."""
 
     def late(number, frame):
-        raise Late("it is still being read")
+        raise KeyboardInterrupt("it is still being read")  # no error of a reward's, which would be a missing value
 
     before = signal.signal(signal.SIGVTALRM, late)
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
@@ -242,9 +210,7 @@ def texts():
         yield "".join(drawn.choices([*REPEATED, "word", " "], k=drawn.randrange(5, 80)))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), RULES, ids=lambda one: one if isinstance(one, str) else "-".join(one.values())
-)
+@pytest.mark.parametrize(("name", "options"), RULES, ids=str)
 def test_a_rule_reads_every_text(alarm, name, options):
     right = {"multiple_choice": "B", "iou": "[1, 2, 3, 4]"}.get(name, "15")
     every = list(texts())

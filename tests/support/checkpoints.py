@@ -62,5 +62,3 @@ def same(a, b) -> bool:
 
 def updates(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
-
-

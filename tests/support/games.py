@@ -10,7 +10,6 @@ import numpy as np
 from burnish.environments.base import Environment, Observation
 from burnish.language.sampling import Sampling
 from burnish.registry import options
-from burnish.rewards.text.base import Response
 from burnish.tasks.language.dialogues import Dialogues
 from burnish.tasks.language.engine import LanguageEngine, ResponseJob
 from burnish.types.media import Media
@@ -55,8 +54,6 @@ class Shows(Environment):
 
     def episode(self) -> Show:
         return Show(self.opening, self.pictures, self.fails, self.turns)
-
-
 
 
 class Roles:

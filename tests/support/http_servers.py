@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -120,3 +121,24 @@ def json_server(reply: Callable[[Any, int], tuple], greeting: Any = None) -> Ite
     one = JsonServer(reply, greeting)
     with serving(one.answer) as one.url:
         yield one
+
+
+@contextmanager
+def dripping(head: bytes, drop: bytes, pause: float = 0.05, most: int = 200) -> Iterator[str]:
+    """A server that says ``head``, and then a little again and again; its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            try:
+                connection, _ = listening.accept()
+                with connection:
+                    connection.sendall(head)
+                    for _ in range(most):
+                        connection.sendall(drop)
+                        time.sleep(pause)
+            except OSError:  # the client has had enough
+                pass
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"

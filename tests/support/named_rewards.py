@@ -5,6 +5,11 @@ import asyncio
 CALLS: list[dict] = []  # what the last functions got
 
 
+def as_written(responses, prompts, values, column):
+    """What the record says in a column of its values; no number of something else ends it."""
+    return [one[column] for one in values]
+
+
 def by_name(images, references, sources, labels, extra_info, difficulty, scale=1.0):
     CALLS.append(locals())
     return [scale * one for one in difficulty]
@@ -107,10 +112,6 @@ def wants_responses(responses, prompts):
 
 def wants_latents(responses, latents):
     return [1.0] * len(responses)
-
-
-def takes_videos(videos):
-    return [1.0] * len(videos)
 
 
 def lists_in_dicts(images):
