@@ -31,12 +31,6 @@ def credited(bench, scored=None, **scores):
     return bench.algorithm.credit(bench.algorithm.annotate(scored, bench.roles))
 
 
-def gradient(bench, batch, size=100):
-    """Of the sum of the loss."""
-    bench.roles.model.network.zero_grad()
-    for part in bench.algorithm.micro_batches(batch, size):
-        bench.algorithm.loss(part, bench.roles).total.backward()
-    return torch.cat([p.grad.flatten() for p in bench.roles.parameters().values() if p.grad is not None])
 
 
 @pytest.mark.parametrize("name", POLICY_GRADIENTS)
