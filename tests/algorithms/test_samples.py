@@ -31,8 +31,6 @@ def credited(bench, scored=None, **scores):
     return bench.algorithm.credit(bench.algorithm.annotate(scored, bench.roles))
 
 
-
-
 @pytest.mark.parametrize("name", POLICY_GRADIENTS)
 def test_on_policy_the_ratio_is_exactly_one(pipeline, name):
     bench = Bench(pipeline, POLICY_GRADIENTS[name](kl_coef=0.1), lora=False, batch_size=5)

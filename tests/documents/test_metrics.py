@@ -10,6 +10,7 @@ from burnish.metrics import (
     best_and_worst,
     majority,
     reward_metrics,
+    timing_metrics,
     validation_metrics,
 )
 from burnish.types.prompt import Prompt
@@ -44,6 +45,27 @@ def test_spread_of_rewards_within_prompts():
     metrics = reward_metrics(scores(found.inputs["rewards"]), ids(found.inputs["uid"]))
     for name in ("zero_std_ratio", "std_mean", "group_size"):
         found.close(metrics[f"critic/rewards/{name}"], found.expected["metrics"][f"critic/rewards/{name}"])
+
+
+def test_means_of_components():
+    found = case("metrics", "metrics/reward_extra")
+    columns = torch.tensor([found.inputs["infos"][name] for name in ("acc", "clip")]).T
+    metrics = reward_metrics(scores([0.0] * 3, names=("acc", "clip"), components=columns.tolist()), torch.zeros(3))
+    for name, value in found.expected["metrics"].items():
+        found.close(metrics[name], value)
+
+
+def test_times():
+    found = case("metrics", "metrics/timing")
+    metrics = timing_metrics(found.inputs["timing_raw"], found.inputs["num_images"])
+    assert {name: value for name, value in metrics.items() if "perf/" not in name} == pytest.approx(
+        found.expected["metrics"]
+    )
+    found = case("metrics", "metrics/throughput")
+    given = found.inputs
+    metrics = timing_metrics({"step": given["step_s"]}, given["batch"], devices=given["n_gpus"])
+    for name, value in found.expected["metrics"].items():
+        assert metrics[name] == pytest.approx(value)
 
 
 def test_missing_rewards_are_counted_and_left_out():
