@@ -95,6 +95,7 @@ def test_a_full_disk_ends_in_one_message_and_the_run_goes_on_where_there_is_room
     assert [line["training/global_step"] for line in run.metrics] == list(range(7))
 
 
+@pytest.mark.thorough
 def test_a_service_that_is_killed_is_asked_again_and_what_stays_away_is_dropped_and_counted(files, tmp_path):
     names = ("jpeg_compressibility",)
     service, again, killed = Started(*names), list[Started](), list[int]()
