@@ -141,6 +141,7 @@ def test_what_others_wrote_is_text(page: Browser, hostile):
     assert page.ask("window.pwned === undefined")
 
 
+@pytest.mark.thorough
 def test_the_report_is_the_same_page_in_one_file(page: Browser, runs: Path, tmp_path: Path):
     burnish("report", runs / "clips")
     alone = shutil.copy(runs / "clips" / "report.html", tmp_path / "clips.html")

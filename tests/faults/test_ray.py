@@ -339,6 +339,7 @@ def test_without_its_head_a_run_ends_soon_and_says_why():
     assert gone(*map(int, below), within=120.0)
 
 
+@pytest.mark.thorough
 def test_nobody_answers_at_a_wrong_address(tmp_path):
     run_at = [sys.executable, "-m", "burnish.cli", "train", "vlm_quickstart", *SEEING, "runtime=ray"]
     said = subprocess.run(

@@ -54,6 +54,7 @@ def test_a_run_is_broken_off_resumed_judged_and_exported(
     assert list((tmp_path / "exported").glob("**/*.safetensors"))
 
 
+@pytest.mark.thorough
 def test_a_run_that_cannot_fit_is_refused_before_weights_are_loaded(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,8 +15,7 @@ import generator_table
 import language_row
 import language_table
 
-# what golden runs don't train: a list of frames and a joint text, an encoder of its own
-OFTEN = {"cogvideox", "sana"}
+OFTEN = {"sana"}  # an encoder of its own, which golden runs don't train
 # an encoder's patches, a prefix that sees all, scaled heads
 SEEN_OFTEN = {"idefics3", "paligemma", "granite"}
 
