@@ -107,7 +107,7 @@ def _before_objects(start: re.Pattern[str], text: str) -> list[Call]:
     calls = []
     for found in start.finditer(text):
         try:
-            if not text.startswith("{", found.end()):  # an error of the decoder counts all lines before it
+            if not text.startswith(("{", "[", '"'), found.end()):  # an error of the decoder counts all lines before it
                 raise ValueError
             _, end = json.JSONDecoder().raw_decode(text, found.end())
             arguments = parse_json(text[found.end() : end])
