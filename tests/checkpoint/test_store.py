@@ -18,9 +18,8 @@ MANIFEST = "manifest.json"
 
 
 def run_of(files: Path, name: str, *options: str) -> TinyRun:
-    own = {"validation.max_prompts": "1", "checkpoint.every": "1", "checkpoint.keep_last": "9"}
-    given = own | dict(option.split("=", 1) for option in ("algorithm=grpo", *options))
-    return TinyRun(files, "language", "llama", *("=".join(one) for one in given.items()), name=f"store/{name}")
+    given = ["algorithm=grpo", "validation.max_prompts=1", "checkpoint.every=1", "checkpoint.keep_last=9", *options]
+    return TinyRun(files, "language", "llama", *given, name=f"store/{name}")
 
 
 def kept(run: TinyRun) -> list[int]:

@@ -217,8 +217,8 @@ def test_it_learns_apart_what_one_process_learns_though_one_is_killed(
 
 def golden(files: Path, half: str, name: str, where: str, *more: str) -> TinyRun:
     model, options = HALVES[half][name]
-    given = {one.partition("=")[0]: one for one in (f"algorithm={name.split()[0]}", *options, *STEADY, *more)}
-    return TinyRun(files, half, model, *given.values(), name=f"{where}/{half}-{name.replace(' ', '-')}")
+    given = [f"algorithm={name.split()[0]}", *options, *STEADY, *more]
+    return TinyRun(files, half, model, *given, name=f"{where}/{half}-{name.replace(' ', '-')}")
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,7 @@ class Stopped:
 
     def run(self, name: str, *more: str) -> TinyRun:
         half, model, options = KINDS[self.kind]
-        given = {option.partition("=")[0]: option for option in [*options, *ASKED, *more]}
-        return TinyRun(self.files, half, model, *given.values(), name=f"stops/{self.kind}/{name}")
+        return TinyRun(self.files, half, model, *options, *ASKED, *more, name=f"stops/{self.kind}/{name}")
 
     def finish(self, run: TinyRun, *more: str) -> None:
         """It goes on, to the same numbers."""

@@ -101,7 +101,8 @@ class TinyRun:
         files: a folder that ``write_files`` filled; the model is made there once, for all runs.
         half: "generators", "language" or "reward_models".
         model: as ``burnish tiny`` knows it.
-        options: of the command line; ``{files}`` and ``{data}`` (the folder of the model's records) are filled in.
+        options: of the command line, the last where one comes again; ``{files}`` and ``{data}`` (the folder of the
+            model's records) are filled in.
         name: of the folder of the run, which is emptied.
     """
 
@@ -121,7 +122,8 @@ class TinyRun:
         self.recipe.write_text(_filled(json.dumps(tree), files, data))
         # at the rate of adapters, all weights would soon draw nothing but noise
         further = ["optimizer.lr=1e-3"] if "model.lora=null" in options else []
-        self.options = [*(_filled(option, files, data) for option in options), *further, f"output_dir={self.output}"]
+        given = {option.partition("=")[0]: option for option in (*further, *options)}
+        self.options = [*(_filled(option, files, data) for option in given.values()), f"output_dir={self.output}"]
 
     def train(self, *options: str, status: int = 0) -> Said:
         """Begin it, or go on with it."""
