@@ -24,9 +24,6 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     # policy gradients: transitions, guidance, and what a ratio is taken from
     "flow_grpo": ("sd3", [GUIDED, "rollout.guidance_rescale=true"]),
     "flow_grpo sde": ("flux", ["algorithm.transition=sde", ALL, "rollout.embedded_guidance=2.5", *ONE_STEP]),
-    "flow_grpo dance": (
-        "z-image", ["algorithm.transition=dance", "algorithm.shared_noise=true", "algorithm.timestep_fraction=0.5"],
-    ),
     "flow_grpo cps": ("sd3", ["algorithm.transition=cps", "rollout.batch_size=3", "rollout.trajectories=host"]),
     "flow_grpo noise": ("sdxl", [GUIDED, ALL]),
     "flow_grpo v": ("sd1.5", ["algorithm.kl_coef=0.1"]),
@@ -45,18 +42,19 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     ),
     "flow_grpo gdpo": ("sd3", [TWO_REWARDS, "algorithm.advantage_aggregation=gdpo", ALL]),
     "flow_grpo global": ("sd3", [TWO_REWARDS, "algorithm.advantage_std=global", "algorithm.advantage_clip_low=-1"]),
-    "flow_grpo candidates": ("sd3", ["rollout.candidates={n: 6, num_inference_steps: 2}"]),
-    "flow_grpo filtered": ("flux", ["rollout.candidates.n=6", "rollout.filter_groups.max_num_gen_batches=2"]),
+    "flow_grpo filtered": (
+        "flux", ["rollout.candidates={n: 6, num_inference_steps: 2}", "rollout.filter_groups.max_num_gen_batches=2"],
+    ),
     "flow_grpo supervised": ("sd3", ["supervised={train_files: '{files}/pictures.jsonl', batch_size: 2}"]),
     # corrections of what another policy sampled
-    "flow_grpo decoupled": ("sd3", [f"{CORRECTION}={{batch_normalise: true}}"]),
-    "flow_grpo decoupled sample": (
-        "flux", [f"{CORRECTION}={{weights: sample, measure: mean, upper: 1.5, lower: 0.9}}", ALL],
+    "flow_grpo decoupled": (
+        "flux",
+        [ALL, f"{CORRECTION}={{weights: sample, measure: mean, upper: 1.5, lower: 0.9, batch_normalise: true}}"],
     ),
     "flow_grpo bypass": ("sd3", [f"{CORRECTION}={{mode: bypass, weights: sample, lower: 0.5}}", *ONE_STEP]),
-    "flow_grpo rejection": ("sd3", [f"{CORRECTION}={{weights: none, reject: seq_mean_k1, reject_above: 2}}"]),
     "flow_grpo rejections": (
-        "sd3", [f"{CORRECTION}={{reject: [token_k2, seq_max_k3], reject_above: [0.001, 2]}}"],
+        "sd3",
+        [f"{CORRECTION}={{weights: none, reject: [seq_mean_k1, token_k2, seq_max_k3], reject_above: [2, 0.001, 2]}}"],
     ),
     "flow_grpo apart": (
         "sd3", [*APART, f"{CORRECTION}={{reject: [token_k1, seq_sum_k2], reject_above: [1.5, 200.04]}}"],
@@ -72,7 +70,6 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     ),
     "flow_grpo shared": ("sd3", ["algorithm.window={kind: random, size: 2, shared_by: update}"]),
     "flow_grpo_fast": ("sd3", [ALL]),
-    "mix_grpo": ("flux", ["algorithm.window={kind: progressive, size: 1}"]),
     "mix_grpo linear": (
         "sd3",
         ["algorithm.window={kind: progressive, size: 1, every: 2, interval: linear, wrap: true}",
@@ -81,8 +78,8 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "mix_grpo faster": (
         "sd3", ["algorithm.window={kind: progressive, size: 2, every: 1, interval: exponential, stride: 3}", ALL],
     ),
-    "mix_grpo flash": ("sd3", ["algorithm.window={kind: progressive, size: 1}", "algorithm.steps_after=0.5"]),
-    "dance_grpo": ("flux", ["algorithm.timestep_fraction=0.5"]),
+    "mix_grpo flash": ("flux", ["algorithm.window={kind: progressive, size: 1}", "algorithm.steps_after=0.5"]),
+    "dance_grpo": ("z-image", ["algorithm.timestep_fraction=0.5"]),
     "grpo_guard": ("sd3", []),
     "grpo_guard kl": ("flux", ["algorithm.kl_coef=0.1", "algorithm.balance=false", ALL]),
     "flow_dppo": ("sd3", [CORRECTION + "={reject: token_k2, reject_above: 3}"]),
@@ -98,27 +95,28 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "sd3", ["algorithm.splits=[0, 2]", "algorithm.leaf_pruning=parent_best", "algorithm.skip_depths=1", ALL],
     ),
     # matching: no probability is needed
-    "diffusion_nft": ("sd3", [TWO_TIMES, "algorithm.kl_coef=0.1", "rollout.solver=heun"]),
+    "diffusion_nft": ("sd3", [TWO_TIMES, "algorithm.kl_coef=0.1", "rollout.solver=heun", "optimizer.schedule=cosine"]),
     "diffusion_nft slow": (
         "flux", [TWO_TIMES, "algorithm.old_decay=ema", "algorithm.old_ema=0.5", "algorithm.kl_coef=0.1", ALL, GUIDED,
                  "algorithm.times=uniform"],
     ),
     "diffusion_nft rising": (
-        "qwen-image", [TWO_TIMES, "algorithm.old_decay=linear_to_0_5", "algorithm.old_decay_counts=updates",
+        "sd3", [TWO_TIMES, "algorithm.old_decay=linear_to_0_5", "algorithm.old_decay_counts=updates",
                        "algorithm.train_guidance=rollout", GUIDED],
     ),
     "diffusion_nft ramp": (
-        "sdxl", ["algorithm.old_decay=linear", "algorithm.old_linear=[1, 0.2, 0.1, 0.9]",
+        "flux", ["algorithm.old_decay=linear", "algorithm.old_linear=[1, 0.2, 0.1, 0.9]",
                  "algorithm.timestep_fraction=0.5"],
     ),
-    "diffusion_nft policy": ("sd3", [TWO_TIMES, "algorithm.sample_with=policy", "optimizer.schedule=cosine"]),
-    "awm": ("sd3", [TWO_TIMES, ALL]),
     "awm anchor": (
         "flux", [TWO_TIMES, "algorithm.old_kl_coef=0.1", "algorithm.sample_with=policy", "algorithm.anchor=average",
                  "algorithm.lagged={average: {decay: linear, linear: [0, 0.2, 0.1, 0.9]}}"],
     ),
-    "awm t": ("sd3", ["algorithm.weighting=t", TWO_TIMES, "algorithm.clip_high=0.01"]),
-    "awm t2": ("sd1.5", ["algorithm.weighting=t2", "algorithm.times=logit_normal", "algorithm.time_stratified=true"]),
+    "awm t": ("sd3", ["algorithm.weighting=t", TWO_TIMES, "algorithm.clip_high=0.01", ALL]),
+    "awm t2": (
+        "sd1.5",
+        [TWO_TIMES, "algorithm.weighting=t2", "algorithm.times=logit_normal", "algorithm.time_stratified=true"],
+    ),
     "awm huber": ("flux", ["algorithm.weighting=huber", "algorithm.times=uniform", "algorithm.time_shift=2", LOW]),
     "awm kl": (
         "sd3", [TWO_TIMES, "algorithm.weighting=ghuber", "algorithm.kl_coef=0.1", "algorithm.old_kl_coef=0.1",

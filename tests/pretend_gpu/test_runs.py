@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 # each time, the first of each half in both precisions; all where there is time
 OFTEN = [
     ("generators", "flow_grpo"), ("language", "grpo"), ("generators", "branch_grpo extreme"),
-    ("generators", "diffusion_nft policy"), ("generators", "crd reference"), ("generators", "draft"),
+    ("generators", "diffusion_nft slow"), ("generators", "crd reference"), ("generators", "draft"),
     ("language", "grpo filters"), ("language", "grpo sliding windows"), ("language", "ppo warm"),
     ("language", "dpo given"),
 ]  # fmt: skip

@@ -59,6 +59,7 @@ TREES: dict[str, dict[str, Any]] = {
     },
     "reward_models": COMMON | {"task": "image-text-to-text", "trainer": {"mini_batch_size": 1}},
 }  # fmt: skip
+PADDED = {"sd3", "flux"}  # to 256 and 512 tokens, most of what they compute
 SEEING = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl"}
 KINDS: dict[str, list[dict[str, Any]]] = {  # records of language models, each with every question
     "prompts": [{}],
@@ -115,6 +116,8 @@ class TinyRun:
             "model": {"path": str(files / model), "lora": {"rank": 2}, "device": "cpu"},
             "data": {"train_files": str(data / ("prompts.txt" if draws else "prompts.jsonl")), "train_batch_size": 2},
         }  # fmt: skip
+        if model in PADDED:
+            tree["rollout"] = tree["rollout"] | {"max_sequence_length": 64}
         self.output = files / name
         shutil.rmtree(self.output, ignore_errors=True)
         self.recipe = files / f"{name}.yaml"
