@@ -76,10 +76,10 @@ def drawing(files, *options):
 @pytest.mark.parametrize(
     ("run", "options"),
     [
-        (answering, LORA), pytest.param(answering, FULL, marks=thorough), (drawing, FULL),
-        pytest.param(answering, [*FULL, *BF16], marks=thorough),
+        (drawing, FULL),
+        *(pytest.param(answering, options, marks=thorough) for options in (LORA, FULL, [*FULL, *BF16])),
     ],
-)  # fmt: skip
+)
 def test_a_plan_tells_what_a_run_holds(run, options, files):
     run, held = run(files, *options, f"steps={1 + (options is not LORA)}"), Held()
     with held:

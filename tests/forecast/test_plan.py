@@ -85,7 +85,7 @@ GENEVAL = "rewards.geneval={name: geneval_mask2former, device: cuda}"
 @pytest.mark.parametrize(
     ("options", "where"),
     [
-        (["rewards.other={name: pickscore, device: cuda, path: who/knows}"], {"train"}),
+        pytest.param(["rewards.other={name: pickscore, device: cuda, path: who/knows}"], {"train"}, marks=thorough),
         pytest.param([*RAY, "validation.every=null", "validation.before=false", "scoring.probe=false"],
                      {"rollout"}, marks=thorough),
         ([*RAY, "pools.reward.processes=1"], {"reward"}),

@@ -16,7 +16,7 @@ from tests.support.tiny_language import tiny_language
 from tests.support.tiny_run import burnish
 
 
-@pytest.mark.parametrize("model", ["qwen2_5_vl", "llama", "gemma3"])
+@pytest.mark.parametrize("model", ["qwen2_5_vl", "llama", pytest.param("gemma3", marks=pytest.mark.thorough)])
 def test_a_saved_model_is_the_model(model, files, tmp_path):
     run = run_of(files, model, "model.lora=null", name="saved")
     given = shutil.copytree(files / model, tmp_path / "given")

@@ -24,6 +24,7 @@ def told(files):
 
     def refusal(folder, *options, names=()):
         draws = (folder / "model_index.json").exists() or folder.suffix == ".safetensors"
+        options = ["rollout.max_sequence_length=null"] * draws + [*options]
         return refused(files, "sd3" if draws else "llama", f"model.path={folder}", *options, names=names)
 
     return refusal

@@ -135,7 +135,9 @@ def split(folder):
     changed(folder / "tokenizer_config.json", processor_class=None)
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "smolvlm"])
+@pytest.mark.parametrize(
+    "name", ["qwen2_5_vl", *(pytest.param(one, marks=pytest.mark.thorough) for one in ("qwen3_vl", "smolvlm"))]
+)
 def test_a_processor_in_files_of_its_parts_gives_the_same_tensors(name, tmp_path):
     folder = shutil.copytree(universal_folder(name), tmp_path / "model")
     found = []

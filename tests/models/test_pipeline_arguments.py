@@ -95,7 +95,7 @@ def with_scheduler(tmp_path):
 def test_steps_of_a_scheduler_are_those_of_its_pipeline(kind, config, with_scheduler, files):
     """Whose own run the steps are compared with when a run begins."""
     size = ["rollout.height=32", "rollout.width=32"]
-    run = run_of(files, "sd3", f"model.path={with_scheduler(kind, config)}", *size, name="scheduled")
+    run = run_of(files, "sd1.5", f"model.path={with_scheduler(kind, config)}", *size, name="scheduled")
     run.train("steps=1")
     assert run.metrics[-1]["actor/grad_norm"] > 0
 
@@ -112,7 +112,7 @@ def test_steps_of_a_scheduler_are_those_of_its_pipeline(kind, config, with_sched
     ],
 )
 def test_a_scheduler_that_no_velocity_follows_is_refused(kind, config, names, with_scheduler, files):
-    refused(files, "sd3", f"model.path={with_scheduler(kind, config)}", names=[*names, kind])
+    refused(files, "sd1.5", f"model.path={with_scheduler(kind, config)}", names=[*names, kind])
 
 
 # Prompts that are longer than what text encoders read

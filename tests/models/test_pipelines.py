@@ -100,20 +100,21 @@ def unseen_run(files, monkeypatch):
 
 
 def test_a_class_that_nobody_has_seen_is_trained(unseen_run):
-    run = unseen_run(unseen.UnseenPipeline, "rollout.call={side: 4}", "optimizer.lr=2e-2", "rollout.n=8")
-    run.train("steps=8", "trainer.epochs=1", "trainer.mini_batch_size=null")
+    run = unseen_run(unseen.UnseenPipeline, "rollout.call={side: 4}", "optimizer.lr=4e-2", "rollout.n=6")
+    run.train("steps=4", "trainer.epochs=1", "trainer.mini_batch_size=null")
     rewards = [line["critic/rewards/mean"] for line in run.metrics if "critic/rewards/mean" in line]
-    assert sum(rewards[-3:]) / 3 > rewards[0] + 5  # of 255
+    assert max(rewards[1:]) > rewards[0] + 5  # of 255
     assert max(line.get("rollout_corr/logprob_abs_diff", 0.0) for line in run.metrics) < 1e-5
 
 
 @pytest.mark.parametrize(
     ("kind", "painter"),
     [
-        (unseen.NamingPipeline, unseen.UnseenPainter), (unseen.SignedPipeline, unseen.UnseenPainter),
-        (unseen.NestingPipeline, unseen.NestingPainter),
+        pytest.param(unseen.NamingPipeline, unseen.UnseenPainter, marks=THOROUGH),
+        (unseen.SignedPipeline, unseen.UnseenPainter),
+        pytest.param(unseen.NestingPipeline, unseen.NestingPainter, marks=THOROUGH),
     ],
-)  # fmt: skip
+)
 def test_arguments_by_name_another_range_and_lists_of_lists_draw_the_same(kind, painter, unseen_run):
     usual, other = unseen_run(unseen.UnseenPipeline), unseen_run(kind, painter=painter)
     usual.train("steps=1")

@@ -67,12 +67,12 @@ def test_rounding_is_neither_a_step_nor_a_distance(name, files):
 NEAR = 0.02  # nats, on average, also where biases are far above what they are added to
 
 
-@pytest.mark.parametrize("lora", ["{rank: 2}", "null"])
-@pytest.mark.parametrize("model", ["qwen2", "qwen3_moe", "qwen3_vl"])
+@pytest.mark.parametrize("lora", ["{rank: 2}", pytest.param("null", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("model", [pytest.param("qwen2", marks=pytest.mark.thorough), "qwen3_moe", "qwen3_vl"])
 def test_sampler_and_trainer_are_as_near_as_rounding_lets_them(model, lora, files):
     for layout in ("padded", "packed", "shared"):
         run = run_of(files, model, LOW, f"model.lora={lora}", f"trainer.layout={layout}", name="near")
-        run.train("steps=2")
+        run.train("steps=2", "trainer.epochs=1")
         apart = [row["rollout_corr/logprob_abs_diff"] for row in run.metrics if "rollout_corr/logprob_abs_diff" in row]
         assert max(apart) < NEAR, layout
 

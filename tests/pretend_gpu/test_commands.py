@@ -20,7 +20,7 @@ RUNS = {
         "language", "llama", ["algorithm=grpo", "model.lora=null", "ema.decay=0.5", "algorithm.kl={route: reward}"],
     ),
 }  # fmt: skip
-OFTEN = [("critic", "bfloat16")]
+OFTEN = [("average", "bfloat16")]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 OFTEN = [
     ("generators", "flow_grpo"), ("language", "grpo"), ("generators", "branch_grpo extreme"),
     ("generators", "diffusion_nft slow"), ("generators", "crd reference"), ("generators", "draft"),
-    ("language", "grpo filters"), ("language", "grpo sliding windows"), ("language", "ppo warm"),
+    ("language", "grpo filters"), ("language", "grpo kl"), ("language", "ppo warm"),
     ("language", "dpo given"),
 ]  # fmt: skip
 SHORT = ["steps=2", "forecast=off", "optimizer.warmup_steps=0", "validation.before=false", "validation.every=null"]
@@ -97,7 +97,7 @@ def test_further_steps_and_tokens_hardly_wait(
         assert further <= most, counts[1].lines(kind)
 
 
-@pytest.mark.parametrize("offloaded", ["model optimizer ema", "sharding"])
+@pytest.mark.parametrize("offloaded", ["model optimizer ema", pytest.param("sharding", marks=pytest.mark.thorough)])
 def test_what_rests_in_cpu_memory_changes_no_number(offloaded: str, files: Path) -> None:
     one_step = ["trainer.mini_batch_size=null", "trainer.epochs=1", "ema.decay=0.5"]
     plain, stays = train(files, "generators", "flow_grpo kl", *one_step)

@@ -122,7 +122,7 @@ def test_wrong_rewards_are_refused_before_weights_are_loaded(case, files, scored
 def test_stored_latents_are_learned_from_and_checked(files, tmp_path):
     options = ["algorithm=diffusion_dpo", *GIVEN, *ONCE, "data.shuffle=false", *LEAN[:2]]
     draw = torch.Generator().manual_seed(0)
-    shapes = {"chosen": (2, 4, 4, 4), "rejected": (2, 4, 4, 4), "tokens": (2, 333, 32), "pooled": (2, 32)}
+    shapes = {"chosen": (2, 4, 4, 4), "rejected": (2, 4, 4, 4), "tokens": (2, 77 + 64, 32), "pooled": (2, 32)}
     tensors = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
     stored = TinyRun(
         files, "generators", "sd3", *options, f"data.train_files={tmp_path}/pairs.safetensors",

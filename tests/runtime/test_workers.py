@@ -31,7 +31,7 @@ from tests.runtime.test_batches import everything
 from tests.support.equality import same
 from tests.support.processes import gone
 from tests.support.ray_runs import SLOW, Forks
-from tests.support.sockets import reached_from_outside
+from tests.support.sockets import descendants, listening, reached_from_outside
 from tests.support.toy_workers import Judging, Toy
 from tests.support.weight_sides import Samples, Trains
 
@@ -265,6 +265,13 @@ def run(module: str, found: Path, *arguments: str) -> dict:
     return json.loads(found.read_text())
 
 
+def test_ray_listens_on_this_machine_alone(connection):
+    found = listening([os.getpid(), *descendants(os.getpid())])
+    assert len(found) > 5
+    assert reached_from_outside(found) == []
+
+
+@pytest.mark.thorough
 def test_a_cluster_of_the_run_s_own_is_this_machine_s_alone_and_goes_with_the_run(tmp_path):
     found = run("own_cluster", tmp_path / "found.json", str(tmp_path / "new" / "timeline.json"))
     assert found["handler kept"]

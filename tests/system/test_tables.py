@@ -15,30 +15,25 @@ import generator_table
 import language_row
 import language_table
 
-OFTEN = {"sana"}  # an encoder of its own, which golden runs don't train
-# an encoder's patches, a prefix that sees all, scaled heads
-SEEN_OFTEN = {"idefics3", "paligemma", "granite"}
+OFTEN = {"granite"}  # scaled heads, which golden runs don't train
 
 
-def cells(models, often):
+def cells(models):
     return [
-        pytest.param(one.name, id=one.name, marks=pytest.mark.slow if one.name in often else pytest.mark.thorough)
+        pytest.param(one.name, id=one.name, marks=pytest.mark.slow if one.name in OFTEN else pytest.mark.thorough)
         for one in models
     ]
 
 
-@pytest.mark.parametrize("name", cells(generator_table.ALL, OFTEN))
-def test_every_generator_is_as_it_has_to_be_or_refused(name, tmp_path, monkeypatch):
-    if name in OFTEN:
-        monkeypatch.setattr(generator_row, "STEPS", 6)
+@pytest.mark.parametrize("name", cells(generator_table.ALL))
+def test_every_generator_is_as_it_has_to_be_or_refused(name, tmp_path):
     row = generator_table.measured(name, tmp_path)
     if row.refused.startswith("needs "):
         pytest.skip(row.refused)
     assert not row.faults
-    assert name not in OFTEN or not row.refused
 
 
-@pytest.mark.parametrize("name", cells(language_table.LANGUAGE, SEEN_OFTEN))
+@pytest.mark.parametrize("name", cells(language_table.LANGUAGE))
 def test_every_language_model_is_without_fault(name, tmp_path):
     row = language_table.measured(name, tmp_path)
     assert not row.faults
