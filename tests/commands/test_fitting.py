@@ -66,7 +66,7 @@ def test_what_fits_is_said_and_what_cannot_is_refused_with_what_would(monkeypatc
 
 
 def test_a_run_that_is_resumed_keeps_the_sizes_that_it_began_with(files):
-    run = TinyRun(files, "generators", "sd3", "algorithm=flow_grpo", "checkpoint.every=1", name="sizes")
+    run = TinyRun(files, "generators", "flux", "algorithm=flow_grpo", "checkpoint.every=1", name="sizes")
     run.train("steps=1")
     written = run.output / "config.yaml"
     assert package.load(str(written)).trainer.micro_batch_size == 96

@@ -22,6 +22,7 @@ from tests.support.shown import HOLLOW, ROOT, blocks
 from tests.support.tiny_run import burnish as run
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_example_of_the_page_runs_is_resumed_and_is_opened(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

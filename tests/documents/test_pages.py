@@ -333,7 +333,7 @@ def shown(page: str) -> str:
 
 
 def test_the_files_of_a_run_are_those_that_the_page_on_the_loop_names(files):
-    tried = TinyRun(files, "generators", "sd3", "algorithm=flow_grpo", "validation.every=1", name="shown")
+    tried = TinyRun(files, "generators", "flux", "algorithm=flow_grpo", "validation.every=1", name="shown")
     tried.train()
     lines = shown("loop.md").splitlines()[1:]
     named = {re.match(r"  ([\w.]+)", line)[1] for line in lines} | set(re.findall(r"(\w+)/ those", "\n".join(lines)))

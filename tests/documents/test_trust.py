@@ -76,17 +76,10 @@ def test_calls_that_may_run_code_say_that_they_must_not():
 
 
 HEAVY = {"torch", "diffusers", "transformers", "peft", "ray", "vllm", "onnxruntime", "matplotlib"}
-REFUSED = "from burnish.cli import main; assert main(['train', {!r}, {!r}]) == 2"
 
 
-@pytest.mark.parametrize("code", [
-    "import burnish",
-    "import burnish; burnish.load('quickstart').check()",
-    REFUSED.format("quickstart", "algorithm.no_such=1"),
-    REFUSED.format("qwen25_vl/grpo", "model.device=cpu"),
-    "from burnish.cli import main\ntry:\n    main(['train', '--help'])\nexcept SystemExit:\n    pass",
-])  # fmt: skip
-def test_a_command_line_is_checked_before_anything_heavy_is_imported(code):
+@pytest.mark.parametrize("code", ["import burnish", "import burnish; burnish.load('quickstart').check()"])
+def test_a_recipe_is_checked_before_anything_heavy_is_imported(code):
     code = f"{code}\nimport sys; print('modules', *sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True

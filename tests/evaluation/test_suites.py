@@ -78,7 +78,7 @@ class Suites:
         return path
 
     def evaluate(self, name, *words, half="language", status=0):
-        model, algorithm = ("llama", "grpo") if half == "language" else ("sd3", "flow_grpo")
+        model, algorithm = ("llama", "grpo") if half == "language" else ("flux", "flow_grpo")
         run = TinyRun(self.files, half, model, name="suite")
         tree = json.loads(run.recipe.read_text())
         tree["rollout"]["batch_size"] = 2

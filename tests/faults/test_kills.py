@@ -25,14 +25,14 @@ RUNS: dict[str, tuple[str, str, list[str]]] = {
         "ptx={train_files: '{data}/responses.jsonl', batch_size: 2}", "mixing.normalise={floor: 0.05}",
         "rewards.even={name: function, path: '{files}/rewards.py:even', schedule: {points: [[1, 1.0], [4, 0.2]]}}",
     ]),
-    "diffusion_nft": ("generators", "sd3", [
+    "diffusion_nft": ("generators", "flux", [
         "algorithm.train_timesteps=2", "algorithm.old_decay=linear_to_0_5", "ema.decay=0.5", "optimizer.warmup_steps=2",
     ]),
     "grpo": ("language", "llama", [
         "algorithm.kl={coef: 0.01, refresh_every: 2}", "optimizer.schedule=cosine", "trainer.rollouts_per_update=2",
     ]),
-    "flow_grpo": ("generators", "sd3", ["algorithm.kl_coef=0.01", "algorithm.window={kind: random, size: 2}"]),
-    "diffusion_dpo": ("generators", "sd3", [
+    "flow_grpo": ("generators", "flux", ["algorithm.kl_coef=0.01", "algorithm.window={kind: random, size: 2}"]),
+    "diffusion_dpo": ("generators", "flux", [
         "algorithm.train_timesteps=2", "supervised={train_files: '{files}/pictures.jsonl', batch_size: 2}",
     ]),
 }  # fmt: skip

@@ -20,7 +20,7 @@ from tests.support.tiny_run import TinyRun, burnish
 
 
 def run_of(files: Path, name: str, *more: str) -> TinyRun:
-    return TinyRun(files, "generators", "sd3", "algorithm=flow_grpo", "rollout.n=2", *more, name=f"rewards/{name}")
+    return TinyRun(files, "generators", "flux", "algorithm=flow_grpo", "rollout.n=2", *more, name=f"rewards/{name}")
 
 
 def mine(name: str, **arguments: object) -> str:

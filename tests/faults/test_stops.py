@@ -23,7 +23,7 @@ GAME = [
     "environment.arguments={opening: false, pictures: false, fails: '', turns: 2}",
 ]
 KINDS: dict[str, tuple[str, str, list[str]]] = {  # adapters are folded into the weights while samples are made
-    "flow": ("generators", "sd3", ["algorithm=flow_grpo", "rewards.brightness=null", "validation.max_prompts=1"]),
+    "flow": ("generators", "flux", ["algorithm=flow_grpo", "rewards.brightness=null", "validation.max_prompts=1"]),
     "language": ("language", "llama", ["algorithm=grpo", "rewards.odd=null", "validation.max_prompts=1"]),
     "dialogue": ("language", "llama", ["algorithm=grpo", "rewards.odd=null", "validation.max_prompts=1", *GAME]),
 }

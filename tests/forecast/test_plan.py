@@ -120,6 +120,7 @@ VLLM = ["rollout.engine=vllm", "rollout.max_new_tokens=2048", "rollout.batch_siz
         "data.max_prompt_length=1024"]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_gpu_that_is_shared_with_vllm_holds_both(large):
     given = {"python": "python", "memory_fraction": 0.5, "max_model_len": 3072}
     found = large(*VLLM, f"rollout.vllm={json.dumps(given)}", "memory=24GiB").said

@@ -32,59 +32,59 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "flow_grpo kl exact": ("flux", ["algorithm.kl_coef=0.1", "algorithm.kl_form=exact", "algorithm.transition=sde"]),
     "flow_grpo kl means": ("qwen-image", ["algorithm.kl_coef=0.1", "algorithm.kl_form=means", "algorithm.clip=0.01"]),
     "flow_grpo recomputed": (
-        "sd3", ["algorithm.old_logprob=recompute", "algorithm.fold_timesteps=false", "trainer.micro_batch_size=4"],
+        "flux", ["algorithm.old_logprob=recompute", "algorithm.fold_timesteps=false", "trainer.micro_batch_size=4"],
     ),
     "flow_grpo sampler": ("flux", ["algorithm.old_logprob=sampler", "rollout.merge_lora=false"]),
     # rewards, advantages and groups
-    "flow_grpo best of": ("sd3", ["algorithm.best_of=2", "algorithm.advantage_std=none"]),
+    "flow_grpo best of": ("flux", ["algorithm.best_of=2", "algorithm.advantage_std=none"]),
     "flow_grpo each": (
         "flux", [TWO_REWARDS, "algorithm.advantage_aggregation=each", "algorithm.advantage_unbiased=true"],
     ),
-    "flow_grpo gdpo": ("sd3", [TWO_REWARDS, "algorithm.advantage_aggregation=gdpo", ALL]),
-    "flow_grpo global": ("sd3", [TWO_REWARDS, "algorithm.advantage_std=global", "algorithm.advantage_clip_low=-1"]),
+    "flow_grpo gdpo": ("flux", [TWO_REWARDS, "algorithm.advantage_aggregation=gdpo", ALL]),
+    "flow_grpo global": ("flux", [TWO_REWARDS, "algorithm.advantage_std=global", "algorithm.advantage_clip_low=-1"]),
     "flow_grpo filtered": (
         "flux", ["rollout.candidates={n: 6, num_inference_steps: 2}", "rollout.filter_groups.max_num_gen_batches=2"],
     ),
-    "flow_grpo supervised": ("sd3", ["supervised={train_files: '{files}/pictures.jsonl', batch_size: 2}"]),
+    "flow_grpo supervised": ("flux", ["supervised={train_files: '{files}/pictures.jsonl', batch_size: 2}"]),
     # corrections of what another policy sampled
     "flow_grpo decoupled": (
         "flux",
         [ALL, f"{CORRECTION}={{weights: sample, measure: mean, upper: 1.5, lower: 0.9, batch_normalise: true}}"],
     ),
-    "flow_grpo bypass": ("sd3", [f"{CORRECTION}={{mode: bypass, weights: sample, lower: 0.5}}", *ONE_STEP]),
+    "flow_grpo bypass": ("flux", [f"{CORRECTION}={{mode: bypass, weights: sample, lower: 0.5}}", *ONE_STEP]),
     "flow_grpo rejections": (
-        "sd3",
+        "flux",
         [f"{CORRECTION}={{weights: none, reject: [seq_mean_k1, token_k2, seq_max_k3], reject_above: [2, 0.001, 2]}}"],
     ),
     "flow_grpo apart": (
-        "sd3", [*APART, f"{CORRECTION}={{reject: [token_k1, seq_sum_k2], reject_above: [1.5, 200.04]}}"],
+        "flux", [*APART, f"{CORRECTION}={{reject: [token_k1, seq_sum_k2], reject_above: [1.5, 200.04]}}"],
     ),
     "flow_grpo apart bypass": ("flux", [*APART, f"{CORRECTION}={{mode: bypass, upper: 1.0005}}"]),
     # which steps are trained, and how the path is solved
     "flow_grpo fixed": (
-        "sd3",
+        "flux",
         ["algorithm.window={kind: fixed, size: 2, scattered: false}", "rollout.schedule=shift_once", "rollout.shift=2"],
     ),
     "flow_grpo last": (
         "flux", ["algorithm.window={kind: last, size: 2, scattered: false}", "algorithm.shared_noise=true"],
     ),
-    "flow_grpo shared": ("sd3", ["algorithm.window={kind: random, size: 2, shared_by: update}"]),
-    "flow_grpo_fast": ("sd3", [ALL]),
+    "flow_grpo shared": ("flux", ["algorithm.window={kind: random, size: 2, shared_by: update}"]),
+    "flow_grpo_fast": ("flux", [ALL]),
     "mix_grpo linear": (
-        "sd3",
+        "flux",
         ["algorithm.window={kind: progressive, size: 1, every: 2, interval: linear, wrap: true}",
          "rollout.solver=dpm2m", "validation.solver=euler"],
     ),
     "mix_grpo faster": (
-        "sd3", ["algorithm.window={kind: progressive, size: 2, every: 1, interval: exponential, stride: 3}", ALL],
+        "flux", ["algorithm.window={kind: progressive, size: 2, every: 1, interval: exponential, stride: 3}", ALL],
     ),
     "mix_grpo flash": ("flux", ["algorithm.window={kind: progressive, size: 1}", "algorithm.steps_after=0.5"]),
     "dance_grpo": ("z-image", ["algorithm.timestep_fraction=0.5"]),
-    "grpo_guard": ("sd3", []),
+    "grpo_guard": ("flux", []),
     "grpo_guard kl": ("flux", ["algorithm.kl_coef=0.1", "algorithm.balance=false", ALL]),
-    "flow_dppo": ("sd3", [CORRECTION + "={reject: token_k2, reject_above: 3}"]),
+    "flow_dppo": ("flux", [CORRECTION + "={reject: token_k2, reject_above: 3}"]),
     "flow_dppo means": ("flux", ["algorithm.kl_measure=means", "algorithm.kl_coef=0.1", ALL]),
-    "tempflow_grpo": ("sd3", [ALL]),
+    "tempflow_grpo": ("flux", [ALL]),
     "tempflow_grpo plain": ("flux", ["algorithm.noise_weighting=none"]),
     "branch_grpo": ("sd3", ["algorithm.splits=[0, 1]"]),
     "branch_grpo extreme": (
@@ -92,7 +92,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
                  CORRECTION + "={reject: token_k2, reject_above: 3}"],
     ),
     "branch_grpo parents": (
-        "sd3", ["algorithm.splits=[0, 2]", "algorithm.leaf_pruning=parent_best", "algorithm.skip_depths=1", ALL],
+        "flux", ["algorithm.splits=[0, 2]", "algorithm.leaf_pruning=parent_best", "algorithm.skip_depths=1", ALL],
     ),
     # matching: no probability is needed
     "diffusion_nft": ("sd3", [TWO_TIMES, "algorithm.kl_coef=0.1", "rollout.solver=heun", "optimizer.schedule=cosine"]),
@@ -112,14 +112,14 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "flux", [TWO_TIMES, "algorithm.old_kl_coef=0.1", "algorithm.sample_with=policy", "algorithm.anchor=average",
                  "algorithm.lagged={average: {decay: linear, linear: [0, 0.2, 0.1, 0.9]}}"],
     ),
-    "awm t": ("sd3", ["algorithm.weighting=t", TWO_TIMES, "algorithm.clip_high=0.01", ALL]),
+    "awm t": ("flux", ["algorithm.weighting=t", TWO_TIMES, "algorithm.clip_high=0.01", ALL]),
     "awm t2": (
         "sd1.5",
         [TWO_TIMES, "algorithm.weighting=t2", "algorithm.times=logit_normal", "algorithm.time_stratified=true"],
     ),
     "awm huber": ("flux", ["algorithm.weighting=huber", "algorithm.times=uniform", "algorithm.time_shift=2", LOW]),
     "awm kl": (
-        "sd3", [TWO_TIMES, "algorithm.weighting=ghuber", "algorithm.kl_coef=0.1", "algorithm.old_kl_coef=0.1",
+        "flux", [TWO_TIMES, "algorithm.weighting=ghuber", "algorithm.kl_coef=0.1", "algorithm.old_kl_coef=0.1",
                 "algorithm.old_decay=ema", "algorithm.old_ema=0.5"],
     ),
     "crd": ("flux", [TWO_TIMES, "algorithm.kl_coef=0.1", "algorithm.sample_with=old"]),
@@ -129,10 +129,10 @@ RUNS: dict[str, tuple[str, list[str]]] = {
                 "algorithm.adaptive_weighting=false", ALL],
     ),
     "crd sampling": (
-        "sd3", [TWO_TIMES, "algorithm.sample_with=sampling", "algorithm.old_policy_update_interval=2",
+        "flux", [TWO_TIMES, "algorithm.sample_with=sampling", "algorithm.old_policy_update_interval=2",
                 "algorithm.lagged={sampling: {decay: ema, ema: 0.5}}"],
     ),
-    "dgpo": ("sd3", [TWO_TIMES, "algorithm.kl_coef=0.1", "algorithm.times=logit_normal", "algorithm.clip=0.001"]),
+    "dgpo": ("flux", [TWO_TIMES, "algorithm.kl_coef=0.1", "algorithm.times=logit_normal", "algorithm.clip=0.001"]),
     "dgpo old": (
         "flux", [TWO_TIMES, "algorithm.baseline=old", "algorithm.beta=2000", "algorithm.clip=0.001",
                  "algorithm.clip_kl=true", "algorithm.kl_coef=0.1", "algorithm.reference_guidance=2", ALL],
@@ -140,21 +140,21 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "tdm_r1": ("sd3", ["algorithm.reward_steps=2", "model.gradient_checkpointing=true", *ONE_STEP]),
     "tdm_r1 all weights": ("flux", [ALL, "algorithm.advantage_std=group", "rollout.solver=dpm2m", *ONE_STEP]),
     # preferences, teachers, differentiable rewards, records
-    "diffusion_dpo": ("sd3", [TWO_TIMES, "algorithm.sft_coef=0.1", "algorithm.kind=ipo"]),
+    "diffusion_dpo": ("flux", [TWO_TIMES, "algorithm.sft_coef=0.1", "algorithm.kind=ipo"]),
     "diffusion_dpo schedule": ("flux", ["algorithm.times=schedule", TWO_TIMES, "algorithm.min_margin=0.001"]),
-    "diffusion_dpo pairs": ("sd3", [*PAIRS, TWO_TIMES, "algorithm.label_smoothing=0.1", ALL]),
+    "diffusion_dpo pairs": ("flux", [*PAIRS, TWO_TIMES, "algorithm.label_smoothing=0.1", ALL]),
     "distill": ("sd3", ["algorithm.objective=distill_kl", "algorithm.transition=sde",
                         "algorithm.teachers=[{guidance_scale: 2}, {guidance_scale: 4}]"]),
     "distill ode": ("flux", ["algorithm.objective=distill_fm_mse", "algorithm.transition=ode", TEACHERS]),
     "draft": ("sd3", [*DIFFERENTIABLE, "algorithm.last_steps=2", "algorithm.recompute=true", *ONE_STEP]),
     "draft lv": (
-        "sd3", [*DIFFERENTIABLE, "algorithm.kind=draft_lv", "algorithm.last_steps=1", "algorithm.ceiling=0.5", ALL],
+        "flux", [*DIFFERENTIABLE, "algorithm.kind=draft_lv", "algorithm.last_steps=1", "algorithm.ceiling=0.5", ALL],
     ),
     "draft lv level": (
         "flux", [*DIFFERENTIABLE, "algorithm.kind=draft_lv", "algorithm.last_steps=1", "algorithm.renoise_level=0.1"],
     ),
     "draft refl": (
-        "sd3", [*DIFFERENTIABLE, "algorithm.kind=refl", "algorithm.last_steps=1", "algorithm.kl_coef=0.1"],
+        "flux", [*DIFFERENTIABLE, "algorithm.kind=refl", "algorithm.last_steps=1", "algorithm.kl_coef=0.1"],
     ),
     "sft": ("sd3", [*RECORDS, "algorithm.prompt_dropout=0.5", GUIDED]),
     "sft best": ("flux", ["algorithm.online=true", "algorithm.best=2", ALL]),

@@ -91,7 +91,7 @@ def test_a_run_gives_latents_and_a_picture_of_its_own_to_each(files):
     rewards = {"norms": function("norms"), "paints": function("tests.support.reward_functions:paints_over"),
                "after": function("tests.support.reward_functions:brightness")}  # fmt: skip
     given = [f"rewards.{name}={json.dumps(one)}" for name, one in rewards.items()]
-    run = TinyRun(files, "generators", "sd3", "algorithm=flow_grpo", "steps=1", "rewards.brightness=null",
+    run = TinyRun(files, "generators", "flux", "algorithm=flow_grpo", "steps=1", "rewards.brightness=null",
                   *given, name="given")  # fmt: skip
     run.train()
     row = run.metrics[-1]

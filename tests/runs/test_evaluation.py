@@ -46,7 +46,7 @@ def recipe(run):
 
 @pytest.fixture
 def model(files):
-    made = {"generators": ("sd3", "algorithm=flow_grpo"), "language": ("llama", "algorithm=grpo")}
+    made = {"generators": ("flux", "algorithm=flow_grpo"), "language": ("llama", "algorithm=grpo")}
 
     def evaluate(half, target, *words, status=0):
         run = TinyRun(files, half, *made[half], "rollout.batch_size=2")

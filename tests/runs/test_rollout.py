@@ -45,7 +45,7 @@ def drawing(files, reward, *options, name="flow_grpo"):
     (files / "dull.py").write_text(FUNCTIONS)
     path = "{files}/rewards.py:brightness" if reward == "brightness" else f"{{files}}/dull.py:{reward}"
     return TinyRun(
-        files, "generators", "sd3", f"algorithm={name}", "data.train_files={files}/words.txt", "data.shuffle=false",
+        files, "generators", "flux", f"algorithm={name}", "data.train_files={files}/words.txt", "data.shuffle=false",
         f"rewards.brightness={{name: function, path: '{path}'}}", "rollout.save={every: 1}", *ONCE, *options,
         "data.val_files={files}/prompts.txt",
     )  # fmt: skip

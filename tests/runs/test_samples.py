@@ -28,7 +28,7 @@ def drawing(files, *options):
     (files / "asked.jsonl").write_text("".join(json.dumps(one) + "\n" for one in ASKED))
     data = "data.train_files={files}/asked.jsonl"
     one = ["trainer.mini_batch_size=null", "trainer.epochs=1", "validation.before=false", "validation.every=null"]
-    return TinyRun(files, "generators", "sd3", "algorithm=flow_grpo", data, *KEYS, *one, *options, name="kept")
+    return TinyRun(files, "generators", "flux", "algorithm=flow_grpo", data, *KEYS, *one, *options, name="kept")
 
 
 def test_every_field_is_kept_and_an_update_that_is_repeated_replaces_what_it_wrote(files):
@@ -68,7 +68,7 @@ def test_another_run_learns_from_kept_samples(files):
         "validation.before=false", "validation.every=null",
     ]  # fmt: skip
     given = [f"data.train_files={run.output}/samples", "data.val_files={files}/prompts.txt"]
-    learner = TinyRun(files, "generators", "sd3", *options, *given, "trainer.mini_batch_size=null")
+    learner = TinyRun(files, "generators", "flux", *options, *given, "trainer.mini_batch_size=null")
     learner.train()
     rewards = [one["reward"] for one in kept]
     assert learner.metrics[-1]["critic/rewards/mean"] == pytest.approx(np.mean(rewards), rel=1e-5)

@@ -39,7 +39,7 @@ ONE = ["validation.before=false", "validation.every=null", "trainer.mini_batch_s
 
 
 def test_an_untrained_policy_has_not_grown_and_signal_and_noise_are_logged(files):
-    run = TinyRun(files, "generators", "sd3", "algorithm=flow_grpo", "algorithm.kl_coef=0.1", *ONE)
+    run = TinyRun(files, "generators", "flux", "algorithm=flow_grpo", "algorithm.kl_coef=0.1", *ONE)
     run.train("steps=2")
     first, *_, last = (row for row in run.metrics if "actor/loss" in row)
     assert first["actor/velocity_norm_ratio"] == pytest.approx(1.0)
@@ -49,6 +49,6 @@ def test_an_untrained_policy_has_not_grown_and_signal_and_noise_are_logged(files
         assert row["variance_proxy/proxy1_signal_strength"] == pytest.approx(signal)
         assert row["variance_proxy/proxy3_pure_noise"] <= max(power - signal, 0.0)
         assert row["variance_proxy/expected_w"] > 0
-    plain = TinyRun(files, "generators", "sd3", "algorithm=flow_grpo", "model.lora=null", *ONE)
+    plain = TinyRun(files, "generators", "flux", "algorithm=flow_grpo", "model.lora=null", *ONE)
     plain.train("steps=1")
     assert not [name for name in plain.metrics[-1] if "velocity" in name], "nothing to compare it with"

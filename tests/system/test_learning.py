@@ -123,6 +123,7 @@ def test_dark_pictures_that_pay_are_noticed_before_half_of_the_gain(tmp_path, ca
     assert page.count("data:image/") >= 2
 
 
+@pytest.mark.thorough
 def test_empty_answers_that_please_a_broken_scorer_are_noticed(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         trained(

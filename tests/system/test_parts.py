@@ -59,7 +59,7 @@ def test_plugins_that_pages_show_train_are_resumed_and_opened(
 
 def test_recording_changes_nothing(files):
     more = ["algorithm=flow_grpo", "validation.every=1", "validation.max_prompts=1"]
-    recorded, plain = (TinyRun(files, "generators", "sd3", *more, name=name) for name in ("recorded", "plain"))
+    recorded, plain = (TinyRun(files, "generators", "flux", *more, name=name) for name in ("recorded", "plain"))
     plain.train("steps=2")
     recorded.train("steps=1")  # and a run goes on when it is recorded from now on
     said = recorded.train("profiler.steps=[2]", "steps=2").out
@@ -76,8 +76,9 @@ def test_recording_changes_nothing(files):
     assert str(trace.parents[1]) in said
 
 
+@pytest.mark.thorough
 def test_every_checkpoint_is_exported_as_by_hand(files, tmp_path):
-    run = TinyRun(files, "generators", "sd3", "algorithm=flow_grpo", "checkpoint.every=1", name="exported")
+    run = TinyRun(files, "generators", "flux", "algorithm=flow_grpo", "checkpoint.every=1", name="exported")
     run.train("checkpoint.export=merged", "steps=2", "validation.before=false")
     assert sorted(path.name for path in (run.output / "exported").iterdir()) == ["00000001", "00000002"]
     burnish("export", run.output, "--output", tmp_path / "by_hand")

@@ -56,6 +56,7 @@ def test_wandb(tmp_path, monkeypatch):
     assert [one.text for one in alerts] == [f"update 4: {SAID}", f"update 7: {OVER}", f"update 9: {SAID}"]
 
 
+@pytest.mark.thorough
 @needs("mlflow")
 def test_mlflow(tmp_path, monkeypatch):
     from mlflow import MlflowClient
