@@ -38,12 +38,8 @@ def python(folder: Path, *arguments: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "page",
-    [OWN_PAGES[2], *(pytest.param(page, marks=pytest.mark.thorough) for page in OWN_PAGES if page != OWN_PAGES[2])],
-    ids=lambda page: page.stem,
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("page", OWN_PAGES, ids=lambda page: page.stem)
 def test_what_a_page_on_your_own_says_works_from_top_to_bottom(page, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     for name, value in ENVIRONMENT.items():

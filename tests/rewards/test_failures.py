@@ -47,7 +47,7 @@ def train(files):
 
 def test_one_that_hangs_in_c_is_missing_soon_after_its_deadline_and_is_ended(files, tmp_path, caplog):
     hanging = {"it": failing("hangs", arguments={"file": str(tmp_path / "pid")})}
-    rows, _ = evaluated(files, hanging, asked("ok", "hang bad"), "scoring.processes=1", "scoring.timeout=4", status=2)
+    rows, _ = evaluated(files, hanging, asked("ok", "hang bad"), "scoring.processes=1", "scoring.timeout=2", status=2)
     assert rewards_of(rows) == [None, None]
     assert "(scoring.timeout)" in rows[1]["note"]
     assert "reward it is missing" in caplog.text
@@ -147,7 +147,7 @@ def test_processes_follow_a_parent_that_is_killed(tmp_path):
         ("gives_text", [], "'good', which is not a number"),
         ("leaves", [], "SystemExit: 0 ("),
         ("ends_its_process", ["scoring.processes=1"], "died twice (exit status 0)"),
-        pytest.param("never_ends", ["scoring.processes=1", "scoring.timeout=4"], "timed out after 4 s",
+        pytest.param("never_ends", ["scoring.processes=1", "scoring.timeout=2"], "timed out after 2 s",
                      marks=pytest.mark.thorough),
     ],
 )  # fmt: skip
