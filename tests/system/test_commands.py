@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from diffusers import StableDiffusion3Pipeline
 from PIL import Image
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from burnish.types.rollout import Prompt
 from tests.support.factory import tiny_pipeline
-from tests.support.tiny_run import burnish
+from tests.support.tiny_run import TinyRun, burnish
 
 PROMPTS = ["a cat", "two dogs"]
 ABSENT = {"vae": None, "text_encoder_3": None, "tokenizer_3": None}
@@ -132,3 +133,27 @@ def test_pictures_of_an_earlier_call_do_not_stay_among_the_new_ones(trained, tmp
 
     names = sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("."))
     assert names == ["000-00.png", "000-09.png", "grid.png", "notes.txt", "samples.jsonl"]
+
+
+def test_a_language_model_answers_as_transformers_alone_does(files, tmp_path):
+    greedy = ["validation.temperature=0", "rollout.max_new_tokens=6", "checkpoint.every=1", "steps=1"]
+    run = TinyRun(files, "language", "qwen2", "algorithm=grpo", "model.lora=null", *greedy, name="answers")
+    run.train()
+    asked = ["What is [bold]?", "And 12?"]
+    said = burnish("sample", run.output, *asked, "-n", "2", "-o", tmp_path / "said").out
+    burnish("export", run.output, "--output", tmp_path / "merged")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    records = [json.loads(line) for line in (tmp_path / "said" / "samples.jsonl").read_text().splitlines()]
+    assert [record["prompt"] for record in records] == [asked[0], asked[0], asked[1], asked[1]]
+    for record in records:
+        message = [{"role": "user", "content": record["prompt"]}]
+        given = tokenizer.apply_chat_template(
+            message, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        out = model.generate(**given, max_new_tokens=6, do_sample=False)[0, given["input_ids"].shape[1] :]
+        assert record["response"] == tokenizer.decode(out)
+        assert record["response"] in said
+        assert record["finished"] == (out[-1] == tokenizer.eos_token_id)
+    assert [said.count(f"{text}\n") for text in asked] == [1, 1]
+    assert f"4 responses in {tmp_path / 'said' / 'samples.jsonl'}" in said
