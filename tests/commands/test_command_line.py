@@ -63,6 +63,7 @@ def test_a_command_says_something_before_anything_slow_is_imported_and_refuses_w
     assert completed[1::2] == [0, False]
 
 
+@pytest.mark.thorough
 def test_the_package_is_a_program():
     done = subprocess.run([sys.executable, "-m", "burnish", "train", "quickstart", "rollout.n=x"], capture_output=True,
                           text=True, env=ENVIRONMENT, timeout=60)  # fmt: skip

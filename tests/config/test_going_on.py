@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun
 
 EVERY = ["checkpoint.every=1", "validation.every=1"]
@@ -53,7 +54,9 @@ def test_options_that_change_weights_can_not_go_on_and_are_named(files):
 
 
 @pytest.mark.parametrize(("algorithm", "options", "section"), [
-    ("grpo", ["optimizer.schedule=cosine"], "optimizer"), ("grpo", ["optimizer.warmup_ratio=0.1"], "optimizer"),
+    *seldom(
+        ("grpo", ["optimizer.schedule=cosine"], "optimizer"), ("grpo", ["optimizer.warmup_ratio=0.1"], "optimizer")
+    ),
     ("ppo", ["critic.warmup_updates=0", "optimizer.schedule=constant", "critic.optimizer.schedule=linear"],
      "critic.optimizer"),
 ])  # fmt: skip

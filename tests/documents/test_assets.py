@@ -33,6 +33,7 @@ def records_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.thorough
 def test_questions_about_scans_are_right_and_those_of_the_script(tmp_path):
     tiny_vlm_data.write_data(tmp_path, SEED)
     tiny_vlm_data.write_turned(tmp_path, SEED)

@@ -149,6 +149,7 @@ def test_a_run_gets_a_head_workers_and_their_address_and_nothing_stays_behind(jo
         os.killpg(started.process.pid, 0)
 
 
+@pytest.mark.thorough
 def test_a_stop_is_passed_on_and_the_job_queued_again(job):
     started = job(seconds=DEADLINE)
     started.wait_until_it_runs()
@@ -157,6 +158,7 @@ def test_a_stop_is_passed_on_and_the_job_queued_again(job):
     assert started.calls("scontrol")[-1] == ["requeue", str(NUMBER)]
 
 
+@pytest.mark.thorough
 def test_a_run_that_fails_is_not_queued_again(job):
     started = job(code=2)
     assert started.process.wait(DEADLINE) == 2

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.optional import seldom
 from tests.support.runs import last_state
 from tests.support.tiny_run import TinyRun
 
@@ -113,13 +114,9 @@ def test_what_there_is_to_remember_is_in_the_checkpoint(uninterrupted):
         assert len({line["actor/ptx_loss"] for line in lines[1:]}) == STEPS
 
 
-@pytest.mark.parametrize(
-    "place", [0.55, 0.9, *(pytest.param(n / 9, marks=pytest.mark.thorough) for n in range(9))]
-)  # of its calls
+@pytest.mark.parametrize("place", [0.9, *seldom(0.55, *(n / 9 for n in range(9)))])  # of its calls
 def test_killed_while_it_saves(files, uninterrupted, place):
     name, whole, calls = uninterrupted
-    if name == "diffusion_nft" and place == 0.9 and not os.environ.get("BURNISH_THOROUGH"):
-        pytest.skip("three kills are enough for every day")
     run = run_of(files, name, f"at-{place:.2f}")
     assert lived(run, die_at=1 + int(calls * place))[0] == -signal.SIGKILL
     assert lived(run)[0] == 0

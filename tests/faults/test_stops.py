@@ -90,7 +90,7 @@ ONE_KIND = pytest.mark.parametrize("runs", ["language"], indirect=True)
 
 def often(kind: str, call: int) -> bool:
     """One moment of each is enough for every day."""
-    return (kind, call) in {("flow", 4), ("flow", 5), ("language", 7), ("dialogue", 3)}
+    return (kind, call) in {("flow", 5), ("language", 4), ("language", 7)}
 
 
 @pytest.mark.parametrize(

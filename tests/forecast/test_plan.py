@@ -42,6 +42,7 @@ def test_a_plan_needs_no_data_and_no_adapter(given):
     assert "It fits into 74.5 GiB" in found.said
 
 
+@pytest.mark.thorough
 def test_what_is_shared_out_kept_and_sampled_is_counted(large):
     alone = large("model.lora=null", "rollout.max_new_tokens=64").pools["train"]
     halves = large("model.lora=null", "rollout.max_new_tokens=64", "runtime=ray", "pools.train.processes=2").pools[
@@ -99,6 +100,7 @@ def test_networks_of_rewards_count_where_they_score(options, where):
     assert ("rewards.other" in found.said) == ("rewards.other" in str(options))
 
 
+@pytest.mark.thorough
 def test_the_largest_batch_that_fits_is_chosen(large):
     given = ["rollout.n=16", "rollout.max_new_tokens=128", "rollout.batch_size=8"]
     found = large(*given, "trainer.micro_batch_tokens=auto", "memory=2.6GB")

@@ -138,3 +138,9 @@ REWARD_MODELS: dict[str, tuple[str, list[str]]] = {
     "score_regression": ("smolvlm", ["data.train_files={data}/scores.jsonl", ALL]),
     "process_reward": ("qwen2_5_vl", ["data.train_files={data}/steps.jsonl"]),
 }  # fmt: skip
+SELDOM = [  # in make thorough alone
+    "gspo bypass", "cispo decoupled", "cpgd filtered", "grpo apart bypass", "grpo bfloat16", "grpo frozen",
+    "grpo kl k3+", "grpo kl of one step", "grpo quantised", "grpo sliding windows", "grpo state spaces", "grpo tiles",
+    "ppo decoupled", "reinforce game", "distill sampled", "dpo given", "ipo given", "mpo given", "kto weighted",
+    "sft best",
+]  # fmt: skip

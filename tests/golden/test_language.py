@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from burnish.registry import names
-from tests.golden.language import REWARD_MODELS, RUNS
+from tests.golden.language import REWARD_MODELS, RUNS, SELDOM
 from tests.golden.recorded import check
 from tests.golden.runs import train
+from tests.support.optional import seldom
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [*(name for name in RUNS if name not in SELDOM), *seldom(*SELDOM)])
 def test_a_run_is_as_it_was(name: str, files: Path) -> None:
     check("language", name, train(files, "language", name))
 

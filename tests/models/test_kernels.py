@@ -6,6 +6,7 @@ import pytest
 from diffusers.models import attention_dispatch
 
 from tests.support.model_runs import refused, run_of
+from tests.support.optional import seldom
 
 CLOCK = ("mfu", "flops", "memory")
 
@@ -32,9 +33,7 @@ RECOMPUTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", ["two adapters", pytest.param("lists", marks=pytest.mark.thorough), "a reference", "pictures"]
-)
+@pytest.mark.parametrize("name", ["two adapters", *seldom("lists", "a reference", "pictures")])
 def test_all_blocks_or_the_first_ones_alone_are_computed_again(name, files):
     model, options = RECOMPUTED[name]
     expected = None

@@ -19,6 +19,7 @@ from burnish.language.model import Audio, Shown, Video
 from burnish.types.completion import Encoded
 from tests.support.language_samples import folder_of, model_of, responses
 from tests.support.model_runs import changed
+from tests.support.optional import seldom
 from tests.support.sounds import tone
 from tests.support.talkers import load, written
 from tests.support.tiny_language import chat, film, picture
@@ -35,7 +36,7 @@ def moving(seed, frames, fps=2.0):
     return Video(draw.integers(0, 256, (frames, 24, 36, 3), dtype=np.uint8), fps)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", pytest.param("qwen2_vl", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", *seldom("qwen3_vl", "qwen2_vl")])
 def test_media_are_processed_as_transformers_own_processor_does(family, tmp_path):
     folder = shutil.copytree(folder_of(family), tmp_path / "model")
     changed(folder / "video_preprocessor_config.json", **SAMPLED)
@@ -135,9 +136,7 @@ def split(folder):
     changed(folder / "tokenizer_config.json", processor_class=None)
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen2_5_vl", *(pytest.param(one, marks=pytest.mark.thorough) for one in ("qwen3_vl", "smolvlm"))]
-)
+@pytest.mark.parametrize("name", ["qwen2_5_vl", *seldom("qwen3_vl", "smolvlm")])
 def test_a_processor_in_files_of_its_parts_gives_the_same_tensors(name, tmp_path):
     folder = shutil.copytree(universal_folder(name), tmp_path / "model")
     found = []

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.support.model_runs import refused, run_of
+from tests.support.optional import seldom
 from tests.support.tiny_run import burnish
 
 LIBRARIES = {"nf4": "bitsandbytes", "int8": "torchao", "fp8": "torchao", "fp8_cast": "diffusers"}
@@ -24,7 +25,7 @@ FEWER = "model.quantization.weights"
 
 
 @pytest.mark.parametrize("precision", ALL)
-@pytest.mark.parametrize("model", ["sd3", "llama"])
+@pytest.mark.parametrize("model", ["llama", *seldom("sd3")])
 def test_a_run_learns_on_them_and_exports_adapters_alone(model, precision, files):
     run = run_of(files, model, f"{FEWER}={precision}", LOW, name=f"{model}-{precision}")
     run.train("steps=2", "checkpoint.every=2")

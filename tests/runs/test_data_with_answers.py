@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tests.golden.runs import run_of
+from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun
 
 SIZE, PROMPTS = 4, ("nought", "one", "two")
@@ -22,10 +23,8 @@ GIVEN = ["algorithm.online=false", "algorithm.train_timesteps=2"]
 @pytest.mark.parametrize(
     ("half", "name"),
     [
-        ("language", "dpo given"),
         ("language", "grpo ptx"),
-        ("reward_models", "bradley_terry"),
-        pytest.param("generators", "flow_grpo supervised", marks=pytest.mark.thorough),
+        *seldom(("language", "dpo given"), ("reward_models", "bradley_terry"), ("generators", "flow_grpo supervised")),
     ],
 )
 def test_a_resumed_run_goes_on_bit_by_bit(half, name, files):

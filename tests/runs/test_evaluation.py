@@ -10,6 +10,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun, burnish
 
 HALVES = ("generators", "language")
@@ -82,7 +83,7 @@ def contents(folder):
     return {file.name: file.read_bytes() for file in (*kept, *sorted((folder / "media").glob("*")))}
 
 
-@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("half", ["language", *seldom("generators")])
 def test_killed_and_divided_evaluations_equal_the_whole(half, model, tmp_path):
     path = suite(tmp_path, half)
     model(half, tmp_path / "whole", "--suite", path)

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.forked import forked
+from tests.support.optional import seldom
 from tests.support.processes import alive
 from tests.support.tiny_run import ROOT, TinyRun, burnish
 
@@ -56,7 +57,7 @@ SAME = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", SAME)
+@pytest.mark.parametrize("case", ["tiles, after a death", "an adapter, greedy", *seldom("pictures", "conversations")])
 def test_a_run_learns_what_it_learns_with_burnish_s_own_engine(case, vllm, files):
     model, options, more = SAME[case]
     own = TinyRun(files, "language", model, *options, name="own")

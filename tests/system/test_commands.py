@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from burnish.types.rollout import Prompt
 from tests.support.factory import tiny_pipeline
+from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun, burnish
 
 PROMPTS = ["a cat", "two dogs"]
@@ -70,7 +71,7 @@ def theirs(pipeline: StableDiffusion3Pipeline) -> np.ndarray:
     return grey.expand(-1, -1, -1, 3).numpy().astype(int)
 
 
-@pytest.mark.parametrize("kind", ["lora", "ema", pytest.param("full", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("kind", ["lora", *seldom("ema", "full")])
 def test_diffusers_draws_the_trained_policys_pictures_from_what_is_exported(tmp_path_factory, trained, kind):
     folder = trained if kind == "lora" else run_of(tmp_path_factory.mktemp(kind), kind)
     pictures = ours(folder)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.optional import seldom
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import generator_classes
@@ -15,17 +17,8 @@ import generator_table
 import language_row
 import language_table
 
-OFTEN = {"granite"}  # scaled heads, which golden runs don't train
 
-
-def cells(models):
-    return [
-        pytest.param(one.name, id=one.name, marks=pytest.mark.slow if one.name in OFTEN else pytest.mark.thorough)
-        for one in models
-    ]
-
-
-@pytest.mark.parametrize("name", cells(generator_table.ALL))
+@pytest.mark.parametrize("name", seldom(*(one.name for one in generator_table.ALL)))
 def test_every_generator_is_as_it_has_to_be_or_refused(name, tmp_path):
     row = generator_table.measured(name, tmp_path)
     if row.refused.startswith("needs "):
@@ -33,7 +26,7 @@ def test_every_generator_is_as_it_has_to_be_or_refused(name, tmp_path):
     assert not row.faults
 
 
-@pytest.mark.parametrize("name", cells(language_table.LANGUAGE))
+@pytest.mark.parametrize("name", seldom(*(one.name for one in language_table.LANGUAGE)))
 def test_every_language_model_is_without_fault(name, tmp_path):
     row = language_table.measured(name, tmp_path)
     assert not row.faults

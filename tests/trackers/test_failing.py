@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun
 
 FAKE = """
@@ -59,7 +60,7 @@ def every(run: TinyRun) -> list[list[Any]]:
     return [[line["training/global_step"], line.get("actor/loss")] for line in run.metrics]
 
 
-@pytest.mark.parametrize("where", ["init", "log"])
+@pytest.mark.parametrize("where", ["log", *seldom("init")])
 def test_a_tracker_that_hangs_delays_nothing_and_gets_all_with_the_same_command(tracked, tmp_path, caplog, where):
     run, begun = tracked("trackers.wait=0.5", **{where: "time.sleep(60)"}), time.monotonic()
     run.train()

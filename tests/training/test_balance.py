@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun
 
 ONE_STEP = ["steps=1", "trainer.mini_batch_size=null", "trainer.epochs=1", "model.lora=null"]
@@ -17,9 +18,12 @@ def learned(files, algorithm: str, *options: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    "cut", [["trainer.micro_batch_tokens=40"], ["trainer.layout=padded"], ["trainer.layout=shared"],
-            ["model.gradient_checkpointing=true"]],
-)  # fmt: skip
+    "cut",
+    [
+        ["trainer.micro_batch_tokens=40"],
+        *seldom(["trainer.layout=padded"], ["trainer.layout=shared"], ["model.gradient_checkpointing=true"]),
+    ],
+)
 def test_no_cut_and_no_layout_changes_it(cut, files):
     given = ["model.router_aux_loss_coef=0.3"]
     whole, plain, parts = (learned(files, "grpo", *options) for options in (given, [], [*given, *cut]))

@@ -190,6 +190,7 @@ def test_the_peak_of_loading_is_share_and_constant(size, tmp_path, new_process):
         assert share <= 0.15 * count * 2 / MIB + 8
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("size", "asynchronous"),

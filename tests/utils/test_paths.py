@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.disks import fill, make_read_only, small_disk
+from tests.support.optional import seldom
 from tests.support.reports import Story, run_folder
 from tests.support.tiny_run import burnish
 
@@ -35,7 +36,7 @@ FOUND = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", ["a project", *seldom("a description of code", "a model", "pictures")])
 def test_a_run_does_not_begin_among_files_of_others(tmp_path, name):
     folder = tmp_path / "there"
     for file, text in FOUND[name].items():
