@@ -13,15 +13,18 @@ export HF_HUB_OFFLINE := 1
 
 VLLM :=  # make gpu VLLM=vllm-env/bin/python: sampling with vLLM too
 
-.PHONY: quickstart test thorough fast pretend-gpu gpu dist release-check docs lint install clean
+.PHONY: quickstart test suite thorough fast pretend-gpu gpu dist release-check docs lint types install clean
 
 quickstart: $(VENV)/.installed  ## train the quickstart and say where its report is
 	$(BIN)/burnish train quickstart
 
 test: $(VENV)/.installed-dev lint  ## checks and the whole test suite
+	$(MAKE) --no-print-directory -j2 types suite
+
+suite: $(VENV)/.installed-dev
 	$(PYTEST) --durations=12
 
-thorough: $(VENV)/.installed-dev lint  ## the same with the tests that show a thing once more, in another way
+thorough: $(VENV)/.installed-dev lint types  ## the same with the tests that show a thing once more, in another way
 	BURNISH_THOROUGH=1 $(PYTEST)
 
 fast: $(VENV)/.installed-dev  ## the tests that take seconds
@@ -48,6 +51,8 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
+
+types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 install: $(VENV)/.installed
