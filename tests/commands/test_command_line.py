@@ -56,7 +56,7 @@ REFUSED = [["train", "nothing"], ["plan", "quickstart", "rewards.mine={name: fun
 
 def test_a_command_says_something_before_anything_slow_is_imported_and_refuses_without_torch(tmp_path):
     """Seconds depend on the machine; what is imported doesn't."""
-    helps = [["--help"], ["train", "--help"]]
+    helps = [["train", "--help"]]
     completion = ["completion", "zsh", "--", "train", "quickstart", "seed"]
     *found, completed = in_fresh_processes([*REFUSED, *helps, completion], tmp_path)
     assert found == [[line, 2, [], False] for line in REFUSED] + [[line, 0, [], False] for line in helps]

@@ -114,6 +114,7 @@ def test_what_is_given_up_is_made_again(runs, call):
     assert run.metrics == runs.whole.metrics
 
 
+@pytest.mark.thorough
 @ONE_KIND
 def test_a_run_whose_learning_rate_falls_is_made_longer(runs):
     falling = ["optimizer.schedule=linear", "validation.every=0", "trainer.mini_batch_size=null", "trainer.epochs=1"]

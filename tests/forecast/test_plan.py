@@ -71,6 +71,7 @@ def test_turns_and_suites_are_counted(large, tmp_path):
     assert found["validate"]["peak"] > found["sample"]["peak"] + 0.2
 
 
+@pytest.mark.thorough
 def test_a_worker_that_samples_rests_in_low_precision_and_gets_what_is_trained(large):
     given = ["model.lora=null", "model.dtype=bfloat16", "runtime=ray", "pools.rollout={processes: 4, gpus: 0.5}"]
     found = large(*given, "memory=80GB")
@@ -83,6 +84,7 @@ def test_a_worker_that_samples_rests_in_low_precision_and_gets_what_is_trained(l
 GENEVAL = "rewards.geneval={name: geneval_mask2former, device: cuda}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "where"),
     [

@@ -117,7 +117,7 @@ def test_a_language_model_goes_on_from_what_peft_wrote(written, files):
 
 def test_a_generator_goes_on_from_what_burnish_or_peft_wrote(files):
     kind = "model.lora={rank: 2, dora: true, rslora: true"
-    run = run_of(files, "sd3", f"{kind}}}", name="adapted")
+    run = run_of(files, "flux", f"{kind}}}", name="adapted")
     run.train(*SHORT)
     out, theirs = files / "exported", files / "of peft"
     burnish("export", run.output, "--output", out, "--format", "lora")
@@ -128,12 +128,12 @@ def test_a_generator_goes_on_from_what_burnish_or_peft_wrote(files):
     settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "use_dora": True, "use_rslora": True}
     (theirs / SETTINGS).write_text(json.dumps(settings))
     for folder in (out, theirs):
-        again = run_of(files, "sd3", f"{kind}, path: '{folder}'}}", "optimizer.lr=1e-12", name="again")
+        again = run_of(files, "flux", f"{kind}, path: '{folder}'}}", "optimizer.lr=1e-12", name="again")
         again.train(*SHORT)
         assert trained(run)
         for name, value in trained(run).items():
             torch.testing.assert_close(again.tensors[name], value, rtol=0, atol=1e-9)
-    assert "model.lora.rslora" in refused(files, "sd3", f"model.lora={{rank: 2, dora: true, path: '{out}'}}")
+    assert "model.lora.rslora" in refused(files, "flux", f"model.lora={{rank: 2, dora: true, path: '{out}'}}")
 
 
 @pytest.mark.parametrize(

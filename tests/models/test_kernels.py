@@ -26,7 +26,7 @@ def same(found, expected, rel=1e-4, abs=1e-5):
 
 
 RECOMPUTED = {
-    "two adapters": ("sd3", ["algorithm=diffusion_nft", "algorithm.train_timesteps=2", "algorithm.kl_coef=0.1"]),
+    "two adapters": ("flux", ["algorithm=diffusion_nft", "algorithm.train_timesteps=2", "algorithm.kl_coef=0.1"]),
     "lists": ("z-image", ["algorithm=flow_grpo"]),
     "a reference": ("llama", ["algorithm=grpo", "algorithm.kl.coef=0.1", "model.lora=null"]),
     "pictures": ("qwen2_5_vl", ["algorithm=grpo", "model.lora={rank: 2, vision: true}"]),

@@ -144,6 +144,7 @@ def test_pipelines_that_step_or_return_otherwise_are_refused(kind, unseen_run):
     assert [word for word in [*REFUSED[kind], "UnseenPipeline" if odd else kind.__name__] if word not in told] == []
 
 
+@pytest.mark.thorough
 def test_what_is_kept_of_a_picture_and_numbers_of_classes_are_trained(unseen_run):
     unseen_run(unseen.KeepingPipeline).train("steps=1")
     unseen_run(unseen.LatePipeline).train("steps=1", "rollout.num_inference_steps=5")  # which shows in no step

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun
 
 WORDS = ("one", "two", "three", "four", "five", "six")
@@ -85,7 +86,9 @@ def test_a_prompt_that_comes_again_gets_further_samples(files):
     assert len({reward for _, reward in again}) == 8
 
 
-@pytest.mark.parametrize(("reward", "options"), [("equal", [FILTER.format(1)]), ("lost", ["rollout.candidates.n=6"])])
+@pytest.mark.parametrize(
+    ("reward", "options"), [*seldom(("equal", [FILTER.format(1)])), ("lost", ["rollout.candidates.n=6"])]
+)
 def test_an_update_for_which_nothing_is_left_is_skipped_and_counted(reward, options, files):
     run = drawing(files, reward, *options)
     (files / "now").unlink(missing_ok=True)

@@ -52,6 +52,7 @@ def on_lists(files: Path, place: Path, name: str, *more: str) -> TinyRun:
     return run
 
 
+@pytest.mark.thorough
 def test_a_run_of_epochs_has_as_many_updates_and_can_be_made_longer(files, place):
     run = on_lists(files, place, "epochs")
     run.train("data.epochs=0.5", "data.mix=[3, 1]")

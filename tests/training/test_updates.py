@@ -13,9 +13,11 @@ CUT = {
     "language": ["trainer.micro_batch_tokens=4096", "trainer.micro_batch_tokens=30"],
 }
 NAMES = [
-    ("generators", "diffusion_nft"), ("generators", "grpo_guard kl"), ("language", "ppo warm"),
-    ("language", "grpo entropy"),
-    *seldom(("generators", "flow_grpo kl"), ("generators", "flow_grpo cps"), ("language", "grpo kl")),
+    ("generators", "grpo_guard kl"), ("language", "ppo warm"), ("language", "grpo entropy"),
+    *seldom(
+        ("generators", "diffusion_nft"), ("generators", "flow_grpo kl"), ("generators", "flow_grpo cps"),
+        ("language", "grpo kl"),
+    ),
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shlex
+import time
 
 import pytest
 import torch
@@ -100,7 +101,8 @@ def test_offline_the_command_that_would_fetch_it_is_shown(hub, monkeypatch):
     assert "hf download" in said(), "nobody answers there"
 
 
-def test_an_interrupted_download_is_not_taken_for_a_model(hub):
+def test_an_interrupted_download_is_not_taken_for_a_model(hub, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # before the hub is asked again
     commit = hub.publish(NAME, WANTED)
     hub.broken.add(f"vae/{SHARD}")
     with pytest.raises(ValueError, match="again"):
