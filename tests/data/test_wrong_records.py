@@ -87,6 +87,7 @@ DEMONSTRATIONS: list[tuple[Any, str]] = [
     ({"messages": [USER, said(train=False)]}, "learned"),
     ({"messages": [USER, said([{"type": "image"}])], "image": "grey.png"}, "text only"),
 ]  # fmt: skip
+STEPWISE = {"prompt": "a", "steps": ["b", "c"], "labels": [1, 0.5]}
 COMPARED: list[tuple[Any, str]] = [
     (PAIR | {"tie": 1}, "'tie' is 1"), (PAIR | {"tie": True, "preference": "chosen"}, "'tie' and 'preference'"),
     (PAIR | {"preference": "chosen"}, "truth, style"), (PAIR | {"preference": {"truth": "A"}}, "chosen, rejected, tie"),
@@ -103,6 +104,11 @@ PAIRS: list[tuple[Any, str]] = [
     ({"prompt": "p", "chosen": "grey.png"}, "rejected"),
     ({"prompt": "p", "chosen": "grey.png", "rejected": "grey.png"}, "same picture"),
 ]  # fmt: skip
+STEPS: list[tuple[Any, str]] = [
+    (STEPWISE | {"labels": [1, 1.5]}, "from 0 to 1"), (STEPWISE | {"labels": [1]}, "each of 2 steps"),
+    (STEPWISE | {"labels": "good"}, "'good'"), (STEPWISE | {"steps": []}, "no list of steps"),
+    (STEPWISE | {"steps": ["b", " "]}, "must have text"),
+]  # fmt: skip
 SIZED = ["rollout.height=6", "rollout.width=8"]
 OFFLINE = "algorithm.online=false"
 ALONE = ["rewards={exact: null, format: null}", "trainer.mini_batch_size=null"]  # reward models sample nothing
@@ -117,6 +123,7 @@ KINDS: dict[str, tuple[str, list[str], Any, list[tuple[Any, str]]]] = {
     "comparisons": (
         LANGUAGE, [*ALONE, "algorithm={name: bradley_terry, heads: [truth, style], ties: davidson}"], PAIR, COMPARED,
     ),
+    "steps": (LANGUAGE, [*ALONE, "algorithm={name: process_reward, kind: bce}"], STEPWISE, STEPS),
     "pictures": (GENERATOR, ["algorithm=sft", OFFLINE, *SIZED], SHOWN, PICTURES),
     "pairs": (
         GENERATOR, ["algorithm=diffusion_dpo", OFFLINE, *SIZED],

@@ -179,6 +179,7 @@ def asking(**sample) -> dict:
         ({"samples": [], "prompts": [{"text": "?"}]}, 400, "0 samples, but 1 prompts"),
         ({"samples": [{"text": "a"}] * 65, "prompts": [{"text": "?"}] * 65}, 400, "65 entries, more than 64"),
         (asking(text=3), 400, "samples[0]: text must be a text"),
+        (asking(image=3), 400, "image must be an object"),
         (asking(image=image(4, 4)), 400, "picture can't be read"),
         (asking(image=image(60_000, 60_000)), 400, "3600000000 pixels"),
         (asking(image=image(600, 600)), 400, "600x600 pixels, more than 10000"),
