@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,7 @@ from burnish.advantages.groups import (
 from burnish.advantages.rewards import Rewards
 from burnish.advantages.rules import group_steps, optimal_baseline, pass_at_k
 from burnish.algorithms.base import advantages_of
+from burnish.metrics import hacking_metrics
 from burnish.registry import lookup
 from burnish.types.rollout import Scores
 from tests.conformance import Case, case, cases, labels
@@ -325,3 +327,17 @@ def test_a_token_gets_what_its_step_and_later_ones_are_worth():
         ]
     )
     torch.testing.assert_close(found, expected)
+
+
+def test_what_is_only_watched_is_correlated_with_the_reward_within_groups():
+    paid, watched = [1.0, 2.0, 5.0, 3.0, 7.0], [0.5, 0.1, 0.9, 0.7, 0.2]
+    scores = Scores(
+        reward=torch.tensor(paid), missing=torch.zeros(5, dtype=torch.bool), names=("paid", "watched"),
+        components=torch.tensor([paid, watched]).T, weights=(1.0, 0.0), notes=[""] * 5,
+    )  # fmt: skip
+    group = [[0, 1, 2], [3, 4]]
+    apart = [
+        np.concatenate([np.array(one)[rows] - np.array(one)[rows].mean() for rows in group]) for one in (paid, watched)
+    ]
+    found = hacking_metrics(scores, torch.tensor([0, 0, 0, 1, 1]))
+    assert found == {"critic/watched/reward_correlation": pytest.approx(np.corrcoef(*apart)[0, 1], rel=1e-5)}

@@ -126,6 +126,7 @@ def test_arguments_by_name_another_range_and_lists_of_lists_draw_the_same(kind, 
 
 REFUSED = {  # what is named beside the class
     unseen.TwicePipeline: ["decrease"],
+    unseen.RowsPipeline: ["2 rows for one sample"],
     unseen.OwnSchedulerPipeline: ["its own scheduler"],
     unseen.LayersPipeline: ["2 pictures"],
     unseen.MomentumPipeline: ["momentum"],

@@ -114,6 +114,14 @@ class TwicePipeline(UnseenPipeline):
         return super().moved(velocity, time, once)
 
 
+class RowsPipeline(UnseenPipeline):
+    """Has its scheduler step halves of a sample as rows."""
+
+    def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
+        halves = [one.reshape(2, -1, 3) for one in (velocity, dots)]
+        return self.scheduler.step(halves[0], time, halves[1], return_dict=False)[0].reshape(dots.shape)
+
+
 class OwnSchedulerPipeline(UnseenPipeline):
     """Makes its scheduler anew."""
 
@@ -211,9 +219,9 @@ class BrokenPipeline(UnseenPipeline):
 
 
 CLASSES = (
-    UnseenPainter, OddPainter, UnseenPipeline, TwicePipeline, OwnSchedulerPipeline, NamingPipeline, CombinedPipeline,
-    MomentumPipeline, LatePipeline, KeepingPipeline, BrokenPipeline, NumbersPipeline, SignedPipeline, LayersPipeline,
-    NestingPainter, NestingPipeline,
+    UnseenPainter, OddPainter, UnseenPipeline, TwicePipeline, RowsPipeline, OwnSchedulerPipeline, NamingPipeline,
+    CombinedPipeline, MomentumPipeline, LatePipeline, KeepingPipeline, BrokenPipeline, NumbersPipeline,
+    SignedPipeline, LayersPipeline, NestingPainter, NestingPipeline,
 )  # fmt: skip
 
 
