@@ -27,8 +27,8 @@ suite: $(VENV)/.installed-dev
 thorough: $(VENV)/.installed-dev lint types  ## the same with the tests that show a thing once more, in another way
 	BURNISH_THOROUGH=1 $(PYTEST)
 
-fast: $(VENV)/.installed-dev  ## the tests that take seconds
-	$(PYTEST) -m "not slow and not cluster"
+fast: $(VENV)/.installed-dev  ## in a minute: mathematics, contracts of parts, what is refused
+	$(PYTEST) -m "not slow and not cluster" $(addprefix tests/,kernels contracts refusals algorithms alarms types report)
 
 pretend-gpu: $(VENV)/.installed-dev  ## every algorithm on a pretended GPU, in float32 and bfloat16
 	BURNISH_THOROUGH=1 $(PYTEST) tests/support tests/pretend_gpu
