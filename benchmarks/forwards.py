@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from burnish.algorithms.flow.base import in_parts
@@ -25,14 +25,7 @@ LAYOUTS = ("padded", "packed", "shared")
 LORA = LoraOptions(rank=4, targets=["q_proj", "k_proj", "v_proj", "o_proj"])
 
 
-def biased(network: nn.Module, factor: float = 100.0) -> None:
-    """Qwen2.5's biases of queries and keys are tens to hundreds, far above everything that they are added to."""
-    for name, parameter in network.named_parameters():
-        if name.endswith(("q_proj.bias", "k_proj.bias")):
-            parameter.data.mul_(factor)
-
-
-def learned(parameters: Iterable[nn.Parameter], step: float = 3e-4) -> None:
+def learned(parameters: Iterable[torch.nn.Parameter], step: float = 3e-4) -> None:
     """Move what is trained as the first step of Adam does."""
     draw = torch.Generator().manual_seed(1)
     for parameter in parameters:
@@ -40,12 +33,10 @@ def learned(parameters: Iterable[nn.Parameter], step: float = 3e-4) -> None:
             parameter.data += (step * torch.randn(parameter.shape, generator=draw).sign()).to(parameter)
 
 
-def load(path: Path, device: Any, *, lora: bool, bias: bool = False) -> Any:
+def load(path: Path, device: Any, *, lora: bool) -> Any:
     """A language model in bfloat16, with adapters on request."""
     options = ModelOptions(path=str(path), device=device, dtype="bfloat16", lora=LORA if lora else None)
     model = load_language_model(options)
-    if bias:
-        biased(model.network)
     if lora:
         add_adapters(model.network, LORA, ["policy"], seed=0)
     return model
@@ -73,9 +64,7 @@ def apart(one: Tensor, other: Tensor, mask: Tensor) -> tuple[float, float]:
     return float(difference.mean()), float(difference.max())
 
 
-def theirs(
-    path: Path, model: Any, completion: Completion, device: str, *, lora: bool, bias: bool = False
-) -> tuple[Tensor, Tensor]:
+def theirs(path: Path, model: Any, completion: Completion, device: str, *, lora: bool) -> tuple[Tensor, Tensor]:
     """Log-probs [B, T] of responses to text by transformers' own forwards: without and with its cache.
 
     The language head is ours in both, which does not round logits where its weights rest in float32.
@@ -83,8 +72,6 @@ def theirs(
     resting = torch.bfloat16 if lora else torch.float32
     kind = AutoModelForImageTextToText if hasattr(model.config, "vision_config") else AutoModelForCausalLM
     network = kind.from_pretrained(path, dtype=resting, attn_implementation="sdpa").eval().to(device)
-    if bias:
-        biased(network)
     found = [torch.zeros(completion.ids.shape) for _ in range(2)]
     head, banned = model.head(network).weight, model.banned.to(device)
     for row, length in enumerate(completion.length.tolist()):

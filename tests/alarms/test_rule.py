@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from burnish.alarms.rule import Series
+from tests.support.optional import seldom
 
 RATE = 0.01
 
@@ -38,7 +39,7 @@ def false_alarms(kind: str, prompts: int, samples: int, runs: int, updates: int,
 
 @pytest.mark.parametrize(("prompts", "samples", "runs", "updates"), [
     (8, 6, 200, 60),
-    *(pytest.param(*size, 1000, 200, marks=pytest.mark.thorough) for size in ((2, 4), (32, 4))),
+    *seldom((2, 4, 1000, 200), (32, 4, 1000, 200)),
 ])  # fmt: skip
 def test_honest_series_raise_no_more_false_alarms_than_is_said_and_a_move_is_found(prompts, samples, runs, updates):
     for kind in KINDS:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.optional import seldom
 from tests.support.reports import lines_of, write_lines
 from tests.support.tiny_run import burnish
 
@@ -112,7 +113,7 @@ def sampled(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("chain", [pytest.param("pictures to imitate", marks=pytest.mark.thorough), *list(CHAINS)[1:]])
+@pytest.mark.parametrize("chain", [*seldom("pictures to imitate"), *list(CHAINS)[1:]])
 def test_what_a_run_kept_is_learned_from(sampled, chain, tmp_path):
     recipe, own, form, options = CHAINS[chain]
     run = sampled(recipe, own)

@@ -90,9 +90,7 @@ def assert_same(run: TinyRun, whole: TinyRun) -> None:
     assert last_state(run.output) == last_state(whole.output)
 
 
-@pytest.fixture(
-    scope="module", params=[*OFTEN, *(pytest.param(n, marks=pytest.mark.thorough) for n in RUNS if n not in OFTEN)]
-)
+@pytest.fixture(scope="module", params=[*OFTEN, *seldom(*(name for name in RUNS if name not in OFTEN))])
 def uninterrupted(files, request) -> tuple[str, TinyRun, int]:
     """The name of a run, the run that nothing has befallen, and its calls."""
     whole = run_of(files, request.param, "whole")

@@ -20,6 +20,7 @@ import pytest
 
 from tests.golden.runs import HALVES
 from tests.support import deadly
+from tests.support.optional import seldom
 from tests.support.processes import gone
 from tests.support.ray_runs import (
     ADAPTER,
@@ -199,7 +200,7 @@ SELDOM = [
 
 @pytest.mark.parametrize(
     ("half", "model", "options", "place", "death"),
-    [*OFTEN, *(pytest.param(*row, marks=pytest.mark.thorough) for row in SELDOM)],
+    [*OFTEN, *seldom(*SELDOM)],
     ids=["a worker", "ranks", "ranks and a worker", "clips by a worker"],
 )
 def test_it_learns_apart_what_one_process_learns_though_one_is_killed(

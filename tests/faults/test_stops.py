@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from burnish.cli import main
+from tests.support.optional import seldom
 from tests.support.runs import last_state
 from tests.support.tiny_run import TinyRun
 
@@ -138,7 +139,7 @@ def test_a_run_whose_learning_rate_falls_is_made_longer(runs):
 
 
 @ONE_KIND
-@pytest.mark.parametrize("processes", [0, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("processes", [0, *seldom(1)])
 def test_a_reward_that_takes_a_minute_is_not_waited_for(runs, processes):
     run = runs.run(f"slow-{processes}")
     slow = run.output.with_suffix(".slow")

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.forecasts import peaks
 from tests.forecast.plans import larger, plan
+from tests.support.optional import seldom
 from tests.support.rank_runs import together
 from tests.support.tiny_run import TinyRun
 
@@ -77,7 +78,7 @@ def drawing(files, *options):
     ("run", "options"),
     [
         (drawing, FULL),
-        *(pytest.param(answering, options, marks=thorough) for options in (LORA, FULL, [*FULL, *BF16])),
+        *seldom(*((answering, options) for options in (LORA, FULL, [*FULL, *BF16]))),
     ],
 )
 def test_a_plan_tells_what_a_run_holds(run, options, files):
@@ -122,7 +123,7 @@ def test_every_phase_of_a_generator(name):
     near(*(peaks("quickstart", options, fake=fake) for fake in (False, True)))
 
 
-@pytest.mark.parametrize("name", [pytest.param(one, marks=[thorough] * (one != "ppo")) for one in MODELS])
+@pytest.mark.parametrize("name", ["ppo", *seldom(*(name for name in MODELS if name != "ppo"))])
 def test_every_phase_of_a_language_model(name, files):
     family, sizes, options = MODELS[name]
     run = larger(files, f"wide-{family}", family, "ppo" if PPO[0] in options else "grpo", **sizes)

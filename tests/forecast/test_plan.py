@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.forecast.plans import larger, plan
+from tests.support.optional import seldom
 from tests.support.tiny_run import burnish
 
 thorough = pytest.mark.thorough
@@ -29,9 +30,7 @@ def large(files):
     return planned
 
 
-@pytest.mark.parametrize(
-    "given", [["algorithm=sft"], pytest.param(["algorithm=diffusion_dpo", "algorithm.online=false"], marks=thorough)]
-)
+@pytest.mark.parametrize("given", [["algorithm=sft"], *seldom(["algorithm=diffusion_dpo", "algorithm.online=false"])])
 def test_a_plan_needs_no_data_and_no_adapter(given):
     absent = [
         "data.train_files=nowhere.jsonl", "data.val_files=nowhere.jsonl", "model.lora.path=nowhere",
@@ -88,9 +87,8 @@ GENEVAL = "rewards.geneval={name: geneval_mask2former, device: cuda}"
 @pytest.mark.parametrize(
     ("options", "where"),
     [
-        pytest.param(["rewards.other={name: pickscore, device: cuda, path: who/knows}"], {"train"}, marks=thorough),
-        pytest.param([*RAY, "validation.every=null", "validation.before=false", "scoring.probe=false"],
-                     {"rollout"}, marks=thorough),
+        (["rewards.other={name: pickscore, device: cuda, path: who/knows}"], {"train"}),
+        ([*RAY, "validation.every=null", "validation.before=false", "scoring.probe=false"], {"rollout"}),
         ([*RAY, "pools.reward.processes=1"], {"reward"}),
     ],
 )  # fmt: skip

@@ -103,7 +103,7 @@ def test_a_class_that_nobody_has_seen_is_trained(unseen_run):
     run = unseen_run(unseen.UnseenPipeline, "rollout.call={side: 4}", "optimizer.lr=4e-2", "rollout.n=6")
     run.train("steps=4", "trainer.epochs=1", "trainer.mini_batch_size=null")
     rewards = [line["critic/rewards/mean"] for line in run.metrics if "critic/rewards/mean" in line]
-    assert max(rewards[1:]) > rewards[0] + 5  # of 255
+    assert sum(rewards[-2:]) / 2 > rewards[0] + 5, rewards  # of 255
     assert max(line.get("rollout_corr/logprob_abs_diff", 0.0) for line in run.metrics) < 1e-5
 
 

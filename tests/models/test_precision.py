@@ -32,13 +32,11 @@ STAYING = {
     "reinforce": ("llama", ["algorithm.kl={route: reward, kind: k1, coef: 0.1}", "model.lora=null"]),
     "ppo": ("qwen2_5_vl", ["critic.warmup_updates=0", "algorithm.kl={route: reward, coef: 0.1}"]),
 }
-OFTEN = {"flow_grpo", "flow_grpo recomputed", "grpo", "gspo", "ppo"}
+OFTEN = ["flow_grpo", "flow_grpo recomputed", "grpo", "gspo", "ppo"]
 OTHER_SHAPES = 0.01  # the KL per token of equal policies in micro-batches of other shapes
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=() if one in OFTEN else pytest.mark.thorough) for one in STAYING]
-)
+@pytest.mark.parametrize("name", [*OFTEN, *seldom(*(name for name in STAYING if name not in OFTEN))])
 def test_rounding_is_neither_a_step_nor_a_distance(name, files):
     model, options = STAYING[name]
     draws = model in ("sd3", "flux")
@@ -71,7 +69,7 @@ def test_rounding_is_neither_a_step_nor_a_distance(name, files):
 NEAR = 0.02  # nats, on average, also where biases are far above what they are added to
 
 
-@pytest.mark.parametrize("lora", ["{rank: 2}", pytest.param("null", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("lora", ["{rank: 2}", *seldom("null")])
 @pytest.mark.parametrize("model", ["qwen3_moe", *seldom("qwen2", "qwen3_vl")])
 def test_sampler_and_trainer_are_as_near_as_rounding_lets_them(model, lora, files):
     for layout in ("padded", "packed", "shared"):

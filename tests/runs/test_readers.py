@@ -9,6 +9,7 @@ import pytest
 from PIL import Image, ImageFile
 
 from tests.support.forked import forked
+from tests.support.optional import seldom
 from tests.support.processes import alive
 from tests.support.tiny_run import TinyRun
 
@@ -43,7 +44,7 @@ def trained(files, monkeypatch):
     return train
 
 
-@pytest.mark.parametrize("model", ["qwen2_5_vl", pytest.param("internvl", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("model", ["qwen2_5_vl", *seldom("internvl")])
 def test_a_run_learns_the_same_with_readers(model, trained, files):
     log, found = files / f"readers-{model}", []
 

@@ -13,6 +13,7 @@ from PIL import Image
 import burnish as package
 from burnish.types.clips import Clip
 from burnish.types.media import Media
+from tests.support.optional import seldom
 from tests.support.runs import last_state
 from tests.support.tiny_run import TinyRun, burnish
 
@@ -129,7 +130,7 @@ BEGUN = [
     ("name", "kind", "more"),
     [
         ("flux-kontext", "png", ["rollout.call={_auto_resize: false}"]),
-        pytest.param("wan2.1-i2v", "mp4", ["rollout.num_frames=5"], marks=pytest.mark.thorough),
+        *seldom(("wan2.1-i2v", "mp4", ["rollout.num_frames=5"])),
     ],
     ids=["editing", "video"],
 )

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from tests.support.optional import seldom
 from tests.support.runs import last_state
 from tests.support.scorers import checkpoint
 from tests.support.shown import ROOT, blocks
@@ -31,7 +32,7 @@ SEEING = [
     ("half", "model", "options", "watched"),
     [
         ("generators", "sd3", DRAWING, "redness"),
-        pytest.param("language", "qwen2_5_vl", SEEING, "brevity", marks=pytest.mark.thorough),
+        *seldom(("language", "qwen2_5_vl", SEEING, "brevity")),
     ],
     ids=["drawing", "seeing"],
 )

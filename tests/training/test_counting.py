@@ -18,6 +18,7 @@ from burnish.training.meter import CallMeter
 from burnish.training.peak_flops import peak_of
 from burnish.types.prompt import Prompt
 from tests.support.flops import torch_flops
+from tests.support.optional import seldom
 
 CPU = torch.device("cpu")
 
@@ -26,7 +27,7 @@ UNREAD = {"qwen-image": 0.1, "z-image": 0.1}  # of two blocks, the last one make
 MORE = ["flux", "wan2.2", "qwen-image", "z-image", "ltx"]
 
 
-@pytest.mark.parametrize("name", ["sd3", *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE)])
+@pytest.mark.parametrize("name", ["sd3", *seldom(*MORE)])
 @pytest.mark.parametrize("adapted", [False, True], ids=["all weights", "adapters"])
 def test_generators(tmp_path, name, adapted):
     """Every family, and pipelines that no family is written for."""

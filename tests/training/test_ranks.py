@@ -194,7 +194,7 @@ def test_the_peak_of_loading_is_share_and_constant(size, tmp_path, new_process):
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("size", "asynchronous"),
-    [(2, True), *(pytest.param(size, False, marks=pytest.mark.thorough) for size in (1, 2, 4))],
+    [(2, True), *((size, False) for size in (1, 2, 4))],
 )
 def test_the_peak_of_saving_is_a_share_and_a_constant(tmp_path, new_process, size, asynchronous):
     """And nothing is read again; 16 MiB are pieces that are written and read."""
