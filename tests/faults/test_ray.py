@@ -175,7 +175,7 @@ FOUR = ["pools.train.processes=4", "sharding.shard_size=2"]
 APART = [
     ("generators", "flow_grpo kl", RANKS), ("generators", "diffusion_nft slow", RANKS), ("generators", "tdm_r1", RANKS),
     ("generators", "diffusion_dpo pairs", RANKS), ("generators", "draft", RANKS), ("generators", "flow_grpo v", FOUR),
-    ("generators", "flow_grpo video", [*RANKS, *WORKER]), ("generators", "flow_grpo quantised", RANKS),
+    ("generators", "flow_grpo video", RANKS), ("generators", "flow_grpo quantised", RANKS),
     ("generators", "flow_grpo kl exact", SPLIT), ("language", "ppo game", RANKS), ("language", "ppo shared", RANKS),
     ("language", "ppo warm", RANKS), ("language", "grpo ptx", RANKS), ("language", "grpo experts", RANKS),
     ("language", "grpo dora", RANKS), ("language", "dpo given", RANKS), ("language", "kto", RANKS),

@@ -22,14 +22,15 @@ class Forked:
     """What ``subprocess.Popen`` would start for ``python -c CODE ARGUMENTS``; libraries beside ``python`` are found."""
 
     def __init__(
-        self, words: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str], stdout: Any = None, **_: Any
-    ) -> None:
+        self, words: Sequence[str], *, env: Mapping[str, str], pass_fds: Sequence[int] = (), stdout: Any = None,
+        stderr: Any = None, **_: Any,
+    ) -> None:  # fmt: skip
         if not Path(words[0]).is_file():
             raise FileNotFoundError(2, "No such file or directory", words[0])
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
-            become(words, pass_fds, env, stdout)
+            become(words, pass_fds, env, (stdout, stderr))
         with contextlib.suppress(PermissionError, ProcessLookupError):
             os.setpgid(self.pid, self.pid)
 
@@ -39,6 +40,10 @@ class Forked:
             if done:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, timeout: float) -> int:
         end = time.monotonic() + timeout
@@ -64,16 +69,16 @@ def measured() -> None:
         threading.Thread(target=keep, daemon=True).start()
 
 
-def become(words: Sequence[str], pass_fds: Sequence[int], env: Mapping[str, str], stdout: Any) -> NoReturn:
+def become(words: Sequence[str], pass_fds: Sequence[int], env: Mapping[str, str], out: tuple[Any, Any]) -> NoReturn:
     """Run the code in this process, which is a fork, and end it."""
     import torch
 
     code = 1
     try:
         os.setpgid(0, 0)
-        if stdout is not None:
-            os.dup2(stdout.fileno(), 1)
-            os.dup2(1, 2)
+        for number, stream in enumerate(out, 1):
+            if stream is not None:
+                os.dup2(1 if stream == subprocess.STDOUT else stream.fileno(), number)
         for number in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *pass_fds}:
             with contextlib.suppress(OSError):
                 os.close(number)
@@ -88,6 +93,8 @@ def become(words: Sequence[str], pass_fds: Sequence[int], env: Mapping[str, str]
         sys.argv = ["-c", *words[3:]]
         exec(compile(words[2], "-c", "exec"), {"__name__": "__main__"})
         code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:

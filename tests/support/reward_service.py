@@ -1,4 +1,4 @@
-"""``burnish serve-reward`` in a process of its own, as users start it."""
+"""``burnish serve-reward`` in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tests.support.forked import Forked
+
+SERVE = "import sys\nfrom burnish.cli import main\nsys.exit(main(['serve-reward', *sys.argv[1:]]))"
 LIMIT = 60.0  # seconds to start, on a machine that is busy
 
 
@@ -24,13 +27,15 @@ class Started:
 
     def __init__(self, *arguments: str, token: str | None = None, port: int = 0) -> None:
         options = [] if token is None else ["--token-variable", "SERVICE_TOKEN"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "burnish.cli", "serve-reward", *arguments, "--port", str(port), *options],
-            stdout=subprocess.PIPE, text=True, env=os.environ | ({} if token is None else {"SERVICE_TOKEN": token}),
-        )  # fmt: skip
+        words = [sys.executable, "-c", SERVE, *arguments, "--port", str(port), *options]
+        reading, writing = os.pipe()
+        with open(writing, "wb") as output:
+            environment = os.environ | ({} if token is None else {"SERVICE_TOKEN": token})
+            self.process = Forked(words, env=environment, stdout=output)
+        self.said = os.fdopen(reading)  # as long as it may say more
         watch = threading.Timer(LIMIT, self.process.kill)
         watch.start()
-        line = self.process.stdout.readline()
+        line = self.said.readline()
         watch.cancel()
         found = re.search(r"http://\S+:(\d+)", line)
         assert found, f"it said {line!r}"
@@ -38,7 +43,7 @@ class Started:
 
     def end(self) -> int:
         """Ask it to end; its exit code."""
-        self.process.send_signal(signal.SIGTERM)
+        os.kill(self.process.pid, signal.SIGTERM)
         try:
             return self.process.wait(LIMIT)
         except subprocess.TimeoutExpired:
@@ -49,6 +54,7 @@ class Started:
         """End it at once."""
         self.process.kill()
         self.process.wait(LIMIT)
+        self.said.close()
 
 
 @contextmanager
