@@ -18,6 +18,7 @@ from tests.support.tiny_run import write_files
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported: no test asks the real hub
 
 HERE = Path(__file__).parent
+FORKING = ("faults/test_ray.py", "runtime/test_workers.py")
 
 
 class WithoutRay(pytest.Module):
@@ -31,6 +32,19 @@ def pytest_pycollect_makemodule(module_path, parent):
     if find_spec("ray") is None and module_path.relative_to(HERE).as_posix().startswith(NEED_RAY):
         return WithoutRay.from_parent(parent, path=module_path)
     return None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Files whose workers of Ray are forks go to one process, which prepares them once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "forks" if file.endswith(FORKING) else file
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items):

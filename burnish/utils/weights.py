@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from burnish.utils.errors import UserError, listed
 from burnish.utils.json_text import parse_json, read_object
 from burnish.utils.patterns import pattern_complaint
+from burnish.utils.reading import understood
 from burnish.utils.tensor_headers import WHOLE, contents, header_problem
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ def from_config(kind: Any, folder: Path, *, dtype: Any, **options: Any) -> Any:
     """A network by its config.json alone, in the precision that it would be loaded in."""
     import torch
 
-    try:
+    with understood(f"{folder} can't be read as {kind.__name__}"):
         if hasattr(kind, "load_config"):  # of diffusers
             before = torch.get_default_dtype()
             torch.set_default_dtype(dtype)
@@ -276,10 +277,6 @@ def from_config(kind: Any, folder: Path, *, dtype: Any, **options: Any) -> Any:
             make = kind.from_config if getattr(kind, "config_class", None) is None else kind._from_config
             network = make(config, dtype=dtype, **options)
             _generation(network, folder)
-    except Exception as error:  # libraries raise anything for damaged files
-        raise UserError(
-            f"{folder} can't be read as {kind.__name__}: {_reason(error)}; restore its config.json"
-        ) from error
     kept = kept_precise(network, dtype)
     for path, module in network.named_modules():
         for name, weight in list(module.named_parameters(prefix=path, recurse=False)):

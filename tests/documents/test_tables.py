@@ -6,13 +6,13 @@ import json
 import re
 from collections import Counter
 
+import burnish
 from burnish.registry import names
 from tests.golden.recorded import recorded
 from tests.support.command_lines import known_options
 from tests.support.shown import ROOT, recipe_names
 from tests.support.time_columns import is_time_column
 from tests.support.tiny_run import TinyRun
-from tests.support.tiny_run import burnish as run
 from tools import hardware_table
 
 DOCS = ROOT / "docs"
@@ -29,10 +29,9 @@ def test_the_table_of_support_is_that_of_the_recipes():
     assert len(ROWS) == README.count("/*` |") > 8
     for _, folder, algorithms, gpus, needed in ROWS:
         recipes = [name for name in recipe_names() if name.startswith(f"{folder}/")]
-        explained = [run("config", name).out for name in recipes]
-        chosen = {re.search(r"^algorithm:.*\n +name: (\w+)", text, re.M)[1] for text in explained}
+        chosen = {type(burnish.load(name).algorithm).name for name in recipes}
         assert len(chosen) == int(algorithms), (folder, chosen)
-        stated = {int(re.search(r"is made for (\d+) GPU", text)[1]) for text in explained}
+        stated = {one.gpus for name in recipes for one in hardware_table.hardware_of(name)}
         assert gpus == " or ".join(map(str, sorted(stated)))
         figures = [hardware_table.needs()[name] for name in recipes if name in hardware_table.needs()]
         assert needed == f"{round(min(figures))}–{round(max(figures))}"

@@ -12,7 +12,7 @@ import transformers
 from burnish.models.language.base import positions_within
 from tests.support.model_runs import changed, refused, run_of
 from tests.support.optional import seldom
-from tests.support.talkers import written
+from tests.support.talkers import load, written
 from tests.support.tiny_language import tiny_language
 from tests.support.tiny_run import burnish
 
@@ -136,6 +136,24 @@ def test_a_class_that_can_not_be_trained_is_refused(changing):
         return out.logits
 
     assert "there is a response" in changing(fails_on_responses, reads_mask=True).train(status=2).message
+
+
+def test_a_class_is_loaded_whose_layers_are_counted_by_its_parts_alone(tmp_path):
+    part = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "intermediate_size": 48, "max_position_embeddings": 4096}  # fmt: skip
+    parts = {f"{name}_config": {**part, "hidden_size_global": 32} for name in ("encoder", "decoder")}
+    hashes = {"encoder_hash_byte_group_size": [3], "encoder_hash_byte_group_vocab": 64}
+    config = {**parts, **hashes, "patcher_config": part, "global_config": part, "max_position_embeddings": 4096}
+    model = load(written(tmp_path, name="blt", model="BltForCausalLM", config=config))
+    assert len(model.layers(model.network)) == 1
+
+
+def test_a_package_that_a_class_lacks_is_to_be_installed(unseen, files, monkeypatch):
+    def needs(self, *_):
+        raise NameError("name 'Wavelets' is not defined")
+
+    monkeypatch.setattr(UnseenForCausalLM, "__init__", needs)
+    refused(files, "llama", f"model.path={unseen}", names=["'Wavelets'", "install the package"])
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.1])
