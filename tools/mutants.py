@@ -6,7 +6,7 @@
 
 A mutant is one changed statement: a comparison turned round, a sign, a constant, a condition, a call or a guard that is
 gone. Statements are drawn at random over the whole package, in functions and methods. A mutant is killed when a test
-fails that covers its line; tests run shortest first, for at most --seconds. What no test covers survives. Results are
+fails that covers its line; the shortest of them run, for at most --seconds. What no test covers survives. Results are
 kept in FOLDER/results.jsonl; those of the same seed, tests and code are not tried again.
 """
 
@@ -176,7 +176,7 @@ class Covering:
             self.seconds[name] += seconds if outcome == "passed" else 0
 
     def of(self, mutant: Mutant, seconds: float) -> list[str]:
-        """Tests that run its line, the shortest first, for about as long; a few at least."""
+        """Tests that run its line, the shortest, for about as long, one at least; those of a file together."""
         from coverage.numbits import numbits_to_nums
 
         rows = self._data.execute(
@@ -192,7 +192,8 @@ class Covering:
             if taken and total > seconds:
                 break
             taken.append(name)
-        return taken
+        files = list(dict.fromkeys(name.partition("::")[0] for name in taken))
+        return sorted(taken, key=lambda name: files.index(name.partition("::")[0]))
 
 
 def draw(count: int, seed: int, only: str) -> Iterator[Mutant]:

@@ -81,7 +81,7 @@ LANGUAGE = [
     ("sft", {"min_reward": 0.5}, "online is false"), ("gdpo", {"reward_norm": True}, "reward_norm"),
     ("gdpo", {"overlong": {"buffer": 3}}, "overlong"), ("simpo", {"reference_free": False}, "reference_free"),
     ("mpo", {"reference_free": True}, "reference_free"), ("reinforce", {"old_logprob": "sampler"}, "old_logprob"),
-    ("remax", {"overlong": {"buffer": 3}}, "overlong"),
+    ("remax", {"overlong": {"buffer": 3}}, "overlong"), ("distill", {"jsd_mix": 0.2}, "jsd_mix"),
     ("grpo", {"rollout_correction": {"measure": "mean"}}, "measure"),
     *(("grpo", {"rollout_correction": options}, named) for options, named in [
         ({"upper": 1.0, "lower": 2.0}, "lower"), ({"weights": "none"}, "weights"),

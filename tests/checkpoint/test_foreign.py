@@ -97,10 +97,13 @@ def test_a_list_of_shards_that_means_harm_is_refused(old):
     ):  # fmt: skip
         (old / INDEX).write_bytes(raw)
         refused(old, "nothing of it was executed")
-    for part, instead in ((b"__0_0.distcp", b"../../../etc"), (b"TensorStorageMetadata", b"BytesStorageMetadata_")):
+    for part, instead, words in (
+        (b"__0_0.distcp", b"../../../etc", "does not belong to the checkpoint: '../../../etc'"),
+        (b"TensorStorageMetadata", b"BytesStorageMetadata_", "is no index of these shards"),
+    ):  # fmt: skip
         assert part in good
         (old / INDEX).write_bytes(good.replace(part, instead))
-        refused(old, "is no index of these shards")
+        refused(old, words)
 
 
 def test_nothing_outside_of_the_folder_is_opened(path):

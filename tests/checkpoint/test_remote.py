@@ -40,8 +40,7 @@ def whole(files: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[TinyRu
 @pytest.fixture
 def there(whole: tuple[TinyRun, Path], tmp_path: Path) -> Path:
     """The copies, to be damaged."""
-    shutil.copytree(whole[1], tmp_path / "there")
-    return tmp_path / "there"
+    return Path(shutil.copytree(whole[1], tmp_path / "20260131"))  # a name like that of a checkpoint
 
 
 def test_a_run_goes_on_from_its_copies_on_another_machine_and_from_the_newer_of_both(whole, there, files):
@@ -93,12 +92,16 @@ def test_a_damaged_copy_is_skipped_for_the_one_before(how, whole, there, tmp_pat
     assert kept(other.output) == ["00000002", "00000003"]
 
 
-def test_the_newest_copies_are_kept_and_an_unfinished_one_is_completed(there, files):
+def test_the_newest_copies_are_kept_and_an_unfinished_one_is_completed(there, files, tmp_path, caplog):
     (there / "checkpoints" / "00000002" / "manifest.json").unlink()
     run = run_of(files, "completed", f"checkpoint.copy_to=file://{there}", "checkpoint.keep_best=false")
     run.train("checkpoint.copy_keep=2")
     assert kept(there) == ["00000002", "00000003"]
     assert (there / "checkpoints" / "00000002" / "manifest.json").exists()
+    damage(run.output / "checkpoints" / "00000001", "other", tmp_path)
+    run.train()
+    assert not (there / "checkpoints" / "00000001" / "manifest.json").exists()
+    assert f"00000001/{TENSORS} is damaged" in caplog.text
 
 
 @pytest.mark.parametrize("target", ["config.yaml", "checkpoints/00000001/state.json"])

@@ -94,7 +94,7 @@ SLIPS = {  # words, and what the answer names
     "sample runs/x a --steps 0": ["--steps", "'0'", ">= 1"],
     "sample quickstart a rollout.guidance_scale=4": ["'rollout.guidance_scale=4'", "--prompt-file"],
     "export runs/x -o y --format gguf": ["gguf", "merged", "lora"],
-    "plan quickstart memory=8GB memory=9GB": ["memory", "twice"],
+    "plan quickstart memory=8GB memory=9GB": ["memory", "twice"], "plan quickstart memory=much": ["memory is 'much'"],
     "tiny pickscor folder": ["pickscore"], "tiny flux folder --seed -1": ["--seed"],
     "data prepare genval": ["genval", "geneval"], "data show": ["recipe"], "data mend": ["'mend'"],
     "check-reward clip --weights nowhere": ["clip", "nowhere"],
@@ -120,7 +120,7 @@ class OutOfMemoryError(RuntimeError):
 
 
 ENDS = {
-    "interrupted": (KeyboardInterrupt(), 130, ""), "no memory": (MemoryError(), 2, "rollout.batch_size"),
+    "interrupted": (KeyboardInterrupt(), 130, "interrupted"), "no memory": (MemoryError(), 2, "rollout.batch_size"),
     "no memory of a GPU": (OutOfMemoryError("CUDA out of memory. Tried 20.00 GiB."), 2, "20.00 GiB"),
     "no memory of a CPU": (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9"), 2, "out of memory"),
     "ours": (ValueError("ours"), None, ""),

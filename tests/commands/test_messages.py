@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import replace
 
 import torch
 
+from burnish.utils.paths import CLAIM
 from tests.support.reports import Story, lines_of, run_folder
 from tests.support.tiny_run import TinyRun, burnish
 
@@ -21,15 +23,19 @@ def test_a_run_does_what_it_says(files, monkeypatch):
         "trainer.mini_batch_size=8", "rewards.even={name: function, path: '{files}/rewards.py:even', weight: 0.5}",
         "checkpoint.every=1", name="says",
     )  # fmt: skip
+    begun = time.perf_counter()
     said = run.train("steps=2").out
+    took, lines = time.perf_counter() - begun, lines_of(run.output / "metrics.jsonl")
     assert "2 updates of 12 responses (data.train_batch_size 3 x rollout.n 4)." in said
     assert "4 optimizer steps of 8 samples (trainer.mini_batch_size, trainer.epochs 2)" in said
     assert "Rewards: odd (weight 1), even (weight 0.5)." in said
-    assert sum(row.get("perf/total_num_responses", 0) for row in lines_of(run.output / "metrics.jsonl")) == 24
+    assert sum(row.get("perf/total_num_responses", 0) for row in lines) == 24
+    assert 0 < sum(row.get("timing_s/step", 0) for row in lines) < took
     assert len(steps) == 8
     assert f"burnish sample {run.output}" in said
     again = run.train("steps=3").out
     assert "; 2 of them are done." in again
+    assert (run.output / CLAIM).read_text().startswith("process "), "who trains here now, and nobody before"
     shutil.move(run.output, files / "moved")  # gone on with where it is
     recipe = files / "moved" / "config.yaml"
     assert f"output_dir={files / 'moved'}" in burnish("train", recipe, "steps=4", status=2).message

@@ -96,6 +96,7 @@ def test_a_dry_run_sends_nothing_and_shows_hostile_texts_as_text(hub, drawn, tmp
     assert {"burnish", "flow_grpo", "lora"} <= set(known["tags"])
     assert known["pipeline_tag"] == "text-to-image"
     assert "<script" not in markdown(body)
+    assert "newest validation" not in body, "these weights are the ones that were validated last"
     for name in re.findall(r"\]\((card/[\w.-]+)\)", body):
         with Image.open(tmp_path / "shown" / name) as picture:
             assert min(picture.size) > 100

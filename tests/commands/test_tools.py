@@ -30,6 +30,8 @@ def test_tiny_writes_a_pipeline_and_says_how_it_is_used(tmp_path):
     assert "--force" in burnish("tiny", "flux", folder, status=2).message
     burnish("tiny", "flux", folder, "--force")
     assert index(folder)["_class_name"] == "FluxPipeline"
+    burnish("tiny", "clip", folder, "--force")
+    assert not (folder / "model_index.json").exists(), "nothing is left of what was there"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     (tmp_path / "thesis.txt").write_text("years of work")
     burnish("tiny", "flux", tmp_path, "--force", status=2)
@@ -76,6 +78,13 @@ def test_config_prints_a_recipe_that_says_what_is_not_here_yet(recipe, tmp_path)
     assert "[default" not in next(line for line in lines if line.strip().startswith("height:"))
     options = [line for line in lines if ":" in line and not line.endswith(":") and len(line) < 68]
     assert all("#" in line for line in options), "every option is explained"
+
+
+def test_recipes_are_listed_in_groups_with_titles():
+    told = burnish("recipes").out
+    titles = "quickstart", "FLUX.1-dev, with", "flux/awm", "Stable Diffusion 3.5 Medium, with", "sd35/awm"
+    assert sorted(titles, key=told.index) == list(titles)
+    assert "sd35" not in burnish("recipes", "geometry3k").out
 
 
 def test_doctor_says_whether_the_quickstart_can_run(monkeypatch):

@@ -78,7 +78,7 @@ def test_every_option_is_explained(kind: str) -> None:
 
 BROKEN = {
     "reads what is masked": lambda logprob, old, advantage, mask: -advantage * (logprob - old).exp() + 0 * mask,
-    "reads other rows": lambda logprob, old, advantage, mask: torch.where(mask, logprob * logprob.mean(), 0.0),
+    "reads other rows": lambda logprob, old, advantage, mask: torch.where(mask, logprob * logprob[mask].mean(), 0.0),
     "has no gradient": lambda logprob, old, advantage, mask: torch.where(mask, logprob.detach(), 0.0),
     "overflows": lambda logprob, old, advantage, mask: torch.where(mask, (1000 * logprob.abs()).exp(), 0.0),
 }

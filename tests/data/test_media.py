@@ -72,6 +72,10 @@ def test_a_picture_of_16_bits_keeps_its_greys_and_others_are_converted_as_pil_do
         grey.convert(mode).save(buffer, form)
         found = Media.encoded(buffer.getvalue()).image()
         np.testing.assert_array_equal(found, Image.open(buffer).convert("RGB"), mode)
+    fractions = Media.encoded(encoded("TIFF", (RAMP / 2**16).astype(np.float32)))  # nobody knows what is white
+    for look in (fractions.outline, fractions.decode, fractions.image):
+        with pytest.raises(OSError, match="8 bits"):
+            look()
 
 
 def test_postscript_is_refused_and_never_run(monkeypatch):

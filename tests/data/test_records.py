@@ -92,14 +92,16 @@ def test_a_record_is_read_under_the_usual_keys(tmp_path):
 
 def test_options_name_other_keys(folder):
     record = {"task": {"text": "red"}, "prompt": "no", "source": "dark.png", "image": "light.png", "solution": "x",
-              "label": "left", "depth": "light.png", "extra_info": {"hint": "h"}}  # fmt: skip
+              "label": "left", "depth": "light.png", "extra_info": {"hint": "h"}, "masks": ["dark.png"]}  # fmt: skip
     path = write(folder / "data.jsonl", record)
     named = ["data.prompt_key=task.text", "data.images_key=source", "data.answer_key=solution"]
-    (prompt,) = prompts(path, *named, "data.extra_keys=[label]", "data.input_keys=[depth]", "data.label_key=solution")
-    own = {name: value for name, value in record.items() if name not in ("source", "image", "depth")}
+    more = ["data.extra_keys=[label]", "data.input_keys=[depth,masks]", "data.label_key=solution"]
+    (prompt,) = prompts(path, *named, *more)
+    own = {name: value for name, value in record.items() if name not in ("source", "image", "depth", "masks")}
     assert (prompt.text, prompt.answer, prompt.info, prompt.label) == ("red", "x", own, "x")
     assert prompt.images == (Media.file(folder / "dark.png"),)
-    assert prompt.inputs == (("depth", Media.file(folder / "light.png")),)
+    assert prompt.inputs[0] == ("depth", Media.file(folder / "light.png"))
+    assert (prompt.inputs[1][0], prompt.inputs[1][1].kind) == ("masks", "video"), "the only one of several"
     (question,) = questions(
         path, *named[:2], "data.answer_key=label", "data.extra_keys=[extra_info.hint]", "data.system_prompt=Be brief."
     )
@@ -108,6 +110,7 @@ def test_options_name_other_keys(folder):
     (folder / "a.txt").write_text("a dog\n")
     for ask in (prompts, questions):
         assert ask(folder / "a.txt", "data.prompt_key=task.text")[0].text == "a dog"
+    assert questions(folder / "a.txt", "data.template='{{ prompt }}?'")[0].text == "a dog?"
 
 
 def test_a_prompt_s_number_is_that_of_its_content(folder):

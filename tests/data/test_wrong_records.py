@@ -63,6 +63,7 @@ QUESTIONS: list[tuple[Any, str]] = [
     ({"prompt": user({"type": "smell"})}, "'smell'"), ({"prompt": user({"type": "audio"})}, "0 sounds, but 1"),
     ({"prompt": [said("a")]}, "assistant"), ({"conversations": [{"from": "martian", "value": "a"}]}, "'martian'"),
     ({"instruction": "a", "conversations": []}, "data.prompt_key"), ({"instruction": "a", "input": 3}, "'input' is 3"),
+    ({"prompt": "a", "tools": [{"name": "\ud800"}]}, "'tools'"),
     ({"prompt": "<video>?", "videos": ["data.jsonl"]}, "decoded"), ({"prompt": "?", "audio": "grey.png"}, "decoded"),
     *(({"prompt": "?", "video": {"frames": ["grey.png"] * 3, "fps": fps}}, "frames per second")
       for fps in (0, float("nan"), 10**300, "24")),

@@ -92,11 +92,13 @@ def test_a_tool_that_never_returns_or_dies_is_ended_and_the_next_call_works(made
 
 
 def test_a_tool_may_be_async_show_videos_and_draw_by_a_seed_of_its_call(made):
-    told = asked(made("later", "empty"), call("later", a=4))
+    tools = made("later", "empty")
+    told = asked(tools, call("later", a=4))
     assert told.words == "[picture]\n[video]\n?"
     assert (len(told.pictures), [video.shape for video in told.videos]) == (1, [(4, 28, 28, 3)])
     assert [part["type"] for part in told.messages[0]["content"]] == ["image", "video", "text"]
-    assert "error: OSError: a picture of 0 x 0 pixels" in asked(made("later", "empty"), call("empty")).words
+    assert "error: OSError: a picture of 0 x 0 pixels" in asked(tools, call("empty")).words
+    assert "error: ValueError: an array of uint8 [0, 28, 28, 3]" in asked(tools, call("later", a=0)).words
     tools = made("seeded")
 
     def seeds(seed: int) -> list[str]:

@@ -85,6 +85,7 @@ class Suites:
         run.recipe.write_text(json.dumps(tree | {"algorithm": algorithm}))
         said = burnish("eval", run.recipe, "--suite", self.folder / "mine.yaml", "--output", self.folder / name, *words,
                        status=status)  # fmt: skip
+        self.told = said.out
         return said.message if status else json.loads((self.folder / name / "result.json").read_text())
 
 
@@ -113,6 +114,7 @@ def test_every_suite_that_ships_is_sound_and_its_prompts_can_be_had():
         ({"number": "format"}, ["number is format", "reward, mine"]),
         ({"task": "text-to-text"}, ["task is text-to-text"]),
         ({"responding": {"temperature": "many"}}, ["responding.temperature is 'many'"]),
+        ({"data": {"answer_kye": "x"}}, ["data.answer_kye", "did you mean answer_key"]),
         ({"canaries": [{"kind": "written"}]}, ["not for task"]),
         ({"canaries": [{"kind": "answers", "scorers": ["clip"]}]}, ["clip"]),
         ({"scorers": {"exact": {"weight": 0}}, "number": "reward"}, ["weight 0"]),
@@ -155,6 +157,7 @@ def test_a_sound_scorer_passes_and_a_broken_one_is_caught(suites, scorer, canari
     result = suites.evaluate("out", half=half)
     assert result["believed"] == (not why)
     assert why in " ".join(result.get("why_not", [""]))
+    assert ("This result is not to be believed" in suites.told) == bool(why)
 
 
 def valued(values, source="all"):

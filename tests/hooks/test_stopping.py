@@ -158,11 +158,12 @@ NOTICES = {  # a cloud, what its service says, and when the machine goes
 
 
 @pytest.mark.parametrize(("cloud", "answer", "at"), NOTICES.values(), ids=list(NOTICES))
-def test_notices_of_clouds(cloud, answer, at, monkeypatch):
+def test_notices_of_clouds(cloud, answer, at, monkeypatch, caplog):
     with service(cloud, monkeypatch, answer):
         notice = found(cloud)
     assert (None if notice is None else notice.at) == at
     assert notice is None or notice.by == f"notice of {cloud}"
+    assert len(caplog.records) == (at is not None), "nothing went wrong"
 
 
 @pytest.mark.parametrize("answer", [

@@ -176,6 +176,15 @@ def test_nobody_is_told_that_torchvision_is_installed():
     assert transformers.Qwen2VLVideoProcessor.is_dummy
 
 
+@WITHOUT
+def test_a_video_processor_that_imports_torchvision_by_its_older_name_is_read(tmp_path):
+    folder = shutil.copytree(universal_folder("qwen2_5_vl"), tmp_path / "model")
+    video = json.loads((folder / "processor_config.json").read_text())["video_processor"]
+    video |= {"video_processor_type": "Ernie4_5_VLMoeVideoProcessor", "draw_on_frames": False}
+    changed(folder / "processor_config.json", video_processor=video)
+    assert load_universal(folder).encode(*chat("a ", picture(0))).features[0].tensors
+
+
 def test_what_stands_in_for_torchvision_resizes_as_it_does():
     from burnish.models import pixel_functions as ours
 

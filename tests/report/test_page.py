@@ -61,6 +61,8 @@ def test_samples_and_verdict_come_before_any_table(told):
         files = [f"validation/0000{update}/pictures/00{index}-00.png" for update in ("00", "30")]
         assert [side["file"] for side in pair["sides"]] == files
         assert all(f'data-file="{file}"' in page.html for file in files)
+    walks = {index: [one["update"] for one in walk["updates"]] for index, walk in page.data["walks"].items()}
+    assert walks == {str(i): [0, 10, 20, 30] if i < 4 else [0, 30] for i in range(16)}, "the page stays small"
 
 
 @pytest.fixture
@@ -124,12 +126,13 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=list(DAMAGE))
-def test_a_page_can_be_written_at_any_time(tmp_path, damage):
+def test_a_page_can_be_written_at_any_time(tmp_path, damage, caplog):
     folder = run_folder(tmp_path / "run", SHORT)
     damage(folder)
     page = report(folder)
     assert "burnish train" in page.page.text
     assert page.run["updates"] in (0, 9, 10)
+    assert damage is not DAMAGE["metrics torn"] or "metrics.jsonl, line 11: truncated" in caplog.text
 
 
 @pytest.fixture

@@ -24,6 +24,9 @@ def test_numbers_before_and_after_stand_beside_the_reference(tmp_path):
     assert told.rows["Border darkness"] == ["0.002", "0.004", "+0.002", "0.003"]
     assert told.rows["Variety within a prompt"] == ["0.056", "0.029", "−0.027", "0.051"]
     assert "30 policy updates of 8 prompts × 12 pictures: 2 880 pictures" in told.page.text
+    edge, last = re.findall(r'<svg .*?H(\d+).* cx="([\d.]+)".*?30: 0\.965', told.html)[0]
+    assert float(edge) == float(last), "a curve ends where its axis ends"
+    assert all(0 < float(height) < 190 for height in re.findall(' cy="(.*?)"', told.html)), "all points are in sight"
     assert "0.772 to 0.965" in told.said["gained"]
     assert "0.056 before, 0.029 after (48 % less)" in told.said["lost"]
     assert "Guidance 3 alone, without training, reaches 0.978 (94.8 % exactly right)" in told.said["weigh"]

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+import burnish as package
 from burnish.rewards.text.base import Response
 from burnish.types.prompt import Prompt
 from tests.support import named_rewards
@@ -76,11 +77,19 @@ def test_functions_of_other_libraries_work_as_they_are_which_is_said(name, form,
         assert got["completions"] == [[{"role": "assistant", "content": "8"}]]
 
 
+def each_of_two(images):
+    return [float(image.mean()) for image in images]
+
+
+each_of_two.compares = "pairs"  # type: ignore[attr-defined]
+
+
 def test_groups_and_pairs_are_compared_as_a_whole():
     prompts = [PROMPTS[0]] * 3 + [PROMPTS[1]] * 2
     pictures = [*PICTURES, PICTURES[0] // 9, PICTURES[0]]
     assert values(drawn("ranks"), pictures, prompts) == [0.0, 1.0, 0.5, 0.0, 1.0]
     assert values(drawn("brighter"), pictures, prompts) == [0.0, 1.0, 0.5, 0.0, 1.0]
+    assert values(drawn(f"{__name__}:each_of_two"), PICTURES, prompts[:3]) == [51.0, 204.0, 102.0]
     (alone,) = drawn("brighter").verdicts(PICTURES[:1], PROMPTS[:1])
     assert (alone.value, "no other sample" in alone.note) == (None, True)
     first, *_ = drawn("flow_grpo").verdicts(PICTURES, PROMPTS)
@@ -161,6 +170,9 @@ def test_a_path_that_leads_nowhere_is_refused_before_the_run(tmp_path, monkeypat
         flow_reward("function", path=path).check([])
     assert why in str(refused.value)
     assert path in str(refused.value)
+    mine = f"rewards.mine={{name: function, path: '{path}'}}"
+    with pytest.raises(ValueError, match=path.partition(":")[0]):  # before the model is looked for
+        package.train(package.load("quickstart", mine, "model.path=nowhere", "output_dir=run"))
 
 
 @pytest.mark.parametrize(

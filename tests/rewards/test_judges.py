@@ -95,7 +95,7 @@ def test_what_is_sent_to_a_server_and_what_is_read():
         ("yes_no", {"No": 0.98, "the": 1e-4}, 0.0),  # "Yes" is not listed: it is at most as likely as "the"
         ("scores", {"5": 0.5, "4": 0.25, " 4": 0.05, "1": 0.1, "x": 1e-4}, (2.5 + 1.2 + 0.1) / 0.9),
         ("yes_no", {"Yes": 0.4, "The": 0.3}, None),  # a server that lists two tokens: "No" may be as likely as 0.3
-        ("yes_no", {"Y": 0.5, "No": 0.4}, None),  # "Yes" may be all of what begins with "Y"
+        ("yes_no", {"Y": 0.6, "No": 0.4}, None),  # "Yes" may be all of what begins with "Y"
     ],
 )
 def test_a_token_that_is_not_listed_has_a_bound_and_is_not_zero(form, shares, value):

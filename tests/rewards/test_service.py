@@ -216,6 +216,9 @@ def test_a_sample_that_fails_is_missing_alone(service, monkeypatch):
     verdicts = one.verdicts([Response("a"), Response("bad"), Response("ccc")], [ANY] * 3)
     assert [verdict.value for verdict in verdicts] == [1.0, None, 3.0]
     assert "no bad" in verdicts[1].fault
+    Image.new("RGB", (4, 4)).save(png := io.BytesIO(), "PNG")
+    drawn = asking(image={"png": base64.b64encode(png.getvalue()).decode()})
+    assert "this is not a text" in post(f"{service.url}/score", drawn, **KNOWN)[1]["scores"][0]["note"]
 
 
 def test_many_clients_at_once_all_get_their_own_scores_from_batches(service):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +131,7 @@ def test_pictures_of_an_earlier_call_do_not_stay_among_the_new_ones(trained, tmp
     burnish("sample", trained / "run", *PROMPTS, "-n", "3", "-o", tmp_path)
     (tmp_path / "000-09.png").write_bytes(b"somebody else's")
     (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "001-00.png").unlink()  # by somebody who did not like it
     burnish("sample", trained / "run", "a cat", "-n", "1", "-o", tmp_path)
 
     names = sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("."))
@@ -143,6 +145,8 @@ def test_a_language_model_answers_as_transformers_alone_does(files, tmp_path):
     asked = ["What is [bold]?", "And 12?"]
     said = burnish("sample", run.output, *asked, "-n", "2", "-o", tmp_path / "said").out
     burnish("export", run.output, "--output", tmp_path / "merged")
+    burnish("push", run.output, "--to", "me/answers", "--dry-run", "-o", tmp_path / "card")
+    assert re.search("from transformers import .*AutoProcessor", (tmp_path / "card" / "README.md").read_text())
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
     records = [json.loads(line) for line in (tmp_path / "said" / "samples.jsonl").read_text().splitlines()]

@@ -106,3 +106,14 @@ def test_nothing_raw_is_printed_in_texts_tables_and_warnings():
     coloured = io.StringIO()
     terminal.console(file=coloured, force_terminal=True, color_system="standard").print("[red]x[/red]")
     assert "\x1b[31mx" in coloured.getvalue(), "colours of our own still work"
+
+
+def test_two_things_that_take_long_are_two_rows_on_a_terminal(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True, raising=False)
+    console = terminal.console(file=screen, force_terminal=True, width=80)
+    with terminal.progress("Outer", console) as outer, terminal.progress("Inner", console) as inner:
+        outer(1, 4)
+        inner(3, 7)
+    assert "Outer 1/4" in screen.getvalue()
+    assert "Inner 3/7" in screen.getvalue()
