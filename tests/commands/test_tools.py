@@ -59,6 +59,10 @@ def test_a_file_is_shown_as_a_recipe_reads_it(tmp_path):
     assert '"mine": [1]' in shown
     assert "\\x1b[2Jone?" in shown
     assert "'ask', 'answer', 'mine'" in burnish("data", "show", path, status=2).message
+    asked = {"role": "user", "content": "Where?", "name": "Ada"}
+    write_lines(path, [{"prompt": [asked], "tools": [{"name": "seek", "parameters": {}}]}])
+    shown = burnish("data", "show", path, "--recipe", "vlm_quickstart").out
+    assert "  user: Where?\n    name: Ada\n  tools: seek\n" in shown
     shown = burnish("data", "show", "vlm_quickstart", "-n", "1").out
     assert "  user: <image><image>What is the sum" in shown
     assert shown.count("  image: ") == 2

@@ -187,6 +187,9 @@ STEADY = ["optimizer.eps=1e-3", "optimizer.max_grad_norm=0.01"]
 CLIP = ["algorithm=flow_grpo", "algorithm.window={kind: random, size: 2}", "rollout.num_frames=5"]
 
 
+VLLM = ["rollout.engine=vllm", "rollout.vllm={python: {files}/vllm}"]
+BESIDE = f"FAKE_VLLM= FAKE_VLLM_LOG=/dev/null PYTHONPATH={HERE}/tests/support/fake_vllm:$PYTHONPATH"
+FAKE = f'#!/bin/sh\n{BESIDE} exec {sys.executable} "$@"\n'
 SFT = ["algorithm=sft", "data.train_files={data}/responses.jsonl", "trainer.mini_batch_size=2"]
 OFTEN = [
     ("language", "llama", ["algorithm=grpo", "checkpoint.every=1"], WORKER, ("rollout", "generate", 2)),
@@ -195,17 +198,20 @@ OFTEN = [
 SELDOM = [
     ("generators", "sd3", ["algorithm=flow_grpo"], [*RANKS, *WORKER], ("rollout", "generate", 3)),
     ("generators", "wan2.2", [*CLIP, "rollout.height=32", "rollout.width=32"], WORKER, None),
+    ("language", "llama", ["algorithm=grpo", "model.lora=null", *VLLM], RANKS, None),
 ]
 
 
 @pytest.mark.parametrize(
     ("half", "model", "options", "place", "death"),
     [*OFTEN, *seldom(*SELDOM)],
-    ids=["a worker", "ranks", "ranks and a worker", "clips by a worker"],
+    ids=["a worker", "ranks", "ranks and a worker", "clips by a worker", "ranks and vLLM"],
 )
 def test_it_learns_apart_what_one_process_learns_though_one_is_killed(
     files, machines, fate, half, model, options, place, death
 ):
+    (files / "vllm").write_text(FAKE)
+    (files / "vllm").chmod(0o755)
     alone = TinyRun(files, half, model, *options, name=f"alone/{model}")
     apart = TinyRun(files, half, model, *options, *place, *machines.options(), name=f"apart/{model}")
     alone.train()

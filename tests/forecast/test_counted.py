@@ -151,3 +151,13 @@ def test_every_phase_of_ranks_and_what_they_send(name, size, tmp_path):
     near(real, fake)
     for phase, peak in real.items():
         assert fake[phase].wire == pytest.approx(peak.wire, rel=1e-3), "bytes that come from other ranks"
+
+
+def test_what_is_chosen_by_unknown_values_is_as_much_as_there_could_be():
+    from burnish.forecast.fakes import Pretending
+
+    with Pretending().active(), torch.no_grad():
+        rows = torch.nn.Linear(3, 5)(torch.randn(7, 3))
+        assert rows[rows > 0].shape == (35,)
+        experts = torch.nn.Parameter(torch.empty(4, 5, 6))
+        assert torch._grouped_mm(rows, experts, offs=rows.argmax(0)[:4].int()).shape == (7, 6)

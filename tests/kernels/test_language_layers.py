@@ -10,7 +10,7 @@ import torch
 
 from burnish.language import attention, head
 from burnish.language.attention import Plan, attend
-from burnish.language.cost import token_budget_batches
+from burnish.language.cost import estimate, token_budget_batches
 from burnish.language.segments import Segment, missing, say_once
 from tests.support.language_samples import encode_all, model_of, responses
 from tests.support.pretend_gpu import PretendGpu
@@ -111,6 +111,13 @@ def test_micro_batches_hold_to_their_budget_and_lose_nothing(budget):
     for part in parts:
         used = sum(encoded.lengths[prompt] for prompt in {index[row] for row in part})
         assert used + sum(int(completion.length[row]) for row in part) <= budget or len(part) == 1
+
+
+def test_every_layout_costs_its_tokens_and_half_of_their_pairs():
+    size = SimpleNamespace(parameters_per_token=1, attention_width=1)
+    found = estimate([30, 30], [10, 20], [0, 0], size)
+    padded, packed, shared = 2 * (50 + 50**2), 90 + 40**2 + 50**2, 60 + 30**2 + 2 * (10 * 40 + 20 * 50)
+    assert found == pytest.approx({"padded": padded, "packed": 1.02 * packed, "shared": 1.04 * shared})
 
 
 @pytest.fixture

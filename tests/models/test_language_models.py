@@ -156,6 +156,20 @@ def test_a_package_that_a_class_lacks_is_to_be_installed(unseen, files, monkeypa
     refused(files, "llama", f"model.path={unseen}", names=["'Wavelets'", "install the package"])
 
 
+def test_text_that_a_processor_refuses_is_named_by_its_record(files, monkeypatch):
+    own = transformers.PreTrainedTokenizerBase.__call__
+
+    def call(self, text, *rest, **more):  # as that of Voxtral
+        if "[AUDIO]" in str(text):
+            raise ValueError("[AUDIO] is not supported")
+        return own(self, text, *rest, **more)
+
+    monkeypatch.setattr(transformers.PreTrainedTokenizerBase, "__call__", call)
+    (files / "marked.jsonl").write_text(json.dumps({"prompt": "What is [AUDIO]?"}))
+    named = ["marked.jsonl:1", "[AUDIO] is not supported; put it right"]
+    refused(files, "llama", f"data.train_files={files}/marked.jsonl", names=named)
+
+
 @pytest.mark.parametrize("scale", [1.0, 0.1])
 @pytest.mark.parametrize("kind", [transformers.BertLMHeadModel, transformers.XLNetLMHeadModel])
 def test_an_encoder_is_refused_however_small_its_weights_are(kind, scale, files, tmp_path):

@@ -58,6 +58,13 @@ def test_what_a_pipeline_does_not_take_is_refused(kind, prompt, rollout, names):
     assert [name for name in names if name not in str(error.value)] == []
 
 
+def test_pictures_and_what_is_not_to_be_seen_are_given_by_the_names_of_a_class():
+    assert len(call_of("OmniGen", 1.0, PICTURED)["input_images"]) == 1
+    unwanted = Prompt(text="a cat", negative="rain")
+    assert call_of("HunyuanImage", 1.0, unwanted)["negative_prompt"] == "rain"  # a part of it guides, as it likes
+    assert [call_of("ZImage", scale, unwanted).get("negative_prompt") for scale in (1.0, 4.0)] == [None, "rain"]
+
+
 # Schedulers
 
 STABLE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}

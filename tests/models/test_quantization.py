@@ -11,6 +11,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from burnish import load
 from tests.support.model_runs import refused, run_of
 from tests.support.optional import seldom
 from tests.support.tiny_run import burnish
@@ -27,7 +28,12 @@ FEWER = "model.quantization.weights"
 @pytest.mark.parametrize("precision", ALL)
 @pytest.mark.parametrize("model", ["llama", *seldom("sd3")])
 def test_a_run_learns_on_them_and_exports_adapters_alone(model, precision, files):
+    from burnish.tasks import assemble
+
     run = run_of(files, model, f"{FEWER}={precision}", LOW, name=f"{model}-{precision}")
+    if precision == "fp8_cast":
+        kept = assemble(load(str(run.recipe), *run.options)).roles.model.network.parameters()
+        assert torch.float8_e4m3fn in {one.dtype for one in kept}
     run.train("steps=2", "checkpoint.every=2")
     bound = 1e-5 if model == "sd3" else 0.02
     assert all(line.get("rollout_corr/logprob_abs_diff", 0) < bound for line in run.metrics[:2])

@@ -37,6 +37,7 @@ OPTIONS = {
     ),
     "a family of another": ("llama", ["model.family=qwen2_vl"], ["model.family is qwen2_vl", "llama"]),
     "embedded guidance": ("sd3", ["rollout.embedded_guidance=2.0"], ["rollout.embedded_guidance is 2.0"]),
+    "pictures of many tokens": ("smolvlm", ["data.max_prompt_length=60"], ["85 tokens", "prompts.jsonl:3"]),
     "long prompts": ("flux-dev", ["rollout.max_sequence_length=513"], ["max_sequence_length is 513", "512"]),
     # ranks that share a sequence
     "sequences of a class": ("sd3", two(), ["StableDiffusion3Pipeline", "sharding.context_parallel"]),

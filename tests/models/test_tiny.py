@@ -10,7 +10,8 @@ LARGEST = 5 << 20  # bytes of a directory
 def test_names_lead_to_one_model(tmp_path):
     names = [line.split()[0].lower() for line in burnish("tiny", "--list").out.splitlines() if len(line.split()) > 3]
     assert len(names) == len(set(names)) > 140
-    for given, name in (("WanPipeline", "wan2.1"), ("Qwen3VLForConditionalGeneration", "qwen3_vl")):
+    image = ("StableDiffusionImageVariationPipeline", "sd1.5-variation")
+    for given, name in (image, ("Qwen3VLForConditionalGeneration", "qwen3_vl")):
         found = []
         for one in (given, name):
             burnish("tiny", one, tmp_path / one)

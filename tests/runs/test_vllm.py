@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -72,6 +73,9 @@ def test_a_run_learns_what_it_learns_with_burnish_s_own_engine(case, vllm, files
     assert ("sleep" in told) == (case == "pictures")
     adapters = [(one["settings"]["target_modules"], one["settings"]["r"]) for one in asked if one["what"] == "adapter"]
     assert len(set(map(str, adapters))) == (case == "an adapter, greedy")
+    prompts, scored = ([one["ids"] for one in asked if one["what"] == what] for what in ("sample", "score"))
+    last = max(len(scored[-1]) - len(one) for one in prompts if scored[-1][: len(one)] == one)
+    assert case == "conversations" or last <= 5, "what was sampled is compared, and nothing longer that is made up"
     assert {kind for each in asked for kind in each.get("media", {})} == (set() if model == "llama" else {"image"})
     start = asked[0]["arguments"]
     assert start["load_format"] == ("auto" if adapters else "dummy")
@@ -154,6 +158,18 @@ os._exit(0)
     while alive(pid) and time.monotonic() < end:
         time.sleep(0.02)
     assert not alive(pid)
+
+
+def test_a_channel_that_is_closed_ends_the_other_end_and_prompts_have_the_names_of_their_media():
+    from burnish.tasks.language.vllm.apart.burnish_vllm.inputs import key_of
+    from burnish.tasks.language.vllm.apart.burnish_vllm.wire import Channel
+
+    ends = socket.socketpair()
+    ends[1].settimeout(10)
+    Channel(ends[0]).close()
+    with pytest.raises(EOFError):
+        Channel(ends[1]).receive()
+    assert len({key_of(ids, names) for ids in ([1, 2], [1, 3]) for names in ((), ("image-a",), ("image-b",))}) == 6
 
 
 WIDER = {

@@ -76,8 +76,10 @@ def test_a_batch_comes_back_bit_for_bit():
     odd = [torch.tensor(3.5), torch.zeros(0), torch.randn(1, 1)[0], torch.randn(70, 70)[::2, 1:], torch.ones(3, 1)]
     odd += [torch.ones(3, 1).expand(3, 4000), torch.randn(5000).to(torch.bfloat16)[1:], torch.tensor([True])]
     batch = everything(len(odd))
-    batch.rows = odd
-    same(batch, pack(batch).unpack())
+    batch.rows, batch.prompts = odd, [with_pictures(5000)[i % 2] for i in range(len(odd))]
+    packed = pack(batch)
+    same(batch, packed.unpack())
+    assert sum(len(one[0]) == 5000 for one in packed.heavy) == 2, "each picture travels once"
     responses = completion()
     found = pack(responses).unpack()
     same(responses, found)
