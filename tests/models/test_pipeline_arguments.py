@@ -117,7 +117,7 @@ def test_steps_of_a_scheduler_are_those_of_its_pipeline(kind, config, with_sched
         ("DDIMScheduler", {**STABLE, "clip_sample": False, "thresholding": True}, ["thresholding"]),
         ("HeunDiscreteScheduler", CLIPS, ["clip_sample"]),
         ("DDIMScheduler", SPACED, ["250", "999, 666, 333, 0", "timestep_spacing"]),
-        ("DPMSolverMultistepScheduler", {**FLOW, "use_exponential_sigmas": True}, ["157", "use_exponential_sigmas"]),
+        ("DPMSolverMultistepScheduler", {**FLOW, "use_exponential_sigmas": True}, ["157", "_sigmas", "'s class"]),
         ("SCMScheduler", {}, ["StableDiffusionPipeline"]),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import wave
 
 import numpy as np
 import pytest
@@ -178,6 +179,9 @@ def test_clips_sounds_and_edited_pictures_are_scored_written_and_shown(name, opt
     run = TinyRun(files, "generators", name, "algorithm=flow_grpo", *options)
     burnish("eval", recipe(run), "--output", tmp_path)
     assert {file.name for file in (tmp_path / "pictures").iterdir()} == written
+    if name == "longcat-audio":
+        with wave.open(str(tmp_path / "pictures" / "000-00.wav")) as sound:
+            assert sound.getframerate() == json.loads((files / name / "vae" / "config.json").read_text())["sample_rate"]
     assert (tmp_path / "grid.png").stat().st_size
     rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert len({row["reward"] for row in rows}) == 2
