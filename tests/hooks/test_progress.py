@@ -11,7 +11,10 @@ from rich.console import Console
 from burnish.hooks.progress import Progress
 from tests.support.tiny_run import TinyRun
 
-VALIDATION = {"val-core/default/reward/mean@4": 0.9123, "val-aux/default/ocr_exact/mean@4": 0.8}
+VALIDATION = {
+    "val-core/default/reward/mean@4": 0.9123, "val-aux/default/ocr_exact/mean@4": 0.8,
+    "val-aux/default/ocr_exact/maj@4/mean": 0.9, "val-aux/default/ocr_exact/maj@4/std": 0.1,
+}  # fmt: skip
 
 
 class Terminal(io.StringIO):

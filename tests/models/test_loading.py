@@ -138,6 +138,10 @@ def test_a_pipeline_in_half_precision_alone_is_loaded_and_trained_in_float32(pip
     for part in ("text_encoder", "vae"):
         in_variant(pipeline / part, "fp16")
     expected = in_variant(pipeline / "transformer", "fp16")
+    (whole,) = (pipeline / "transformer").glob("*.safetensors")  # in a shard that is named as diffusers once did
+    shard = whole.rename(whole.with_name("diffusion_pytorch_model-00001-of-00001.fp16.safetensors"))
+    index = {"metadata": {}, "weight_map": dict.fromkeys(expected, shard.name)}
+    shard.with_name("diffusion_pytorch_model.safetensors.index.fp16.json").write_text(json.dumps(index))
     run = run_of(files, "sd3", f"model.path={pipeline}", "optimizer.lr=1e-12", name="halves")
     run.train("steps=1", "checkpoint.every=1")
     burnish("export", run.output, "--output", pipeline.parent / "out", "--dtype", "float32")
