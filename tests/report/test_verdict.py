@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from burnish.report.samples import Score, chance
 from tests.support.boards import EVIL
 from tests.support.reports import Story, edit, plain, report, run_folder, write_lines
 from tests.support.responding_run import run_of
@@ -151,3 +153,11 @@ def test_alarms_are_shown_with_their_evidence_and_those_that_stand_are_first(tmp
     write_lines(folder.alarms, [dark | change for change in bad] + [form | {"text": "x" * 100_000}])
     (one,) = report(folder).run["alarms"]
     assert (one["name"], "x" * 4000 in str(one), "x" * 4001 in str(one)) == ("unfamiliar form", True, False)
+
+
+def test_a_mean_of_hardly_any_samples_is_no_gain():
+    """Of 40 prompts one still keeps to the form, and is right: that is not better than 35 of 40."""
+    before = {(index, 0): Score("a", 1.0, {"exact": float(index > 4), "format": 1.0}) for index in range(40)}
+    after = {(index, 0): Score("a", 1.0, {"exact": 1.0, "format": float(index == 7)}) for index in range(40)}
+    assert chance(before, after, "exact_given_format") == math.inf
+    assert 0 < chance(before, before | {(0, 0): after[7, 0]}, "exact_given_format") < math.inf

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 
 import torch
 
@@ -29,18 +28,9 @@ class Samples:
         self.network = weights(0)
         self.receiver = Receiver(self.network, bucket_mb=bucket_mb)
         self.fill = self.receiver._fill
-        self.released = threading.Semaphore(0)
 
     def seen(self):
         return {name: tensor.tolist() for name, tensor in self.network.items()}
-
-    def sample_until_released(self):
-        before = self.seen()
-        assert self.released.acquire(timeout=240)
-        return self.seen() if self.seen() == before else None
-
-    def release(self):
-        self.released.release()
 
     def spoil_next(self):
         def spoil(buckets):
