@@ -246,7 +246,7 @@ def test_what_a_cluster_lacks_is_told_before_or_when_time_is_up(connection, capl
     with pytest.raises(Unschedulable, match=r"pool train needs .* 0\.3 s.* ray\.placement_timeout"):
         Cluster(options, PoolsOptions(train=PoolOptions(processes=99)), started=False).open()
     assert "0.3 s (ray.placement_timeout)" in caplog.text
-    pools = PoolsOptions(train=PoolOptions(processes=9, cpus=0.5))  # more than half of all
+    pools = PoolsOptions(train=PoolOptions(processes=9, cpus=0.49))  # more than half of all
     first = Cluster(RayOptions(), pools, started=True)
     first.open()
     second = Cluster(RayOptions(placement_timeout=1.0), pools, started=True)
