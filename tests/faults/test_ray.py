@@ -187,7 +187,7 @@ STEADY = ["optimizer.eps=1e-3", "optimizer.max_grad_norm=0.01"]
 CLIP = ["algorithm=flow_grpo", "algorithm.window={kind: random, size: 2}", "rollout.num_frames=5"]
 
 
-VLLM = ["rollout.engine=vllm", "rollout.vllm={python: {files}/vllm}"]
+VLLM = ["rollout.engine=vllm", "rollout.vllm={python: {files}/vllm-python}"]
 BESIDE = f"FAKE_VLLM= FAKE_VLLM_LOG=/dev/null PYTHONPATH={HERE}/tests/support/fake_vllm:$PYTHONPATH"
 FAKE = f'#!/bin/sh\n{BESIDE} exec {sys.executable} "$@"\n'
 SFT = ["algorithm=sft", "data.train_files={data}/responses.jsonl", "trainer.mini_batch_size=2"]
@@ -210,8 +210,8 @@ SELDOM = [
 def test_it_learns_apart_what_one_process_learns_though_one_is_killed(
     files, machines, fate, half, model, options, place, death
 ):
-    (files / "vllm").write_text(FAKE)
-    (files / "vllm").chmod(0o755)
+    (files / "vllm-python").write_text(FAKE)
+    (files / "vllm-python").chmod(0o755)
     alone = TinyRun(files, half, model, *options, name=f"alone/{model}")
     apart = TinyRun(files, half, model, *options, *place, *machines.options(), name=f"apart/{model}")
     alone.train()
