@@ -171,6 +171,7 @@ def test_an_error_that_only_workers_can_find_is_told_as_in_one_process(machines,
 
 SPLIT = [*RANKS, "sharding.context_parallel=2", "rollout.height=32", "rollout.width=32"]
 FOUR = ["pools.train.processes=4", "sharding.shard_size=2"]
+MUON = ["optimizer.name=muon", "optimizer.lr=1e-5"]  # its steps are of one length, and computed in bfloat16
 # golden runs: every way of learning, with all weights or adapters, on two ranks that share each network
 APART = [
     ("generators", "flow_grpo kl", RANKS), ("generators", "diffusion_nft slow", RANKS), ("generators", "tdm_r1", RANKS),
@@ -180,7 +181,7 @@ APART = [
     ("language", "ppo warm", RANKS), ("language", "grpo ptx", RANKS), ("language", "grpo experts", RANKS),
     ("language", "grpo dora", RANKS), ("language", "dpo given", RANKS), ("language", "kto", RANKS),
     ("language", "grpo quantised", RANKS), ("language", "grpo sliding windows", RANKS), ("language", "sft", RANKS),
-    ("language", "grpo", [*RANKS, "optimizer.name=muon"]), ("reward_models", "bradley_terry", RANKS),
+    ("language", "grpo", [*RANKS, *MUON]), ("reward_models", "bradley_terry", RANKS),
 ]  # fmt: skip
 # an epsilon that keeps Adam from making rounding errors of nothing to steps
 STEADY = ["optimizer.eps=1e-3", "optimizer.max_grad_norm=0.01"]
@@ -238,7 +239,7 @@ def test_golden_runs_learn_apart_what_one_process_learns(half, name, place, file
     apart = golden(files, half, name, "apart", *place, *machines.options())
     alone.train()
     apart.train()
-    assert_close(apart.output, alone.output, 10 * ROUNDING)
+    assert_close(apart.output, alone.output, 50 * ROUNDING if MUON[0] in place else 10 * ROUNDING)
 
 
 @pytest.mark.thorough

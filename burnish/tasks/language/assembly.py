@@ -216,7 +216,8 @@ class LanguageAssembly(Assembly):
         if self.ranks.size > 1:
             # what they show is read now; what else is needed of it, where it is
             own = learned_in_an_update(records, batch.answers.costs(), self.config, self.ranks, update)
-            self.engine.encode(prompts_of(own))
+            if own:
+                self.engine.encode(prompts_of(own))
         if self.reads_ahead:
             following = self.source.stream.peek(self.config.batches_per_update)
             self.engine.ahead(prompts_of(following[own_rows(self.ranks, len(following))]))
