@@ -18,7 +18,7 @@ from burnish import loop
 from burnish.commands.export import write_weights
 from burnish.config import load
 from burnish.models.flow.arguments import Arguments
-from burnish.models.flow.rehearsal import distance
+from burnish.models.flow.checks import distance
 from burnish.models.loading import quietly
 from burnish.models.tiny.base import Tiny
 from burnish.models.tiny.build import missing, write

@@ -23,9 +23,8 @@ from burnish.forecast.recomputed import recompute_alike
 from burnish.forecast.suites import first_batch, first_unit, suite_runners
 from burnish.models.flow.called import CalledPipeline
 from burnish.models.flow.embedded import EmbeddedPipeline
-from burnish.models.flow.encoding import Arrangement
+from burnish.models.flow.encoding import Arrangement, Taken
 from burnish.models.flow.loading import family_of, read_index
-from burnish.models.flow.runs import leave as leave_run
 from burnish.models.flow.universal import FORMS, SLIPS, Universal
 from burnish.tasks.flow.assembly import FlowAssembly
 from burnish.tasks.flow.engine import BranchIds, FlowEngine, FlowJob
@@ -352,9 +351,9 @@ def _arrangement(model: CalledPipeline, request: Any) -> Arrangement:
 
     def take(latents: Tensor, *_: Any, **__: Any) -> None:
         taken.append(latents.shape)
-        leave_run()
+        raise Taken
 
-    with torch.no_grad():
+    with torch.no_grad(), suppress(Taken):
         model.tail(request, torch.zeros(1, *shape), take)
     place = torch.arange(taken[0].numel()).view(taken[0])
     return Arrangement(torch.ones(taken[0]), torch.zeros(taken[0]), place, shape)

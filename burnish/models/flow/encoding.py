@@ -7,6 +7,7 @@ is a permutation. Four states tell a, b and P.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,14 @@ import torch
 from torch import Tensor
 
 from burnish.models.flow.levels import Unsupported
-from burnish.models.flow.runs import leave
 from burnish.utils.errors import UserError
 
 Decode = Callable[[Tensor, Callable[..., Any]], Any]
 DIGITS = 4096  # base of the two digits that a position is written in: float32 holds each of them exactly
+
+
+class Taken(Exception):
+    """Enough of a decoding is known."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,9 @@ class Arrangement:
 
             def take(latents: Tensor, *args: Any, **kwargs: Any) -> Any:
                 taken.append(latents.float())
-                leave()
+                raise Taken
 
-            with torch.no_grad():
+            with torch.no_grad(), suppress(Taken):
                 decode(state, take)
             if not taken:
                 raise Unsupported("it doesn't decode its states by its VAE")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import keystr, tree_leaves, tree_map, tree_map_only, tree_map_with_path
 
 from burnish.models.flow.base import Agree
 from burnish.models.flow.levels import Unsupported
@@ -22,7 +22,7 @@ from burnish.types.batch import is_sharded
 class Whole:
     """An argument that is for all rows, also where it is as long as they are many."""
 
-    value: Tensor
+    value: Tensor | list[Any]
 
 
 class Rows(NamedTuple):
@@ -38,16 +38,22 @@ class Rows(NamedTuple):
         layers = not self.listed and all(isinstance(item, Tensor) and self.has(item) for item in value)
         return len(value) == self.length and not layers
 
+    def flags(self, tree: Any) -> Any:
+        """Which of them have."""
+        return tree_map(self.has, tree, is_leaf=self.has)
+
     def map(self, function: Callable[[Any], Any], tree: Any) -> Any:
         """The tree with what a function makes of such tensors and lists."""
         return tree_map(lambda value: function(value) if self.has(value) else value, tree, is_leaf=self.has)
 
 
-def repeated(value: Any, copies: int) -> Any:
-    """Each entry of a tensor or a list several times."""
-    if isinstance(value, Tensor):
-        return value.repeat_interleave(copies, 0)
-    return [item for item in value for _ in range(copies)]
+def tiled(value: Any, copies: int) -> Any:
+    """A tensor or a list several times, one after the other."""
+    if copies == 1:
+        return value
+    if isinstance(value, list):
+        return value * copies
+    return torch.cat([value] * copies)
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class Call:
 
     network: str
     arguments: dict[str, Any]  # by name
+    shares: str | None = None  # equal for calls that may share a forward, where that is known
 
     @property
     def first(self) -> Any:
@@ -66,13 +73,10 @@ class Call:
     def rows(self) -> Rows:
         return Rows(len(self.first), isinstance(self.first, list))
 
-    def widened(self, copies: int) -> Call:
-        """The call for a state of several rows, with as many of everything that the pipeline has for one."""
-        single, left = divmod(self.rows.length, copies)
-        if left:
-            raise Unsupported(f"a network is called with {self.rows.length} rows for {copies} states")
-        wide = self.rows._replace(length=single).map(lambda value: repeated(value, copies), self.arguments)
-        return Call(self.network, wide) if copies > 1 else self
+    @property
+    def size(self) -> Any:
+        """Of a row; it may be a list, too."""
+        return self.network, *(leaf.shape for leaf in tree_leaves(self.first[0]))
 
     @property
     def kind(self) -> str:
@@ -81,6 +85,8 @@ class Call:
         Rules: the same network; the same arguments, of the same types; tensors of the same shapes but for the rows;
         equal values of everything that has no rows, but for scalars, as the time of a UNet.
         """
+        if self.shares is not None:
+            return self.shares
 
         def kind(value: Any) -> Any:
             rowed, value = self.rows.has(value), value.value if isinstance(value, Whole) else value
@@ -127,32 +133,36 @@ class Forwards:
         self._known: dict[Any, tuple[Any, Rows]] = {}  # by the size of the first input
         self._whole = set[tuple[str, str]]()  # arguments of networks that were once longer or shorter than the rows
 
-    def noted(self, network: str, arguments: dict[str, Any], copies: int = 1) -> Call:
-        """A call as the pipeline makes it for a state, which may be several ``copies``."""
-        tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor) and value.ndim}
-        if copies == 1:
-            rows = Call(network, arguments).rows.length
-            self._whole |= {(network, name) for name, value in tensors.items() if len(value) != rows}
-        whole = {name: Whole(value) for name, value in tensors.items() if (network, name) in self._whole}
-        return Call(network, arguments | whole).widened(copies)
+    def noted(self, network: str, arguments: dict[str, Any]) -> Call:
+        """A call as the pipeline makes it for a state."""
+        rows = Call(network, arguments).rows
 
-    def __call__(self, network: nn.Module, call: Call) -> Any:
+        def marked(path: Any, value: Any) -> Any:
+            if not (isinstance(value, Tensor) and value.ndim) and not isinstance(value, list):
+                return value
+            if not rows.has(value):
+                self._whole.add((network, keystr(path)))
+            return Whole(value) if (network, keystr(path)) in self._whole else value
+
+        return Call(network, tree_map_with_path(marked, arguments, is_leaf=rows.has))
+
+    def __call__(self, network: Callable[..., Any], call: Call) -> Any:
         """The output of a network, in float32."""
-        with self._autocast():
+        with self._autocast() if isinstance(network, nn.Module) else nullcontext():
             output = network(**tree_map_only(Whole, lambda whole: whole.value, call.arguments))
         if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)):
             raise Unsupported(f"its {call.network} returns a {type(output).__name__}, whose tensors can't be found")
         output = tree_map_only(Tensor, lambda value: value.float() if value.is_floating_point() else value, output)
-        # a row may be a list, too; expanded zeros take no memory
-        if (size := tuple(leaf.shape for leaf in tree_leaves(call.first[0]))) not in self._known:
+        # expanded zeros take no memory
+        if (size := call.size) not in self._known:
             zeros = tree_map_only(Tensor, lambda value: value.new_zeros(()).expand(value.shape), output)
             self._known[size] = zeros, call.rows
         return output
 
-    def blank(self, network: nn.Module, call: Call) -> Any:
+    def blank(self, network: Callable[..., Any], call: Call) -> Any:
         """An output of zeros; the network runs for inputs of a size that is new, unless ranks hold it together."""
-        if (size := tuple(leaf.shape for leaf in tree_leaves(call.first[0]))) not in self._known:
-            if any(is_sharded(weight) for weight in network.parameters()):
+        if (size := call.size) not in self._known:
+            if isinstance(network, nn.Module) and any(is_sharded(weight) for weight in network.parameters()):
                 raise Unsupported(
                     f"its {call.network} is called with inputs of a size that its own run didn't have; set "
                     "rollout.height and rollout.width, and give pictures of one size"
@@ -160,17 +170,20 @@ class Forwards:
             with torch.no_grad():
                 self(network, call)
         zeros, rows = self._known[size]
-        return rows.map(lambda value: repeated(value[:1], call.rows.length), zeros)
+        return rows.map(lambda value: tiled(value[:1], call.rows.length), zeros)
 
     def all(
-        self, networks: Mapping[str, nn.Module], calls: Sequence[Call], parts: list[list[int]], agree: Agree | None
-    ) -> Iterator[Any]:
-        """The output of every call; each of the ``parts`` is a forward. Ranks agree on how many each network makes."""
+        self, networks: Mapping[str, Callable[..., Any]], calls: Sequence[Call], parts: list[list[int]],
+        agree: Agree | None, trained: Sequence[str],
+    ) -> list[Any]:  # fmt: skip
+        """The output of every call; each of the ``parts`` is a forward. Ranks agree on how many of the networks that
+        are trained they make."""
         found: list[Any] = [None] * len(calls)
         here = {name: [part for part in parts if calls[part[0]].network == name] for name in networks}
         counts = {name: len(own) for name, own in here.items()}
+        agreed = counts if agree is None else counts | agree({name: counts[name] for name in trained})
         spare: Tensor | float = 0.0
-        for name, count in (counts if agree is None else agree(counts)).items():
+        for name, count in agreed.items():
             for part in here[name]:
                 whole, start = joined([calls[i] for i in part]), 0
                 output = self(networks[name], whole)
@@ -181,4 +194,4 @@ class Forwards:
                 spare = spare + (tree_leaves(self(networks[name], calls[0]))[0] * 0).sum()
         if isinstance(spare, Tensor):
             found[0] = tree_map_only(Tensor, lambda value: value + spare, found[0])
-        return iter(found)
+        return found

@@ -1,6 +1,6 @@
-"""Runs of a pipeline's own ``__call__``, and what they are for: a schedule, a first state, a velocity, or decoding.
+"""Runs of a pipeline's own ``__call__``: as it is, recorded, or to its end.
 
-Stand-ins take the places of its scheduler and its networks in a shallow copy of the pipeline; nothing is patched.
+Stand-ins take the places of its scheduler and its parts in a shallow copy of the pipeline; nothing is patched.
 """
 
 from __future__ import annotations
@@ -8,83 +8,100 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
-from burnish.models.flow.forwards import Call, Forwards
-from burnish.models.flow.levels import Levels, Unsupported, once_a_step
-from burnish.models.flow.stand_ins import StandIn, aides, precise
+from burnish.models.flow.forwards import Forwards
+from burnish.models.flow.levels import Unsupported, once_a_step
+from burnish.models.flow.segments import NOISE, STATE, TIME
+from burnish.models.flow.stand_ins import StandIn, precise
 from burnish.models.flow.tape import Tape
-from burnish.models.flow.timetable import Timetable
+from burnish.models.flow.trace import Trace
 
-
-class Left(BaseException):
-    """The run has served its purpose, and gives what it is raised with. Not an Exception, which pipelines may catch."""
-
-
-def leave(*args: Any, **kwargs: Any) -> None:
-    """In place of a method: the run ends where it is called."""
-    raise Left
+DECODE = "vae.decode"  # the name of its calls
 
 
 class Runner:
-    """A pipeline whose runs a visit sees: at every call of a network that is trained, and at every step."""
+    """A pipeline whose runs a visit sees: at every call of one of its parts, and at every step."""
 
     def __init__(self, pipeline: Any, names: tuple[str, ...], device: Callable[[], torch.device]) -> None:
-        """Args: ``names`` of the networks; ``device`` tells where they compute once they are placed."""
+        """Args: ``names`` of the networks that are trained; ``device`` tells where they are once they are placed."""
         kind = type(pipeline)
-        self._pipeline, self._scheduler, self._device = pipeline, once_a_step(pipeline.scheduler), device
-        self._networks = {name: part for name in names if (part := getattr(pipeline, name)) is not None}
+        self._pipeline, self.scheduler, self._device, self.names = (
+            pipeline,
+            once_a_step(pipeline.scheduler),
+            device,
+            names,
+        )
         self._call = inspect.unwrap(kind.__call__)  # without its no_grad
-        self._aides = aides(pipeline.components, names)
         self._encoders = [name for name in dir(kind) if name.startswith(("encode_", "_encode_"))]
+
+    @functools.cached_property
+    def parts(self) -> dict[str, nn.Module]:
+        """The networks of the pipeline."""
+        parts = self._pipeline.components.items()
+        return {name: part for name, part in parts if isinstance(part, nn.Module) and name != "vae"}
+
+    @functools.cached_property
+    def answering(self) -> dict[str, Callable[..., Any]]:
+        """What answers the calls that are recorded, by their names."""
+        vae: Any = getattr(self._pipeline, "vae", None)
+        return self.parts | ({DECODE: precise(vae, vae.decode)} if hasattr(vae, "decode") else {})
 
     @functools.cached_property
     def _facts(self) -> tuple[type, dict[str, dict[str, Any]]]:
         """What pipelines and networks would look for in all of their modules, several times a run."""
         where, kind = self._device(), type(self._pipeline)
         own = type(kind.__name__, (kind,), {"_execution_device": where, "device": where})
-        return own, {name: {"dtype": part.dtype, "device": where} for name, part in self._networks.items()}
+        return own, {
+            name: {"dtype": self.parts[name].dtype, "device": where} for name in self.names if name in self.parts
+        }
 
-    def __call__(self, arguments: Mapping[str, Any], tape: Tape, visit: Visit, seed: int, decode: Any) -> Any:
-        """What the pipeline returns, or what the visit leaves it with; ``decode`` may be in place of the VAE's."""
-        clone, answering = copy.copy(self._pipeline), tape.answering(visit.brought)
+    def __call__(self, arguments: Mapping[str, Any], tape: Tape, visit: Visit, seed: int) -> Any:
+        """What the pipeline returns."""
+        clone, answering = copy.copy(self._pipeline), tape.answering(visit.paused)
         clone.__class__, facts = self._facts
         own = clone.__dict__  # its __setattr__ would also write its configuration
 
         def network(name: str, part: nn.Module) -> StandIn:
-            return StandIn(part, lambda *a, **k: visit.call(name, part, named(part, a, k)), **facts[name])
+            return StandIn(
+                part, lambda *a, **k: visit.call(name, part, named(part.forward, a, k)), **facts.get(name, {})
+            )
 
-        own |= {name: network(name, part) for name, part in self._networks.items()}
-        own |= self._aides
-        own["scheduler"] = stand_in_scheduler(self._scheduler, visit)
+        own |= {name: network(name, part) for name, part in self.parts.items()}
+        own["scheduler"] = stand_in_scheduler(self.scheduler, visit)
         if (guider := getattr(clone, "guider", None)) is not None:
             own["guider"] = copy.deepcopy(guider)  # some have a memory of the steps before
         vae: Any = getattr(clone, "vae", None)
-        if hasattr(vae, "encode"):
-            encode, decode = answering(precise(vae, vae.encode)), decode or precise(vae, vae.decode)
-            own["vae"] = StandIn(vae, encode=encode, decode=decode)
+        if vae is not None:
+            own_methods = {"encode": answering(precise(vae, vae.encode))} if hasattr(vae, "encode") else {}
+            if (decode := self.answering.get(DECODE)) is not None:
+                own_methods["decode"] = lambda *a, **k: visit.call(DECODE, decode, named(vae.decode, a, k))
+            own["vae"] = StandIn(vae, **own_methods)
         own |= {name: answering(getattr(clone, name)) for name in self._encoders}
-        try:
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(seed)
-                return self._call(clone, **arguments, generator=torch.Generator().manual_seed(seed))
-        except Left as left:
-            return next(iter(left.args), None)
+        with torch.random.fork_rng(devices=[]), visit.entered():
+            torch.default_generator.manual_seed(seed)
+            return self._call(clone, **arguments, generator=torch.Generator().manual_seed(seed))
 
 
 def stand_in_scheduler(scheduler: Any, visit: Visit) -> Any:
-    """A copy whose steps are the visit's; all else is the scheduler's own."""
+    """A copy whose steps are the visit's, and whose times lie in the CPU's memory; all else is the scheduler's own."""
     from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput  # its fields are also a tuple's
 
     fresh, kind = copy.copy(scheduler), type(scheduler)
+    takes = inspect.signature(kind.set_timesteps)
 
     @functools.wraps(scheduler.set_timesteps)  # pipelines look at what these take
     def set_timesteps(*args: Any, **kwargs: Any) -> None:
-        kind.set_timesteps(fresh, *args, **kwargs)
+        given = takes.bind(fresh, *args, **kwargs)
+        if "device" in takes.parameters:
+            given.arguments["device"] = "cpu"
+        kind.set_timesteps(*given.args, **given.kwargs)
         visit.placed(fresh)
 
     @functools.wraps(scheduler.step)
@@ -116,117 +133,135 @@ def stand_in_scheduler(scheduler: Any, visit: Visit) -> Any:
     return fresh
 
 
-def named(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a network's call by name."""
-    signature = inspect.signature(network.forward)
+def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name."""
+    signature = inspect.signature(function)
     bound = signature.bind(*args, **kwargs)
     return dict(zip(signature.parameters, bound.args, strict=False)) | bound.kwargs
 
 
 class Visit:
-    """A run to the first step, for the state that the pipeline starts from; networks answer with zeros."""
+    """The pipeline's own run: its parts and its solver do what they do."""
 
-    def __init__(self, forwards: Forwards) -> None:
-        self.forwards = forwards
-        self.brought: list[Any] = []  # what encoders gave, on its device
+    def __init__(self, forwards: Forwards, trained: tuple[str, ...]) -> None:
+        self.forwards, self.trained = forwards, trained
+        # of each step: what it is called, and its state and output, of which ``seen`` makes what is kept
+        self.steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.scheduler: Any = None
+        self.last: Tensor  # the state after the last step
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """To be entered while the pipeline runs."""
+        return nullcontext()
+
+    def paused(self) -> AbstractContextManager[Any]:
+        """To be entered while its encoders do."""
+        return nullcontext()
 
     def placed(self, scheduler: Any) -> None:
         """The pipeline has set its scheduler to its timesteps."""
+        self.scheduler = scheduler
 
-    def call(self, name: str, network: nn.Module, arguments: dict[str, Any]) -> Any:
+    def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """A network's output."""
-        return self.forwards.blank(network, self.forwards.noted(name, arguments))
+        if name not in self.trained:
+            return network(**arguments)
+        return self.forwards(network, self.forwards.noted(name, arguments))
 
     def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
         """The next state after ``x`` at ``time``, in the scheduler's terms; ``own`` is the scheduler's own step, which
         takes another output and state too."""
-        raise Left(x)
-
-
-class Placed(Visit):
-    """Gives the pipeline states at a time by a first step, to go on with the step that begins there.
-
-    One run notes how that step calls the networks, without calling them. The next run, given their outputs, takes what
-    the pipeline makes of them: guidance, and its sign. At the last time no step begins, and the pipeline decodes.
-    """
-
-    def __init__(self, forwards: Forwards, table: Timetable, x: Tensor, time: float | None) -> None:
-        """Args: ``x`` [B, ...] states at ``time``; None is the last time."""
-        super().__init__(forwards)
-        self.table, self.x, self.time = table, x, time
-        self.calls: list[Call] = []
-        self._outputs: Iterator[Any] | None = None
-
-    def answered(self, outputs: Iterator[Any]) -> Placed:
-        """The same for the next run, with outputs for all calls."""
-        self._outputs = iter([next(outputs) for _ in self.calls])
-        return self
-
-    def placed(self, scheduler: Any) -> None:
-        self._before = self.table.place(scheduler, self.time)  # steps until the states are given
-
-    def call(self, name: str, network: nn.Module, arguments: dict[str, Any]) -> Any:
-        if self._before >= 0:
-            return super().call(name, network, arguments)
-        if self._outputs is not None:
-            return next(self._outputs)
-        self.calls.append(self.forwards.noted(name, arguments, copies=len(self.x)))
-        return self.forwards.blank(network, self.calls[-1])
-
-    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
-        at, rows = float(self.table.times[-1]) if self.time is None else self.time, len(self.x)
-        if self._before < 0:
-            answered = self._outputs is not None
-            raise Left(self.table.velocity(scheduler, output[:rows], x[:rows], at) if answered else None)
-        scheduler._step_index = self.table.skipped + 1
-        self._before -= 1
-        # some hold a sample twice, for guidance
-        return x if self._before >= 0 else torch.cat([self.x * self.table.scale(at)] * len(x))
-
-
-class Witness(Visit):
-    """Sees all steps: of the pipeline's own run, with its own networks and solver, or with blanks."""
-
-    last: Tensor  # the state after the last step
-
-    def __init__(self, forwards: Forwards, *, own: bool) -> None:
-        super().__init__(forwards)
-        self._own = own
-        self._seen: list[tuple[Tensor, Tensor, Tensor]] = []  # timestep, state and output of each step
-        self._called, self._trained = False, -1  # in this step; in which step last, or -1
-
-    def call(self, name: str, network: nn.Module, arguments: dict[str, Any]) -> Any:
-        self._called = True
-        run = self.forwards if self._own else self.forwards.blank
-        return run(network, self.forwards.noted(name, arguments))
-
-    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         # some write the next state over this one
-        self._seen.append((torch.as_tensor(time).reshape(()).cpu(), x.clone(), output))
-        if self._called:
-            self._called, self._trained = False, len(self._seen) - 1
-        if not self._own:
-            scheduler._step_index = (getattr(scheduler, "_begin_index", None) or 0) + len(self._seen)
-        self.last = own() if self._own else x
+        self.steps.append((torch.as_tensor(time).reshape(()).cpu(), x.clone(), output))
+        self.last = self.stepped(scheduler, x, own)
         return self.last
 
-    def table(self) -> Timetable:
-        """The pipeline's own schedule."""
-        if not self._seen:
-            raise Unsupported("it takes no step of its own scheduler")
-        levels = Levels.of(self._scheduler, torch.stack([name for name, _, _ in self._seen]))
-        skipped, own = len(self._scheduler.timesteps) - len(self._seen), levels.times[:-1].tolist()
-        return Timetable(levels, skipped, own[min(self._trained, len(own) - 1)])
+    def stepped(self, scheduler: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
+        return own()
 
     @property
     def rows(self) -> int:
         """How many rows the scheduler steps for one sample."""
-        return max((len(x) for _, x, _ in self._seen), default=1)
+        return max((len(x) for _, x, _ in self.steps), default=1)
 
-    def states(self, table: Timetable) -> tuple[Tensor, Tensor]:
-        """The state before each step, [N, ...], and the velocity there."""
-        seen = list(zip(table.times[:-1].tolist(), self._seen, strict=False))
-        states = [x[:1].float() / table.scale(at) for at, (_, x, _) in seen]
-        velocities = [table.velocity(self._scheduler, v[:1], x[:1], at) for at, (_, x, v) in seen]
-        return torch.cat(states), torch.cat(velocities)
+
+class Blank(Visit):
+    """Some parts answer with zeros, or with what is drawn, while the pipeline takes its steps, and states stay."""
+
+    def __init__(
+        self, forwards: Forwards, trained: tuple[str, ...], parts: Collection[str] = (), *, end: Tensor | None = None,
+        count: int = 0, draw: torch.Generator | None = None, decode: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Args: ``end`` is the state [1, ...] after the last one of ``count`` steps, which ``decode`` may be given."""
+        super().__init__(forwards, trained)
+        self._parts, self._end, self._count, self._draw, self._decode = parts, end, count, draw, decode
+
+    def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        if name == DECODE and self._decode is not None:
+            return self._decode(*arguments.values())
+        if name not in self._parts or len(self.steps) == self._count:
+            return network(**arguments)
+        return self.blank(network, self.forwards.noted(name, arguments))
+
+    def blank(self, network: Callable[..., Any], call: Any) -> Any:
+        """A made-up output."""
+        zeros = self.forwards.blank(network, call)
+        if self._draw is None:
+            return tree_map_only(Tensor, torch.clone, zeros)
+        return tree_map_only(Tensor, lambda x: torch.randn(x.shape, generator=self._draw).to(x), zeros)
+
+    def stepped(self, scheduler: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
+        scheduler._step_index = (getattr(scheduler, "_begin_index", None) or 0) + len(self.steps)
+        if self._end is not None and len(self.steps) == self._count:
+            return torch.cat([self._end] * len(x))
+        return x.clone()
+
+
+class Recorded(Blank):
+    """A run that is recorded."""
+
+    def __init__(
+        self, forwards: Forwards, trained: tuple[str, ...], device: torch.device,
+        tables: Callable[[Any], None] | None = None, draw: torch.Generator | None = None,
+    ) -> None:  # fmt: skip
+        """Args: ``tables`` changes the scheduler's times."""
+        super().__init__(forwards, trained, draw=draw)
+        self.trace, self._tables = Trace(device), tables
+        self.ends: list[int] = []  # by step, the entry that comes after it
+        self.states: list[int] = []  # the number of the state that it returns
+        self.times: dict[int, tuple[str, Tensor]] = {}  # the scheduler's tables, by their numbers
+
+    def entered(self) -> AbstractContextManager[Any]:
+        return self.trace
+
+    def paused(self) -> AbstractContextManager[Any]:
+        return self.trace.paused()
+
+    def placed(self, scheduler: Any) -> None:
+        super().placed(scheduler)
+        with self.trace.paused():
+            if self._tables is not None:
+                self._tables(scheduler)
+            for name in ("timesteps", "sigmas"):
+                if isinstance(table := getattr(scheduler, name, None), Tensor):
+                    setattr(scheduler, name, own := table.clone())
+                    self.times[self.trace.leaf(own, TIME)] = name, own
+
+    def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        if not self.trace.depends(arguments) & (STATE | NOISE):
+            with self.trace.paused():
+                return network(**arguments)
+        with self.trace.paused():
+            arguments = tree_map_only(Tensor, self.trace.beside, arguments)
+        call = self.forwards.noted(name, arguments)
+        return self.trace.call(call, lambda: self.blank(network, call))
+
+    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
+        self.scheduler = scheduler
+        with self.trace.paused():
+            self.steps.append((torch.as_tensor(time).reshape(()).cpu(), x, output))
+            self.ends.append(len(self.trace.entries))
+            self.last = self.stepped(scheduler, x, own).float()
+            self.states.append(self.trace.leaf(self.last, STATE))
+        return self.last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -25,11 +26,13 @@ class Tape:
         self._results: list[tuple[list[Any], Any]] = []  # leaves, tensors with the device where they belong; and tree
         self._seed, self._drawn = seed, 0
 
-    def answering(self, brought: list[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def answering(
+        self, paused: Callable[[], AbstractContextManager[Any]]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """What makes functions answer from the tape in one run, and record where it ends.
 
         Args:
-            brought: results on their device, by an earlier run; this one adds its own.
+            paused: to be entered while they run.
         """
         count, inside = 0, False
 
@@ -38,17 +41,16 @@ class Tape:
                 nonlocal count, inside
                 if inside:  # called by another recorded function
                     return function(*args, **kwargs)
-                if count == len(self._results):
-                    inside = True
-                    try:
-                        self._record(function, *tree_map_only(torch.Generator, self._generator, (args, kwargs)))
-                    finally:
-                        inside = False
-                if count == len(brought):
+                with paused():
+                    if count == len(self._results):
+                        inside = True
+                        try:
+                            self._record(function, *tree_map_only(torch.Generator, self._generator, (args, kwargs)))
+                        finally:
+                            inside = False
                     leaves, tree = self._results[count]
-                    brought.append(tree_unflatten([to_device(*x) if isinstance(x, tuple) else x for x in leaves], tree))
-                count += 1
-                return brought[count - 1]
+                    count += 1
+                    return tree_unflatten([to_device(*x) if isinstance(x, tuple) else x for x in leaves], tree)
 
             return functools.wraps(function)(answered)
 

@@ -1,14 +1,14 @@
 """Any pipeline of diffusers as a flow model: its own ``__call__`` says how it calls its networks, and what it makes of
 their outputs.
 
-A velocity takes three steps. *Record*: the pipeline runs to the wanted step, and its calls of the networks are noted.
-*Forward*: the calls of all rows, joined where they fit, run in the caller's precision with its gradients. *Finish*: the
-pipeline runs again with these outputs, up to what it gives its scheduler.
+It runs once for a prompt, with blanks in place of what networks would answer, and is recorded. A velocity is that
+record computed again: rows of many prompts wait for the same forward of a network.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -20,15 +20,17 @@ from torch.utils._pytree import tree_leaves
 
 from burnish.models.flow.base import Agree, Drawing
 from burnish.models.flow.called import LATEST, CalledPipeline
+from burnish.models.flow.checks import distance, land, rehearse, seen, turned_off
 from burnish.models.flow.failures import explained
-from burnish.models.flow.forwards import Forwards, groups
-from burnish.models.flow.landing import land
+from burnish.models.flow.forwards import Call, Forwards, Whole, groups
 from burnish.models.flow.levels import Unsupported
 from burnish.models.flow.networks import by_name
-from burnish.models.flow.rehearsal import distance, rehearse, turned_off
-from burnish.models.flow.runs import Placed, Runner, Visit, Witness, leave
+from burnish.models.flow.program import Program, placed
+from burnish.models.flow.runs import DECODE, Blank, Recorded, Runner, Visit
+from burnish.models.flow.segments import Alone, Otherwise
 from burnish.models.flow.tape import Tape
 from burnish.models.flow.timetable import Timetable
+from burnish.models.flow.trace import Momentum
 from burnish.options.flow import ModelOptions
 from burnish.registry import register
 from burnish.types.batch import Gathered, to_device
@@ -38,7 +40,14 @@ from burnish.utils.lru_cache import LruCache, in_bytes
 log = logging.getLogger(__name__)
 TRIED = 4  # steps of the pipeline's own run that velocities are compared with
 EXACT, ROUNDED = 1e-4, 5e-2  # largest relative difference in float32, and in half precision
-SLIPS = (RuntimeError, ValueError, IndexError, AttributeError, Unsupported)  # of a pipeline that is run otherwise
+SLIPS = (
+    Alone,
+    RuntimeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    Unsupported,
+)  # of a pipeline that is run otherwise
 FORMS = ((True, True), (False, True), (True, False), (False, False))  # the fastest first
 
 
@@ -59,6 +68,7 @@ class Universal(CalledPipeline):
         self._tapes: LruCache[Tape] = LruCache(in_bytes(options.cache_gb), lambda tape: tape.bytes)
         self._tables: LruCache[Timetable] = LruCache(LATEST)
         self._masks: LruCache[Tensor | None] = LruCache(LATEST)
+        self._programs: LruCache[Program] = LruCache(LATEST)
 
     def noised(self, conditioning: Gathered[Requests]) -> Tensor | None:
         return self._mask(conditioning.rows())
@@ -72,27 +82,58 @@ class Universal(CalledPipeline):
     ) -> Tensor:  # fmt: skip
         requests, times = conditioning.each(), time.tolist()
         wide, shares = self.form(conditioning, guidance)
-        runs: dict[Any, list[int]] = {}  # rows of a prompt at a time, if a run takes several states
+        runs: dict[Any, list[int]] = {}  # rows of a prompt at a time, if they are computed together
         for i, (request, at) in enumerate(zip(requests, times, strict=True)):
             runs.setdefault((request.prompts[0].uid, at) if wide else i, []).append(i)
-        visits = []
-        # gradients to the state, where a reward is followed through several steps
-        with torch.set_grad_enabled(torch.is_grad_enabled() and x.requires_grad):
-            for rows in runs.values():
-                request, states = requests[rows[0]], x.index_select(0, to_device(torch.tensor(rows), x.device))
-                visits.append(Placed(self.forwards, self.table(request), states, times[rows[0]]))
-                self.visit(request, guidance, visits[-1])
-        calls = [call for visit in visits for call in visit.calls]
-        parts = groups(calls) if shares else [[i] for i in range(len(calls))]
-        outputs = self.forwards.all(by_name(network, self.names), calls, parts, agree)
-        found = [
-            self.visit(requests[rows[0]], guidance, visit.answered(outputs))
-            for rows, visit in zip(runs.values(), visits, strict=True)
-        ]
-        order = torch.tensor([row for rows in runs.values() for row in rows]).argsort()
-        velocity = torch.cat(found)[to_device(order, x.device)]
+        states = [x if len(rows) == len(x) else x[to_device(torch.tensor(rows), x.device)] for rows in runs.values()]
+        with explained(self.class_name):
+            started = [
+                self._begun(requests[rows[0]], guidance, some, times[rows[0]])
+                for rows, some in zip(runs.values(), states, strict=True)
+            ]
+        networks = self._run.answering | dict(by_name(network, self.names))
+        found = self._answered(networks, started, shares, agree)
+        order = [row for rows in runs.values() for row in rows]
+        velocity = found[0] if len(found) == 1 else torch.cat(found)
+        if order != list(range(len(order))):
+            velocity = velocity[to_device(torch.tensor(order).argsort(), x.device)]
         mask = self._mask(conditioning)
         return velocity if mask is None else torch.where(mask, velocity, 0.0)
+
+    def _begun(self, request: Requests, guidance: float, x: Tensor, time: float) -> tuple[Any, list[Call]]:
+        """A computation of velocities, and the first calls that it waits for."""
+        program = self.program(request, guidance)
+        run = program.velocity(self._run.scheduler, x, time)
+        try:
+            return run, next(run)
+        except Otherwise:  # recorded anew, with this time in the place of its own
+            at = max(i for i, own in enumerate(program.table.times.tolist()) if own >= time)
+
+            def tables(scheduler: Any) -> None:
+                for name in ("timesteps", "sigmas"):
+                    if isinstance(table := getattr(scheduler, name, None), Tensor):
+                        setattr(scheduler, name, placed(program.table, table, name, at, time))
+
+            run = self.program(request, guidance, time, tables).velocity(self._run.scheduler, x, time)
+            return run, next(run)
+
+    def _answered(
+        self, networks: Mapping[str, Any], started: list[tuple[Any, list[Call]]], shares: bool, agree: Agree | None
+    ) -> list[Tensor]:
+        """What computations return, when networks have answered all their calls."""
+        found: list[Any] = [None] * len(started)
+        waiting = dict(enumerate(started))
+        while waiting:
+            calls = [call for _, asked in waiting.values() for call in asked]
+            parts = groups(calls) if shares else [[i] for i in range(len(calls))]
+            outputs = iter(self.forwards.all(networks, calls, parts, agree, self.names))
+            for i, (run, asked) in list(waiting.items()):
+                try:
+                    waiting[i] = run, run.send([next(outputs) for _ in asked])
+                except StopIteration as done:
+                    found[i] = done.value
+                    del waiting[i]
+        return found
 
     def verify(self, conditioning: Gathered[Requests], *, guidance: float) -> None:
         row = conditioning.select([0]).rows()
@@ -106,9 +147,8 @@ class Universal(CalledPipeline):
             if self._way(row, 1.0) not in self._forms:
                 with suppress(Unsupported):  # which a sample would say; what learns may do without guidance
                     self._compare(replace(row, steps=min(full.steps, TRIED)), 1.0)
-            run, exact = partial(self.visit, full, guidance), self.compute == torch.float32
-            rehearse(run, self.forwards, self.table(full), self.pipeline, exact=exact, start=start)
-            land(run, self.forwards, self.table(full), self.pipeline.scheduler)
+            rehearse(self, full, guidance, start)
+            land(self, full, guidance)
         self._verified.add(way)
 
     def _steps(self, request: Requests) -> int:
@@ -127,12 +167,12 @@ class Universal(CalledPipeline):
 
         Returns the first step that agrees: what a pipeline keeps of a picture may be noise until that.
         """
-        witness = Witness(self.forwards, own=True)
+        witness = Visit(self.forwards, self.names)
         drawn = self.arguments.checked(self.visit(request, guidance, witness))
         for other in {1.0, self.rollout.guidance_scale} - {guidance}:  # may call networks with other sizes
-            self.visit(request, other, Witness(self.forwards, own=True))
+            self.visit(request, other, Visit(self.forwards, self.names))
         table = self.table(request)
-        states, expected = witness.states(table)
+        states, expected = seen(witness, table, self._run.scheduler)
         times, mask = to_device(table.times[:-1], states.device), self._mask(request)
         tolerance = EXACT if self.compute == torch.float32 else ROUNDED
 
@@ -172,35 +212,56 @@ class Universal(CalledPipeline):
             raise Unsupported(f"decoded from its own last state, a sample differs by {left:.2g} (relative)")
         return start
 
-    def visit(
-        self, request: Requests, guidance: float, visit: Visit, *, seed: int | None = None, decode: Any = None
-    ) -> Any:
+    def visit(self, request: Requests, guidance: float, visit: Visit, *, seed: int | None = None) -> Any:
         """A run of the pipeline. What is random in a condition is drawn from the prompt's seed, for all its samples."""
         own = int(request.prompts[0].uid, 16) >> 2
         key = request.prompts[0].uid, request.height, request.width, guidance > 1
         tape = self._tapes.get(key, lambda: Tape(own))
-        return self._run(self.arguments.of(request, guidance), tape, visit, own if seed is None else seed, decode)
+        return self._run(self.arguments.of(request, guidance), tape, visit, own if seed is None else seed)
+
+    def recorded(self, request: Requests, guidance: float, visit: Recorded) -> Program:
+        """A run that is recorded."""
+        with torch.no_grad(), explained(self.class_name):
+            returned = self.visit(request, guidance, visit)
+            try:
+                return Program(visit, returned)
+            except Momentum as error:
+                raise Unsupported(f"{error} ({turned_off(self.pipeline)})") from error
+
+    def program(
+        self, request: Requests, guidance: float, time: float | None = None,
+        tables: Callable[[Any], None] | None = None,
+    ) -> Program:  # fmt: skip
+        """The pipeline's run for a prompt; ``tables`` places another time among its own."""
+        key = request.prompts[0].uid, request.height, request.width, request.steps, guidance, time
+        make = partial(Recorded, self.forwards, self.names, self.device, tables)
+        return self._programs.get(key, lambda: self.recorded(request, guidance, make()))
 
     def first(self, request: Requests, seed: int) -> Tensor:
-        table = self.table(request)
+        program = self.program(request, self.rollout.guidance_scale)
         with torch.no_grad(), explained(self.class_name):
-            x: Tensor = self.visit(request, self.rollout.guidance_scale, Visit(self.forwards), seed=seed)
-        return x[0].float() / table.scale(float(table.times[0]))
+            x = program.begin(seed)
+        return x[0].float() / program.table.scale(float(program.table.times[0]))
 
     def table(self, request: Requests) -> Timetable:
         """The pipeline's own schedule."""
-
-        def seen() -> Timetable:
-            witness = Witness(self.forwards, own=False)
-            with torch.no_grad(), explained(self.class_name):
-                self.visit(request, self.rollout.guidance_scale, witness, decode=leave)  # all steps are done
-                return witness.table()
-
-        return self._tables.get(self.key(request), seen)
+        return self._tables.get(self.key(request), lambda: self.program(request, self.rollout.guidance_scale).table)
 
     def tail(self, request: Requests, x: Tensor, decode: Any = None) -> Any:
-        last = Placed(self.forwards, self.table(request), x, None)
-        return self.visit(request, self.rollout.guidance_scale, last, decode=decode)
+        program = self.program(request, self.rollout.guidance_scale)
+        if program.end is not None:
+            answering = self._run.answering
+
+            def answer(call: Call) -> Any:
+                if decode is not None and call.network == DECODE:
+                    return decode(*call.arguments.values())
+                return self.forwards(answering[call.network], call)
+
+            return program.returned(x, answer)
+        parts = {call.network for step in program.steps if step for call in step.calls}
+        end = x * program.table.scale(float(program.table.times[-1]))
+        visit = Blank(self.forwards, self.names, parts, end=end, count=len(program.steps), decode=decode)
+        return self.visit(request, self.rollout.guidance_scale, visit)
 
     def _mask(self, requests: Requests) -> Tensor | None:
         """The elements of states that reach the networks, [B, ...] bool; None if all do."""
@@ -211,11 +272,11 @@ class Universal(CalledPipeline):
     def _reached(self, request: Requests) -> Tensor | None:
         x, table = self.first(request, 0)[None].requires_grad_(), self.table(request)
         draw = torch.Generator().manual_seed(0)  # weights that no sum of elements cancels
-        # a step that calls other networks alone, such as a second expert, would compute these, and record nothing
-        visit = Placed(self.forwards, table, x, table.last_trained)
         with torch.enable_grad():
-            self.visit(request, self.rollout.guidance_scale, visit)
-            inputs = tree_leaves([call.arguments for call in visit.calls])
+            # a step that calls networks that are trained
+            _, calls = self._begun(request, self.rollout.guidance_scale, x, table.last_trained)
+            inputs = tree_leaves([call.arguments for call in calls])
+            inputs = [leaf.value if isinstance(leaf, Whole) else leaf for leaf in inputs]
             inputs = [leaf for leaf in inputs if isinstance(leaf, Tensor) and leaf.requires_grad]
             weights = [torch.randn(leaf.shape, generator=draw).to(leaf) for leaf in inputs]
             reached = torch.autograd.grad(inputs, x, weights)[0][0] != 0

@@ -1,0 +1,254 @@
+"""Parts of a pipeline's run that are computed again for any states, with the networks' outputs from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_iter, tree_leaves, tree_map
+
+from burnish.models.flow.forwards import Call, Rows, Whole, tiled
+from burnish.models.flow.levels import Unsupported
+
+TIME, STATE, NOISE = 1, 2, 4  # bits of what a value depends on: the scheduler's times, a state or output, drawn noise
+
+
+class Otherwise(Exception):
+    """At this time the pipeline would do something else than what was recorded."""
+
+
+class Alone(Exception):
+    """What was recorded can't be computed for several states at once."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """Stands for a tensor that was recorded, in arguments."""
+
+    number: int
+
+
+@dataclass(eq=False, slots=True)
+class Operation:
+    """On tensors. One without outputs reads a number, and says what it was."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[int]
+    depends: int
+    writes: bool = False
+    read: Any = None
+    drawn: Tensor | None = None  # noise
+
+
+@dataclass(eq=False, slots=True)
+class NetworkCall:
+    """Of a network, or of another part that is answered from outside."""
+
+    network: str
+    arguments: dict[str, Any]  # by name, with values
+    rows: Rows
+    flags: dict[str, Any]  # which arguments have rows
+    kind: str  # equal for calls that may share a forward
+    alone: set[int]  # values of arguments that have no rows
+    outputs: list[int] = field(default_factory=list)
+    of_states: set[int] = field(default_factory=set)  # values that differ between states
+    of_times: set[int] = field(default_factory=set)  # and between times
+
+    def at(self, values: Mapping[int, Tensor], count: int, *, fresh: bool) -> Call:
+        """The call for so many states; ``fresh`` is at another time than the recorded one."""
+
+        def own(one: Any, row: int | None = None) -> Any:
+            if not isinstance(one, Value):
+                return one
+            value, several = values[one.number], count > 1 and one.number in self.of_states
+            if several and row is None:
+                raise Alone
+            return value[row] if several else value
+
+        def made(rowed: Any, given: Any) -> Any:
+            if not rowed:
+                if isinstance(given, Whole):
+                    return Whole(own(given.value))
+                return tree_map(own, given)
+            if isinstance(given, list):
+                return [own(one, row) for row in range(count) for one in given]
+            if isinstance(given, Value) and count > 1 and given.number in self.of_states:
+                return values[given.number].flatten(0, 1)
+            return tiled(own(given), count)
+
+        differs = self.alone & (self.of_states | self.of_times if fresh else self.of_states)
+        kind = f"{self.kind} {id(values)}" if differs else self.kind
+        return Call(self.network, tree_map(made, self.flags, self.arguments), kind)
+
+    def results(self, output: Any, count: int) -> Iterator[tuple[int, Tensor]]:
+        """The values of its outputs for so many states."""
+        found = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        single = len(self.outputs)
+        if count > 1 and len(found) == single:
+            found = [leaf.unflatten(0, (count, -1)) for leaf in found]
+        elif count > 1:  # lists of rows
+            found = [torch.stack(found[i::single]) for i in range(single)]
+        return zip(self.outputs, found, strict=True)
+
+
+def is_noise(entry: Operation | NetworkCall) -> bool:
+    """Whether it draws."""
+    return isinstance(entry, Operation) and entry.drawn is not None
+
+
+def inputs_of(entry: Operation | NetworkCall) -> Iterator[int]:
+    """Numbers of the values that an entry reads."""
+    return numbers_in((entry.args, entry.kwargs) if isinstance(entry, Operation) else entry.arguments)
+
+
+def numbers_in(tree: Any) -> Iterator[int]:
+    """Numbers of the values in a tree."""
+    for leaf in tree_iter(tree):
+        leaf = leaf.value if isinstance(leaf, Whole) else leaf
+        if isinstance(leaf, Value):
+            yield leaf.number
+
+
+Asks = Generator[list[Call], list[Any], list[Tensor]]
+
+
+class Segment:
+    """Entries that lead from given values to roots, in rounds: operations, and then calls that need no later ones."""
+
+    def __init__(
+        self, entries: list[Operation | NetworkCall], roots: list[Any], given: list[int], tensors: Sequence[Tensor],
+        *, draws: bool = False,
+    ) -> None:  # fmt: skip
+        """Args: ``tensors`` as they were recorded, by number; ``draws`` is whether it begins with noise.
+
+        Raises:
+            Unsupported: its code reads numbers of the state.
+        """
+        self.roots, self.given = roots, given
+        self._in_order = any(isinstance(one, Operation) and one.writes for one in entries)
+        moving, timed = set(given), set[int]()
+        steps: list[Operation | NetworkCall] = []
+        self._timed: list[Operation] = []  # that depend on times, but on no state
+        for entry in entries:
+            moves = isinstance(entry, NetworkCall) or self._in_order or (draws and is_noise(entry))
+            if moves or not moving.isdisjoint(inputs_of(entry)):
+                if not entry.outputs and not draws:
+                    raise Unsupported("its own code reads numbers of the state, and does what they say")
+                moving |= set(entry.outputs)
+                steps.append(entry)
+            elif isinstance(entry, Operation) and entry.depends & TIME:
+                timed |= set(entry.outputs)
+                self._timed.append(entry)
+        self.rounds = _rounds(steps, in_order=self._in_order)
+        self.calls = [call for _, calls in self.rounds for call in calls]
+        for call in self.calls:
+            call.of_states, call.of_times = moving, timed
+        self._moving = moving
+        needed = {root.number for root in roots if isinstance(root, Value)}.union(*map(inputs_of, steps)) - moving
+        self._values = {number: tensors[number] for number in needed}
+        self._constants = {
+            number: tensors[number] for number in needed.union(*map(inputs_of, self._timed)) - moving - timed
+        }
+
+    def run(
+        self, given: Mapping[int, Tensor], count: int = 1, *, times: Mapping[int, Tensor] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Asks:  # fmt: skip
+        """Compute it: calls of networks are yielded, and their outputs sent.
+
+        Args:
+            given: of each value that it begins with a tensor; of ``count`` states along a first axis if it is not 1.
+            count: how many states.
+            times: other values of the scheduler's tables.
+            generator: that noise is drawn from.
+
+        Returns:
+            The roots.
+
+        Raises:
+            Otherwise: the pipeline would do something else at these times.
+            Alone: it can't be computed for several states at once.
+        """
+        if count > 1 and self._in_order:
+            raise Alone
+        values = dict(self._values if times is None else self._constants | times)
+        values |= {number: x.clone() for number, x in given.items()} if self._in_order else given
+        for one in () if times is None else self._timed:
+            compute(one, values)
+        for operations, calls in self.rounds:
+            if count > 1 and operations:
+                _compute_each(operations, values, self._moving)
+            for one in operations if count == 1 else ():
+                compute(one, values, generator)
+            if calls:
+                outputs = yield [call.at(values, count, fresh=times is not None) for call in calls]
+                for call, output in zip(calls, outputs, strict=True):
+                    values |= call.results(output, count)
+        return [values[root.number] if isinstance(root, Value) else root for root in self.roots]
+
+
+def _rounds(
+    entries: Sequence[Operation | NetworkCall], *, in_order: bool
+) -> list[tuple[list[Operation], list[NetworkCall]]]:
+    """Entries by how many calls they have to wait for, one after the other; each with what can be done then."""
+    found: list[tuple[list[Operation], list[NetworkCall]]] = []
+    level: dict[int, int] = {}
+    latest = 0
+    for entry in entries:
+        at = max((level.get(number, 0) for number in inputs_of(entry)), default=0)
+        at = max(at, latest) if in_order else at
+        while len(found) <= at:
+            found.append(([], []))
+        if isinstance(entry, Operation):
+            found[at][0].append(entry)
+        else:
+            found[at][1].append(entry)
+        latest = max(latest, at + isinstance(entry, NetworkCall))
+        level |= dict.fromkeys(entry.outputs, at + isinstance(entry, NetworkCall))
+    return found
+
+
+def compute(one: Operation, values: dict[int, Any], generator: torch.Generator | None = None) -> None:
+    """Add what an operation makes of values; noise is drawn from ``generator``.
+
+    Raises:
+        Otherwise: a number that it reads is another one.
+    """
+
+    def own(arg: Any) -> Any:
+        if isinstance(arg, Value):
+            return values[arg.number]
+        if isinstance(arg, list):
+            return [own(item) for item in arg]
+        return generator if isinstance(arg, torch.Generator) else arg
+
+    if one.drawn is not None and generator is None:
+        values[one.outputs[0]] = one.drawn.clone()
+        return
+    out = one.function(*[own(arg) for arg in one.args], **{name: own(arg) for name, arg in one.kwargs.items()})
+    if not one.outputs:
+        if out != one.read:
+            raise Otherwise
+        return
+    results = [out] if isinstance(out, Tensor) else [item for item in out if isinstance(item, Tensor)]
+    values |= zip(one.outputs, results, strict=True)
+
+
+def _compute_each(operations: list[Operation], values: dict[int, Any], moving: set[int]) -> None:
+    """Operations for several states at once."""
+    made = [number for one in operations for number in one.outputs]
+    inputs = {number for one in operations for number in inputs_of(one)}
+    batched = sorted((inputs - set(made)) & moving)
+
+    def together(*each: Tensor) -> list[Tensor]:
+        local = values | dict(zip(batched, each, strict=True))
+        for one in operations:
+            compute(one, local)
+        return [local[number] for number in made]
+
+    values |= zip(made, torch.func.vmap(together)(*[values[number] for number in batched]), strict=True)
