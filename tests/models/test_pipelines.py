@@ -145,7 +145,7 @@ def test_pipelines_that_step_or_return_otherwise_are_refused(kind, unseen_run):
 
 
 def test_steps_that_depend_on_their_number_are_trained(unseen_run):
-    run = unseen_run(unseen.LatePipeline, "rollout.num_inference_steps=8", "algorithm.window.size=8")
+    run = unseen_run(unseen.LatePipeline, "rollout.num_inference_steps=8")
     run.train("steps=1")
     assert run.metrics[-1]["rollout_corr/logprob_abs_diff"] < 1e-5
 
