@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,8 +44,8 @@ class Trajectory:
     latents: Tensor  # [B, ...]
     state: Tensor  # [B, K, ...]
     next_state: Tensor  # [B, K, ...]
-    time: Tensor  # [B, K]
-    time_next: Tensor  # [B, K]
+    time: Tensor  # [B, K], in the CPU's memory
+    time_next: Tensor  # [B, K], as well
     logprob: Tensor  # [B, K]; 0 where the steps have no noise
 
 
@@ -68,50 +69,54 @@ def denoise(
     x = x.float()
     state = x.new_zeros(batch, recorded, *x.shape[1:])
     next_state = torch.zeros_like(state)
-    time, time_next, logprob = (x.new_zeros(batch, recorded) for _ in range(3))
-    slot = torch.zeros(batch, dtype=torch.long)
-    t_max, solver = float(plan.times[1]), Multistep()
+    logprob = x.new_zeros(batch, recorded)
+    times = plan.times.tolist()
+    time, time_next = (
+        starts[:-1].expand(batch, -1)[plan.recorded].view(batch, recorded).clone()
+        for starts in (plan.times, plan.times.roll(-1))
+    )
+    here = _recorded(plan.recorded, x.device)
+    t_max, solver = times[1], Multistep()
     for i in range(steps):
         v = _predict(velocity, x, plan, i, torch.arange(batch))
-        t, t_next = float(plan.times[i]), float(plan.times[i + 1])
-        rows = plan.recorded[:, i].nonzero().flatten()
         noisy = plan.recorded[:, i] & (plan.kind != "ode")
-        moved = transition("ode", v, x, plan.times[i], plan.times[i + 1], noise=0.0, t_max=t_max).mean
+        moved = transition("ode", v, x, times[i], times[i + 1], noise=0.0, t_max=t_max).mean
         if plan.solver == "dpm2m":
             moved = moved + solver.correction(x, v, plan.times[i], plan.times[i + 1], restart=noisy)
-        elif plan.solver == "heun" and t_next > 0 and not noisy.all():
+        elif plan.solver == "heun" and times[i + 1] > 0 and not noisy.all():
             still = (~noisy).nonzero().flatten()
             there = to_device(still, x.device)
             second = _predict(velocity, moved, plan, i + 1, still)
             moved[there] = moved[there] + heun(v[there], second, plan.times[i], plan.times[i + 1])
-        if len(rows):
-            where = to_device(rows, x.device)
-            at = (where, to_device(slot[rows], x.device))
+        if (at := here[i]) is not None:
+            where = at[0]
             state[at] = x[where]
             if plan.kind != "ode":
                 step = transition(
-                    plan.kind,
-                    v[where],
-                    x[where],
-                    plan.times[i],
-                    plan.times[i + 1],
-                    noise=plan.noise,
-                    t_max=t_max,
-                    share=share[where],
-                )
-                landed = step.sample(to_device(noise_at(i)[rows], x.device))
+                    plan.kind, v[where], x[where], times[i], times[i + 1],
+                    noise=plan.noise, t_max=t_max, share=share[where],
+                )  # fmt: skip
+                landed = step.sample(to_device(noise_at(i)[plan.recorded[:, i]], x.device))
                 logprob[at] = step.logprob(landed, plan.density)
                 moved[where] = landed
             next_state[at] = moved[where]
-            time[at], time_next[at] = x.new_full((len(rows),), t), x.new_full((len(rows),), t_next)
-            slot[rows] += 1
         x = moved
     return Trajectory(x, state, next_state, time, time_next, logprob)
 
 
+def _recorded(recorded: Tensor, device: torch.device) -> list[tuple[Any, Any] | None]:
+    """By step, the rows that are recorded [R] and the places of their states [R]: moved to the device at once."""
+    chosen = recorded.T.nonzero()  # by step, then by row
+    place = recorded.cumsum(1).T[recorded.T] - 1
+    rows, places = to_device(torch.stack([chosen[:, 1], place]), device)
+    counts = recorded.sum(0).tolist()
+    parts = zip(rows.split(counts), places.split(counts), strict=True)
+    return [part if count else None for part, count in zip(parts, counts, strict=True)]
+
+
 def _predict(velocity: Velocity, x: Tensor, plan: Plan, i: int, rows: Tensor) -> Tensor:
     """The velocity of some rows [M] of x [B, ...] at the i-th time, computed once per branch: [M, ...]."""
-    times = to_device(plan.times[i], x.device)
+    times = plan.times[i]
     if plan.branch is None:
         given = x if len(rows) == len(x) else x[to_device(rows, x.device)]
         return velocity(given, times.expand(len(rows)), rows)

@@ -53,7 +53,7 @@ class Transition:
 
 
 def transition(
-    kind: Kind, velocity: Tensor, x: Tensor, t: Tensor, t_next: Tensor, *,
+    kind: Kind, velocity: Tensor, x: Tensor, t: Tensor | float, t_next: Tensor | float, *,
     noise: Tensor | float, t_max: float, share: Tensor | float = 1.0,
 ) -> Transition:  # fmt: skip
     """The Gaussian of one step. With ``noise`` 0 every kind is the Euler step x + (t_next - t) v.

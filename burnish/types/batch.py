@@ -24,6 +24,11 @@ def heavy(**kwargs: Any) -> Any:
     return dataclasses.field(metadata={"heavy": True}, **kwargs)
 
 
+def on_host(**kwargs: Any) -> Any:
+    """A field of numbers that code on the CPU reads: it stays in its memory, where nobody waits for them."""
+    return dataclasses.field(metadata={"on_host": True}, **kwargs)
+
+
 class Batch:
     """Base of the batches of the loop. Subclasses are dataclasses; shards and micro-batches never split a row."""
 
@@ -42,7 +47,10 @@ class Batch:
     def to(self, device: torch.device | str) -> Self:
         """The same batch with its tensors on ``device``."""
         moved: dict[str, Any] = {}
+        stays = {field.name for field in dataclasses.fields(self) if field.metadata.get("on_host")}  # type: ignore[arg-type]
         for name, value in self._rows():
+            if name in stays:
+                continue
             if isinstance(value, Tensor):
                 moved[name] = to_device(value, device)
             elif isinstance(value, Batch):
@@ -90,6 +98,8 @@ class Gathered(Batch, Generic[B]):
     def to(self, device: torch.device | str) -> Self:
         """The same rows on ``device``; of a table that lies elsewhere only those that are used."""
         table, index = self.table, self.index
+        if not any(isinstance(value, Tensor | Batch) for _, value in table._rows()):
+            return self  # nothing that could be elsewhere, nor would be read there
         if not lies_on(table, device):
             used, index = index.unique(return_inverse=True)
             table = table.select(used).to(device)
@@ -118,7 +128,8 @@ def to_device(value: Tensor, device: torch.device | str) -> Tensor:
 def lies_on(batch: Batch, device: torch.device | str) -> bool:
     """Whether all tensors of a batch are on a device already."""
     wanted = torch.device(device)
-    found = {value.device for _, value in batch._rows() if isinstance(value, Tensor)}
+    stays = {field.name for field in dataclasses.fields(batch) if field.metadata.get("on_host")}  # type: ignore[arg-type]
+    found = {value.device for name, value in batch._rows() if isinstance(value, Tensor) and name not in stays}
     inner = [value for _, value in batch._rows() if isinstance(value, Batch)]
     if batch.is_remote:
         return False

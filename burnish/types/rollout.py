@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from burnish.types.batch import Batch, Gathered, heavy, shared, to_device
+from burnish.types.batch import Batch, Gathered, heavy, on_host, shared, to_device
 from burnish.types.columns import CHUNK, Column, read, states_once
 from burnish.types.completion import Completion, Lengths, ResponseRows
 from burnish.types.execution import DROPS, Execution, Ran, execution_of
@@ -98,8 +98,8 @@ class Denoising(Batch):
     latents: Tensor = heavy()  # [B, ...] final, t = 0
     state: Tensor = heavy()  # [B, K, ...] where a recorded step began
     next_state: Tensor = heavy()  # [B, K, ...] where it ended
-    time: Tensor  # [B, K] t of state, in (0, 1]
-    time_next: Tensor  # [B, K] t of next_state
+    time: Tensor = on_host()  # [B, K] t of state, in (0, 1]
+    time_next: Tensor = on_host()  # [B, K] t of next_state
     logprob: Tensor  # [B, K] under the weights that sampled; 0 where a step has no noise
     node: Tensor  # [B, K] long, branch ids: samples of a prompt with equal ids share this step, in a tree of samples
     noised: Tensor = heavy(default=None)  # see ``all_noised``, which stands in where it is not given
@@ -130,7 +130,7 @@ class Denoising(Batch):
         if density == "gaussian":
             return elements.expand_as(self.time)
         found = std(self.time.flatten(), self.time_next.flatten(), self.schedule)
-        return elements / (2 * found.square().view_as(self.time))
+        return elements / to_device(2 * found.square().view_as(self.time), elements.device)
 
     def put_away(self) -> Denoising:
         """The same in the host's memory, each state once."""
@@ -163,15 +163,15 @@ class Steps(Batch):
     unconditional: Gathered[Conditioning]
     state: Tensor  # [M, ...]
     next_state: Tensor  # [M, ...]
-    time: Tensor  # [M]
-    time_next: Tensor  # [M]
+    time: Tensor = on_host()  # [M]
+    time_next: Tensor = on_host()  # [M]
     logprob: Tensor  # [M] under the weights that sampled
     share: Tensor = None  # type: ignore[assignment]  # [M] of a state's elements that are noised; 1 if not given
     time_max: float = shared()  # the schedule's second time: replaces t = 1 in the SDE's noise level
 
     def __post_init__(self) -> None:
         if self.share is None:
-            self.share = self.time.new_ones(len(self.time))
+            self.share = self.logprob.new_ones(len(self.time))
 
 
 @dataclass(kw_only=True)

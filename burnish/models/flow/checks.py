@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from burnish.models.flow.forwards import Call, Whole
+from burnish.models.flow.forwards import Call, Forwards, Whole
 from burnish.models.flow.levels import Unsupported
 from burnish.models.flow.runs import Blank, Recorded, Visit
 from burnish.models.flow.timetable import Timetable
@@ -34,8 +34,8 @@ def seen(visit: Visit, table: Timetable, scheduler: Any) -> tuple[Tensor, Tensor
 class Drawn(Recorded):
     """A recorded run whose networks answer with what is drawn, step by step."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args, draw=torch.Generator().manual_seed(0))
+    def __init__(self, forwards: Forwards, trained: tuple[str, ...], device: torch.device) -> None:
+        super().__init__(forwards, trained, device, draw=torch.Generator().manual_seed(0))
         self.made: list[list[tuple[Call, Any]]] = [[]]  # calls and outputs of each step
 
     def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -168,7 +168,7 @@ def _close(found: Any, expected: Any, tolerance: float) -> bool:
     plain = [
         [leaf.value if isinstance(leaf, Whole) else leaf for leaf in tree_leaves(tree)] for tree in (found, expected)
     ]
-    tensors = [[leaf.double() for leaf in leaves if isinstance(leaf, Tensor)] for leaves in plain]
+    tensors = [[leaf.double().cpu() for leaf in leaves if isinstance(leaf, Tensor)] for leaves in plain]
     if [leaf.shape for leaf in tensors[0]] != [leaf.shape for leaf in tensors[1]]:
         return False
     return all(

@@ -90,7 +90,7 @@ class Runner:
 
 
 def stand_in_scheduler(scheduler: Any, visit: Visit) -> Any:
-    """A copy whose steps are the visit's, and whose times lie in the CPU's memory; all else is the scheduler's own."""
+    """A copy whose steps are the visit's; all else is the scheduler's own."""
     from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput  # its fields are also a tuple's
 
     fresh, kind = copy.copy(scheduler), type(scheduler)
@@ -99,7 +99,7 @@ def stand_in_scheduler(scheduler: Any, visit: Visit) -> Any:
     @functools.wraps(scheduler.set_timesteps)  # pipelines look at what these take
     def set_timesteps(*args: Any, **kwargs: Any) -> None:
         given = takes.bind(fresh, *args, **kwargs)
-        if "device" in takes.parameters:
+        if visit.reads_times and "device" in takes.parameters:
             given.arguments["device"] = "cpu"
         kind.set_timesteps(*given.args, **given.kwargs)
         visit.placed(fresh)
@@ -142,6 +142,8 @@ def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 class Visit:
     """The pipeline's own run: its parts and its solver do what they do."""
+
+    reads_times = False  # whether times lie in the CPU's memory, where nobody waits for them
 
     def __init__(self, forwards: Forwards, trained: tuple[str, ...]) -> None:
         self.forwards, self.trained = forwards, trained
@@ -220,6 +222,8 @@ class Blank(Visit):
 
 class Recorded(Blank):
     """A run that is recorded."""
+
+    reads_times = True
 
     def __init__(
         self, forwards: Forwards, trained: tuple[str, ...], device: torch.device,

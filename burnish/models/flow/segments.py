@@ -176,7 +176,7 @@ class Segment:
         """
         if count > 1 and self._in_order:
             raise Alone
-        values = dict(self._values if times is None else self._constants | times)
+        values = dict(self._values) if times is None else self._constants | dict(times)
         values |= {number: x.clone() for number, x in given.items()} if self._in_order else given
         for one in () if times is None else self._timed:
             compute(one, values)

@@ -45,7 +45,7 @@ class Trace(TorchDispatchMode):
     """Records while it is entered."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device = device  # of networks
         self.entries: list[Operation | NetworkCall] = []
         self._numbers: dict[int, int] = {}  # by the identity of a tensor
@@ -94,13 +94,13 @@ class Trace(TorchDispatchMode):
         if self._paused:
             yield
             return
-        self.__exit__(None, None, None)
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._paused = True
         try:
             yield
         finally:
             self._paused = False
-            self.__enter__()
+            self.__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -125,9 +125,13 @@ class Trace(TorchDispatchMode):
         results = [one for one in ([out] if isinstance(out, Tensor) else _items(out)) if isinstance(one, Tensor)]
         if not results:
             entry.read = out
+        elif "device" in named:
+            named["device"] = results[0].device
+            if func is aten._to_copy.default and args[0].device.type == "cpu":
+                named["non_blocking"] = True  # nobody waits for what is sent
         for one in results:
-            if (number := self._numbers.get(id(one))) is None:
-                number = self.leaf(one, depends, len(self.entries))
+            known_as = self._numbers.get(id(one))
+            number = self.leaf(one, depends, len(self.entries)) if known_as is None else known_as
             self._depends[number] |= depends  # one that is written to
             entry.outputs.append(number)
         if written is not None:
@@ -168,7 +172,8 @@ class Trace(TorchDispatchMode):
         """A call of a network whose output is made up."""
         rows, flags = call.rows, call.rows.flags(call.arguments)
         leaves = zip(tree_leaves(call.arguments, is_leaf=rows.has), tree_leaves(flags), strict=True)
-        single = [leaf for leaf, rowed in leaves if not rowed and (isinstance(leaf, Whole) or getattr(leaf, "ndim", 0))]
+        # numbers that are alone, as the time of a UNet, are given to each row
+        single = [leaf for leaf, rowed in leaves if not rowed and not (isinstance(leaf, Tensor) and not leaf.ndim)]
         with self.paused():
             output = answer()
         entry = NetworkCall(

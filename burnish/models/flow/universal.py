@@ -85,7 +85,9 @@ class Universal(CalledPipeline):
         runs: dict[Any, list[int]] = {}  # rows of a prompt at a time, if they are computed together
         for i, (request, at) in enumerate(zip(requests, times, strict=True)):
             runs.setdefault((request.prompts[0].uid, at) if wide else i, []).append(i)
-        states = [x if len(rows) == len(x) else x[to_device(torch.tensor(rows), x.device)] for rows in runs.values()]
+        order = [row for rows in runs.values() for row in rows]
+        sorted_ = order == list(range(len(order)))
+        states = (x if sorted_ else x[to_device(torch.tensor(order), x.device)]).split([*map(len, runs.values())])
         with explained(self.class_name):
             started = [
                 self._begun(requests[rows[0]], guidance, some, times[rows[0]])
@@ -93,9 +95,8 @@ class Universal(CalledPipeline):
             ]
         networks = self._run.answering | dict(by_name(network, self.names))
         found = self._answered(networks, started, shares, agree)
-        order = [row for rows in runs.values() for row in rows]
         velocity = found[0] if len(found) == 1 else torch.cat(found)
-        if order != list(range(len(order))):
+        if not sorted_:
             velocity = velocity[to_device(torch.tensor(order).argsort(), x.device)]
         mask = self._mask(conditioning)
         return velocity if mask is None else torch.where(mask, velocity, 0.0)

@@ -60,8 +60,8 @@ def _noised(
         for prompt, sample in zip(some.prompts, some.sample.tolist(), strict=True)
     ]
     noise = to_device(random.normal(clean.shape[1:], keys), clean.device)
-    time = clean.new_full((len(some),), TIME)
-    noisy = diffuse(clean, noise, time, to_device(some.trace.noised, clean.device))
+    time = torch.full((len(some),), TIME)
+    noisy = diffuse(clean, noise, to_device(time, clean.device), to_device(some.trace.noised, clean.device))
     for start in range(0, len(some), size):
         part = slice(start, start + size)
         yield noisy[part], time[part], some.trace.conditioning.select(part), some.trace.unconditional.select(part)

@@ -168,20 +168,21 @@ class FlowEngine:
         x = to_device(self.model.start(conditioning, self.drawing(job), starts), device)
         shape, mask = x.shape[1:], self.model.noised(conditioning)
         noised = all_noised(x) if mask is None else to_device(mask, device)
+        kept_noise = None if mask is None else to_device(mask, "cpu")
 
         def velocity(x: Tensor, time: Tensor, index: Tensor) -> Tensor:
             count = len(index)
             if plan.branch is not None and count < LEAST:
                 padded = torch.arange(LEAST).clamp(max=count - 1)
                 there = to_device(padded, device)
-                x, time, index = x[there], time[there], index[padded]
+                x, time, index = x[there], time[padded], index[padded]
             found = role(x, time, conditioning.select(index), unconditional.select(index), guidance=job.guidance)
             return found[:count]
 
         def noise_at(step: int) -> Tensor:
             sources = branches.source[:, step + 1].tolist()
             noise = random.normal(shape, [(*key, sample, step) for key, sample in zip(keys, sources, strict=True)])
-            return noise if mask is None else noise * to_device(mask, noise.device)
+            return noise if kept_noise is None else noise * kept_noise
 
         path = denoise(velocity, x, plan, noise_at, share=share_of(noised))
         return Denoising(

@@ -21,7 +21,7 @@ from burnish.training.meter import CallMeter
 from burnish.training.ranks import Ranks
 from burnish.training.roles import TrainedRoles
 from burnish.training.sharding import local_shard
-from burnish.types.batch import Gathered
+from burnish.types.batch import Gathered, to_device
 from burnish.types.rollout import Conditioning, Prompt
 from burnish.utils.errors import UserError
 
@@ -47,6 +47,8 @@ class NetworkRole:
         """The velocity at latents [M, ...] and times [M]: [M, ...] float32."""
         scale = self.guidance if guidance is None else guidance
         given, negative = (one.to(x.device).rows() for one in (conditioning, unconditional))
+        if not self.model.runs_own:  # whose networks read them where they are
+            time = to_device(time, x.device)
 
         def predict(network: nn.Module) -> Tensor:
             return self.model.predict(network, x, time, given, negative, guidance=scale, agree=self.agree)
