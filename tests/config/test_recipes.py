@@ -125,10 +125,11 @@ def drawing(recipe: str, published: Any) -> list[str]:
         files = "pictures"
     # from an adapter of the user
     begun = [] if published.model.lora is None or published.model.lora.path is None else ["model.lora.path=null"]
+    grown = [f"rollout.n={published.algorithm.needs().tree or 2}"] if published.online else []
     return [
         f"data.train_files={files}.jsonl", f"data.val_files={files}.jsonl", "validation.height=null",
         "validation.width=null", "scoring.probe=false", "validation.n=1",
-        *(["rollout.n=2"] if published.online else []), *with_tiny_scorers(published), *begun,
+        *grown, *with_tiny_scorers(published), *begun,
         *(["data.prompt_key=null", "data.images_key=null"] if published.data.prompt_key else []),
     ]  # fmt: skip
 
