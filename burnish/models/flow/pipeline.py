@@ -14,6 +14,7 @@ from burnish.models.flow.kernels import choose_attention, compile_blocks, recomp
 from burnish.models.flow.loading import LENGTH
 from burnish.models.flow.networks import by_name, denoisers, together
 from burnish.models.flow.put_away import PutAway, leave_at
+from burnish.models.flow.unread import leave_out_unread_text
 from burnish.models.loading import quietly
 from burnish.models.lora import adapter_state, merging_rounds, save_for_peft
 from burnish.models.placing import load_mapped, place, resting
@@ -44,6 +45,8 @@ class LoadedPipeline:
         self.pipeline, self.rollout, self.compute = pipeline, rollout, compute
         self.class_name = type(pipeline).__name__
         self.names = denoisers(pipeline.components, options.networks)
+        for name in self.names:
+            leave_out_unread_text(getattr(pipeline, name))
         self.network: nn.Module = together({name: getattr(pipeline, name) for name in self.names})
         self.device = next(self.network.parameters()).device  # where it computes; ``load`` places it there afterwards
         self.path: Path | None = None  # directory that it was read from

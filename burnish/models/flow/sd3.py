@@ -31,10 +31,6 @@ class SD3(EmbeddedPipeline):
     t5 = "tokenizer_3"
     default_text_length = 256
 
-    def __init__(self, pipeline: Any, *args: Any, **settings: Any) -> None:
-        super().__init__(pipeline, *args, **settings)
-        skip_unused_text(pipeline.transformer)
-
     @property
     def grid(self) -> Grid:
         config: Any = self.network.config
@@ -68,43 +64,3 @@ class SD3(EmbeddedPipeline):
                 return_dict=False,
             )[0]
         return velocity.float()
-
-
-class PictureQueries:
-    """An attention processor of diffusers for blocks whose text output is dropped: picture queries only.
-
-    The last block of Stable Diffusion 3 drops what attention computes for the text. Without the text queries, picture
-    and gradients are the same, for less work: more so with few blocks, and with text long against the picture.
-    """
-
-    def __call__(
-        self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor, attention_mask: None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Attend from picture tokens [B, I, D] to picture and text tokens [B, T, D]; the text is returned unchanged."""
-        import torch
-        from torch.nn.functional import scaled_dot_product_attention
-
-        assert attention_mask is None, "Stable Diffusion 3 attends to everything"
-
-        def split(x: Tensor, norm: nn.Module | None = None) -> Tensor:
-            x = x.unflatten(-1, (attn.heads, -1)).transpose(1, 2)
-            return x if norm is None else norm(x)
-
-        query = split(attn.to_q(hidden_states), attn.norm_q)
-        key = split(attn.to_k(hidden_states), attn.norm_k)
-        text_key = split(attn.add_k_proj(encoder_hidden_states), attn.norm_added_k)
-        value, text_value = split(attn.to_v(hidden_states)), split(attn.add_v_proj(encoder_hidden_states))
-        attended = scaled_dot_product_attention(
-            query, torch.cat([key, text_key], dim=2), torch.cat([value, text_value], dim=2)
-        )
-        joined = attended.transpose(1, 2).flatten(2).to(query.dtype)
-        for layer in attn.to_out:
-            joined = layer(joined)
-        return joined, encoder_hidden_states
-
-
-def skip_unused_text(network: Any) -> None:
-    """Use the shorter attention in every block that drops its text output."""
-    for block in network.transformer_blocks:
-        if block.context_pre_only:
-            block.attn.set_processor(PictureQueries())
