@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import copy
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +16,14 @@ from burnish.flow import conventions
 from burnish.models.flow.forwards import Call
 from burnish.models.flow.levels import Levels, Unsupported
 from burnish.models.flow.runs import Recorded
-from burnish.models.flow.segments import Segment, Value
+from burnish.models.flow.segments import Operation, Segment, Value, alike, compute
 from burnish.models.flow.timetable import Timetable
 
 
 class Program:
-    """What a recorded run does, to be done again for other states."""
+    """What a recorded run does, to be done again for other states, and for other prompts once that is ``confirmed``."""
+
+    confirmed = False
 
     def __init__(self, run: Recorded, returned: Any) -> None:
         """Raises: Unsupported: its steps depend on more than the state, the time and the prompt."""
@@ -58,10 +61,50 @@ class Program:
             if self.end is not None and not any(isinstance(root, Value) for root in self.end.roots):
                 self.end = None
 
+        segments = [one for one in (self.start, *self.steps, self.end) if one is not None]
+        self.answers, self.prompt = run.answers, run.prompt
+        self.generic = run.generic and not any(one.noisy for one in segments)
+        settled = {id(entry) for one in segments for entry in one.settled}
+        self._settled = [one for one in trace.entries if isinstance(one, Operation) and id(one) in settled]
+        made = {number for one in self._settled for number in one.outputs}
+        self._fixed = {n: value for one in segments for n, value in one.fixed.items()}
+        self._bound = {n for one in segments for n in one.prompted} | {
+            one.number for one in self.prompt if isinstance(one, Value)
+        }
+        self.bound = {number: trace.kept(number) for number in self._bound | made}
+
+    @property
+    def signature(self) -> Any:
+        """Equal for prompts that may have the same program."""
+        return signature_of([self.bound[one.number] if isinstance(one, Value) else one for one in self.prompt])
+
+    def alike(self, other: Program) -> bool:
+        """Whether another prompt's run was the same, but for what encoders gave."""
+        names = ("start", "steps", "end", "rows", "answers", "prompt")
+        same = all(alike(getattr(self, name), getattr(other, name)) for name in names)
+        return same and torch.equal(self.table.times, other.table.times)
+
+    def of(self, leaves: Sequence[Any]) -> Program:
+        """The program of another prompt, by what encoders gave for it.
+
+        Raises:
+            Otherwise: the pipeline would do something else.
+        """
+        values = self._fixed | {
+            one.number: leaf for one, leaf in zip(self.prompt, leaves, strict=True) if isinstance(one, Value)
+        }
+        for entry in self._settled:
+            compute(entry, values)
+        found = copy.copy(self)
+        found.bound = {number: values[number] for number in self._bound}
+        return found
+
     def velocity(self, scheduler: Any, x: Tensor, time: float) -> Generator[list[Call], list[Any], Tensor]:
         """The velocity at states [B, ...] of one time, as networks answer: [B, ...] float32."""
         step, times = self.at(time)
-        output, state = yield from step.run({step.given[0]: self._scaled(x, time)}, len(x), times=times)
+        output, state = yield from step.run(
+            {step.given[0]: self._scaled(x, time)}, len(x), bound=self.bound, times=times
+        )
         if len(x) > 1:
             output, state = output[:, 0], state[:, 0]
         return self.table.velocity(scheduler, output[: len(x)], state[: len(x)], time)
@@ -95,7 +138,7 @@ class Program:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             try:
-                next(self.start.run({}, generator=torch.Generator().manual_seed(seed)))
+                next(self.start.run({}, bound=self.bound, generator=torch.Generator().manual_seed(seed)))
             except StopIteration as done:
                 state: Tensor = done.value[0]
                 return state[:1]
@@ -104,7 +147,7 @@ class Program:
     def returned(self, x: Tensor, answer: Callable[[Any], Any]) -> Any:
         """What the pipeline returns for a last state [1, ...]."""
         assert self.end is not None
-        run = self.end.run({self.end.given[0]: self._scaled(x, float(self.table.times[-1]))})
+        run = self.end.run({self.end.given[0]: self._scaled(x, float(self.table.times[-1]))}, bound=self.bound)
         try:
             calls = next(run)
             while True:
@@ -124,3 +167,8 @@ def placed(table: Timetable, values: Tensor, name: str, k: int, time: float) -> 
         values = values.clone()
         values[table.skipped + k] = conventions.sigma(table.levels.kind, time)
     return values
+
+
+def signature_of(leaves: Sequence[Any]) -> Any:
+    """What prompts must have in common for one program: sizes of tensors, and all else that encoders gave."""
+    return tuple((leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves)

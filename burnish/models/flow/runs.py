@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from burnish.models.flow.forwards import Forwards
 from burnish.models.flow.levels import Unsupported, once_a_step
-from burnish.models.flow.segments import NOISE, STATE, TIME
+from burnish.models.flow.segments import NOISE, PROMPT, STATE, TIME, Value
 from burnish.models.flow.stand_ins import StandIn, precise
 from burnish.models.flow.tape import Tape
 from burnish.models.flow.trace import Trace
@@ -64,7 +64,7 @@ class Runner:
 
     def __call__(self, arguments: Mapping[str, Any], tape: Tape, visit: Visit, seed: int) -> Any:
         """What the pipeline returns."""
-        clone, answering = copy.copy(self._pipeline), tape.answering(visit.paused)
+        clone, answering = copy.copy(self._pipeline), tape.answering(visit.paused, visit.answered)
         clone.__class__, facts = self._facts
         own = clone.__dict__  # its __setattr__ would also write its configuration
 
@@ -160,6 +160,10 @@ class Visit:
         """To be entered while its encoders do."""
         return nullcontext()
 
+    def answered(self, result: Any) -> Any:
+        """What an encoder gave."""
+        return result
+
     def placed(self, scheduler: Any) -> None:
         """The pipeline has set its scheduler to its timesteps."""
         self.scheduler = scheduler
@@ -186,6 +190,24 @@ class Visit:
     def rows(self) -> int:
         """How many rows the scheduler steps for one sample."""
         return max((len(x) for _, x, _ in self.steps), default=1)
+
+
+class Encoded(BaseException):
+    """All that a run was for; not an Exception, which pipelines may catch."""
+
+
+class Encoding(Visit):
+    """Ends with the last of so many results of encoders."""
+
+    def __init__(self, forwards: Forwards, trained: tuple[str, ...], count: int) -> None:
+        super().__init__(forwards, trained)
+        self._left = count
+
+    def answered(self, result: Any) -> Any:
+        self._left -= 1
+        if not self._left:
+            raise Encoded
+        return result
 
 
 class Blank(Visit):
@@ -235,12 +257,23 @@ class Recorded(Blank):
         self.ends: list[int] = []  # by step, the entry that comes after it
         self.states: list[int] = []  # the number of the state that it returns
         self.times: dict[int, tuple[str, Tensor]] = {}  # the scheduler's tables, by their numbers
+        self.answers = 0  # of encoders
+        self.prompt: list[Any] = []  # what they gave: numbers of tensors, and all else
+        self.generic = True  # whether nothing else tells prompts apart
 
     def entered(self) -> AbstractContextManager[Any]:
         return self.trace
 
     def paused(self) -> AbstractContextManager[Any]:
         return self.trace.paused()
+
+    def answered(self, result: Any) -> Any:
+        self.answers += 1
+        for leaf in tree_leaves(result):
+            plain = isinstance(leaf, int | float | str) or leaf is None
+            self.generic &= plain or isinstance(leaf, Tensor)
+            self.prompt.append(Value(self.trace.leaf(leaf, PROMPT)) if isinstance(leaf, Tensor) else leaf)
+        return result
 
     def placed(self, scheduler: Any) -> None:
         super().placed(scheduler)
@@ -254,6 +287,7 @@ class Recorded(Blank):
 
     def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         if not self.trace.depends(arguments) & (STATE | NOISE):
+            self.generic &= self.trace.is_paused
             with self.trace.paused():
                 return network(**arguments)
         with self.trace.paused():

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_iter, tree_leaves, tree_map
 
 from burnish.models.flow.forwards import Call, Rows, Whole, tiled
 from burnish.models.flow.levels import Unsupported
 
-TIME, STATE, NOISE = 1, 2, 4  # bits of what a value depends on: the scheduler's times, a state or output, drawn noise
+# bits of what a value depends on: the scheduler's times, a state or an output, drawn noise, what encoders gave
+TIME, STATE, NOISE, PROMPT = 1, 2, 4, 8
 
 
 class Otherwise(Exception):
@@ -122,28 +124,43 @@ class Segment:
 
     def __init__(
         self, entries: list[Operation | NetworkCall], roots: list[Any], given: list[int], tensors: Sequence[Tensor],
-        *, draws: bool = False,
+        depends: Sequence[int], *, draws: bool = False,
     ) -> None:  # fmt: skip
-        """Args: ``tensors`` as they were recorded, by number; ``draws`` is whether it begins with noise.
+        """Args: ``tensors`` as they were recorded and what they depend on, by number; ``draws``: it begins with noise.
 
         Raises:
             Unsupported: its code reads numbers of the state.
         """
-        self.roots, self.given = roots, given
-        self._in_order = any(isinstance(one, Operation) and one.writes for one in entries)
+        self.roots, self.given, self.entries = roots, given, entries
         moving, timed = set(given), set[int]()
-        steps: list[Operation | NetworkCall] = []
-        self._timed: list[Operation] = []  # that depend on times, but on no state
+        moves: list[bool] = []
         for entry in entries:
-            moves = isinstance(entry, NetworkCall) or self._in_order or (draws and is_noise(entry))
-            if moves or not moving.isdisjoint(inputs_of(entry)):
+            moves.append(
+                isinstance(entry, NetworkCall) or (draws and is_noise(entry)) or not moving.isdisjoint(inputs_of(entry))
+            )
+            if moves[-1]:
                 if not entry.outputs and not draws:
                     raise Unsupported("its own code reads numbers of the state, and does what they say")
                 moving |= set(entry.outputs)
+        # what is written to must be made anew for every state
+        self._in_order = any(
+            entry.writes for entry, own in zip(entries, moves, strict=True) if own and isinstance(entry, Operation)
+        )
+        steps: list[Operation | NetworkCall] = []
+        self._timed: list[Operation] = []  # that depend on times, but on no state
+        self.settled: list[Operation] = []  # that depend on the prompt, but on no state
+        for entry, own in zip(entries, moves, strict=True):
+            if own or self._in_order:
+                moving |= set(entry.outputs)
                 steps.append(entry)
-            elif isinstance(entry, Operation) and entry.depends & TIME:
+                continue
+            assert isinstance(entry, Operation)
+            if entry.depends & TIME:
                 timed |= set(entry.outputs)
                 self._timed.append(entry)
+            if entry.depends & PROMPT or any(depends[number] & PROMPT for number in entry.outputs):
+                self.settled.append(entry)
+        self.noisy = not draws and any(map(is_noise, entries))
         self.rounds = _rounds(steps, in_order=self._in_order)
         self.calls = [call for _, calls in self.rounds for call in calls]
         for call in self.calls:
@@ -154,14 +171,17 @@ class Segment:
         self._constants = {
             number: tensors[number] for number in needed.union(*map(inputs_of, self._timed)) - moving - timed
         }
+        self.prompted = {n for n in {*self._values, *self._constants} if depends[n] & PROMPT}
+        self.fixed = {n: tensors[n] for n in needed.union(*map(inputs_of, self.settled)) - moving - self.prompted}
 
     def run(
-        self, given: Mapping[int, Tensor], count: int = 1, *, times: Mapping[int, Tensor] | None = None,
-        generator: torch.Generator | None = None,
+        self, given: Mapping[int, Tensor], count: int = 1, *, bound: Mapping[int, Tensor],
+        times: Mapping[int, Tensor] | None = None, generator: torch.Generator | None = None,
     ) -> Asks:  # fmt: skip
         """Compute it: calls of networks are yielded, and their outputs sent.
 
         Args:
+            bound: what depends on the prompt.
             given: of each value that it begins with a tensor; of ``count`` states along a first axis if it is not 1.
             count: how many states.
             times: other values of the scheduler's tables.
@@ -177,6 +197,7 @@ class Segment:
         if count > 1 and self._in_order:
             raise Alone
         values = dict(self._values) if times is None else self._constants | dict(times)
+        values |= {number: bound[number] for number in self.prompted if number in values}
         values |= {number: x.clone() for number, x in given.items()} if self._in_order else given
         for one in () if times is None else self._timed:
             compute(one, values)
@@ -211,6 +232,30 @@ def _rounds(
         latest = max(latest, at + isinstance(entry, NetworkCall))
         level |= dict.fromkeys(entry.outputs, at + isinstance(entry, NetworkCall))
     return found
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two recordings are the same, but for what drawn noise was."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Segment):
+        return all(alike(getattr(one, name), getattr(other, name)) for name in ("roots", "given", "entries", "fixed"))
+    if isinstance(one, Operation | NetworkCall):
+        names = {part.name for part in fields(one)} - {"drawn", "of_states", "of_times"}
+        return all(alike(getattr(one, name), getattr(other, name)) for name in names)
+    if isinstance(one, Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+            return False
+        return isinstance(one, FakeTensor) or torch.equal(one, other)
+    if isinstance(one, torch.Generator):
+        return True
+    if isinstance(one, Whole):
+        return alike(one.value, other.value)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(alike(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool(one == other)
 
 
 def compute(one: Operation, values: dict[int, Any], generator: torch.Generator | None = None) -> None:

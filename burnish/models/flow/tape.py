@@ -26,13 +26,21 @@ class Tape:
         self._results: list[tuple[list[Any], Any]] = []  # leaves, tensors with the device where they belong; and tree
         self._seed, self._drawn = seed, 0
 
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def leaves(self, count: int) -> list[Any]:
+        """What is in the first results, tensors on their devices."""
+        return [leaf for leaves, _ in self._results[:count] for leaf in _there(leaves)]
+
     def answering(
-        self, paused: Callable[[], AbstractContextManager[Any]]
+        self, paused: Callable[[], AbstractContextManager[Any]], answer: Callable[[Any], Any]
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """What makes functions answer from the tape in one run, and record where it ends.
 
         Args:
             paused: to be entered while they run.
+            answer: is given each result, and returns it.
         """
         count, inside = 0, False
 
@@ -50,7 +58,7 @@ class Tape:
                             inside = False
                     leaves, tree = self._results[count]
                     count += 1
-                    return tree_unflatten([to_device(*x) if isinstance(x, tuple) else x for x in leaves], tree)
+                    return answer(tree_unflatten(_there(leaves), tree))
 
             return functools.wraps(function)(answered)
 
@@ -64,3 +72,8 @@ class Tape:
         leaves, tree = tree_flatten(function(*args, **kwargs))
         self._results.append(([(x.to("cpu"), x.device) if isinstance(x, Tensor) else x for x in leaves], tree))
         self.bytes += sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def _there(leaves: list[Any]) -> list[Any]:
+    """Tensors on the device where they belong; all else as it is."""
+    return [to_device(*leaf) if isinstance(leaf, tuple) else leaf for leaf in leaves]

@@ -54,7 +54,7 @@ class Trace(TorchDispatchMode):
         self._made: list[int] = []  # the entry that a value comes from, or -1
         self._copies: dict[Any, int] = {}  # of constants that were written to, by their storage
         self._constants: list[Tensor] = []  # these constants, kept as well
-        self._paused = False
+        self.is_paused = False
         self._writes: dict[Any, list[int]] = {}  # entries that change a storage
 
     def leaf(self, tensor: Tensor, depends: int, made: int = -1) -> int:
@@ -91,15 +91,15 @@ class Trace(TorchDispatchMode):
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Nothing is recorded; no other mode may have been entered later."""
-        if self._paused:
+        if self.is_paused:
             yield
             return
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self._paused = True
+        self.is_paused = True
         try:
             yield
         finally:
-            self._paused = False
+            self.is_paused = False
             self.__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -227,7 +227,7 @@ class Trace(TorchDispatchMode):
                 raise Unsupported(MORE + "noise drawn in each step")
         if others and self._matters(others, entries, values):
             raise Momentum(MORE + "momentum of guidance")
-        return Segment(entries, values, list(given), self._tensors, draws=draws)
+        return Segment(entries, values, list(given), self._tensors, self._depends, draws=draws)
 
     def noise_of(self, tensor: Tensor) -> set[int]:
         """The entries that draw noise which a tensor is made from."""
@@ -253,6 +253,10 @@ class Trace(TorchDispatchMode):
                     chosen.add(place)
                     following += inputs_of(self.entries[place])
         return others
+
+    def kept(self, number: int) -> Tensor:
+        """A value as it was recorded."""
+        return self._tensors[number]
 
     def _is_call(self, place: int) -> bool:
         return isinstance(self.entries[place], NetworkCall)

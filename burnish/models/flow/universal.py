@@ -25,8 +25,8 @@ from burnish.models.flow.failures import explained
 from burnish.models.flow.forwards import Call, Forwards, Whole, groups
 from burnish.models.flow.levels import Unsupported
 from burnish.models.flow.networks import by_name
-from burnish.models.flow.program import Program, placed
-from burnish.models.flow.runs import DECODE, Blank, Recorded, Runner, Visit
+from burnish.models.flow.program import Program, placed, signature_of
+from burnish.models.flow.runs import DECODE, Blank, Encoded, Encoding, Recorded, Runner, Visit
 from burnish.models.flow.segments import Alone, Otherwise
 from burnish.models.flow.tape import Tape
 from burnish.models.flow.timetable import Timetable
@@ -35,9 +35,11 @@ from burnish.options.flow import ModelOptions
 from burnish.registry import register
 from burnish.types.batch import Gathered, to_device
 from burnish.types.rollout import Requests
+from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import LruCache, in_bytes
 
 log = logging.getLogger(__name__)
+GUIDED = 2.0  # some guidance
 TRIED = 4  # steps of the pipeline's own run that velocities are compared with
 EXACT, ROUNDED = 1e-4, 5e-2  # largest relative difference in float32, and in half precision
 SLIPS = (
@@ -69,6 +71,7 @@ class Universal(CalledPipeline):
         self._tables: LruCache[Timetable] = LruCache(LATEST)
         self._masks: LruCache[Tensor | None] = LruCache(LATEST)
         self._programs: LruCache[Program] = LruCache(LATEST)
+        self._known: dict[Any, list[Program]] = {}  # that may be those of other prompts, too
 
     def noised(self, conditioning: Gathered[Requests]) -> Tensor | None:
         return self._mask(conditioning.rows())
@@ -170,8 +173,9 @@ class Universal(CalledPipeline):
         """
         witness = Visit(self.forwards, self.names)
         drawn = self.arguments.checked(self.visit(request, guidance, witness))
-        for other in {1.0, self.rollout.guidance_scale} - {guidance}:  # may call networks with other sizes
-            self.visit(request, other, Visit(self.forwards, self.names))
+        for other in {1.0, max(self.rollout.guidance_scale, GUIDED)} - {guidance}:
+            with suppress(UserError):  # networks are called with other sizes, which tell what has a row for each state
+                self.program(request, other)
         table = self.table(request)
         states, expected = seen(witness, table, self._run.scheduler)
         times, mask = to_device(table.times[:-1], states.device), self._mask(request)
@@ -215,9 +219,7 @@ class Universal(CalledPipeline):
 
     def visit(self, request: Requests, guidance: float, visit: Visit, *, seed: int | None = None) -> Any:
         """A run of the pipeline. What is random in a condition is drawn from the prompt's seed, for all its samples."""
-        own = int(request.prompts[0].uid, 16) >> 2
-        key = request.prompts[0].uid, request.height, request.width, guidance > 1
-        tape = self._tapes.get(key, lambda: Tape(own))
+        tape, own = self._tape(request, guidance), seed_of(request.prompts[0].uid)
         return self._run(self.arguments.of(request, guidance), tape, visit, own if seed is None else seed)
 
     def recorded(self, request: Requests, guidance: float, visit: Recorded) -> Program:
@@ -234,9 +236,45 @@ class Universal(CalledPipeline):
         tables: Callable[[Any], None] | None = None,
     ) -> Program:  # fmt: skip
         """The pipeline's run for a prompt; ``tables`` places another time among its own."""
-        key = request.prompts[0].uid, request.height, request.width, request.steps, guidance, time
+        prompt, shape = request.prompts[0], (request.height, request.width, request.steps, guidance, time)
         make = partial(Recorded, self.forwards, self.names, self.device, tables)
-        return self._programs.get(key, lambda: self.recorded(request, guidance, make()))
+
+        def found() -> Program:
+            if prompt.images or prompt.inputs or tables is not None:
+                return self.recorded(request, guidance, make())
+            known = self._known.setdefault(shape, [])
+            for one in known:
+                leaves = self._encoded(request, guidance, one.answers)
+                if leaves is None or one.signature != signature_of(leaves):
+                    continue
+                if one.confirmed:
+                    with suppress(Otherwise):
+                        return one.of(leaves)
+                    continue
+                other = self.recorded(request, guidance, make())
+                one.confirmed = one.alike(other)
+                if not one.confirmed:
+                    self._known[shape] = []
+                return other
+            program = self.recorded(request, guidance, make())
+            if program.generic and len(known) < LATEST:
+                known.append(program)
+            return program
+
+        return self._programs.get((prompt.uid, *shape), found)
+
+    def _encoded(self, request: Requests, guidance: float, count: int) -> list[Any] | None:
+        """What encoders give for a prompt, in their first so many results; None if there are fewer."""
+        tape = self._tape(request, guidance)
+        if len(tape) < count:
+            with torch.no_grad(), suppress(Encoded), explained(self.class_name):
+                self.visit(request, guidance, Encoding(self.forwards, self.names, count))
+                return None
+        return tape.leaves(count)
+
+    def _tape(self, request: Requests, guidance: float) -> Tape:
+        uid = request.prompts[0].uid
+        return self._tapes.get((uid, request.height, request.width, guidance > 1), lambda: Tape(seed_of(uid)))
 
     def first(self, request: Requests, seed: int) -> Tensor:
         program = self.program(request, self.rollout.guidance_scale)
@@ -282,3 +320,8 @@ class Universal(CalledPipeline):
             weights = [torch.randn(leaf.shape, generator=draw).to(leaf) for leaf in inputs]
             reached = torch.autograd.grad(inputs, x, weights)[0][0] != 0
         return None if bool(reached.all()) else reached
+
+
+def seed_of(uid: str) -> int:
+    """The seed of what is random in a prompt's condition."""
+    return int(uid, 16) >> 2
