@@ -24,6 +24,7 @@ from burnish.models.flow.tape import Tape
 from burnish.models.flow.trace import Trace
 
 DECODE = "vae.decode"  # the name of its calls
+READ = ("sample", "hidden_states")  # what networks call the state
 
 
 class Runner:
@@ -170,7 +171,7 @@ class Visit:
 
     def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """A network's output."""
-        if name not in self.trained:
+        if name not in self.trained and not any(one in arguments for one in READ):
             return network(**arguments)
         return self.forwards(network, self.forwards.noted(name, arguments))
 

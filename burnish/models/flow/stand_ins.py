@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
-
-AIDE = "controlnet"  # in names of frozen networks that read the state
-STATE = ("sample", "hidden_states")  # what they call it
 
 
 class StandIn:
@@ -40,23 +37,3 @@ def precise(part: Any, method: Callable[..., Any]) -> Callable[..., Any]:
         return method(*args, **kwargs)
 
     return functools.wraps(method)(called)
-
-
-def of_its_precision(part: Any) -> Callable[..., Any]:
-    """The call of a frozen network that reads the state, which may be in float32 beside its weights."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        args = tuple(one.to(part.dtype) if i == 0 and isinstance(one, Tensor) else one for i, one in enumerate(args))
-        kwargs |= {name: kwargs[name].to(part.dtype) for name in STATE if isinstance(kwargs.get(name), Tensor)}
-        return part(*args, **kwargs)
-
-    return called
-
-
-def aides(parts: Mapping[str, Any], trained: Sequence[str]) -> dict[str, StandIn]:
-    """Stand-ins of the frozen networks among a pipeline's parts that read its states; see ``of_its_precision``."""
-    return {
-        name: StandIn(part, of_its_precision(part))
-        for name, part in parts.items()
-        if AIDE in name and isinstance(part, nn.Module) and name not in trained
-    }
