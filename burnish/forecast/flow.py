@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 from weakref import ref
 
@@ -123,6 +123,7 @@ class FlowHalf:
     def _after_coming(self, function: Callable[..., Any], parts: Sequence[nn.Module]) -> Callable[..., Any]:
         """A function whose cost is that of its activations: the weights come first, and stay for calls that follow."""
 
+        @wraps(function)
         def after(*args: Any, **kwargs: Any) -> Any:
             for part in parts:
                 self._come(part)

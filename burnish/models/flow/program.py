@@ -99,9 +99,13 @@ class Program:
         found.bound = {number: values[number] for number in self._bound}
         return found
 
-    def velocity(self, scheduler: Any, x: Tensor, time: float) -> Generator[list[Call], list[Any], Tensor]:
-        """The velocity at states [B, ...] of one time, as networks answer: [B, ...] float32."""
-        step, times = self.at(time)
+    def velocity(
+        self, scheduler: Any, x: Tensor, time: float, number: int | None = None
+    ) -> Generator[list[Call], list[Any], Tensor]:
+        """The velocity at states [B, ...] of one time, as networks answer: [B, ...] float32; ``number`` is that of the
+        step which was recorded at this time, where it is not one of the pipeline's own."""
+        step, times = self.at(time) if number is None else (self.steps[number], None)
+        assert step is not None
         output, state = yield from step.run(
             {step.given[0]: self._scaled(x, time)}, len(x), bound=self.bound, times=times
         )
@@ -117,14 +121,16 @@ class Program:
             return torch.cat([x] * self.rows) if self.rows > 1 else x
         return x[:, None].expand(count, self.rows, *x.shape[1:])
 
+    def before(self, time: float) -> int:
+        """The last step that begins at a time or earlier, if it has a state of its own."""
+        k = max((i for i, at in enumerate(self.table.times[:-1].tolist()) if at >= time), default=0)
+        if self.steps[k] is None and len(self.steps) == 1:
+            raise Unsupported("what it begins with is no state of its scheduler, and it takes no further step")
+        return k if self.steps[k] is not None else 1
+
     def at(self, time: float) -> tuple[Segment, dict[int, Tensor] | None]:
         """The step at a time, with other tables for one between the pipeline's own."""
-        times = self.table.times[:-1].tolist()
-        k = max((i for i, at in enumerate(times) if at >= time), default=0)
-        if self.steps[k] is None:
-            if len(times) == 1:
-                raise Unsupported("what it begins with is no state of its scheduler, and it takes no further step")
-            k = 1
+        times, k = self.table.times[:-1].tolist(), self.before(time)
         step = self.steps[k]
         assert step is not None
         if times[k] == time:

@@ -162,6 +162,7 @@ class Segment:
                 self.settled.append(entry)
         self.noisy = not draws and any(map(is_noise, entries))
         self.rounds = _rounds(steps, in_order=self._in_order)
+        self._done = _last_readers(self.rounds, {root.number for root in roots if isinstance(root, Value)})
         self.calls = [call for _, calls in self.rounds for call in calls]
         for call in self.calls:
             call.of_states, call.of_times = moving, timed
@@ -203,14 +204,58 @@ class Segment:
             compute(one, values)
         for operations, calls in self.rounds:
             if count > 1 and operations:
-                _compute_each(operations, values, self._moving)
+                self._compute_each(operations, values)
             for one in operations if count == 1 else ():
                 compute(one, values, generator)
+                self._drop(values, one)
             if calls:
-                outputs = yield [call.at(values, count, fresh=times is not None) for call in calls]
+                asked = [call.at(values, count, fresh=times is not None) for call in calls]
+                for call in calls:
+                    self._drop(values, call)
+                outputs = yield asked
+                del asked
                 for call, output in zip(calls, outputs, strict=True):
                     values |= call.results(output, count)
+                del outputs
         return [values[root.number] if isinstance(root, Value) else root for root in self.roots]
+
+    def _drop(self, values: dict[int, Any], entry: Operation | NetworkCall) -> None:
+        """Forget what nobody reads after an entry."""
+        for number in self._done.get(id(entry), ()):
+            values.pop(number, None)
+
+    def _compute_each(self, operations: list[Operation], values: dict[int, Any]) -> None:
+        """Operations for several states at once."""
+        made = {number for one in operations for number in one.outputs}
+        inputs = {number for one in operations for number in inputs_of(one)}
+        done = {number for one in operations for number in self._done.get(id(one), ())}
+        batched, left = sorted((inputs - made) & self._moving), sorted(made - done)
+
+        def together(*each: Tensor) -> list[Tensor]:
+            local = values | dict(zip(batched, each, strict=True))
+            for one in operations:
+                compute(one, local)
+                self._drop(local, one)
+            return [local[number] for number in left]
+
+        results = torch.func.vmap(together)(*[values[number] for number in batched])
+        for number in done:
+            values.pop(number, None)
+        values |= zip(left, results, strict=True)
+
+
+def _last_readers(rounds: Sequence[tuple[list[Operation], list[NetworkCall]]], roots: set[int]) -> dict[int, list[int]]:
+    """By the identity of an entry, the values that nobody reads after it."""
+    last: dict[int, int] = {}
+    for operations, calls in rounds:
+        every: list[Operation | NetworkCall] = [*operations, *calls]
+        for entry in every:
+            last |= dict.fromkeys((*inputs_of(entry), *entry.outputs), id(entry))
+    found: dict[int, list[int]] = {}
+    for number, reader in last.items():
+        if number not in roots:
+            found.setdefault(reader, []).append(number)
+    return found
 
 
 def _rounds(
@@ -282,18 +327,3 @@ def compute(one: Operation, values: dict[int, Any], generator: torch.Generator |
         return
     results = [out] if isinstance(out, Tensor) else [item for item in out if isinstance(item, Tensor)]
     values |= zip(one.outputs, results, strict=True)
-
-
-def _compute_each(operations: list[Operation], values: dict[int, Any], moving: set[int]) -> None:
-    """Operations for several states at once."""
-    made = [number for one in operations for number in one.outputs]
-    inputs = {number for one in operations for number in inputs_of(one)}
-    batched = sorted((inputs - set(made)) & moving)
-
-    def together(*each: Tensor) -> list[Tensor]:
-        local = values | dict(zip(batched, each, strict=True))
-        for one in operations:
-            compute(one, local)
-        return [local[number] for number in made]
-
-    values |= zip(made, torch.func.vmap(together)(*[values[number] for number in batched]), strict=True)

@@ -124,6 +124,8 @@ class Trace(TorchDispatchMode):
             entry.drawn = out.clone()  # it may be written to
         results = [one for one in ([out] if isinstance(out, Tensor) else _items(out)) if isinstance(one, Tensor)]
         if not results:
+            if not isinstance(out, bool | int | float):
+                return out  # nothing that a tensor's numbers tell
             entry.read = out
         elif "device" in named:
             named["device"] = results[0].device

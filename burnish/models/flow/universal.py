@@ -111,14 +111,14 @@ class Universal(CalledPipeline):
         try:
             return run, next(run)
         except Otherwise:  # recorded anew, with this time in the place of its own
-            at = max(i for i, own in enumerate(program.table.times.tolist()) if own >= time)
+            at = program.before(time)
 
             def tables(scheduler: Any) -> None:
                 for name in ("timesteps", "sigmas"):
                     if isinstance(table := getattr(scheduler, name, None), Tensor):
                         setattr(scheduler, name, placed(program.table, table, name, at, time))
 
-            run = self.program(request, guidance, time, tables).velocity(self._run.scheduler, x, time)
+            run = self.program(request, guidance, time, tables).velocity(self._run.scheduler, x, time, at)
             return run, next(run)
 
     def _answered(
