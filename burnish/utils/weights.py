@@ -83,7 +83,10 @@ def refuse_quantized(config: dict[str, Any], where: str) -> None:
     Raises:
         UserError: its config.json says so.
     """
-    stated = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    inner = config.get("text_config")
+    stated = config.get("quantization_config") or (
+        inner.get("quantization_config") if isinstance(inner, dict) else None
+    )
     how = stated.get("quant_method") if isinstance(stated, dict) else stated
     if not how or how == "mxfp4":  # which transformers unpacks
         return

@@ -78,7 +78,7 @@ def test_what_nothing_could_be_judged_of_is_no_success(files, tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("asynchronous", ["false", "true"])
 def test_a_full_disk_ends_in_one_message_and_the_run_goes_on_where_there_is_room(files, tmp_path, asynchronous):
-    with small_disk(tmp_path / "disk", size="900k") as disk:
+    with small_disk(tmp_path / "disk", size="1500k") as disk:
         more = [f"checkpoint={{every: 1, keep_last: 99, asynchronous: {asynchronous}}}", "validation.every=0"]
         run = run_of(files, f"disk-{asynchronous}", *more, "model.lora=null", "steps=6")
         run.options[-1] = f"output_dir={disk / 'run'}"

@@ -37,7 +37,7 @@ def plan(recipe: Path | str, *options: str, status: int = 0) -> Plan:
         words = line.rsplit(maxsplit=0)[0] if line else ""
         if found := re.search(r"of pool (\w+), GiB$", words):
             phases = pools.setdefault(found[1], {})
-        elif words.startswith("  ") and "peak" in words:
+        elif pools and re.fullmatch(r" +[a-z ]+", words):
             names = words.split()
         elif pools and (found := re.fullmatch(r"([a-z, ]+?)((?: +\d+\.\d\d)+)", words)):
             phases[found[1]] = {"weights": 0.0} | dict(zip(names, map(float, found[2].split()), strict=True))

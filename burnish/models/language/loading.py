@@ -111,10 +111,10 @@ def _refuse_unknown(options: CommonModelOptions, config: dict[str, Any]) -> None
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     written = config.get("model_type")
-    if written not in CONFIG_MAPPING:
+    if not isinstance(written, str) or written not in CONFIG_MAPPING:
         own = ", and the code that it brings (auto_map) is not run" if config.get("auto_map") else ""
         raise UserError(
-            f"model.path is {options.path}, whose model_type is {written}, which transformers "
+            f"model.path is {options.path}, whose model_type is {written!s:.80}, which transformers "
             f"{transformers.__version__} doesn't know{own}; upgrade transformers, or give another model"
         )
 
