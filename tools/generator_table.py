@@ -102,8 +102,8 @@ times the signal (Stable Audio), which float32 has no digits left for:
   every weight but those of the adapters has the same bits as before.
 - **adapter, weights**: what diffusers alone draws with the exported adapter, and with all weights, exported after two
   updates of all of them, beside what our sampler draws with the trained ones.
-- **slower**: fast forms that the checks on load left out. *narrow*: every sample of a prompt has its own run of the
-  pipeline's code. *single*: and its own forward.
+- **slower**: fast forms that the checks on load left out. *narrow*: what the pipeline computes beside its networks is
+  computed for each sample of a prompt by itself. *single*: and every sample has its own forward.
 """
 REASONS = """## Why some differ from the pipeline's own call
 

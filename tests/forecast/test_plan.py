@@ -25,7 +25,8 @@ def large(files):
     run = larger(files, "large", "qwen2", **LARGE)
 
     def planned(*options, status=0):
-        return plan(run.recipe, *run.options, *options, status=status)
+        given = {option.partition("=")[0]: option for option in (*run.options, *options)}
+        return plan(run.recipe, *given.values(), status=status)
 
     return planned
 
@@ -80,7 +81,7 @@ def test_turns_and_suites_are_counted(large, tmp_path):
     )
     suite = ["validation.before=true", f"validation.suites=[{tmp_path / 'longer.yaml'}]", "validation.suite_prompts=8"]
     found = large("rollout.batch_size=8", *suite).pools["train"]
-    assert found["validate"]["peak"] > found["sample"]["peak"] + 0.2
+    assert found["validate"]["peak"] > found["sample"]["peak"] + 0.1
 
 
 @pytest.mark.thorough
