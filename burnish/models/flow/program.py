@@ -19,6 +19,8 @@ from burnish.models.flow.runs import Recorded
 from burnish.models.flow.segments import Operation, Segment, Value, alike, compute
 from burnish.models.flow.timetable import Timetable
 
+OBJECTS = 2**17  # bytes, roughly, of Python's objects
+
 
 class Program:
     """What a recorded run does, to be done again for other states, and for other prompts once that is ``confirmed``."""
@@ -72,11 +74,22 @@ class Program:
             one.number for one in self.prompt if isinstance(one, Value)
         }
         self.bound = {number: trace.kept(number) for number in self._bound | made}
+        # equal for prompts that may have the same program
+        self.signature = signature_of(
+            [self.bound[one.number] if isinstance(one, Value) else one for one in self.prompt]
+        )
 
     @property
-    def signature(self) -> Any:
-        """Equal for prompts that may have the same program."""
-        return signature_of([self.bound[one.number] if isinstance(one, Value) else one for one in self.prompt])
+    def bytes(self) -> int:
+        """Of what it keeps for its prompt."""
+        return OBJECTS + sum(value.nbytes for value in (*self.bound.values(), *self._fixed.values()))
+
+    @property
+    def template(self) -> Program:
+        """The same for other prompts, without what is this one's."""
+        found = copy.copy(self)
+        found.bound = {}
+        return found
 
     def alike(self, other: Program) -> bool:
         """Whether another prompt's run was the same, but for what encoders gave."""

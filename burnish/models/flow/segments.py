@@ -168,11 +168,12 @@ class Segment:
             call.of_states, call.of_times = moving, timed
         self._moving = moving
         needed = {root.number for root in roots if isinstance(root, Value)}.union(*map(inputs_of, steps)) - moving
-        self._values = {number: tensors[number] for number in needed}
-        self._constants = {
-            number: tensors[number] for number in needed.union(*map(inputs_of, self._timed)) - moving - timed
-        }
-        self.prompted = {n for n in {*self._values, *self._constants} if depends[n] & PROMPT}
+        given_anew = needed.union(*map(inputs_of, self._timed)) - moving - timed
+        # what depends on the prompt is bound to it, at the recorded times and at others
+        self._bound = tuple({n for n in some if depends[n] & PROMPT} for some in (needed, given_anew))
+        self._values = {n: tensors[n] for n in needed - self._bound[0]}
+        self._constants = {n: tensors[n] for n in given_anew - self._bound[1]}
+        self.prompted = self._bound[0] | self._bound[1]
         self.fixed = {n: tensors[n] for n in needed.union(*map(inputs_of, self.settled)) - moving - self.prompted}
 
     def run(
@@ -198,7 +199,7 @@ class Segment:
         if count > 1 and self._in_order:
             raise Alone
         values = dict(self._values) if times is None else self._constants | dict(times)
-        values |= {number: bound[number] for number in self.prompted if number in values}
+        values |= {number: bound[number] for number in self._bound[times is not None]}
         values |= {number: x.clone() for number, x in given.items()} if self._in_order else given
         for one in () if times is None else self._timed:
             compute(one, values)

@@ -40,6 +40,7 @@ from burnish.utils.lru_cache import LruCache, in_bytes
 
 log = logging.getLogger(__name__)
 GUIDED = 2.0  # some guidance
+KEPT = 2**30  # bytes of programs on the networks' device
 TRIED = 4  # steps of the pipeline's own run that velocities are compared with
 EXACT, ROUNDED = 1e-4, 5e-2  # largest relative difference in float32, and in half precision
 SLIPS = (
@@ -70,7 +71,7 @@ class Universal(CalledPipeline):
         self._tapes: LruCache[Tape] = LruCache(in_bytes(options.cache_gb), lambda tape: tape.bytes)
         self._tables: LruCache[Timetable] = LruCache(LATEST)
         self._masks: LruCache[Tensor | None] = LruCache(LATEST)
-        self._programs: LruCache[Program] = LruCache(LATEST)
+        self._programs: LruCache[Program] = LruCache(KEPT, lambda program: program.bytes)
         self._known: dict[Any, list[Program]] = {}  # that may be those of other prompts, too
 
     def noised(self, conditioning: Gathered[Requests]) -> Tensor | None:
@@ -258,7 +259,7 @@ class Universal(CalledPipeline):
                 return other
             program = self.recorded(request, guidance, make())
             if program.generic and len(known) < LATEST:
-                known.append(program)
+                known.append(program.template)
             return program
 
         return self._programs.get((prompt.uid, *shape), found)
