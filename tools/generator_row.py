@@ -271,7 +271,7 @@ def drawn(assembly: Assembly) -> list[tuple[Tensor, Tensor, Tensor | None]]:
 def alike(model: Any) -> None:
     """Have samples begin from the noise that their condition has, and encode pictures without any."""
     without_noise(model.pipeline)
-    model._tapes = LruCache(1)  # without encodings with noise
+    model._tapes, model._programs, model._known = LruCache(1), LruCache(1), {}  # without encodings with noise
     first = model.first
     model.first = lambda request, _: first(request, seed_of(request.prompts[0]))
 

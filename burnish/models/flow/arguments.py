@@ -261,17 +261,19 @@ class Arguments:
         self.signed |= self.draws != "sound" and bool((values < 0).any())
         return values
 
-    def sample(self, returned: Any, *, finite: bool) -> Any:
-        """A picture, a clip or a sound of what the pipeline returned for one row."""
+    def sample(self, returned: Any, *, finite: Tensor) -> Any:
+        """A picture, a clip or a sound of what the pipeline returned for one row, whose state is ``finite`` or not."""
         import torch
 
         if "audios" in _names(returned):
             wave = torch.as_tensor(_fields(returned)[0][0]).float().cpu()
             return Sound.of((wave if wave.ndim == 2 else wave[None]).numpy(), self.sound_rate)
         pixels = self.tensor(returned)[0]
-        good = finite and bool(pixels.isfinite().all())
-        # rounded as by diffusers' image processor
-        rounded = (pixels.nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8).cpu()
+        all_finite = finite.to(pixels.device) & pixels.isfinite().all()
+        # rounded as by diffusers' image processor; both come in one copy, so that the CPU waits once
+        values = (pixels.nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8)
+        both = torch.cat([values.flatten(), all_finite.to(torch.uint8)[None]]).cpu()
+        rounded, good = both[:-1].view(values.shape), bool(both[-1])
         if pixels.ndim == 4:
             return Clip(frames=rounded.permute(0, 2, 3, 1).contiguous().numpy(), fps=self.fps, finite=good)
         picture = rounded.permute(1, 2, 0).contiguous().numpy()

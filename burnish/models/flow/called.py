@@ -146,7 +146,7 @@ class CalledPipeline(LoadedPipeline):
     def decode(self, latents: Tensor, conditioning: Requests) -> list[Any]:
         with torch.no_grad():
             return [
-                self.arguments.sample(self.tail(request, x), finite=bool(x.isfinite().all()))
+                self.arguments.sample(self.tail(request, x), finite=x.isfinite().all())
                 for request, x in zip(conditioning.each(), latents.split(1), strict=True)
             ]
 
