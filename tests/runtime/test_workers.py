@@ -254,6 +254,8 @@ def test_what_a_cluster_lacks_is_told_before_or_when_time_is_up(connection, capl
         with pytest.raises(Unschedulable, match=r"after 1 s .* place pool train.* others use what it needs"):
             second.open()
         first.close()
+        second.close()
+        second = Cluster(RayOptions(placement_timeout=60.0), pools, started=True)
         second.open()  # what one gives back is there for the other
     finally:
         second.close()
