@@ -31,20 +31,18 @@ MODELS = [
 ]  # fmt: skip
 
 
-class Rows:
-    """Counts the rows that networks compute."""
+def counted(pipeline: Any) -> Counter[str]:
+    """The rows that networks compute from here on."""
+    found = Counter[str]()
+    for name in ("transformer", "transformer_2", "unet"):
+        part: nn.Module | None = getattr(pipeline, name, None)
 
-    def __init__(self, pipeline: Any, names: tuple[str, ...]) -> None:
-        self.count = Counter[str]()
-        for name in names:
-            part: nn.Module = getattr(pipeline, name)
-            part.register_forward_pre_hook(self._noting(name), with_kwargs=True)
+        def note(_: nn.Module, args: Any, given: Any, name: str = name) -> None:
+            found[name] += len(given["hidden_states"] if "hidden_states" in given else given["sample"])
 
-    def _noting(self, name: str) -> Any:
-        def note(_: nn.Module, args: Any, kwargs: Any) -> None:
-            self.count[name] += len(kwargs["hidden_states"] if "hidden_states" in kwargs else kwargs["sample"])
-
-        return note
+        if part is not None:
+            part.register_forward_pre_hook(note, with_kwargs=True)
+    return found
 
 
 @pytest.mark.parametrize(("model", "options"), MODELS)
@@ -64,14 +62,12 @@ def test_nobody_waits_in_a_denoising_step(model: str, options: list[str], files:
         with PretendGpu() as gpu:
             overrides = [*run.options, f"rollout.num_inference_steps={steps}", "rollout.batch_size=96"]
             assembly = assemble(load(str(run.recipe), overrides))
-            pipeline: Any = assembly.roles.model.pipeline
-            experts = tuple(name for name in ("transformer", "transformer_2", "unet") if getattr(pipeline, name, None))
             job = FlowJob.groups(assembly.train_prompts, SAMPLES, purpose="rollout", update=1)
             list(assembly.engine.sample(job))  # compares, and records
-            before, seen = {kind: gpu.count(kind) for kind in ("sync", "to device")}, Rows(pipeline, experts)
+            before = {kind: gpu.count(kind) for kind in ("sync", "to device")}
+            rows.append(counted(assembly.roles.model.pipeline))
             list(assembly.engine.sample(job))
             counts.append({kind: gpu.count(kind) - number for kind, number in before.items()})
-            rows.append(seen.count)
     further = MANY - FEW
     assert counts[1]["sync"] == counts[0]["sync"], gpu.lines("sync")
     assert counts[1]["to device"] - counts[0]["to device"] <= further, gpu.lines("to device")
