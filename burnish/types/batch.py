@@ -47,10 +47,7 @@ class Batch:
     def to(self, device: torch.device | str) -> Self:
         """The same batch with its tensors on ``device``."""
         moved: dict[str, Any] = {}
-        stays = {field.name for field in dataclasses.fields(self) if field.metadata.get("on_host")}  # type: ignore[arg-type]
-        for name, value in self._rows():
-            if name in stays:
-                continue
+        for name, value in self._movable():
             if isinstance(value, Tensor):
                 moved[name] = to_device(value, device)
             elif isinstance(value, Batch):
@@ -74,6 +71,11 @@ class Batch:
             return first
         joined = {name: _join([getattr(batch, name) for batch in batches]) for name, _ in first._rows()}
         return dataclasses.replace(first, **joined)  # type: ignore[type-var]
+
+    def _movable(self) -> Iterator[tuple[str, Any]]:
+        """The rows that go where the batch goes."""
+        stay = {field.name for field in dataclasses.fields(self) if field.metadata.get("on_host")}  # type: ignore[arg-type]
+        return ((name, value) for name, value in self._rows() if name not in stay)
 
     def _rows(self) -> Iterator[tuple[str, Any]]:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -128,8 +130,7 @@ def to_device(value: Tensor, device: torch.device | str) -> Tensor:
 def lies_on(batch: Batch, device: torch.device | str) -> bool:
     """Whether all tensors of a batch are on a device already."""
     wanted = torch.device(device)
-    stays = {field.name for field in dataclasses.fields(batch) if field.metadata.get("on_host")}  # type: ignore[arg-type]
-    found = {value.device for name, value in batch._rows() if isinstance(value, Tensor) and name not in stays}
+    found = {value.device for _, value in batch._movable() if isinstance(value, Tensor)}
     inner = [value for _, value in batch._rows() if isinstance(value, Batch)]
     if batch.is_remote:
         return False

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_iter, tree_leaves, tree_map
 
-from burnish.models.flow.forwards import Call, Rows, Whole, tiled
+from burnish.models.flow.forwards import Call, Whole, tiled
 from burnish.models.flow.levels import Unsupported
 
 # bits of what a value depends on: the scheduler's times, a state or an output, drawn noise, what encoders gave
@@ -53,7 +53,6 @@ class NetworkCall:
 
     network: str
     arguments: dict[str, Any]  # by name, with values
-    rows: Rows
     flags: dict[str, Any]  # which arguments have rows
     kind: str  # equal for calls that may share a forward
     alone: set[int]  # values of arguments that have no rows

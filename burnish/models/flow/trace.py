@@ -181,7 +181,6 @@ class Trace(TorchDispatchMode):
         entry = NetworkCall(
             call.network,
             tree_map(self.value, call.arguments),
-            rows,
             flags,
             call.kind,
             set(numbers_in(tree_map(self.value, single))),
@@ -212,20 +211,12 @@ class Trace(TorchDispatchMode):
         values = [self.value(root) for root in roots]
         chosen = set[int]()
         for place, entry in enumerate(self.entries[:end]):
-            if isinstance(entry, Operation) and (
-                (draws and entry.drawn is not None) or (place >= start and not entry.outputs)
-            ):
+            if (draws and is_noise(entry)) or (place >= start and not entry.outputs):
                 chosen.add(place)
         others = self._follow(values, chosen, set(given), start, end)
         entries = [self.entries[place] for place in sorted(chosen)]
         for place in chosen:
-            entry = self.entries[place]
-            if (
-                isinstance(entry, Operation)
-                and entry.drawn is not None
-                and not draws
-                and (place > self.setup or place in noise)
-            ):
+            if not draws and is_noise(self.entries[place]) and (place > self.setup or place in noise):
                 raise Unsupported(MORE + "noise drawn in each step")
         if others and self._matters(others, entries, values):
             raise Momentum(MORE + "momentum of guidance")

@@ -90,8 +90,8 @@ class Universal(CalledPipeline):
         for i, (request, at) in enumerate(zip(requests, times, strict=True)):
             runs.setdefault((request.prompts[0].uid, at) if wide else i, []).append(i)
         order = [row for rows in runs.values() for row in rows]
-        sorted_ = order == list(range(len(order)))
-        states = (x if sorted_ else x[to_device(torch.tensor(order), x.device)]).split([*map(len, runs.values())])
+        adjacent = order == list(range(len(order)))
+        states = (x if adjacent else x[to_device(torch.tensor(order), x.device)]).split([*map(len, runs.values())])
         with explained(self.class_name):
             started = [
                 self._begun(requests[rows[0]], guidance, some, times[rows[0]])
@@ -100,7 +100,7 @@ class Universal(CalledPipeline):
         networks = self._run.answering | dict(by_name(network, self.names))
         found = self._answered(networks, started, shares, agree)
         velocity = found[0] if len(found) == 1 else torch.cat(found)
-        if not sorted_:
+        if not adjacent:
             velocity = velocity[to_device(torch.tensor(order).argsort(), x.device)]
         mask = self._mask(conditioning)
         return velocity if mask is None else torch.where(mask, velocity, 0.0)
