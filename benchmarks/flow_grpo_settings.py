@@ -11,22 +11,20 @@ import math
 from dataclasses import dataclass
 
 import torch
-from diffusers import SD3Transformer2DModel
+from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
 from diffusers.models.attention_processor import JointAttnProcessor2_0
 from torch import Tensor
 
 from benchmarks.setting import JOINT, POOLED, Burnish, cpu_seconds, median, options, sd3, table, write
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
-from burnish.flow.schedules import schedule
 from burnish.flow.windows import Window
-from burnish.models.flow.sd3 import SD3
 from burnish.models.lora import add_adapters
 from burnish.options.flow import LoraOptions
 
 PUBLISHED = {"rollout": (38, 40), "update": (22, 23)}  # flow_grpo at this setting, on a machine like ours
 SIZE = {"layers": 1, "heads": 3, "head_width": 48}  # the plain loop then runs as fast as flow_grpo did
-# the only block of so small a model has no to_add_out
-LORA = LoraOptions(rank=32, targets=[name for name in SD3.lora_targets if name != "attn.to_add_out"])
+LORA = LoraOptions(rank=32, targets=["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
+                                     "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"])  # fmt: skip
 GROUP, BATCH, STEPS, TEXT, GUIDANCE = 8, 8, 10, 205, 4.5
 
 
@@ -36,7 +34,9 @@ class PlainLoop:
     def __init__(self, network: SD3Transformer2DModel) -> None:
         add_adapters(network, LORA, ["policy"], seed=0)
         self.network = network
-        self.times = schedule(STEPS, {"shift": 3.0})
+        scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+        scheduler.set_timesteps(STEPS)
+        self.times = scheduler.sigmas
         self.trained = [p for p in network.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=1e-5)
 

@@ -7,20 +7,20 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
-from diffusers import SD3Transformer2DModel
+from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
 
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
-from burnish.models.flow.sd3 import SD3
+from burnish.models.flow.called import PixelSpace
+from burnish.models.flow.universal import Universal
 from burnish.options import OptimizerOptions
 from burnish.options.flow import LoraOptions, ModelOptions, RolloutOptions, TrainerOptions
 from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.trainer import Trainer
-from burnish.types.rollout import Denoising, Embeddings, Prompt, Scored, Scores
+from burnish.types.rollout import Denoising, Prompt, Scored, Scores
 from burnish.utils import random
 from burnish.utils.timer import Stopwatch
 
@@ -37,19 +37,26 @@ def sd3(layers: int, heads: int, head_width: int) -> SD3Transformer2DModel:
     ).requires_grad_(False)  # fmt: skip
 
 
-class RandomSD3(SD3):
-    """Burnish's SD3 without text encoders and VAE: random embeddings, and pictures are not decoded."""
+class RandomPipeline(StableDiffusion3Pipeline):
+    """Draws the embeddings of a text."""
+
+    def encode_prompt(self, prompt, *_, negative_prompt=None, max_sequence_length=256, **__):
+        each = []
+        for text in (prompt, negative_prompt or ""):
+            each.append(random.normal((max_sequence_length, JOINT), [("tokens", text)]))
+            each.append(random.normal((POOLED,), [("pooled", text)]))
+        return each[0], each[2], each[1], each[3]
+
+
+class RandomSD3(Universal):
+    """Such a pipeline without a VAE, whose latents are not decoded."""
 
     def __init__(self, network: SD3Transformer2DModel, text_tokens: int) -> None:
-        scheduler = SimpleNamespace(config={"shift": 3.0, "num_train_timesteps": 1000})
-        parts = {"transformer": network, "scheduler": scheduler, "vae": None}
-        pipeline = SimpleNamespace(**parts, components=parts)
-        super().__init__(pipeline, ModelOptions(path=""), RolloutOptions(batch_size=96), compute=torch.float32)
-        self.text_tokens = text_tokens
-
-    def encode(self, texts):
-        tokens = random.normal((self.text_tokens, JOINT), [("tokens", text) for text in texts])
-        return Embeddings(tokens=tokens, pooled=random.normal((POOLED,), [("pooled", text) for text in texts]))
+        encoders = dict.fromkeys([f"{part}{n}" for part in ("text_encoder", "tokenizer") for n in ("", "_2", "_3")])
+        scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+        pipeline = RandomPipeline(network, scheduler, PixelSpace(), **encoders)
+        rollout = RolloutOptions(batch_size=96, height=8, width=8, max_sequence_length=text_tokens)
+        super().__init__(pipeline, ModelOptions(path=""), rollout, compute=torch.float32)
 
     def decode(self, latents, conditioning=None):
         return []
@@ -77,7 +84,9 @@ class Burnish:
             network if isinstance(network, RandomSD3) else RandomSD3(network, text_tokens), self.needs, lora,
             guidance=guidance, micro_batch_size=micro_batch, on_policy=True, seed=0,
         )  # fmt: skip
-        options = RolloutOptions(num_inference_steps=steps, batch_size=rollout_batch, merge_lora=merge)
+        options = RolloutOptions(
+            num_inference_steps=steps, batch_size=rollout_batch, merge_lora=merge, height=8, width=8
+        )
         self.engine = FlowEngine(self.roles, options, seed=0)
         actor = ParameterGroup("actor", self.roles.parameters(), OptimizerOptions(lr=1e-5), total_steps=1000)
         self.workers = Trainer(

@@ -33,8 +33,7 @@ from burnish.training.sharding import mesh_of
 from burnish.types.batch import Batch, Gathered
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import Denoising, Embeddings
-from burnish.utils.lru_cache import LruCache, in_bytes
+from burnish.types.rollout import Denoising, Requests
 
 MIB = 2**20
 STEPS, STATE = 10, (16, 64, 64)  # of denoising, and a latent of 512 x 512 pixels: 256 KiB
@@ -74,11 +73,11 @@ def trajectories(rows: int) -> StepBatch:
     """A batch of denoising steps to learn from."""
     path = torch.randn(rows, STEPS + 1, *STATE)
     times = torch.linspace(1, 0, STEPS + 1)
-    table = Embeddings(tokens=torch.randn(8, 20, 32), pooled=torch.randn(8, 8))
+    table = Requests(prompts=[Prompt(text=f"{i}") for i in range(8)], height=None, width=None, steps=STEPS)
     prompts = Gathered(table=table, index=torch.arange(rows) % 8)
     numbers, nothing = torch.ones(rows, STEPS), torch.zeros(rows, STEPS, 0)
     trace = Denoising(
-        conditioning=prompts, unconditional=prompts, latents=path[:, -1], state=path[:, :-1], next_state=path[:, 1:],
+        conditioning=prompts, latents=path[:, -1], state=path[:, :-1], next_state=path[:, 1:],
         time=times[:-1].expand(rows, -1).contiguous(), time_next=times[1:].expand(rows, -1).contiguous(),
         logprob=numbers, node=torch.zeros(rows, STEPS, dtype=torch.long), schedule=times,
     )  # fmt: skip
@@ -120,21 +119,6 @@ def means_of_a_rank(rows: int, size: int) -> Row:
         return meter.stop()["above"] * MIB
 
     return row(f"means of a reference, on each of {size} ranks", rows * 2**18, max(processes(size, learn)))
-
-
-def cached(name: str, count: int, shape: tuple[int, int]) -> Row:
-    """Embeddings of prompts: in float32, all of them; and what is kept in CPU memory of those in bfloat16."""
-    cache: LruCache[Tensor] = LruCache(in_bytes(4.0), lambda one: one.nbytes)
-    for number in range(count):
-        cache.get(number, lambda: torch.empty(shape, dtype=torch.bfloat16, device="meta"))
-    return row(f"embeddings of {count:,} prompts, {name}", 4 * count * shape[0] * shape[1], cache.total)
-
-
-def table_of_a_micro_batch() -> Row:
-    """What goes to a GPU of the embeddings of all prompts with a micro-batch that has four of them."""
-    table = Embeddings(tokens=torch.empty(64, 512, 1024), pooled=torch.empty(64, 8))
-    moved = Gathered(table=table, index=torch.arange(4)).to("meta").table
-    return row("embeddings, moved with a micro-batch of 4 of 64 prompts", table.tokens.nbytes, moved.tokens.nbytes)
 
 
 def driver(pictures: int) -> Row:
@@ -209,9 +193,6 @@ def main() -> None:
     found: list[Callable[[], Row | list[Row]]] = [
         *(lambda size=size: batch_of_a_rank(rows, size) for size in (1, 2, 4, 8)),
         *(lambda size=size: means_of_a_rank(8 * rows, size) for size in ((1, 2) if small else (1, 2, 4))),
-        lambda: cached("Stable Diffusion 3.5", 4096, (333, 4096)),
-        lambda: cached("FLUX.1", 4096, (512, 4096)),
-        table_of_a_micro_batch,
         lambda: driver(4 if small else 128),
         *(lambda size=size: publication(size, 4 if small else 64) for size in ((2,) if small else (2, 4))),
         lambda: decoder(256),

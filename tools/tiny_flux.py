@@ -26,7 +26,6 @@ from tiny_training import SEED, command_line, fit, repeatable
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
-from burnish.models.flow.flux import pack, positions
 from burnish.utils.random import generator
 
 Pipeline: TypeAlias = Any  # a FluxPipeline; diffusers declares no types
@@ -130,7 +129,8 @@ def train_generator(pipeline: Pipeline, *, steps: int, seed: int, console: Conso
         token_ids(pipeline.tokenizer, prompts, MAX_TOKENS),
         token_ids(pipeline.tokenizer_2, prompts, TOKENS),
     )
-    places, text = positions(HEIGHT // SQUEEZED // 2, WIDTH // SQUEEZED // 2), torch.zeros(TOKENS, 3)
+    places = FluxPipeline._prepare_latent_image_ids(1, HEIGHT // 4, WIDTH // 4, "cpu", torch.float32)
+    text = torch.zeros(TOKENS, 3)
 
     def loss(step: int) -> Tensor:
         part = draw(numbers, seed=seed, step=step)
@@ -149,6 +149,12 @@ def train_generator(pipeline: Pipeline, *, steps: int, seed: int, console: Conso
         return squared
 
     fit(networks(pipeline), loss, steps=steps, learning_rate=LEARNING_RATE, warmup=WARMUP, console=console)
+
+
+def pack(latents: Tensor) -> Tensor:
+    """Latents [B, C, H, W] as the network's tokens."""
+    tokens: Tensor = FluxPipeline._pack_latents(latents, *latents.shape)
+    return tokens
 
 
 def token_ids(tokenizer: Any, prompts: Sequence[str], length: int) -> Tensor:

@@ -21,7 +21,6 @@ class Ends(Batch):
     """The last denoising steps of samples: where they begin, and the times that they pass."""
 
     conditioning: Gathered[Conditioning]
-    unconditional: Gathered[Conditioning]
     prompts: list[Prompt]  # [M]
     state: Tensor  # [M, ...] at the first of the times
     times: Tensor  # [M, K + 1] falling to 0
@@ -38,7 +37,6 @@ class Ends(Batch):
         times = torch.cat([trace.time, torch.zeros_like(trace.time[:, :1])], 1)
         return cls(
             conditioning=trace.conditioning,
-            unconditional=trace.unconditional,
             prompts=scored.prompts,
             state=read(trace.state[:, 0]),
             times=times,
@@ -68,7 +66,6 @@ class Ends(Batch):
         times = torch.stack([start, torch.zeros_like(start)]).expand(len(rows), 2).contiguous()
         return cls(
             conditioning=trace.conditioning.select(rows),
-            unconditional=trace.unconditional.select(rows),
             prompts=[scored.prompts[row] for row in rows.tolist()],
             state=diffuse(clean, noise, times[:, 0], noised),
             times=times,

@@ -33,7 +33,6 @@ class GroupPaths(Batch):
     """Groups of samples with all of their steps, and J of these to train at; a row is a group of M."""
 
     conditioning: Gathered[Conditioning]  # [B]
-    unconditional: Gathered[Conditioning]
     state: Tensor  # [B, M, N, ...] where each step began
     next_state: Tensor  # [B, M, N, ...] where it ended
     noised: Tensor  # [B, ...] bool: elements of every member that are noised, or what broadcasts to them
@@ -76,7 +75,6 @@ class GroupPaths(Batch):
 
         return cls(
             conditioning=trace.conditioning.select(first),
-            unconditional=trace.unconditional.select(first),
             state=at(trace.state, members),
             next_state=at(trace.next_state, members),
             noised=at(trace.noised, first),
@@ -120,7 +118,6 @@ class GroupPaths(Batch):
         noised, together = read(at(self.noised, row)), torch.zeros_like(member)
         return PathTerms(
             conditioning=self.conditioning.select(row),
-            unconditional=self.unconditional.select(row),
             state=read(at(self.state, row, member, step)),
             time=of_group(self.time, step),
             time_next=of_group(self.time_next, step),
@@ -147,7 +144,6 @@ class PathTerms(Batch):
     """Terms of the loss: one row of every forward each."""
 
     conditioning: Gathered[Conditioning]
-    unconditional: Gathered[Conditioning]
     state: Tensor  # [M, ...] where a step of the policy begins
     time: Tensor  # [M]
     time_next: Tensor  # [M] where it ends

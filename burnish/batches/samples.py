@@ -13,7 +13,7 @@ from burnish.batches.levels import NoiseLevels
 from burnish.flow.times import diffuse
 from burnish.types.batch import Batch, Gathered, shared, to_device
 from burnish.types.columns import at, read
-from burnish.types.rollout import Conditioning, OfflineSamples, Scored, share_of
+from burnish.types.rollout import Conditioning, OfflineSamples, Scored, share_of, unprompted
 from burnish.utils import random
 
 
@@ -46,7 +46,6 @@ class JudgedSamples(Batch):
     """
 
     conditioning: Gathered[Conditioning]  # [B] what the members of a row share
-    unconditional: Gathered[Conditioning]
     clean: Tensor  # [B, M, ...]
     noised: Tensor  # [B, ...] bool: elements of every member that are noised, or what broadcasts to them
     value: Tensor  # [B, M] what the algorithm makes of the reward
@@ -82,7 +81,6 @@ class JudgedSamples(Batch):
         time = to_device(self.time.cpu()[row, level], device)
         return ForwardTerms(
             conditioning=self.conditioning.select(row),
-            unconditional=self.unconditional.select(row),
             clean=clean,
             noisy=diffuse(clean, noise, time, noised),
             target=torch.where(noised, noise - clean, 0.0),
@@ -102,7 +100,6 @@ class ForwardTerms(Batch):
     """Terms of the loss: one row of a forward each."""
 
     conditioning: Gathered[Conditioning]
-    unconditional: Gathered[Conditioning]
     clean: Tensor  # [M, ...]
     noisy: Tensor  # [M, ...] x_t; clean where elements are not noised
     target: Tensor  # [M, ...] noise - clean, the velocity that a perfect model predicts on average; 0 there, as it is
@@ -139,7 +136,6 @@ def judge(
     keys = [(scored.seed, "time", scored.update, u, int(scored.sample[i])) for u, i in zip(uid, first, strict=True)]
     return JudgedSamples(
         conditioning=scored.trace.conditioning.select(first),
-        unconditional=scored.trace.unconditional.select(first),
         clean=at(scored.trace.latents, members),
         noised=at(scored.trace.noised, first),
         value=value[members],
@@ -181,7 +177,6 @@ def take(given: OfflineSamples, levels: NoiseLevels, value: Tensor) -> JudgedSam
     keys = [(given.seed, "time", given.update, u, s) for u, s in zip(given.uid, first[:, 0].tolist(), strict=True)]
     return JudgedSamples(
         conditioning=given.conditioning,
-        unconditional=given.unconditional,
         clean=given.latents,
         noised=given.noised,
         value=value.expand(count, members),
@@ -202,6 +197,6 @@ def without_prompts(judged: JudgedSamples, share: float) -> JudgedSamples:
         for u, s in zip(judged.uid, judged.sample[:, 0], strict=True)
     ]
     dropped = random.uniform(1, keys)[:, 0] < share
-    both = Gathered.cat([judged.conditioning, judged.unconditional])
+    both = Gathered.cat([judged.conditioning, unprompted(judged.conditioning)])
     rows = torch.arange(len(judged))
     return replace(judged, conditioning=both.select(torch.where(dropped, rows + len(judged), rows)))

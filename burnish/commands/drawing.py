@@ -77,8 +77,8 @@ def _prompts(assembly: Any, request: SampleRequest) -> list[Prompt]:
         raise UserError("no prompt is given; write it after the source, or use --prompt-file FILE")
     options = ModelOptions(path=request.source) if assembly is None else assembly.config.model
     rollout = RolloutOptions() if assembly is None else assembly.config.rollout
-    path, index = read_index(options)
-    family_of(options, path, index).check_inputs(index, rollout, prompts)
+    _, index = read_index(options)
+    family_of(options, index).check_inputs(index, rollout, prompts)
     check_parts(options, rollout, prompts)
     return prompts
 

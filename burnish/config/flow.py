@@ -87,8 +87,8 @@ class FlowConfig(RunConfig):
     @property
     def drawn(self) -> Kind:
         """What the model draws, by its configuration files alone."""
-        path, index = read_index(self.model)
-        kind: Kind = family_of(self.model, path, index).draws(index, self.rollout)
+        _, index = read_index(self.model)
+        kind: Kind = family_of(self.model, index).draws(index, self.rollout)
         return kind
 
     @property
@@ -114,7 +114,7 @@ class FlowConfig(RunConfig):
             if part.name.startswith(DENOISERS) and (part / "config.json").is_file():
                 refuse_quantized(read_object(part / "config.json"), f"model.path: {part} holds a network")
         check_named(self.model, folder, index)
-        family_of(self.model, folder, index).check_options(folder, index, self.rollout)
+        family_of(self.model, index).check_options(folder, index, self.rollout)
 
     @property
     def samples_from(self) -> str:
@@ -169,11 +169,6 @@ class FlowConfig(RunConfig):
                 f"rollout.solver is {self.rollout.solver}, but algorithm.last_steps is {needs.euler_steps}: gradients "
                 "run through Euler's steps, and would be of other pictures; set rollout.solver=euler, or "
                 "algorithm.last_steps=1"
-            )
-        if self.rollout.guidance_rescale and self.rollout.guidance_scale == 1:
-            yield (
-                "rollout.guidance_rescale is true, but rollout.guidance_scale is 1, which is no guidance: "
-                "nothing is rescaled; set rollout.guidance_scale above 1 or rollout.guidance_rescale=false"
             )
         yield from self._compared()
         yield from self._pictures()
@@ -242,9 +237,6 @@ class FlowConfig(RunConfig):
         needs, name = self.algorithm.needs(), self.algorithm.name
         if needs.data == "pictures" and self.supervised is not None:
             yield f"supervised is given, but {name} learns from pictures already: put all into data.train_files"
-        stored = isinstance(self.data.train_files, str) and self.data.train_files.endswith(".safetensors")
-        if needs.data != "prompts" and stored and self.data.val_files is None:
-            yield "data.val_files is null, but data.train_files has embedded prompts, no text to validate on; give some"
         unsized = None in (self.rollout.height, self.rollout.width)
         for option, section in (("data.fit", self.data), ("supervised.fit", self.supervised)):
             if section is not None and section.fit == "centre_crop" and unsized:

@@ -14,8 +14,6 @@ from burnish.flow.transitions import Density, Kind, transition
 from burnish.options.flow import Solver
 from burnish.types.batch import to_device
 
-SMALLEST_NORM = 1e-12  # avoids 0 / 0 where the guided velocity is zero
-
 Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]  # x [M, ...], t [M], rows [M] long -> [M, ...]
 
 
@@ -127,19 +125,13 @@ def _predict(velocity: Velocity, x: Tensor, plan: Plan, i: int, rows: Tensor) ->
     return v[to_device(source, x.device)]
 
 
-def guide(conditional: Tensor, unconditional: Tensor, scale: float, *, rescale: bool = False) -> Tensor:
+def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
     """Classifier-free guidance: unconditional + scale * (conditional - unconditional).
 
-    With ``rescale`` the result gets the norm of ``conditional`` over channels, as in Qwen-Image.
-    In the space of clean images it is the same formula, since x_0 is linear in v.
+    In the space of clean samples it is the same formula, since x_0 is linear in v.
 
     Args:
-        conditional, unconditional: [M, C, ...] velocities of pictures or videos.
+        conditional, unconditional: [M, ...] velocities.
         scale: 1 is no guidance.
-        rescale: see above.
     """
-    guided = unconditional + scale * (conditional - unconditional)
-    if rescale:
-        norm = guided.norm(dim=1, keepdim=True).clamp_min(SMALLEST_NORM)
-        guided = guided * (conditional.norm(dim=1, keepdim=True) / norm)
-    return guided
+    return unconditional + scale * (conditional - unconditional)

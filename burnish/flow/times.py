@@ -9,7 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from burnish.flow.schedules import static_shift
+
+def static_shift(t: Tensor, shift: float) -> Tensor:
+    """Move times towards noise: t -> s t / (1 + (s - 1) t) (Stable Diffusion 3, eq. 23)."""
+    return shift * t / (1 + (shift - 1) * t)
 
 
 def diffuse(clean: Tensor, noise: Tensor, time: Tensor, noised: Tensor | None = None) -> Tensor:

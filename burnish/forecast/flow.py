@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from burnish.forecast.brief import Once, alike, shapes
 from burnish.forecast.counter import HOST, WEIGHTS, LiveBytes, Peak
 from burnish.forecast.fakes import is_fake
-from burnish.forecast.phases import ENCODE, LOAD, tensors_of
-from burnish.forecast.pretended import WORDS, MadeUpPictures, made_up_prompts
+from burnish.forecast.phases import LOAD, tensors_of
+from burnish.forecast.pretended import MadeUpPictures, made_up_prompts
 from burnish.forecast.recomputed import recompute_alike
 from burnish.forecast.suites import first_batch, first_unit, suite_runners
 from burnish.models.flow.called import CalledPipeline
-from burnish.models.flow.embedded import EmbeddedPipeline
 from burnish.models.flow.encoding import Arrangement, Taken
 from burnish.models.flow.loading import family_of, read_index
 from burnish.models.flow.universal import FORMS, SLIPS, Universal
@@ -62,11 +61,9 @@ class FlowHalf:
     def _prompts(self, count: int) -> Prompts:
         """Made-up prompts, with a picture where the pipeline needs one, or data.images_key says that there are some."""
         config, (family, index) = self.assembly.config, self._family
-        # embeddings that are padded are as long for any prompt, and small models read few tokens
-        words = "" if issubclass(family, EmbeddedPipeline) else WORDS
         # some pipelines take prompts alone by their signature, and fail without a picture
         for picture in (None, PICTURE) if config.data.images_key is None else (PICTURE, None):
-            found = made_up_prompts(count, picture, words=words)
+            found = made_up_prompts(count, picture)
             try:
                 family.check_inputs(index, config.rollout, found)
             except UserError:
@@ -81,8 +78,8 @@ class FlowHalf:
     def _family(self) -> tuple[Any, dict[str, Any]]:
         """What the model is read by, and what its model_index.json says."""
         model = self.assembly.config.model
-        path, index = read_index(model)
-        return family_of(model, path, index), index
+        _, index = read_index(model)
+        return family_of(model, index), index
 
     def parts(self) -> Iterator[nn.Module]:
         """Everything that has weights."""
@@ -136,14 +133,12 @@ class FlowHalf:
         leave = self._put_away() if self.away else None
         roles: FlowRoles = self.assembly.roles
         model: Any = roles.model
-        encoders: list[nn.Module] = []
         for name, part in model.pipeline.components.items():
             if not isinstance(part, nn.Module) or name in model.names:
                 continue
             if hasattr(part, "decode"):
                 part.decode = self._after_coming(self.once(part.decode, shapes), [part])  # type: ignore[assignment]
                 continue
-            encoders += [part] if name.startswith("text_encoder") else []
             # text encoders, and networks that are not trained: pipelines of two experts call both in every run
             alike(part, self.counter)
             part.forward = self.once(part.forward, shapes)
@@ -157,15 +152,10 @@ class FlowHalf:
             _in_some_form(model), lambda *args, **more: (_form(model), self._held(), shapes(*args, **more))
         )
         model.predict = predict if leave is None else lambda *args, **more: leave() or predict(*args, **more)
-        if leave is not None and isinstance(model, EmbeddedPipeline):
-            model.condition = self._encoding(model.condition, leave)  # type: ignore[method-assign]
         model.decode = self.once(model.decode, shapes)
         model.encode_pictures = torch.no_grad()(self.once(model.encode_pictures, _sizes))
         if isinstance(model, CalledPipeline):
             model._arrangement = partial(_arrangement, model)  # type: ignore[method-assign]
-        if isinstance(model, EmbeddedPipeline):
-            encode = torch.no_grad()(self.once(model.encode, shapes))
-            model.encode = self._after_coming(encode, encoders)  # type: ignore[method-assign]
         for name in ("distribute", "kept"):
             setattr(roles, name, partial(self._brief_parts, getattr(roles, name)))
         self.assembly.engine = BriefEngine(roles, self.assembly.config.rollout, self.assembly.config.seed, self)
@@ -175,17 +165,6 @@ class FlowHalf:
     def _held(self) -> tuple[bool, ...]:
         """Of which networks this rank has full weights for a while; of others every call gathers those of a block."""
         return tuple(sharded.is_gathered for sharded in self.assembly.roles.shards.networks.values())
-
-    def _encoding(self, condition: Callable[..., Any], leave: Callable[..., None]) -> Callable[..., Any]:
-        """A phase of its own: encoders leave when the network runs next, and nothing is scored before that."""
-
-        def encoding(*args: Any, **kwargs: Any) -> Any:
-            with self.counter.phase(ENCODE):
-                found = condition(*args, **kwargs)
-                leave()
-            return found
-
-        return encoding
 
     def _brief_parts(self, every: Callable[..., Any], function: Callable[..., Any], parts: Any) -> Any:
         found = every(self.once(function, len), parts)
@@ -199,9 +178,8 @@ class FlowHalf:
         return self.assembly.config.rollout.trajectories == "host" or self.assembly.ranks.size > 1
 
     def caches(self) -> Iterator[Any]:
-        """Embeddings of prompts, and what a pipeline's encoders gave for them."""
+        """What a pipeline's encoders gave for prompts."""
         model = vars(self.assembly.roles.model)
-        yield from model["_embedded"].values() if "_embedded" in model else ()
         yield from (tape._results for tape in model["_tapes"].values()) if "_tapes" in model else ()
 
     def validate(self) -> None:
@@ -241,7 +219,7 @@ class FlowHalf:
 class BriefEngine(FlowEngine):
     """Draws the first samples of a job; the others are made up at once, and are as large."""
 
-    _tables: tuple[Any, ...] = ()  # of the job that is drawn: conditioning, unconditional, schedule
+    _tables: tuple[Any, ...] = ()  # of the job that is drawn: conditioning, schedule
     _received = 0  # bytes from ranks that share the sequences of a batch
 
     def __init__(self, roles: FlowRoles, options: Any, seed: int, half: FlowHalf) -> None:
@@ -269,11 +247,10 @@ class BriefEngine(FlowEngine):
         count, waits = rows.stop - rows.start, self.options.trajectories == "host"
         with self.half.counter.made_as(HOST) if waits else nullcontext():
             values = {name: _repeated(value, count) for name, value in like.items()}
-        conditioning, unconditional, schedule = self._tables
+        conditioning, schedule = self._tables
         recorded = self._plan(job, schedule).recorded
         made = Denoising(
             conditioning=conditioning.select(rows),
-            unconditional=unconditional.select(rows),
             node=BranchIds.of(job, recorded).within[:, 1:][recorded].view(len(recorded), -1)[rows],
             schedule=schedule,
             **values,
@@ -296,10 +273,9 @@ class BriefEngine(FlowEngine):
         self._tables, before = given, self.half.counter.wire
         values = self._trajectory(job, rows, role, plan, branches, *given)
         self._received = self.half.counter.wire - before
-        conditioning, unconditional, schedule = given
+        conditioning, schedule = given
         return Denoising(
             conditioning=conditioning.select(rows),
-            unconditional=unconditional.select(rows),
             node=branches.within[:, 1:][plan.recorded].view(rows.stop - rows.start, -1),
             schedule=schedule,
             **values,

@@ -17,7 +17,7 @@ from burnish.rollout.requests import RolloutRequest, join, split
 from burnish.tasks import Assembly
 from burnish.utils.errors import UserError
 
-LOAD, RECEIVE, ENCODE, SAMPLE, ANNOTATE = "load", "receive", "encode", "sample", "annotate"
+LOAD, RECEIVE, SAMPLE, ANNOTATE = "load", "receive", "sample", "annotate"
 VALIDATE, PUBLISH, SAVE = "validate", "publish", "save"
 BASELINE = "baseline"  # the untrained model is evaluated with guidance
 SCORE = "score"  # in a pool of its own

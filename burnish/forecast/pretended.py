@@ -113,16 +113,15 @@ class FixedScores:
         return 0.0 if number < self.alike else number % VALUES / VALUES
 
 
-def made_up_prompts(count: int, picture: tuple[int, int] | None = None, *, words: str = WORDS) -> Prompts:
+def made_up_prompts(count: int, picture: tuple[int, int] | None = None) -> Prompts:
     """Different prompts, where the data of a run is not at hand.
 
     Args:
         count: of them.
         picture: height and width of one that each has; None is none.
-        words: that each begins with.
     """
     images = () if picture is None else (Media.encoded(_grey(*picture)),)
-    return Prompts.of(Prompt(text=f"{words}{i}", answer="1", images=images) for i in range(count))
+    return Prompts.of(Prompt(text=f"{WORDS}{i}", answer="1", images=images) for i in range(count))
 
 
 def _grey(height: int, width: int) -> bytes:

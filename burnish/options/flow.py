@@ -87,8 +87,8 @@ class CommonModelOptions:
     """Branch, tag or commit of a model of the hub; null is its default branch. A run records the commit, and resumes
     with it."""
     family: str = "auto"
-    """How the model is run: sd3 and flux are written for speed on text-to-image, pipeline runs any pipeline's own
-    code; auto takes the fastest that reads it."""
+    """What runs the model: pipeline runs any pipeline's own code, other names are of plugins; auto takes a plugin's for
+    its class of pipelines, else pipeline."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the forward pass; latents, log-probs and losses are always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -177,8 +177,8 @@ class DataOptions(OrderOptions, PromptOptions):
     the hub as org/name@split, or code of yours as file.py:NAME, with prompt and optionally images, negative_prompt,
     answer, data_source; or a folder of images, each with its prompt in a .txt file. sft reads images to imitate
     instead, and offline diffusion_dpo image pairs: records with prompt and image, or chosen and rejected; a folder of
-    images with .txt captions; or .safetensors with latents and prompt embeddings. With algorithm.online=false others
-    read records with prompt, image and reward. Lists are concatenated, or mixed by data.mix."""
+    images with .txt captions. With algorithm.online=false others read records with prompt, image and reward. Lists are
+    concatenated, or mixed by data.mix."""
     val_files: str | list[str] | None = None
     """Validation prompts; null validates on the training prompts, with a warning."""
     train_batch_size: Count = 8
@@ -198,8 +198,7 @@ class SupervisedOptions:
     """Auxiliary supervised loss: every optimizer step also trains on these images, whatever the algorithm."""
 
     train_files: str | list[str]
-    """Images with prompts: records with prompt and image, a folder with .txt captions, or .safetensors; read with the
-    keys of the data section."""
+    """Images with prompts: records with prompt and image, or a folder with .txt captions; by the keys of data."""
     coef: Positive = 0.1
     """Weight of the flow-matching loss on them."""
     batch_size: Count = 8
@@ -245,8 +244,6 @@ class RolloutOptions:
     """Denoising steps."""
     guidance_scale: Guidance = 1.0
     """Classifier-free guidance scale in rollout and training; 1 disables it and halves the cost."""
-    guidance_rescale: bool = False
-    """Rescale the guided velocity to the norm of the conditional one, per position (true CFG of Qwen-Image)."""
     embedded_guidance: Annotated[float, Field(ge=0, le=1000)] | None = None
     """Guidance scale of guidance-distilled models, which take it as an input (FLUX.1-dev), in rollout and training;
     null uses the pipeline's default, 3.5."""
@@ -275,7 +272,7 @@ class RolloutOptions:
     """Timestep shift of the schedule; null uses the model's scheduler configuration."""
     max_sequence_length: Whole | None = None
     """Prompt tokens of the T5 encoder; null uses what the model's model_index.json states (_max_sequence_length), else
-    the pipeline's default. Fewer are faster; longer prompts are refused."""
+    the pipeline's default. Fewer are faster; the end of longer prompts is left out, with a warning."""
     batch_size: Batch = "auto"
     """Images per forward pass in sampling; changes no image, only speed and memory. auto: on a GPU the largest number
     up to 96 that the memory forecast has room for, on a CPU 96. On a CPU 4 to 8 thousand tokens (images x image and

@@ -16,15 +16,15 @@ from burnish.types.execution import Execution
 from burnish.types.media import Fit, Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.types.response_stats import Quote, ResponseStats
-from burnish.types.rollout import Denoising, Embeddings, Failure, Requests, Rollouts, Scored, ScoredResponses, Scores
+from burnish.types.rollout import Denoising, Failure, Requests, Rollouts, Scored, ScoredResponses, Scores
 from burnish.utils.spool import Unread
 
 _TYPES = (
-    Completion, Denoising, Embeddings, Encoded, Execution, Failure, Features, Fit, Gathered, Media, Message, Part,
+    Completion, Denoising, Encoded, Execution, Failure, Features, Fit, Gathered, Media, Message, Part,
     Prompt, Quote, Requests, ResponseStats, Scored, ScoredResponses, Scores,
 )  # fmt: skip
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in _TYPES}
-ALIASES = {"Answered": "ScoredResponses", "Conditioning": "Embeddings", "Said": "ResponseStats"}  # in older checkpoints
+ALIASES = {"Answered": "ScoredResponses", "Said": "ResponseStats"}  # in older checkpoints
 RENAMED = {"said": "stats"}  # fields, the same
 ONCE = (Features, Media, Prompt)  # rows may share these: they are stored once
 

@@ -221,7 +221,7 @@ class DrawingRunner(SuiteRunner):
         config = self.assembly.config
         rollout = asdict(config.rollout)
         own = rollout | {name: value for name, value in asdict(config.validation).items() if value is not None}
-        others = ("batch_size", "guidance_rescale", "embedded_guidance", "schedule", "shift", "max_sequence_length")
+        others = ("batch_size", "embedded_guidance", "schedule", "shift", "max_sequence_length")
         return (
             sampled_settings(self.suite, own) | {name: rollout[name] for name in others} | {"dtype": config.model.dtype}
         )

@@ -22,7 +22,6 @@ __all__ = [
     "Collected",
     "Conditioning",
     "Denoising",
-    "Embeddings",
     "Failure",
     "Loss",
     "OfflineJudgements",
@@ -47,13 +46,9 @@ REASONS = 20  # distinct reasons for missing rewards that are kept of a batch
 class Conditioning(Batch):
     """What a model draws from; its fields are the model's own."""
 
-
-@dataclass(kw_only=True)
-class Embeddings(Conditioning):
-    """Embeddings of prompts."""
-
-    tokens: Tensor = heavy()  # [B, L, D]
-    pooled: Tensor = heavy()  # [B, P]
+    def unprompted(self) -> Self:
+        """The same by the negative prompts: what guidance leads away from."""
+        raise NotImplementedError
 
 
 @dataclass(kw_only=True)
@@ -65,9 +60,17 @@ class Requests(Conditioning):
     width: int | None = shared()
     steps: int = shared()  # of the schedule that times are of
 
+    def unprompted(self) -> Self:
+        return replace(self, prompts=[prompt.unconditional for prompt in self.prompts])
+
     def each(self) -> list[Requests]:
         """Every row on its own."""
         return [self.select([i]) for i in range(len(self))]
+
+
+def unprompted(conditioning: Gathered[Conditioning]) -> Gathered[Conditioning]:
+    """The same by the negative prompts; see ``Conditioning.unprompted``."""
+    return replace(conditioning, table=conditioning.table.unprompted())
 
 
 def all_noised(latents: Tensor) -> Tensor:
@@ -94,7 +97,6 @@ class Denoising(Batch):
     """
 
     conditioning: Gathered[Conditioning]
-    unconditional: Gathered[Conditioning]  # of the negative prompts, for guidance; the same rows without guidance
     latents: Tensor = heavy()  # [B, ...] final, t = 0
     state: Tensor = heavy()  # [B, K, ...] where a recorded step began
     next_state: Tensor = heavy()  # [B, K, ...] where it ended
@@ -144,7 +146,6 @@ class Denoising(Batch):
         repeat = torch.arange(count).repeat_interleave(recorded)
         return Steps(
             conditioning=self.conditioning.select(repeat),
-            unconditional=self.unconditional.select(repeat),
             state=self.state.flatten(0, 1),
             next_state=self.next_state.flatten(0, 1),
             time=self.time.flatten(),
@@ -160,7 +161,6 @@ class Steps(Batch):
     """Stochastic denoising steps of any samples: one per row of a forward pass."""
 
     conditioning: Gathered[Conditioning]
-    unconditional: Gathered[Conditioning]
     state: Tensor  # [M, ...]
     next_state: Tensor  # [M, ...]
     time: Tensor = on_host()  # [M]
@@ -310,7 +310,6 @@ class OfflineSamples(Batch):
     """Pictures from a data set, M to a row: a single one (SFT), or a chosen and a rejected one (DPO)."""
 
     conditioning: Gathered[Conditioning]
-    unconditional: Gathered[Conditioning]
     latents: Tensor  # [B, M, ...]
     noised: Tensor = None  # type: ignore[assignment]  # [B, ...] of every member, as ``all_noised`` where not given
     uid: list[str]  # [B] hash of the picture or the pair: with seed and update it seeds every draw

@@ -29,7 +29,7 @@ def prepared(algorithm, **more):
 def errors(part, roles, *names, **guidance):
     """Squared errors of velocities, those of the policy with a gradient of its own."""
     weight = roles.weight.detach().clone().requires_grad_()
-    asked = (part.noisy, part.time, part.conditioning, part.unconditional)
+    asked = (part.noisy, part.time, part.conditioning)
     velocity = part.noisy @ weight + part.time[:, None]
     others = [getattr(roles, name)(*asked, **guidance.get(name, {})) for name in names]
     return weight, velocity, others, [(v - part.target).square().mean(1) for v in (velocity, *others)]
@@ -160,7 +160,7 @@ def test_groups_stay_whole_and_share_time_and_noise(name):
         assert part.atom.unique().numel() == part.time.unique().numel() == 1
         torch.testing.assert_close(noise, noise[:1].expand_as(noise))
         assert part.clean.unique(dim=0).shape[0] == SIZE
-        assert part.conditioning.rows().pooled.unique().numel() == 1
+        assert len({prompt.text for prompt in part.conditioning.rows().prompts}) == 1
     # the first member names the noise of its group also where its reward is missing
     batch, _ = made("dgpo").credit(scored(missing=[0, *range(4, 8)]))
     whole, _ = made("dgpo").credit(scored())

@@ -8,15 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from burnish.flow.schedules import schedule
 from burnish.losses.policy import flow_clip, ppo_clip
 from burnish.losses.surrogates import cispo, cpgd, gmpo, gspo, reinforce, sapo
 from burnish.registry import lookup
 from burnish.types.rollout import Denoising, Prompt, Scored, Scores
 from tests.conformance import case
-from tests.support.flow_bench import unconditioned
+from tests.support.schedules import plain, schedule
 
-TIMES = schedule(6, {"shift": 3.0})
+TIMES = schedule(6, shift=3.0)
 SAMPLES, STEPS, FIXED, AWAY = 6, 4, 3, 0.05
 WEIGHT = torch.tensor([[0.3, -0.2], [0.5, 0.1]])
 SURROGATES = {
@@ -70,7 +69,7 @@ class Roles:
 def trajectory(state, next_state, index, logprob, times=TIMES):
     count, slots = state.shape[:2]
     return Denoising(
-        conditioning=unconditioned(count), unconditional=unconditioned(count), latents=next_state[:, -1], state=state,
+        conditioning=plain(count), latents=next_state[:, -1], state=state,
         next_state=next_state, time=times[index].expand(count, -1).contiguous(),
         time_next=times[index + 1].expand(count, -1).contiguous(), logprob=logprob,
         node=torch.arange(count)[:, None].expand(-1, slots).contiguous(), schedule=times,
@@ -187,7 +186,7 @@ def test_accumulation_of_flow_grpo(size, fold):
     given, weight, old = c.inputs, c.inputs["W"].clone().requires_grad_(), c.inputs["old_log_probs"]
     trace = trajectory(
         *(torch.stack(given[name], 1) for name in ("x", "next")), torch.tensor(given["step_indices"]), old,
-        schedule(10, {"shift": 3.0}),
+        schedule(10, shift=3.0),
     )  # fmt: skip
     algorithm = made(noise_level=0.7, clip=given["clip_ratio"], fold_timesteps=fold, old_logprob="sampler")
     scored = judged(trace)

@@ -40,9 +40,10 @@ class Networks:
         self.followed = []
 
     def lagged(self, name):
-        def predict(x, time, conditioning, unconditional, *, guidance=None):
+        def predict(x, time, conditioning, *, guidance=None):
             assert guidance in (None, 1.0)
-            marks = conditioning.rows().tokens[:, 0].to(x)  # 100 for negative prompts
+            asked = conditioning.rows().prompts
+            marks = x.new_tensor([[100.0 * (not prompt.text)] for prompt in asked])
             return x @ self.weights[name] * (1 + marks / 1000) + time[:, None]
 
         return predict

@@ -22,7 +22,7 @@ APART = [LOW, "rollout.merge_lora=true"]
 
 RUNS: dict[str, tuple[str, list[str]]] = {
     # policy gradients: transitions, guidance, and what a ratio is taken from
-    "flow_grpo": ("sd3", [GUIDED, "rollout.guidance_rescale=true"]),
+    "flow_grpo": ("sd3", [GUIDED]),
     "flow_grpo sde": ("flux", ["algorithm.transition=sde", ALL, "rollout.embedded_guidance=2.5", *ONE_STEP]),
     "flow_grpo cps": ("sd3", ["algorithm.transition=cps", "rollout.batch_size=3", "rollout.trajectories=host"]),
     "flow_grpo noise": ("sdxl", [GUIDED, ALL]),

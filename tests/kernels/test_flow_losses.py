@@ -38,7 +38,7 @@ class Terms(SimpleNamespace):
 
 def forward_terms(target: Tensor, **given: Tensor) -> Any:
     unread = torch.zeros(len(target))
-    names = ("conditioning", "unconditional", "atom", "clean", "noisy", "time", "value")
+    names = ("conditioning", "atom", "clean", "noisy", "time", "value")
     return Terms(target=target, share=torch.ones(len(target)), **dict.fromkeys(names, unread) | given)
 
 
@@ -73,7 +73,7 @@ def test_distillation_by_velocity():
     student, teacher = c.inputs["noise_pred"], c.inputs["teacher_noise_pred"]
     unread: Any = torch.zeros(len(student))
     part = Steps(
-        conditioning=unread, unconditional=unread, state=student, next_state=student, time=unread, time_next=unread,
+        conditioning=unread, state=student, next_state=student, time=unread, time_next=unread,
         logprob=unread, time_max=1.0,
     )  # fmt: skip
     roles: Any = SimpleNamespace(policy=lambda *asked: student, teachers=[lambda *asked: teacher])

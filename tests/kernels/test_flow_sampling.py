@@ -9,13 +9,13 @@ import torch
 from diffusers import DPMSolverMultistepScheduler, FlowMatchHeunDiscreteScheduler
 
 from burnish.flow.sampling import Plan, denoise
-from burnish.flow.schedules import schedule
 from burnish.flow.transitions import transition
 from burnish.flow.windows import Window
 from tests.support.exact_flows import gaussian_velocity
+from tests.support.schedules import schedule
 
 STEPS, GROUPS, MEMBERS, SHAPE = 8, 3, 4, (2, 3)
-TIMES = schedule(STEPS, {"shift": 3.0})
+TIMES = schedule(STEPS, shift=3.0)
 GROUP = torch.arange(GROUPS).repeat_interleave(MEMBERS)
 
 
@@ -123,7 +123,7 @@ def test_without_stochastic_steps_nothing_is_recorded_and_no_noise_is_drawn():
     assert torch.equal(path.latents[0], path.latents[MEMBERS - 1])
 
 
-LEVELS = schedule(8, {"shift": 3.0})
+LEVELS = schedule(8, shift=3.0)
 STARTS = torch.linspace(-2, 2, 5)[:, None]
 MEAN, STD = 1.5, 0.5
 

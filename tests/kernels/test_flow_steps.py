@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
-from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
-from burnish.flow.sampling import guide
-from burnish.flow.schedules import schedule
 from burnish.flow.times import stratify
 from burnish.flow.transitions import transition
 from burnish.flow.windows import Window
 from tests.support.exact_flows import gaussian_velocity
+from tests.support.schedules import schedule
 
 
 def same(ours, scheduler) -> None:
@@ -31,31 +29,9 @@ def test_static_shift(steps, shift):
     """As the scheduler places noise levels, and of those that a pipeline passes."""
     scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
     scheduler.set_timesteps(steps)
-    same(schedule(steps, dict(scheduler.config)), scheduler)
-    same(schedule(steps, {"shift": 2.0}, shift=shift), scheduler)
+    same(schedule(steps, shift=shift), scheduler)
     scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps))
-    same(schedule(steps, dict(scheduler.config), kind="shift_once"), scheduler)
-
-
-@pytest.mark.parametrize("time_shift_type", ["exponential", "linear"])
-@pytest.mark.parametrize("terminal", [None, 0.02])
-@pytest.mark.parametrize("tokens", [64, 4096])
-def test_dynamic_shift(tokens, terminal, time_shift_type):
-    """FLUX.1's pipeline passes linspace(1, 1 / steps), Stable Diffusion 3's lets the scheduler choose."""
-    scheduler = FlowMatchEulerDiscreteScheduler(
-        use_dynamic_shifting=True, shift=3.0, shift_terminal=terminal, time_shift_type=time_shift_type
-    )
-    config, mu = dict(scheduler.config), calculate_shift(tokens, 256, 4096, 0.5, 1.15)
-    scheduler.set_timesteps(sigmas=np.linspace(1.0, 0.1, 10), mu=mu)
-    same(schedule(10, config, kind="shift_once", tokens=tokens), scheduler)
-    scheduler.set_timesteps(10, mu=mu)
-    same(schedule(10, config, tokens=tokens), scheduler)
-
-
-@pytest.mark.parametrize("option", ["use_karras_sigmas", "use_beta_sigmas", "invert_sigmas"])
-def test_what_is_not_supported_is_refused_by_name(option):
-    with pytest.raises(ValueError, match=option):
-        schedule(10, {option: True})
+    same(schedule(steps, shift=shift, once=True), scheduler)
 
 
 def draws(count: int, seed: int = 0) -> torch.Tensor:
@@ -105,7 +81,7 @@ def test_rows_know_nothing_of_each_other(kind):
 
 def walk(kind: str, noise: float, steps: int, mean: float, std: float, stop: float, count: int = 40_000):
     """States after walking from t = 1 to the first time <= stop, and that time."""
-    times = schedule(steps, {}, kind="shift_once", shift=1.0)
+    times = schedule(steps, once=True)
     velocity, g = gaussian_velocity(mean, std), torch.Generator().manual_seed(7)
     x = torch.randn(count, 1, generator=g)
     for t, t_next in pairwise(times):
@@ -216,11 +192,3 @@ def test_a_falling_interval_is_rounded_as_by_the_authors(interval, rounded):
         exact = 25 * math.exp(-0.1 * beyond) if interval == "exponential" else 25 * (10 - beyond) / 10
         expected += [step] * rounded(exact)
     assert [window.choose(25, update=update, key=0)[0] for update in range(len(expected))] == expected
-
-
-def test_rescaled_guidance_of_nothing_is_nothing():
-    nothing = torch.zeros(1, 2, 3, 4, requires_grad=True)
-    guided = guide(nothing, nothing, 4.0, rescale=True)
-    guided.sum().backward()
-    assert torch.equal(guided, torch.zeros_like(guided))
-    assert nothing.grad.isfinite().all()

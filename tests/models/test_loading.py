@@ -88,7 +88,7 @@ PIPELINES = {  # file, its changes, and what the message names
     "layers that no file holds": (ENCODER, {"num_hidden_layers": 5000}, ["num_hidden_layers 5000"]),
     "blocks that no file holds": ("transformer/config.json", {"num_layers": 5000}, ["num_layers 5000"]),
     "an endless table": ("transformer/config.json", {"pos_embed_max_size": 9999}, ["pos_embed_max_size 9999", "1024"]),
-    "a token that is none": (ENCODER, {"eos_token_id": 10**30}, ["'a cat'", "OverflowError"]),
+    "a token that is none": (ENCODER, {"eos_token_id": 10**30}, ["OverflowError", "modeling_clip.py"]),
     "words of another model": (ENCODER, {"vocab_size": 5}, ["text_encoder", "has only 5"]),
     "few bits": (
         "transformer/config.json", {"quantization_config": {"quant_method": "bitsandbytes"}},
@@ -100,8 +100,7 @@ PIPELINES = {  # file, its changes, and what the message names
 @pytest.mark.parametrize(("file", "changes", "names"), PIPELINES.values(), ids=PIPELINES)
 def test_a_pipeline_that_is_changed_is_refused(file, changes, names, pipeline, told):
     changed(pipeline / file, **changes)
-    family = "model.family=sd3" if "eos_token_id" in changes else "model.family=auto"
-    told(pipeline, family, names=names)
+    told(pipeline, names=names)
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "[1]", "\0", '{"a":' * 10_000, "{"])

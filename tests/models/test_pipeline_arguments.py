@@ -38,7 +38,6 @@ def call_of(kind, guidance, prompt, **rollout):
     [
         ("Flux2", BARE, {"guidance_scale": 4.0}, ["rollout.guidance_scale is 4", "rollout.embedded_guidance"]),
         ("Wan", BARE, {"embedded_guidance": 4.0}, ["rollout.embedded_guidance is 4", "rollout.guidance_scale"]),
-        ("Wan", BARE, {"shift": 3.0}, ["rollout.shift is 3.0"]),
         ("Wan", BARE, {"call": {"guidance_scale": 3.0}}, ["rollout.call", "'guidance_scale'", "num_frames"]),
         ("ZImage", BARE, {"num_frames": 5}, ["rollout.num_frames is 5"]),
         ("StableDiffusionXLPAG", BARE, {"guidance_scale": 4.0}, ["pag_scale: 0"]),
@@ -129,22 +128,16 @@ def test_a_scheduler_that_no_velocity_follows_is_refused(kind, config, names, wi
 # Prompts that are longer than what text encoders read
 
 
-def test_prompts_that_are_cut_are_said_once_with_the_number_of_tokens(files, tmp_path, caplog):
+@pytest.mark.parametrize(("model", "reads"), [("sd1.5", 77), ("flux-dev", 20)])
+def test_prompts_that_are_cut_are_said_once_with_the_number_of_tokens(model, reads, files, tmp_path, caplog):
     long = " ".join(f"dog {i}" for i in range(100))
     (tmp_path / "prompts.txt").write_text(f"a cat\n{long}\n{long} too\n{long}\n")
-    refused(files, "sd1.5", f"data.train_files={tmp_path / 'prompts.txt'}", "rollout.height=9")
+    length = ["rollout.max_sequence_length=20"] * (reads == 20)
+    refused(files, model, f"data.train_files={tmp_path / 'prompts.txt'}", "rollout.height=9", *length)
     (said,) = (one for one in caplog.messages if "more tokens" in one)
     assert "2 prompts" in said
     assert "dog 0 dog 1" in said
-
-
-@pytest.mark.parametrize(("length", "reads"), [("null", None), ("20", 20)])
-def test_a_prompt_that_t5_would_cut_is_refused(length, reads, files, tmp_path):
-    (tmp_path / "prompts.txt").write_text(f"a cat\n{'x' * 700}\n")
-    options = [f"data.train_files={tmp_path / 'prompts.txt'}", f"rollout.max_sequence_length={length}"]
-    told = refused(files, "flux-dev", *options)
-    assert "T5" in told
-    assert reads is None or f"at most {reads} " in told
+    assert f"of which it reads {reads};" in said
 
 
 # Models of few steps are told from their configuration files, and from nothing else

@@ -38,7 +38,9 @@ OPTIONS = {
     "a family of another": ("llama", ["model.family=qwen2_vl"], ["model.family is qwen2_vl", "llama"]),
     "embedded guidance": ("sd3", ["rollout.embedded_guidance=2.0"], ["rollout.embedded_guidance is 2.0"]),
     "pictures of many tokens": ("smolvlm", ["data.max_prompt_length=60"], ["85 tokens", "prompts.jsonl:3"]),
-    "long prompts": ("flux-dev", ["rollout.max_sequence_length=513"], ["max_sequence_length is 513", "512"]),
+    "long prompts": ("flux-dev", ["rollout.max_sequence_length=513"], ["max_sequence_length", "513", "512"]),
+    "a shift of none": ("sdxl", ["rollout.shift=3"], ["rollout.shift is 3", "EulerDiscreteScheduler"]),
+    "a schedule of none": ("sdxl", ["rollout.schedule=shift_once"], ["rollout.schedule is shift_once"]),
     # ranks that share a sequence
     "sequences of a class": ("sd3", two(), ["StableDiffusion3Pipeline", "sharding.context_parallel"]),
     "heads that no three share": (

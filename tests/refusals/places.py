@@ -22,7 +22,6 @@ def generator(folder: Path) -> Path:
     (folder / "broken.jsonl").write_text('{"prompt": "a cat"}\n{"prompt": "two dogs"}\n{"prompt": "three\n')
     (folder / "keyless.jsonl").write_text('{"prompt": "a cat"}\n{"caption_": "two dogs"}\n')
     (folder / "latin.txt").write_bytes(b"a cat\ncaf\xe9\n")
-    (folder / "long.txt").write_text("x" * 400 + "\n")
     (folder / "rewards.py").write_text("redness = 3\n")
     (folder / "not_a_pipeline").mkdir()
     (folder / "wan").mkdir()

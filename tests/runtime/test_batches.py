@@ -13,14 +13,20 @@ from torch import Tensor
 from burnish.rollout.requests import RolloutRequest, numbered
 from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.transfer import pack
-from burnish.types.batch import Batch, Gathered, shared
+from burnish.types.batch import Batch, Gathered, heavy, shared
 from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import Embeddings
+from burnish.types.rollout import Conditioning
 from tests.support.equality import same
 
 DTYPES = [torch.bool, torch.int64, torch.uint8, torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+@dataclass(kw_only=True)
+class Embeddings(Conditioning):
+    tokens: Tensor = heavy()  # [B, L, D]
+    pooled: Tensor = heavy()  # [B, P]
 
 
 @dataclass(kw_only=True)

@@ -22,8 +22,7 @@ from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK
 from burnish.training.trainer import Trainer
-from burnish.types.batch import Gathered
-from burnish.types.rollout import Denoising, Embeddings, Prompt, Scored, Scores
+from burnish.types.rollout import Denoising, Prompt, Scored, Scores
 from burnish.utils.timer import Stopwatch
 
 WINDOW = Window(kind="random", size=2, scattered=True)
@@ -40,13 +39,6 @@ POLICY_GRADIENTS = {
     "tempflow_grpo": lambda **o: TempFlowGRPO(**o),
     "branch_grpo": lambda **o: BranchGRPO(splits=[0, 2], **o),
 }
-
-
-def unconditioned(count: int) -> Gathered[Embeddings]:
-    return Gathered(
-        table=Embeddings(tokens=torch.zeros(1, 1, 1), pooled=torch.zeros(1, 1)),
-        index=torch.zeros(count, dtype=torch.long),
-    )
 
 
 @options

@@ -10,24 +10,18 @@ from burnish.algorithms.flow.dgpo import DGPO
 from burnish.algorithms.flow.diffusion_dpo import DiffusionDPO
 from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
 from burnish.algorithms.flow.sft import SFT
-from burnish.flow.schedules import schedule
-from burnish.types.batch import Gathered
-from burnish.types.rollout import Denoising, Embeddings, OfflineSamples, Prompt, Scored, Scores
+from burnish.types.rollout import Denoising, OfflineSamples, Prompt, Scored, Scores
+from tests.support.schedules import plain, schedule
 
 SIZE, GROUPS, DIM = 4, 3, 5
 COUNT = SIZE * GROUPS
-TIMES = schedule(10, {"shift": 3.0}).double()
-
-
-def conditioning(count: int, mark: float = 0.0) -> Gathered[Embeddings]:
-    table = Embeddings(tokens=torch.full((count, 1, 1), mark), pooled=torch.arange(count)[:, None] + mark)
-    return Gathered(table=table, index=torch.arange(count))
+TIMES = schedule(10, shift=3.0).double()
 
 
 def scored(*, missing=(), reward=None, seed: int = 3) -> Scored:
     none = torch.zeros(COUNT, 0, dtype=torch.float64)
     trace = Denoising(
-        conditioning=conditioning(COUNT), unconditional=conditioning(COUNT, 100.0),
+        conditioning=plain(COUNT),
         latents=torch.randn(COUNT, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64),
         state=none[..., None], next_state=none[..., None], time=none, time_next=none, logprob=none, node=none.long(),
         schedule=TIMES,
@@ -48,7 +42,7 @@ def scored(*, missing=(), reward=None, seed: int = 3) -> Scored:
 def given(members: int, uids: str = "abc") -> OfflineSamples:
     count = len(uids)
     return OfflineSamples(
-        conditioning=conditioning(count), unconditional=conditioning(count, 100.0),
+        conditioning=plain(count),
         latents=torch.randn(count, members, DIM, generator=torch.Generator().manual_seed(2), dtype=torch.float64),
         uid=list(uids), schedule=TIMES, update=2, version=1, seed=3,
     )  # fmt: skip
@@ -70,8 +64,8 @@ class Linear:
             setattr(self, name, self._role(name, matrix))
 
     def _role(self, name, matrix):
-        def predict(x, time, conditioning, unconditional, *, guidance=None):
-            assert len(conditioning) == len(unconditional) == len(x)
+        def predict(x, time, conditioning, *, guidance=None):
+            assert len(conditioning) == len(x)
             return x @ matrix + time[:, None] + 0.3 * ((1.0 if guidance is None else guidance) - 1.0)
 
         return predict

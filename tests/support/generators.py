@@ -108,9 +108,7 @@ class Generator:
         at = torch.arange(len(x)) if rows is None else torch.tensor(rows)
         some = asked.select(at).rows()
         unguided = self.guidance if guidance is None else guidance
-        negative = self.model.condition([Prompt(text=self.negative)], self.drawing).select(torch.zeros_like(at)).rows()
-        plain = some if self.model.runs_own else negative
-        return self.model.predict(self.network, x[at], times[at], some, plain, guidance=unguided)
+        return self.model.predict(self.network, x[at], times[at], some, guidance=unguided)
 
     def draw(self, asked: Any, x: Tensor) -> Tensor:
         """Final states, by Euler's steps along the model's schedule."""
@@ -136,12 +134,7 @@ class Generator:
             call: dict[str, Any] = {"prompt": text, "negative_prompt": self.negative or None, guided: self.guidance}
             call |= {"height": self.drawing.height, "width": self.drawing.width, "num_inference_steps": self.steps}
             call |= self.rollout.call
-            if self.model.runs_own:
-                call["generator"] = torch.Generator().manual_seed(random.key("row", row))
-            else:
-                state = x[row : row + 1]
-                packs = hasattr(pipeline, "_pack_latents")
-                call["latents"] = pipeline._pack_latents(state, *state.shape) if packs else state
+            call["generator"] = torch.Generator().manual_seed(random.key("row", row))
             call = {name: value for name, value in call.items() if name in taken and value is not None}
             found.append(pipeline(**call, output_type="pt").images)
         return torch.cat(found)

@@ -16,9 +16,9 @@ from burnish.options.flow import FilterOptions
 from burnish.rollout.pipelined import PipelinedSource
 from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.rollout.serialization import deserialize, serialize
-from burnish.types.batch import Gathered
-from burnish.types.rollout import Denoising, Embeddings, Prompt, Scored, Scores
+from burnish.types.rollout import Denoising, Prompt, Scored, Scores
 from burnish.utils import random
+from tests.support.schedules import plain
 from tests.support.time_columns import is_time_column
 
 PROMPTS = [Prompt(text=text) for text in ("one", "two", "three", "four", "five", "six", "seven")]
@@ -40,15 +40,13 @@ def sampled(asked, weights):
     count = len(keys)
     dull = torch.tensor([prompt.text in DULL for prompt in asked.prompts])
     reward = latents.sum(1).masked_fill(dull, 0.5)
-    told = Gathered(
-        table=Embeddings(tokens=torch.zeros(1, 1, 1), pooled=torch.zeros(1, 1)), index=torch.zeros(count).long()
-    )
+    told = plain(count)
     steps = latents[:, None]
     nothing = torch.zeros(count, 1)
     return Scored(
         prompts=asked.prompts, group=asked.group, sample=asked.sample,
         trace=Denoising(
-            conditioning=told, unconditional=told, latents=latents, state=steps, next_state=steps, time=nothing + 1,
+            conditioning=told, latents=latents, state=steps, next_state=steps, time=nothing + 1,
             time_next=nothing, logprob=nothing, node=nothing.long(), schedule=torch.tensor([1.0, 0.0]),
         ),
         scores=Scores(

@@ -16,8 +16,8 @@ from tests.support.tiny_run import TinyRun, burnish
 PAGES = [ROOT / "docs" / f"{name}.md" for name in ("extending", "own_reward", "own_algorithm")]
 SHOWN = {block.title: block.text for page in PAGES for block in blocks(page) if block.title.endswith(".py")}
 DRAWING = [
-    "rollout.n=2", "ema.decay=0.5", "plugins=[redness.py, tidy_sd3.py, my_method.py]", "algorithm=plain_steps",
-    "algorithm.scale=3", "model.family=tidy_sd3", "rewards.redness={power: 2, least: 0.01}",
+    "rollout.n=2", "ema.decay=0.5", "plugins=[redness.py, tidy.py, my_method.py]", "algorithm=plain_steps",
+    "algorithm.scale=3", "model.family=tidy", "rewards.redness={power: 2, least: 0.01}",
     "trainer.mini_batch_size=null", "trainer.epochs=1",
 ]  # fmt: skip
 SEEING = [

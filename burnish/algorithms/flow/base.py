@@ -114,7 +114,6 @@ class Role(Protocol):
         x: Tensor,
         time: Tensor,
         conditioning: Gathered[Conditioning],
-        unconditional: Gathered[Conditioning],
         *,
         guidance: float | None = None,
     ) -> Tensor:

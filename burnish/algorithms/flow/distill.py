@@ -78,7 +78,7 @@ class Distill(Algorithm):
         from burnish.types.rollout import Loss
 
         def predict(role: Role) -> Tensor:
-            return role(part.state, part.time, part.conditioning, part.unconditional)
+            return role(part.state, part.time, part.conditioning)
 
         count = len(part)
         with torch.no_grad():

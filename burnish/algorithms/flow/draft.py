@@ -118,7 +118,7 @@ class Draft(Algorithm):
 
         x, distances = part.state, []
         for k in range(part.times.shape[1] - 1):
-            given = (part.times[:, k], part.conditioning, part.unconditional)
+            given = (part.times[:, k], part.conditioning)
             velocity = (
                 checkpoint(roles.policy, x, *given, use_reentrant=False) if self.recompute else roles.policy(x, *given)
             )

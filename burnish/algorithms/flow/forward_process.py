@@ -82,7 +82,7 @@ class ForwardProcess(Algorithm):
         """The velocity of a role at every term, [M, ...]; a guidance that is given goes before the options'."""
         if guidance is None and self.train_guidance == "none":
             guidance = 1.0
-        return role(part.noisy, part.time, part.conditioning, part.unconditional, guidance=guidance)
+        return role(part.noisy, part.time, part.conditioning, guidance=guidance)
 
     def micro_batches(self, batch: JudgedSamples, size: int) -> Iterator[ForwardTerms]:
         return batch.terms(size)

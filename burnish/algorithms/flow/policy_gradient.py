@@ -253,7 +253,7 @@ class StepPolicyGradient(PolicyGradient):
         """The transition of each step under a network."""
         from burnish.flow.transitions import transition
 
-        velocity = role(steps.state, steps.time, steps.conditioning, steps.unconditional)
+        velocity = role(steps.state, steps.time, steps.conditioning)
         return transition(
             self.transition, velocity, steps.state, steps.time, steps.time_next,
             noise=self.noise_level, t_max=steps.time_max, share=steps.share,

@@ -119,7 +119,7 @@ class TDMR1(Algorithm, advantage="flow_group"):
         from burnish.types.rollout import Loss
 
         time, time_next = (value.view(-1, *[1] * (part.state.ndim - 1)) for value in (part.time, part.time_next))
-        velocity = roles.policy(part.state, part.time, part.conditioning, part.unconditional)
+        velocity = roles.policy(part.state, part.time, part.conditioning)
         clean = part.state - time * velocity
         reached = (part.state - (time - time_next) * velocity).detach()
         fake, by_fake = self._fake(part, roles, clean.detach(), reached)
@@ -179,6 +179,7 @@ class TDMR1(Algorithm, advantage="flow_group"):
         """What pulls the clean samples that the policy predicts, [M]."""
         import torch
 
+        from burnish.flow.sampling import guide
         from burnish.flow.times import diffuse_further
         from burnish.losses.few_steps import mean_distance, pulled
 
@@ -191,8 +192,8 @@ class TDMR1(Algorithm, advantage="flow_group"):
             real, unconditional = (plain(roles.reference, x, part.level, part, prompted=yes) for yes in (True, False))
             better, worse = (plain(surrogate, y, part.reward_level, part, prompted=yes) for yes in (True, False))
             unrewarded = plain(roles.reference, y, part.reward_level, part)
-            rewarded = worse + self.reward_guidance * (better - worse)
-            guided = unconditional + self.real_guidance * (real - unconditional)
+            rewarded = guide(better, worse, self.reward_guidance)
+            guided = guide(real, unconditional, self.real_guidance)
         far = mean_distance(clean, x - level * guided, part.share)
         reward_far = mean_distance(clean, y - reward_level * rewarded, part.share)
         by_guidance = pulled(clean, (1 - self.real_guidance) * level * (real - unconditional), far, part.share)
@@ -209,8 +210,10 @@ class TDMR1(Algorithm, advantage="flow_group"):
 
 def plain(role: Role, x: Tensor, level: Tensor, part: PathTerms, *, prompted: bool = True) -> Tensor:
     """The velocity of a role without guidance, [M, ...]; of the negative prompts unless ``prompted``."""
-    asked = part.conditioning if prompted else part.unconditional
-    return role(x, level, asked, part.unconditional, guidance=1.0)
+    from burnish.types.rollout import unprompted
+
+    asked = part.conditioning if prompted else unprompted(part.conditioning)
+    return role(x, level, asked, guidance=1.0)
 
 
 def within_groups(value: Tensor, group: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ def read_pictures(
             yield from captioned(path, keys.prompt_key or "prompt", KEYS[holds][0][0])
         elif is_captioned(path) or (path.exists() and not path.is_dir() and path.suffix not in SUFFIXES):
             folder = " a folder of pictures with .txt captions," if holds == "pictures" else ""
-            wanted = f"{', '.join(SUFFIXES)},{folder} or .safetensors with latents"
+            wanted = f"{', '.join(SUFFIXES)},{folder} or a folder with metadata.jsonl"
             if holds == "scored":
                 wanted = f"{', '.join(SUFFIXES)} or a folder with metadata.jsonl"
             what = "pictures with rewards" if holds == "scored" else holds

@@ -116,12 +116,6 @@ class Arguments:
                 f"rollout.embedded_guidance is {rollout.embedded_guidance}, but the guidance of a {who} is classifier-"
                 "free: use rollout.guidance_scale"
             )
-        others = {"guidance_rescale": False, "schedule": "diffusers", "shift": None}
-        if name := next((name for name, usual in others.items() if getattr(rollout, name) != usual), ""):
-            raise UserError(
-                f"rollout.{name} is {getattr(rollout, name)}, but a {who} combines guidance and places noise levels "
-                "itself; leave it out, or give the pipeline's own arguments in rollout.call"
-            )
         if hasattr(self.kind, "set_pag_applied_layers") and rollout.call.get("pag_scale") != 0:
             raise UserError(
                 f"a {who} changes the attention of its network while it draws (perturbed-attention guidance), and "

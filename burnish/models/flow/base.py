@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
@@ -38,7 +38,6 @@ class FlowModel(Protocol):
     name: ClassVar[str]
     pipeline_class: ClassVar[str]  # the _class_name in model_index.json that the family is for
     class_name: str  # the class of this model's pipeline
-    runs_own: ClassVar[bool]  # whether samples come of the pipeline's own run, with ``network`` in it, for any role
     lora_targets: Sequence[str]  # layers that get adapters unless the user names others
     network: nn.Module  # what is trained; several networks are one module
     compute: torch.dtype  # precision of the network's forward pass
@@ -74,7 +73,7 @@ class FlowModel(Protocol):
         dtype: torch.dtype,
         compute: torch.dtype,
         device: str,
-        network_only: bool,
+        given: Mapping[str, nn.Module],
     ) -> Self:
         """Read a pipeline, frozen and in evaluation mode; see ``burnish.models.flow.pipeline``."""
         ...
@@ -125,7 +124,7 @@ class FlowModel(Protocol):
         ...
 
     def predict(
-        self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Conditioning, unconditional: Conditioning,
+        self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Conditioning,
         *, guidance: float, agree: Agree | None = None,
     ) -> Tensor:  # fmt: skip
         """The velocity that ``network`` predicts, with guidance.
@@ -133,8 +132,8 @@ class FlowModel(Protocol):
         Args:
             network: this model's, or a copy of it.
             x: [M, ...] states.
-            time: [M].
-            conditioning, unconditional: [M] rows of the prompts, and of their negative prompts.
+            time: [M], in the CPU's memory.
+            conditioning: [M] rows of the prompts.
             guidance: 1 is none.
             agree: where ranks hold the network together, how many forwards all of them make.
 

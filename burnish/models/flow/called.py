@@ -22,7 +22,7 @@ from burnish.models.flow.failures import explained
 from burnish.models.flow.levels import Unsupported, check_scheduler
 from burnish.models.flow.networks import attention_layers
 from burnish.models.flow.pipeline import LoadedPipeline
-from burnish.models.flow.truncation import tokenizers_of, truncated
+from burnish.models.flow.truncation import refuse_unknown, tokenizers_of, truncated, vocabularies_of
 from burnish.types.batch import Gathered
 from burnish.types.packed import texts_of
 from burnish.types.prompt import Prompt
@@ -61,8 +61,6 @@ class CalledPipeline(LoadedPipeline):
     A family adds how its runs begin and end.
     """
 
-    runs_own = True
-
     def __init__(self, pipeline: Any, options: ModelOptions, rollout: RolloutOptions, *, compute: torch.dtype) -> None:
         super().__init__(pipeline, options, rollout, compute=compute)
         if inner := [type(part).__name__ for part in vars(pipeline).values() if isinstance(part, DiffusionPipeline)]:
@@ -99,7 +97,7 @@ class CalledPipeline(LoadedPipeline):
         arguments = Arguments.of_index(index, rollout)
         arguments.check()
         with explained(arguments.kind.__name__):
-            check_scheduler(index)
+            check_scheduler(path, index, rollout)
 
     @classmethod
     def draws(cls, index: dict[str, Any], rollout: RolloutOptions) -> Kind:
@@ -125,9 +123,12 @@ class CalledPipeline(LoadedPipeline):
     def check_lengths(
         cls, path: Path, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]
     ) -> None:
-        kind, texts = Arguments.of_index(index, rollout).kind, texts_of(prompts)
-        if said := truncated(kind, tokenizers_of(path, index).values(), rollout.max_sequence_length, texts):
-            log.warning(said)
+        kind, tokenizers = Arguments.of_index(index, rollout).kind, tokenizers_of(path, index)
+        for encoder, size in vocabularies_of(path, index).items():
+            if tokenizer := tokenizers.get(encoder.replace("text_encoder", "tokenizer")):
+                refuse_unknown(tokenizer, texts_of(prompts), encoder, size)
+        if warning := truncated(kind, tokenizers.values(), rollout.max_sequence_length, texts_of(prompts)):
+            log.warning(warning)
 
     def condition(
         self, prompts: Sequence[Prompt], drawing: Drawing, check_cancelled: Callable[[], None] = lambda: None

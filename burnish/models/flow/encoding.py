@@ -19,6 +19,7 @@ from burnish.models.flow.levels import Unsupported
 from burnish.utils.errors import UserError
 
 Decode = Callable[[Tensor, Callable[..., Any]], Any]
+LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as in PIL's conversion to grey
 DIGITS = 4096  # base of the two digits that a position is written in: float32 holds each of them exactly
 
 
@@ -85,6 +86,8 @@ class Arrangement:
             with torch.no_grad():
                 encoded = vae.encode(pixels[:, :, None] if self.slope.ndim == 5 else pixels)
             latents = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latent
+            if latents.shape[1] == 3 and self.slope.shape[1] == 1:  # without a VAE, of grey pictures
+                latents = (latents * latents.new_tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True)
             if latents.shape != self.slope.shape:
                 raise UserError(
                     f"a picture has {picture.shape[1]} x {picture.shape[0]} pixels, but the run draws samples of "

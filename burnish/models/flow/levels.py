@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from burnish.flow import conventions
+from burnish.utils.errors import UserError
+from burnish.utils.json_text import read_object
+
+if TYPE_CHECKING:
+    from burnish.options.flow import RolloutOptions
 
 EULER = {  # schedulers of several evaluations per step, and those that have the same noise levels with one
     "PNDMScheduler": "DDIMScheduler",
@@ -76,18 +83,44 @@ class Levels:
         return torch.tensor(np.interp(time, *self.dense), dtype=torch.float32)
 
 
-def check_scheduler(index: dict[str, Any]) -> None:
-    """Refuse a scheduler whose noise levels nobody knows, by the model_index.json of its pipeline.
+def check_scheduler(path: Path, index: dict[str, Any], rollout: RolloutOptions) -> None:
+    """Refuse a scheduler whose noise levels nobody knows, and options that it doesn't take, by its pipeline's files.
 
     Raises:
         Unsupported: its class can't noise a picture.
+        UserError: naming the option.
     """
     import diffusers
 
     listed = index.get("scheduler")
     kind = getattr(diffusers, str(listed[1]), None) if isinstance(listed, list) and len(listed) == 2 else None
-    if isinstance(kind, type) and not (hasattr(kind, "scale_noise") or hasattr(kind, "add_noise")):
+    if not isinstance(kind, type):
+        return
+    if not (hasattr(kind, "scale_noise") or hasattr(kind, "add_noise")):
         raise Unsupported(f"its {kind.__name__} {NO_NOISE}")
+    file = path / "scheduler" / "scheduler_config.json"
+    config = read_object(file) if file.is_file() else {}
+    takes = inspect.signature(kind).parameters
+    if not _shift(kind) or ("use_flow_sigmas" in takes and not config.get("use_flow_sigmas")):
+        for name, usual in (("schedule", "diffusers"), ("shift", None)):
+            if (value := getattr(rollout, name)) != usual:
+                raise UserError(
+                    f"rollout.{name} is {value}, but the noise levels of a {kind.__name__} can't be shifted; leave it "
+                    "out, or choose a model whose scheduler is a FlowMatchEulerDiscreteScheduler"
+                )
+
+
+def _shift(kind: type) -> str:
+    """What a class of schedulers calls the shift of its noise levels; "" if it has none."""
+    return next((name for name in ("shift", "flow_shift") if name in inspect.signature(kind).parameters), "")
+
+
+def shifted(scheduler: Any, shift: float | None) -> Any:
+    """A scheduler whose noise levels are shifted by ``shift``, whatever the size of samples; None leaves its own."""
+    if shift is None:
+        return scheduler
+    static = {"use_dynamic_shifting": False} if "use_dynamic_shifting" in scheduler.config else {}
+    return type(scheduler).from_config(scheduler.config, **{_shift(type(scheduler)): shift}, **static)
 
 
 def _factors(scheduler: Any, names: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -21,6 +21,8 @@ from burnish.utils.reading import understood
 from burnish.utils.weights import without_weights
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from burnish.models.flow.base import FlowModel
     from burnish.types.prompt import Prompt
 
@@ -113,18 +115,14 @@ def _config(file: Path) -> dict[str, Any]:
     return read_object(file) if file.is_file() else {}
 
 
-def family_of(options: ModelOptions, path: Path, index: dict[str, Any]) -> Any:
-    """The model family of a pipeline; where a family doesn't know its scheduler, that of any pipeline."""
-    from burnish.models.flow.embedded import EmbeddedPipeline
-
+def family_of(options: ModelOptions, index: dict[str, Any]) -> Any:
+    """What reads a pipeline: a plugin's family for its class, or what reads any."""
     if options.family != "auto":
         return lookup("flow model", options.family)
     class_name = index.get("_class_name")
     # of two that read the same pipelines, a plugin's is taken only where it is named
     families = {family.pipeline_class: family for family in reversed(entries("flow model"))}
-    found = families.get(str(class_name)) or lookup("flow model", ANY)
-    own = issubclass(found, EmbeddedPipeline)
-    return lookup("flow model", ANY) if own and found.unknown_scheduler(path, index) else found
+    return families.get(str(class_name)) or lookup("flow model", ANY)
 
 
 def check_named(options: ModelOptions, path: Path, index: dict[str, Any]) -> None:
@@ -136,7 +134,7 @@ def check_named(options: ModelOptions, path: Path, index: dict[str, Any]) -> Non
     from burnish.models.flow.parts import check_classes
     from burnish.models.flow.pipeline import LoadedPipeline
 
-    if issubclass(family_of(options, path, index), LoadedPipeline):  # one that is no pipeline has its own way
+    if issubclass(family_of(options, index), LoadedPipeline):  # one that is no pipeline has its own way
         check_classes(path, index, parts_of(index))
 
 
@@ -150,7 +148,7 @@ def check_parts(options: ModelOptions, rollout: RolloutOptions, prompts: Sequenc
     from burnish.models.flow.pipeline import LoadedPipeline
 
     path, index = read_index(options)
-    family = family_of(options, path, index)
+    family = family_of(options, index)
     if issubclass(family, LoadedPipeline):  # one that is no pipeline has its own way
         family.check_networks(index, options)
         family.check_lengths(path, index, with_length(index, rollout), prompts)
@@ -160,7 +158,7 @@ def load_model(
     options: ModelOptions,
     rollout: RolloutOptions | None = None,
     *,
-    network_only: bool = False,
+    given: Mapping[str, nn.Module] | None = None,
     shared: bool = False,
     frozen: bool = False,
     only_samples: bool = False,
@@ -170,7 +168,7 @@ def load_model(
     Args:
         options: which model, and in what precision.
         rollout: how it draws; None takes all defaults.
-        network_only: load no text encoders, for a model that is neither trained nor encodes prompts.
+        given: frozen parts of another model that this one uses too, by their names.
         shared: ranks will hold what is trained together; until it is sharded, it is not read.
         frozen: nothing of it is ever trained, so that all weights rest in ``options.dtype``.
         only_samples: what is trained elsewhere rests in that precision where that moves no bit.
@@ -180,15 +178,15 @@ def load_model(
     """
     path, index = read_index(options)
     check_named(options, path, index)
-    device, stored, compute = placement_of(options, frozen=network_only or frozen)
+    device, stored, compute = placement_of(options, frozen=frozen)
     rollout = with_length(index, RolloutOptions() if rollout is None else rollout)
-    family = family_of(options, path, index)
+    family = family_of(options, index)
     family.check_options(path, index, rollout)
     where = f"model.path is {options.path}"
     try:
         with understood(f"{where}, which can't be loaded as a {index.get('_class_name')}"):
             model: FlowModel = family.load(
-                path, index, options, rollout, dtype=stored, compute=compute, device=device, network_only=network_only
+                path, index, options, rollout, dtype=stored, compute=compute, device=device, given=given or {}
             )
             if only_samples and options.lora is None:
                 rest_frozen(model.network, compute)
@@ -197,7 +195,7 @@ def load_model(
                 model.place()
     except UserError as error:
         raise UserError(str(error) if str(error).startswith(where) else f"{where}: {error}") from error
-    if options.gradient_checkpointing and not network_only:
+    if options.gradient_checkpointing and not frozen:
         model.recompute_activations(options.gradient_checkpointing)
     return model
 
@@ -217,9 +215,9 @@ def load_outline(options: ModelOptions, rollout: RolloutOptions) -> FlowModel:
     plain = replace(options, quantization=None, attention="auto", offload=False, compile=False, vae_tiling=False)
     where = f"model.path is {options.path}"
     with understood(f"{where}, which can't be made without weights"), without_weights(), init_empty_weights():
-        model: FlowModel = family_of(options, path, index).load(
+        model: FlowModel = family_of(options, index).load(
             path, index, plain, with_length(index, rollout),
-            dtype=stored, compute=compute, device="meta", network_only=False,
+            dtype=stored, compute=compute, device="meta", given={},
         )  # fmt: skip
     return model
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
@@ -36,9 +36,7 @@ class LoadedPipeline:
     """Base of families: the parts of a pipeline, frozen, and the networks that are trained."""
 
     name: ClassVar[str]
-    may_lack: ClassVar[tuple[str, ...]] = ()  # parts without which it works; none named is any
     pipeline_class: ClassVar[str]
-    runs_own: ClassVar[bool] = False
     away: Sequence[PutAway] = ()  # parts that rest in CPU memory
 
     def __init__(self, pipeline: Any, options: ModelOptions, rollout: RolloutOptions, *, compute: torch.dtype) -> None:
@@ -62,7 +60,7 @@ class LoadedPipeline:
         dtype: torch.dtype,
         compute: torch.dtype,
         device: str,
-        network_only: bool = False,
+        given: Mapping[str, nn.Module],
     ) -> Self:
         """Read a pipeline from disk.
 
@@ -74,7 +72,7 @@ class LoadedPipeline:
             dtype: precision of the weights of the networks that are trained; the VAE is always float32.
             compute: precision of the networks' forward passes, and of the weights of all other parts.
             device: of all parts. The networks that are trained are not there yet: see ``place``.
-            network_only: load no text encoders.
+            given: frozen parts of another model in place of its own, by their names.
 
         Raises:
             UserError: weights are missing, wrong or not finite, or the model can't be trained as this family.
@@ -82,9 +80,8 @@ class LoadedPipeline:
         import diffusers
         import torch
 
-        absent = {name: cls.instead_of(name) for name in cls.may_lack or index if lacks(index, name)}
-        if network_only:
-            absent |= {name: None for name in index if name.startswith("text_encoder")}
+        absent = {name: cls.instead_of(name) for name in index if lacks(index, name)}
+        absent |= given
         refuse_oversized(path / "scheduler" / "scheduler_config.json")
         networks = {name: network for name, network in _networks(index).items() if name not in absent}
         if not networks:
@@ -104,7 +101,7 @@ class LoadedPipeline:
             pipeline = kind.from_pretrained(path, dtype=precision, local_files_only=True, **absent, **parts)
         pipeline.set_progress_bar_config(disable=True)
         pipeline.register_to_config(**{key: value for key, value in index.items() if key == LENGTH})
-        away = _place_frozen(pipeline, trained, path, options, device)
+        away = _place_frozen(pipeline, {*trained, *given}, path, options, device)
         if options.vae_tiling:
             _tile(pipeline)
         model = cls(pipeline, options, rollout, compute=compute)
@@ -160,6 +157,12 @@ class LoadedPipeline:
     def instead_of(cls, name: str) -> Any:
         """What stands in for an optional part that a pipeline lacks."""
         return None
+
+    @property
+    def text_encoders(self) -> dict[str, nn.Module]:
+        """Its text encoders, by the names of the pipeline's parts."""
+        parts = self.pipeline.components.items()
+        return {name: part for name, part in parts if name.startswith("text_encoder") and part is not None}
 
     @property
     def networks(self) -> dict[str, Any]:
@@ -289,9 +292,9 @@ class LoadedPipeline:
 
 
 def _place_frozen(
-    pipeline: Any, trained: Sequence[str], path: Path, options: ModelOptions, device: str
+    pipeline: Any, others: Collection[str], path: Path, options: ModelOptions, device: str
 ) -> list[PutAway]:
-    """Place all parts that are not trained; returns those that rest in CPU memory."""
+    """Place all parts but the ``others``, which are trained or another model's; returns those in CPU memory."""
     import torch
 
     if options.offload and device == "cpu":
@@ -302,7 +305,7 @@ def _place_frozen(
             part.requires_grad_(False).eval()
             # some of diffusers read it, with gradients on, without having set it
             part.__dict__.setdefault("gradient_checkpointing", False)
-            if name in trained:
+            if name in others:
                 continue
             refuse_non_finite(part, path / name)
             _quantize_text(part, name, options, "cpu" if options.offload else device)

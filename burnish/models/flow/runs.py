@@ -12,16 +12,18 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from burnish.models.flow.forwards import Forwards
-from burnish.models.flow.levels import Unsupported, once_a_step
+from burnish.models.flow.levels import Unsupported, once_a_step, shifted
 from burnish.models.flow.segments import NOISE, PROMPT, STATE, TIME, Value
 from burnish.models.flow.stand_ins import StandIn, precise
 from burnish.models.flow.tape import Tape
 from burnish.models.flow.trace import Trace
+from burnish.options.flow import RolloutOptions
 
 DECODE = "vae.decode"  # the name of its calls
 READ = ("sample", "hidden_states")  # what networks call the state
@@ -30,15 +32,14 @@ READ = ("sample", "hidden_states")  # what networks call the state
 class Runner:
     """A pipeline whose runs a visit sees: at every call of one of its parts, and at every step."""
 
-    def __init__(self, pipeline: Any, names: tuple[str, ...], device: Callable[[], torch.device]) -> None:
+    def __init__(
+        self, pipeline: Any, names: tuple[str, ...], device: Callable[[], torch.device], rollout: RolloutOptions
+    ) -> None:
         """Args: ``names`` of the networks that are trained; ``device`` tells where they are once they are placed."""
         kind = type(pipeline)
-        self._pipeline, self.scheduler, self._device, self.names = (
-            pipeline,
-            once_a_step(pipeline.scheduler),
-            device,
-            names,
-        )
+        self._pipeline, self._device, self.names = pipeline, device, names
+        self.scheduler = shifted(once_a_step(pipeline.scheduler), rollout.shift)
+        self._linear = rollout.schedule == "shift_once"
         self._call = inspect.unwrap(kind.__call__)  # without its no_grad
         self._encoders = [name for name in dir(kind) if name.startswith(("encode_", "_encode_"))]
 
@@ -75,7 +76,7 @@ class Runner:
             )
 
         own |= {name: network(name, part) for name, part in self.parts.items()}
-        own["scheduler"] = stand_in_scheduler(self.scheduler, visit)
+        own["scheduler"] = stand_in_scheduler(self.scheduler, visit, linear=self._linear)
         if (guider := getattr(clone, "guider", None)) is not None:
             own["guider"] = copy.deepcopy(guider)  # some have a memory of the steps before
         vae: Any = getattr(clone, "vae", None)
@@ -90,8 +91,11 @@ class Runner:
             return self._call(clone, **arguments, generator=torch.Generator().manual_seed(seed))
 
 
-def stand_in_scheduler(scheduler: Any, visit: Visit) -> Any:
-    """A copy whose steps are the visit's; all else is the scheduler's own."""
+def stand_in_scheduler(scheduler: Any, visit: Visit, *, linear: bool) -> Any:
+    """A copy whose steps are the visit's; all else is the scheduler's own.
+
+    Args: ``linear`` gives it noise levels to shift that are evenly spaced, in place of its own.
+    """
     from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput  # its fields are also a tuple's
 
     fresh, kind = copy.copy(scheduler), type(scheduler)
@@ -102,6 +106,9 @@ def stand_in_scheduler(scheduler: Any, visit: Visit) -> Any:
         given = takes.bind(fresh, *args, **kwargs)
         if visit.reads_times and "device" in takes.parameters:
             given.arguments["device"] = "cpu"
+        if linear:
+            own = given.arguments.get("sigmas")
+            given.arguments["sigmas"] = evenly(given.arguments["num_inference_steps"] if own is None else len(own))
         kind.set_timesteps(*given.args, **given.kwargs)
         visit.placed(fresh)
 
@@ -132,6 +139,11 @@ def stand_in_scheduler(scheduler: Any, visit: Visit) -> Any:
         own["add_noise"] = add_noise
     fresh.__dict__ |= own
     return fresh
+
+
+def evenly(steps: int) -> np.ndarray:
+    """Noise levels [steps] from 1 to 1 / steps, as Flow-Factory, DanceGRPO and the pipelines of FLUX.1 shift them."""
+    return np.linspace(1.0, 1 / steps, steps)
 
 
 def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.flow.loading import load_model, parts_of, read_index
+from burnish.models.flow.pipeline import LoadedPipeline
 from burnish.options.flow import ModelOptions, RolloutOptions
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
@@ -70,19 +71,21 @@ def check_teacher(
 
 
 def load_teacher(
-    student: ModelOptions,
+    options: ModelOptions,
+    student: FlowModel,
     path: str | None,
     lora: str | None,
     rollout: RolloutOptions | None = None,
     *,
     revision: str | None = None,
 ) -> FlowModel:
-    """A frozen model in the student's precision, without text encoders, with an optional adapter merged."""
-    options = replace(student, quantization=None)
+    """A frozen model in the student's precision, with the student's text encoders and an optional adapter merged."""
+    options = replace(options, quantization=None)
+    given = student.text_encoders if isinstance(student, LoadedPipeline) else {}
     if path is not None:
         options = replace(options, path=path, revision=revision)
     try:
-        model = load_model(options, rollout, network_only=True)
+        model = load_model(options, rollout, given=given, frozen=True)
     except UserError as error:
         raise UserError(str(error).replace("model.path is", "algorithm.teachers has")) from error
     if lora is not None:

@@ -121,25 +121,6 @@ def _tokenised(tokenizer: Any, texts: Iterable[str], **options: Any) -> Iterator
             yield from zip(some, tokenizer(some, **options).input_ids, strict=True)
 
 
-def refuse_long(over: Mapping[str, int], limit: int, what: str) -> None:
-    """Refuse texts of more than ``limit`` tokens: truncation would silently train on another prompt.
-
-    Args:
-        over: those texts, with their numbers of tokens.
-        limit: the largest number.
-        what: says whose tokens they are.
-
-    Raises:
-        UserError: with the first of them.
-    """
-    for text, count in over.items():
-        shown = text if len(text) <= 60 else f"{text[:57]}..."
-        more = f" (and {len(over) - 1} more prompts have too many)" if len(over) > 1 else ""
-        raise UserError(
-            f"prompt {shown!r} has {count} tokens, but this model reads at most {limit} {what}{more}; shorten it"
-        )
-
-
 def refuse_unknown(tokenizer: Any, texts: Iterable[str], encoder: str, size: int) -> None:
     """Refuse a tokenizer of another model: one that gives ids beyond the vocabulary of its text encoder.
 

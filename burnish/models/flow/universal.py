@@ -58,7 +58,7 @@ FORMS = ((True, True), (False, True), (True, False), (False, False))  # the fast
 class Universal(CalledPipeline):
     """Any pipeline that steps one scheduler once per iteration."""
 
-    pipeline_class: ClassVar[str] = ""  # all that no other family takes
+    pipeline_class: ClassVar[str] = ""  # all that no family of a plugin takes
 
     def __init__(self, pipeline: Any, options: ModelOptions, *args: Any, **settings: Any) -> None:
         super().__init__(pipeline, options, *args, **settings)
@@ -67,7 +67,7 @@ class Universal(CalledPipeline):
         self._verified: set[Any] = set()
         self.forwards = Forwards(self.autocast)
         with explained(self.class_name):
-            self._run = Runner(pipeline, self.names, lambda: self.device)
+            self._run = Runner(pipeline, self.names, lambda: self.device, self.rollout)
         self._tapes: LruCache[Tape] = LruCache(in_bytes(options.cache_gb), lambda tape: tape.bytes)
         self._tables: LruCache[Timetable] = LruCache(LATEST)
         self._masks: LruCache[Tensor | None] = LruCache(LATEST)
@@ -81,7 +81,7 @@ class Universal(CalledPipeline):
         return self.table(conditioning.select([0]).rows()).times
 
     def predict(
-        self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Requests, unconditional: Requests,
+        self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Requests,
         *, guidance: float, agree: Agree | None = None,
     ) -> Tensor:  # fmt: skip
         requests, times = conditioning.each(), time.tolist()
@@ -184,7 +184,7 @@ class Universal(CalledPipeline):
 
         def ours(states: Tensor, times: Tensor) -> Tensor:
             some = Requests.cat([request] * len(states))
-            return self.predict(self.network, states, times, some, some, guidance=guidance)
+            return self.predict(self.network, states, times, some, guidance=guidance)
 
         way = self._way(request, guidance)
         self._forms[way] = FORMS[-1]

@@ -48,7 +48,7 @@ from burnish.training.parameter_groups import ParameterGroup
 from burnish.types.clips import Clip, Sample, Sound
 from burnish.types.media import Media
 from burnish.types.packed import Prompts
-from burnish.types.rollout import Embeddings, OfflineSamples, Prompt, Scored
+from burnish.types.rollout import OfflineSamples, Prompt, Scored
 from burnish.utils.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -73,8 +73,8 @@ class FlowAssembly(Assembly):
             micro_batch_size=config.trainer.micro_batch_size,
             on_policy=config.steps_per_update == 1,
             seed=config.seed,
-            load_teacher=lambda teacher: load_teacher(
-                config.model, teacher.path, teacher.lora, rollout, revision=teacher.revision
+            load_teacher=lambda teacher, student: load_teacher(
+                config.model, student, teacher.path, teacher.lora, rollout, revision=teacher.revision
             ),
             rewards=config.rewards,
             shared=self.sharded,
@@ -210,8 +210,8 @@ class FlowAssembly(Assembly):
 
     def _check_drawn(self, rewards: Mapping[str, Reward], prompts: Sequence[Prompt], section: str) -> None:
         """Refuse prompts that the model can't draw from, and rewards that can't score what it draws."""
-        path, index = read_index(self.config.model)
-        family, drawn = family_of(self.config.model, path, index), self.config.drawn
+        _, index = read_index(self.config.model)
+        family, drawn = family_of(self.config.model, index), self.config.drawn
         family.check_inputs(index, self.config.rollout, prompts)
         refused = {label: reward.refusal(drawn) for label, reward in rewards.items()}
         if problems := [f"{section}.{label}: {problem}" for label, problem in refused.items() if problem]:
@@ -284,23 +284,9 @@ class FlowAssembly(Assembly):
             self.engine.latent_shape(prompts[0])  # refuses sizes that the model can't draw
             self._check_validated_size(prompts[0])
         super().check()
-        self._check_embeddings()
         _ = self.roles.teachers
         for data in self.finished:
             data.check()
-
-    def _check_embeddings(self) -> None:
-        """Refuse rewards that ask for embeddings which the model keeps to itself."""
-        asking = [label for label, reward in self.config.rewards.items() if "embeddings" in reward.asks()]
-        if (
-            asking
-            and self.val_prompts
-            and not isinstance(self.engine.condition(self.val_prompts[:1]).table, Embeddings)
-        ):
-            raise UserError(
-                f"rewards.{asking[0]} asks for embeddings, but this model's pipeline keeps those of its prompts to "
-                "itself; ask for prompts, or train with a family that encodes them (model.family=sd3 or flux)"
-            )
 
     def _check_validated_size(self, prompt: Prompt) -> None:
         """Refuse a size of validations; that of the rollouts has been found right."""

@@ -50,9 +50,7 @@ def velocity_growth(roles: FlowRoles, some: Scored | None, size: int) -> Metrics
     }
 
 
-def _noised(
-    roles: FlowRoles, some: Scored, size: int
-) -> Iterator[tuple[Tensor, Tensor, Gathered[Conditioning], Gathered[Conditioning]]]:
+def _noised(roles: FlowRoles, some: Scored, size: int) -> Iterator[tuple[Tensor, Tensor, Gathered[Conditioning]]]:
     """What a network is asked for: final states that are noised again, ``size`` at a time."""
     clean = to_device(some.trace.latents, roles.device)
     keys: list[tuple[random.Part, ...]] = [
@@ -64,4 +62,4 @@ def _noised(
     noisy = diffuse(clean, noise, to_device(time, clean.device), to_device(some.trace.noised, clean.device))
     for start in range(0, len(some), size):
         part = slice(start, start + size)
-        yield noisy[part], time[part], some.trace.conditioning.select(part), some.trace.unconditional.select(part)
+        yield noisy[part], time[part], some.trace.conditioning.select(part)

@@ -96,9 +96,6 @@ class FlowEngine:
         with Lockstep(self.roles.context) as step, ExitStack() as until_sampled:
             try:
                 conditioning = self.model.condition(job.prompts, drawing, job.check_cancelled)
-                unconditional = self.model.condition(
-                    [prompt.unconditional for prompt in job.prompts], drawing, job.check_cancelled
-                )
             finally:
                 self.roles.shards.gather()  # also where a prompt can't be encoded: other ranks wait for this one
             role = step.around(
@@ -113,9 +110,7 @@ class FlowEngine:
             plan = replace(plan, branch=branches.node if shared else None)
             for start in range(0, len(job.prompts), self.options.batch_size):
                 rows = slice(start, min(start + self.options.batch_size, len(job.prompts)))
-                part = self._denoise(
-                    job, rows, role, plan.select(rows), branches.select(rows), conditioning, unconditional, schedule
-                )
+                part = self._denoise(job, rows, role, plan.select(rows), branches.select(rows), conditioning, schedule)
                 yield rows, part, self.model.decode(part.latents, part.conditioning.rows())
 
     def drawing(self, job: FlowJob | None = None) -> Drawing:
@@ -152,13 +147,11 @@ class FlowEngine:
         plan: Plan,
         branches: BranchIds,
         conditioning: Gathered[Conditioning],
-        unconditional: Gathered[Conditioning],
         schedule: Tensor,
     ) -> Denoising:
         device = next(self.model.network.parameters()).device
-        kept, kept_negative = conditioning.select(rows), unconditional.select(rows)
-        # what is kept of them stays where prompts are remembered; a copy is here while these rows are denoised
-        conditioning, unconditional = kept.to(device), kept_negative.to(device)
+        kept = conditioning.select(rows)
+        conditioning = kept.to(device)
         keys = job.select(rows).keys(self.seed)
         starts = [
             (*key, "shared", "start") if plan.branch is not None else (*key, sample, "start")
@@ -176,7 +169,7 @@ class FlowEngine:
                 padded = torch.arange(LEAST).clamp(max=count - 1)
                 there = to_device(padded, device)
                 x, time, index = x[there], time[padded], index[padded]
-            found = role(x, time, conditioning.select(index), unconditional.select(index), guidance=job.guidance)
+            found = role(x, time, conditioning.select(index), guidance=job.guidance)
             return found[:count]
 
         def noise_at(step: int) -> Tensor:
@@ -187,7 +180,6 @@ class FlowEngine:
         path = denoise(velocity, x, plan, noise_at, share=share_of(noised))
         return Denoising(
             conditioning=kept,
-            unconditional=kept_negative,
             latents=path.latents,
             state=path.state,
             next_state=path.next_state,

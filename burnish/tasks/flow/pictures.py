@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from burnish.config.flow import FlowConfig
-from burnish.data.flow.offline import EncodedPictures, OfflinePictures, ScoredPictures, StoredLatents
-from burnish.data.flow.pictures import Holds, PictureRecord, ScoredGroup, read_pictures, scored_groups
-from burnish.data.records import files_of
+from burnish.data.flow.offline import EncodedPictures, OfflinePictures, ScoredPictures
+from burnish.data.flow.pictures import Holds, ScoredGroup, read_pictures, scored_groups
 from burnish.options.flow import DataOptions, SupervisedOptions
 from burnish.tasks.flow.engine import FlowEngine
 from burnish.types.rollout import Prompt
@@ -30,43 +29,29 @@ class PictureFiles:
             assert rollout.height is not None, "the configuration was not checked"
             assert rollout.width is not None, "the configuration was not checked"
             self.crop = (rollout.height, rollout.width)
-        stored = [name for name in files_of(files) if name.suffix == ".safetensors"]
-        if stored and len(files_of(files)) > 1:
-            raise UserError(f"train_files names {stored[0]} and other files; latents are read from one file alone")
-        if stored and holds == "scored":
-            raise UserError(
-                f"data.train_files is {stored[0]}, but with algorithm.online=false {config.algorithm.name} reads "
-                "records with prompt, image and reward; latents have no rewards"
-            )
-        self.stored = StoredLatents(stored[0], holds) if stored else None
         size = None if self.crop else (rollout.height, rollout.width)
-        self.limited, self.cached, self.n = limit, in_bytes(config.model.cache_gb), rollout.n
-        self.read: list[PictureRecord] = []
+        self.cached, self.n = in_bytes(config.model.cache_gb), rollout.n
         self.groups: list[ScoredGroup] = []  # of pictures with rewards
-        if self.stored is None:
-            self.read = read_pictures(files, holds, size=size, keys=config.data)
-            if holds == "scored":
-                self.groups = list(limit(scored_groups(self.read)))
-                self.read = [member for group in self.groups for member in group.members]
-                self._check_groups(config)
-            else:
-                self.read = list(limit(self.read))
+        self.read = read_pictures(files, holds, size=size, keys=config.data)
+        if holds == "scored":
+            self.groups = list(limit(scored_groups(self.read)))
+            self.read = [member for group in self.groups for member in group.members]
+            self._check_groups(config)
+        else:
+            self.read = list(limit(self.read))
 
     @property
     def records(self) -> Sequence[Any]:
         """What a stream shuffles."""
-        return self.limited(self.stored.records) if self.stored else self.groups or self.read
+        return self.groups or self.read
 
     @property
     def prompts(self) -> list[Prompt]:
-        """The prompts, where they are there in words."""
+        """Of all pictures."""
         return [record.prompt for record in self.groups or self.read]
 
     def learned_by(self, engine: FlowEngine, *, shared: bool) -> OfflinePictures:
         """The pictures as the engine's model has them; ``shared`` says that several ranks learn from every batch."""
-        if self.stored is not None:
-            self.stored.connect(engine.condition, engine.latent_shape(Prompt(text="")))
-            return self.stored
         encoded = EncodedPictures(self.read, engine, crop=self.crop, cached=self.cached, shared=shared)
         return ScoredPictures(self.groups, encoded, self.n) if self.groups else encoded
 

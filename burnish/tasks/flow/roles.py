@@ -21,7 +21,7 @@ from burnish.training.meter import CallMeter
 from burnish.training.ranks import Ranks
 from burnish.training.roles import TrainedRoles
 from burnish.training.sharding import local_shard
-from burnish.types.batch import Gathered, to_device
+from burnish.types.batch import Gathered
 from burnish.types.rollout import Conditioning, Prompt
 from burnish.utils.errors import UserError
 
@@ -40,18 +40,15 @@ class NetworkRole:
         x: Tensor,
         time: Tensor,
         conditioning: Gathered[Conditioning],
-        unconditional: Gathered[Conditioning],
         *,
         guidance: float | None = None,
     ) -> Tensor:
         """The velocity at latents [M, ...] and times [M]: [M, ...] float32."""
         scale = self.guidance if guidance is None else guidance
-        given, negative = (one.to(x.device).rows() for one in (conditioning, unconditional))
-        if not self.model.runs_own:  # whose networks read them where they are
-            time = to_device(time, x.device)
+        given = conditioning.to(x.device).rows()
 
         def predict(network: nn.Module) -> Tensor:
-            return self.model.predict(network, x, time, given, negative, guidance=scale, agree=self.agree)
+            return self.model.predict(network, x, time, given, guidance=scale, agree=self.agree)
 
         return self.run(predict)
 
@@ -71,7 +68,7 @@ class FlowRoles(TrainedRoles):
         micro_batch_size: int,
         on_policy: bool,
         seed: int,
-        load_teacher: Callable[[Teacher], FlowModel] | None = None,
+        load_teacher: Callable[[Teacher, FlowModel], FlowModel] | None = None,
         rewards: Mapping[str, Reward] | None = None,
         shared: bool = False,
     ) -> None:
@@ -88,7 +85,7 @@ class FlowRoles(TrainedRoles):
         self._as_policy = set(needs.lagged)  # those that have the policy's own weights
         if needs.sampler != "policy":
             self.sampled = ("policy", needs.sampler)
-        self.draws = (needs.sampler, *(("policy",) if model.runs_own else ()))
+        self.draws = (needs.sampler, "policy")
         self._add(
             self.trained[1:],
             reference=needs.reference,
@@ -131,7 +128,7 @@ class FlowRoles(TrainedRoles):
         if teacher.is_start:
             return partial(self.reference, guidance=scale)
         assert self._load_teacher is not None, "no teachers can be loaded here"
-        model = self._load_teacher(teacher)
+        model = self._load_teacher(teacher, self.model)
         if isinstance(self.meter, CallMeter):
             self.meter.watch(model.network)
         return NetworkRole(model, lambda predict: predict(model.network), scale)

@@ -15,7 +15,7 @@ from burnish.tasks.job import Job
 from burnish.types.clips import Clip, Sample, Sound
 from burnish.types.media import evenly_spaced
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import Denoising, Embeddings
+from burnish.types.rollout import Denoising
 from burnish.utils.images import PAPER, grid, strip, waveform
 from burnish.utils.video import clip_format, encode_clip, encode_sound
 
@@ -29,9 +29,6 @@ def inputs_of(trace: Denoising, asked: Collection[str]) -> dict[str, list[Any]]:
     inputs: dict[str, list[Any]] = {}
     if "latents" in asked:
         inputs["latents"] = list(trace.latents.float().cpu().numpy())
-    if "embeddings" in asked and isinstance(conditioning := trace.conditioning.table, Embeddings):
-        tokens, pooled = (value.float().cpu().numpy() for value in (conditioning.tokens, conditioning.pooled))
-        inputs["embeddings"] = [{"tokens": tokens[i], "pooled": pooled[i]} for i in trace.conditioning.index.tolist()]
     return inputs
 
 

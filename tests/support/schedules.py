@@ -1,0 +1,29 @@
+"""Noise schedules of diffusers' flow matching scheduler, as a run reads them, and rows that ask for nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from torch import Tensor
+
+from burnish.models.flow.levels import Levels, shifted
+from burnish.models.flow.runs import evenly
+from burnish.types.batch import Gathered
+from burnish.types.rollout import Prompt, Requests
+
+
+def schedule(
+    steps: int, *, once: bool = False, shift: float | None = None, mu: float | None = None, **config: Any
+) -> Tensor:
+    """Times [N + 1] of a scheduler of that configuration; ``once`` and ``shift`` are rollout.schedule and shift."""
+    scheduler = shifted(FlowMatchEulerDiscreteScheduler(**config), shift)
+    scheduler.set_timesteps(steps, mu=mu, sigmas=evenly(steps) if once else None)
+    return Levels.of(scheduler, scheduler.timesteps).times
+
+
+def plain(count: int) -> Gathered[Requests]:
+    """What rows are drawn from, each from a prompt of its own."""
+    prompts = [Prompt(text=f"{number}") for number in range(count)]
+    return Gathered(table=Requests(prompts=prompts, height=None, width=None, steps=1), index=torch.arange(count))
