@@ -19,7 +19,7 @@ from benchmarks.setting import JOINT, POOLED, Burnish, cpu_seconds, median, opti
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.flow.windows import Window
 from burnish.models.lora import add_adapters
-from burnish.options.flow import LoraOptions
+from burnish.options.model import LoraOptions
 
 PUBLISHED = {"rollout": (38, 40), "update": (22, 23)}  # flow_grpo at this setting, on a machine like ours
 SIZE = {"layers": 1, "heads": 3, "head_width": 48}  # the plain loop then runs as fast as flow_grpo did

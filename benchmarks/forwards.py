@@ -17,7 +17,8 @@ from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.models.language.loading import load_language_model
 from burnish.models.lora import add_adapters
-from burnish.options.flow import LoraOptions, ModelOptions
+from burnish.options.flow import ModelOptions
+from burnish.options.model import LoraOptions
 from burnish.types.completion import Completion, Encoded
 from burnish.utils import random
 

@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.models.flow.loading import load_model
 from burnish.options.cluster import ShardingOptions
-from burnish.options.flow import LoraOptions, ModelOptions, RolloutOptions
+from burnish.options.flow import ModelOptions, RolloutOptions
+from burnish.options.model import LoraOptions
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.training.ranks import SINGLE_RANK, Ranks
 

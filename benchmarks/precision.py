@@ -16,7 +16,7 @@ from benchmarks.forwards import LAYOUTS, apart, learned, load, repeated, sampled
 from benchmarks.setting import Burnish, RandomSD3, options, sd3, table, write
 from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.flow.windows import Window
-from burnish.options.flow import LoraOptions
+from burnish.options.model import LoraOptions
 from tests.support.tiny_language import build_tokenizer, chat
 
 SIZE = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 12, "num_attention_heads": 14}

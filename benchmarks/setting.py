@@ -15,7 +15,8 @@ from burnish.algorithms.flow.policy_gradient import FlowGRPO
 from burnish.models.flow.called import PixelSpace
 from burnish.models.flow.universal import Universal
 from burnish.options import OptimizerOptions
-from burnish.options.flow import LoraOptions, ModelOptions, RolloutOptions, TrainerOptions
+from burnish.options.flow import ModelOptions, RolloutOptions, TrainerOptions
+from burnish.options.model import LoraOptions
 from burnish.tasks.flow.engine import FlowEngine, FlowJob
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.training.parameter_groups import ParameterGroup

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ValidationInfo, model_validator
@@ -14,18 +13,17 @@ from burnish.registry import known, lookup, names, options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.batches.steps import StepTerms
-    from burnish.flow.transitions import Density, Transition
     from burnish.losses.kl import FixedKl
 
 HORIZON = 10_000.0
 
 
 KL_KINDS = ("k1", "k2", "k3", "k1+", "k3+", "unbiased")
-STEP_KINDS = ("published", "exact", "means")  # of denoising steps, from their means
 
 
-def _one_of(*more: str) -> BeforeValidator:
+def one_of(*more: str) -> BeforeValidator:
+    """Accepts the name of an estimator, or one of some more."""
+
     def check(kind: Any, info: ValidationInfo) -> Any:
         ours = (*more, *KL_KINDS)
         if isinstance(kind, str) and kind not in ours and not known("kl estimator", kind):
@@ -38,8 +36,7 @@ def _one_of(*more: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-KlKind = Annotated[str, _one_of()]
-StepKlKind = Annotated[str, _one_of(*STEP_KINDS)]
+KlKind = Annotated[str, one_of()]
 
 
 @options
@@ -114,29 +111,3 @@ def estimate(logprob: Tensor, reference: Tensor, mask: Tensor, kind: str, *, old
     if kind in KL_KINDS:
         return kl_estimate(logprob, reference, mask, kind, old=old)  # type: ignore[arg-type]
     return masked(call(lookup("kl estimator", kind)(), logprob, reference, mask), mask)
-
-
-def step_kl(form: str, step: Transition, part: StepTerms, logprob: Tensor, old: Tensor, density: Density) -> Tensor:
-    """KL [M] of denoising steps and the reference's.
-
-    Args:
-        form: ``exact``: of the two Gaussians; ``published``: with the std before the root of the step length, as
-            Flow-GRPO's code has it; ``means``: the squared distance of the means, without any variance; or the name
-            of an estimator from log-probs.
-        step: under the policy.
-        part: the terms, with the reference's means.
-        logprob, old: [M] under the policy, and under the one that sampled.
-        density: what a log-prob is.
-    """
-    import torch
-
-    from burnish.losses.kl import gaussian_kl, squared_distance
-
-    if form == "means":
-        return squared_distance(step.mean, part.reference_mean, step.share)
-    if form in ("published", "exact"):
-        std = step.std / step.step.sqrt() if form == "published" else step.std
-        return gaussian_kl(step.mean, part.reference_mean, std, step.share)
-    reference = replace(step, mean=part.reference_mean).logprob(part.steps.next_state, density)
-    every = torch.ones_like(logprob, dtype=torch.bool)
-    return estimate(logprob, reference, every, form, old=old if form == "unbiased" else None)

@@ -49,11 +49,14 @@ def evaluate_suite(source: str, overrides: Sequence[str], suite: str, *, output:
     with terminal.loading_pytorch():
         import torch
 
-        from burnish.tasks.suites import runner_of
     opened = open_model(source, wanted.task, model_options)
     assembly, update = opened if opened is not None else open_run(source, model_options)
     target = output_folder(output, "eval") if output else None
-    with closing(assembly), closing(runner := runner_of(assembly, wanted)), tempfile.TemporaryDirectory() as away:
+    with (
+        closing(assembly),
+        closing(runner := assembly.suite_runner(assembly, wanted)),
+        tempfile.TemporaryDirectory() as away,
+    ):
         runner.check()
         with assembly.trained_weights(), torch.no_grad(), terminal.progress(f"Suite {wanted.name}") as progress:
             result = runner.run(

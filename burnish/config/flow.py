@@ -13,6 +13,7 @@ from burnish.config.batches import AUTO, Sizes
 from burnish.config.run import RunConfig
 from burnish.config.words import DRAWN, Words
 from burnish.flow.windows import steps_between
+from burnish.models.flow.adapters import FILE
 from burnish.models.flow.few_steps import FEW, sign_of_few_steps, sign_of_name
 from burnish.models.flow.loading import check_named, family_of, parts_of, read_index
 from burnish.options import OptimizerOptions
@@ -46,6 +47,7 @@ class FlowConfig(RunConfig):
     reward_kind: ClassVar[str] = "flow reward"
     model_kind: ClassVar[str] = "flow model"
     model_index: ClassVar[str] = "model_index.json"
+    adapter_files: ClassVar[tuple[str, ...]] = (FILE,)
     grouped_sections: ClassVar[tuple[str, ...]] = ("candidates", "filter_groups")
     prompt_file: ClassVar[str] = "a .txt, .jsonl, .json, .csv or .parquet file of prompts, or org/name@split of the hub"
 

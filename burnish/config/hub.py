@@ -8,15 +8,10 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from burnish.algorithms.flow.base import Needs, Teacher
-from burnish.algorithms.language.base import LanguageNeeds
 from burnish.config.run import RunConfig
 from burnish.config.yaml_text import parse
-from burnish.models.adapters import SETTINGS, WEIGHTS
-from burnish.models.flow.adapters import FILE
 from burnish.models.language.overlaid import INDEX as TOKENIZER
-from burnish.options.flow import LoraOptions, ModelOptions
-from burnish.options.language import LanguageLoraOptions, LanguageModelOptions, TokenTeacher
+from burnish.options.language import LanguageModelOptions
 from burnish.rewards.images.learned import CONFIG as MODEL_CONFIG
 from burnish.rewards.images.learned import LearnedReward, Source
 from burnish.rewards.judges.options import DecoderOptions
@@ -31,16 +26,6 @@ from burnish.utils.reading import checked_path, read_text
 log = logging.getLogger(__name__)
 
 Place = tuple[str | int, ...]  # of a section in the configuration
-Section = (
-    ModelOptions
-    | LanguageModelOptions
-    | LoraOptions
-    | Teacher
-    | TokenTeacher
-    | HeadOptions
-    | DecoderOptions
-    | LearnedReward
-)
 
 
 def with_models(config: RunConfig) -> RunConfig:
@@ -118,7 +103,7 @@ def _left_out(config: RunConfig, recorded: Any) -> list[str]:
     ]
 
 
-def _models(config: RunConfig) -> Iterator[tuple[Place, Section, Source, HubModel | None]]:
+def _models(config: RunConfig) -> Iterator[tuple[Place, Any, Source, HubModel | None]]:
     """Sections that name a model, by which options, and which of the hub it is; None for a directory."""
     trained = (Source(index=config.model_index),)
     sections: list[tuple[Place, Any, tuple[Source, ...]]] = [(("model",), config.model, trained)]
@@ -126,11 +111,10 @@ def _models(config: RunConfig) -> Iterator[tuple[Place, Section, Source, HubMode
         tokenizer = Source("tokenizer", "tokenizer_revision", TOKENIZER, WORDS)
         sections.append((("model",), config.model, (tokenizer,)))
     if config.model.lora is not None:
-        files = (SETTINGS, WEIGHTS) if isinstance(config.model.lora, LanguageLoraOptions) else (FILE,)
+        files = config.adapter_files
         sections.append((("model", "lora"), config.model.lora, (Source(index=files[0], files=files),)))
-    needs = config.algorithm.needs()
-    if isinstance(needs, Needs | LanguageNeeds):
-        sections += [(("algorithm", "teachers", i), teacher, trained) for i, teacher in enumerate(needs.teachers)]
+    teachers = getattr(config.algorithm.needs(), "teachers", ())
+    sections += [(("algorithm", "teachers", i), teacher, trained) for i, teacher in enumerate(teachers)]
     for name, one in config.rewards.items():
         if isinstance(one, HeadOptions | DecoderOptions):
             sections.append((("rewards", name), one, (Source(index=MODEL_CONFIG),)))

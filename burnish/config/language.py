@@ -17,6 +17,7 @@ from burnish.config.words import JUDGEMENTS, RESPONSES, Words
 from burnish.environments.base import Environment
 from burnish.environments.function import FunctionEnvironment
 from burnish.environments.tools import Tools
+from burnish.models.adapters import SETTINGS, WEIGHTS
 from burnish.models.language.loading import check_files
 from burnish.models.language.teachers import check_teacher_files
 from burnish.options import OptimizerOptions
@@ -68,6 +69,7 @@ class LanguageConfig(RunConfig):
     reward_kind: ClassVar[str] = "language reward"
     model_kind: ClassVar[str] = "language model"
     model_index: ClassVar[str] = "config.json"
+    adapter_files: ClassVar[tuple[str, ...]] = (SETTINGS, WEIGHTS)
     prompt_file: ClassVar[str] = "a .jsonl, .json, .csv or .parquet file of records, or org/name@split of the hub"
 
     task: Literal["image-text-to-text"] = "image-text-to-text"

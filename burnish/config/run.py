@@ -48,6 +48,7 @@ class RunConfig:
     reward_kind: ClassVar[str]
     model_kind: ClassVar[str]
     model_index: ClassVar[str]  # the file that describes the directory of a model
+    adapter_files: ClassVar[tuple[str, ...]]  # of an adapter, the file that describes it first
     environment_kind: ClassVar[str] = "environment"
     grouped_sections: ClassVar[tuple[str, ...]] = ("filter_groups",)  # of rollout, which compare samples of a prompt
     prompt_file: ClassVar[str]  # what holds prompts, for messages

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.config.complaints import wrong_choice
-from burnish.config.flow import FlowConfig
-from burnish.config.language import LanguageConfig
 from burnish.config.run import RunConfig
 from burnish.config.words import PICTURES, RESPONSES, Words
 from burnish.registry import known, names
@@ -20,11 +18,17 @@ from burnish.utils.errors import ConfigError
 class Task:
     """What differs by task. Parts that need torch are imported when they are first used."""
 
-    config: type[RunConfig]
+    config_path: str  # module:name, as those below
     words: Words  # of reports and of the opening message
-    assembly_path: str  # module:name
+    assembly_path: str
     sample_path: str
     read_path: str
+
+    @property
+    def config(self) -> type[RunConfig]:
+        """The class of its configurations."""
+        found: type[RunConfig] = _imported(self.config_path)
+        return found
 
     @property
     def read(self) -> Any:
@@ -50,14 +54,14 @@ def _imported(path: str) -> Any:
 DEFAULT = "text-to-image"
 TASKS = {
     DEFAULT: Task(
-        config=FlowConfig,
+        config_path="burnish.config.flow:FlowConfig",
         words=PICTURES,
         assembly_path="burnish.tasks.flow.assembly:FlowAssembly",
         sample_path="burnish.commands.drawing:draw",
         read_path="burnish.data.flow.prompts:read_prompts",
     ),
     "image-text-to-text": Task(
-        config=LanguageConfig,
+        config_path="burnish.config.language:LanguageConfig",
         words=RESPONSES,
         assembly_path="burnish.tasks.language.assembly:LanguageAssembly",
         sample_path="burnish.commands.answer:answer",

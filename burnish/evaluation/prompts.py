@@ -16,7 +16,7 @@ from burnish.data.language.prompts import question, read_questions
 from burnish.data.records import Record
 from burnish.data.sets import SETS, prepared
 from burnish.evaluation.suite import Suite, checked
-from burnish.options.flow import PromptOptions
+from burnish.options.data import PromptOptions
 from burnish.options.language import LanguageDataOptions
 from burnish.types.prompt import Part, Prompt
 from burnish.utils.errors import UserError

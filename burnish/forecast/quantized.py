@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from burnish.options.flow import Precision
+from burnish.options.model import Precision
 
 BLOCK, NESTED = 64, 256  # weights of a scale, and scales of a scale, of NormalFloat
 

@@ -8,7 +8,7 @@ from typing import Any
 from burnish.evaluation.prompts import read_suite_prompts
 from burnish.evaluation.suite import Suite
 from burnish.tasks.job import Job
-from burnish.tasks.suites import SuiteRunner, runner_of, suites_of
+from burnish.tasks.suites import SuiteRunner, suites_of
 from burnish.training.ranks import Ranks
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
@@ -23,7 +23,9 @@ def suite_runners(assembly: Any, made_up: Callable[[int], Sequence[Prompt]]) -> 
 
     """
     for suite in suites_of(assembly.config):
-        yield runner_of(assembly, suite, _prompts(suite) or made_up(int(assembly.config.rollout.batch_size)))
+        yield assembly.suite_runner(
+            assembly, suite, _prompts(suite) or made_up(int(assembly.config.rollout.batch_size))
+        )
 
 
 def first_batch(job: Job, config: Any, ranks: Ranks) -> Any:

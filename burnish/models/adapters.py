@@ -13,7 +13,7 @@ from burnish.utils.weights import complaints_about
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.options.flow import LoraOptions
+    from burnish.options.model import LoraOptions
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # before the names that layers have in the network

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from burnish.options.flow import CommonModelOptions
+from burnish.options.model import CommonModelOptions
 from burnish.utils.errors import UserError
 from burnish.utils.hub import model_folder
 from burnish.utils.json_text import read_object

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.models.placing import as_placed, place
 from burnish.models.targets import check_rank, chosen, is_transposed, linear_kinds, saved_in_full
-from burnish.options.flow import LoraOptions
+from burnish.options.model import LoraOptions
 from burnish.utils.errors import UserError
 from burnish.utils.weights import is_quantized
 

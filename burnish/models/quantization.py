@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.targets import ends_with, is_passed_by
-from burnish.options.flow import Precision
+from burnish.options.model import Precision
 from burnish.utils.errors import UserError
 from burnish.utils.installed import quantization_complaint
 from burnish.utils.weights import is_quantized

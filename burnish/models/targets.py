@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from burnish.options.flow import LoraOptions
 from burnish.options.language import LanguageLoraOptions
+from burnish.options.model import LoraOptions
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:

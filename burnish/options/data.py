@@ -43,3 +43,37 @@ class OrderOptions:
         if self.mix is not None and self.sampler is not None:
             raise ValueError("mix and sampler both say which records come next; leave one of them out")
         return self
+
+
+@options
+class PromptOptions(RecordOptions):
+    """Under which keys records have what."""
+
+    prompt_key: str | None = None
+    """Key of the prompt, text or chat messages; null looks for prompt, text, caption, messages. Dots lead into nested
+    objects."""
+    images_key: str | None = None
+    """Key of the images that a prompt begins from (editing, image to video); null looks for images and image."""
+    input_keys: list[str] = Field(
+        default_factory=lambda: [
+            "mask_image", "control_image", "last_image", "reference_image", "ip_adapter_image", "video",
+            "control_video", "mask_video",
+        ]
+    )  # fmt: skip
+    """Keys of further images and videos (those with video in their names), each given to the pipeline as the argument
+    of that name."""
+    answer_key: str | None = None
+    """Key of the right answer; null looks for answer, ground_truth, target, reward_model.ground_truth."""
+    label_key: str | None = None
+    """Key of a prompt's label, by which rewards may be weighted; null reads label where that is text."""
+    extra_keys: list[str] = Field(default_factory=lambda: ["extra_info"])
+    """Keys that are part of what a prompt is, and so of its seeds. Rewards read these and all others as prompt.info."""
+
+
+@options
+class FilterOptions:
+    """Dynamic sampling (DAPO): drop prompts whose group has no reward signal."""
+
+    max_num_gen_batches: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Most batches sampled until data.train_batch_size prompts remain; 1 replaces none. An update with no prompts
+    left is skipped."""

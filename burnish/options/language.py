@@ -20,8 +20,8 @@ from burnish.options import (
     Tokens,
     Whole,
 )
-from burnish.options.data import OrderOptions, RecordOptions
-from burnish.options.flow import CommonModelOptions, FilterOptions, LoraOptions
+from burnish.options.data import FilterOptions, OrderOptions, RecordOptions
+from burnish.options.model import CommonModelOptions, LoraOptions
 from burnish.options.samples import SaveOptions, ValidationSaveOptions
 from burnish.registry import options
 from burnish.utils.addresses import secret_in

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from burnish.data.stream import PromptStream
-from burnish.options.flow import FilterOptions
+from burnish.options.data import FilterOptions
 from burnish.rollout.filter import fill
 from burnish.rollout.requests import RolloutRequest, numbered
 from burnish.types.rollout import Rollouts

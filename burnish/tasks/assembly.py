@@ -67,6 +67,7 @@ class Assembly:
     config: Any  # the task's own class of configuration
     engine: Any  # samples
     evaluation: type[Evaluation]
+    suite_runner: type[SuiteRunner]
     library: str  # that loads what is exported
 
     def __init__(self, config: RunConfig, ranks: Ranks = SINGLE_RANK) -> None:

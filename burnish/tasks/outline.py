@@ -6,8 +6,8 @@ import logging
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
-from burnish.options.flow import CommonModelOptions
 from burnish.options.language import LanguageLoraOptions
+from burnish.options.model import CommonModelOptions
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,11 @@ from burnish.algorithms.base import Metrics
 from burnish.evaluation.canaries import questions, rows, unwatched, wrong_answers
 from burnish.evaluation.prompts import prompts_digest, read_suite_prompts
 from burnish.evaluation.records import Folder, Header, Record
-from burnish.evaluation.results import metrics_of, result_of, sampled_settings
+from burnish.evaluation.results import metrics_of, result_of
 from burnish.evaluation.suite import REWARD, Suite, read_suite
 from burnish.rewards.scoring import Scorer, awaited
 from burnish.tasks.evaluate import SHOWN
-from burnish.training.ranks import Ranks, by_first
+from burnish.training.ranks import Ranks
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
 from burnish.utils.disk import writing
@@ -207,95 +207,6 @@ class SuiteRunner:
         return records
 
 
-class DrawingRunner(SuiteRunner):
-    """A suite of a generator."""
-
-    def check(self) -> None:
-        super().check()
-        self.assembly.check_suite(self.suite, self.prompts)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        from dataclasses import asdict
-
-        config = self.assembly.config
-        rollout = asdict(config.rollout)
-        own = rollout | {name: value for name, value in asdict(config.validation).items() if value is not None}
-        others = ("batch_size", "embedded_guidance", "schedule", "shift", "max_sequence_length")
-        return (
-            sampled_settings(self.suite, own) | {name: rollout[name] for name in others} | {"dtype": config.model.dtype}
-        )
-
-    def job(self, fields: Mapping[str, Any]) -> Any:
-        from burnish.tasks.flow.engine import FlowJob
-
-        how = self.settings
-        return FlowJob(
-            **fields, guidance=how["guidance_scale"], steps=how["num_inference_steps"], solver=how["solver"],
-            height=how["height"], width=how["width"],
-        )  # fmt: skip
-
-    def sampled(self, job: Any) -> Outcome:
-        context = self.assembly.ranks.context  # ranks that draw the same, of which the first scores and keeps it
-        with closing(self.assembly.engine.sample(job)) as parts:
-            drawn = [one for _, _, some in parts for one in some]
-        check_cancelled = self.assembly.check_cancelled
-        scores = by_first(context, lambda: awaited(self.scorer.submit(drawn, job.prompts), check_cancelled))
-        return Outcome(scores, [{}] * len(drawn), [] if context.rank else drawn)
-
-    def write(self, folder: Path, stem: str, sample: Any) -> str:
-        from burnish.tasks.flow.samples import write_sample
-
-        return write_sample(folder, stem, sample)
-
-
-class RespondingRunner(SuiteRunner):
-    """A suite of a language model."""
-
-    def check(self) -> None:
-        super().check()
-        if self.assembly.config.environment is not None:
-            raise UserError(
-                f"suite {self.suite.name} asks single questions, but the run has an environment, which would answer; "
-                "evaluate its exported model (burnish export)"
-            )
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        config = self.assembly.config
-        own = {"max_new_tokens": config.rollout.max_new_tokens}
-        return sampled_settings(self.suite, own) | {
-            "batch_size": config.rollout.batch_size, "stop": list(config.rollout.stop), "dtype": config.model.dtype,
-            "engine": config.rollout.engine,
-        }  # fmt: skip
-
-    def job(self, fields: Mapping[str, Any]) -> Any:
-        from burnish.language.sampling import Sampling
-        from burnish.tasks.language.engine import ResponseJob
-
-        how = self.settings
-        names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")
-        sampling = Sampling(stop=tuple(how["stop"]), **{name: how[name] for name in names})
-        return ResponseJob(**fields, sampling=sampling)
-
-    def sampled(self, job: Any) -> Outcome:
-        completion, responses = self.assembly.engine.sample(job)
-        scores = awaited(self.scorer.submit(responses, job.prompts), self.assembly.check_cancelled)
-        lengths = completion.lengths.response.tolist()
-        said = [
-            {"response": one.text, "finished": one.finished, "tokens": tokens}
-            for one, tokens in zip(responses, lengths, strict=True)
-        ]
-        return Outcome(scores, said, [])
-
-
-def runner_of(assembly: Any, suite: Suite, prompts: Sequence[Prompt] | None = None) -> SuiteRunner:
-    """The runner of a suite's task; ``prompts`` are taken in place of its own."""
-    from burnish.config.tasks import DEFAULT
-
-    return (DrawingRunner if suite.task == DEFAULT else RespondingRunner)(assembly, suite, prompts)
-
-
 def check_task(suite: Suite, task: str) -> None:
     """Refuse a model that draws where responses are asked for, and the other way around."""
     if suite.task != task:
@@ -307,7 +218,7 @@ def check_task(suite: Suite, task: str) -> None:
 
 def runners_of(assembly: Any) -> list[SuiteRunner]:
     """Of the suites that validations of a run have."""
-    return [runner_of(assembly, suite) for suite in suites_of(assembly.config)]
+    return [assembly.suite_runner(assembly, suite) for suite in suites_of(assembly.config)]
 
 
 def suites_of(config: Any) -> list[Suite]:

@@ -13,7 +13,7 @@ from burnish.models.adapters import saved_name
 from burnish.models.lora import adapter_parameters, add_adapters, carriers, merged, switch_adapter
 from burnish.models.placing import rest_frozen, twin, unshare
 from burnish.options.cluster import ShardingOptions
-from burnish.options.flow import LoraOptions
+from burnish.options.model import LoraOptions
 from burnish.training.balance import Balance
 from burnish.training.meter import Meter
 from burnish.training.ranks import SINGLE_RANK, Ranks

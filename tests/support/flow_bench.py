@@ -13,7 +13,8 @@ from burnish.flow.windows import Window
 from burnish.models.flow.loading import load_model
 from burnish.options import OptimizerOptions
 from burnish.options.cluster import ShardingOptions
-from burnish.options.flow import LoraOptions, ModelOptions, RolloutOptions, TrainerOptions
+from burnish.options.flow import ModelOptions, RolloutOptions, TrainerOptions
+from burnish.options.model import LoraOptions
 from burnish.registry import options
 from burnish.rewards.base import Reward, Verdict
 from burnish.tasks.flow.engine import FlowEngine, FlowJob

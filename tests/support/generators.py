@@ -20,7 +20,8 @@ from burnish.models.lora import add_adapters, merged_state
 from burnish.models.tiny import describe
 from burnish.models.tiny.calls import load as load_alone
 from burnish.models.tiny.calls import media
-from burnish.options.flow import LoraOptions, ModelOptions, RolloutOptions
+from burnish.options.flow import ModelOptions, RolloutOptions
+from burnish.options.model import LoraOptions
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.utils import random

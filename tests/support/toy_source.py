@@ -12,7 +12,7 @@ import torch
 
 from burnish.data.stream import PromptStream
 from burnish.options.cluster import PipelineOptions
-from burnish.options.flow import FilterOptions
+from burnish.options.data import FilterOptions
 from burnish.rollout.pipelined import PipelinedSource
 from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.rollout.serialization import deserialize, serialize

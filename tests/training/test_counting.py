@@ -12,7 +12,8 @@ from burnish.models.flow.loading import load_model
 from burnish.models.lora import add_adapters
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
-from burnish.options.flow import LoraOptions, ModelOptions, RolloutOptions
+from burnish.options.flow import ModelOptions, RolloutOptions
+from burnish.options.model import LoraOptions
 from burnish.training.flop_counter import FlopCounter, Skeleton
 from burnish.training.meter import CallMeter
 from burnish.training.peak_flops import peak_of

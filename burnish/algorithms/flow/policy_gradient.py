@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from burnish.algorithms.base import Metrics, PolicyGradient, advantages_of
 from burnish.algorithms.flow.base import Needs, Recording, Role, Roles, in_parts, kept_in_parts
-from burnish.algorithms.kl import StepKlKind, step_kl
+from burnish.algorithms.kl import estimate, one_of
 from burnish.algorithms.parts import refuse_of_responses
 from burnish.flow.windows import Window
 from burnish.options import NonNegative, Positive, Several
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from burnish.types.rollout import Loss, Scored, Steps
 
 Share = Annotated[float, Field(gt=0, le=1)]
+StepKlKind = Annotated[str, one_of("published", "exact", "means")]  # of denoising steps; the others are from log-probs
 
 
 @options
@@ -264,3 +266,29 @@ class StepPolicyGradient(PolicyGradient):
 class FlowGRPO(StepPolicyGradient, advantage="flow_group", surrogate="flow_clip"):
     """Clipped policy gradient over stochastic denoising steps, with advantages relative to the group (Liu et al. 2025,
     arXiv:2505.05470)."""
+
+
+def step_kl(form: str, step: Transition, part: StepTerms, logprob: Tensor, old: Tensor, density: Density) -> Tensor:
+    """KL [M] of denoising steps and the reference's.
+
+    Args:
+        form: ``exact``: of the two Gaussians; ``published``: with the std before the root of the step length, as
+            Flow-GRPO's code has it; ``means``: the squared distance of the means, without any variance; or the name
+            of an estimator from log-probs.
+        step: under the policy.
+        part: the terms, with the reference's means.
+        logprob, old: [M] under the policy, and under the one that sampled.
+        density: what a log-prob is.
+    """
+    import torch
+
+    from burnish.losses.kl import gaussian_kl, squared_distance
+
+    if form == "means":
+        return squared_distance(step.mean, part.reference_mean, step.share)
+    if form in ("published", "exact"):
+        std = step.std / step.step.sqrt() if form == "published" else step.std
+        return gaussian_kl(step.mean, part.reference_mean, std, step.share)
+    reference = replace(step, mean=part.reference_mean).logprob(part.steps.next_state, density)
+    every = torch.ones_like(logprob, dtype=torch.bool)
+    return estimate(logprob, reference, every, form, old=old if form == "unbiased" else None)

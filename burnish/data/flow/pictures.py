@@ -18,7 +18,7 @@ from burnish.data.flow.prompts import IMAGES, captioned, is_captioned, prompt_of
 from burnish.data.pixels import media_of
 from burnish.data.records import SUFFIXES, Record, read_files, read_records
 from burnish.data.values import find, listed, number_of
-from burnish.options.flow import PromptOptions
+from burnish.options.data import PromptOptions
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError

@@ -14,7 +14,7 @@ from burnish.data.pixels import images_of, media_of
 from burnish.data.records import SUFFIXES, Record, read_files, read_records
 from burnish.data.template import templated
 from burnish.data.values import extra_of, find, key_set, listed, record_of, text_of, value_at
-from burnish.options.flow import PromptOptions
+from burnish.options.data import PromptOptions
 from burnish.types.media import Media
 from burnish.types.packed import Prompts
 from burnish.types.prompt import Prompt

@@ -13,7 +13,7 @@ from burnish.utils.json_text import parse_json
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.options.flow import LoraOptions
+    from burnish.options.model import LoraOptions
 
 FILE = "pytorch_lora_weights.safetensors"
 METADATA = "lora_adapter_metadata"  # the header's key for the configurations of adapters

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from burnish.options.flow import LoraOptions, ModelOptions, RolloutOptions
+    from burnish.options.flow import ModelOptions, RolloutOptions
+    from burnish.options.model import LoraOptions
     from burnish.types.batch import Gathered
     from burnish.types.clips import Kind
     from burnish.types.prompt import Prompt

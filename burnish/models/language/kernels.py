@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from burnish.options.flow import CommonModelOptions
 from burnish.options.language import LanguageModelOptions
+from burnish.options.model import CommonModelOptions
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from burnish.models.loading import block_count, placement_of, quietly, read_fold
 from burnish.models.lora import AsInForward
 from burnish.models.placing import rest_frozen
 from burnish.models.quantization import layers_to_quantize, quantize
-from burnish.options.flow import CommonModelOptions
 from burnish.options.language import LanguageLoraOptions, LanguageModelOptions
+from burnish.options.model import CommonModelOptions
 from burnish.registry import entries, lookup
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object

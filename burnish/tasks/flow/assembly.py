@@ -37,7 +37,7 @@ from burnish.rewards.base import Reward
 from burnish.rollout.requests import RolloutRequest
 from burnish.tasks.assembly import Assembly
 from burnish.tasks.flow.engine import FlowEngine, FlowJob
-from burnish.tasks.flow.evaluate import FlowEvaluation
+from burnish.tasks.flow.evaluate import DrawingRunner, FlowEvaluation
 from burnish.tasks.flow.pictures import PictureFiles
 from burnish.tasks.flow.roles import FlowRoles
 from burnish.tasks.flow.rollouts import FlowRollouts
@@ -61,6 +61,7 @@ class FlowAssembly(Assembly):
 
     config: FlowConfig
     evaluation = FlowEvaluation
+    suite_runner = DrawingRunner
     library = "diffusers"
 
     def load_roles(self, model: FlowModel | None = None) -> FlowRoles:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from burnish.algorithms.base import Metrics
+from burnish.evaluation.results import sampled_settings
 from burnish.metrics import diversities, group_diversity
 from burnish.rewards.given import inputs_asked
+from burnish.rewards.scoring import awaited
 from burnish.tasks.evaluate import Evaluated, Evaluation
 from burnish.tasks.flow.engine import FlowJob
 from burnish.tasks.flow.samples import contact_sheet, inputs_of, write_inputs, write_sample
 from burnish.tasks.job import Job, collector
+from burnish.tasks.suites import Outcome, SuiteRunner
 from burnish.training.ranks import by_first
 from burnish.types.clips import Sample
 from burnish.types.structure import coarse
@@ -84,3 +87,39 @@ class FlowEvaluation(Evaluation):
 
     def metrics(self, job: Job, found: Evaluated) -> Metrics:
         return {"val-aux/variety": group_diversity([drawn.structure for drawn in found.samples], job.group)}
+
+
+class DrawingRunner(SuiteRunner):
+    """A suite of a generator."""
+
+    def check(self) -> None:
+        super().check()
+        self.assembly.check_suite(self.suite, self.prompts)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        config = self.assembly.config
+        rollout = asdict(config.rollout)
+        own = rollout | {name: value for name, value in asdict(config.validation).items() if value is not None}
+        others = ("batch_size", "embedded_guidance", "schedule", "shift", "max_sequence_length")
+        return (
+            sampled_settings(self.suite, own) | {name: rollout[name] for name in others} | {"dtype": config.model.dtype}
+        )
+
+    def job(self, fields: Mapping[str, Any]) -> Any:
+        how = self.settings
+        return FlowJob(
+            **fields, guidance=how["guidance_scale"], steps=how["num_inference_steps"], solver=how["solver"],
+            height=how["height"], width=how["width"],
+        )  # fmt: skip
+
+    def sampled(self, job: Any) -> Outcome:
+        context = self.assembly.ranks.context  # ranks that draw the same, of which the first scores and keeps it
+        with closing(self.assembly.engine.sample(job)) as parts:
+            drawn = [one for _, _, some in parts for one in some]
+        check_cancelled = self.assembly.check_cancelled
+        scores = by_first(context, lambda: awaited(self.scorer.submit(drawn, job.prompts), check_cancelled))
+        return Outcome(scores, [{}] * len(drawn), [] if context.rank else drawn)
+
+    def write(self, folder: Path, stem: str, sample: Any) -> str:
+        return write_sample(folder, stem, sample)

@@ -15,7 +15,7 @@ from burnish.algorithms.flow.base import Needs, Role, Teacher
 from burnish.models.flow.base import Agree, FlowModel
 from burnish.models.flow.contexts import split_sequences
 from burnish.options.cluster import ShardingOptions
-from burnish.options.flow import LoraOptions
+from burnish.options.model import LoraOptions
 from burnish.rewards.base import Reward
 from burnish.training.meter import CallMeter
 from burnish.training.ranks import Ranks

@@ -36,7 +36,7 @@ from burnish.tasks.job import Job
 from burnish.tasks.language.checks import check_inputs, check_messages, check_room
 from burnish.tasks.language.dialogues import Dialogues, try_out
 from burnish.tasks.language.engine import Encoder, LanguageEngine, ResponseEngine, ResponseJob, prompt_lengths
-from burnish.tasks.language.evaluate import LanguageEvaluation
+from burnish.tasks.language.evaluate import LanguageEvaluation, RespondingRunner
 from burnish.tasks.language.judgements import JudgementEvaluation
 from burnish.tasks.language.readers import Readers
 from burnish.tasks.language.records import prompts_of, read_records, short_records
@@ -68,6 +68,7 @@ class LanguageAssembly(Assembly):
         self.measures_prompts = config.data.max_prompt_length is not None
         self.has_separate_engine = config.rollout.vllm is not None
         self.reads_ahead = config.data.workers > 0
+        self.suite_runner = RespondingRunner
         self.evaluation = JudgementEvaluation if self.needs.heads else LanguageEvaluation
 
     def load_roles(self, model: LanguageModel | None = None) -> LanguageRoles:

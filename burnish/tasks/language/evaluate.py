@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from burnish.algorithms.base import Metrics
+from burnish.evaluation.results import sampled_settings
 from burnish.metrics import given_metrics, length_metrics
+from burnish.rewards.scoring import awaited
 from burnish.rewards.text.base import Response
 from burnish.tasks.evaluate import SAID, SHOWN, Evaluated, Evaluation, prompt_pictures
 from burnish.tasks.job import Job
@@ -15,8 +17,10 @@ from burnish.tasks.language.dialogues import dialogue_metrics
 from burnish.tasks.language.engine import ResponseJob
 from burnish.tasks.language.samples import response_columns, said_tokens, sampled_for, token_columns
 from burnish.tasks.language.sampling import validation_sampling
+from burnish.tasks.suites import Outcome, SuiteRunner
 from burnish.types.prompt import Prompt
 from burnish.utils.disk import writing
+from burnish.utils.errors import UserError
 from burnish.utils.video import encode_sound
 
 KEPT_RATE, KEPT_SECONDS = 16000, 60  # of the sounds that are kept: samples per second, and how much
@@ -78,3 +82,42 @@ def _keep_media(folder: Path, prompt: Prompt, response: Response, group: int) ->
             heard = sound.audio(KEPT_RATE)[: KEPT_SECONDS * KEPT_RATE]
             (folder / f"{group:03d}-{number}.wav").write_bytes(encode_sound(heard[None], KEPT_RATE))
     return sorted(path.name for path in folder.glob(f"{group:03d}-*") if path.suffix in (".png", ".wav"))
+
+
+class RespondingRunner(SuiteRunner):
+    """A suite of a language model."""
+
+    def check(self) -> None:
+        super().check()
+        if self.assembly.config.environment is not None:
+            raise UserError(
+                f"suite {self.suite.name} asks single questions, but the run has an environment, which would answer; "
+                "evaluate its exported model (burnish export)"
+            )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        config = self.assembly.config
+        own = {"max_new_tokens": config.rollout.max_new_tokens}
+        return sampled_settings(self.suite, own) | {
+            "batch_size": config.rollout.batch_size, "stop": list(config.rollout.stop), "dtype": config.model.dtype,
+            "engine": config.rollout.engine,
+        }  # fmt: skip
+
+    def job(self, fields: Mapping[str, Any]) -> Any:
+        from burnish.language.sampling import Sampling
+
+        how = self.settings
+        names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")
+        sampling = Sampling(stop=tuple(how["stop"]), **{name: how[name] for name in names})
+        return ResponseJob(**fields, sampling=sampling)
+
+    def sampled(self, job: Any) -> Outcome:
+        completion, responses = self.assembly.engine.sample(job)
+        scores = awaited(self.scorer.submit(responses, job.prompts), self.assembly.check_cancelled)
+        lengths = completion.lengths.response.tolist()
+        said = [
+            {"response": one.text, "finished": one.finished, "tokens": tokens}
+            for one, tokens in zip(responses, lengths, strict=True)
+        ]
+        return Outcome(scores, said, [])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from burnish.checkpoint import tensor_file
 from burnish.models.adapters import PREFIX, saved_name
 from burnish.models.lora import adapter_parameters, plain_name
-from burnish.options.flow import LoraOptions
+from burnish.options.model import LoraOptions
 
 SHARED = Path("/dev/shm")
 SPARE = 1.1  # a file needs a little more than its tensors
