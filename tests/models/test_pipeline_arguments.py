@@ -133,7 +133,7 @@ def test_prompts_that_are_cut_are_said_once_with_the_number_of_tokens(model, rea
     long = " ".join(f"dog {i}" for i in range(100))
     (tmp_path / "prompts.txt").write_text(f"a cat\n{long}\n{long} too\n{long}\n")
     length = ["rollout.max_sequence_length=20"] * (reads == 20)
-    refused(files, model, f"data.train_files={tmp_path / 'prompts.txt'}", "rollout.height=9", *length)
+    refused(files, model, f"data.train_files={tmp_path / 'prompts.txt'}", "model.lora={targets: [nothing]}", *length)
     (said,) = (one for one in caplog.messages if "more tokens" in one)
     assert "2 prompts" in said
     assert "dog 0 dog 1" in said

@@ -78,7 +78,6 @@ def test_a_run_learns_and_tells_what_the_cpu_tells(half: str, name: str, precisi
 @pytest.mark.parametrize(
     ("half", "name", "option", "few", "many", "waits", "sent"),
     [
-        ("generators", "flow_grpo fixed", "rollout.num_inference_steps", 4, 8, 0, 4096),
         # how many rows have ended; and the last tokens, for stop texts
         ("language", "gspo", "rollout.max_new_tokens", 5, 25, 1.5, 2048),
         *seldom(("language", "grpo filters", "rollout.max_new_tokens", 5, 25, 3.5, 2048)),

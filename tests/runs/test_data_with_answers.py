@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 from tests.golden.runs import run_of
 from tests.support.optional import seldom
@@ -116,28 +115,3 @@ def test_wrong_rewards_are_refused_before_weights_are_loaded(case, files, scored
     said = learner(files).train(status=2)
     assert [name for name in names if name not in said.message] == []
     assert "Loading the model" not in said.err
-
-
-def test_stored_latents_are_learned_from_and_checked(files, tmp_path):
-    options = ["algorithm=diffusion_dpo", *GIVEN, *ONCE, "data.shuffle=false", *LEAN[:2]]
-    draw = torch.Generator().manual_seed(0)
-    shapes = {"chosen": (2, 4, 4, 4), "rejected": (2, 4, 4, 4), "tokens": (2, 77 + 64, 32), "pooled": (2, 32)}
-    tensors = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
-    stored = TinyRun(
-        files, "generators", "sd3", *options, f"data.train_files={tmp_path}/pairs.safetensors",
-        "data.val_files={files}/prompts.txt",
-    )  # fmt: skip
-
-    def refused(*, without=(), **changed):
-        kept = {name: value.contiguous() for name, value in (tensors | changed).items() if name not in without}
-        save_file(kept, tmp_path / "pairs.safetensors")
-        said = stored.train(status=2)
-        assert "pairs.safetensors" in said.message
-        return said.message
-
-    assert "pooled" in refused(without=["pooled"])
-    assert "chosen" in refused(chosen=torch.full_like(tensors["chosen"], torch.nan))
-    assert "rollout.height" in refused(chosen=tensors["chosen"][..., :1], rejected=tensors["rejected"][..., :1])
-    save_file(tensors, tmp_path / "pairs.safetensors")
-    stored.train("steps=1")
-    assert stored.metrics[-1]["train/pairs"] == 2

@@ -31,7 +31,6 @@ MORE = ["flux", "wan2.2", "qwen-image", "z-image", "ltx"]
 @pytest.mark.parametrize("name", ["sd3", *seldom(*MORE)])
 @pytest.mark.parametrize("adapted", [False, True], ids=["all weights", "adapters"])
 def test_generators(tmp_path, name, adapted):
-    """Every family, and pipelines that no family is written for."""
     tiny = describe(name)
     write(tiny, tmp_path / "model", seed=0)
     size = {"height": tiny.height, "width": tiny.width, "num_frames": tiny.num_frames}
@@ -52,7 +51,7 @@ def test_generators(tmp_path, name, adapted):
     meter.watch(model.network)
 
     def velocity():
-        return model.predict(model.network, x, time, some, some, guidance=3.0)
+        return model.predict(model.network, x, time, some, guidance=3.0)
 
     with meter.counting():
         velocity()  # each shape is run without values, once

@@ -95,7 +95,9 @@ class Call:
             if not isinstance(value, Tensor):
                 return value
             content = b"" if rowed or not value.ndim else value.cpu().contiguous().view(torch.uint8).numpy()
-            return value.dtype, value.shape[1:] if rowed else value.shape, hash(bytes(content))
+            # the first state of some has the precision of their weights, and those that follow have more
+            dtype = torch.float32 if rowed and value.is_floating_point() else value.dtype
+            return dtype, value.shape[1:] if rowed else value.shape, hash(bytes(content))
 
         return f"{self.network} {tree_map(kind, self.arguments, is_leaf=self.rows.has)}"
 
