@@ -114,32 +114,32 @@ class RolloutCorrection:
                 where log-probs are in nats already, as those of tokens.
             compares: whether the surrogate has a ratio, which in bypass is a part of these weights already.
         """
-        from burnish.losses import correction, correction_metrics
+        from burnish.rl import importance
         from burnish.losses.policy import masked, ratio_of
 
         if self.measure == "mean":
             scale = None
         ratio, kept = learner - sampled, mask  # as surrogates compare them
         nats = ratio if scale is None else ratio * scale
-        metrics = correction_metrics.correction_metrics(learner, sampled, mask, time=time, scale=scale)
+        metrics = importance.correction_metrics(learner, sampled, mask, time=time, scale=scale)
         weights = mask.to(learner.dtype)
         if self.weights != "none":
             level, upper, lower, whole = self.weights, self.upper, self.lower, self.batch_normalise
-            weights = correction.importance_weights(
+            weights = importance.importance_weights(
                 nats, mask, level=level, upper=upper, lower=lower, batch_normalise=whole
             )
-            metrics |= correction_metrics.weight_metrics(
+            metrics |= importance.weight_metrics(
                 nats, mask, level=level, upper=upper, lower=lower, batch_normalise=whole
             )
             if scale is not None:
-                metrics |= correction_metrics.joint_metrics(nats, mask, level=level, applied=weights)
+                metrics |= importance.joint_metrics(nats, mask, level=level, applied=weights)
             if self.mode == "bypass" and compares:
                 weights = weights / ratio_of(masked(ratio, mask))
         for rule, high, low in self.rules:
-            kept = kept & correction.rejection_mask(nats, mask, rule=rule, upper=high, lower=low)
-            metrics |= correction_metrics.rejection_metrics(nats, mask, rule=rule, upper=high, lower=low)
+            kept = kept & importance.rejection_mask(nats, mask, rule=rule, upper=high, lower=low)
+            metrics |= importance.rejection_metrics(nats, mask, rule=rule, upper=high, lower=low)
         if self.rules:
-            metrics |= correction_metrics.rejected_fractions(kept, mask)
+            metrics |= importance.rejected_fractions(kept, mask)
         return weights, kept, metrics
 
 

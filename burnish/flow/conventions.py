@@ -27,12 +27,12 @@ def kind_of(signal: Tensor, noise: Tensor) -> Kind | None:
     return "rising" if found == "flow" and bool(noise[-1] > noise[0]) else found
 
 
-def scale(kind: Kind, time: float) -> float:
+def scale_at(kind: Kind, time: float) -> float:
     """a + s at a time."""
     return {"ve": 1 / max(1 - time, SMALLEST), "vp": 1 / math.hypot(time, 1 - time)}.get(kind, 1.0)
 
 
-def sigma(kind: Kind, time: float) -> float:
+def sigma_at(kind: Kind, time: float) -> float:
     """What is called sigma: noise, signal where numbers rise, else noise over signal."""
     return {"flow": time, "rising": 1 - time}.get(kind, time / max(1 - time, SMALLEST))
 
@@ -42,7 +42,7 @@ def time_of(kind: Kind, level: float) -> float:
     return {"flow": level, "rising": 1 - level}.get(kind, level / (1 + level))
 
 
-def velocity(kind: Kind, predicts: str, output: Tensor, x: Tensor, time: float) -> Tensor | None:
+def velocity_of(kind: Kind, predicts: str, output: Tensor, x: Tensor, time: float) -> Tensor | None:
     """eps - x_0 at a sample ``x`` [B, ...] of that convention; None if it is unknown what networks predict.
 
     Args:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.flow import conventions
+from burnish.flow.conventions import Kind, kind_of, time_of
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 
@@ -43,7 +43,7 @@ class Levels:
 
     times: Tensor  # [N + 1] float32, decreasing: t of each step, and where the last one ends
     names: Tensor  # [N]; a last step of no length, as some tables of sigmas end with, is none
-    kind: conventions.Kind
+    kind: Kind
     dense: tuple[np.ndarray, np.ndarray]  # increasing times, and their names, to interpolate between
 
     @classmethod
@@ -54,7 +54,7 @@ class Levels:
             Unsupported: the noise levels don't decrease, or are of no known kind.
         """
         signal, noise = _factors(scheduler, names)
-        if (kind := conventions.kind_of(signal, noise)) is None:
+        if (kind := kind_of(signal, noise)) is None:
             raise Unsupported("its scheduler mixes signal and noise in a way that Burnish doesn't know")
         steps = ((signal if kind == "rising" else noise) / (signal + noise)).float()
         times = torch.cat([steps, torch.tensor([_end(scheduler, kind)])])
@@ -134,12 +134,12 @@ def _factors(scheduler: Any, names: Tensor) -> tuple[Tensor, Tensor]:
     raise Unsupported(f"its {type(scheduler).__name__} {NO_NOISE}")
 
 
-def _end(scheduler: Any, kind: conventions.Kind) -> float:
+def _end(scheduler: Any, kind: Kind) -> float:
     """Where the last step ends: 0, but for schedulers that stop a little before."""
     if (sigmas := getattr(scheduler, "sigmas", None)) is not None:
-        return conventions.time_of(kind, float(sigmas[: len(scheduler.timesteps) + 1][-1]))  # some have more than steps
+        return time_of(kind, float(sigmas[: len(scheduler.timesteps) + 1][-1]))  # some have more than steps
     final = float(getattr(scheduler, "final_alpha_cumprod", 1.0))
-    return conventions.time_of(kind, ((1 - final) / final) ** 0.5)
+    return time_of(kind, ((1 - final) / final) ** 0.5)
 
 
 def _refuse_gaps(scheduler: Any, names: Tensor) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from burnish.utils.errors import UserError
 
-ANY = "AutoModel"  # beginnings of names of classes that would look into the part's folder for what they are
+ANY_MODEL = "AutoModel"  # beginnings of names of classes that would look into the part's folder for what they are
 
 
 def check_classes(path: Path, index: Mapping[str, Any], names: list[str]) -> None:
@@ -34,7 +34,7 @@ def check_classes(path: Path, index: Mapping[str, Any], names: list[str]) -> Non
             raise UserError(f"{where}, which version {version} doesn't have; restore the file, or upgrade {library}")
         if issubclass(kind, diffusers.DiffusionPipeline):
             raise UserError(f"{where}, which is a pipeline itself; give a pipeline whose parts are networks")
-        if kind.__name__.startswith(ANY):
+        if kind.__name__.startswith(ANY_MODEL):
             raise UserError(f"{where}, which may be any network; name its class, as {name}/config.json has it")
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from burnish.flow import conventions
+from burnish.flow.conventions import sigma_at
 from burnish.models.flow.forwards import Call
 from burnish.models.flow.levels import Levels, Unsupported
 from burnish.models.flow.runs import Recorded
@@ -184,7 +184,7 @@ def placed(table: Timetable, values: Tensor, name: str, k: int, time: float) -> 
         values[table.skipped + k] = called
     else:
         values = values.clone()
-        values[table.skipped + k] = conventions.sigma(table.levels.kind, time)
+        values[table.skipped + k] = sigma_at(table.levels.kind, time)
     return values
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnish.flow import conventions
+from burnish.flow.conventions import scale_at, sigma_at, velocity_of
 from burnish.models.flow.levels import Levels, Unsupported, clipped
 
 
@@ -27,7 +27,7 @@ class Timetable:
 
     def scale(self, time: float) -> float:
         """The scheduler's states over ours."""
-        return conventions.scale(self.levels.kind, time)
+        return scale_at(self.levels.kind, time)
 
     def velocity(self, scheduler: Any, output: Tensor, x: Tensor, time: float) -> Tensor:
         """eps - x_0 at a time, by the ``output`` and the sample ``x`` [B, ...] that the scheduler's step is given."""
@@ -40,10 +40,10 @@ class Timetable:
         """The same before the scheduler clips the sample that is predicted."""
         output, x = output.float(), x.float()
         if hasattr(scheduler, "precondition_outputs"):
-            sigma = torch.tensor(conventions.sigma(self.levels.kind, time), device=x.device)
+            sigma = torch.tensor(sigma_at(self.levels.kind, time), device=x.device)
             clean: Tensor = scheduler.precondition_outputs(x, output, sigma)
             return (x - clean) / sigma - clean
         predicts = scheduler.config.get("prediction_type", "epsilon")
-        if (found := conventions.velocity(self.levels.kind, predicts, output, x, time)) is None:
+        if (found := velocity_of(self.levels.kind, predicts, output, x, time)) is None:
             raise Unsupported(f"its scheduler has prediction_type {predicts!r}, which Burnish doesn't know")
         return found
