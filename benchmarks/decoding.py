@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
+from burnish.diffusion.options import ModelOptions
 from burnish.language.decoding import decode
 from burnish.language.sampling import Sampling
 from burnish.models.language.loading import load_language_model
-from burnish.options.flow import ModelOptions
 from burnish.types.completion import Encoded
 from burnish.utils import random
 from tests.support.tiny_language import QWEN, build_tokenizer, chat, picture

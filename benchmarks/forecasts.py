@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from burnish.config import load
+from burnish.diffusion.assembly import FlowAssembly
 from burnish.forecast.counter import LiveBytes, Peak
+from burnish.forecast.diffusion import FlowHalf
 from burnish.forecast.fakes import Pretending
-from burnish.forecast.flow import FlowHalf
 from burnish.forecast.language import LanguageHalf
 from burnish.forecast.phases import train_phases
 from burnish.forecast.tiers import known_tiers
 from burnish.tasks import assemble
-from burnish.tasks.flow.assembly import FlowAssembly
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.weights import without_weights
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from burnish.algorithms.flow.base import in_parts
+from burnish.diffusion.algorithms.base import in_parts
+from burnish.diffusion.options import ModelOptions
 from burnish.language.decoding import decode
 from burnish.language.head import chosen_scores
 from burnish.language.logprobs import response_logprobs
 from burnish.language.sampling import Sampling
 from burnish.models.language.loading import load_language_model
 from burnish.models.lora import add_adapters
-from burnish.options.flow import ModelOptions
 from burnish.options.model import LoraOptions
 from burnish.types.completion import Completion, Encoded
 from burnish.utils import random

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from burnish.algorithms.flow.policy_gradient import FlowGRPO
-from burnish.models.flow.loading import load_model
+from burnish.diffusion.algorithms.policy_gradient import FlowGRPO
+from burnish.diffusion.options import ModelOptions, RolloutOptions
+from burnish.diffusion.pipeline.loading import load_model
+from burnish.diffusion.roles import FlowRoles
 from burnish.options.cluster import ShardingOptions
-from burnish.options.flow import ModelOptions, RolloutOptions
 from burnish.options.model import LoraOptions
-from burnish.tasks.flow.roles import FlowRoles
 from burnish.training.ranks import SINGLE_RANK, Ranks
 
 MIB = 2**20

@@ -11,14 +11,13 @@ from pathlib import Path
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
 
-from burnish.algorithms.flow.policy_gradient import FlowGRPO
-from burnish.models.flow.called import PixelSpace
-from burnish.models.flow.universal import Universal
+from burnish.diffusion.algorithms.policy_gradient import FlowGRPO
+from burnish.diffusion.engine import FlowEngine, FlowJob
+from burnish.diffusion.options import ModelOptions, RolloutOptions, TrainerOptions
+from burnish.diffusion.pipeline.universal import PixelSpace, Universal
+from burnish.diffusion.roles import FlowRoles
 from burnish.options import OptimizerOptions
-from burnish.options.flow import ModelOptions, RolloutOptions, TrainerOptions
 from burnish.options.model import LoraOptions
-from burnish.tasks.flow.engine import FlowEngine, FlowJob
-from burnish.tasks.flow.roles import FlowRoles
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.trainer import Trainer
 from burnish.types.rollout import Denoising, Prompt, Scored, Scores

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from benchmarks.checkpoints import Meter, processes
 from benchmarks.loading import Peak
-from burnish.algorithms.flow.policy_gradient import FlowGRPO
-from burnish.batches.steps import StepBatch
+from burnish.diffusion.algorithms.policy_gradient import FlowGRPO
+from burnish.diffusion.batches import StepBatch
+from burnish.diffusion.rollouts import ROWS, velocity_growth
 from burnish.forecast.counter import LiveBytes
 from burnish.language.cache import Cache
 from burnish.runtime import transfer, weight_transfer
 from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.weight_transfer import Sender
-from burnish.tasks.flow.drift import ROWS, velocity_growth
 from burnish.training.batching import rank_micro_batches
 from burnish.training.exchange import bring, kept_by_owners
 from burnish.training.ranks import shares

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from burnish.advantages.groups import deviations, group_statistics
 from burnish.metrics import score_columns
+from burnish.rl.advantages import deviations, group_statistics
 from burnish.types.response_stats import REPORTED, ResponseStats
 from burnish.types.rollout import Collected, Rollouts, ScoredResponses, Scores
 

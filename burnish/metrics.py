@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.advantages.groups import deviations, group_statistics
+from burnish.rl.advantages import deviations, group_statistics
 from burnish.types.completion import Lengths
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Collected, RemoteBatch, Rollouts, Scores

@@ -29,7 +29,7 @@ from burnish.utils.errors import UserError
 from burnish.utils.user_code import absolute, load_object, path_of, reason
 
 T = TypeVar("T")
-PARTS, CALLS = "burnish.algorithms.parts", "burnish.environments.call_formats"
+PARTS, CALLS = "burnish.rl.algorithm", "burnish.environments.call_formats"
 WITHIN = "within_choice"  # type of errors about the options of a choice, which hold those errors
 ENTRY_POINTS = "burnish.plugins"  # group in which installed packages name modules that register something
 
@@ -47,11 +47,11 @@ class Kind:
 
 
 KINDS = {
-    "flow algorithm": Kind("burnish.algorithms.flow", "burnish.algorithms.base:Algorithm"),
-    "language algorithm": Kind("burnish.algorithms.language", "burnish.algorithms.base:Algorithm"),
-    "advantage": Kind("burnish.algorithms.advantages", f"{PARTS}:AdvantageFunction", part=f"{PARTS}:AdvantagePart"),
+    "flow algorithm": Kind("burnish.diffusion.algorithms", "burnish.rl.algorithm:Algorithm"),
+    "language algorithm": Kind("burnish.algorithms.language", "burnish.rl.algorithm:Algorithm"),
+    "advantage": Kind("burnish.rl.choices", f"{PARTS}:AdvantageFunction", part=f"{PARTS}:AdvantagePart"),
     "surrogate": Kind(
-        "burnish.algorithms.surrogates",
+        "burnish.rl.choices",
         f"{PARTS}:SurrogateFunction",
         part=f"{PARTS}:SurrogatePart",
         part_of_function=f"{PARTS}:WholeSamples",
@@ -61,7 +61,9 @@ KINDS = {
     "language reward": Kind("burnish.rewards.text", "burnish.rewards.text.base:LanguageReward"),
     "environment": Kind("burnish.environments", "burnish.environments.base:Environment"),
     "call format": Kind("burnish.environments", f"{CALLS}:CallFunction", part=f"{CALLS}:CallFormat"),
-    "flow model": Kind("burnish.models.flow", "burnish.models.flow.base:FlowModel", options=False),
+    "flow model": Kind(
+        "burnish.diffusion.pipeline.universal", "burnish.diffusion.pipeline.base:FlowModel", options=False
+    ),
     "language model": Kind("burnish.models.language", "burnish.language.model:LanguageModel", options=False),
 }
 

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.algorithms.base import call
 from burnish.config.text import explanation, fields
+from burnish.rl.algorithm import call
 
 if TYPE_CHECKING:
-    from burnish.advantages.rewards import Rewards
     from burnish.environments.base import Environment, Observation
     from burnish.rewards.base import AnyReward, Verdict
+    from burnish.rl.rewards import Rewards
     from burnish.types.prompt import Prompt
 
 ANYTHING = 7.5  # stands where it must not be read
@@ -126,7 +126,7 @@ def check_advantage(part: Any, rewards: Rewards) -> None:
     Raises:
         AssertionError: a promise is not kept.
     """
-    from burnish.advantages.rewards import Advantages
+    from burnish.rl.rewards import Advantages
 
     def advantage(rewards: Rewards) -> Tensor:
         found = call(part, rewards)

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnish.models.flow.arguments import Arguments
-from burnish.models.flow.levels import EULER
+from burnish.diffusion.engine import FlowJob
+from burnish.diffusion.pipeline.arguments import Arguments
+from burnish.diffusion.pipeline.levels import EULER
 from burnish.models.loading import quietly
 from burnish.models.tiny.base import Tiny
 from burnish.models.tiny.calls import example_call
 from burnish.models.tiny.calls import load as load_alone
 from burnish.tasks import Assembly
-from burnish.tasks.flow.engine import FlowJob
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Requests
 from burnish.utils import random

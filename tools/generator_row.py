@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from burnish import loop
 from burnish.commands.export import write_weights
 from burnish.config import load
-from burnish.models.flow.arguments import Arguments
-from burnish.models.flow.checks import distance
+from burnish.diffusion.engine import FlowEngine
+from burnish.diffusion.options import RolloutOptions
+from burnish.diffusion.pipeline.arguments import Arguments
+from burnish.diffusion.pipeline.checks import distance
 from burnish.models.loading import quietly
 from burnish.models.tiny.base import Tiny
 from burnish.models.tiny.build import missing, write
 from burnish.models.tiny.calls import load as load_alone
 from burnish.models.tiny.calls import media
-from burnish.options.flow import RolloutOptions
 from burnish.tasks import Assembly, assemble
-from burnish.tasks.flow.engine import FlowEngine
 from burnish.types.clips import Sound
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import LruCache

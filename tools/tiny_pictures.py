@@ -14,7 +14,7 @@ from pathlib import Path
 from PIL import Image
 from tiny_data import STYLES, prompt_of, render
 
-from burnish.data.flow.prompts import read_prompts
+from burnish.data.prompts import read_prompts
 from burnish.utils.random import permutation
 
 EACH = 2  # pictures of a number

@@ -15,7 +15,7 @@ from tiny_data import WIDTH
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
-from burnish.models.flow.loading import LENGTH
+from burnish.diffusion.pipeline.loading import LENGTH
 
 Pipeline: TypeAlias = Any  # a StableDiffusion3Pipeline; diffusers declares no types
 

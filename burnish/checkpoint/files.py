@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
-from burnish.algorithms.base import Metrics
 from burnish.checkpoint import first_format, manifest, state_file, tensor_file
 from burnish.checkpoint.manifest import VISIBLE
 from burnish.checkpoint.snapshot import Snapshot
+from burnish.rl.algorithm import Metrics
 from burnish.training.saved import SavedTensor, in_memory
 from burnish.utils.disk import sync
 from burnish.utils.errors import UserError

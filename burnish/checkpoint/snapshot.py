@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from burnish.algorithms.base import Metrics
 from burnish.checkpoint.state_file import Reference
 from burnish.checkpoint.tensor_file import Piece
+from burnish.rl.algorithm import Metrics
 
 
 @dataclass(frozen=True, kw_only=True)

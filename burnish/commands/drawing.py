@@ -11,14 +11,14 @@ from typing import Any
 
 from rich.markup import escape
 
-from burnish.algorithms.flow.base import Needs
 from burnish.commands.opening import SampleRequest, given_media, open_run, output_folder, remove_earlier
-from burnish.data.flow.prompts import read_prompts
-from burnish.models.flow.loading import check_parts, family_of, load_model, read_index
-from burnish.options.flow import ModelOptions, RolloutOptions
-from burnish.tasks.flow.engine import FlowEngine, FlowJob
-from burnish.tasks.flow.roles import FlowRoles
-from burnish.tasks.flow.samples import contact_sheet, write_inputs, write_sample
+from burnish.data.prompts import read_prompts
+from burnish.diffusion.algorithms.base import Needs
+from burnish.diffusion.engine import FlowEngine, FlowJob
+from burnish.diffusion.options import ModelOptions, RolloutOptions
+from burnish.diffusion.pipeline.loading import check_parts, family_of, load_model, read_index
+from burnish.diffusion.roles import FlowRoles
+from burnish.diffusion.rollouts import contact_sheet, write_inputs, write_sample
 from burnish.types.clips import Sample, is_finite, kind
 from burnish.types.rollout import Prompt
 from burnish.utils import terminal

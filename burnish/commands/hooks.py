@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from burnish.algorithms.base import Metrics
 from burnish.checkpoint.files import Checkpoint
 from burnish.commands.exporting import ENVIRONMENT
 from burnish.config import RunConfig
@@ -25,6 +24,7 @@ from burnish.hooks.recorded import GroupLog, Timeline
 from burnish.hooks.report import ReportWriter, SampleIndex
 from burnish.hooks.trackers import Trackers
 from burnish.hooks.validation import Validation
+from burnish.rl.algorithm import Metrics
 from burnish.utils import terminal
 from burnish.utils.feed import Feed, Timing
 

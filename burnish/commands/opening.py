@@ -213,7 +213,7 @@ def _adapter_options(adapter: str, task: str) -> list[str]:
         raise UserError(f"SOURCE has the adapter {adapter}, which is no folder; give MODEL+FOLDER")
     saved: list[str] = []
     if task == DEFAULT:
-        from burnish.models.flow.adapters import read_adapter
+        from burnish.diffusion.pipeline.adapters import read_adapter
 
         networks = tuple(one.name for one in folder.iterdir() if one.is_dir()) or NETWORKS[:1]
         found = read_adapter(folder, option, networks)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from burnish.commands.opening import SampleRequest, open_run
 from burnish.config.tasks import DEFAULT, task_named
-from burnish.options.flow import Solver
+from burnish.options import Solver
 from burnish.utils.errors import UserError
 from burnish.utils.paths import check_output
 from burnish.utils.reading import checked_path

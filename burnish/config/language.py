@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from burnish.algorithms.base import Algorithm
 from burnish.algorithms.language.base import LanguageNeeds
 from burnish.config.batches import Sizes
 from burnish.config.run import RunConfig
@@ -36,6 +35,7 @@ from burnish.rewards.text.base import LanguageReward
 from burnish.rewards.text.environment import EnvironmentReward
 from burnish.rewards.text.function import LanguageFunction
 from burnish.rewards.text.reward_model import RewardModel
+from burnish.rl.algorithm import Algorithm
 from burnish.utils.hub import hub_model
 
 TOKEN = 32  # bytes of a sampled token: its id, its log-prob, its place, its mask

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from burnish.algorithms.base import Algorithm
 from burnish.config.alarms import alarm_complaints
 from burnish.config.batches import Sizes
 from burnish.config.hardware import Origin
@@ -27,6 +26,7 @@ from burnish.options.mixing import MixingOptions
 from burnish.options.profiler import ProfilerOptions
 from burnish.options.trackers import TrackersOptions
 from burnish.registry import known, names, options
+from burnish.rl.algorithm import Algorithm
 from burnish.utils.errors import ConfigError
 from burnish.utils.user_code import load_object, names_code
 

@@ -54,11 +54,11 @@ def _imported(path: str) -> Any:
 DEFAULT = "text-to-image"
 TASKS = {
     DEFAULT: Task(
-        config_path="burnish.config.flow:FlowConfig",
+        config_path="burnish.diffusion.config:FlowConfig",
         words=PICTURES,
-        assembly_path="burnish.tasks.flow.assembly:FlowAssembly",
+        assembly_path="burnish.diffusion.assembly:FlowAssembly",
         sample_path="burnish.commands.drawing:draw",
-        read_path="burnish.data.flow.prompts:read_prompts",
+        read_path="burnish.data.prompts:read_prompts",
     ),
     "image-text-to-text": Task(
         config_path="burnish.config.language:LanguageConfig",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from burnish.advantages.groups import group_statistics
+from burnish.rl.advantages import group_statistics
 from burnish.types.rollout import Rollouts
 from burnish.utils import random
 from burnish.utils.errors import UserError

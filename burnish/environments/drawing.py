@@ -34,8 +34,8 @@ class Draw:
         Raises:
             UserError: it can't be loaded, or does not draw pictures from texts with these arguments.
         """
-        from burnish.models.flow.loading import load_model
-        from burnish.options.flow import ModelOptions
+        from burnish.diffusion.options import ModelOptions
+        from burnish.diffusion.pipeline.loading import load_model
 
         self.model: Any = load_model(ModelOptions(path=path, dtype=dtype, device=device), frozen=True)
         self.arguments = arguments
@@ -50,8 +50,8 @@ class Draw:
     @staticmethod
     def check(path: str, **_: Any) -> None:
         """Refuse a directory that is no pipeline, before anything is loaded."""
-        from burnish.models.flow.loading import read_index
-        from burnish.options.flow import ModelOptions
+        from burnish.diffusion.options import ModelOptions
+        from burnish.diffusion.pipeline.loading import read_index
 
         read_index(ModelOptions(path=path))
 

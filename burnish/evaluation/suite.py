@@ -17,8 +17,7 @@ from burnish.config.complaints import wrong_choice
 from burnish.config.overrides import merge, nest
 from burnish.config.tasks import DEFAULT, TASKS
 from burnish.config.yaml_text import parse
-from burnish.options import Count, DenoisingSteps, Guidance, Pixels, TemperatureOrGreedy, Tokens
-from burnish.options.flow import Solver
+from burnish.options import Count, DenoisingSteps, Guidance, Pixels, Solver, TemperatureOrGreedy, Tokens
 from burnish.options.language import SamplingOptions
 from burnish.registry import known, lookup, names, options
 from burnish.rewards.base import AnyReward

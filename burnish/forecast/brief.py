@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 from torch.utils._pytree import tree_map
 
-from burnish.algorithms.base import Metrics
 from burnish.forecast.counter import GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes, Peak
 from burnish.forecast.fakes import is_fake
+from burnish.rl.algorithm import Metrics
 from burnish.training.batching import rank_micro_batches
 from burnish.training.exchange import bring
 from burnish.training.parameter_groups import ParameterGroup

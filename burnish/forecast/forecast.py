@@ -13,10 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from burnish.config import RunConfig
+from burnish.diffusion.assembly import FlowAssembly
 from burnish.forecast.brief import Rests
 from burnish.forecast.counter import GRADIENTS, HOST, OPTIMIZER, REWARDS, WEIGHTS, LiveBytes, Peak
+from burnish.forecast.diffusion import FlowHalf
 from burnish.forecast.fakes import CudaPrecision, Pretending
-from burnish.forecast.flow import FlowHalf
 from burnish.forecast.language import LanguageHalf
 from burnish.forecast.phases import BASELINE, PUBLISH, SAMPLE, SCORE, VALIDATE, rollout_phases, train_phases
 from burnish.forecast.published import located
@@ -27,7 +28,6 @@ from burnish.forecast.tiers import known_tiers
 from burnish.forecast.vllm import VllmForecast, vllm_forecast
 from burnish.options.cluster import PoolOptions
 from burnish.tasks import assemble
-from burnish.tasks.flow.assembly import FlowAssembly
 from burnish.tasks.suites import check_task, suites_of
 from burnish.utils.errors import UserError
 from burnish.utils.weights import without_weights

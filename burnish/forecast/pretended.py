@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from burnish.data.flow.offline import EncodedPictures, OfflinePictures, ScoredPictures
-from burnish.data.flow.pictures import PictureRecord, ScoredGroup
+from burnish.data.pictures import PictureRecord, ScoredGroup
+from burnish.diffusion.offline import EncodedPictures, OfflinePictures, ScoredPictures
 from burnish.options.mixing import MixingOptions
 from burnish.rewards.base import AnyReward, Verdict
 from burnish.rewards.given import NOTHING, Given

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
 from burnish.hooks import Hook
 from burnish.hooks.validation import Validation
+from burnish.rl.algorithm import Metrics
 
 
 class Saver(Protocol):

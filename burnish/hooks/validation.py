@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
+from burnish.rl.algorithm import Metrics
 from burnish.utils.disk import writing
 from burnish.utils.errors import Cancelled
 

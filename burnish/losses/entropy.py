@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from burnish.losses.policy import masked
+from burnish.rl.surrogates import masked
 
 
 def entropy(logits: Tensor) -> Tensor:

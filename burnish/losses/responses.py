@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from burnish.losses.policy import masked
-from burnish.losses.preference import preference_loss
+from burnish.rl.preference import preference_loss
+from burnish.rl.surrogates import masked
 
 Values = dict[str, Tensor]
 

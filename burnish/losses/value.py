@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from burnish.losses.policy import masked
+from burnish.rl.surrogates import masked
 
 
 def value_loss(

@@ -48,6 +48,7 @@ LearningRate = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False), AfterVa
 Several = Annotated[int, Field(ge=2, le=MOST)]
 Guidance = Annotated[float, Field(ge=1, le=1000)]  # classifier-free; 1 is none
 SomeGuidance = Annotated[float, Field(gt=1, le=1000)]
+Solver = Literal["euler", "heun", "dpm2m"]  # of denoising steps without noise
 DenoisingSteps = Annotated[int, Field(ge=1, le=1000)]  # as many levels of noise as networks are trained on
 Pixels = Annotated[int, Field(ge=1, le=2**15)]
 Tokens = Annotated[int, Field(ge=1, le=2**22)]

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from burnish.advantages.whitening import Moments, moments
 from burnish.options.mixing import MixingOptions
 from burnish.rewards.base import AnyReward
 from burnish.rewards.mixing import combined
+from burnish.rl.advantages import Moments, moments
 from burnish.types.rollout import Rollouts, Scores
 
 if TYPE_CHECKING:

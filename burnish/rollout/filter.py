@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from burnish.advantages.groups import group_statistics
+from burnish.rl.advantages import group_statistics
 from burnish.types.execution import Execution, joined
 from burnish.types.rollout import Failure, Rollouts
 

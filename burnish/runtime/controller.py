@@ -12,12 +12,12 @@ from typing import Any
 
 from ray.exceptions import ObjectLostError
 
-from burnish.algorithms.base import Metrics
 from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.controller import Controller
 from burnish.rewards.breaker import RewardsFailing
+from burnish.rl.algorithm import Metrics
 from burnish.rollout.pipelined import PipelinedSource
 from burnish.rollout.sources import OnlineSource, SavedSource, Source
 from burnish.runtime.actor_group import ActorGroup

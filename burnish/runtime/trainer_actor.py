@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from burnish.algorithms.base import Metrics
 from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
@@ -18,6 +17,7 @@ from burnish.controller import LocalController
 from burnish.measured import measured
 from burnish.metrics import collected_metrics
 from burnish.rewards.normalising import restore, with_first
+from burnish.rl.algorithm import Metrics
 from burnish.rollout.requests import RolloutRequest
 from burnish.runtime.actor import RankInfo
 from burnish.runtime.prompt_numbers import PromptNumbers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from burnish.algorithms.base import Metrics
+from burnish.rl.algorithm import Metrics
 from burnish.rollout.requests import RolloutRequest, split
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call, all_done

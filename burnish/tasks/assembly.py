@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from burnish.algorithms.base import Metrics
 from burnish.config import RunConfig
 from burnish.config.memory import has_quantized_weights
 from burnish.data.decoding import check_media
@@ -26,6 +25,7 @@ from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore, saved
 from burnish.rewards.probe import probe
 from burnish.rewards.scoring import AnyScorer, Scorer
+from burnish.rl.algorithm import Metrics
 from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.rollout.requests import RolloutRequest, RolloutWorker
 from burnish.rollout.sources import OfflineSource, OnlineSource, StreamSource

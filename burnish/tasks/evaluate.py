@@ -10,8 +10,8 @@ from typing import Any
 
 from PIL import Image
 
-from burnish.algorithms.base import Metrics
 from burnish.metrics import validation_metrics
+from burnish.rl.algorithm import Metrics
 from burnish.tasks.job import Job
 from burnish.training.ranks import Ranks
 from burnish.types.completion import Lengths

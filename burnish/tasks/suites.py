@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from burnish.algorithms.base import Metrics
 from burnish.evaluation.canaries import questions, rows, unwatched, wrong_answers
 from burnish.evaluation.prompts import prompts_digest, read_suite_prompts
 from burnish.evaluation.records import Folder, Header, Record
 from burnish.evaluation.results import metrics_of, result_of
 from burnish.evaluation.suite import REWARD, Suite, read_suite
 from burnish.rewards.scoring import Scorer, awaited
+from burnish.rl.algorithm import Metrics
 from burnish.tasks.evaluate import SHOWN
 from burnish.training.ranks import Ranks
 from burnish.types.prompt import Prompt

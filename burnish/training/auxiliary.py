@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from burnish.algorithms.base import Algorithm, Metrics
+from burnish.rl.algorithm import Algorithm, Metrics
 from burnish.training.batching import rank_micro_batches
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.types.batch import numbers

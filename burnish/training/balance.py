@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from burnish.algorithms.base import Metrics
 from burnish.language.logprobs import ResponseStates
 from burnish.losses.balance import expert_load, load_balancing
+from burnish.rl.algorithm import Metrics
 from burnish.training.ranks import Ranks
 from burnish.types.batch import numbers, to_device
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from burnish.algorithms.base import Algorithm
 from burnish.options import StepOptions
+from burnish.rl.algorithm import Algorithm
 from burnish.training.exchange import bring, without_others
 from burnish.training.ranks import Ranks, shares
 from burnish.types.batch import Batch

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from burnish.algorithms.base import Algorithm, Metrics
 from burnish.options import StepOptions
+from burnish.rl.algorithm import Algorithm, Metrics
 from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.batching import mini_batches, rank_micro_batches
 from burnish.training.ema import Ema

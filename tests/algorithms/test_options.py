@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import burnish
-from burnish.advantages.rewards import Rewards
-from burnish.algorithms.base import advantages_of
 from burnish.registry import lookup, names, register
+from burnish.rl.algorithm import advantages_of
+from burnish.rl.rewards import Rewards
 from burnish.types.rollout import Scores
 from tests.golden.language import REWARD_MODELS, RUNS
 from tests.support.language_tables import observed

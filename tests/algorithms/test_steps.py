@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from burnish.losses.policy import flow_clip, ppo_clip
-from burnish.losses.surrogates import cispo, cpgd, gmpo, gspo, reinforce, sapo
 from burnish.registry import lookup
+from burnish.rl.surrogates import cispo, cpgd, flow_clip, gmpo, gspo, ppo_clip, reinforce, sapo
 from burnish.types.rollout import Denoising, Prompt, Scored, Scores
 from tests.conformance import case
 from tests.support.schedules import plain, schedule

@@ -12,11 +12,11 @@ import torch
 import burnish
 from burnish.language.head import chosen_scores
 from burnish.losses.entropy import entropy, high_entropy_mask
-from burnish.losses.kl import AdaptiveKl, kl_estimate
-from burnish.losses.policy import masked, sequence_mean
 from burnish.losses.responses import kto, kto_reference_point
 from burnish.losses.value import value_loss
 from burnish.registry import lookup
+from burnish.rl.kl import AdaptiveKl, kl_estimate
+from burnish.rl.surrogates import masked, sequence_mean
 from tests.conformance import Case, cases
 from tests.support.language_tables import annotated, judged
 from tests.support.tiny_run import burnish as command

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from burnish.advantages.rewards import Rewards
 from burnish.registry import KINDS, lookup, names, register
+from burnish.rl.rewards import Rewards
 from burnish.testing import check_advantage, check_kl, check_options, check_surrogate
 from burnish.types.rollout import Scores
 
@@ -86,7 +86,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("why", BROKEN)
 def test_a_broken_surrogate_is_found_out(why: str) -> None:
-    from burnish.losses.policy import Surrogate
+    from burnish.rl.surrogates import Surrogate
 
     @register("surrogate", "broken")
     def broken(logprob: Tensor, old: Tensor, advantage: Tensor, mask: Tensor) -> Surrogate:

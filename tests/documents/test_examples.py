@@ -111,4 +111,4 @@ def test_the_site_has_every_option_recipe_and_version_and_fetches_nothing(tmp_pa
         text = pages["recipes.html"]
         part = text.partition(f"<code>{folder}/*</code>")[2].partition("</table>")[0] if folder else text
         assert f"<code>{last}</code>" in part, name
-    assert "burnish.losses.policy" in pages["reference/mathematics.html"]
+    assert "burnish.rl.surrogates" in pages["reference/mathematics.html"]

@@ -14,9 +14,9 @@ import pytest
 
 import burnish
 from burnish import registry
-from burnish.algorithms.base import Algorithm
 from burnish.registry import KINDS, known, lookup, names, register
 from burnish.rewards.base import Reward, Verdict
+from burnish.rl.algorithm import Algorithm
 from tests.support import reward_functions
 from tests.support.shown import HOLLOW, ROOT, blocks
 from tests.support.tiny_run import burnish as run

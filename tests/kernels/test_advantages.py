@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.advantages.groups import (
+from burnish.metrics import hacking_metrics
+from burnish.registry import lookup
+from burnish.rl.advantages import (
     depthwise_advantages,
     group_advantages,
     group_statistics,
+    group_steps,
     normalise_each,
+    optimal_baseline,
     optimality,
+    pass_at_k,
 )
-from burnish.advantages.rewards import Rewards
-from burnish.advantages.rules import group_steps, optimal_baseline, pass_at_k
-from burnish.algorithms.base import advantages_of
-from burnish.metrics import hacking_metrics
-from burnish.registry import lookup
+from burnish.rl.algorithm import advantages_of
+from burnish.rl.rewards import Rewards
 from burnish.types.rollout import Scores
 from tests.conformance import Case, case, cases, labels
 

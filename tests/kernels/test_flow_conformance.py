@@ -6,10 +6,9 @@ import pytest
 import torch
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
 
-from burnish.flow.sampling import Plan, denoise, guide
-from burnish.flow.times import diffuse, logit_normal, stratify, to_normal
-from burnish.flow.transitions import transition
-from burnish.flow.windows import Window
+from burnish.diffusion.steps import Plan, denoise, guide, transition
+from burnish.diffusion.times import diffuse, logit_normal, stratify, to_normal
+from burnish.diffusion.windows import Window
 from tests.conformance import case, cases
 from tests.support.schedules import schedule
 

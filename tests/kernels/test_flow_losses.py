@@ -11,20 +11,18 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.nn.functional import logsigmoid
 
-from burnish.advantages.groups import optimality
-from burnish.flow.times import diffuse
-from burnish.losses.kl import gaussian_kl, squared_distance
-from burnish.losses.matching import advantage_weighted_matching, awm_logprob
-from burnish.losses.policy import flow_clip
-from burnish.losses.preference import (
+from burnish.diffusion.losses import advantage_weighted_matching, awm_logprob
+from burnish.diffusion.times import diffuse
+from burnish.registry import lookup
+from burnish.rl.advantages import optimality
+from burnish.rl.preference import (
     centred_distillation,
     diffusion_dpo,
     group_preference,
     hold_clipped,
     preference_loss,
 )
-from burnish.losses.surrogates import guard_log_ratio
-from burnish.registry import lookup
+from burnish.rl.surrogates import flow_clip, gaussian_kl, guard_log_ratio, squared_distance
 from burnish.types.rollout import Steps
 from tests.conformance import case, cases
 

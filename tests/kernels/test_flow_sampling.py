@@ -8,9 +8,8 @@ import pytest
 import torch
 from diffusers import DPMSolverMultistepScheduler, FlowMatchHeunDiscreteScheduler
 
-from burnish.flow.sampling import Plan, denoise
-from burnish.flow.transitions import transition
-from burnish.flow.windows import Window
+from burnish.diffusion.steps import Plan, denoise, transition
+from burnish.diffusion.windows import Window
 from tests.support.exact_flows import gaussian_velocity
 from tests.support.schedules import schedule
 

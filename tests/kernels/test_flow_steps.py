@@ -10,9 +10,9 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 
-from burnish.flow.times import stratify
-from burnish.flow.transitions import transition
-from burnish.flow.windows import Window
+from burnish.diffusion.steps import transition
+from burnish.diffusion.times import stratify
+from burnish.diffusion.windows import Window
 from tests.support.exact_flows import gaussian_velocity
 from tests.support.schedules import schedule
 

@@ -9,12 +9,28 @@ from typing import Any
 import pytest
 import torch
 
-from burnish.flow.transitions import Transition, transition
-from burnish.losses.correction import rejection_mask
-from burnish.losses.kl import gaussian_kl
-from burnish.losses.policy import Surrogate, flow_clip, log_ratio, ppo_clip, sequence_mean, terms, weights
-from burnish.losses.surrogates import cispo, cpgd, dppo, gmpo, gspo, guard_log_ratio, kl_trust_region, reinforce, sapo
+from burnish.diffusion.steps import Transition, transition
 from burnish.registry import lookup
+from burnish.rl.importance import rejection_mask
+from burnish.rl.surrogates import (
+    Surrogate,
+    cispo,
+    cpgd,
+    dppo,
+    flow_clip,
+    gaussian_kl,
+    gmpo,
+    gspo,
+    guard_log_ratio,
+    kl_trust_region,
+    log_ratio,
+    ppo_clip,
+    reinforce,
+    sapo,
+    sequence_mean,
+    terms,
+    weights,
+)
 from tests.conformance import case, cases
 from tests.support.token_losses import aggregate, assert_gradient, batch, mask_of, spoil
 

@@ -7,11 +7,16 @@ import math
 import pytest
 import torch
 
-from burnish.advantages.groups import group_advantages
-from burnish.advantages.returns import gae
-from burnish.advantages.selection import pairs, select_best_worst
-from burnish.advantages.shaping import clip_values, overlong_penalty, place_reward, place_step_rewards, turn_numbers
-from burnish.advantages.whitening import Moments, RunningMoments, whitened
+from burnish.rl.advantages import Moments, RunningMoments, gae, group_advantages, whitened
+from burnish.rl.rewards import (
+    clip_values,
+    overlong_penalty,
+    pairs,
+    place_reward,
+    place_step_rewards,
+    select_best_worst,
+    turn_numbers,
+)
 from tests.conformance import case, cases, labels
 from tests.support.token_losses import mask_of, spoil
 

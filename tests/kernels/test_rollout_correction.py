@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.losses.correction import importance_weights, rejection_mask
-from burnish.losses.correction_metrics import (
+from burnish.rl.importance import (
     correction_metrics,
+    importance_weights,
     rejected_fractions,
+    rejection_mask,
     rejection_metrics,
     variance_proxies,
     weight_metrics,

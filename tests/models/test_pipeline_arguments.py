@@ -24,8 +24,8 @@ PICTURED = Prompt(text="a cat", images=(Media.array(np.zeros((8, 8, 3), np.uint8
 
 def call_of(kind, guidance, prompt, **rollout):
     """The arguments of a pipeline's call for a prompt, checked."""
-    from burnish.models.flow.arguments import Arguments
-    from burnish.options.flow import RolloutOptions
+    from burnish.diffusion.options import RolloutOptions
+    from burnish.diffusion.pipeline.arguments import Arguments
 
     arguments = Arguments(getattr(diffusers, f"{kind}Pipeline"), RolloutOptions(batch_size=96, **rollout))
     arguments.check()

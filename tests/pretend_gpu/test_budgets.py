@@ -11,9 +11,9 @@ import pytest
 from torch import nn
 
 from burnish.config import load
+from burnish.diffusion.engine import FlowJob
 from burnish.models.tiny import describe
 from burnish.tasks import assemble
-from burnish.tasks.flow.engine import FlowJob
 from tests.support.optional import seldom
 from tests.support.pretend_gpu import PretendGpu
 from tests.support.tiny_run import TinyRun

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from burnish import load
-from burnish.losses.divergence import divergence, sampled_advantage, with_rest
+from burnish.rl.surrogates import divergence, sampled_advantage, with_rest
 from tests.support.http_servers import json_server
 from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun, burnish

@@ -3,22 +3,26 @@
 import numpy as np
 import torch
 
-from burnish.algorithms.flow.branch_grpo import BranchGRPO
-from burnish.algorithms.flow.flow_dppo import FlowDPPO
-from burnish.algorithms.flow.grpo_guard import GRPOGuard
-from burnish.algorithms.flow.policy_gradient import FlowGRPO
-from burnish.algorithms.flow.presets import DanceGRPO, FlowGRPOFast, MixGRPO
-from burnish.algorithms.flow.tempflow_grpo import TempFlowGRPO
-from burnish.flow.windows import Window
-from burnish.models.flow.loading import load_model
+from burnish.diffusion.algorithms.policy_gradient import FlowGRPO
+from burnish.diffusion.algorithms.variants import (
+    BranchGRPO,
+    DanceGRPO,
+    FlowDPPO,
+    FlowGRPOFast,
+    GRPOGuard,
+    MixGRPO,
+    TempFlowGRPO,
+)
+from burnish.diffusion.engine import FlowEngine, FlowJob
+from burnish.diffusion.options import ModelOptions, RolloutOptions, TrainerOptions
+from burnish.diffusion.pipeline.loading import load_model
+from burnish.diffusion.roles import FlowRoles
+from burnish.diffusion.windows import Window
 from burnish.options import OptimizerOptions
 from burnish.options.cluster import ShardingOptions
-from burnish.options.flow import ModelOptions, RolloutOptions, TrainerOptions
 from burnish.options.model import LoraOptions
 from burnish.registry import options
 from burnish.rewards.base import Reward, Verdict
-from burnish.tasks.flow.engine import FlowEngine, FlowJob
-from burnish.tasks.flow.roles import FlowRoles
 from burnish.training.ema import Ema
 from burnish.training.parameter_groups import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from burnish.algorithms.flow.awm import AWM
-from burnish.algorithms.flow.crd import CRD
-from burnish.algorithms.flow.dgpo import DGPO
-from burnish.algorithms.flow.diffusion_dpo import DiffusionDPO
-from burnish.algorithms.flow.diffusion_nft import DiffusionNFT
-from burnish.algorithms.flow.sft import SFT
+from burnish.diffusion.algorithms.diffusion_dpo import DiffusionDPO
+from burnish.diffusion.algorithms.matching import AWM, CRD, DGPO, DiffusionNFT
+from burnish.diffusion.algorithms.sft import SFT
 from burnish.types.rollout import Denoising, OfflineSamples, Prompt, Scored, Scores
 from tests.support.schedules import plain, schedule
 

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.models.flow.base import Drawing
-from burnish.models.flow.loading import load_model
+from burnish.diffusion.options import ModelOptions, RolloutOptions
+from burnish.diffusion.pipeline.base import Drawing
+from burnish.diffusion.pipeline.loading import load_model
 from burnish.models.lora import add_adapters, merged_state
 from burnish.models.tiny import describe
 from burnish.models.tiny.calls import load as load_alone
 from burnish.models.tiny.calls import media
-from burnish.options.flow import ModelOptions, RolloutOptions
 from burnish.options.model import LoraOptions
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnish.algorithms.base import Algorithm
 from burnish.batches.tokens import AnnotatedTokens
 from burnish.language.logprobs import TokenScores
+from burnish.rl.algorithm import Algorithm
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, ResponseRows
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, Prompt, ScoredResponses, Scores

@@ -8,8 +8,8 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
-from burnish.models.flow.levels import Levels, shifted
-from burnish.models.flow.runs import evenly
+from burnish.diffusion.pipeline.levels import Levels, shifted
+from burnish.diffusion.pipeline.runs import evenly
 from burnish.types.batch import Gathered
 from burnish.types.rollout import Prompt, Requests
 

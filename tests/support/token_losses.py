@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from burnish.losses.policy import Aggregation, masked, terms, weights
+from burnish.rl.surrogates import Aggregation, masked, terms, weights
 
 LENGTHS = [5, 3, 0, 1]
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnish.diffusion.options import ModelOptions
 from burnish.models.language.loading import load_language_model
 from burnish.models.tiny.language import LANGUAGE
 from burnish.models.tiny.language.build import write
-from burnish.options.flow import ModelOptions
 from burnish.types.completion import Completion
 
 TINY = {tiny.name: tiny for tiny in LANGUAGE}

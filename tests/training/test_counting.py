@@ -7,12 +7,12 @@ import pytest
 import torch
 import transformers
 
-from burnish.models.flow.base import Drawing
-from burnish.models.flow.loading import load_model
+from burnish.diffusion.options import ModelOptions, RolloutOptions
+from burnish.diffusion.pipeline.base import Drawing
+from burnish.diffusion.pipeline.loading import load_model
 from burnish.models.lora import add_adapters
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
-from burnish.options.flow import ModelOptions, RolloutOptions
 from burnish.options.model import LoraOptions
 from burnish.training.flop_counter import FlopCounter, Skeleton
 from burnish.training.meter import CallMeter

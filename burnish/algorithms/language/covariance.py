@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import model_validator
 
-from burnish.algorithms.base import Metrics
 from burnish.algorithms.language.policy_gradient import Share, TokenPolicyGradient
 from burnish.options import Finite, Positive
 from burnish.registry import register
+from burnish.rl.algorithm import Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor

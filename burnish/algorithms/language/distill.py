@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.algorithms.base import Metrics
 from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles
 from burnish.algorithms.language.policy_gradient import TokenPolicyGradient
 from burnish.options import Count, NonNegative, Positive
 from burnish.options.language import TokenTeacher
 from burnish.registry import register
+from burnish.rl.algorithm import Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,7 +107,7 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
     def annotate(self, scored: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
         from dataclasses import replace
 
-        from burnish.losses.divergence import sampled_advantage
+        from burnish.rl.surrogates import sampled_advantage
 
         sampled = self.over == "sampled"
         roles.teachers.begin(scored.prompts, scored.trace, 0 if sampled else self.top_k or TOP_K)
@@ -131,7 +131,7 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
         return replace(batch, advantage=advantage), metrics
 
     def loss(self, part: TokenBatch, roles: LanguageRoles) -> Loss:
-        from burnish.losses.policy import masked, terms
+        from burnish.rl.surrogates import masked, terms
         from burnish.types.rollout import Loss
 
         if self.over == "sampled":
@@ -144,7 +144,7 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
 
     def _measure(self, student: Tensor, teacher: Tensor, ids: Tensor | None) -> Tensor:
         """How far the student is from a teacher at each token [N], from log-probs [N, V], or of the tokens ``ids``."""
-        from burnish.losses.divergence import divergence, with_rest
+        from burnish.rl.surrogates import divergence, with_rest
 
         if ids is None and self.over == "top_k":
             teacher, ids = teacher.topk(min(self.top_k or TOP_K, teacher.shape[-1]))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
 
-from burnish.algorithms.base import Memory
 from burnish.algorithms.language.base import LanguageRoles
 from burnish.algorithms.language.paired import Paired
 from burnish.options import NonNegative, Positive
 from burnish.registry import register
+from burnish.rl.algorithm import Memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +109,7 @@ class MPO(Paired):
         return self
 
     def make_memory(self) -> Memory:
-        from burnish.advantages.whitening import RunningMoments
+        from burnish.rl.advantages import RunningMoments
 
         return Memory({"rewards": RunningMoments()})
 

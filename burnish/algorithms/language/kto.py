@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.advantages.metrics import range_metrics
-from burnish.algorithms.base import Metrics
 from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles
 from burnish.algorithms.language.responses import ReferenceAlgorithm
 from burnish.options import Finite, Positive
 from burnish.registry import register
+from burnish.rl.algorithm import Metrics, range_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,7 +75,7 @@ class KTO(ReferenceAlgorithm):
         """Rows of the responses that are good or bad, and which they are: [J] long and [J] bool."""
         import torch
 
-        from burnish.advantages.groups import group_statistics
+        from burnish.rl.advantages import group_statistics
         from burnish.types.rollout import OfflineResponses
 
         if isinstance(collected, OfflineResponses):

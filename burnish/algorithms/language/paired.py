@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
-from burnish.advantages.metrics import range_metrics
-from burnish.algorithms.base import Metrics
 from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles
 from burnish.algorithms.language.responses import ReferenceAlgorithm
 from burnish.options import NonNegative
 from burnish.registry import options
+from burnish.rl.algorithm import Metrics, range_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +71,7 @@ class Paired(ReferenceAlgorithm):
 
     def _pairs(self, answered: Any) -> tuple[Tensor, Tensor]:
         """Rows of the chosen and of the rejected responses."""
-        from burnish.advantages.selection import pairs
+        from burnish.rl.rewards import pairs
 
         scores = answered.scores
         return pairs(scores.reward, answered.group, scores.missing, margin=self.min_margin)
@@ -103,7 +102,7 @@ class Paired(ReferenceAlgorithm):
         return ResponseBatch(answers=answers, reference=reference, good=good, point=point), metrics
 
     def loss(self, part: ResponseBatch, roles: LanguageRoles) -> Loss:
-        from burnish.losses.policy import sequence_mean
+        from burnish.rl.surrogates import sequence_mean
         from burnish.types.batch import to_device
         from burnish.types.rollout import Loss
 

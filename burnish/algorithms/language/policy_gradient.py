@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.algorithms.base import Memory, Metrics, PolicyGradient, advantages_of
-from burnish.algorithms.kl import TokenKl
 from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles, in_parts
 from burnish.algorithms.language.shaping import Overlong, complaints, memory_of, shape
 from burnish.language.cost import token_budget_batches
 from burnish.options import Count, Finite, NonNegative, Positive, clip_range
 from burnish.registry import options, register
+from burnish.rl.algorithm import Memory, Metrics, PolicyGradient, advantages_of
+from burnish.rl.choices import TokenKl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -134,7 +134,7 @@ class TokenPolicyGradient(PolicyGradient):
 
     def annotate(self, scored: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
         from burnish.batches.tokens import AnnotatedTokens
-        from burnish.losses.correction_metrics import correction_metrics
+        from burnish.rl.importance import correction_metrics
 
         trace, needs = scored.trace, self.needs()
         recompute, metrics = self.recomputes(roles, lambda: difference(trace, roles))
@@ -164,8 +164,8 @@ class TokenPolicyGradient(PolicyGradient):
         )
 
     def credit(self, annotated: AnnotatedTokens) -> tuple[TokenBatch, Metrics]:
-        from burnish.advantages.metrics import range_metrics
         from burnish.batches.tokens import TokenBatch
+        from burnish.rl.algorithm import range_metrics
 
         scored, trace = annotated.scored, annotated.scored.trace
         rewards, coef, metrics = shape(self, annotated)
@@ -236,7 +236,7 @@ class TokenPolicyGradient(PolicyGradient):
 
     def policy_loss(self, part: TokenBatch, scores: TokenScores, roles: LanguageRoles) -> Loss:
         """Surrogate, KL and entropy of a micro-batch."""
-        from burnish.losses.policy import extremes_of, masked, terms
+        from burnish.rl.surrogates import extremes_of, masked, terms
         from burnish.types.batch import to_device
         from burnish.types.rollout import Loss
 
@@ -270,14 +270,14 @@ class TokenPolicyGradient(PolicyGradient):
 
     def total(self, values: Tensor, part: TokenBatch) -> Tensor:
         """Losses of tokens [B, T] as the sum that is divided by the size of the batch."""
-        from burnish.losses.policy import weights
+        from burnish.rl.surrogates import weights
 
         norm = self.loss_agg_mode == "seq-mean-token-sum-norm"
         length = (self.loss_length or part.limit) if norm else None
         return (values * weights(part.mask, self.loss_agg_mode, length)).sum()
 
     def size(self, batch: TokenBatch) -> int:
-        from burnish.losses.policy import terms
+        from burnish.rl.surrogates import terms
 
         return int(terms(batch.mask, self.loss_agg_mode))
 

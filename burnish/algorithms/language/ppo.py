@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from burnish.algorithms.base import Metrics
 from burnish.algorithms.language.base import LanguageRoles
 from burnish.algorithms.language.policy_gradient import TokenPolicyGradient
 from burnish.options import Positive
 from burnish.registry import register
+from burnish.rl.algorithm import Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ class PPO(TokenPolicyGradient, advantage="gae", surrogate="clip"):
     """Weight of the value loss, against the policy loss and against the clip of the value network's gradient norm."""
 
     def credit(self, annotated: AnnotatedTokens) -> tuple[TokenBatch, Metrics]:
-        from burnish.advantages.metrics import range_metrics
+        from burnish.rl.algorithm import range_metrics
 
         batch, metrics = super().credit(annotated)
         values, returns = batch.value[batch.mask].double(), batch.returns[batch.mask].double()
@@ -49,8 +49,8 @@ class PPO(TokenPolicyGradient, advantage="gae", surrogate="clip"):
         return Loss(actor.total + critic.total, actor.metrics | critic.metrics)
 
     def _value_loss(self, part: TokenBatch, value: Tensor) -> Loss:
-        from burnish.losses.policy import masked, terms
         from burnish.losses.value import value_loss
+        from burnish.rl.surrogates import masked, terms
         from burnish.types.rollout import Loss
 
         loss, values = value_loss(value, part.value, part.returns, part.mask, clip=self.value_clip)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from burnish.algorithms.base import Algorithm
 from burnish.algorithms.language.base import LanguageRoles, TokenRole, in_parts
 from burnish.language.cost import token_budget_batches
 from burnish.options import Positive
 from burnish.registry import options
+from burnish.rl.algorithm import Algorithm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ class ReferenceAlgorithm(ResponseAlgorithm):
 
     def response_logprob(self, logprob: Tensor, mask: Tensor) -> Tensor:
         """Log-probs of responses, [B], from those of their tokens [B, T]."""
-        from burnish.losses.policy import masked, sequence_mean
+        from burnish.rl.surrogates import masked, sequence_mean
 
         return sequence_mean(logprob, mask) if self.average_log_prob else masked(logprob, mask).sum(-1)
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.algorithms.base import Algorithm, Metrics
 from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles
 from burnish.language.cost import token_budget_batches
 from burnish.options import NonNegative, Positive
 from burnish.registry import options, register
+from burnish.rl.algorithm import Algorithm, Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.advantages.metrics import range_metrics
-from burnish.algorithms.base import Metrics
 from burnish.algorithms.language.base import LanguageNeeds, LanguageRoles
 from burnish.algorithms.language.responses import ResponseAlgorithm
 from burnish.options import Count, Finite
 from burnish.registry import register
+from burnish.rl.algorithm import Metrics, range_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,15 +70,15 @@ class SFT(ResponseAlgorithm):
 
     def _best(self, answered: ScoredResponses) -> Tensor:
         """Rows of the responses that are imitated."""
-        from burnish.advantages.selection import select_best
+        from burnish.rl.rewards import select_best
 
         scores = answered.scores
         rows = select_best(scores.reward, answered.group, scores.missing, self.best)
         return rows if self.min_reward is None else rows[scores.reward[rows] >= self.min_reward]
 
     def loss(self, part: ResponseBatch, roles: LanguageRoles) -> Loss:
-        from burnish.losses.policy import masked, weights
         from burnish.losses.responses import sft
+        from burnish.rl.surrogates import masked, weights
         from burnish.types.batch import to_device
         from burnish.types.rollout import Loss
 
@@ -91,6 +90,6 @@ class SFT(ResponseAlgorithm):
         return Loss(total, {"actor/sft_loss": (total.detach(), self.size(part)), "actor/entropy": (entropy, tokens)})
 
     def size(self, batch: ResponseBatch) -> int:
-        from burnish.losses.policy import terms
+        from burnish.rl.surrogates import terms
 
         return int(terms(batch.answers.trace.mask, self.loss_agg_mode))

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from burnish.algorithms.base import Memory, Metrics
 from burnish.options import Count, Positive, clip_range
 from burnish.registry import options
+from burnish.rl.algorithm import Memory, Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.advantages.rewards import Rewards
-    from burnish.algorithms.kl import TokenKl
     from burnish.algorithms.language.base import LanguageNeeds
     from burnish.batches.tokens import AnnotatedTokens
+    from burnish.rl.choices import TokenKl
+    from burnish.rl.rewards import Rewards
 
 
 @options
@@ -58,7 +58,7 @@ def complaints(algorithm: Shaping, samples: int, longest: int) -> Iterator[str]:
 
 def memory_of(algorithm: Shaping) -> Memory:
     """What shaping remembers from update to update: statistics of rewards, and the KL's coefficient."""
-    from burnish.advantages.whitening import RunningMoments
+    from burnish.rl.advantages import RunningMoments
 
     parts: dict[str, Any] = {"rewards": RunningMoments()} if algorithm.reward_norm else {}
     return Memory(parts | ({"kl": algorithm.kl.make_controller()} if algorithm.kl else {}))
@@ -72,8 +72,7 @@ def shape(algorithm: Shaping, annotated: AnnotatedTokens) -> tuple[Rewards, floa
     """
     import torch
 
-    from burnish.advantages.rewards import Rewards
-    from burnish.advantages.shaping import place_reward, place_step_rewards, turn_numbers
+    from burnish.rl.rewards import Rewards, place_reward, place_step_rewards, turn_numbers
 
     scored = annotated.scored
     missing = scored.scores.missing
@@ -106,7 +105,7 @@ def shape(algorithm: Shaping, annotated: AnnotatedTokens) -> tuple[Rewards, floa
 
 def _scaled(algorithm: Shaping, annotated: AnnotatedTokens, missing: Tensor) -> tuple[Tensor, Tensor, Metrics]:
     """Rewards of the responses and of the greedy ones, [B] each, by the options of scale."""
-    from burnish.advantages.shaping import clip_values, overlong_penalty
+    from burnish.rl.rewards import clip_values, overlong_penalty
 
     scored, metrics = annotated.scored, {}
     reward, greedy = scored.scores.reward.float(), scored.greedy.float()

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from burnish.data.flow.pictures import BEGINNING, KEYS, Holds, picture_at
 from burnish.data.forms import asked
 from burnish.data.language.prompts import fit_of, text_at
+from burnish.data.pictures import BEGINNING, KEYS, Holds, picture_at
 from burnish.data.pixels import images_of
 from burnish.data.records import Record
 from burnish.data.template import templated

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from burnish.algorithms.base import Metrics
 from burnish.evaluation.results import sampled_settings
 from burnish.metrics import given_metrics, length_metrics
 from burnish.rewards.scoring import awaited
 from burnish.rewards.text.base import Response
+from burnish.rl.algorithm import Metrics
 from burnish.tasks.evaluate import SAID, SHOWN, Evaluated, Evaluation, prompt_pictures
 from burnish.tasks.job import Job
 from burnish.tasks.language.dialogues import dialogue_metrics

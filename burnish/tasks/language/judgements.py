@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnish.algorithms.base import Metrics
 from burnish.data.language.judgements import JudgedRecord
 from burnish.data.language.offline import JudgementData
 from burnish.language.cost import token_budget_batches
+from burnish.rl.algorithm import Metrics
 from burnish.tasks.evaluate import Evaluated, Evaluation, prompt_pictures
 from burnish.tasks.job import Job
 from burnish.types.rollout import Scores

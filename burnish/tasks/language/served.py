@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from burnish.language.model import LanguageModel
-from burnish.losses.divergence import LEAST
 from burnish.options.language import TokenTeacher
+from burnish.rl.surrogates import LEAST
 from burnish.types.batch import to_device
 from burnish.types.completion import Completion
 from burnish.utils.errors import UserError

@@ -1,0 +1,271 @@
+"""What algorithms of generators need, the networks that they ask, and how those follow the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeVar
+
+from pydantic import model_validator
+
+from burnish.options import BelowOne, Count, Fraction, Guidance, NonNegative, OptimizerOptions, Positive
+from burnish.registry import options
+from burnish.rl.algorithm import Metrics
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from burnish.diffusion.steps import Density, Kind
+    from burnish.diffusion.windows import Window
+    from burnish.types.batch import Gathered
+    from burnish.types.rollout import Conditioning, Prompt, Steps
+
+
+T = TypeVar("T")
+P = TypeVar("P")
+R = TypeVar("R", bound=Sized)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Which denoising steps are recorded to learn from, and how they are sampled."""
+
+    kind: Kind
+    noise: float
+    window: Window
+    density: Density = "gaussian"
+    shared_noise: bool = False  # all samples of a prompt start from the same noise
+    splits: tuple[int, ...] = ()  # steps at which every path of a prompt's tree of samples parts; needs shared noise
+    branching: int = 2  # into how many
+    steps_after: float = 1.0  # share of the steps after the window that are taken; below 1 a job has one window
+
+    def check(self, steps: int) -> None:
+        """Refuse what does not fit into ``steps`` denoising steps.
+
+        Raises:
+            ValueError: the window or a split lies outside.
+        """
+        within = self.window.within(steps, stochastic=self.kind != "ode")
+        for split in self.splits:
+            if split not in within:
+                raise ValueError(
+                    f"splits has step {split}, but stochastic are only {within.start} to {within.stop - 1}, "
+                    "and samples part by noise alone"
+                )
+
+
+@options
+class Teacher:
+    """A frozen network. It reads the embeddings of the run's own text encoders, so its own must be the same."""
+
+    path: str | None = None
+    """Directory of its pipeline, or org/name on the Hugging Face hub, of the family of model.path; null is the run's
+    own untrained model."""
+    revision: str | None = None
+    """Branch, tag or commit of a model of the hub; null is its default branch."""
+    lora: str | None = None
+    """Directory of an adapter for it, as diffusers' load_lora_weights reads one; null adds none."""
+    guidance_scale: Guidance | None = None
+    """Classifier-free guidance that it predicts with; null takes rollout.guidance_scale."""
+    weight: Positive = 1.0
+    """Share of its loss in the sum."""
+
+    @property
+    def is_start(self) -> bool:
+        """Whether it is the run's own untrained model."""
+        return self.path is None and self.lora is None
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the rest of the system provides for an algorithm, and nothing else."""
+
+    data: Literal["prompts", "pictures", "pairs", "scored"] = "prompts"  # what the training files hold
+    sampler: str = "policy"  # or one of lagged
+    recording: Recording | None = None  # None: deterministic sampling, only final latents are kept
+    euler_steps: int = 0  # last steps that the loss makes again, by Euler's method
+    reference: bool = False
+    lagged: tuple[str, ...] = ()  # policies that follow the one that learns, each in its own way, by ``blend``
+    # further networks, which begin as the untrained model, each with the optimizer that it learns by; None only blends
+    networks: Mapping[str, OptimizerOptions | None] = field(default_factory=dict)
+    few_steps: bool = False  # a model that was distilled to few steps stays one
+    schedule_times: int = 0  # noise levels per sample drawn from the sampling schedule, without repetition
+    schedule_range: tuple[float, float] = (0.0, 1.0)  # the part of it that they come from: clean is 0, noise 1
+    atom: Literal["sample", "pair", "group"] = "sample"  # what a loss compares, which nothing may cut
+    groups: bool = True  # compares samples of one prompt, so a prompt needs two at least
+    samples: int = 1  # of a prompt that are compared at least
+    tree: int = 0  # leaves of the tree that the samples of a prompt form: exactly N; 0 is no tree
+    best_of: int = 0  # samples of a prompt that are learned from, fewer than there are; 0 is all
+    teachers: tuple[Teacher, ...] = ()  # frozen networks to learn from
+    each_reward: bool = False  # rewards are compared one by one, so several have to count
+    reward_gradients: bool = False  # rewards are followed uphill, so each that counts must be differentiable
+
+    def to_sample(self) -> Needs:
+        """What of it sampling needs: of the networks, those that sample."""
+        return replace(
+            self, reference=False, teachers=(), lagged=tuple(name for name in self.lagged if name == self.sampler),
+            networks={name: None for name in self.networks if name == self.sampler},
+        )  # fmt: skip
+
+
+class Role(Protocol):
+    """A network with a job: predicts a velocity, with the guidance of the run."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        time: Tensor,
+        conditioning: Gathered[Conditioning],
+        *,
+        guidance: float | None = None,
+    ) -> Tensor:
+        """Latents [M, ...] at times [M] to velocities [M, ...]; guidance None takes the run's."""
+        ...
+
+
+class Roles(Protocol):
+    """The networks of a worker. Only ``policy`` has gradients, and what else ``Needs.networks`` lets learn."""
+
+    @property
+    def policy(self) -> Role:
+        """The network that learns."""
+
+    @property
+    def reference(self) -> Role:
+        """The network before training."""
+
+    def lagged(self, name: str) -> Role:
+        """A network that an algorithm keeps beside the policy."""
+
+    def is_policy(self, name: str) -> bool:
+        """Whether that network has the policy's own weights."""
+
+    @property
+    def teachers(self) -> Sequence[Role]:
+        """The teachers that the algorithm needs, each with its own guidance."""
+
+    def reward(self, latents: Tensor, prompts: Sequence[Prompt], conditioning: Gathered[Conditioning]) -> Tensor:
+        """The weighted sum of the run's rewards for finished latents [B, ...], with gradients to them: [B]."""
+
+    on_policy: bool  # the whole update is one optimizer step on samples of these very weights
+    moved: bool  # the policy differs from the one that sampled: it has been stepped, or was newer from the start
+    fresh: bool  # the policy is still the one that annotated this batch
+    micro_batch_size: int
+    optimizer_steps: int  # of the run so far
+
+    device: torch.device  # where the networks compute
+    clock: Callable[[str], AbstractContextManager[None]]  # measures a part of the time of annotation
+
+    def blend(self, name: str, decay: float, source: str = "policy") -> None:
+        """lagged = decay * lagged + (1 - decay) * source."""
+
+    def kept(self, function: Callable[[R], Tensor], parts: Sequence[R]) -> Tensor:
+        """What ``function`` makes of the rows of all parts, [N, ...]; of several ranks each keeps what it made."""
+        ...
+
+    def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
+        """What ``function`` makes of every part, in order, shared out among the ranks; its tensors are on the CPU
+        where there are several."""
+
+
+def kept_in_parts(function: Callable[[Steps], Tensor], steps: Steps, roles: Roles) -> Tensor:
+    """``in_parts`` for what is as large as states: of several ranks each keeps what it made until it is learned."""
+    import torch
+
+    with torch.no_grad():
+        return roles.kept(_part(function, steps, roles), _ranges(steps, roles))
+
+
+def in_parts(function: Callable[[Steps], Tensor], steps: Steps, roles: Roles) -> Tensor:
+    """``function`` over micro-batches, without gradients, joined again; all ranks get all of it."""
+    import torch
+
+    with torch.no_grad():
+        return torch.cat(roles.distribute(_part(function, steps, roles), _ranges(steps, roles)))
+
+
+def _ranges(steps: Steps, roles: Roles) -> list[range]:
+    """Rows of micro-batches."""
+    size = roles.micro_batch_size
+    return [range(start, min(start + size, len(steps))) for start in range(0, len(steps), size)]
+
+
+def _part(function: Callable[[Steps], Tensor], steps: Steps, roles: Roles) -> Callable[[range], Tensor]:
+    """``function`` of some rows, which are copied only for the time that they are on the device of the networks."""
+    home = steps.state.device  # that of the networks, or the CPU where a batch has come from elsewhere
+    return lambda rows: function(steps.select(rows).to(roles.device)).to(home)
+
+
+Decay = Literal["copy", "ema", "linear", "linear_to_0_5", "delayed_linear_to_0_999"]
+Counts = Literal["gradient_steps", "updates"]
+Ramp = tuple[NonNegative, Fraction, NonNegative, Fraction]  # delay, start, slope, end
+
+
+def ramp(delay: float, start: float, slope: float, end: float) -> Callable[[int], float]:
+    """A weight of the past that is 0 before ``delay`` steps, and rises from ``start`` to ``end`` in a line then."""
+    return lambda n: 0.0 if n < delay else min(start + slope * (n - delay), end)
+
+
+DECAYS = {
+    "copy": lambda n: 0.0,
+    "linear_to_0_5": ramp(0, 0.0, 0.001, 0.5),
+    "delayed_linear_to_0_999": ramp(75, 0.0, 0.0075, 0.999),
+}
+
+
+@options
+class Lag:
+    """How a policy follows the one that learns."""
+
+    decay: Decay = "copy"
+    """How it follows: copied, averaged, or averaged with a weight of the past that rises: as linear says, or by the two
+    schedules of DiffusionNFT."""
+    ema: BelowOne | None = None
+    """ema: weight of the past."""
+    linear: Ramp | None = None
+    """linear: [delay, start, slope, end]: at step n that weight is 0 before delay, then start + slope (n - delay), and
+    end at most."""
+    counts: Counts = "gradient_steps"
+    """What n counts where the weight rises: optimizer steps, or policy updates."""
+    update_interval: Count = 1
+    """Policy updates after which it follows; in between it stays as it is."""
+
+    @model_validator(mode="after")
+    def _schedule_is_read(self) -> Self:
+        check_lag("", self.decay, self.ema, self.linear, self.counts)
+        return self
+
+    def weight(self, n: int) -> float:
+        """Weight of the past at step or update ``n``."""
+        if self.ema is not None:
+            return self.ema
+        return (ramp(*self.linear) if self.linear is not None else DECAYS[self.decay])(n)
+
+    def follow(self, name: str, roles: Roles, update: int, source: str = "policy") -> Metrics:
+        """Move the network ``name`` as far towards ``source`` as it moves after this update, counted from 1."""
+        prefix = "old_policy" if name == "old" else f"lagged/{name}"
+        applied = update % self.update_interval == 0
+        weight = self.weight(roles.optimizer_steps if self.counts == "gradient_steps" else update) if applied else 0.0
+        if applied:
+            roles.blend(name, weight, source)
+        return {
+            f"{prefix}/update_applied": float(applied),
+            f"{prefix}/copy_update": float(applied and weight == 0),
+            f"{prefix}/ema_update": float(weight > 0),
+            f"{prefix}/decay": weight,
+        }
+
+
+def check_lag(prefix: str, decay: str, ema: float | None, linear: Ramp | None, counts: Counts) -> None:
+    """Refuse options of a schedule that it never reads; ``prefix`` begins their names."""
+    for name, value in (("ema", ema), ("linear", linear)):
+        if (decay == name) != (value is not None):
+            raise ValueError(
+                f"{prefix}{name} is {value} and {prefix}decay is {decay}: "
+                f"decay {name} needs {prefix}{name}, and the others never read it"
+            )
+    if decay in ("copy", "ema") and counts != "gradient_steps":
+        label = "old_decay_counts" if prefix else "counts"
+        raise ValueError(f"{label} is never read when {prefix}decay is {decay}; leave it out")

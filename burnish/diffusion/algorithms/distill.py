@@ -1,0 +1,115 @@
+"""On-policy distillation: a student learns from frozen teachers at the states that it visits itself.
+
+The idea is that of language models (Agarwal et al. 2024, arXiv:2306.13649); for denoising steps, verl-omni's
+``distill_kl`` and ``distill_fm_mse``. With its own guided prediction as teacher it is guidance distillation
+(Meng et al. 2023, arXiv:2210.03142).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from burnish.diffusion.algorithms.base import Needs, Recording, Role, Roles, Teacher
+from burnish.diffusion.windows import Window
+from burnish.options import Positive
+from burnish.registry import register
+from burnish.rl.algorithm import Algorithm, Metrics, range_metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from burnish.types.rollout import Denoising, Loss, Scored, Steps
+
+
+@register("flow algorithm", "distill")
+class Distill(Algorithm):
+    """Match teachers on the student's own trajectories. Rewards are watched and change nothing."""
+
+    objective: Literal["distill_fm_mse", "distill_kl"] = "distill_fm_mse"
+    """distill_fm_mse: squared difference of velocities; distill_kl: KL between the transitions of a stochastic step."""
+    teachers: Annotated[list[Teacher], Field(min_length=1)] = Field(
+        default_factory=lambda: [Teacher(guidance_scale=4.5)]
+    )
+    """Whom to learn from, each with path, lora, guidance_scale and weight; losses are summed by weight."""
+    transition: Literal["ode", "sde", "cps", "dance"] = "ode"
+    """What a recorded step of the rollout is; ode is deterministic, as pictures are drawn later."""
+    noise_level: Positive = 0.7
+    """Strength of the noise of a stochastic step, in the units of its transition; ode never reads it."""
+    kl_form: Literal["published", "exact"] = "published"
+    """distill_kl: published leaves the step length out of the SDE's variance; exact keeps it."""
+    window: Window = Field(default_factory=Window)
+    """Which steps are recorded and learned from."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.objective == "distill_kl" and self.transition == "ode":
+            raise ValueError(
+                "objective is distill_kl and transition is ode, whose steps have no std to divide by; "
+                "use transition sde, cps or dance, or objective distill_fm_mse"
+            )
+        if self.transition == "ode" and self.noise_level != 0.7:
+            raise ValueError("noise_level is never read when transition is ode; leave it out")
+        if self.kl_form != "published" and (self.objective != "distill_kl" or self.transition != "sde"):
+            raise ValueError("kl_form is read only when objective is distill_kl and transition is sde; leave it out")
+        return self
+
+    def needs(self) -> Needs:
+        return Needs(
+            recording=Recording(self.transition, 0.0 if self.transition == "ode" else self.noise_level, self.window),
+            reference=any(teacher.is_start for teacher in self.teachers),
+            teachers=tuple(self.teachers),
+            groups=False,
+        )
+
+    def credit(self, annotated: Scored) -> tuple[Denoising, Metrics]:
+        scores = annotated.scores
+        return annotated.trace, range_metrics(rewards=scores.reward[~scores.missing])
+
+    def micro_batches(self, batch: Denoising, size: int) -> Iterator[Steps]:
+        return batch.steps().split(size)
+
+    def loss(self, part: Steps, roles: Roles) -> Loss:
+        import torch
+
+        from burnish.types.rollout import Loss
+
+        def predict(role: Role) -> Tensor:
+            return role(part.state, part.time, part.conditioning)
+
+        count = len(part)
+        with torch.no_grad():
+            targets = [predict(role) for role in roles.teachers]
+        velocity = predict(roles.policy)
+        total = velocity.new_zeros(count)
+        metrics: dict[str, tuple[Tensor | float, Tensor | float]] = {}
+        for i, (teacher, target) in enumerate(zip(self.teachers, targets, strict=True)):
+            loss = self._distance(part, velocity, target)
+            total = total + teacher.weight * loss
+            if len(targets) > 1:
+                metrics[f"actor/{self.objective}_loss/teacher_{i}"] = (loss.detach().sum(), count)
+        metrics[f"actor/{self.objective}_loss"] = (total.detach().sum(), count)
+        return Loss(total.sum(), metrics)
+
+    def size(self, batch: Denoising) -> int:
+        return batch.time.numel()
+
+    def _distance(self, part: Steps, velocity: Tensor, target: Tensor) -> Tensor:
+        """How far the student is from a teacher at each step: [M]."""
+        from burnish.diffusion.steps import transition
+        from burnish.rl.surrogates import gaussian_kl, squared_distance
+
+        if self.objective == "distill_fm_mse":
+            return squared_distance(velocity, target, part.share)
+        student, teacher = (
+            transition(
+                self.transition, v, part.state, part.time, part.time_next,
+                noise=self.noise_level, t_max=part.time_max,
+            )
+            for v in (velocity, target)
+        )  # fmt: skip
+        published = self.transition == "sde" and self.kl_form == "published"
+        std = student.std / student.step.sqrt() if published else student.std
+        return gaussian_kl(student.mean, teacher.mean, std, part.share)

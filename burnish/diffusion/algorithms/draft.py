@@ -1,0 +1,129 @@
+"""Reward back-propagation through the last denoising steps: DRaFT (Clark et al. 2024, arXiv:2309.17400), and ReFL
+(Xu et al. 2023, arXiv:2304.05977), which jumps from a random step to the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from burnish.diffusion.algorithms.base import Needs, Recording, Roles
+from burnish.diffusion.windows import Window
+from burnish.options import Count, Finite, NonNegative, Whole
+from burnish.registry import register
+from burnish.rl.algorithm import Algorithm, Metrics, range_metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from burnish.diffusion.paths import Ends
+    from burnish.types.rollout import Loss, Scored
+
+DEFAULTS = {"last_steps": 1, "first": 0, "last": None, "renoised": 2, "renoise_level": None}
+READ = {"draft": {"last_steps"}, "draft_lv": {"renoised", "renoise_level"}, "refl": {"first", "last"}}
+
+
+@register("flow algorithm", "draft")
+class Draft(Algorithm):
+    """Climb a differentiable reward: its gradient runs through decoding and the last denoising steps."""
+
+    kind: Literal["draft", "draft_lv", "refl"] = "draft"
+    """draft: through the last steps; draft_lv: through the last step from several fresh noises, for less variance;
+    refl: from a random step to the end in a single one."""
+    last_steps: Count = DEFAULTS["last_steps"]  # type: ignore[assignment]
+    """draft: steps that gradients run through (K of DRaFT-K); earlier ones are taken as given."""
+    renoised: Count = DEFAULTS["renoised"]  # type: ignore[assignment]
+    """draft_lv: times that each finished sample is noised again."""
+    renoise_level: Annotated[float, Field(gt=0, lt=1)] | None = DEFAULTS["renoise_level"]
+    """draft_lv: noise level t that it is noised to, from which one step leads to the end; null takes the last level of
+    the schedule that is 0.02 or more, mostly that of its last step. (Stable Diffusion 3's own ends with a step from
+    0.009, which can change nothing.)"""
+    first: Whole = DEFAULTS["first"]  # type: ignore[assignment]
+    """refl: first step that may be drawn."""
+    last: Count | None = DEFAULTS["last"]
+    """refl: end of the steps that may be drawn, exclusive; null means all."""
+    ceiling: Finite | None = None
+    """Nothing is learned from pictures whose reward is above this (ReFL's hinge); null has no ceiling."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the squared distance to the reference's velocity along those steps; 0 needs no reference."""
+    recompute: bool = False
+    """Keep only the states between steps and compute each step again in the backward pass: memory of one step for
+    any number of them, about a third more time."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for name, default in DEFAULTS.items():
+            if getattr(self, name) != default and name not in READ[self.kind]:
+                raise ValueError(f"{name} is never read when kind is {self.kind}; leave it out")
+        return self
+
+    def needs(self) -> Needs:
+        window = {
+            "draft": Window(kind="last", size=self.last_steps),
+            "draft_lv": None,
+            "refl": Window(kind="random", size=1, start=self.first, stop=self.last),
+        }[self.kind]
+        recording = Recording("ode", 0.0, window) if window else None
+        return Needs(
+            recording=recording, euler_steps=self.last_steps if self.kind == "draft" else 0,
+            reference=self.kl_coef > 0, groups=False, reward_gradients=True,
+        )  # fmt: skip
+
+    def credit(self, annotated: Scored) -> tuple[Scored, Metrics]:
+        present = (~annotated.scores.missing).nonzero().flatten()
+        return annotated.select(present), range_metrics(rewards=annotated.scores.reward[present])
+
+    def micro_batches(self, batch: Scored, size: int) -> Iterator[Ends]:
+        from burnish.diffusion.paths import Ends
+
+        # a row passes as many forwards as there are steps, and all of them are kept for the backward pass
+        held = self.last_steps if self.kind == "draft" and not self.recompute else 1
+        for part in batch.split(max(size // self._copies, 1)):
+            again = self.kind == "draft_lv"
+            ends = Ends.noised_again(part, self.renoised, self.renoise_level) if again else Ends.recorded(part)
+            yield from ends.split(max(size // held, 1))
+
+    def loss(self, part: Ends, roles: Roles) -> Loss:
+        from burnish.types.rollout import Loss
+
+        count = len(part)
+        latents, distance = self._walk(part, roles)
+        reward = roles.reward(latents, part.prompts, part.conditioning)
+        loss = -reward if self.ceiling is None else (self.ceiling - reward).relu()
+        metrics: dict[str, tuple[Tensor | float, Tensor | float]] = {
+            "actor/reward": (reward.detach().sum(), count),
+            "actor/reward_loss": (loss.detach().sum(), count),
+        }
+        if distance is not None:
+            metrics["actor/ref_kl_loss"] = (distance.detach().sum(), count)
+            loss = loss + self.kl_coef * distance
+        return Loss(loss.sum(), metrics)
+
+    def size(self, batch: Scored) -> int:
+        return len(batch) * self._copies
+
+    @property
+    def _copies(self) -> int:
+        return self.renoised if self.kind == "draft_lv" else 1
+
+    def _walk(self, part: Ends, roles: Roles) -> tuple[Tensor, Tensor | None]:
+        """Finished latents with gradients, and the mean distance to the reference on the way if it is asked for."""
+        import torch
+        from torch.utils.checkpoint import checkpoint
+
+        from burnish.diffusion.steps import transition
+        from burnish.rl.surrogates import squared_distance
+
+        x, distances = part.state, []
+        for k in range(part.times.shape[1] - 1):
+            given = (part.times[:, k], part.conditioning)
+            velocity = (
+                checkpoint(roles.policy, x, *given, use_reentrant=False) if self.recompute else roles.policy(x, *given)
+            )
+            if self.kl_coef > 0:
+                with torch.no_grad():
+                    reference = roles.reference(x, *given)
+                distances.append(squared_distance(velocity, reference, part.share))
+            x = transition("ode", velocity, x, part.times[:, k], part.times[:, k + 1], noise=0.0, t_max=1.0).mean
+        return x, torch.stack(distances).mean(0) if distances else None

@@ -1,0 +1,332 @@
+"""Algorithms on the forward process: samples are noised again, and velocities matched by what they earned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import model_validator
+
+from burnish.diffusion.algorithms.base import Needs, Roles
+from burnish.diffusion.algorithms.forward_process import WithOldPolicy, bounded_advantages, summed
+from burnish.options import NonNegative, Positive, SomeGuidance
+from burnish.registry import register
+from burnish.rl.algorithm import Metrics, weighted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from burnish.diffusion.batches import ForwardTerms, JudgedSamples
+    from burnish.types.rollout import Loss, Scored
+
+
+@register("flow algorithm", "awm")
+class AWM(WithOldPolicy):
+    """Policy gradient with the matching error of a finished sample in place of its log-prob."""
+
+    weighting: Literal["uniform", "t", "t2", "huber", "ghuber"] = "uniform"
+    """How the matching error counts at noise level t: as it is, times t, times t squared, its root times t, or a power
+    of it times t."""
+    ghuber_power: Positive = 0.25
+    """ghuber: that power."""
+    clip: Positive = 1e-3
+    """Clip range of the ratio exp(old error - error); read from the second optimizer step of an update on."""
+    clip_high: Positive | None = None
+    """Upper clip range if it is to differ from the lower one; null takes clip."""
+    old_kl_coef: NonNegative = 0.0
+    """Weight of the squared distance to the velocity of the old policy, or of the one that anchor names."""
+    anchor: str = "old"
+    """Who that distance is to: old, which the ratio refers to, or one of lagged."""
+
+    advantage_max: Positive | None = None
+    """Advantages are scaled so that those at advantage_clip have this size; null leaves them as they are."""
+
+    @model_validator(mode="after")
+    def _weighting_is_read(self) -> Self:
+        if self.weighting != "ghuber" and self.ghuber_power != 0.25:
+            raise ValueError(f"ghuber_power is never read when weighting is {self.weighting}; leave it out")
+        if self.clip > 1:
+            raise ValueError(f"clip is {self.clip}; ratios below 1 - clip can't exist then, so it must be <= 1")
+        if self.old_kl_coef == 0 and self.anchor != "old":
+            raise ValueError(f"anchor is {self.anchor}, but never read when old_kl_coef is 0; set it, or leave it out")
+        return self
+
+    @property
+    def policies_read(self) -> dict[str, str]:
+        return super().policies_read | {"anchor": self.anchor}
+
+    def needs(self) -> Needs:
+        return self.needs_of(reference=self.kl_coef > 0)
+
+    def credit(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
+        from burnish.diffusion.batches import judge
+
+        advantage, metrics = bounded_advantages(self, annotated)
+        if self.advantage_max is not None:
+            advantage = advantage * (self.advantage_max / self.advantage_clip)
+        return judge(annotated, advantage, self.levels()), metrics
+
+    def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
+        import torch
+
+        from burnish.diffusion.losses import advantage_weighted_matching, matching_error
+        from burnish.rl.surrogates import squared_distance
+
+        velocity, old = self.velocities(part, roles)
+        found = advantage_weighted_matching(
+            velocity, old, part.target, part.time, part.value, share=part.share,
+            clip=self.clip, clip_high=self.clip_high,
+            weighting=self.weighting, power=self.ghuber_power,
+        )  # fmt: skip
+        loss, values = weighted(found, torch.ones_like(found.loss))
+        values["actor/policy_loss"] = loss
+        values["actor/matching_error"] = matching_error(velocity.detach(), part.target, share=part.share)
+        distance = squared_distance(velocity, old, part.share)
+        values["actor/old_deviate"] = distance
+        if self.old_kl_coef > 0:
+            if self.anchor != "old":
+                anchor = self.lagged_velocity(self.anchor, part, roles, velocity)
+                distance = squared_distance(velocity, anchor, part.share)
+                values["actor/anchor_deviate"] = distance
+            loss = loss + self.old_kl_coef * distance
+        if self.kl_coef > 0:
+            distance = squared_distance(velocity, self.reference_velocity(part, roles), part.share)
+            loss = loss + self.kl_coef * distance
+            values["actor/ref_kl_loss"] = distance
+        return summed(loss, values | {"actor/total_loss": loss})
+
+
+KL_FLOOR = 1e-4  # coefficient that kl_adaptive leaves to the worst samples
+
+
+@register("flow algorithm", "crd")
+class CRD(WithOldPolicy):
+    """The policy's implicit reward is matched to the given one, both relative to their average within the group."""
+
+    beta: Positive = 1.0
+    """Factor of the implicit reward; the loss is divided by it."""
+    matching: Literal["bce", "mse"] = "bce"
+    """Cross-entropy of the two centred rewards, or their squared difference."""
+    temperature: Positive | None = None
+    """Centre twice, at the good and at the bad samples of a group, weighted by softmax(+-reward / temperature); null
+    centres once, at the plain average."""
+    baseline: Literal["old", "reference"] = "old"
+    """Whose matching error the policy's is compared with: the old policy's, which moves, or the reference's."""
+    sample_with: str = "policy"
+    """Who samples: policy, which is the one that learns, and keeps sampling apart from a slow baseline, whose ratio
+    would collapse to 1; old; or one of lagged."""
+    adaptive_weighting: bool = False
+    """Divide each squared error by its own mean absolute error, which evens out the noise levels."""
+    shared_noise: bool = True
+    """The samples of a group get the same noise, so that only they differ."""
+    kl_guidance: SomeGuidance | None = None
+    """Guidance scale of the reference in the KL, so that the policy stays near to what is sampled with guidance; null
+    takes that of the policy."""
+    kl_adaptive: bool = False
+    """Hold good samples to the reference by kl_coef and bad ones hardly: fast at first, careful later."""
+
+    @model_validator(mode="after")
+    def _kl_options_are_read(self) -> Self:
+        if self.kl_coef == 0 and (self.kl_guidance is not None or self.kl_adaptive):
+            raise ValueError("kl_guidance and kl_adaptive are never read when kl_coef is 0; set it, or leave them out")
+        given = (self.old_decay != "copy", self.old_policy_update_interval != 1)
+        if any(given) and not self.keeps_old:
+            option, value = [
+                ("old_decay", self.old_decay), ("old_policy_update_interval", self.old_policy_update_interval),
+            ][given.index(True)]  # fmt: skip
+            raise ValueError(
+                f"{option} is {value}, but baseline is reference and sample_with is {self.sample_with}: "
+                "nothing reads an old policy; leave it out"
+            )
+        return self
+
+    @property
+    def keeps_old(self) -> bool:
+        return self.baseline == "old" or self.sample_with == "old"
+
+    def needs(self) -> Needs:
+        return self.needs_of(
+            atom="group",
+            reference=self.kl_coef > 0 or self.baseline == "reference",
+        )
+
+    def credit(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
+        from burnish.diffusion.batches import groups_of, judge
+        from burnish.rl.advantages import optimality
+
+        advantage, metrics = bounded_advantages(self, annotated)
+        target = optimality(advantage, self.advantage_clip, "continuous")
+        members, noise = groups_of(annotated), self.shared_noise
+        return judge(annotated, target, self.levels(), members=members, shared_noise=noise), metrics
+
+    def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
+        from burnish.diffusion.losses import matching_error
+        from burnish.rl.preference import centred_distillation
+        from burnish.rl.surrogates import squared_distance
+
+        def error(velocity: Tensor) -> Tensor:
+            return matching_error(velocity, part.target, share=part.share, adaptive=self.adaptive_weighting)
+
+        if self.baseline == "reference":
+            base = self.reference_velocity(part, roles)
+            velocity = self.predict(roles.policy, part)
+        else:
+            velocity, base = self.velocities(part, roles)
+        implicit = error(base) - error(velocity)
+        loss = centred_distillation(
+            implicit, part.value, part.atom, beta=self.beta, temperature=self.temperature, kind=self.matching
+        )
+        loss = loss * (self.advantage_clip / self.beta)
+        values = {
+            "actor/policy_loss": loss,
+            "actor/implicit_reward": implicit,
+            "actor/reward_prob_mean": part.value,
+            "actor/old_deviate": squared_distance(velocity, base, part.share),
+        }
+        if self.kl_coef > 0:
+            reference = self.reference_velocity(part, roles, self.kl_guidance)
+            distance = squared_distance(velocity, reference, part.share)
+            values["actor/ref_kl_loss"] = distance
+            loss = loss + self._kl_weight(part.value) * distance
+        return summed(loss, values | {"actor/total_loss": loss})
+
+    def _kl_weight(self, target: Tensor) -> Tensor | float:
+        if not self.kl_adaptive:
+            return self.kl_coef
+        floor = min(KL_FLOOR, self.kl_coef)
+        return floor + target * (self.kl_coef - floor)
+
+
+@register("flow algorithm", "dgpo")
+class DGPO(WithOldPolicy):
+    """The good samples of a group are preferred to the bad ones, each by the size of its advantage."""
+
+    beta: Positive = 100.0
+    """Strength of the pull to the baseline in the implicit reward."""
+    baseline: Literal["old", "reference"] = "reference"
+    """Whose matching error the policy's is compared with: the reference's, or the old policy's, which moves and wants a
+    larger beta."""
+    reference_guidance: SomeGuidance | None = None
+    """Guidance scale of the reference, as baseline and in the KL, so that a policy that samples without guidance learns
+    from what is sampled with it; null takes that of the policy."""
+    clip: Positive | None = 0.01
+    """A sample whose ratio exp(old error - error) has moved this far to where it should go gets no more gradient;
+    read from the second optimizer step of an update on, or with an averaged old policy. null never clips."""
+    clip_kl: bool = False
+    """A sample that clip holds gets no gradient of the KL, either."""
+    shared_noise: bool = True
+    """The samples of a group get the same noise, so that only they differ."""
+
+    @model_validator(mode="after")
+    def _reference_options_are_read(self) -> Self:
+        if self.reference_guidance is not None and not self.reads_reference:
+            raise ValueError("reference_guidance is never read when baseline is old and kl_coef is 0; leave it out")
+        if self.clip_kl and (self.clip is None or self.kl_coef == 0):
+            raise ValueError("clip_kl is never read when clip is null or kl_coef is 0; leave it out")
+        return self
+
+    @property
+    def reads_reference(self) -> bool:
+        return self.baseline == "reference" or self.kl_coef > 0
+
+    def needs(self) -> Needs:
+        return self.needs_of(reference=self.reads_reference, atom="group")
+
+    def credit(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
+        from burnish.diffusion.batches import groups_of, judge
+
+        advantage, metrics = bounded_advantages(self, annotated)
+        members, noise = groups_of(annotated), self.shared_noise
+        return judge(annotated, advantage, self.levels(), members=members, shared_noise=noise), metrics
+
+    def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
+        import torch
+
+        from burnish.diffusion.losses import matching_error
+        from burnish.rl.preference import group_preference, hold_clipped
+        from burnish.rl.surrogates import squared_distance
+
+        reference = part.target  # where neither the preference nor the KL reads it
+        if self.reads_reference:
+            reference = self.reference_velocity(part, roles, self.reference_guidance)
+        velocity, old = self.velocities(part, roles)
+        base = reference if self.baseline == "reference" else old
+        error, before, given = (matching_error(one, part.target, share=part.share) for one in (velocity, old, base))
+        values = {"actor/matching_error": error, "actor/old_deviate": squared_distance(velocity, old, part.share)}
+        held = torch.zeros_like(error, dtype=torch.bool)
+        if self.clip is not None:
+            error, held = hold_clipped(error, before, part.value, clip=self.clip)
+            values["actor/pg_clipfrac"] = held.float()
+        loss, by_group = group_preference(error, given, part.value, part.atom, beta=self.beta)
+        values |= by_group | {"actor/policy_loss": loss}
+        total = loss.sum()
+        if self.kl_coef > 0:
+            distance = squared_distance(velocity, reference, part.share)
+            values["actor/ref_kl_loss"] = distance
+            if self.clip_kl:
+                distance = torch.where(held, distance.detach(), distance)
+            _, label, count = part.atom.unique(return_inverse=True, return_counts=True)
+            total = total + self.kl_coef * (distance / count[label]).sum()  # a group is one term: its average counts
+        return summed(total, values)
+
+    def size(self, batch: JudgedSamples) -> int:
+        return batch.time.numel()
+
+
+@register("flow algorithm", "diffusion_nft")
+class DiffusionNFT(WithOldPolicy):
+    """Contrast good and bad samples in the flow-matching loss; no log-probs, no stochastic sampling."""
+
+    beta: Positive = 1.0
+    """Distance of the implicit positive and negative policies from the old one; smaller pushes harder."""
+    advantage_std: Literal["group", "global", "none"] = "global"
+    """Divide advantages by the std of the group, of the whole batch, or not at all."""
+    advantage_clip: Positive = 5.0
+    """Advantages of this size are worth probability 0 and 1; smaller ones map linearly between."""
+    advantage_mode: Literal["continuous", "positive_only", "negative_only", "binary", "one_only"] = "continuous"
+    """Which part of the advantage counts."""
+    adaptive_weighting: bool = True
+    """Divide each squared error by its own mean absolute error, which evens out the noise levels."""
+    adaptive_min: Positive = 1e-5
+    """Smallest mean absolute error that is divided by (verl-omni's adaptive_weight_min)."""
+    kl_coef: NonNegative = 1e-4
+    """Weight of the squared distance to the reference's velocity; 0 needs no reference."""
+
+    @model_validator(mode="after")
+    def _adaptive_min_is_read(self) -> Self:
+        if not self.adaptive_weighting and self.adaptive_min != 1e-5:
+            raise ValueError("adaptive_min is never read when adaptive_weighting is false; leave it out")
+        return self
+
+    def needs(self) -> Needs:
+        return self.needs_of(reference=self.kl_coef > 0)
+
+    def credit(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
+        from burnish.diffusion.batches import judge
+        from burnish.rl.advantages import optimality
+
+        advantage, metrics = bounded_advantages(self, annotated)
+        good = optimality(advantage, self.advantage_clip, self.advantage_mode)
+        return judge(annotated, good, self.levels()), metrics
+
+    def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
+        from burnish.diffusion.losses import negative_aware
+        from burnish.rl.surrogates import squared_distance
+
+        velocity, old = self.velocities(part, roles)
+        loss, positive, negative = negative_aware(
+            velocity, old, part.clean, part.noisy, part.time, part.value,
+            beta=self.beta, share=part.share, adaptive=self.adaptive_weighting, floor=self.adaptive_min,
+        )  # fmt: skip
+        loss = loss * self.advantage_clip
+        values = {
+            "actor/policy_loss": loss,
+            "actor/positive_loss": positive,
+            "actor/negative_loss": negative,
+            "actor/old_deviate": squared_distance(velocity.detach(), old, part.share),
+            "actor/reward_prob_mean": part.value,
+        }
+        if self.kl_coef > 0:
+            distance = squared_distance(velocity, self.reference_velocity(part, roles), part.share)
+            loss = loss + self.kl_coef * distance
+            values["actor/ref_kl_loss"] = distance
+        return summed(loss, values | {"actor/total_loss": loss})

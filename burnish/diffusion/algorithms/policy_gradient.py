@@ -1,0 +1,293 @@
+"""The policy gradient over denoising steps: an action is a stochastic step, with the density of its transition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from burnish.diffusion.algorithms.base import Needs, Recording, Role, Roles, in_parts, kept_in_parts
+from burnish.diffusion.windows import Window
+from burnish.options import NonNegative, Positive, Several
+from burnish.registry import options, register
+from burnish.rl.algorithm import Metrics, PolicyGradient, advantages_of, refuse_of_responses
+from burnish.rl.choices import estimate, one_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from burnish.diffusion.batches import AnnotatedSteps, StepBatch, StepTerms
+    from burnish.diffusion.steps import Density, Transition
+    from burnish.types.rollout import Loss, Scored, Steps
+
+Share = Annotated[float, Field(gt=0, le=1)]
+StepKlKind = Annotated[str, one_of("published", "exact", "means")]  # of denoising steps; the others are from log-probs
+
+
+@options
+class StepPolicyGradient(PolicyGradient):
+    """Base of policy gradients over recorded steps, each of which is worth its sample's reward."""
+
+    transition: Literal["sde", "cps", "dance", "ddim"] = "sde"
+    """What a stochastic step is: Flow-GRPO's SDE, Flow-CPS (cleaner pictures), DanceGRPO's SDE, or DDIM's (DDPO)."""
+    noise_level: Positive = 0.7
+    """Strength of the noise of a stochastic step, in the units of its transition; ddim: its eta, 1 at most."""
+    logprob: Literal["published", "gaussian", "squared_error"] = "published"
+    """Log-density of a step: exact, or -(x - mean)^2 without scale; published is that for cps, else exact. With cps
+    the exact one is ruled by the last steps, whose noise is tiny."""
+    window: Window = Field(default_factory=Window)
+    """Which steps are stochastic and trained; a prompt's samples always share them."""
+    timestep_fraction: Share = 1.0
+    """Share of its stochastic steps that each sample is trained at, drawn anew for every sample and update."""
+    best_of: Several | None = None
+    """Train on this many samples of each prompt, the best and the worst half; null trains on all. Advantages stay
+    relative to all of them."""
+    shared_noise: bool = False
+    """Start all samples of a prompt from the same noise (DanceGRPO); their common steps are computed once."""
+    advantage_clip: Positive | None = 5.0
+    """Largest size of an advantage; null never clips."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the KL to the reference; 0 needs no reference."""
+    kl_form: StepKlKind = "published"
+    """published leaves the step length out of the SDE's variance, as Flow-GRPO's code does; exact keeps it; means is
+    the squared distance of the means, without any variance (Flow-Factory's x-based KL). Or an estimate from the
+    log-probs of the steps: k2, k3 or the name of a registered KL estimator."""
+    fold_timesteps: bool = True
+    """Put several denoising steps into one forward; false trains one step at a time. Changes only speed."""
+
+    @field_validator("transition", mode="before")
+    @classmethod
+    def _has_noise(cls, value: Any) -> Any:
+        if value == "ode":
+            raise ValueError(
+                "transition is ode: a step without noise has no probability, so there is no gradient of it; "
+                "choose sde, cps, dance or ddim, or an algorithm that needs no log-probs"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _options_are_read(self) -> Self:
+        if self.transition == "ddim" and self.noise_level > 1:
+            raise ValueError(
+                f"noise_level is {self.noise_level:g} and transition is ddim, whose eta is 1 at most: there is no more "
+                "noise to redraw; lower it, or choose another transition"
+            )
+        if self.kl_coef == 0 and self.kl_form != "published":
+            raise ValueError("kl_form is never read when kl_coef is 0; set kl_coef, or leave kl_form out")
+        if self.reads_old_mean and (self.bypasses or self.old_logprob == "sampler"):
+            raise ValueError(
+                f"{self.name} compares the means of steps, and those of the sampler are not recorded; "
+                "leave out old_logprob=sampler and rollout_correction.mode=bypass"
+            )
+        refuse_of_responses(self.part("advantage"))
+        surrogate = self.part("surrogate")
+        if surrogate.whole_samples and not self.fold_timesteps:
+            raise ValueError(
+                f"fold_timesteps is false, but surrogate {surrogate.name} needs all steps of a sample in one forward"
+            )
+        return self
+
+    def needs(self) -> Needs:
+        advantage = self.part("advantage")
+        return Needs(
+            recording=self.recording(), reference=self.kl_coef > 0, best_of=self.best_of or 0,
+            groups=advantage.groups, samples=advantage.samples, each_reward=advantage.advantage_aggregation == "each",
+        )  # fmt: skip
+
+    def recording(self) -> Recording:
+        """Which steps are recorded, and how they are sampled."""
+        return Recording(self.transition, self.noise_level, self.window, self.density, self.shared_noise)
+
+    @property
+    def density(self) -> Density:
+        """What the log-prob of a step is."""
+        if self.logprob == "published":
+            return "squared_error" if self.transition == "cps" else "gaussian"
+        return self.logprob
+
+    @property
+    def reads_old_mean(self) -> bool:
+        """Whether means of steps are compared, not log-probs alone."""
+        return False
+
+    def annotate(self, scored: Scored, roles: Roles) -> AnnotatedSteps:
+        from burnish.diffusion.batches import AnnotatedSteps
+
+        shape, size = scored.trace.logprob.shape, roles.micro_batch_size
+        steps = scored.trace.steps()
+
+        def logprob(part: Steps) -> Tensor:
+            return self.step(part, roles.policy).logprob(part.next_state, self.density)
+
+        def mean(role: Role) -> Tensor:
+            return kept_in_parts(lambda part: self.step(part, role).mean, steps, roles)
+
+        def difference() -> float:
+            probe = steps.select(slice(0, size))
+            return float((in_parts(logprob, probe, roles) - probe.logprob).abs().max()) if len(probe) else 0.0
+
+        recompute, metrics = self.recomputes(roles, difference)
+        learner = in_parts(logprob, steps, roles) if recompute and len(steps) else steps.logprob
+        recompute = recompute and not self.bypasses
+        old = learner if recompute else steps.logprob
+        unread = steps.time.new_zeros(len(steps), 0)
+        # a policy that takes a single step on its own samples has these means itself when it learns
+        needed = self.reads_old_mean and not (roles.on_policy and self.is_old(roles))
+        old_mean = mean(roles.policy) if needed else unread
+        with roles.clock("ref") if self.kl_coef > 0 else nullcontext():
+            reference = mean(roles.reference) if self.kl_coef > 0 else unread
+        return AnnotatedSteps(
+            scored=scored,
+            old=old.view(shape),
+            learner=learner.view(shape) if self.rollout_correction else learner.new_empty(shape[0], 0),
+            old_mean=old_mean.view(*shape, *old_mean.shape[1:]),
+            reference_mean=reference.view(*shape, *reference.shape[1:]),
+            recomputed=recompute,
+            metrics=metrics,
+        )
+
+    def credit(self, annotated: AnnotatedSteps) -> tuple[StepBatch, Metrics]:
+        from burnish.diffusion.batches import StepBatch
+        from burnish.rl.algorithm import advantage_metrics
+
+        scored, trace = annotated.scored, annotated.scored.trace
+        advantage, _ = self.clipped(*self.step_advantages(scored))
+        trained = self.trained_steps(scored)
+        # rewards and masks are on the CPU, the trace may be on a GPU: advantages are given where the former are
+        weight, metrics = self.step_weights(scored).to(trained.device), dict(annotated.metrics)
+        if self.rollout_correction is not None:
+            given = annotated.learner, trace.logprob, trace.time, trace.nats(self.density, self.step_std)
+            learner, sampled, time, nats = (one.to(trained.device) for one in given)
+            factor, trained, corrected = self.rollout_correction.apply(
+                learner, sampled, trained, time, nats, compares=self.part("surrogate").compares
+            )
+            weight, metrics = weight * factor, metrics | corrected
+        batch = StepBatch(
+            trace=trace,
+            advantage=advantage,
+            weight=weight,
+            trained=trained,
+            old=annotated.old,
+            old_mean=annotated.old_mean,
+            reference_mean=annotated.reference_mean,
+            recomputed=annotated.recomputed,
+        )
+        present = (~scored.scores.missing).nonzero().flatten()
+        metrics |= advantage_metrics(scored.scores.reward[present], advantage[present])
+        some = trained.any(1)
+        return batch if some.all() else batch.select(some.nonzero().flatten()), metrics
+
+    def step_advantages(self, scored: Scored) -> tuple[Tensor, Tensor]:
+        """Advantage of each recorded step, [B, K], and whether its sample has a reward, [B, K] bool."""
+        from burnish.rl.rewards import Rewards
+
+        rewards = Rewards.of(scored.scores, scored.group, scored.trace.logprob.shape[1])
+        return advantages_of(self, rewards).advantage, rewards.mask
+
+    def step_weights(self, scored: Scored) -> Tensor:
+        """Weight of each recorded step in the loss, [B, K]."""
+        return scored.trace.logprob.new_ones(scored.trace.logprob.shape)
+
+    def trained_steps(self, scored: Scored) -> Tensor:
+        """Which recorded steps are learned from, [B, K] bool; none of a sample without a reward."""
+        from burnish.diffusion.batches import best_worst, subset, taken_once
+
+        trained = taken_once(scored.trace, scored.group, ~scored.scores.missing)
+        if self.timestep_fraction < 1:
+            trained &= subset(scored, self.timestep_fraction)
+        if self.best_of is not None:
+            trained &= best_worst(scored, self.best_of)
+        return trained
+
+    def micro_batches(self, batch: StepBatch, size: int) -> Iterator[StepTerms]:
+        return batch.micro_batches(
+            size, by_step=not self.fold_timesteps, whole_samples=self.part("surrogate").whole_samples
+        )
+
+    def loss(self, part: StepTerms, roles: Roles) -> Loss:
+        from burnish.rl.importance import variance_proxies
+        from burnish.rl.surrogates import extremes_of
+        from burnish.types.rollout import Loss
+
+        count = len(part)
+        step = self.step(part.steps, roles.policy)
+        logprob = step.logprob(part.steps.next_state, self.density)
+        # then its own log-probs are exactly the old ones; another micro-batch may have rounded them otherwise
+        itself = self.is_old(roles) or (part.recomputed and roles.fresh)
+        old = logprob.detach() if itself else part.old
+        loss, values = self.step_objective(part, step, logprob, old, step.mean.detach() if itself else part.old_mean)
+        values |= {"actor/pg_loss": loss, "actor/ppo_kl": old - logprob}
+        values |= variance_proxies(part.advantage, step.score_power(part.steps.next_state, self.density))
+        if not roles.moved:
+            values["rollout_corr/logprob_abs_diff"] = (logprob - part.steps.logprob).abs()
+        if self.kl_coef > 0:
+            form = "exact" if self.kl_form == "published" and self.transition != "sde" else self.kl_form
+            values["actor/kl_loss"] = kl = step_kl(form, step, part, logprob, old, self.density)
+            loss = loss + self.kl_coef * kl
+        metrics: dict[str, Any] = {name: (value.detach().sum(), count) for name, value in values.items()}
+        extremes = extremes_of(values.get("actor/ratio_mean"), values.get("rollout_corr/logprob_abs_diff"))
+        return Loss(loss.sum(), metrics | part.metrics_by_step(values), extremes)
+
+    def step_objective(
+        self, part: StepTerms, step: Transition, logprob: Tensor, old: Tensor, old_mean: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted loss of each term and its metrics, [M] each; ``old_mean`` is empty unless it is read."""
+        logprob, old, advantage, weight = map(part.by_sample, (logprob, old, part.advantage, part.weight))
+        loss, values = self.objective(logprob, old, advantage, part.mask(logprob.device), weight)
+        return part.by_term(loss), {name: part.by_term(value) for name, value in values.items()}
+
+    def size(self, batch: StepBatch) -> int:
+        return int(batch.trained.sum())
+
+    def step_std(self, time: Tensor, time_next: Tensor, schedule: Tensor) -> Tensor:
+        """Standard deviation of steps [M]; it depends on nothing but their times."""
+        from burnish.diffusion.steps import transition
+
+        nothing = time.new_zeros(len(time), 1)
+        t_max = float(schedule[1])
+        return transition(self.transition, nothing, nothing, time, time_next, noise=self.noise_level, t_max=t_max).std
+
+    def step(self, steps: Steps, role: Role) -> Transition:
+        """The transition of each step under a network."""
+        from burnish.diffusion.steps import transition
+
+        velocity = role(steps.state, steps.time, steps.conditioning)
+        return transition(
+            self.transition, velocity, steps.state, steps.time, steps.time_next,
+            noise=self.noise_level, t_max=steps.time_max, share=steps.share,
+        )  # fmt: skip
+
+
+@register("flow algorithm", "flow_grpo")
+class FlowGRPO(StepPolicyGradient, advantage="flow_group", surrogate="flow_clip"):
+    """Clipped policy gradient over stochastic denoising steps, with advantages relative to the group (Liu et al. 2025,
+    arXiv:2505.05470)."""
+
+
+def step_kl(form: str, step: Transition, part: StepTerms, logprob: Tensor, old: Tensor, density: Density) -> Tensor:
+    """KL [M] of denoising steps and the reference's.
+
+    Args:
+        form: ``exact``: of the two Gaussians; ``published``: with the std before the root of the step length, as
+            Flow-GRPO's code has it; ``means``: the squared distance of the means, without any variance; or the name
+            of an estimator from log-probs.
+        step: under the policy.
+        part: the terms, with the reference's means.
+        logprob, old: [M] under the policy, and under the one that sampled.
+        density: what a log-prob is.
+    """
+    import torch
+
+    from burnish.rl.surrogates import gaussian_kl, squared_distance
+
+    if form == "means":
+        return squared_distance(step.mean, part.reference_mean, step.share)
+    if form in ("published", "exact"):
+        std = step.std / step.step.sqrt() if form == "published" else step.std
+        return gaussian_kl(step.mean, part.reference_mean, std, step.share)
+    reference = replace(step, mean=part.reference_mean).logprob(part.steps.next_state, density)
+    every = torch.ones_like(logprob, dtype=torch.bool)
+    return estimate(logprob, reference, every, form, old=old if form == "unbiased" else None)

@@ -1,0 +1,87 @@
+"""SFT: flow matching on pictures of the user (Lipman et al. 2022, arXiv:2210.02747), or on the best of the own ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import model_validator
+
+from burnish.diffusion.algorithms.base import Needs, Roles
+from burnish.diffusion.algorithms.forward_process import ForwardProcess, summed
+from burnish.options import BelowOne, Count, Finite
+from burnish.registry import register
+from burnish.rl.algorithm import Metrics, range_metrics
+
+if TYPE_CHECKING:
+    from burnish.diffusion.batches import ForwardTerms, JudgedSamples
+    from burnish.types.rollout import Loss, OfflineSamples, Scored
+
+
+@register("flow algorithm", "sft")
+class SFT(ForwardProcess):
+    """Imitate pictures."""
+
+    online: bool = False
+    """Imitate the best of the own samples of a prompt (best-of-n); false imitates the pictures in data.train_files."""
+    best: Count = 1
+    """online: the N best samples of a prompt are imitated."""
+    min_reward: Finite | None = None
+    """online: and only those with at least this reward; null takes the best, however good they are."""
+    prompt_dropout: BelowOne = 0.0
+    """Share of the pictures that are learned without their prompt, so that guidance keeps something to steer away
+    from."""
+    train_timesteps: Count = 1
+    """Noise levels that each picture is trained at, drawn anew at every update."""
+    times: Literal["schedule", "uniform", "logit_normal"] = "logit_normal"
+    """Draw noise levels from the sampling schedule without repetition, uniformly from (0, 1), or mostly from the
+    middle (Stable Diffusion 3)."""
+
+    @model_validator(mode="after")
+    def _choice_is_read(self) -> Self:
+        if not self.online and (self.best != 1 or self.min_reward is not None):
+            raise ValueError(
+                "best and min_reward are never read when online is false: the pictures are given; leave them out"
+            )
+        return self
+
+    def needs(self) -> Needs:
+        return Needs(
+            data="prompts" if self.online else "pictures", groups=self.online,
+            schedule_times=self.schedule_times, schedule_range=self.time_range,
+        )  # fmt: skip
+
+    def credit(self, annotated: Any) -> tuple[JudgedSamples, Metrics]:
+        import torch
+
+        from burnish.diffusion.batches import take, without_prompts
+
+        metrics: Metrics = {}
+        if self.online:
+            judged, metrics = self._best(annotated)
+        else:
+            given: OfflineSamples = annotated
+            judged = take(given, self.levels(), torch.ones(1))
+        return without_prompts(judged, self.prompt_dropout) if self.prompt_dropout > 0 else judged, metrics
+
+    def _best(self, scored: Scored) -> tuple[JudgedSamples, Metrics]:
+        """The samples that are imitated."""
+        import torch
+
+        from burnish.diffusion.batches import judge
+        from burnish.rl.rewards import select_best
+
+        scores = scored.scores
+        rows = select_best(scores.reward, scored.group, scores.missing, self.best)
+        if self.min_reward is not None:
+            rows = rows[scores.reward[rows] >= self.min_reward]
+        metrics = range_metrics(rewards=scores.reward[~scores.missing]) | {"train/imitated": float(len(rows))}
+        if len(rows):
+            metrics["train/imitated_reward"] = float(scores.reward[rows].mean())
+        members = rows.cpu()[:, None]
+        return judge(scored, torch.ones_like(scores.reward), self.levels(), members=members), metrics
+
+    def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
+        from burnish.diffusion.losses import matching_error
+
+        loss = matching_error(self.predict(roles.policy, part), part.target, share=part.share)
+        return summed(loss, {"actor/sft_loss": loss})

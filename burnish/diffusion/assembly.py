@@ -1,0 +1,337 @@
+"""A run that trains a model that draws."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from burnish.data.pictures import BEGINNING
+from burnish.data.prompts import IMAGES, read_prompts
+from burnish.data.stream import Stream
+from burnish.diffusion.algorithms.sft import SFT
+from burnish.diffusion.config import DENOISERS, FlowConfig
+from burnish.diffusion.engine import FlowEngine, FlowJob
+from burnish.diffusion.evaluate import DrawingRunner, FlowEvaluation
+from burnish.diffusion.offline import OfflinePictures, PictureFiles, ScoredPictures
+from burnish.diffusion.pipeline.base import FlowModel
+from burnish.diffusion.pipeline.contexts import check_contexts
+from burnish.diffusion.pipeline.loading import (
+    check_parts,
+    family_of,
+    load_model,
+    load_outline,
+    match_layers,
+    parts_of,
+    read_index,
+    standard_side,
+)
+from burnish.diffusion.pipeline.teachers import check_teacher, load_teacher
+from burnish.diffusion.roles import FlowRoles
+from burnish.diffusion.rollouts import FlowRollouts
+from burnish.evaluation.suite import Suite
+from burnish.rewards.base import Reward
+from burnish.rollout.requests import RolloutRequest
+from burnish.tasks.assembly import Assembly
+from burnish.tasks.shares import learned_in_a_step, learned_in_an_update
+from burnish.tasks.suites import suites_of
+from burnish.training.auxiliary import AuxiliaryLoss
+from burnish.training.parameter_groups import ParameterGroup
+from burnish.types.clips import Clip, Sample, Sound
+from burnish.types.media import Media
+from burnish.types.packed import Prompts
+from burnish.types.rollout import OfflineSamples, Prompt, Scored
+from burnish.utils.errors import UserError
+
+log = logging.getLogger(__name__)
+
+DUMMY_FRAMES, DUMMY_RATE = 16, 16_000  # of a made-up clip and of a made-up sound
+
+
+class FlowAssembly(Assembly):
+    """Prompts, networks, engine and source of a generator."""
+
+    config: FlowConfig
+    evaluation = FlowEvaluation
+    suite_runner = DrawingRunner
+    library = "diffusers"
+
+    def load_roles(self, model: FlowModel | None = None) -> FlowRoles:
+        config, rollout = self.config, self.config.rollout
+        return FlowRoles(
+            model or load_model(config.model, rollout, shared=self.sharded, only_samples=self.only_samples),
+            self.needs,
+            config.model.lora,
+            guidance=rollout.guidance_scale,
+            micro_batch_size=config.trainer.micro_batch_size,
+            on_policy=config.steps_per_update == 1,
+            seed=config.seed,
+            load_teacher=lambda teacher, student: load_teacher(
+                config.model, student, teacher.path, teacher.lora, rollout, revision=teacher.revision
+            ),
+            rewards=config.rewards,
+            shared=self.sharded,
+        )
+
+    def outline(self) -> FlowModel:
+        return load_outline(self.config.model, self.config.rollout)
+
+    def match_layers(self, outline: FlowModel) -> None:
+        match_layers(outline, self.config.model)
+
+    @cached_property
+    def engine(self) -> FlowEngine:
+        return FlowEngine(self.roles, self.config.rollout, seed=self.config.seed)
+
+    @cached_property
+    def groups(self) -> list[ParameterGroup]:
+        return super().groups + [
+            ParameterGroup(name, self.roles.parameters(name), options, total_steps=self.config.schedule_steps(options))
+            for name, options in self.needs.networks.items()
+            if options is not None
+        ]
+
+    @cached_property
+    def rollout_worker(self) -> FlowRollouts:
+        return FlowRollouts(
+            self.engine, self.scorer, self.needs,
+            rollout=self.config.rollout, watch=self.watch, check_cancelled=self.check_cancelled,
+            files=self.sample_files,
+        )  # fmt: skip
+
+    def generate(self, request: RolloutRequest | None) -> Scored | None:
+        roles, worker = self.roles, self.rollout_worker
+        scored: Scored | None = None
+        # adapters share one network, which is gathered once for all
+        with roles.gathered(late=True) if roles.lora is not None else nullcontext():
+            try:
+                with roles.gathered(late=True):  # text encoders are away by then
+                    if request is not None:
+                        scored = worker.sampled(request)
+            finally:
+                # also where this rank has nothing to sample, was cancelled or has failed: the others wait for it
+                scored = worker.compared(scored, 0 if request is None else request.groups)
+        return None if self.ranks.context.rank else scored  # one answers for those that drew the same
+
+    @cached_property
+    def pictures(self) -> PictureFiles | None:
+        """Finished pictures that the algorithm learns from in place of prompts."""
+        if self.needs.data == "prompts":
+            return None
+        return PictureFiles(self.config, self.config.data, self.needs.data, self.limited)
+
+    @cached_property
+    def supervised_pictures(self) -> PictureFiles | None:
+        """Finished pictures that are imitated beside."""
+        section = self.config.supervised
+        return PictureFiles(self.config, section, "pictures") if section is not None else None
+
+    @cached_property
+    def finished(self) -> list[OfflinePictures]:
+        """All these pictures, as the model has them."""
+        every = (self.pictures, self.supervised_pictures)
+        return [files.learned_by(self.engine, shared=self.ranks.size > 1) for files in every if files is not None]
+
+    @property
+    def records(self) -> Sequence[Any]:
+        assert self.pictures is not None, "pictures are sampled"
+        return self.pictures.records
+
+    def prepare(self, records: list[Any], update: int) -> OfflineSamples | Scored:
+        data, seed = self.finished[0], self.config.seed
+        if isinstance(data, ScoredPictures):
+            records = data.drawn(records, update=update, seed=seed)
+        batch = data.batch(records, self.offline_times, update=update, seed=seed)
+        if self.ranks.size > 1:
+            if isinstance(data, ScoredPictures) and self.config.rows_per_group == 1:
+                records = [member for group in records for member in group.members]
+            costs = [len(record.pictures) for record in records] if isinstance(batch, Scored) else batch.costs()
+            data.ready(learned_in_an_update(records, costs, self.config, self.ranks.rows, update))
+        return batch
+
+    @cached_property
+    def auxiliary(self) -> AuxiliaryLoss | None:
+        section, config, files = self.config.supervised, self.config, self.supervised_pictures
+        if section is None or files is None:
+            return None
+        data = self.finished[-1]
+        stream = Stream(files.records, section.batch_size, seed=config.seed, shuffle=True, name="supervised")
+
+        def draw(step: int) -> OfflineSamples:
+            records = stream.batch(step)
+            batch: Any = data.batch(records, self.offline_times, update=step, seed=config.seed)
+            if self.ranks.size > 1:
+                data.ready(learned_in_a_step(records, batch.costs(), self.ranks.rows))
+            found: OfflineSamples = batch
+            return found
+
+        return AuxiliaryLoss(SFT(time_shift=section.time_shift), draw, section.coef)
+
+    @cached_property
+    def offline_times(self) -> Tensor:
+        """Times of the denoising steps of the run, for pictures of a data set."""
+        prompts = next((files.prompts for files in (self.pictures, self.supervised_pictures) if files), [])
+        return self.engine.schedule(prompts[0] if prompts else Prompt(text=""))
+
+    @cached_property
+    def train_prompts(self) -> Prompts:
+        return super().train_prompts if self.pictures is None else Prompts.of(self.pictures.prompts)
+
+    @property
+    def all_records(self) -> Sequence[Any]:
+        return super().all_records if self.pictures is None else self.pictures.records
+
+    def media(self) -> Iterator[tuple[str, Media]]:
+        for prompt in (*self.train_prompts.kinds, *self.val_prompts.kinds):
+            yield from ((prompt.where, media) for media in (*prompt.images, *(one for _, one in prompt.inputs)))
+        for files in (self.pictures, self.supervised_pictures):
+            if files is not None:
+                yield from ((record.where, media) for record in files.read for media in record.pictures)
+
+    def check_data(self) -> None:
+        super().check_data()
+        if self.config.sharding.context_parallel > 1:
+            self.check_split_sequences()
+        self._check_drawn(self.config.rewards, self.train_prompts + self.val_prompts, "rewards")
+        check_parts(self.config.model, self.config.rollout, self._drawn_from)
+        for i, teacher in enumerate(self.needs.teachers):
+            option = f"algorithm.teachers[{i}]"
+            check_teacher(self.config.model, teacher.path, teacher.lora, option, revision=teacher.revision)
+        validation, trained = self.config.validation, self.train_prompts if self.config.online else ()
+        sized = (trained, None, None), (self.val_prompts, validation.height, validation.width)
+        self._check_sizes(self.config.rewards, *sized)
+
+    def _check_drawn(self, rewards: Mapping[str, Reward], prompts: Sequence[Prompt], section: str) -> None:
+        """Refuse prompts that the model can't draw from, and rewards that can't score what it draws."""
+        _, index = read_index(self.config.model)
+        family, drawn = family_of(self.config.model, index), self.config.drawn
+        family.check_inputs(index, self.config.rollout, prompts)
+        refused = {label: reward.refusal(drawn) for label, reward in rewards.items()}
+        if problems := [f"{section}.{label}: {problem}" for label, problem in refused.items() if problem]:
+            raise UserError("\n".join([*problems, "leave these rewards or options out, or train another model"]))
+
+    @property
+    def _drawn_from(self) -> Prompts:
+        """All prompts that are encoded."""
+        more = self.supervised_pictures.prompts if self.supervised_pictures else []
+        return self.train_prompts + self.val_prompts + Prompts.of(more)
+
+    def check_split_sequences(self) -> None:
+        """Refuse a model, and sizes of what it draws, whose sequences ranks can't split."""
+        config, rollout = self.config, self.config.rollout
+        drawn: list[Any] = [config.validation, *(suite.drawing for suite in suites_of(config))]
+        sizes = [rollout]
+        for one in drawn:
+            sizes.append(replace(rollout, height=one.height or rollout.height, width=one.width or rollout.width))
+        size, attention = config.sharding.context_parallel, config.model.attention
+        check_contexts(*read_index(config.model), size, attention, *sizes)
+
+    def check_suite(self, suite: Suite, prompts: Sequence[Prompt]) -> None:
+        """Refuse a suite that the model or its scorers can't do, by configuration files alone.
+
+        Raises:
+            UserError: naming what does not fit.
+        """
+        self._check_drawn(suite.rewards, prompts, f"suite {suite.name}: scorers")
+        drawing, validation = suite.drawing, self.config.validation
+        sized = prompts, drawing.height or validation.height, drawing.width or validation.width
+        self._check_sizes(suite.rewards, sized)
+
+    def _check_sizes(
+        self, rewards: Mapping[str, Reward], *sized: tuple[Sequence[Prompt], int | None, int | None]
+    ) -> None:
+        """Refuse pictures of a size that a reward can't score; None is that of the run's own."""
+        shades = self.dummy_sample()
+        if isinstance(shades, np.ndarray):
+            for reward in rewards.values():
+                for prompts, height, width in sized:
+                    reward.check_size(prompts, height or shades.shape[0], width or shades.shape[1])
+
+    def dummy_sample(self) -> Sample:
+        """A picture of shades, of the size that the run draws, or what else it draws."""
+        path, _ = read_index(self.config.model)
+        rollout = self.config.rollout
+        height, width = rollout.height, rollout.width
+        standard = standard_side(path) if height is None or width is None else 0
+        rows, columns = np.indices((height or standard, width or standard))
+        shades = np.stack([rows % 256, columns % 256, (rows + columns) // 2 % 256], -1).astype(np.uint8)
+        wave = Sound.of(np.sin(np.arange(DUMMY_RATE) / 10)[None], DUMMY_RATE)
+        match self.config.drawn:
+            case "clip":
+                frames = np.stack([shades] * (rollout.num_frames or DUMMY_FRAMES))
+                return Clip(frames=frames, fps=rollout.fps or DUMMY_FRAMES, sound=wave)
+            case "sound":
+                return wave
+        return shades
+
+    def weight_files(self) -> tuple[str, list[Path]]:
+        path, index = read_index(self.config.model)
+        networks = [name for name in parts_of(index) if name.startswith(DENOISERS)] or parts_of(index)
+        files = sorted(file for name in networks for file in path.glob(f"{name}/*") if file.is_file())
+        return str(index.get("_class_name")), files
+
+    def check(self) -> None:
+        prompts = self._drawn_from
+        self.roles.model.check(prompts)
+        if prompts:
+            self.engine.latent_shape(prompts[0])  # refuses sizes that the model can't draw
+            self._check_validated_size(prompts[0])
+        super().check()
+        _ = self.roles.teachers
+        for data in self.finished:
+            data.check()
+
+    def _check_validated_size(self, prompt: Prompt) -> None:
+        """Refuse a size of validations; that of the rollouts has been found right."""
+        try:
+            self.engine.latent_shape(prompt, self.evaluation(self).job(1, None))
+        except UserError as error:
+            raise UserError(str(error).replace("rollout.", "validation.")) from error
+
+    def trial(self) -> None:
+        job = FlowJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0)
+        validated = replace(self.evaluation(self).job(1, None).select(slice(0, 1)), purpose="trial")
+        alike = (validated.height, validated.width, validated.guidance) == (None, None, None)
+        # pipelines that begin from a picture take fewer steps than they are asked for, and might take none of two
+        taken, asked = len(self.engine.schedule(job.prompts[0])) - 1, self.config.rollout.num_inference_steps
+        steps = min(asked, 2) if taken == asked else None  # some places no noise levels for one
+        for one, section in [(job, "rollout")] if alike else [(job, "rollout"), (validated, "validation")]:
+            for _, _, samples in self.engine.sample(replace(one, steps=steps)):
+                self._tell_size(one, samples[0], section)
+
+    def _tell_size(self, job: FlowJob, sample: Sample, section: str) -> None:
+        """Warn where a pipeline draws another size than it is asked for: some choose among sizes of their own."""
+        rollout = self.config.rollout
+        asked = (job.height or rollout.height, job.width or rollout.width)
+        pixels = sample.frames[0] if isinstance(sample, Clip) else sample
+        if None in asked or isinstance(pixels, Sound) or pixels.shape[:2] == asked:
+            return
+        log.warning(
+            "%s.height is %d and width %d, but the pipeline draws %d x %d pixels, and needs the time and memory of "
+            "that size; set the options to it", section, *asked, *pixels.shape[:2],
+        )  # fmt: skip
+
+    def read(self, files: str | list[str]) -> Prompts:
+        # beside pictures to imitate, ``image`` is one of those, and no picture that a prompt begins from
+        images = BEGINNING[self.needs.data] if self.needs.data in ("pictures", "scored") else IMAGES
+        prompts = read_prompts(files, self.config.data, images=images)
+        for reward in self.config.rewards.values():
+            reward.check(prompts)
+        return prompts
+
+    def save(self, target: Path, weights: dict[str, Tensor]) -> None:
+        self.roles.model.save_pipeline(target, weights)
+
+    def loading_lines(self, base: Path, adapter: Path | None) -> list[str]:
+        # diffusers wants to hear of the parts that a pipeline does without, though its model_index.json says so
+        model = self.roles.model
+        without = "".join(f", {name}=None" for name in model.absent_parts())
+        load = f'pipe = {model.class_name}.from_pretrained("{base}"{without})'
+        return [load, *([] if adapter is None else model.lora_lines(adapter))]

@@ -1,0 +1,407 @@
+"""What most algorithms learn from: stochastic denoising steps, and finished samples at random noise levels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from burnish.diffusion.times import diffuse, logit_normal, stratify, to_normal, uniform
+from burnish.diffusion.windows import steps_between, steps_in
+from burnish.rl.rewards import select_best_worst
+from burnish.types.batch import Batch, Gathered, shared, to_device
+from burnish.types.columns import at, read
+from burnish.types.rollout import Conditioning, Denoising, OfflineSamples, Scored, Steps, share_of, unprompted
+from burnish.utils import random
+
+Kind = Literal["schedule", "uniform", "logit_normal"]
+
+T_MIN = 1e-3  # at t = 0 there is nothing to predict
+
+
+@dataclass(frozen=True)
+class NoiseLevels:
+    """How many noise levels a row is trained at, and where they come from: each row draws its own, by its key."""
+
+    count: int
+    kind: Kind = "schedule"
+    fraction: float | None = None  # schedule: this share of the steps in place of ``count``
+    low: float = 0.0  # the part of the way from clean to noise that they are drawn from
+    high: float = 1.0
+    shift: float = 1.0
+    mean: float = 0.0
+    std: float = 1.0
+    stratified: bool = False
+
+    def draw(self, keys: Sequence[tuple[random.Part, ...]], schedule: Tensor) -> Tensor:
+        """[len(keys), J] times; row i depends on ``keys[i]`` alone.
+
+        Args:
+            keys: one per row.
+            schedule: [N + 1] times of the denoising steps; ``schedule`` takes them from there, without repetition.
+        """
+        if self.kind == "schedule":
+            steps = steps_between(self.low, self.high, len(schedule) - 1)
+            count = self.count if self.fraction is None else steps_in(len(steps), self.fraction)
+            levels = schedule[steps.start : steps.stop]
+            return torch.stack([levels[random.permutation(len(levels), *key)[:count]] for key in keys])
+        # networks that predict noise know no level above the schedule's first; a flow's is 1
+        draws, most = random.uniform(self.count, keys), float(schedule[0])
+        if self.stratified:
+            draws = stratify(draws)
+        if self.kind == "uniform":
+            return uniform(draws, low=self.low, high=self.high, shift=self.shift).mul(most).clamp_min(T_MIN)
+        draws = to_normal(self.low + (self.high - self.low) * draws)
+        return logit_normal(draws, mean=self.mean, std=self.std, shift=self.shift).mul(most).clamp_min(T_MIN)
+
+
+@dataclass(frozen=True)
+class AnnotatedSteps:
+    """Rollouts with what needed a forward pass."""
+
+    scored: Scored
+    old: Tensor  # [B, K] log-probs that ratios refer to
+    learner: Tensor  # [B, K] log-probs under the policy that learns, before its first step; [B, 0] if unread
+    old_mean: Tensor  # [B, K, ...] mean of each step under the policy that old belongs to; [B, K, 0, ...] if unread
+    reference_mean: Tensor  # [B, K, ...] mean of each step under the reference; [B, K, 0, ...] if unread
+    recomputed: bool  # old is the policy that learns, before its first step
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class StepBatch(Batch):
+    """Samples to learn from, with the advantage of each of their steps."""
+
+    trace: Denoising
+    advantage: Tensor  # [B, K]
+    weight: Tensor  # [B, K] of a term in the loss; it is not in the count that the loss is divided by
+    trained: Tensor  # [B, K] bool: the others are no terms at all
+    old: Tensor  # [B, K]
+    old_mean: Tensor  # [B, K, ...]
+    reference_mean: Tensor  # [B, K, ...]
+    recomputed: bool = shared(default=False)  # old is the policy that learns, before its first step
+
+    def costs(self) -> list[int]:
+        """Steps that are trained of each sample."""
+        return [int(steps) for steps in self.trained.sum(1).tolist()]
+
+    def micro_batches(self, size: int, *, by_step: bool, whole_samples: bool) -> Iterator[StepTerms]:
+        """Its trained steps in forward passes of ``size`` at most.
+
+        Args:
+            size: rows of the network.
+            by_step: all of one are the same recorded step.
+            whole_samples: all trained steps of a sample are in the same one, however many they are.
+        """
+        if whole_samples:
+            yield from self._of_whole_samples(size)
+            return
+        terms = self.terms()
+        if not by_step:
+            yield from terms.split(size)
+            return
+        for slot in range(self.old.shape[1]):
+            yield from terms.select([term for term, own in enumerate(terms.slot) if own == slot]).split(size)
+
+    def _of_whole_samples(self, size: int) -> Iterator[StepTerms]:
+        rows: list[int] = []
+        taken = 0
+        for row, count in enumerate(self.trained.sum(1).tolist()):
+            if not count:
+                continue
+            if rows and taken + count > size:
+                yield replace(self.select(rows).terms(), whole_samples=True)
+                rows, taken = [], 0
+            rows.append(row)
+            taken += count
+        if rows:
+            yield replace(self.select(rows).terms(), whole_samples=True)
+
+    def terms(self) -> StepTerms:
+        """One term per trained step of a sample: [M], the steps of a sample next to each other."""
+        schedule = to_device(self.trace.schedule[:-1], self.trace.time.device)
+        count, slots = self.old.shape
+        every = StepTerms(
+            steps=self.trace.steps(),
+            index=(self.trace.time[..., None] - schedule).abs().argmin(-1).flatten().tolist(),
+            row=[row for row in range(count) for _ in range(slots)],
+            slot=list(range(slots)) * count,
+            advantage=self.advantage.flatten(),
+            weight=self.weight.flatten(),
+            old=self.old.flatten(),
+            old_mean=self.old_mean.flatten(0, 1),
+            reference_mean=self.reference_mean.flatten(0, 1),
+            recomputed=self.recomputed,
+        )
+        return every if self.trained.all() else every.select(self.trained.flatten().nonzero().flatten())
+
+
+@dataclass(kw_only=True)
+class StepTerms(Batch):
+    """Terms of the loss: one row of a forward each."""
+
+    steps: Steps
+    index: list[int]  # [M] which denoising step of the schedule
+    row: list[int]  # [M] which sample of its batch
+    slot: list[int]  # [M] which of the sample's recorded steps
+    advantage: Tensor  # [M]
+    weight: Tensor  # [M]
+    old: Tensor  # [M]
+    old_mean: Tensor  # [M, ...]
+    reference_mean: Tensor  # [M, ...]
+    recomputed: bool = shared(default=False)  # old is the policy that learns, before its first step
+    whole_samples: bool = shared(default=False)  # all trained steps of every sample are here
+
+    def by_sample(self, value: Tensor) -> Tensor:
+        """Values of terms [M] as [B, K], 0 where there is no term; a term is a sample unless samples are complete."""
+        if not self.whole_samples:
+            return value[:, None]
+        row, slot = self._place(value.device)
+        return value.new_zeros(self._shape).index_put((row, slot), value)
+
+    def by_term(self, value: Tensor) -> Tensor:
+        """The reverse: [B, K] to [M]."""
+        return value[self._place(value.device)] if self.whole_samples else value[:, 0]
+
+    def mask(self, device: torch.device) -> Tensor:
+        """Where terms are in ``by_sample``: [B, K] bool."""
+        return self.by_sample(torch.ones(len(self), dtype=torch.bool, device=device))
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return max(self.row, default=-1) + 1, max(self.slot, default=-1) + 1
+
+    def _place(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        return to_device(torch.tensor(self.row), device), to_device(torch.tensor(self.slot), device)
+
+    def metrics_by_step(self, values: dict[str, Tensor]) -> dict[str, Any]:
+        """Ratio and KL by denoising step, as (sum, count) under ``NAME/step_K``, of values per term [M]."""
+        metrics: dict[str, Any] = {}
+        names = ("actor/ratio_mean", "actor/ratio_square", "actor/ppo_kl", "actor/kl_loss")
+        chosen = {name: values[name].detach() for name in names if name in values}
+        for number in sorted(set(self.index)):
+            rows = torch.tensor([row for row, step in enumerate(self.index) if step == number])
+            for name, value in chosen.items():
+                here = to_device(rows, value.device)
+                metrics[f"{name}/step_{number}"] = (value.index_select(0, here).sum(), len(rows))
+        return metrics
+
+
+def taken_once(trace: Denoising, group: Tensor, present: Tensor) -> Tensor:
+    """Of the samples of a prompt that took a step as one, only the first present one stands for it: [B, K] bool."""
+    keep = torch.zeros_like(trace.node, dtype=torch.bool)
+    rows, groups = present.nonzero().flatten().tolist(), group.tolist()
+    for slot, nodes in enumerate(trace.node.T.tolist()):
+        seen: set[tuple[int, int]] = set()
+        for row in rows:
+            key = (groups[row], nodes[row])
+            keep[row, slot] = key not in seen
+            seen.add(key)
+    return keep
+
+
+def subset(scored: Scored, fraction: float) -> Tensor:
+    """A random part of each sample's recorded steps, drawn for that sample alone: [B, K] bool."""
+    shape = scored.trace.time.shape
+    kept = max(int(shape[1] * fraction + 1e-9), 1)
+    chosen = torch.zeros(shape, dtype=torch.bool)
+    for row, (prompt, sample) in enumerate(zip(scored.prompts, scored.sample.tolist(), strict=True)):
+        order = random.permutation(shape[1], scored.seed, "timesteps", scored.update, prompt.uid, sample)
+        chosen[row, order[:kept]] = True
+    return chosen
+
+
+def best_worst(scored: Scored, keep: int) -> Tensor:
+    """The best and the worst samples of each prompt, ``keep`` of them: [B, 1] bool."""
+    scores = scored.scores
+    rows = select_best_worst(scores.reward, scored.group, scores.missing, keep)
+    return torch.zeros(len(scored), 1, dtype=torch.bool).index_fill(0, rows, True)
+
+
+def together(present: Tensor, slots: int, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Samples at slots, about ``size`` at once; the members of a row at a slot stay together.
+
+    Args:
+        present: [B, M], whether a member of a row is there.
+        slots: noise levels or steps of each row.
+        size: samples at slots of a part.
+
+    Yields:
+        The number of row and slot together, the row, the slot and the member of each, all on the CPU.
+    """
+    rows, members = present.shape
+    each, there = max(1, size // members), present.cpu()
+    for start in range(0, rows * slots, each):
+        atom = torch.arange(start, min(start + each, rows * slots)).repeat_interleave(members)
+        row, slot = atom // slots, atom % slots
+        member = torch.arange(members).repeat(len(atom) // members)
+        if (kept := there[row, member]).any():
+            yield atom[kept], row[kept], slot[kept], member[kept]
+
+
+@dataclass(kw_only=True)
+class JudgedSamples(Batch):
+    """Finished samples, what each is worth, and the noise levels to train at. What is compared stands in one row.
+
+    M members to a row: 1 where samples are judged on their own, 2 in a preference pair, or a whole group.
+    """
+
+    conditioning: Gathered[Conditioning]  # [B] what the members of a row share
+    clean: Tensor  # [B, M, ...]
+    noised: Tensor  # [B, ...] bool: elements of every member that are noised, or what broadcasts to them
+    value: Tensor  # [B, M] what the algorithm makes of the reward
+    present: Tensor  # [B, M] bool: the others have no reward, and no term
+    time: Tensor  # [B, J] shared by the members
+    uid: list[str]  # [B]
+    sample: Tensor  # [B, M] long: with uid and level it names the noise
+    shared_noise: bool = shared()  # all members get the noise of the first
+    seed: int = shared()
+    update: int = shared()
+
+    def costs(self) -> list[int]:
+        """Members of each row that are there."""
+        return [int(members) for members in self.present.sum(1).tolist()]
+
+    def terms(self, size: int) -> Iterator[ForwardTerms]:
+        """One term per sample and noise level, about ``size`` at once; members of a row at a level stay together.
+
+        The noise depends on the sample alone, never on what else is in the batch.
+        """
+        for atoms in together(self.present, self.time.shape[1], size):
+            yield self._terms(*atoms)
+
+    def _terms(self, atom: Tensor, row: Tensor, level: Tensor, member: Tensor) -> ForwardTerms:
+        sample = self.sample.cpu()[row, torch.zeros_like(member) if self.shared_noise else member]
+        keys = [
+            (self.seed, "forward", self.update, self.uid[r], s, k)
+            for r, s, k in zip(row.tolist(), sample.tolist(), level.tolist(), strict=True)
+        ]
+        device = self.clean.device
+        noise = to_device(random.normal(self.clean.shape[2:], keys), device)
+        clean, noised = read(at(self.clean, row, member)), read(at(self.noised, row))
+        time = to_device(self.time.cpu()[row, level], device)
+        return ForwardTerms(
+            conditioning=self.conditioning.select(row),
+            clean=clean,
+            noisy=diffuse(clean, noise, time, noised),
+            target=torch.where(noised, noise - clean, 0.0),
+            share=share_of(noised),
+            time=time,
+            value=to_device(self.value.cpu()[row, member], device),
+            atom=to_device(atom, device),
+        )
+
+    def judged(self) -> int:
+        """Samples that have a judgement."""
+        return int(self.present.sum())
+
+
+@dataclass(kw_only=True)
+class ForwardTerms(Batch):
+    """Terms of the loss: one row of a forward each."""
+
+    conditioning: Gathered[Conditioning]
+    clean: Tensor  # [M, ...]
+    noisy: Tensor  # [M, ...] x_t; clean where elements are not noised
+    target: Tensor  # [M, ...] noise - clean, the velocity that a perfect model predicts on average; 0 there, as it is
+    share: Tensor  # [M] of the elements that are noised: means are over these
+    time: Tensor  # [M]
+    value: Tensor  # [M]
+    atom: Tensor  # [M] long: equal in terms that are compared with each other
+
+
+def judge(
+    scored: Scored,
+    value: Tensor,
+    levels: NoiseLevels,
+    *,
+    members: Tensor | None = None,
+    shared_noise: bool = False,
+) -> JudgedSamples:
+    """Join samples with their credit and draw the noise levels to train at. Rows without any reward are left out.
+
+    Args:
+        scored: [B] rollouts.
+        value: [B] what each is worth.
+        levels: where the noise levels come from.
+        members: [R, M] long, rows of ``scored`` that are compared with each other, -1 where there is none; None
+            puts each sample into a row of its own.
+        shared_noise: give the members of a row the same noise.
+    """
+    if members is None:
+        members = torch.arange(len(scored))[:, None]
+    present = (members >= 0) & ~scored.scores.missing.cpu()[members]
+    members, present = members[present.any(1)], present[present.any(1)]
+    first = members[:, 0]
+    uid = [scored.prompts[i].uid for i in first.tolist()]
+    keys = [(scored.seed, "time", scored.update, u, int(scored.sample[i])) for u, i in zip(uid, first, strict=True)]
+    return JudgedSamples(
+        conditioning=scored.trace.conditioning.select(first),
+        clean=at(scored.trace.latents, members),
+        noised=at(scored.trace.noised, first),
+        value=value[members],
+        present=present,
+        time=levels.draw(keys, scored.trace.schedule) if keys else scored.trace.schedule.new_zeros(0, 1),
+        uid=uid,
+        sample=scored.sample[members],
+        shared_noise=shared_noise,
+        seed=scored.seed,
+        update=scored.update,
+    )
+
+
+def groups_of(scored: Scored) -> Tensor:
+    """[G, M] long: the rows of each group, groups in rising order of ids, -1 where a group has fewer than M."""
+    numbers = scored.group.tolist()
+    rows: dict[int, list[int]] = {number: [] for number in sorted(set(numbers))}
+    for row, number in enumerate(numbers):
+        rows[number].append(row)
+    longest = max(map(len, rows.values()), default=1)
+    return torch.tensor([some + [-1] * (longest - len(some)) for some in rows.values()]).view(-1, longest)
+
+
+def take(given: OfflineSamples, levels: NoiseLevels, value: Tensor) -> JudgedSamples:
+    """Finished pictures to learn from; the members of a row share noise and time.
+
+    Args:
+        given: [B] rows of M pictures.
+        levels: where the noise levels come from.
+        value: [M] what the members of each row are worth.
+    """
+    count, members = given.latents.shape[:2]
+    seen: Counter[str] = Counter()
+    times: list[int] = []
+    for uid in given.uid:  # a small data set may fill a batch with the same picture twice: with other noise, then
+        times.append(seen[uid])
+        seen[uid] += 1
+    first = torch.tensor(times)[:, None] * members
+    keys = [(given.seed, "time", given.update, u, s) for u, s in zip(given.uid, first[:, 0].tolist(), strict=True)]
+    return JudgedSamples(
+        conditioning=given.conditioning,
+        clean=given.latents,
+        noised=given.noised,
+        value=value.expand(count, members),
+        present=torch.ones(count, members, dtype=torch.bool),
+        time=levels.draw(keys, given.schedule),
+        uid=given.uid,
+        sample=first + torch.arange(members),
+        shared_noise=True,
+        seed=given.seed,
+        update=given.update,
+    )
+
+
+def without_prompts(judged: JudgedSamples, share: float) -> JudgedSamples:
+    """The same samples, about a ``share`` of them with the negative prompt, empty by default, in place of their own."""
+    keys = [
+        (judged.seed, "no prompt", judged.update, u, int(s))
+        for u, s in zip(judged.uid, judged.sample[:, 0], strict=True)
+    ]
+    dropped = random.uniform(1, keys)[:, 0] < share
+    both = Gathered.cat([judged.conditioning, unprompted(judged.conditioning)])
+    rows = torch.arange(len(judged))
+    return replace(judged, conditioning=both.select(torch.where(dropped, rows + len(judged), rows)))

@@ -1,0 +1,297 @@
+"""The configuration of a run that trains a model that draws."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from burnish.config.batches import AUTO, Sizes
+from burnish.config.run import RunConfig
+from burnish.config.words import DRAWN, Words
+from burnish.diffusion.algorithms.base import Needs
+from burnish.diffusion.options import (
+    DataOptions,
+    ModelOptions,
+    RolloutOptions,
+    SupervisedOptions,
+    TrainerOptions,
+    ValidationOptions,
+)
+from burnish.diffusion.pipeline.adapters import FILE
+from burnish.diffusion.pipeline.few_steps import FEW, sign_of_few_steps, sign_of_name
+from burnish.diffusion.pipeline.loading import check_named, family_of, parts_of, read_index
+from burnish.diffusion.windows import steps_between
+from burnish.options import OptimizerOptions
+from burnish.registry import lookup, names, options
+from burnish.rewards.base import Reward
+from burnish.types.clips import Kind
+from burnish.utils.errors import UserError
+from burnish.utils.json_text import read_object
+from burnish.utils.weights import complaints_about, pickle_complaint, refuse_quantized, tokenizer_complaint
+
+DENOISERS = ("transformer", "unet")  # usual names of the parts that are trained
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)  # of batches of rows and of images; even parts of 96
+UNFORESEEN = 4  # rows and images at once on a GPU whose memory nobody has forecast
+
+
+@options
+class FlowConfig(RunConfig):
+    """A flow-matching generator learns from rewards of its pictures."""
+
+    needs: ClassVar[type] = Needs
+    algorithm_kind: ClassVar[str] = "flow algorithm"
+    reward_kind: ClassVar[str] = "flow reward"
+    model_kind: ClassVar[str] = "flow model"
+    model_index: ClassVar[str] = "model_index.json"
+    adapter_files: ClassVar[tuple[str, ...]] = (FILE,)
+    grouped_sections: ClassVar[tuple[str, ...]] = ("candidates", "filter_groups")
+    prompt_file: ClassVar[str] = "a .txt, .jsonl, .json, .csv or .parquet file of prompts, or org/name@split of the hub"
+
+    task: Literal["text-to-image"] = "text-to-image"
+    """What is trained: text-to-image models that draw, or image-text-to-text models that see."""
+    model: ModelOptions
+    """Which network is trained, and how much of it."""
+    data: DataOptions
+    """Training and validation prompts."""
+    rewards: dict[str, Reward]
+    """What a good picture is: a weighted sum of rewards, by name."""
+    rollout: RolloutOptions = Field(default_factory=RolloutOptions)
+    """How pictures are sampled."""
+    trainer: TrainerOptions = Field(default_factory=TrainerOptions)
+    """How a batch becomes optimizer steps."""
+    validation: ValidationOptions = Field(default_factory=ValidationOptions)
+    """Validation on held-out prompts, always with the same noise."""
+    supervised: SupervisedOptions | None = None
+    """Also imitate pictures of the user at every optimizer step; null does not."""
+
+    @property
+    def sampled_per_prompt(self) -> int:
+        return self.rollout.candidates.n if self.rollout.candidates else self.rollout.n
+
+    @property
+    def auxiliary(self) -> tuple[str, SupervisedOptions] | None:
+        return None if self.supervised is None else ("supervised", self.supervised)
+
+    @property
+    def optimizers(self) -> dict[str, OptimizerOptions]:
+        networks = self.algorithm.needs().networks
+        others = {f"algorithm.{name}_optimizer": one for name, one in networks.items() if one is not None}
+        return super().optimizers | others
+
+    @property
+    def reference_guidance(self) -> float | None:
+        return self.validation.reference_guidance
+
+    @property
+    def drawn(self) -> Kind:
+        """What the model draws, by its configuration files alone."""
+        _, index = read_index(self.model)
+        kind: Kind = family_of(self.model, index).draws(index, self.rollout)
+        return kind
+
+    @property
+    def words(self) -> Words:
+        return DRAWN[self.drawn]
+
+    @property
+    def sample_bytes(self) -> tuple[float, str]:
+        height, width = self.rollout.height, self.rollout.width
+        if height is None or width is None:
+            return 0, ""
+        return 3 * height * width, f" with rollout.height {height} and rollout.width {width}"
+
+    def check_model(self, folder: Path) -> None:
+        _, index = read_index(self.model)
+        parts = [folder / name for name in parts_of(index)]
+        wrong = [one for part in parts if (part / "config.json").is_file() for one in complaints_about(part)]
+        wrong += [one for part in parts if (part / "config.json").is_file() and (one := pickle_complaint(part))]
+        wrong += [one for part in parts if part.name.startswith("tokenizer") and (one := tokenizer_complaint(part))]
+        if wrong:
+            raise UserError("\n".join(f"model.path: {problem}" for problem in wrong))
+        for part in parts:
+            if part.name.startswith(DENOISERS) and (part / "config.json").is_file():
+                refuse_quantized(read_object(part / "config.json"), f"model.path: {part} holds a network")
+        check_named(self.model, folder, index)
+        family_of(self.model, index).check_options(folder, index, self.rollout)
+
+    @property
+    def samples_from(self) -> str:
+        own = f" x rollout.n {self.rollout.n}" if self.grouped else ""
+        return f"data.train_batch_size {self.data.train_batch_size}{own}"
+
+    @property
+    def _together(self) -> int:
+        """Samples that one loss compares."""
+        return {"sample": 1, "pair": 2, "group": self.rollout.n}[self.algorithm.needs().atom]
+
+    def batch_sizes(self) -> dict[str, Sizes]:
+        least = self._together
+        rows = Sizes(tuple(sorted({max(least, size) for size in SIZES})), max(least, SIZES[-1]), max(least, UNFORESEEN))
+        return {"trainer.micro_batch_size": rows, "rollout.batch_size": Sizes(SIZES, SIZES[-1], UNFORESEEN)}
+
+    @property
+    def rows_per_group(self) -> int:
+        together = self.grouped and self.algorithm.needs().atom != "sample"
+        return self.rollout.n if together else 1
+
+    def sampling_complaints(self) -> Iterator[str]:
+        needs, steps = self.algorithm.needs(), self.rollout.num_inference_steps
+        if needs.tree and self.rollout.n != needs.tree:
+            yield (
+                f"rollout.n is {self.rollout.n}, but the splits of {self.algorithm.name} make a tree of {needs.tree} "
+                f"samples (branching to the power of their number); set rollout.n={needs.tree}, or split otherwise"
+            )
+        if needs.best_of >= self.rollout.n > 1:
+            yield (
+                f"algorithm.best_of is {needs.best_of}, but rollout.n is {self.rollout.n}: no sample would be left "
+                "out; lower best_of, or null trains on all"
+            )
+        low, high = needs.schedule_range
+        there = len(steps_between(low, high, steps))
+        if needs.schedule_times > there:
+            part = f", of which {there} are in algorithm.time_range" if there < steps else ""
+            yield (
+                f"algorithm.train_timesteps is {needs.schedule_times}, but rollout.num_inference_steps is "
+                f"{steps}{part}, and levels are drawn from the schedule without repetition; train at fewer"
+            )
+        if needs.recording is not None:
+            try:
+                needs.recording.check(steps)
+            except ValueError as error:
+                yield f"algorithm.{error} (rollout.num_inference_steps is {steps})".replace(
+                    "algorithm.a window", "algorithm.window: a window"
+                )
+        if needs.euler_steps > 1 and self.rollout.solver != "euler":
+            # the last one alone is Euler's by every solver
+            yield (
+                f"rollout.solver is {self.rollout.solver}, but algorithm.last_steps is {needs.euler_steps}: gradients "
+                "run through Euler's steps, and would be of other pictures; set rollout.solver=euler, or "
+                "algorithm.last_steps=1"
+            )
+        yield from self._compared()
+        yield from self._pictures()
+
+        yield from self._learnable()
+        yield from self._chosen()
+
+    def _chosen(self) -> Iterator[str]:
+        """What contradicts itself about choosing among samples and prompts."""
+        needs, rollout = self.algorithm.needs(), self.rollout
+        candidates, name = rollout.candidates, self.algorithm.name
+        if candidates is None:
+            return
+        if candidates.n <= rollout.n:
+            yield (
+                f"rollout.candidates.n is {candidates.n}, but rollout.n is {rollout.n}: all would be kept; "
+                "raise the one or lower the other"
+            )
+        if needs.tree:
+            yield f"rollout.candidates is given, but {name} learns from complete trees of samples; leave it out"
+        cheap = candidates.num_inference_steps
+        if cheap is not None and cheap >= rollout.num_inference_steps:
+            yield (
+                f"rollout.candidates.num_inference_steps is {cheap}, which is no fewer than "
+                f"rollout.num_inference_steps {rollout.num_inference_steps}; lower it, or null draws nothing twice"
+            )
+        if cheap is not None and needs.recording is not None and needs.recording.shared_noise:
+            yield (
+                f"rollout.candidates.num_inference_steps is {cheap}, but {name} starts all samples of a prompt from "
+                "the same noise, and only noise on the way tells them apart; null draws candidates with it"
+            )
+
+    def _learnable(self) -> Iterator[str]:
+        """Whether there is something to learn from: rewards with gradients, teachers that know better."""
+        needs = self.algorithm.needs()
+        for label, reward in self.rewards.items():
+            refusal = reward.gradient_refusal() if needs.reward_gradients and reward.counts else ""
+            if refusal and reward.has_gradients():
+                yield f"rewards.{label}: {self.algorithm.name} follows gradients of rewards; {refusal}"
+            elif refusal:
+                having = [name for name in names(self.reward_kind) if lookup(self.reward_kind, name).has_gradients()]
+                yield (
+                    f"rewards.{label} has weight {reward.weight:g}, but {self.algorithm.name} follows gradients of "
+                    f"rewards, and {reward.name} has none; set rewards.{label}.weight=0, which only watches it, and "
+                    f"use one of {', '.join(having)}"
+                )
+        for i, teacher in enumerate(needs.teachers):
+            if teacher.is_start and teacher.guidance_scale in (None, self.rollout.guidance_scale):
+                yield (
+                    f"algorithm.teachers[{i}] is the untrained model with rollout.guidance_scale "
+                    f"{self.rollout.guidance_scale:g}, which is the student itself; give it another guidance_scale, "
+                    "a lora or a path"
+                )
+
+    def _compared(self) -> Iterator[str]:
+        """Whether what is compared in one loss fits into a mini-batch and into a forward."""
+        size, together = self.trainer.micro_batch_size, self._together
+        if size != AUTO and size < together:
+            yield (
+                f"trainer.micro_batch_size is {size}, but {self.algorithm.name} compares {together} samples in one "
+                f"loss, which stay together; raise it to {together} or more, or leave it out"
+            )
+
+    def _pictures(self) -> Iterator[str]:
+        """What contradicts itself about pictures of the user."""
+        needs, name = self.algorithm.needs(), self.algorithm.name
+        if needs.data == "pictures" and self.supervised is not None:
+            yield f"supervised is given, but {name} learns from pictures already: put all into data.train_files"
+        unsized = None in (self.rollout.height, self.rollout.width)
+        for option, section in (("data.fit", self.data), ("supervised.fit", self.supervised)):
+            if section is not None and section.fit == "centre_crop" and unsized:
+                yield f"{option} is centre_crop, but to what size? Set rollout.height and rollout.width"
+
+    def cautions(self) -> Iterator[str]:
+        yield from self._few_steps()
+        if self.rollout.merge_lora is True and self.model.lora is not None and self.model.dtype == "bfloat16":
+            yield (
+                "rollout.merge_lora is true and model.dtype is bfloat16: adapters are rounded with the weights that "
+                "they are folded into. Most of an early step is lost, and log-probs of sampler and trainer differ by "
+                "about 1e-3; rollout.merge_lora=auto samples with the policy that learns"
+            )
+
+    def _may_read_pictures(self) -> bool:
+        """Whether files that this run reads may name pictures; lines of text name none."""
+        files = [one for named in self.prompt_files.values() for one in ([named] if isinstance(named, str) else named)]
+        return self.supervised is not None or not all(file.endswith(".txt") for file in files)
+
+    def _few_steps(self) -> Iterator[str]:
+        """What is to be told about a model that was distilled to draw in a few steps."""
+        path, index = read_index(self.model)
+        lora, rollout = self.model.lora.path if self.model.lora is not None else None, self.rollout
+        sign = sign_of_few_steps(path, index, self.model.path) or sign_of_name(lora or "")
+        if not sign or self.algorithm.needs().few_steps:
+            return
+        odd = []
+        if rollout.num_inference_steps > FEW:
+            odd.append(f"rollout.num_inference_steps is {rollout.num_inference_steps}, and such models take 1 to {FEW}")
+        if rollout.guidance_scale > 1:
+            odd.append(f"rollout.guidance_scale is {rollout.guidance_scale:g}, and guidance is in their weights")
+        yield (
+            f"model.path is {self.model.path}, which seems to be distilled to few steps: {sign}. What teaches "
+            "velocities at all noise levels takes that away again: pictures blur, or fall apart after some updates. "
+            "Train the model that it was distilled from, or stop early, by the pictures of the validations"
+            + "".join(f"; {one}" for one in odd)
+        )
+
+    def unread(self, given: Collection[str]) -> Iterator[str]:
+        yield from super().unread(given)
+        needs, name = self.algorithm.needs(), self.algorithm.name
+        for option, read in (
+            ("rollout.n", self.grouped), ("rollout.trajectories", self.online), ("algorithm.sample_with", self.online)
+        ):  # fmt: skip
+            if option in given and not read:
+                finished = "pictures with rewards" if needs.data == "scored" else needs.data
+                yield f"{option} is given, but {name} learns from {finished} that are given; leave it out"
+        if "data.fit" in given and needs.data == "prompts":
+            yield f"data.fit is given, but {name} learns from prompts, which have no size; leave it out"
+        if "data.decode_check" in given and not self._may_read_pictures():
+            yield f"data.decode_check is given, but {name} reads no pictures here; leave it out"
+        if "rollout.merge_lora" in given and self.model.lora is None:
+            yield (
+                "rollout.merge_lora is given, but model.lora is null: there are no adapters to fold in; "
+                "leave it out, or train adapters with model.lora.rank=16"
+            )

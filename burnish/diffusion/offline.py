@@ -1,0 +1,294 @@
+"""Pictures of the user as tensors: read before any weight is, and encoded where their rows are used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from burnish.data.pictures import Holds, PictureRecord, ScoredGroup, read_pictures, scored_groups
+from burnish.diffusion.config import FlowConfig
+from burnish.diffusion.engine import FlowEngine
+from burnish.diffusion.options import DataOptions, SupervisedOptions
+from burnish.types.batch import Gathered
+from burnish.types.columns import Column, Made, stand_in
+from burnish.types.rollout import Conditioning, Denoising, OfflineSamples, Prompt, Scored, Scores, all_noised
+from burnish.utils import random
+from burnish.utils.errors import UserError
+from burnish.utils.lru_cache import LruCache, in_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from burnish.diffusion.pipeline.base import FlowModel
+    from burnish.types.media import Media
+
+
+CACHED = 4 << 30  # bytes of latents of pictures that are kept in memory
+
+
+class Engine(Protocol):
+    """What draws the run's samples."""
+
+    @property
+    def model(self) -> FlowModel:
+        """The generator."""
+
+    def condition(self, prompts: Sequence[Prompt]) -> Gathered[Conditioning]:
+        """What the run's samples of prompts are drawn from."""
+
+    def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
+        """Shape of a sample's latents."""
+
+
+class OfflinePictures(Protocol):
+    """Records, and how they become tensors."""
+
+    @property
+    def records(self) -> Sequence[Any]:
+        """The items of a stream; each has a uid."""
+
+    def check(self) -> None:
+        """Check what needs the loaded model.
+
+        Raises:
+            UserError: the pictures don't fit the model.
+        """
+
+    def ready(self, records: Sequence[Any]) -> None:
+        """Have at hand what a rank will learn of a batch that several share."""
+
+    def batch(self, records: Sequence[Any], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples | Scored:
+        """Records as tensors, in order.
+
+        Args:
+            records: some of ``self.records``.
+            schedule: [N + 1] times of the denoising steps that the policy samples with.
+            update: policy update that trains on them; their noise depends on it.
+            seed: of the run.
+        """
+        ...
+
+
+class EncodedPictures:
+    """Pictures that are decoded and encoded by the VAE when they are first needed."""
+
+    def __init__(
+        self,
+        records: Sequence[PictureRecord],
+        engine: Engine,
+        *,
+        crop: tuple[int, int] | None,
+        cached: int = CACHED,
+        shared: bool = False,
+    ) -> None:
+        """Take over the records.
+
+        Args:
+            records: all of them.
+            engine: what draws the run's samples.
+            crop: height and width that pictures are cropped to.
+            cached: bytes of latents that are kept.
+            shared: several ranks learn from every batch, so that each encodes what it uses, when it uses it.
+        """
+        self.records, self.engine, self.crop, self.shared = records, engine, crop, shared
+        self._shape: tuple[int, ...] | None = None
+        self._cache: LruCache[Tensor] = LruCache(cached, lambda latents: latents.nbytes)
+
+    def check(self) -> None:
+        self._latents(self.records[0])
+
+    def batch(self, records: Sequence[PictureRecord], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
+        prompts = [record.prompt for record in records]
+        conditioning = self.engine.condition(prompts)
+        latents = self._shared_latents(records) if self.shared else torch.stack([self._latents(r) for r in records])
+        return OfflineSamples(
+            conditioning=conditioning,
+            latents=latents,
+            noised=self._noised(conditioning, latents),
+            uid=[record.uid for record in records],
+            schedule=schedule,
+            update=update,
+            version=update - 1,
+            seed=seed,
+        )
+
+    def _shared_latents(self, records: Sequence[PictureRecord]) -> Tensor:
+        """[B, M, ...] of which a rank encodes the rows that it learns."""
+        assert self._shape is not None, "check comes first"
+        of = [(record, one) for record in records for one in record.pictures]
+
+        def encoded(rows: Tensor) -> Tensor:
+            return torch.stack([self._latent(*of[row]) for row in rows.tolist()])
+
+        places = torch.arange(len(of)).view(len(records), -1)
+        return stand_in(Column.of(Made((len(of), *self._shape), self._latents(self.records[0]).dtype, encoded), places))
+
+    def _noised(self, conditioning: Gathered[Conditioning], latents: Tensor) -> Tensor:
+        """Which elements of the pictures are noised, as ``OfflineSamples`` has them."""
+        shape, model = tuple(latents.shape[2:]), self.engine.model
+        if self.shared:  # what is given may decide for each prompt
+
+            def masks(rows: Tensor) -> Tensor:
+                found = model.noised(conditioning.select(rows))
+                return torch.ones(len(rows), *shape, dtype=torch.bool) if found is None else found.cpu()
+
+            return stand_in(Column.of(Made((len(latents), *shape), torch.bool, masks)))
+        found = model.noised(conditioning)
+        return all_noised(latents[:, 0]) if found is None else found.to(latents.device)
+
+    def ready(self, records: Sequence[PictureRecord]) -> None:
+        """Encode what this rank will learn of a shared batch at once, while text encoders and VAE are at hand."""
+        prompts = [record.prompt for record in records]
+        if prompts:
+            self.engine.condition(prompts)
+        for record in records:
+            self._latents(record)
+
+    def _latents(self, record: PictureRecord) -> Tensor:
+        """[M, ...] of a record's pictures."""
+        return torch.stack([self._latent(record, one) for one in record.pictures])
+
+    def _latent(self, record: PictureRecord, picture: Media) -> Tensor:
+        return self._cache.get(picture.digest, partial(self._encoded, record, picture))
+
+    def _encoded(self, record: PictureRecord, media: Media) -> Tensor:
+        """Latents of a picture, alone: they must not depend on the other pictures of a batch."""
+        drawn = self.engine.condition([record.prompt]).rows()
+        latents = self.engine.model.encode_pictures([self._pixels(record, media)], drawn)[0].cpu()
+        if self._shape is None:
+            self._shape = self.engine.latent_shape(record.prompt)
+        if tuple(latents.shape) != self._shape:
+            raise UserError(
+                f"{record.where}: has a picture whose latents have shape {list(latents.shape)}, but the run "
+                f"samples {list(self._shape)}; set rollout.height and rollout.width to the pictures' size"
+            )
+        return latents
+
+    def _pixels(self, record: PictureRecord, media: Media) -> np.ndarray:
+        import numpy as np
+        from PIL import Image, ImageOps
+
+        try:
+            image = media.image()
+        except (OSError, ValueError, SyntaxError) as error:  # PIL raises these if the file changed during the run
+            name = f"has a picture {media.path or 'in bytes'}"
+            raise UserError(f"{record.where}: {name} that can't be decoded: {error}; restore it") from None
+        if self.crop is not None:
+            height, width = self.crop
+            image = ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
+        return np.array(image)
+
+
+class ScoredPictures:
+    """Pictures with rewards, as if they had been sampled and scored: groups of a prompt, N pictures each at most."""
+
+    def __init__(self, records: Sequence[ScoredGroup], pictures: EncodedPictures, n: int) -> None:
+        """Take over the prompts; ``pictures`` encodes those of all of them."""
+        self.records, self.pictures, self.n = records, pictures, n
+
+    def check(self) -> None:
+        self.pictures.check()
+
+    def ready(self, records: Sequence[Any]) -> None:
+        self.pictures.ready(records)
+
+    def drawn(self, records: Sequence[ScoredGroup], *, update: int, seed: int) -> list[ScoredGroup]:
+        """The pictures of prompts that an update learns from: drawn where there are more than N."""
+        seen: Counter[str] = Counter()
+        found = []
+        for group in records:  # a prompt that comes again has samples with other numbers, and so other noise
+            first, members = self.n * seen[group.uid], group.members
+            seen[group.uid] += 1
+            if len(members) > self.n:
+                order = random.permutation(len(members), seed, "scored pictures", update, group.uid, first)
+                members = tuple(members[i] for i in sorted(order[: self.n]))
+            found.append(ScoredGroup(members, first))
+        return found
+
+    def batch(self, records: Sequence[ScoredGroup], schedule: Tensor, *, update: int, seed: int) -> Scored:
+        """The pictures of some prompts, as ``drawn`` returns them."""
+        rows = [member for group in records for member in group.members]
+        given = self.pictures.batch(rows, schedule, update=update, seed=seed)
+        reward = torch.tensor([row.reward for row in rows])
+        none = torch.zeros(len(rows), 0)
+        return Scored(
+            prompts=[row.prompt for row in rows],
+            group=torch.tensor([number for number, group in enumerate(records) for _ in group.members]),
+            sample=torch.tensor([group.first + i for group in records for i in range(len(group.members))]),
+            trace=Denoising(
+                conditioning=given.conditioning, latents=given.latents[:, 0],
+                noised=given.noised, state=none, next_state=none, time=none, time_next=none, logprob=none,
+                node=none.long(), schedule=schedule,
+            ),
+            scores=Scores(
+                reward=reward, missing=torch.zeros(len(rows), dtype=torch.bool), components=reward[:, None],
+                names=("reward",), weights=(1.0,), notes=[""] * len(rows),
+            ),
+            update=update,
+            version=given.version,
+            seed=seed,
+        )  # fmt: skip
+
+
+class PictureFiles:
+    """What a section of the configuration names, checked as far as that goes without a model."""
+
+    def __init__(
+        self, config: FlowConfig, section: DataOptions | SupervisedOptions, holds: Holds,
+        limit: Callable[[Sequence[Any]], Sequence[Any]] = list,
+    ) -> None:  # fmt: skip
+        """Read them; ``limit`` chooses those of all records that are taken."""
+        files, rollout = section.train_files, config.rollout
+        self.crop: tuple[int, int] | None = None
+        if section.fit == "centre_crop":
+            assert rollout.height is not None, "the configuration was not checked"
+            assert rollout.width is not None, "the configuration was not checked"
+            self.crop = (rollout.height, rollout.width)
+        size = None if self.crop else (rollout.height, rollout.width)
+        self.cached, self.n = in_bytes(config.model.cache_gb), rollout.n
+        self.groups: list[ScoredGroup] = []  # of pictures with rewards
+        self.read = read_pictures(files, holds, size=size, keys=config.data)
+        if holds == "scored":
+            self.groups = list(limit(scored_groups(self.read)))
+            self.read = [member for group in self.groups for member in group.members]
+            self._check_groups(config)
+        else:
+            self.read = list(limit(self.read))
+
+    @property
+    def records(self) -> Sequence[Any]:
+        """What a stream shuffles."""
+        return self.groups or self.read
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Of all pictures."""
+        return [record.prompt for record in self.groups or self.read]
+
+    def learned_by(self, engine: FlowEngine, *, shared: bool) -> OfflinePictures:
+        """The pictures as the engine's model has them; ``shared`` says that several ranks learn from every batch."""
+        encoded = EncodedPictures(self.read, engine, crop=self.crop, cached=self.cached, shared=shared)
+        return ScoredPictures(self.groups, encoded, self.n) if self.groups else encoded
+
+    def _check_groups(self, config: FlowConfig) -> None:
+        """Refuse pictures with rewards that leave nothing to compare, or fewer of a prompt than the run takes."""
+        files, name = config.data.train_files, config.algorithm.name
+        most = max((len(group.members) for group in self.groups), default=0)
+        if not most:
+            raise UserError(f"data.train_files is {files}, where no picture has a reward: all are null; score some")
+        if most < 2 and config.algorithm.needs().groups:
+            raise UserError(
+                f"data.train_files is {files}, where no prompt has two pictures with a reward, and {name} compares "
+                "those of a prompt; give several of each, or compare with the whole batch: "
+                "algorithm.advantage=returns rollout.n=1"
+            )
+        if most < self.n:
+            raise UserError(
+                f"rollout.n is {self.n}, but no prompt in data.train_files has more than {most} pictures with a "
+                f"reward; set rollout.n={most}"
+            )

@@ -1,0 +1,211 @@
+"""Configuration sections of generators (task flow)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from burnish.options import (
+    Batch,
+    Count,
+    DenoisingSteps,
+    Guidance,
+    Pixels,
+    Positive,
+    Solver,
+    SomeGuidance,
+    StepOptions,
+    SuiteOptions,
+    Whole,
+)
+from burnish.options.data import FilterOptions, OrderOptions, PromptOptions
+from burnish.options.model import CommonModelOptions, Precision, QuantizationOptions
+from burnish.options.samples import SaveOptions, ValidationSaveOptions
+from burnish.registry import options
+
+
+@options
+class PipelineQuantizationOptions(QuantizationOptions):
+    """Frozen weights in fewer bits: the linear layers of the networks' and the text encoders' blocks."""
+
+    text_encoders: Precision | None = None
+    """The same for the text encoders, which are frozen in every run; null leaves them as they are."""
+
+
+@options
+class ModelOptions(CommonModelOptions):
+    """Which model is trained, and which of its weights."""
+
+    quantization: PipelineQuantizationOptions | None = None
+    """Store frozen weights in fewer bits, for small cards; null stores them in dtype."""
+    offload: bool = False
+    """Keep text encoders and the VAE in CPU memory, and copy them to the GPU while they are used: they leave it when
+    the networks that are trained run."""
+    attention: Literal[
+        "auto",
+        "native",
+        "_native_math",
+        "_native_flash",
+        "_native_efficient",
+        "_native_cudnn",
+        "flash",
+        "_flash_3",
+        "flex",
+        "sage",
+        "xformers",
+    ] = "auto"
+    """Attention backend of the networks, by diffusers' names. All but auto are compared with native at the start, by
+    outputs and gradients; auto leaves the choice to diffusers."""
+
+    networks: list[str] | None = None
+    """Which parts of the pipeline are trained, by their names in model_index.json; null trains all that predict
+    velocities (both experts of Wan 2.2)."""
+    vae_tiling: bool = False
+    """Decode large images and videos in overlapping tiles: less memory, and slightly other pixels at the seams."""
+
+
+@options
+class DataOptions(OrderOptions, PromptOptions):
+    """Training and validation prompts."""
+
+    train_files: str | list[str]
+    """Prompts: .txt, one per line; .jsonl, .json, .csv, .tsv, .parquet, a folder of the datasets library, a data set of
+    the hub as org/name@split, or code of yours as file.py:NAME, with prompt and optionally images, negative_prompt,
+    answer, data_source; or a folder of images, each with its prompt in a .txt file. sft reads images to imitate
+    instead, and offline diffusion_dpo image pairs: records with prompt and image, or chosen and rejected; a folder of
+    images with .txt captions. With algorithm.online=false others read records with prompt, image and reward. Lists are
+    concatenated, or mixed by data.mix."""
+    val_files: str | list[str] | None = None
+    """Validation prompts; null validates on the training prompts, with a warning."""
+    train_batch_size: Count = 8
+    """Prompts (or images, or pairs) per policy update."""
+    shuffle: bool = True
+    """Shuffle every epoch; false keeps the order of the file."""
+    fit: Literal["exact", "centre_crop"] = "exact"
+    """Images whose size differs from the run's resolution: exact refuses them, centre_crop scales and crops them."""
+    decode_check: bool = True
+    """Look at every image and video before training starts and list the records of broken ones: up to 2,000 are
+    decoded; of the other images the header and the end are read, so that one that is broken in between stops the run
+    when it is reached. false only reads headers."""
+
+
+@options
+class SupervisedOptions:
+    """Auxiliary supervised loss: every optimizer step also trains on these images, whatever the algorithm."""
+
+    train_files: str | list[str]
+    """Images with prompts: records with prompt and image, or a folder with .txt captions; by the keys of data."""
+    coef: Positive = 0.1
+    """Weight of the flow-matching loss on them."""
+    batch_size: Count = 8
+    """Images per optimizer step, each at one noise level (logit-normal)."""
+    time_shift: Positive = 1.0
+    """Shift of these noise levels towards more noise."""
+    fit: Literal["exact", "centre_crop"] = "exact"
+    """Images whose size differs from the run's resolution: exact refuses them, centre_crop scales and crops them."""
+
+
+@options
+class CandidateOptions:
+    """Sample a larger group, and train on its best and worst samples."""
+
+    n: Annotated[int, Field(ge=3, le=10**6)]
+    """Candidates per prompt, of which the best and the worst rollout.n / 2 are trained on."""
+    num_inference_steps: DenoisingSteps | None = None
+    """Denoising steps of candidates, sampled as an ODE; those selected are sampled and scored again with the run's
+    own steps and the same seeds. null samples candidates once, with the run's own steps."""
+
+
+@options
+class RolloutOptions:
+    """How images are sampled."""
+
+    n: Count = 8
+    """Samples per prompt (group size), or images with rewards of each; algorithms that compare samples need at least
+    2."""
+    candidates: CandidateOptions | None = None
+    """Sample more, and train on the best and worst rollout.n of each prompt; null trains on all samples."""
+    filter_groups: FilterOptions | None = None
+    """Drop prompts whose samples all have the same reward, and sample others instead; null keeps them."""
+    num_inference_steps: DenoisingSteps = 10
+    """Denoising steps."""
+    guidance_scale: Guidance = 1.0
+    """Classifier-free guidance scale in rollout and training; 1 disables it and halves the cost."""
+    embedded_guidance: Annotated[float, Field(ge=0, le=1000)] | None = None
+    """Guidance scale of guidance-distilled models, which take it as an input (FLUX.1-dev), in rollout and training;
+    null uses the pipeline's default, 3.5."""
+    height: Pixels | None = None
+    """Image height in pixels; null uses the model's default."""
+    width: Pixels | None = None
+    """Image width in pixels; null uses the model's default."""
+    num_frames: Count | None = None
+    """Frames of a video; null uses the pipeline's default."""
+    fps: Positive | None = None
+    """Frames per second that a video plays at, and that a pipeline which asks for it is told; null uses the pipeline's
+    default, or 16."""
+    trajectories: Literal["device", "host"] = "device"
+    """Where recorded states of samples wait until they are learned: on the model's device, or in the host's memory,
+    each state once, from which every micro-batch takes its own. Several processes always take the latter."""
+    call: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the pipeline's own call, such as {guidance_scale_2: 3.0} for Wan 2.2; in rollout, training
+    and validation."""
+    solver: Solver = "euler"
+    """Steps without noise: Euler's method; Heun's, of second order for two forwards a step; or dpm2m, DPM-Solver++ 2M,
+    of second order by the step before, at no cost. The last step is Euler's by all of them."""
+    schedule: Literal["diffusers", "shift_once"] = "diffusers"
+    """Noise schedule: diffusers uses that of the model's pipeline, shift_once is linear and shifted once
+    (Flow-Factory, DanceGRPO)."""
+    shift: Positive | None = None
+    """Timestep shift of the schedule; null uses the model's scheduler configuration."""
+    max_sequence_length: Whole | None = None
+    """Prompt tokens of the T5 encoder; null uses what the model's model_index.json states (_max_sequence_length), else
+    the pipeline's default. Fewer are faster; the end of longer prompts is left out, with a warning."""
+    batch_size: Batch = "auto"
+    """Images per forward pass in sampling; changes no image, only speed and memory. auto: on a GPU the largest number
+    up to 96 that the memory forecast has room for, on a CPU 96. On a CPU 4 to 8 thousand tokens (images x image and
+    text tokens) are fastest."""
+    save: SaveOptions | None = None
+    """Keep samples of training as files, to look at or to learn from (burnish pairs); null keeps none."""
+    merge_lora: Literal["auto"] | bool = "auto"
+    """Merge the adapters into the weights for sampling: a third faster, and in float32 the same images to 1e-6. In
+    bfloat16 merging rounds the adapters, so that the sampling policy differs from the trained one; auto merges only
+    weights that are stored in float32."""
+
+
+@options
+class TrainerOptions(StepOptions):
+    """Optimizer steps of an update."""
+
+    micro_batch_size: Batch = "auto"
+    """Rows (a sample at one denoising step) per forward pass; changes no gradient, only speed and memory. auto: as of
+    rollout.batch_size."""
+
+
+@options
+class ValidationOptions(SuiteOptions):
+    """Validation on held-out prompts, always with the same noise."""
+
+    every: Whole | None = 10
+    """Policy updates between validations, and always after the last one; 0 validates after the last alone, null after
+    none."""
+    before: bool = True
+    """Also validate before training, which is what later validations are compared with."""
+    n: Count = 4
+    """Images per prompt."""
+    num_inference_steps: DenoisingSteps | None = None
+    """Denoising steps; null takes rollout.num_inference_steps, as the options below take theirs."""
+    guidance_scale: Guidance | None = None
+    """Classifier-free guidance scale; null takes rollout's."""
+    solver: Solver | None = None
+    """Solver of the steps; null takes rollout's."""
+    height: Pixels | None = None
+    """Image height in pixels; null takes rollout's."""
+    width: Pixels | None = None
+    """Image width in pixels; null takes rollout's."""
+    max_prompts: Count | None = None
+    """Use only the first N prompts; null uses all."""
+    save: ValidationSaveOptions | None = None
+    """Keep samples of validations as files, with every field of their records; null keeps the few that reports show."""
+    reference_guidance: SomeGuidance | None = None
+    """Also evaluate the untrained model at this guidance scale, as a baseline; null does not."""

@@ -1,0 +1,283 @@
+"""Ends of sampled paths: what algorithms learn from that follow gradients through steps, or teach few of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from burnish.diffusion.batches import groups_of, together
+from burnish.diffusion.times import diffuse, uniform_above
+from burnish.types.batch import Batch, Gathered, shared, to_device
+from burnish.types.columns import at, read
+from burnish.types.rollout import Conditioning, Prompt, Scored, share_of
+from burnish.utils import random
+
+LEAST = 0.02  # noise level of a step that can still change a picture
+
+
+@dataclass(kw_only=True)
+class Ends(Batch):
+    """The last denoising steps of samples: where they begin, and the times that they pass."""
+
+    conditioning: Gathered[Conditioning]
+    prompts: list[Prompt]  # [M]
+    state: Tensor  # [M, ...] at the first of the times
+    times: Tensor  # [M, K + 1] falling to 0
+    share: Tensor = None  # type: ignore[assignment]  # [M] of a state's elements that are noised; 1 if not given
+
+    def __post_init__(self) -> None:
+        if self.share is None:
+            self.share = self.state.new_ones(len(self.state))
+
+    @classmethod
+    def recorded(cls, scored: Scored) -> Ends:
+        """From the first recorded step on, along the recorded times, and to 0 in one step where those end earlier."""
+        trace = scored.trace
+        times = torch.cat([trace.time, torch.zeros_like(trace.time[:, :1])], 1)
+        return cls(
+            conditioning=trace.conditioning,
+            prompts=scored.prompts,
+            state=read(trace.state[:, 0]),
+            times=times,
+            share=trace.share,
+        )
+
+    @classmethod
+    def noised_again(cls, scored: Scored, copies: int, level: float | None = None) -> Ends:
+        """Finished samples with fresh noise, several times each, and one step from there to the end.
+
+        Args:
+            scored: the samples.
+            copies: of each.
+            level: of the noise; None takes that of the last step which starts from enough of it to change anything.
+        """
+        trace = scored.trace
+        rows = torch.arange(len(scored)).repeat_interleave(copies)
+        keys: list[tuple[random.Part, ...]] = [
+            (scored.seed, "renoise", scored.update, prompt.uid, sample, copy)
+            for prompt, sample in zip(scored.prompts, scored.sample.tolist(), strict=True)
+            for copy in range(copies)
+        ]
+        clean, noised = (read(at(value, rows)) for value in (trace.latents, trace.noised))
+        noise = to_device(random.normal(clean.shape[1:], keys), clean.device)
+        levels = trace.schedule[trace.schedule >= LEAST]
+        start = to_device(levels[-1] if level is None else levels.new_tensor(level), clean.device)
+        times = torch.stack([start, torch.zeros_like(start)]).expand(len(rows), 2).contiguous()
+        return cls(
+            conditioning=trace.conditioning.select(rows),
+            prompts=[scored.prompts[row] for row in rows.tolist()],
+            state=diffuse(clean, noise, times[:, 0], noised),
+            times=times,
+            share=share_of(noised),
+        )
+
+
+GAP = 0.02  # of a noise level above the time of the state that is noised, before the shift
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How many steps of each group are trained, and where they are judged."""
+
+    count: int
+    shift: float  # of noise levels
+    reward_floor: float  # smallest level at which the surrogate judges the policy
+    surrogate_floor: float  # and at which it learns itself
+
+
+@dataclass(kw_only=True)
+class GroupPaths(Batch):
+    """Groups of samples with all of their steps, and J of these to train at; a row is a group of M."""
+
+    conditioning: Gathered[Conditioning]  # [B]
+    state: Tensor  # [B, M, N, ...] where each step began
+    next_state: Tensor  # [B, M, N, ...] where it ended
+    noised: Tensor  # [B, ...] bool: elements of every member that are noised, or what broadcasts to them
+    time: Tensor  # [B, N]
+    time_next: Tensor  # [B, N]
+    value: Tensor  # [B, M] advantages
+    present: Tensor  # [B, M] bool: the others have no reward, and no term
+    step: Tensor  # [B, J] long: steps of the policy that are trained
+    level: Tensor  # [B, J] noise level at which the reference and the fake score judge them
+    reward_level: Tensor  # [B, J] and the surrogate
+    surrogate_step: Tensor  # [B, J] long: steps whose ends the surrogate learns from
+    surrogate_level: Tensor  # [B, J] noise level at which it does
+    uid: list[str]  # [B]
+    sample: Tensor  # [B, M] long
+    seed: int = shared()
+    update: int = shared()
+
+    @classmethod
+    def of(cls, scored: Scored, value: Tensor, how: Judging) -> GroupPaths:
+        """Groups of samples with their advantages [B]; what is drawn for a group depends on its prompt alone."""
+        members = groups_of(scored)
+        present = (members >= 0) & ~scored.scores.missing.cpu()[members]
+        members, present = members[present.any(1)], present[present.any(1)]
+        trace, first = scored.trace, members[:, 0]
+        # on the CPU, so that a GPU need not be waited for where rows are chosen
+        time, time_next = (to_device(value, "cpu")[first] for value in (trace.time, trace.time_next))
+        uid = [scored.prompts[i].uid for i in first.tolist()]
+        keys = [(scored.seed, "steps", scored.update, one) for one in uid]
+        count = time.shape[1]
+        step = torch.tensor([random.permutation(count, *key)[: how.count] for key in keys]).view(-1, how.count)
+        draws = random.uniform(4 * how.count, keys) if keys else torch.zeros(0, 4 * how.count)
+        chosen, *levels = draws.view(-1, 4, how.count).unbind(1)
+        odds = torch.arange(1.0, count + 1).cumsum(0)  # a step is as likely as it is late, counted from 1
+        surrogate_step = torch.searchsorted(odds / odds[-1], chosen.contiguous(), right=True).clamp_max(count - 1)
+        most = float(trace.schedule[0])  # networks that predict noise know no level above
+
+        def level(draw: Tensor, steps: Tensor, floor: float) -> Tensor:
+            begun = time_next.gather(1, steps).clamp_min(floor)
+            return uniform_above(draw, begun, shift=how.shift, gap=GAP).clamp_max(most)
+
+        return cls(
+            conditioning=trace.conditioning.select(first),
+            state=at(trace.state, members),
+            next_state=at(trace.next_state, members),
+            noised=at(trace.noised, first),
+            time=time,
+            time_next=time_next,
+            value=value[members],
+            present=present,
+            step=step,
+            level=level(levels[0], step, 0.0),
+            reward_level=level(levels[1], step, how.reward_floor),
+            surrogate_step=surrogate_step,
+            surrogate_level=level(levels[2], surrogate_step, how.surrogate_floor),
+            uid=uid,
+            sample=scored.sample[members],
+            seed=scored.seed,
+            update=scored.update,
+        )
+
+    def terms(self, size: int) -> Iterator[PathTerms]:
+        """One term per sample and trained step, about ``size`` at once; a group at a step stays together."""
+        for atoms in together(self.present, self.step.shape[1], size):
+            yield self._terms(*atoms)
+
+    def _terms(self, atom: Tensor, row: Tensor, slot: Tensor, member: Tensor) -> PathTerms:
+        device = self.state.device
+        step, surrogate_step = (value.cpu()[row, slot] for value in (self.step, self.surrogate_step))
+
+        def of_group(value: Tensor, column: Tensor) -> Tensor:
+            return to_device(value.cpu()[row, column], device)
+
+        def noise(purpose: str, own: Tensor) -> Tensor:
+            sample = self.sample.cpu()[row, own]
+            keys = [
+                (self.seed, purpose, self.update, self.uid[r], s, k)
+                for r, s, k in zip(row.tolist(), sample.tolist(), slot.tolist(), strict=True)
+            ]
+            number = {key: i for i, key in enumerate(dict.fromkeys(keys))}  # what a group shares is sent once
+            drawn = to_device(random.normal(self.state.shape[3:], list(number)), device)
+            return drawn[to_device(torch.tensor([number[key] for key in keys]), device)]
+
+        noised, together = read(at(self.noised, row)), torch.zeros_like(member)
+        return PathTerms(
+            conditioning=self.conditioning.select(row),
+            state=read(at(self.state, row, member, step)),
+            time=of_group(self.time, step),
+            time_next=of_group(self.time_next, step),
+            level=of_group(self.level, slot),
+            fake_noise=noise("fake", member),
+            noise=noise("policy", member),
+            reward_level=of_group(self.reward_level, slot),
+            reward_noise=noise("reward", together),
+            surrogate_state=read(at(self.next_state, row, member, surrogate_step)),
+            surrogate_time=of_group(self.time_next, surrogate_step),
+            surrogate_level=of_group(self.surrogate_level, slot),
+            surrogate_noise=noise("surrogate", together),
+            surrogate_weight=to_device((surrogate_step + 1) / self.time.shape[1], device),
+            number=to_device(step, device),
+            value=to_device(self.value.cpu()[row, member], device),
+            atom=to_device(atom.unique(return_inverse=True)[1], device),
+            noised=noised,
+            share=share_of(noised),
+        )
+
+
+@dataclass(kw_only=True)
+class PathTerms(Batch):
+    """Terms of the loss: one row of every forward each."""
+
+    conditioning: Gathered[Conditioning]
+    state: Tensor  # [M, ...] where a step of the policy begins
+    time: Tensor  # [M]
+    time_next: Tensor  # [M] where it ends
+    level: Tensor  # [M] to which its end is noised
+    fake_noise: Tensor  # [M, ...] by what, where the fake score learns
+    noise: Tensor  # [M, ...] and where the policy does
+    reward_level: Tensor  # [M] to which its end is noised for the surrogate
+    reward_noise: Tensor  # [M, ...] by what: equal in a group
+    surrogate_state: Tensor  # [M, ...] where another step ended, which the surrogate learns from
+    surrogate_time: Tensor  # [M]
+    surrogate_level: Tensor  # [M]
+    surrogate_noise: Tensor  # [M, ...] equal in a group
+    surrogate_weight: Tensor  # [M] of that in its loss
+    number: Tensor  # [M] long: which step the policy's is
+    value: Tensor  # [M] advantages
+    atom: Tensor  # [M] long: equal in terms that are compared with each other, counted from 0
+    noised: Tensor  # [M, ...] bool, or what broadcasts to it
+    share: Tensor  # [M] of the elements that are noised
+
+
+FLOOR = 1e-5  # smallest distance that a pull is divided by
+
+
+def preference_target(x: Tensor, noise: Tensor, time: Tensor, level: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """A velocity at ``level`` of which the average is that of clean samples, from a state on the way to one of them.
+
+    x_level = a x + b noise. With x = (1 - t) x_0 + t eps, noise / b counts the noise of the state too, which
+    -x / (1 - t) brings along; at t = 0 it is noise - x, as in flow matching.
+
+    Args:
+        x: [M, ...] the state.
+        noise: [M, ...] that was added to it.
+        time, level: [M].
+        a, b: see ``burnish.diffusion.times.diffuse_further``.
+    """
+    t, tau = (value.view(-1, *[1] * (x.ndim - 1)) for value in (time, level))
+    return noise / b * (tau + t.square() * a / (1 - t)) - x / (1 - t)
+
+
+def pulled(clean: Tensor, pull: Tensor, distance: Tensor, share: Tensor | float = 1.0) -> Tensor:
+    """Squared distance of predicted clean samples to where they are pulled, which has no gradient.
+
+    Args:
+        clean: [M, ...] with gradients.
+        pull: [M, ...] where to.
+        distance: [M] that it is divided by.
+        share: see ``burnish.rl.surrogates.squared_distance``.
+
+    Returns:
+        [M].
+    """
+    target = (clean + pull).detach()
+    return (target - clean).square().flatten(1).mean(1) / share / distance
+
+
+def mean_distance(clean: Tensor, other: Tensor, share: Tensor | float = 1.0) -> Tensor:
+    """Mean absolute difference [M], without gradient, by which pulls of unlike noise levels are made alike."""
+    with torch.no_grad():
+        return ((clean - other).abs().flatten(1).mean(1) / share).clamp_min(FLOOR)
+
+
+def hold_astray(error: Tensor, reference: Tensor, advantage: Tensor, astray: Tensor) -> tuple[Tensor, Tensor]:
+    """No gradient through the error of samples of a network astray that would lead it further.
+
+    Args:
+        error: [M] matching errors.
+        reference: [M] those of the reference, without gradient.
+        advantage: [M].
+        astray: [M] bool: where the network is far from the reference.
+
+    Returns:
+        The errors [M], some without gradient, and which these are [M] bool: of good samples that are matched better
+        than by the reference, and of others that are matched worse.
+    """
+    with torch.no_grad():
+        held = astray & torch.where(advantage > 0, error < reference, error > reference)
+    return torch.where(held, error.detach(), error), held

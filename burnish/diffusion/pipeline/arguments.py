@@ -1,0 +1,303 @@
+"""The arguments of a pipeline's ``__call__`` by its signature, and what it returns."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from burnish.types.clips import Clip, Kind, Sound
+from burnish.types.packed import kinds_of
+from burnish.utils.errors import UserError
+from burnish.utils.images import NonFiniteImage
+from burnish.utils.lru_cache import LruCache
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from burnish.diffusion.options import RolloutOptions
+    from burnish.types.media import Media
+    from burnish.types.prompt import Prompt
+    from burnish.types.rollout import Requests
+
+OURS = ("generator", "num_inference_steps", "output_type", "return_dict", "prompt", "negative_prompt", "latents",
+        "height", "width", "sigmas", "timesteps", "num_images_per_prompt", "num_videos_per_prompt")  # fmt: skip
+CLASS = "class_labels"  # of pipelines that draw from the number of a class, which is then the prompt
+PICTURES = ("image", "images", "input_images")  # arguments for the pictures of a prompt, of which a class has one
+RATES = ("frame_rate", "fps")
+MOVING = ("num_frames", "frames", "video_length", "video", "pose_video", "control_video")  # of those that return frames
+EMBEDDED = ("Flux2Pipeline", "FluxControl", "FluxFill", "LatentConsistency", "SanaSprint", "VisualCloze")
+"""Beginnings of names of pipelines whose guidance_scale is an input of the network, which no signature tells."""
+NEEDS_NEGATIVE = "EasyAnimate"  # pipelines that fail without a negative prompt
+EMBEDDINGS = ("_embeds", "_embeddings")  # ends of names of arguments that another stage of a cascade makes
+CACHED = "use_kv_cache"  # of pipelines that keep keys and values of their first step for those that follow
+WITH_OPACITY = 4  # channels
+CHANNELS = (1, 3, WITH_OPACITY)  # of pictures
+DECODED = 256 << 20  # bytes of decoded pictures and frames that are kept: every step of a sample asks for its own
+USUAL_RATE = 16.0  # frames per second of clips whose pipeline knows none
+SOUND_RATE = 44_100  # samples per second of sounds whose pipeline states none
+SOUND_RATES = ("sampling_rate", "sample_rate")  # in the configuration of the network that makes a sound
+
+
+class Arguments:
+    """Makes them of a request and the options of a rollout."""
+
+    def __init__(self, kind: Any, rollout: RolloutOptions) -> None:
+        """Args: ``kind`` of pipeline."""
+        self.kind, self.rollout = kind, rollout
+        self.parameters = inspect.signature(inspect.unwrap(kind.__call__)).parameters
+        embedded = "true_cfg_scale" in self.parameters or kind.__name__.startswith(EMBEDDED)
+        self.guidance = "true_cfg_scale" if embedded else "guidance_scale"
+        # without a negative prompt most take a default of their own; some leave guidance out, or fail
+        self._negative = "" if self.guidance == "true_cfg_scale" or kind.__name__.startswith(NEEDS_NEGATIVE) else None
+        self.sound_rate = SOUND_RATE
+        self.signed = False  # whether pictures come in [-1, 1], as they do from some that are asked for tensors
+        self._unguided = 0.0 if _guides_at_one(kind) else 1.0
+        self._decoded: LruCache[list[Image]] = LruCache(DECODED, _bytes_of)
+        self._pictures = next((name for name in PICTURES if name in self.parameters), PICTURES[0])
+        self._rate = next((name for name in RATES if name in self.parameters), None)
+        self._fixed: dict[str, Any] = {
+            name: value for name, value in {
+                "num_frames": rollout.num_frames,
+                "max_sequence_length": rollout.max_sequence_length,
+                CACHED: False if CACHED in self.parameters else None,  # each step is run by itself
+                self._rate: rollout.fps,
+                "guidance_scale": rollout.embedded_guidance,
+            }.items() if name is not None and value is not None
+        } | rollout.call  # fmt: skip
+
+    @classmethod
+    def of_index(cls, index: dict[str, Any], rollout: RolloutOptions) -> Arguments:
+        """Of the pipeline of a model_index.json.
+
+        Raises:
+            UserError: diffusers doesn't have its class.
+        """
+        import diffusers
+
+        named = str(index.get("_class_name"))
+        kind = getattr(diffusers, named, None)
+        is_one = isinstance(kind, type) and issubclass(kind, diffusers.DiffusionPipeline)
+        if not is_one or not any("__call__" in vars(base) for base in kind.__mro__):  # type: ignore[union-attr]
+            raise UserError(
+                f"model.path holds a {named:.80}, which is no pipeline of diffusers {diffusers.__version__}; install a "
+                "version of diffusers that has it"
+            )
+        return cls(kind, rollout)
+
+    def check(self) -> None:
+        """Refuse options that this pipeline doesn't take.
+
+        Raises:
+            UserError: naming the option.
+        """
+        rollout, who = self.rollout, self.kind.__name__
+        of_others = [
+            name for name, one in self.parameters.items()
+            if one.default is inspect.Parameter.empty and name.endswith(EMBEDDINGS) and name not in rollout.call
+        ]  # fmt: skip
+        if of_others:
+            raise UserError(
+                f"a {who} draws from {of_others[0]}, which another pipeline makes of a prompt; Burnish trains "
+                "pipelines that draw from a prompt by themselves: give such a one"
+            )
+        for name in ("height", "width", "num_frames", "max_sequence_length"):
+            value = getattr(rollout, name)
+            if value is not None and name not in self.parameters:
+                raise UserError(f"rollout.{name} is {value}, but a {who} takes no {name}; leave it out")
+        embedded = self.guidance != "guidance_scale" and "guidance_scale" in self.parameters
+        if rollout.guidance_scale != 1 and self.guidance not in self.parameters:
+            way = "has it as an input: use rollout.embedded_guidance" if embedded else "takes no guidance; leave it out"
+            raise UserError(f"rollout.guidance_scale is {rollout.guidance_scale}, but a {who} {way}")
+        if rollout.embedded_guidance is not None and not embedded:
+            raise UserError(
+                f"rollout.embedded_guidance is {rollout.embedded_guidance}, but the guidance of a {who} is classifier-"
+                "free: use rollout.guidance_scale"
+            )
+        if hasattr(self.kind, "set_pag_applied_layers") and rollout.call.get("pag_scale") != 0:
+            raise UserError(
+                f"a {who} changes the attention of its network while it draws (perturbed-attention guidance), and "
+                "Burnish would train the changed one; set rollout.call={pag_scale: 0}"
+            )
+        if "sag_scale" in self.parameters:
+            raise UserError(
+                f"a {who} reads the attention of its network while it draws (self-attention guidance), which Burnish "
+                "runs by itself; train the model by its plain pipeline, as StableDiffusionPipeline"
+            )
+        for name in rollout.call:
+            ours = (*OURS, self.guidance, "self")
+            if name in ours or name not in self.parameters:
+                takes = ", ".join(key for key in self.parameters if key not in ours)
+                raise UserError(f"rollout.call has {name!r}, which can't be given to a {who}; it takes {takes}")
+
+    @property
+    def draws(self) -> Kind:
+        """What the pipeline returns, by what it is asked for and called."""
+        name = self.kind.__name__
+        if "Video" in name or any(one in self.parameters for one in MOVING):
+            return "clip"
+        heard = "Audio" in name or any(one.startswith("audio_") for one in self.parameters)
+        return "sound" if heard else "image"
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts that have pictures for a pipeline that takes none, or none for one that needs some.
+
+        Raises:
+            UserError: naming the first such prompt.
+        """
+        image, number = self.parameters.get(self._pictures), self.parameters.get(CLASS)
+        needed = number is not None and number.default is inspect.Parameter.empty and CLASS not in self.rollout.call
+        for prompt in prompts if needed else ():
+            if not prompt.text.strip().isdecimal():
+                raise UserError(
+                    f"{prompt.name} is {prompt.text!r:.80}, but a {self.kind.__name__} draws from the number of a "
+                    "class: give numbers as prompts, such as 207"
+                )
+        for prompt in kinds_of(prompts):
+            if prompt.images and image is None:
+                raise UserError(f"{prompt.name} has a picture, but a {self.kind.__name__} takes none; leave it out")
+            for name, _ in prompt.inputs:
+                if name not in self.parameters:
+                    raise UserError(
+                        f"{prompt.name} has a {name}, which a {self.kind.__name__} doesn't take; leave it out"
+                    )
+            if not prompt.images and image is not None and image.default is inspect.Parameter.empty:
+                raise UserError(f"{prompt.name} has no picture, but a {self.kind.__name__} needs one; give it as image")
+
+    def of(self, request: Requests, guidance: float) -> dict[str, Any]:
+        """The arguments that draw what a row asks for, but for the generator."""
+        prompt = request.prompts[0]
+        guided = guidance > 1 or self.guidance not in self.parameters  # where a guider is a part, it decides
+        wanted: dict[str, Any] = {
+            "prompt": prompt.text, "height": request.height, "width": request.width,
+            "num_inference_steps": request.steps, "output_type": "pt",
+            self.guidance: guidance if guidance > 1 else self._unguided,
+            "negative_prompt": (prompt.negative or self._negative) if guided else None,
+        }  # fmt: skip
+        if prompt.text.strip().isdecimal():
+            wanted[CLASS] = [int(prompt.text)]
+        if "max_area" in self.parameters and request.height and request.width:
+            wanted["max_area"] = request.height * request.width
+        wanted |= {name: self._shown(media) for name, media in prompt.inputs}
+        if pictures := [self._shown(media) for media in prompt.images]:
+            single = len(pictures) == 1 and self._pictures == PICTURES[0]
+            wanted[self._pictures] = pictures[0] if single else pictures
+        given = {key: value for key, value in wanted.items() if value is not None and key in self.parameters}
+        return given | self._fixed
+
+    def _shown(self, media: Media) -> Any:
+        """A picture, or the frames of a video: copies, since a pipeline may write to them."""
+        kept = self._decoded.get((media.kind, media.digest), lambda: _decoded(media))
+        copies = [one.copy() for one in kept]
+        return copies[0] if media.kind == "image" else copies
+
+    @property
+    def fps(self) -> float:
+        """Frames per second of clips."""
+        if self.rollout.fps is not None:
+            return self.rollout.fps
+        known = self.parameters[self._rate].default if self._rate else None
+        return float(known) if isinstance(known, int | float) else USUAL_RATE
+
+    def read_rate(self, parts: Iterable[Any]) -> None:
+        """Take the rate of sounds from the networks of a pipeline."""
+        import torch
+
+        configs = [part.config for part in parts if isinstance(part, torch.nn.Module) and hasattr(part, "config")]
+        stated = [getattr(config, name) for config in configs for name in SOUND_RATES if hasattr(config, name)]
+        self.sound_rate = int(next(iter(stated), SOUND_RATE))
+
+    def tensor(self, returned: Any) -> Tensor:
+        """Pictures [1, 3, H, W], or frames [1, F, 3, H, W], in [0, 1] of what the pipeline returned for one row.
+
+        What is transparent in them shows white.
+        """
+        pixels = self.values(returned)
+        if self.signed:
+            pixels = (pixels / 2 + 0.5).clamp(0, 1)
+        if pixels.ndim > 3 and pixels.shape[-3] == WITH_OPACITY:
+            opacity = pixels[..., 3:, :, :].clamp(0, 1)
+            pixels = pixels[..., :3, :, :] * opacity + 1 - opacity
+        channels = pixels if pixels.ndim > 4 or "frames" not in _names(returned) else pixels[None]
+        return channels.expand(*channels.shape[:-3], 3, -1, -1)
+
+    def values(self, returned: Any) -> Tensor:
+        """The numbers of what the pipeline returned for one row."""
+        import torch
+
+        found = _fields(returned)[0]
+        values = torch.as_tensor(found[0] if isinstance(found, list) else found).float()
+        # some give arrays with the channels last, whatever they are asked for
+        last = values.ndim > 3 and values.shape[-1] in CHANNELS and values.shape[-3] not in CHANNELS
+        return values.movedim(-1, -3) if last else values
+
+    def checked(self, returned: Any) -> Tensor:
+        """``values`` of the first sample. It tells whether pictures come in [-1, 1], which ``signed`` keeps.
+
+        Raises:
+            Unsupported: it is no single picture, clip or sound.
+        """
+        from burnish.diffusion.pipeline.levels import Unsupported
+
+        if (name := next(iter(_names(returned)), "")).endswith(EMBEDDINGS):
+            raise Unsupported(
+                f"it returns {name}, from which another pipeline draws, and no picture, clip or sound that a reward "
+                "could score; give a pipeline that draws from a prompt by itself"
+            )
+        values = self.values(returned)
+        if self.draws == "image" and values.ndim > 3 and len(values) > 1:
+            raise Unsupported(
+                f"it draws {len(values)} pictures for one prompt, and a reward scores one; choose a pipeline that "
+                "draws one, or ask for one in rollout.call"
+            )
+        self.signed |= self.draws != "sound" and bool((values < 0).any())
+        return values
+
+    def sample(self, returned: Any, *, finite: Tensor) -> Any:
+        """A picture, a clip or a sound of what the pipeline returned for one row, whose state is ``finite`` or not."""
+        import torch
+
+        if "audios" in _names(returned):
+            wave = torch.as_tensor(_fields(returned)[0][0]).float().cpu()
+            return Sound.of((wave if wave.ndim == 2 else wave[None]).numpy(), self.sound_rate)
+        pixels = self.tensor(returned)[0]
+        all_finite = finite.to(pixels.device) & pixels.isfinite().all()
+        # rounded as by diffusers' image processor; both come in one copy, so that the CPU waits once
+        values = (pixels.nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8)
+        both = torch.cat([values.flatten(), all_finite.to(torch.uint8)[None]]).cpu()
+        rounded, good = both[:-1].view(values.shape), bool(both[-1])
+        if pixels.ndim == 4:
+            return Clip(frames=rounded.permute(0, 2, 3, 1).contiguous().numpy(), fps=self.fps, finite=good)
+        picture = rounded.permute(1, 2, 0).contiguous().numpy()
+        return picture if good else NonFiniteImage.of(picture)
+
+
+def _guides_at_one(kind: Any) -> bool:
+    """Whether a pipeline adds its scale to 1, so that a guidance of 1 is on and 0 is none (Z-Image, Krea 2)."""
+    found = getattr(kind, "do_classifier_free_guidance", None)
+    try:
+        return isinstance(found, property) and bool(found.fget(SimpleNamespace(_guidance_scale=1.0)))  # type: ignore[misc]
+    except AttributeError:  # asks more of a pipeline than its scale, which none does whose 1 is on
+        return False
+
+
+def _decoded(media: Media) -> list[Image]:
+    """A picture, or frames as all pipelines take them; arrays are read as floats by some."""
+    from PIL import Image
+
+    return [media.image()] if media.kind == "image" else [Image.fromarray(frame) for frame in media.video()[0]]
+
+
+def _bytes_of(pictures: list[Image]) -> int:
+    return sum(3 * picture.width * picture.height for picture in pictures)
+
+
+def _fields(returned: Any) -> list[Any]:
+    return list(returned) if isinstance(returned, tuple) else list(vars(returned).values())
+
+
+def _names(returned: Any) -> list[str]:
+    """Names of a pipeline's output."""
+    return [] if isinstance(returned, tuple) else list(vars(returned))

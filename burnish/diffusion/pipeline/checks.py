@@ -1,0 +1,183 @@
+"""Comparisons of what was recorded of a pipeline with its own runs, when a model is first used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
+from burnish.diffusion.pipeline.levels import Timetable, Unsupported
+from burnish.diffusion.pipeline.runs import Blank, Recorded, Visit
+
+if TYPE_CHECKING:
+    from burnish.diffusion.pipeline.universal import Universal
+    from burnish.types.rollout import Requests
+
+CLOSE, ROUNDED = 1e-3, 5e-2  # largest difference, relative to the largest value: in float32, and in less
+FAR = 0.5  # of the largest value: some schedulers leave a little noise at the end, and here noise is large
+SPREAD = 0.5  # of the noise before the last step, in our scale
+
+
+def seen(visit: Visit, table: Timetable, scheduler: Any) -> tuple[Tensor, Tensor]:
+    """The state before each step of a run, [N, ...], and the velocity there."""
+    steps = list(zip(table.times[:-1].tolist(), visit.steps, strict=False))
+    states = [x[:1].float() / table.scale(at) for at, (_, x, _) in steps]
+    velocities = [table.velocity(scheduler, output[:1], x[:1], at) for at, (_, x, output) in steps]
+    return torch.cat(states), torch.cat(velocities)
+
+
+class Drawn(Recorded):
+    """A recorded run whose networks answer with what is drawn, step by step."""
+
+    def __init__(self, forwards: Forwards, trained: tuple[str, ...], device: torch.device) -> None:
+        super().__init__(forwards, trained, device, draw=torch.Generator().manual_seed(0))
+        self.made: list[list[tuple[Call, Any]]] = [[]]  # calls and outputs of each step
+
+    def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        output = super().call(name, network, arguments)
+        with self.trace.paused():
+            self.made[-1].append((Call(name, arguments), output))
+        return output
+
+    def step(self, *args: Any) -> Tensor:
+        self.made.append([])
+        return super().step(*args)
+
+
+def rehearse(model: Universal, request: Requests, guidance: float, start: int) -> None:
+    """Compare each step of a run with what was recorded of it. No network computes.
+
+    What a pipeline makes of a step may depend on nothing but the state, the time and what networks answer.
+
+    Args:
+        model: any pipeline.
+        request: with all steps.
+        guidance: of the run.
+        start: the first step that is compared.
+
+    Raises:
+        Unsupported: a step differs.
+    """
+    program, tolerance = model.program(request, guidance), CLOSE if model.compute == torch.float32 else ROUNDED
+    run = Drawn(model.forwards, model.names, model.device)
+    model.visit(request, guidance, run)
+    scheduler = model._run.scheduler
+    states, velocities = seen(run, program.table, scheduler)
+    for k in range(start, len(states)):
+        again = program.velocity(scheduler, states[k : k + 1], float(program.table.times[k]))
+        velocity = _answered(again, run.made[k], tolerance)
+        if velocity is None or not _close(velocity, velocities[k : k + 1], tolerance):
+            raise Unsupported(
+                f"its step {k + 1} of {len(states)} does something else than the same step by itself: it depends on "
+                f"the steps before, or on what networks answer ({turned_off(model.pipeline)})"
+            )
+
+
+def _answered(
+    run: Generator[list[Call], list[Any], Tensor], made: list[tuple[Call, Any]], tolerance: float
+) -> Tensor | None:
+    """What a computation returns with outputs that were made for the same calls; None if it makes others."""
+    left = list(made)
+    try:
+        calls = next(run)
+        while True:
+            outputs = []
+            for call in calls:
+                same = (i for i, (one, _) in enumerate(left) if one.network == call.network)
+                at = next((i for i in same if _close(call.arguments, left[i][0].arguments, tolerance)), None)
+                if at is None:
+                    return None
+                outputs.append(left.pop(at)[1])
+            calls = run.send(outputs)
+    except StopIteration as done:
+        found: Tensor = done.value
+        return found
+
+
+class Landing(Blank):
+    """Takes the scheduler's own steps from states on a straight path, whatever the pipeline makes of it."""
+
+    off = 0.0  # relative distance from the path after the last step
+
+    def __init__(self, table: Timetable, *args: Any) -> None:
+        super().__init__(*args, count=len(table.times))
+        self._table = table
+
+    def stepped(self, scheduler: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
+        number, times = len(self.steps) - 1, self._table.times.tolist()
+        output = self.steps[-1][2]
+        if output.shape == x.shape and number + 1 < len(times):
+            draw = torch.Generator().manual_seed(0)
+            clean = (torch.randn(x.shape, generator=draw) * 0.3).clamp(-0.9, 0.9).to(x.device)
+            noise = torch.randn(x.shape, generator=draw).to(x.device) * SPREAD / times[-2]
+            here, there = (clean + t * (noise - clean) for t in times[number : number + 2])
+            self.off = self._missed(scheduler, noise - clean, here, there, times[number : number + 2], own)
+        return super().stepped(scheduler, x, own)
+
+    def _missed(
+        self, scheduler: Any, velocity: Tensor, here: Tensor, there: Tensor, times: list[float],
+        own: Callable[..., Tensor],
+    ) -> float:  # fmt: skip
+        at, after = times
+        x = here * self._table.scale(at)
+        scheduler._step_index = self._table.skipped + len(self.steps) - 1
+        # what a velocity is of an output, it is for each number by itself: a factor and a summand
+        least, most = (self._table.predicted(scheduler, fill(x), x, at) for fill in (torch.zeros_like, torch.ones_like))
+        try:
+            landed = own((velocity - least) / (most - least), x).float()
+        except (RuntimeError, ValueError, IndexError, TypeError):  # of a step that can't be taken by itself
+            return 0.0
+        return distance(landed / self._table.scale(after), there)
+
+
+def land(model: Universal, request: Requests, guidance: float) -> None:
+    """Compare where a scheduler's last step ends with the sample that is predicted. No network computes.
+
+    Raises:
+        Unsupported: it ends elsewhere.
+    """
+    program = model.program(request, guidance)
+    parts = {call.network for step in program.steps if step for call in step.calls}
+    landing = Landing(program.table, model.forwards, model.names, parts)
+    model.visit(request, guidance, landing)
+    if not landing.off <= FAR:
+        raise Unsupported(
+            f"the last step of its {type(model.pipeline.scheduler).__name__} ends {landing.off:.2g} (relative) from "
+            "the sample that is predicted by its prediction_type, so that it is unknown what its networks predict"
+        )
+
+
+def turned_off(pipeline: Any) -> str:
+    """How to turn off what a pipeline's guidance keeps from step to step, for a message."""
+    from diffusers.guiders.guider_utils import GUIDER_CONFIG_NAME, BaseGuidance
+
+    guiders = {name: part for name, part in pipeline.components.items() if isinstance(part, BaseGuidance)}
+    if not guiders:
+        return "rollout.guidance_scale=1 or rollout.call may turn it off"
+    files, kind = (f"{name}/{GUIDER_CONFIG_NAME}" for name in guiders), type(next(iter(guiders.values()))).__name__
+    return f'its guider, {kind}, may do so: it is off with "enabled": false in {" and ".join(files)}'
+
+
+def _close(found: Any, expected: Any, tolerance: float) -> bool:
+    """Whether two trees have equal tensors, but for rounding."""
+    plain = [
+        [leaf.value if isinstance(leaf, Whole) else leaf for leaf in tree_leaves(tree)] for tree in (found, expected)
+    ]
+    tensors = [[leaf.double().cpu() for leaf in leaves if isinstance(leaf, Tensor)] for leaves in plain]
+    if [leaf.shape for leaf in tensors[0]] != [leaf.shape for leaf in tensors[1]]:
+        return False
+    return all(
+        float((one - other).abs().max()) <= tolerance * max(float(other.abs().max()), 1e-9)
+        for one, other in zip(*tensors, strict=True) if one.numel()
+    )  # fmt: skip
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Largest difference, relative to the largest value."""
+    if found.shape != expected.shape:
+        return float("inf")
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))

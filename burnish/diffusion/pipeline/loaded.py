@@ -1,0 +1,412 @@
+"""A pipeline of diffusers: loading it, parts in CPU memory, and writing what was trained as diffusers reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from burnish.diffusion.pipeline.adapters import FILE, check_adapter
+from burnish.diffusion.pipeline.kernels import choose_attention, compile_blocks, recompute
+from burnish.diffusion.pipeline.loading import LENGTH
+from burnish.diffusion.pipeline.networks import by_name, denoisers, leave_out_unread_text, together
+from burnish.models.adapters import WEIGHTS, adapter_folder
+from burnish.models.loading import quietly
+from burnish.models.lora import adapter_state, merging_rounds, save_for_peft
+from burnish.models.placing import load_mapped, place, place_buffers, resting
+from burnish.models.processors import processors_without_torchvision
+from burnish.models.quantization import quantize
+from burnish.utils.errors import UserError
+from burnish.utils.weights import Agreed, refuse_non_finite, refuse_oversized
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from burnish.diffusion.options import ModelOptions, RolloutOptions
+    from burnish.options.model import LoraOptions
+    from burnish.types.clips import Kind
+    from burnish.types.prompt import Prompt
+
+
+class LoadedPipeline:
+    """Base of families: the parts of a pipeline, frozen, and the networks that are trained."""
+
+    name: ClassVar[str]
+    pipeline_class: ClassVar[str]
+    away: Sequence[PutAway] = ()  # parts that rest in CPU memory
+
+    def __init__(self, pipeline: Any, options: ModelOptions, rollout: RolloutOptions, *, compute: torch.dtype) -> None:
+        self.pipeline, self.rollout, self.compute = pipeline, rollout, compute
+        self.class_name = type(pipeline).__name__
+        self.names = denoisers(pipeline.components, options.networks)
+        for name in self.names:
+            leave_out_unread_text(getattr(pipeline, name))
+        self.network: nn.Module = together({name: getattr(pipeline, name) for name in self.names})
+        self.device = next(self.network.parameters()).device  # where it computes; ``load`` places it there afterwards
+        self.path: Path | None = None  # directory that it was read from
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        index: dict[str, Any],
+        options: ModelOptions,
+        rollout: RolloutOptions,
+        *,
+        dtype: torch.dtype,
+        compute: torch.dtype,
+        device: str,
+        given: Mapping[str, nn.Module],
+    ) -> Self:
+        """Read a pipeline from disk.
+
+        Args:
+            path: directory with model_index.json.
+            index: that file's content.
+            options: of the model.
+            rollout: how it draws.
+            dtype: precision of the weights of the networks that are trained; the VAE is always float32.
+            compute: precision of the networks' forward passes, and of the weights of all other parts.
+            device: of all parts. The networks that are trained are not there yet: see ``place``.
+            given: frozen parts of another model in place of its own, by their names.
+
+        Raises:
+            UserError: weights are missing, wrong or not finite, or the model can't be trained as this family.
+        """
+        import diffusers
+        import torch
+
+        absent = {name: cls.instead_of(name) for name in index if lacks(index, name)}
+        absent |= given
+        refuse_oversized(path / "scheduler" / "scheduler_config.json")
+        networks = {name: network for name, network in _networks(index).items() if name not in absent}
+        if not networks:
+            raise UserError(
+                f"model.path is {options.path}, whose model_index.json names no network of a {index['_class_name']}, "
+                "so that it can't be loaded; fetch the model again"
+            )
+        trained = denoisers(networks, options.networks)
+        precision = {"default": compute, "vae": torch.float32} | dict.fromkeys(trained, dtype)
+        with quietly():
+            kind = getattr(diffusers, index["_class_name"])
+            parts = {
+                name: load_mapped(network, path / name, dtype=precision.get(name, compute))
+                for name, network in networks.items()
+            }
+            parts |= processors_without_torchvision(path, index)
+            pipeline = kind.from_pretrained(path, dtype=precision, local_files_only=True, **absent, **parts)
+        pipeline.set_progress_bar_config(disable=True)
+        pipeline.register_to_config(**{key: value for key, value in index.items() if key == LENGTH})
+        away = _place_frozen(pipeline, {*trained, *given}, path, options, device)
+        if options.vae_tiling:
+            _tile(pipeline)
+        model = cls(pipeline, options, rollout, compute=compute)
+        model.device, model.path = torch.empty(0, device=device).device, path
+        leave_at(model.networks.values(), away)
+        model.away = away
+        for part in away:
+            part.instead_of = [other for other in away if other.part in model.never_beside(part.part)]
+        for network in model.networks.values():
+            if options.attention != "auto":
+                choose_attention(network, options.attention, compute=compute, device=device)
+            if options.compile:
+                compile_blocks(network)
+        return model
+
+    def place(self) -> None:
+        """Move the networks that are trained to the device, in the precision that they rest in."""
+        place(self.network, self.device)
+        self.refuse_non_finite()
+
+    def refuse_non_finite(self, agreed: Agreed = lambda found: found) -> None:
+        """Refuse NaN or infinite weights of the networks that are trained; see ``burnish.utils.weights``."""
+        for name, network in self.networks.items():
+            where = Path(name) if self.path is None else self.path / name
+            refuse_non_finite(network, where, agreed)
+
+    @classmethod
+    def draws(cls, index: dict[str, Any], rollout: RolloutOptions) -> Kind:
+        """What its samples are, by its configuration files alone."""
+        return "image"
+
+    @classmethod
+    def check_networks(cls, index: dict[str, Any], options: ModelOptions) -> None:
+        """Refuse to train parts that the pipeline doesn't have, or that predict no velocity, by model_index.json.
+
+        Raises:
+            UserError: naming them.
+        """
+        if options.networks is not None:
+            denoisers(_networks(index), options.networks)
+
+    @classmethod
+    def check_lengths(
+        cls, path: Path, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]
+    ) -> None:
+        """Say or refuse what text encoders wouldn't read in full, by the pipeline's tokenizers alone.
+
+        Raises:
+            UserError: with the first such prompt.
+        """
+
+    @classmethod
+    def instead_of(cls, name: str) -> Any:
+        """What stands in for an optional part that a pipeline lacks."""
+        return None
+
+    @property
+    def text_encoders(self) -> dict[str, nn.Module]:
+        """Its text encoders, by the names of the pipeline's parts."""
+        parts = self.pipeline.components.items()
+        return {name: part for name, part in parts if name.startswith("text_encoder") and part is not None}
+
+    @property
+    def networks(self) -> dict[str, Any]:
+        """The networks that are trained, by the names of the pipeline's parts."""
+        return dict(by_name(self.network, self.names))
+
+    def never_beside(self, part: Any) -> list[Any]:
+        """Frozen parts that leave the device when this one comes: all for a second expert, which is as large as what is
+        trained, and that expert for all others."""
+        names = denoisers(self.pipeline.components, None)
+        experts = [getattr(self.pipeline, name) for name in names if name not in self.names]
+        if part not in experts:
+            return experts
+        return [other for name, other in self.pipeline.components.items() if name not in self.names and other != part]
+
+    def recompute_activations(self, blocks: bool | int = True) -> None:
+        """Activation checkpointing in the networks' blocks, and in the VAE's decoder if it can."""
+        for network in self.networks.values():
+            recompute(network, blocks)
+        vae: Any = getattr(self.pipeline, "vae", None)
+        if getattr(vae, "_supports_gradient_checkpointing", False):
+            vae.enable_gradient_checkpointing()
+
+    def _parts(self) -> dict[str, Any]:
+        """The pipeline's own parts; None for those that it lacks."""
+        stand_ins = type(self.instead_of("vae"))
+        return {name: None if isinstance(part, stand_ins) else part for name, part in self.pipeline.components.items()}
+
+    def absent_parts(self) -> list[str]:
+        """Names of the pipeline's parts that are missing."""
+        optional = type(self.pipeline)._optional_components
+        return [name for name, part in self._parts().items() if part is None and name not in optional]
+
+    def save_lora(self, folder: Path, adapter: str) -> None:
+        """Write an adapter as diffusers reads it: in one file, and one more for each network that this doesn't hold."""
+        kind = type(self.pipeline)
+        for name, network in self.networks.items():
+            if self._saver_takes(name):
+                weights, metadata = adapter_state(network, adapter)
+                more: dict[str, Any] = {f"{name}_lora_layers": weights, f"{name}_lora_adapter_metadata": metadata}
+                kind.save_lora_weights(folder, **more)
+            elif hasattr(network, "save_lora_adapter"):
+                network.save_lora_adapter(folder / name, adapter_name=adapter)
+            else:
+                save_for_peft(network, folder / name, adapter)
+
+    def lora_lines(self, folder: Path) -> list[str]:
+        """Code that loads an adapter which ``save_lora`` wrote into ``pipe``."""
+        return [self._loading_line(folder, name, network) for name, network in self.networks.items()]
+
+    def _loading_line(self, folder: Path, name: str, network: nn.Module) -> str:
+        if self._saver_takes(name):
+            return f'pipe.load_lora_weights("{folder}")'
+        if hasattr(network, "save_lora_adapter"):
+            return f'pipe.{name}.load_lora_adapter("{folder / name}", prefix=None, weight_name="{FILE}")'
+        return f'from peft import PeftModel; PeftModel.from_pretrained(pipe.{name}, "{folder / name}")'
+
+    def _saver_takes(self, name: str) -> bool:
+        import inspect
+
+        saver = getattr(type(self.pipeline), "save_lora_weights", None)
+        return saver is not None and f"{name}_lora_adapter_metadata" in inspect.signature(saver).parameters
+
+    def adapter_weights(self, options: LoraOptions) -> dict[str, Tensor]:
+        """The weights of the adapter in ``options.path`` by their names in the network.
+
+        Raises:
+            UserError: it doesn't fit the options or the network.
+        """
+        given = check_adapter(adapter_folder(options, (FILE,)), options, self.names).weights
+        mark = "" if len(self.names) > 1 else f"{self.names[0]}."
+        return {name.removeprefix(mark): value for name, value in given.items()}
+
+    def fold_lora(self, folder: Path) -> None:
+        """Merge an adapter, as ``save_lora`` or peft writes it, into the networks' weights permanently."""
+        from peft import PeftModel
+
+        wrapped: dict[str, Any] = {}
+        with quietly():
+            for name, network in self.networks.items():
+                if (folder / name / FILE).is_file():
+                    network.load_lora_adapter(folder / name, prefix=None, weight_name=FILE)
+                for place in (folder / name, folder):
+                    if (place / WEIGHTS).is_file():
+                        wrapped[name] = PeftModel.from_pretrained(network, place)
+            if (folder / FILE).is_file() or not (wrapped or any((folder / name).is_dir() for name in self.names)):
+                self.pipeline.load_lora_weights(folder)
+            if not merging_rounds(self.network):
+                for name, network in self.networks.items():
+                    if name in wrapped:
+                        wrapped[name].merge_and_unload()
+                    else:
+                        network.fuse_lora()
+                        network.unload_lora()
+        self.network.requires_grad_(False)
+
+    def save_pipeline(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Write the full pipeline with other weights of the networks, as diffusers' ``from_pretrained`` reads it."""
+        import torch
+
+        plain = {}
+        for name, trained in self.networks.items():
+            mark = f"{name}." if len(self.names) > 1 else ""
+            own = {key.removeprefix(mark): value for key, value in weights.items() if key.startswith(mark)}
+            with torch.device("meta"):
+                plain[name] = type(trained).from_config(dict(trained.config))
+            plain[name].load_state_dict(own, assign=True)
+            plain[name].register_to_config(**{k: v for k, v in trained.config.items() if not k.startswith("_")})
+        parts = {name: part for name, part in self._parts().items() if part is not None}
+        absent = {name: None for name in self.pipeline.components if name not in parts}
+        kind = type(self.pipeline)
+        config, own = self.pipeline.config, self.pipeline.components
+        numbers = {key: value for key, value in config.items() if not key.startswith("_") and key not in own}
+        with quietly():
+            pipeline = kind(**(parts | absent | plain | numbers))
+            pipeline.register_to_config(**{key: value for key, value in config.items() if key == LENGTH})
+            pipeline.save_pretrained(folder)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """The precision of a forward pass."""
+        import torch
+
+        # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
+        return torch.autocast(
+            self.device.type, self.compute, enabled=self.compute != torch.float32, cache_enabled=False
+        )
+
+
+def _place_frozen(
+    pipeline: Any, others: Collection[str], path: Path, options: ModelOptions, device: str
+) -> list[PutAway]:
+    """Place all parts but the ``others``, which are trained or another model's; returns those in CPU memory."""
+    import torch
+
+    if options.offload and device == "cpu":
+        raise UserError("model.offload is true, but the model is on the CPU already; leave it out")
+    away: list[PutAway] = []
+    for name, part in pipeline.components.items():
+        if isinstance(part, torch.nn.Module):
+            part.requires_grad_(False).eval()
+            # some of diffusers read it, with gradients on, without having set it
+            part.__dict__.setdefault("gradient_checkpointing", False)
+            if name in others:
+                continue
+            refuse_non_finite(part, path / name)
+            _quantize_text(part, name, options, "cpu" if options.offload else device)
+            if options.offload:
+                away.append(PutAway(part, torch.empty(0, device=device).device))
+            else:
+                place(part, device)
+    return away
+
+
+def _quantize_text(part: Any, name: str, options: ModelOptions, device: str) -> None:
+    """Store a text encoder's layers in fewer bits, if that is wanted."""
+    fewer = options.quantization
+    if fewer is None or fewer.text_encoders is None or not name.startswith("text_encoder"):
+        return
+    own, option = resting(part.get_input_embeddings().weight), "model.quantization.text_encoders"
+    with quietly():
+        quantize(part, fewer.text_encoders, compute=own, device=device, option=option)
+
+
+def _networks(index: dict[str, Any]) -> dict[str, type[nn.Module]]:
+    """Classes of the parts that have weights, by model_index.json."""
+    import torch
+
+    found: dict[str, type[nn.Module]] = {}
+    for name, value in index.items():
+        library, kind = value if isinstance(value, list) and len(value) == 2 else (None, None)
+        if library is not None:
+            # what belongs to one pipeline is diffusers', too, though the index names its folder there
+            found_class = getattr(
+                import_module("transformers" if library == "transformers" else "diffusers"), str(kind), None
+            )
+            if isinstance(found_class, type) and issubclass(found_class, torch.nn.Module):
+                found[name] = found_class
+    return found
+
+
+def _tile(pipeline: Any) -> None:
+    """Have the VAE decode in tiles."""
+    vae = getattr(pipeline, "vae", None)
+    try:
+        if vae is None:
+            raise NotImplementedError
+        vae.enable_tiling()
+    except NotImplementedError:
+        what = f"the {type(pipeline).__name__} has no VAE" if vae is None else f"{type(vae).__name__} has no tiles"
+        raise UserError(f"model.vae_tiling is true, but {what}; leave it out") from None
+
+
+def lacks(index: dict[str, Any], name: str) -> bool:
+    """Whether a model_index.json says that a pipeline has no such part, or doesn't mention it."""
+    kind = index.get(name)
+    return kind is None or (isinstance(kind, list) and kind[:1] == [None])
+
+
+class PutAway:
+    """A part whose weights are copied to the device when one of its modules runs, and dropped there again.
+
+    Nothing is copied back, as its weights never change. Buffers stay on the device: pipelines read some directly.
+    """
+
+    def __init__(self, part: nn.Module, device: torch.device) -> None:
+        """Args: ``part`` is frozen; its weights need not be placed yet."""
+        self.part, self.device = part, device
+        place(part, "cpu")
+        for owner in part.modules():
+            place_buffers(owner, device)
+        self._resting = [
+            (owner, name, weight) for owner in part.modules() for name, weight in owner._parameters.items()
+            if weight is not None
+        ]  # fmt: skip
+        self.is_away = True
+        self.instead_of: list[PutAway] = []  # parts that leave when it comes
+        kind = type(part)  # pipelines send inputs to where a part says that it is
+        part.__class__ = type(kind.__name__, (kind,), {"device": device, "__module__": kind.__module__})
+        # some are called by their inner modules alone, as a VAE is by its decoder
+        for owner in {owner for owner, _, _ in self._resting}:
+            owner.register_forward_pre_hook(lambda module, args: self.bring())
+
+    def bring(self) -> None:
+        """Copy the weights to the device, unless they are there."""
+        if self.is_away:
+            for other in self.instead_of:
+                other.leave()
+            place(self.part, self.device)
+            self.is_away = False
+
+    def leave(self) -> None:
+        """Drop the copies on the device."""
+        if not self.is_away:
+            for owner, name, weight in self._resting:
+                owner._parameters[name] = weight
+            self.is_away = True
+
+
+def leave_at(networks: Iterable[nn.Module], parts: Iterable[PutAway]) -> None:
+    """Have parts leave the device whenever one of some networks runs."""
+    every = list(parts)
+
+    def leave(module: nn.Module, args: Any) -> None:
+        for part in every:
+            part.leave()
+
+    for network in networks:
+        network.register_forward_pre_hook(leave)

@@ -1,0 +1,297 @@
+"""Generators from directories: checks of model_index.json and of the classes that it names, and loading."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.diffusion.options import ModelOptions, RolloutOptions
+from burnish.models.loading import placement_of, quietly, read_folder
+from burnish.models.placing import rest_frozen
+from burnish.models.quantization import layers_to_quantize, quantize
+from burnish.registry import entries, lookup
+from burnish.utils.errors import UserError
+from burnish.utils.json_text import read_object
+from burnish.utils.reading import understood
+from burnish.utils.weights import without_weights
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from burnish.diffusion.pipeline.base import FlowModel
+    from burnish.types.prompt import Prompt
+
+
+ANY = "pipeline"  # the family of pipelines that no other takes
+STANDARD_SIDE = 128  # latent positions per side if a transformer's configuration names none, as FLUX's pipeline
+MODULAR = {  # what else a folder may hold, and what to do with it
+    "modular_model_index.json": "is a modular pipeline, whose blocks compute without gradients; give the plain "
+    "pipeline of the same model, as its own class's save_pretrained writes it"
+}
+MOST_PARTS = 64  # of a pipeline; those of diffusers have up to ten
+LIBRARIES = ("diffusers", "transformers")  # whose classes a pipeline may use
+LENGTH = "_max_sequence_length"  # in model_index.json: what rollout.max_sequence_length is where nothing is said
+
+
+def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
+    """The directory of a model and its model_index.json.
+
+    Raises:
+        UserError: there is no such directory, or it is not a pipeline in diffusers layout.
+    """
+    path, content = read_folder(options, "model_index.json", "diffusers", "pipeline", others=MODULAR)
+    index = path / "model_index.json"
+    if not isinstance(content.get("_class_name", ""), str):
+        raise UserError(f"{index} has _class_name {content['_class_name']!r:.80}; it must be a pipeline's class")
+    named = _listed(content)
+    if malformed := [name for name, kind in named.items() if len(kind) != 2]:
+        raise UserError(f"{index} has {named[malformed[0]]!r:.80} for {malformed[0]}; it must be a library and a class")
+    parts = parts_of(content)
+    if len(parts) > MOST_PARTS:
+        raise UserError(f"{index} lists {len(parts)} parts, more than {MOST_PARTS}; restore the file")
+    # diffusers would import any module that is named here
+    if strange := [name for name in parts if content[name][0] not in (*LIBRARIES, *_own_folders())]:
+        raise UserError(
+            f"{index} takes {strange[0]} from {content[strange[0]][0]!r:.80}; parts must be of {' or '.join(LIBRARIES)}"
+        )
+    if strange := [name for name in parts if not re.fullmatch(r"\w+", name)]:
+        raise UserError(f"{index} lists {strange[0]!r:.80}, which is not a valid name of a part; restore the file")
+    absent = [name for name in parts if not (path / name).is_dir()]
+    if absent:
+        raise UserError(
+            f"model.path is {options.path}, which lacks {', '.join(absent)} (model_index.json); fetch the model again"
+        )
+    return path, content
+
+
+@cache
+def _own_folders() -> set[str]:
+    """Folders of diffusers' pipelines: model_index.json names them for classes that belong to one pipeline alone."""
+    found = find_spec("diffusers")
+    origin = Path(found.origin).parent if found is not None and found.origin is not None else Path()
+    return {path.parent.name for path in origin.glob("pipelines/*/__init__.py")}
+
+
+def parts_of(index: dict[str, Any]) -> list[str]:
+    """The parts that a pipeline has, by its model_index.json."""
+    return [name for name, kind in _listed(index).items() if kind[0] is not None]
+
+
+def _listed(index: dict[str, Any]) -> dict[str, list[Any]]:
+    """The entries of a model_index.json for parts, absent ones included."""
+    return {
+        name: kind for name, kind in index.items()
+        if isinstance(kind, list) and not name.startswith("_") and not all(isinstance(one, int | float) for one in kind)
+    }  # fmt: skip
+
+
+def with_length(index: dict[str, Any], rollout: RolloutOptions) -> RolloutOptions:
+    """The options of a rollout, with the number of prompt tokens that the model's own model_index.json states.
+
+    Raises:
+        UserError: it is no number.
+    """
+    stated = index.get(LENGTH)
+    if stated is None or rollout.max_sequence_length is not None:
+        return rollout
+    if type(stated) is not int or stated < 0:
+        raise UserError(f"model_index.json has {LENGTH} {stated!r:.80}; it must be a number of tokens")
+    return replace(rollout, max_sequence_length=stated)
+
+
+def standard_side(path: Path) -> int:
+    """The side in pixels of a pipeline's default picture, by its configurations."""
+    transformer, vae = (_config(path / part / "config.json") for part in ("transformer", "vae"))
+    side = transformer.get("sample_size") or STANDARD_SIDE
+    factor: int = 2 ** (len(vae.get("block_out_channels", [0])) - 1)
+    return int(side) * factor
+
+
+def _config(file: Path) -> dict[str, Any]:
+    return read_object(file) if file.is_file() else {}
+
+
+def family_of(options: ModelOptions, index: dict[str, Any]) -> Any:
+    """What reads a pipeline: a plugin's family for its class, or what reads any."""
+    if options.family != "auto":
+        return lookup("flow model", options.family)
+    class_name = index.get("_class_name")
+    # of two that read the same pipelines, a plugin's is taken only where it is named
+    families = {family.pipeline_class: family for family in reversed(entries("flow model"))}
+    return families.get(str(class_name)) or lookup("flow model", ANY)
+
+
+def check_named(options: ModelOptions, path: Path, index: dict[str, Any]) -> None:
+    """Refuse parts of other classes than those that a pipeline may have; see ``check_classes``.
+
+    Raises:
+        UserError: naming the part.
+    """
+    from burnish.diffusion.pipeline.loaded import LoadedPipeline
+
+    if issubclass(family_of(options, index), LoadedPipeline):  # one that is no pipeline has its own way
+        check_classes(path, index, parts_of(index))
+
+
+def check_parts(options: ModelOptions, rollout: RolloutOptions, prompts: Sequence[Prompt]) -> None:
+    """Refuse networks that can't be trained, and tell of prompts that text encoders wouldn't read in full, before any
+    weight is loaded.
+
+    Raises:
+        UserError: naming the network, or the first prompt where the family refuses such.
+    """
+    from burnish.diffusion.pipeline.loaded import LoadedPipeline
+
+    path, index = read_index(options)
+    family = family_of(options, index)
+    if issubclass(family, LoadedPipeline):  # one that is no pipeline has its own way
+        family.check_networks(index, options)
+        family.check_lengths(path, index, with_length(index, rollout), prompts)
+
+
+def load_model(
+    options: ModelOptions,
+    rollout: RolloutOptions | None = None,
+    *,
+    given: Mapping[str, nn.Module] | None = None,
+    shared: bool = False,
+    frozen: bool = False,
+    only_samples: bool = False,
+) -> FlowModel:
+    """Load the model that ``options`` describe, frozen and in evaluation mode.
+
+    Args:
+        options: which model, and in what precision.
+        rollout: how it draws; None takes all defaults.
+        given: frozen parts of another model that this one uses too, by their names.
+        shared: ranks will hold what is trained together; until it is sharded, it is not read.
+        frozen: nothing of it is ever trained, so that all weights rest in ``options.dtype``.
+        only_samples: what is trained elsewhere rests in that precision where that moves no bit.
+
+    Raises:
+        UserError: it can't be loaded, or doesn't support an option.
+    """
+    path, index = read_index(options)
+    check_named(options, path, index)
+    device, stored, compute = placement_of(options, frozen=frozen)
+    rollout = with_length(index, RolloutOptions() if rollout is None else rollout)
+    family = family_of(options, index)
+    family.check_options(path, index, rollout)
+    where = f"model.path is {options.path}"
+    try:
+        with understood(f"{where}, which can't be loaded as a {index.get('_class_name')}"):
+            model: FlowModel = family.load(
+                path, index, options, rollout, dtype=stored, compute=compute, device=device, given=given or {}
+            )
+            if only_samples and options.lora is None:
+                rest_frozen(model.network, compute)
+            if not shared:
+                _quantize(model, options)
+                model.place()
+    except UserError as error:
+        raise UserError(str(error) if str(error).startswith(where) else f"{where}: {error}") from error
+    if options.gradient_checkpointing and not frozen:
+        model.recompute_activations(options.gradient_checkpointing)
+    return model
+
+
+def load_outline(options: ModelOptions, rollout: RolloutOptions) -> FlowModel:
+    """The model that ``options`` describe by its configuration files alone: names and shapes, no memory, no values.
+
+    Raises:
+        UserError: it can't be made; what is wrong with the files is said better where they are loaded.
+    """
+    from accelerate import init_empty_weights
+
+    path, index = read_index(options)
+    check_named(options, path, index)
+    _, stored, compute = placement_of(options)
+    # what is done to weights that have values
+    plain = replace(options, quantization=None, attention="auto", offload=False, compile=False, vae_tiling=False)
+    where = f"model.path is {options.path}"
+    with understood(f"{where}, which can't be made without weights"), without_weights(), init_empty_weights():
+        model: FlowModel = family_of(options, index).load(
+            path, index, plain, with_length(index, rollout),
+            dtype=stored, compute=compute, device="meta", given={},
+        )  # fmt: skip
+    return model
+
+
+def match_layers(model: FlowModel, options: ModelOptions) -> None:
+    """Refuse options about layers or blocks that the networks don't have; weights need no values for this.
+
+    Raises:
+        UserError: naming the option.
+    """
+    fewer = options.quantization
+    if fewer is not None and fewer.weights is not None:
+        layers_to_quantize(model.network, fewer.weights, exclude=fewer.exclude)
+    if options.gradient_checkpointing:
+        model.recompute_activations(options.gradient_checkpointing)
+
+
+def _quantize(model: FlowModel, options: ModelOptions) -> None:
+    """Store the networks' layers in fewer bits, if that is wanted."""
+    fewer = options.quantization
+    if fewer is None or fewer.weights is None:
+        return
+    model.refuse_non_finite()
+    with quietly():
+        quantize(model.network, fewer.weights, compute=model.compute, device=model.device, exclude=fewer.exclude)
+
+
+ANY_MODEL = "AutoModel"  # beginnings of names of classes that would look into the part's folder for what they are
+
+
+def check_classes(path: Path, index: Mapping[str, Any], names: list[str]) -> None:
+    """Refuse parts whose class is none, or that are pipelines: theirs would be read by diffusers, unseen.
+
+    Args:
+        path: folder of the pipeline.
+        index: its model_index.json, as ``read_index`` returns it.
+        names: of its parts.
+
+    Raises:
+        UserError: naming the part.
+    """
+    import diffusers
+
+    for name in names:
+        library, named = index[name]
+        where = f"{path / 'model_index.json'} has {named!r:.80} of {library} for {name}"
+        kind = class_of(library, named)
+        if kind is None:
+            version = import_module("transformers" if library == "transformers" else "diffusers").__version__
+            raise UserError(f"{where}, which version {version} doesn't have; restore the file, or upgrade {library}")
+        if issubclass(kind, diffusers.DiffusionPipeline):
+            raise UserError(f"{where}, which is a pipeline itself; give a pipeline whose parts are networks")
+        if kind.__name__.startswith(ANY_MODEL):
+            raise UserError(f"{where}, which may be any network; name its class, as {name}/config.json has it")
+
+
+def class_of(library: str, named: object) -> Any:
+    """The class of a part as diffusers loads it; None if there is none.
+
+    Args:
+        library: transformers, diffusers, or the folder of a pipeline of diffusers.
+        named: what model_index.json says beside it.
+    """
+    import diffusers
+
+    if not isinstance(named, str):
+        return None
+    if library == "transformers":
+        homes: list[Any] = [import_module("transformers")]
+    else:
+        homes = [getattr(diffusers.pipelines, library, None), diffusers]
+    for home in homes:
+        found = getattr(home, named, None)
+        if isinstance(found, type) and hasattr(found, "from_pretrained"):
+            return found
+    return None

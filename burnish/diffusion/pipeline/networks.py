@@ -1,0 +1,168 @@
+"""The networks of a pipeline that are trained: which they are, and text queries that nobody reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from burnish.models.lora import attach
+from burnish.models.targets import ends_with
+from burnish.utils.errors import UserError
+
+HOMES = ("diffusers.models.transformers", "diffusers.models.unets")
+AIDES = ("controlnet", "adapter", "vocoder", "connector", "upsampler", "projection")  # in names of frozen helpers
+
+
+class Networks(nn.ModuleDict):
+    """Several networks, each of which takes some of the noise levels, trained together."""
+
+    def add_adapter(self, config: Any, adapter_name: str) -> None:
+        """An adapter for each network; its targets are those of the configuration that it has."""
+        for name, network in self.items():
+            full = {target.removeprefix(f"{name}.") for target in config.target_modules}
+            own = [
+                target for target in full if any(ends_with(module, [target]) for module, _ in network.named_modules())
+            ]
+            attach(network, dataclasses.replace(config, target_modules=own), adapter_name)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return next(self.parameters()).dtype
+
+
+def by_name(network: nn.Module, names: Sequence[str]) -> Mapping[str, nn.Module]:
+    """The networks that one module holds."""
+    return dict(network.items()) if isinstance(network, Networks) else {names[0]: network}
+
+
+def together(networks: Mapping[str, nn.Module]) -> nn.Module:
+    """Networks as one module; a single one as it is."""
+    return Networks(networks) if len(networks) > 1 else next(iter(networks.values()))
+
+
+def denoisers(parts: Mapping[str, Any], chosen: Sequence[str] | None) -> tuple[str, ...]:
+    """The names of the parts that predict velocities.
+
+    They are models of diffusers' folders of transformers and UNets; else those that are no autoencoder and no helper.
+
+    Args:
+        parts: of the pipeline, or their classes.
+        chosen: model.networks, or None.
+
+    Raises:
+        UserError: a chosen part isn't there or predicts nothing, or none was found.
+    """
+    from diffusers.models.modeling_utils import ModelMixin
+
+    kinds = {name: part if isinstance(part, type) else type(part) for name, part in parts.items()}
+    modules = {name: kind for name, kind in kinds.items() if issubclass(kind, torch.nn.Module)}
+    if chosen is not None:
+        if absent := [name for name in chosen if name not in modules]:
+            raise UserError(
+                f"model.networks has {absent[0]!r}, which the pipeline hasn't; its networks are {', '.join(modules)}"
+            )
+        usual = ", ".join(denoisers(parts, None))
+        if not chosen or len(set(chosen)) < len(chosen):
+            raise UserError(
+                f"model.networks is {list(chosen)}; name each network that is trained once, of {usual}, or leave it out"
+            )
+        # diffusers takes its encoders from transformers, and what they make is no velocity
+        if encoders := [name for name in chosen if modules[name].__module__.startswith("transformers.")]:
+            raise UserError(
+                f"model.networks has {encoders[0]!r}, a {modules[encoders[0]].__name__}, which predicts no velocity; "
+                f"name {usual}, or leave it out"
+            )
+        return tuple(chosen)
+    models = {
+        name: kind for name, kind in modules.items()
+        if issubclass(kind, ModelMixin) and not hasattr(kind, "decode") and not any(aide in name for aide in AIDES)
+    }  # fmt: skip
+    found = [name for name, kind in models.items() if kind.__module__.startswith(HOMES)] or list(models)
+    if not found:
+        raise UserError(
+            f"the pipeline has no network that predicts velocities among {', '.join(modules) or 'its parts'}; give a "
+            "pipeline that has one, or name it in model.networks"
+        )
+    return tuple(found)
+
+
+def attention_layers(network: nn.Module) -> list[str]:
+    """Full names of the linear layers in attention modules, which get adapters unless the user names others."""
+    inside = [
+        name for name, module in network.named_modules()
+        if "attn" in name.rpartition(".")[2] or "attention" in type(module).__name__.lower()
+    ]  # fmt: skip
+    return [
+        name for name, module in network.named_modules()
+        if isinstance(module, nn.Linear) and any(name == outer or name.startswith(f"{outer}.") for outer in inside)
+    ]  # fmt: skip
+
+
+TOKENS, TEXT = 4, 3  # of what is compared
+TOLERATED = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # largest relative difference
+
+
+class PictureQueries:
+    """An attention processor of diffusers for blocks whose text output is dropped: picture queries only.
+
+    Without the text queries, picture and gradients are the same, for less work: more so with few blocks, and with text
+    long against the picture.
+    """
+
+    def __call__(
+        self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor, attention_mask: None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Attend from picture tokens [B, I, D] to picture and text tokens [B, T, D]; the text is returned unchanged."""
+        assert attention_mask is None, "joint attention attends to everything"
+
+        def split(x: Tensor, norm: nn.Module | None = None) -> Tensor:
+            x = x.unflatten(-1, (attn.heads, -1)).transpose(1, 2)
+            return x if norm is None else norm(x)
+
+        query = split(attn.to_q(hidden_states), attn.norm_q)
+        key = split(attn.to_k(hidden_states), attn.norm_k)
+        text_key = split(attn.add_k_proj(encoder_hidden_states), attn.norm_added_k)
+        value, text_value = split(attn.to_v(hidden_states)), split(attn.add_v_proj(encoder_hidden_states))
+        attended = scaled_dot_product_attention(
+            query, torch.cat([key, text_key], dim=2), torch.cat([value, text_value], dim=2)
+        )
+        joined = attended.transpose(1, 2).flatten(2).to(query.dtype)
+        for layer in attn.to_out:
+            joined = layer(joined)
+        return joined, encoder_hidden_states
+
+
+def leave_out_unread_text(network: nn.Module) -> None:
+    """Use the shorter attention in every block that drops its text output, if it gives the same there."""
+    from diffusers.models.attention_processor import JointAttnProcessor2_0
+
+    for block in network.modules():
+        attn: Any = getattr(block, "attn", None)
+        if (
+            getattr(block, "context_pre_only", False)
+            and type(getattr(attn, "processor", None)) is JointAttnProcessor2_0
+        ):
+            own = attn.processor
+            attn.set_processor(PictureQueries())
+            if not _same(attn, own):
+                attn.set_processor(own)
+
+
+def _same(attn: Any, own: Any) -> bool:
+    """Whether the attention of a block gives the same for the picture by its present processor as by its ``own``."""
+    weight = attn.to_q.weight
+    if weight.is_meta:
+        return True
+    draw = torch.Generator().manual_seed(0)
+    picture, text = (
+        torch.randn(1, count, attn.to_q.in_features, generator=draw).to(weight) for count in (TOKENS, TEXT)
+    )
+    with torch.no_grad():
+        short, full = (run(attn, picture, text)[0] for run in (attn.processor, own))
+    return float((short - full).abs().max()) <= TOLERATED.get(weight.dtype, 0) * float(full.abs().max())

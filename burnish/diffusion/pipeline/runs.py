@@ -1,0 +1,411 @@
+"""Runs of a pipeline's own ``__call__``: as it is, recorded, or to its end.
+
+Stand-ins take the places of its scheduler and its parts in a shallow copy of the pipeline; nothing is patched."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+from burnish.diffusion.options import RolloutOptions
+from burnish.diffusion.pipeline.forwards import Forwards
+from burnish.diffusion.pipeline.levels import Unsupported, once_a_step, shifted
+from burnish.diffusion.pipeline.segments import NOISE, PROMPT, STATE, TIME, Value
+from burnish.diffusion.pipeline.trace import Trace
+from burnish.types.batch import to_device
+
+
+class StandIn:
+    """A part of a pipeline that answers some calls otherwise; all else is the part's own."""
+
+    def __init__(self, part: nn.Module, call: Callable[..., Any] | None = None, **known: Any) -> None:
+        """Args: ``call`` in place of the part's own; ``known`` attributes, methods among them."""
+        self.__dict__ |= known
+        self._part, self._call = part, call or part
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._part)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+
+def precise(part: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a part that is given tensors of the part's own precision: a VAE of float32 beside others of less."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map_only(Tensor, lambda v: v.to(part.dtype) if v.is_floating_point() else v, (args, kwargs))
+        return method(*args, **kwargs)
+
+    return functools.wraps(method)(called)
+
+
+class Tape:
+    """Results in the order of the calls.
+
+    What is drawn for them comes from generators of their own, so that the noise of a sample doesn't depend on what is
+    recorded.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.bytes = 0
+        self._results: list[tuple[list[Any], Any]] = []  # leaves, tensors with the device where they belong; and tree
+        self._seed, self._drawn = seed, 0
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def leaves(self, count: int) -> list[Any]:
+        """What is in the first results, tensors on their devices."""
+        return [leaf for leaves, _ in self._results[:count] for leaf in _there(leaves)]
+
+    def answering(
+        self, paused: Callable[[], AbstractContextManager[Any]], answer: Callable[[Any], Any]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """What makes functions answer from the tape in one run, and record where it ends.
+
+        Args:
+            paused: to be entered while they run.
+            answer: is given each result, and returns it.
+        """
+        count, inside = 0, False
+
+        def answers(function: Callable[..., Any]) -> Callable[..., Any]:
+            def answered(*args: Any, **kwargs: Any) -> Any:
+                nonlocal count, inside
+                if inside:  # called by another recorded function
+                    return function(*args, **kwargs)
+                with paused():
+                    if count == len(self._results):
+                        inside = True
+                        try:
+                            self._record(function, *tree_map_only(torch.Generator, self._generator, (args, kwargs)))
+                        finally:
+                            inside = False
+                    leaves, tree = self._results[count]
+                    count += 1
+                    return answer(tree_unflatten(_there(leaves), tree))
+
+            return functools.wraps(function)(answered)
+
+        return answers
+
+    def _generator(self, given: torch.Generator) -> torch.Generator:
+        self._drawn += 1  # not the place on the tape, which depends on guidance
+        return torch.Generator().manual_seed(self._seed + self._drawn)
+
+    def _record(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        leaves, tree = tree_flatten(function(*args, **kwargs))
+        self._results.append(([(x.to("cpu"), x.device) if isinstance(x, Tensor) else x for x in leaves], tree))
+        self.bytes += sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def _there(leaves: list[Any]) -> list[Any]:
+    """Tensors on the device where they belong; all else as it is."""
+    return [to_device(*leaf) if isinstance(leaf, tuple) else leaf for leaf in leaves]
+
+
+DECODE = "vae.decode"  # the name of its calls
+READ = ("sample", "hidden_states")  # what networks call the state
+
+
+class Runner:
+    """A pipeline whose runs a visit sees: at every call of one of its parts, and at every step."""
+
+    def __init__(
+        self, pipeline: Any, names: tuple[str, ...], device: Callable[[], torch.device], rollout: RolloutOptions
+    ) -> None:
+        """Args: ``names`` of the networks that are trained; ``device`` tells where they are once they are placed."""
+        kind = type(pipeline)
+        self._pipeline, self._device, self.names = pipeline, device, names
+        self.scheduler = shifted(once_a_step(pipeline.scheduler), rollout.shift)
+        self._linear = rollout.schedule == "shift_once"
+        self._call = inspect.unwrap(kind.__call__)  # without its no_grad
+        self._encoders = [name for name in dir(kind) if name.startswith(("encode_", "_encode_"))]
+
+    @functools.cached_property
+    def parts(self) -> dict[str, nn.Module]:
+        """The networks of the pipeline."""
+        parts = self._pipeline.components.items()
+        return {name: part for name, part in parts if isinstance(part, nn.Module) and name != "vae"}
+
+    @functools.cached_property
+    def answering(self) -> dict[str, Callable[..., Any]]:
+        """What answers the calls that are recorded, by their names."""
+        vae: Any = getattr(self._pipeline, "vae", None)
+        return self.parts | ({DECODE: precise(vae, vae.decode)} if hasattr(vae, "decode") else {})
+
+    @functools.cached_property
+    def _facts(self) -> tuple[type, dict[str, dict[str, Any]]]:
+        """What pipelines and networks would look for in all of their modules, several times a run."""
+        where, kind = self._device(), type(self._pipeline)
+        own = type(kind.__name__, (kind,), {"_execution_device": where, "device": where})
+        return own, {
+            name: {"dtype": self.parts[name].dtype, "device": where} for name in self.names if name in self.parts
+        }
+
+    def __call__(self, arguments: Mapping[str, Any], tape: Tape, visit: Visit, seed: int) -> Any:
+        """What the pipeline returns."""
+        clone, answering = copy.copy(self._pipeline), tape.answering(visit.paused, visit.answered)
+        clone.__class__, facts = self._facts
+        own = clone.__dict__  # its __setattr__ would also write its configuration
+
+        def network(name: str, part: nn.Module) -> StandIn:
+            return StandIn(
+                part, lambda *a, **k: visit.call(name, part, named(part.forward, a, k)), **facts.get(name, {})
+            )
+
+        own |= {name: network(name, part) for name, part in self.parts.items()}
+        own["scheduler"] = stand_in_scheduler(self.scheduler, visit, linear=self._linear)
+        if (guider := getattr(clone, "guider", None)) is not None:
+            own["guider"] = copy.deepcopy(guider)  # some have a memory of the steps before
+        vae: Any = getattr(clone, "vae", None)
+        if vae is not None:
+            own_methods = {"encode": answering(precise(vae, vae.encode))} if hasattr(vae, "encode") else {}
+            if (decode := self.answering.get(DECODE)) is not None:
+                own_methods["decode"] = lambda *a, **k: visit.call(DECODE, decode, named(vae.decode, a, k))
+            own["vae"] = StandIn(vae, **own_methods)
+        own |= {name: answering(getattr(clone, name)) for name in self._encoders}
+        with torch.random.fork_rng(devices=[]), visit.entered():
+            torch.default_generator.manual_seed(seed)
+            return self._call(clone, **arguments, generator=torch.Generator().manual_seed(seed))
+
+
+def stand_in_scheduler(scheduler: Any, visit: Visit, *, linear: bool) -> Any:
+    """A copy whose steps are the visit's; all else is the scheduler's own.
+
+    Args: ``linear`` gives it noise levels to shift that are evenly spaced, in place of its own.
+    """
+    from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput  # its fields are also a tuple's
+
+    fresh, kind = copy.copy(scheduler), type(scheduler)
+    takes = inspect.signature(kind.set_timesteps)
+
+    @functools.wraps(scheduler.set_timesteps)  # pipelines look at what these take
+    def set_timesteps(*args: Any, **kwargs: Any) -> None:
+        given = takes.bind(fresh, *args, **kwargs)
+        if visit.reads_times and "device" in takes.parameters:
+            given.arguments["device"] = "cpu"
+        if linear:
+            own = given.arguments.get("sigmas")
+            given.arguments["sigmas"] = evenly(given.arguments["num_inference_steps"] if own is None else len(own))
+        kind.set_timesteps(*given.args, **given.kwargs)
+        visit.placed(fresh)
+
+    @functools.wraps(scheduler.step)
+    def step(
+        model_output: Tensor, timestep: Any, sample: Tensor, *args: Any, return_dict: bool = True, **kwargs: Any
+    ) -> Any:  # by the names that pipelines call them
+        def own(predicted: Tensor = model_output, at: Tensor = sample) -> Any:
+            if backward and predicted is not model_output:
+                raise NotImplementedError("a step whose tokens have times of their own")
+            return kind.step(fresh, predicted, timestep, at, *args, return_dict=False, **kwargs)[0]
+
+        # with a time for each token, schedulers step forward along the negative of what a network predicts
+        backward = kwargs.get("per_token_timesteps") is not None
+        landed = visit.step(fresh, -model_output if backward else model_output, timestep, sample, own)
+        # schedulers that also return what they predict: it is the sample, where the last step lands on it
+        return DDIMSchedulerOutput(landed, landed) if return_dict else (landed, landed)
+
+    def copied(memo: Any) -> None:
+        raise Unsupported("it steps several schedulers in an iteration, so that a sample has more than one state")
+
+    own = {"set_timesteps": set_timesteps, "step": step, "__deepcopy__": copied}
+    if hasattr(scheduler, "add_noise") and hasattr(scheduler, "alphas_cumprod") and not hasattr(scheduler, "sigmas"):
+        # looked up in a table by the time, also where the one that is asked for lies between two
+        def add_noise(original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Any:
+            return kind.add_noise(fresh, original_samples, noise, timesteps.round().long())
+
+        own["add_noise"] = add_noise
+    fresh.__dict__ |= own
+    return fresh
+
+
+def evenly(steps: int) -> np.ndarray:
+    """Noise levels [steps] from 1 to 1 / steps, as Flow-Factory, DanceGRPO and the pipelines of FLUX.1 shift them."""
+    return np.linspace(1.0, 1 / steps, steps)
+
+
+def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name."""
+    signature = inspect.signature(function)
+    bound = signature.bind(*args, **kwargs)
+    return dict(zip(signature.parameters, bound.args, strict=False)) | bound.kwargs
+
+
+class Visit:
+    """The pipeline's own run: its parts and its solver do what they do."""
+
+    reads_times = False  # whether times lie in the CPU's memory, where nobody waits for them
+
+    def __init__(self, forwards: Forwards, trained: tuple[str, ...]) -> None:
+        self.forwards, self.trained = forwards, trained
+        # of each step: what it is called, and its state and output, of which ``seen`` makes what is kept
+        self.steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.scheduler: Any = None
+        self.last: Tensor  # the state after the last step
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """To be entered while the pipeline runs."""
+        return nullcontext()
+
+    def paused(self) -> AbstractContextManager[Any]:
+        """To be entered while its encoders do."""
+        return nullcontext()
+
+    def answered(self, result: Any) -> Any:
+        """What an encoder gave."""
+        return result
+
+    def placed(self, scheduler: Any) -> None:
+        """The pipeline has set its scheduler to its timesteps."""
+        self.scheduler = scheduler
+
+    def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """A network's output."""
+        if name not in self.trained and not any(one in arguments for one in READ):
+            return network(**arguments)
+        return self.forwards(network, self.forwards.noted(name, arguments))
+
+    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
+        """The next state after ``x`` at ``time``, in the scheduler's terms; ``own`` is the scheduler's own step, which
+        takes another output and state too."""
+        self.scheduler = scheduler
+        # some write the next state over this one
+        self.steps.append((torch.as_tensor(time).reshape(()).cpu(), x.clone(), output))
+        self.last = self.stepped(scheduler, x, own)
+        return self.last
+
+    def stepped(self, scheduler: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
+        return own()
+
+    @property
+    def rows(self) -> int:
+        """How many rows the scheduler steps for one sample."""
+        return max((len(x) for _, x, _ in self.steps), default=1)
+
+
+class Encoded(BaseException):
+    """All that a run was for; not an Exception, which pipelines may catch."""
+
+
+class Encoding(Visit):
+    """Ends with the last of so many results of encoders."""
+
+    def __init__(self, forwards: Forwards, trained: tuple[str, ...], count: int) -> None:
+        super().__init__(forwards, trained)
+        self._left = count
+
+    def answered(self, result: Any) -> Any:
+        self._left -= 1
+        if not self._left:
+            raise Encoded
+        return result
+
+
+class Blank(Visit):
+    """Some parts answer with zeros, or with what is drawn, while the pipeline takes its steps, and states stay."""
+
+    def __init__(
+        self, forwards: Forwards, trained: tuple[str, ...], parts: Collection[str] = (), *, end: Tensor | None = None,
+        count: int = 0, draw: torch.Generator | None = None, decode: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Args: ``end`` is the state [1, ...] after the last one of ``count`` steps, which ``decode`` may be given."""
+        super().__init__(forwards, trained)
+        self._parts, self._end, self._count, self._draw, self._decode = parts, end, count, draw, decode
+
+    def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        if name == DECODE and self._decode is not None:
+            return self._decode(*arguments.values())
+        if name not in self._parts or len(self.steps) == self._count:
+            return network(**arguments)
+        return self.blank(network, self.forwards.noted(name, arguments))
+
+    def blank(self, network: Callable[..., Any], call: Any) -> Any:
+        """A made-up output."""
+        zeros = self.forwards.blank(network, call)
+        if self._draw is None:
+            return tree_map_only(Tensor, torch.clone, zeros)
+        return tree_map_only(Tensor, lambda x: torch.randn(x.shape, generator=self._draw).to(x), zeros)
+
+    def stepped(self, scheduler: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
+        scheduler._step_index = (getattr(scheduler, "_begin_index", None) or 0) + len(self.steps)
+        if self._end is not None and len(self.steps) == self._count:
+            return torch.cat([self._end] * len(x))
+        return x.clone()
+
+
+class Recorded(Blank):
+    """A run that is recorded."""
+
+    reads_times = True
+
+    def __init__(
+        self, forwards: Forwards, trained: tuple[str, ...], device: torch.device,
+        tables: Callable[[Any], None] | None = None, draw: torch.Generator | None = None,
+    ) -> None:  # fmt: skip
+        """Args: ``tables`` changes the scheduler's times."""
+        super().__init__(forwards, trained, draw=draw)
+        self.trace, self._tables = Trace(device), tables
+        self.ends: list[int] = []  # by step, the entry that comes after it
+        self.states: list[int] = []  # the number of the state that it returns
+        self.times: dict[int, tuple[str, Tensor]] = {}  # the scheduler's tables, by their numbers
+        self.answers = 0  # of encoders
+        self.prompt: list[Any] = []  # what they gave: numbers of tensors, and all else
+        self.generic = True  # whether nothing else tells prompts apart
+
+    def entered(self) -> AbstractContextManager[Any]:
+        return self.trace
+
+    def paused(self) -> AbstractContextManager[Any]:
+        return self.trace.paused()
+
+    def answered(self, result: Any) -> Any:
+        self.answers += 1
+        for leaf in tree_leaves(result):
+            plain = isinstance(leaf, int | float | str) or leaf is None
+            self.generic &= plain or isinstance(leaf, Tensor)
+            self.prompt.append(Value(self.trace.leaf(leaf, PROMPT)) if isinstance(leaf, Tensor) else leaf)
+        return result
+
+    def placed(self, scheduler: Any) -> None:
+        super().placed(scheduler)
+        with self.trace.paused():
+            if self._tables is not None:
+                self._tables(scheduler)
+            for name in ("timesteps", "sigmas"):
+                if isinstance(table := getattr(scheduler, name, None), Tensor):
+                    setattr(scheduler, name, own := table.clone())
+                    self.times[self.trace.leaf(own, TIME)] = name, own
+
+    def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        if not self.trace.depends(arguments) & (STATE | NOISE):
+            self.generic &= self.trace.is_paused
+            with self.trace.paused():
+                return network(**arguments)
+        with self.trace.paused():
+            arguments = tree_map_only(Tensor, self.trace.beside, arguments)
+        call = self.forwards.noted(name, arguments)
+        return self.trace.call(call, lambda: self.blank(network, call))
+
+    def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
+        self.scheduler = scheduler
+        with self.trace.paused():
+            self.steps.append((torch.as_tensor(time).reshape(()).cpu(), x, output))
+            self.ends.append(len(self.trace.entries))
+            self.last = self.stepped(scheduler, x, own).float()
+            self.states.append(self.trace.leaf(self.last, STATE))
+        return self.last

@@ -1,0 +1,197 @@
+"""The networks of a worker that trains a generator: policy, reference, old policy and teachers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from burnish.diffusion.algorithms.base import Needs, Role, Teacher
+from burnish.diffusion.pipeline.base import Agree, FlowModel
+from burnish.diffusion.pipeline.contexts import split_sequences
+from burnish.options.cluster import ShardingOptions
+from burnish.options.model import LoraOptions
+from burnish.rewards.base import Reward
+from burnish.training.meter import CallMeter
+from burnish.training.ranks import Ranks
+from burnish.training.roles import TrainedRoles
+from burnish.training.sharding import local_shard
+from burnish.types.batch import Gathered
+from burnish.types.rollout import Conditioning, Prompt
+from burnish.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class NetworkRole:
+    """Predicts velocities as one of the networks, with guidance of its own."""
+
+    model: FlowModel
+    run: Callable[[Callable[[nn.Module], Tensor]], Tensor]  # calls a function with the network
+    guidance: float
+    agree: Agree | None = None  # where ranks hold the network together
+
+    def __call__(
+        self,
+        x: Tensor,
+        time: Tensor,
+        conditioning: Gathered[Conditioning],
+        *,
+        guidance: float | None = None,
+    ) -> Tensor:
+        """The velocity at latents [M, ...] and times [M]: [M, ...] float32."""
+        scale = self.guidance if guidance is None else guidance
+        given = conditioning.to(x.device).rows()
+
+        def predict(network: nn.Module) -> Tensor:
+            return self.model.predict(network, x, time, given, guidance=scale, agree=self.agree)
+
+        return self.run(predict)
+
+
+class FlowRoles(TrainedRoles):
+    """Builds the roles that an algorithm needs and keeps them in step."""
+
+    model: FlowModel
+
+    def __init__(
+        self,
+        model: FlowModel,
+        needs: Needs,
+        lora: LoraOptions | None,
+        *,
+        guidance: float,
+        micro_batch_size: int,
+        on_policy: bool,
+        seed: int,
+        load_teacher: Callable[[Teacher, FlowModel], FlowModel] | None = None,
+        rewards: Mapping[str, Reward] | None = None,
+        shared: bool = False,
+    ) -> None:
+        """Build them.
+
+        ``load_teacher`` loads teachers other than the untrained policy, when they are first needed; ``shared`` says
+        that the model is not read until it is sharded.
+        """
+        super().__init__(model, lora, micro_batch_size=micro_batch_size, on_policy=on_policy)
+        self.needs, self.guidance = needs, guidance
+        learning = [name for name, optimizer in needs.networks.items() if optimizer is not None]
+        self.trained = ("policy", *needs.lagged, *needs.networks)
+        self.never_stepped = ("reference", *(name for name in self.trained[1:] if name not in learning))
+        self._as_policy = set(needs.lagged)  # those that have the policy's own weights
+        if needs.sampler != "policy":
+            self.sampled = ("policy", needs.sampler)
+        self.draws = (needs.sampler, "policy")
+        self._add(
+            self.trained[1:],
+            reference=needs.reference,
+            targets=() if lora is None else model.lora_targets,
+            seed=seed,
+            shared=shared,
+        )
+        for name in learning:
+            for weight in self.parameters(name).values() if lora is not None else self._networks[name].parameters():
+                weight.requires_grad_(True)
+        if lora is not None and lora.path is not None:
+            # networks of an algorithm's own begin as the untrained model
+            self._go_on(model.adapter_weights(lora), ("policy", *needs.lagged))
+        self.policy, self.reference = self.lagged("policy"), self.lagged("reference")
+        self._load_teacher = load_teacher
+        self.rewards = {label: reward for label, reward in (rewards or {}).items() if reward.counts}
+
+    def lagged(self, name: str) -> NetworkRole:
+        """A role by its name."""
+        return NetworkRole(self.model, partial(self.run, name), self.guidance, partial(self.shards_agree, name))
+
+    @cached_property
+    def teachers(self) -> list[Role]:
+        """The frozen networks to learn from, loaded when first needed; sampling alone never needs them."""
+        return [self._teacher(teacher) for teacher in self.needs.teachers]
+
+    def measure(self, peak: float) -> None:
+        self.meter = meter = CallMeter(peak, self.device)
+        for network in self._networks.values():
+            meter.watch(network, self.active_adapter)
+
+    def shard(self, ranks: Ranks, options: ShardingOptions) -> None:
+        if ranks.context.size > 1:  # before FSDP, and after adapters and copies, which would take hooks for their own
+            for network in self._networks.values():
+                split_sequences(network, ranks.context.group, self.device.type, self.model.compute)
+        super().shard(ranks, options)
+
+    def _teacher(self, teacher: Teacher) -> Role:
+        scale = self.guidance if teacher.guidance_scale is None else teacher.guidance_scale
+        if teacher.is_start:
+            return partial(self.reference, guidance=scale)
+        assert self._load_teacher is not None, "no teachers can be loaded here"
+        model = self._load_teacher(teacher, self.model)
+        if isinstance(self.meter, CallMeter):
+            self.meter.watch(model.network)
+        return NetworkRole(model, lambda predict: predict(model.network), scale)
+
+    def reward(self, latents: Tensor, prompts: Sequence[Prompt], conditioning: Gathered[Conditioning]) -> Tensor:
+        """The weighted sum of the run's rewards for finished latents [B, ...], with gradients to them: [B]."""
+        pictures = self.model.decode_tensor(latents, conditioning.rows())
+        each = [reward.weight * reward.with_gradients(pictures, prompts) for reward in self.rewards.values()]
+        return torch.stack(each).sum(0)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the network before training is at hand; with adapters it always is."""
+        return self.lora is not None or self.needs.reference
+
+    def _blocks(self, network: nn.Module) -> list[nn.Module]:
+        owners = network.children() if isinstance(network, nn.ModuleDict) else [network]
+        children = [child for owner in owners for child in owner.children() if isinstance(child, nn.ModuleList)]
+        return [block for child in children for block in child]
+
+    def shards_agree(self, name: str, forwards: dict[str, int]) -> dict[str, int]:
+        """The forwards that every rank makes of each network, where ranks hold them together."""
+        return self.shards.agree(self.network_of(name), forwards)
+
+    @contextmanager
+    def sampling(self, name: str, *, merge: bool) -> Iterator[NetworkRole]:
+        """A role to sample with, without gradients; ``merge`` folds its adapter into the weights."""
+        with self._sampling(name, merge=merge):
+            yield self.lagged(name)
+
+    def is_policy(self, name: str) -> bool:
+        """Whether a lagged policy has the policy's own weights."""
+        return name in self._as_policy
+
+    def blend(self, name: str, decay: float, source: str = "policy") -> None:
+        """lagged = decay * lagged + (1 - decay) * source."""
+        with torch.no_grad():
+            old: list[Tensor] = [local_shard(value) for value in self.parameters(name).values()]
+            new: list[Tensor] = [local_shard(value) for value in self.parameters(source).values()]
+            if decay == 0:
+                torch._foreach_copy_(old, new)
+            else:
+                torch._foreach_lerp_(old, new, 1 - decay)
+        same = decay == 0 and source == "policy"
+        self._as_policy = self._as_policy | {name} if same else self._as_policy - {name}
+
+    def stepped(self) -> None:
+        super().stepped()
+        self._as_policy = set()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Trained weights of every role, and how they relate."""
+        weights = super().state_dict()
+        state = {"policy": weights.pop("policy"), "old_is_policy": self.is_policy("old")} | weights
+        others = {name: self.is_policy(name) for name in self.needs.lagged if name != "old"}
+        return state | ({"lagged_is_policy": others} if others else {})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if absent := [name for name in self.trained if name not in state]:
+            raise UserError(
+                f"the checkpoint has no weights of {absent[0]}, which algorithm keeps beside the policy that learns; "
+                "leave it out, or begin a new run from exported weights"
+            )
+        super().load_state_dict(state)
+        same = {"old": state["old_is_policy"]} | state.get("lagged_is_policy", {})
+        self._as_policy = {name for name in self.needs.lagged if same[name]}

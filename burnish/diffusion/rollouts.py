@@ -1,0 +1,301 @@
+"""Rollouts of generators, scored while the next samples are drawn; what is kept of them; how far the policy moved."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from burnish.diffusion.algorithms.base import Needs
+from burnish.diffusion.engine import FlowEngine, FlowJob
+from burnish.diffusion.options import RolloutOptions
+from burnish.diffusion.roles import FlowRoles
+from burnish.diffusion.times import diffuse
+from burnish.metrics import group_diversity
+from burnish.rewards.given import inputs_asked
+from burnish.rewards.scoring import AnyScorer
+from burnish.rl.algorithm import Metrics
+from burnish.rl.rewards import select_best_worst
+from burnish.rollout.requests import RolloutRequest
+from burnish.tasks.evaluate import prompt_pictures
+from burnish.tasks.job import Job, collector
+from burnish.tasks.sample_files import SampleFiles
+from burnish.training.ranks import by_first
+from burnish.types.batch import Gathered, to_device
+from burnish.types.clips import Clip, Sample, Sound
+from burnish.types.execution import joined
+from burnish.types.media import evenly_spaced
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import Conditioning, Denoising, Scored, failures_of, settled
+from burnish.types.structure import coarse
+from burnish.utils import random
+from burnish.utils.images import PAPER, grid, strip, waveform
+from burnish.utils.timer import Stopwatch
+from burnish.utils.video import clip_format, encode_clip, encode_sound
+
+
+@dataclass
+class FlowRollouts:
+    """Samples and scores pictures; keeps the best and the worst of several candidates if the run says so."""
+
+    engine: FlowEngine
+    scorer: AnyScorer
+    needs: Needs
+    _: KW_ONLY
+    rollout: RolloutOptions
+    watch: Stopwatch
+    files: SampleFiles | None = None  # where samples are kept
+    check_cancelled: Callable[[], None] = lambda: None  # called again and again; what it raises ends the work
+
+    def generate(self, request: RolloutRequest) -> Scored | None:
+        """The samples to learn from: all of the request, or the best and the worst of each group."""
+        return self.compared(self.sampled(request), request.groups)
+
+    def sampled(self, request: RolloutRequest) -> Scored:
+        """The same, without the metrics for which other networks run than the one that samples."""
+        candidates = self.rollout.candidates
+        cheap = candidates.num_inference_steps if candidates else None
+        job = FlowJob(
+            prompts=request.prompts, group=request.group, sample=request.sample, purpose="rollout",
+            update=request.update, role=self.needs.sampler, steps=cheap,
+            recording=None if cheap else self.needs.recording, check_cancelled=self.check_cancelled,
+        )  # fmt: skip
+        scored, shapes = self._sample(job, request.version, files=None if cheap else self.files)
+        failures, ran = scored.failures, scored.execution
+        metrics: dict[str, float] = {}
+        counts: dict[str, float] = {}
+        if candidates:
+            known = scored.scores.reward[~scored.scores.missing]
+            name = "train/candidates/reward/mean"
+            metrics[name], counts[name] = float(known.mean()) if len(known) else float("nan"), len(known)
+            rows = select_best_worst(scored.scores.reward, job.group, scored.scores.missing, self.rollout.n)
+            if cheap and len(rows):
+                again = _again(job, rows, self.needs)
+                scored, shapes = self._sample(again, request.version, files=self.files)
+                failures, ran = [*failures, *scored.failures], joined([ran, scored.execution])
+            else:
+                scored, shapes = scored.select(rows), [shapes[row] for row in rows.tolist()]
+        if self.rollout.n > 1:
+            several = torch.unique(scored.group, return_counts=True)[1] > 1
+            metrics["critic/diversity"] = group_diversity(shapes, scored.group)
+            counts["critic/diversity"] = int(several.sum())
+        return replace(scored, metrics=metrics, counts=counts, failures=failures, execution=ran)
+
+    def compared(self, scored: Scored | None, groups: int) -> Scored | None:
+        """Samples of a batch of ``groups`` with how far the policy has moved. Ranks call it together, also those that
+        have none."""
+        looked: Scored | None = None
+        if scored is not None:
+            looked = scored.select(watched(self._positions(scored.group), groups * self.rollout.n))
+        with self.watch("ref"):
+            grown = velocity_growth(self.engine.roles, looked, self.rollout.batch_size)
+        if scored is None or looked is None:
+            return None
+        counts = scored.counts | dict.fromkeys(grown, float(len(looked)))
+        return replace(scored, metrics=scored.metrics | grown, counts=counts)
+
+    def _positions(self, group: Tensor) -> Tensor:
+        """Positions of rows in the full batch, [B] long, if every group of it has all of its samples."""
+        sizes = torch.unique_consecutive(group, return_counts=True)[1]
+        within = torch.cat([torch.arange(size) for size in sizes.tolist()]) if len(sizes) else group
+        return group * self.rollout.n + within
+
+    def _sample(
+        self, job: FlowJob, version: int, *, files: SampleFiles | None
+    ) -> tuple[Scored, list[np.ndarray | None]]:
+        """Samples with their rewards, and the coarse structure of each; the rest of them would fill the memory."""
+        traces: list[Denoising] = []
+        shapes: list[np.ndarray | None] = []
+        kept: dict[int, Sample] = {}  # by row, those that are written as files
+        shown: list[bytes] = []
+        context = self.engine.roles.context  # ranks that draw the same, of which the first scores and keeps it
+        scoring = collector(job, self.scorer, one_by_one=False)
+        asked = inputs_asked(self.scorer.rewards)
+        with self.watch("gen"), closing(self.engine.sample(job)) as parts:
+            for rows, trace, some in parts:
+                traces.append(trace.put_away() if self.rollout.trajectories == "host" else trace)
+                shapes += map(coarse, some)
+                if files is not None:
+                    groups = zip(range(rows.start, rows.stop), job.group[rows].tolist(), some, strict=True)
+                    kept |= {row: one for row, group, one in groups if files.wanted(job.update, group)}
+                shown += glimpses(job, rows, some)
+                if context.rank == 0:
+                    scoring.add(range(rows.start, rows.stop), some, inputs_of(trace, asked))
+        with self.watch("reward"):
+            scores, ran = by_first(context, lambda: settled(scoring.scores(self.check_cancelled), job.group))
+        if files is not None:
+            write = partial(_write, kept, job)
+            drawn = job.seeds(self.engine.seed)
+            what = (job.update, job.prompts, job.group, job.sample, scores, write)
+            by_first(context, lambda: files.keep(*what, version=version, drawn=drawn))
+        scored = Scored(
+            prompts=job.prompts,
+            group=job.group,
+            sample=job.sample,
+            trace=Denoising.cat(traces),
+            scores=scores,
+            update=job.update,
+            version=version,
+            seed=self.engine.seed,
+            failures=failures_of(job.prompts, job.sample, scores),
+            glimpses=shown,
+            execution=ran,
+        )
+        return scored, shapes
+
+
+def _write(shown: Mapping[int, Sample], job: FlowJob, folder: Path, row: int) -> dict[str, str]:
+    return {"file_name": write_sample(folder, f"{int(job.sample[row]):03d}", shown[row])}
+
+
+def _again(job: FlowJob, rows: Tensor, needs: Needs) -> FlowJob:
+    """Some samples of a job from the same seeds, with the run's own number of steps, and recorded."""
+    prompts = [job.prompts[row] for row in rows.tolist()]
+    return replace(
+        job, prompts=prompts, group=job.group[rows], sample=job.sample[rows], steps=None, recording=needs.recording
+    )
+
+
+ROWS = 16  # samples that are looked at: few, as their forwards teach nothing
+TIME = 0.5  # where both picture and noise are to be guessed
+
+
+def watched(places: Tensor, total: int) -> Tensor:
+    """Which of some samples are looked at: rows [M], by their places [B] long among all ``total`` of the batch."""
+    stride = max(total // ROWS, 1)
+    return ((places % stride == 0) & (places < stride * ROWS)).nonzero().flatten()
+
+
+def velocity_growth(roles: FlowRoles, some: Scored | None, size: int) -> Metrics:
+    """Norm of the policy's velocity over the reference's, and the norm of their difference over the reference's.
+
+    Both are means over the samples, noised again halfway, ``size`` in a forward; nothing where there is no reference.
+    Ranks that hold the networks together gather one after the other, and so does a rank that has no samples.
+    """
+    if not roles.has_reference:
+        return {}
+    there = some if some is not None and len(some) else None
+    if there is None and not roles.shards.networks:
+        return {}
+    rows = [] if there is None else list(_noised(roles, there, size))
+    found = []
+    for name in ("policy", "reference"):
+        with roles.sampling(name, merge=False) as role:
+            found.append([role(*one) for one in rows])
+    if not rows:
+        return {}
+    policy, reference = (torch.cat(made).flatten(1) for made in found)
+    norm = reference.norm(dim=1)
+    return {
+        "actor/velocity_norm_ratio": float((policy.norm(dim=1) / norm).mean()),
+        "actor/velocity_distance": float(((policy - reference).norm(dim=1) / norm).mean()),
+    }
+
+
+def _noised(roles: FlowRoles, some: Scored, size: int) -> Iterator[tuple[Tensor, Tensor, Gathered[Conditioning]]]:
+    """What a network is asked for: final states that are noised again, ``size`` at a time."""
+    clean = to_device(some.trace.latents, roles.device)
+    keys: list[tuple[random.Part, ...]] = [
+        (some.seed, "growth", some.update, prompt.uid, sample)
+        for prompt, sample in zip(some.prompts, some.sample.tolist(), strict=True)
+    ]
+    noise = to_device(random.normal(clean.shape[1:], keys), clean.device)
+    time = torch.full((len(some),), TIME)
+    noisy = diffuse(clean, noise, to_device(time, clean.device), to_device(some.trace.noised, clean.device))
+    for start in range(0, len(some), size):
+        part = slice(start, start + size)
+        yield noisy[part], time[part], some.trace.conditioning.select(part)
+
+
+STRIP = 4  # frames of a clip on a contact sheet
+GLIMPSES, GLIMPSE = 8, 128  # prompts of an update that a sample is kept of, and its longest side in pixels
+KEPT = 512  # longest side in pixels of what is kept of a prompt's pictures
+
+
+def inputs_of(trace: Denoising, asked: Collection[str]) -> dict[str, list[Any]]:
+    """What rewards ask for besides what was drawn, by name, of each sample; nothing else leaves the GPU."""
+    inputs: dict[str, list[Any]] = {}
+    if "latents" in asked:
+        inputs["latents"] = list(trace.latents.float().cpu().numpy())
+    return inputs
+
+
+def glimpses(job: Job, rows: slice, samples: Sequence[Sample]) -> list[bytes]:
+    """Small PNG files of some rows of a job: of the first sample of each of the first prompts. A sound has none."""
+    found = []
+    for row, sample in zip(range(rows.start, rows.stop), samples, strict=True):
+        group = int(job.group[row])
+        first = row == 0 or int(job.group[row - 1]) != group
+        if not first or group >= GLIMPSES or isinstance(sample, Sound):
+            continue
+        picture = Image.fromarray(sample.frames[len(sample.frames) // 2] if isinstance(sample, Clip) else sample)
+        picture.thumbnail((GLIMPSE, GLIMPSE))
+        file = io.BytesIO()
+        picture.save(file, format="PNG")
+        found.append(file.getvalue())
+    return found
+
+
+def write_sample(folder: Path, stem: str, sample: Sample) -> str:
+    """Write a sample; the name of its file. Sound that a format lacks lies beside it as .wav."""
+    if isinstance(sample, Sound):
+        (folder / f"{stem}.wav").write_bytes(encode_sound(sample.samples, sample.rate))
+        return f"{stem}.wav"
+    if not isinstance(sample, Clip):
+        Image.fromarray(sample).save(folder / f"{stem}.png")
+        return f"{stem}.png"
+    sound = None if sample.sound is None else (sample.sound.samples, sample.sound.rate)
+    name = f"{stem}.{clip_format()}"
+    (folder / name).write_bytes(encode_clip(sample.frames, sample.fps, sound))
+    if sample.sound is not None and clip_format() == "webp":
+        write_sample(folder, stem, sample.sound)
+    return name
+
+
+def write_inputs(folder: Path, stem: str, prompt: Prompt) -> list[str]:
+    """Write small copies of a prompt's pictures; the names of their files, in order."""
+    names = []
+    for what, picture in prompt_pictures(prompt):
+        picture.thumbnail((KEPT, KEPT), Image.Resampling.LANCZOS)
+        names.append(f"{stem}-{what}.png")
+        picture.save(folder / names[-1])
+    return names
+
+
+def contact_sheet(samples: Sequence[Sample], prompts: Sequence[Prompt], n: int) -> Image.Image:
+    """``n`` samples per prompt in a row, of clips some frames; pictures that prompts begin from come first.
+
+    Args:
+        samples: of all prompts, those of one prompt adjacent.
+        prompts: one per row.
+        n: samples of a prompt.
+    """
+    cells, columns = [_cell(sample) for sample in samples], n
+    if any(prompt.images for prompt in prompts):
+        columns = n + 1
+        starts = [_start(prompt, cells[0]) for prompt in prompts]
+        cells = [cell for row, start in enumerate(starts) for cell in (start, *cells[row * n : (row + 1) * n])]
+    across = min(len(samples[0].frames), STRIP) if isinstance(samples[0], Clip) else 1
+    return grid(cells, columns=columns, labels=[prompt.text for prompt in prompts], across=across)
+
+
+def _cell(sample: Sample) -> np.ndarray:
+    if isinstance(sample, Clip):
+        return strip([sample.frames[i] for i in evenly_spaced(len(sample.frames), STRIP)])
+    return waveform(sample.samples) if isinstance(sample, Sound) else sample
+
+
+def _start(prompt: Prompt, cell: np.ndarray) -> np.ndarray:
+    """The picture that a prompt begins from, in the size of a cell; an empty one where there is none."""
+    height, width = cell.shape[:2]
+    start = prompt.images[0].image() if prompt.images else Image.new("RGB", (width, height), PAPER)
+    return np.asarray(ImageOps.pad(start, (width, height), color=PAPER))

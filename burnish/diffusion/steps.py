@@ -1,0 +1,293 @@
+"""Denoising steps: their densities, solvers without noise, and the loop over them. No networks, prompts or rewards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from burnish.options import Solver
+from burnish.types.batch import to_device
+
+Kind = Literal["sde", "cps", "dance", "ddim", "ode"]
+Density = Literal["gaussian", "squared_error"]
+
+
+@dataclass(frozen=True)
+class Transition:
+    """A step from t to t_next: a Gaussian around ``mean`` with one standard deviation per sample.
+
+    ``std`` includes the square root of the step length for every kind, so that every loss can rely on it.
+    """
+
+    mean: Tensor  # [B, ...] float32
+    std: Tensor  # [B] float32; 0 where the step is deterministic
+    step: Tensor  # [B] t - t_next > 0
+    share: Tensor | float = 1.0  # [B] of the elements that are noised: the others are the same in every state
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """The next state for standard normal ``noise`` [B, ...]."""
+        return self.mean + _column(self.std, self.mean) * noise
+
+    def logprob(self, landed: Tensor, density: Density = "gaussian") -> Tensor:
+        """Log-density of the next state ``landed`` [B, ...], averaged over noised elements as published losses do: [B].
+
+        ``squared_error`` is -(landed - mean)^2 without scale and constant, the form in which Flow-CPS was published.
+        It is undefined for a deterministic step, whose std is 0.
+        """
+        error = (landed.float() - self.mean).square().flatten(1).mean(1) / self.share
+        if density == "squared_error":
+            return -error
+        return -error / (2 * self.std.square()) - self.std.log() - 0.5 * math.log(2 * math.pi)
+
+    def score_power(self, landed: Tensor, density: Density = "gaussian") -> Tensor:
+        """Squared norm of the gradient of ``logprob`` with respect to the mean: [B]."""
+        error = (landed.float() - self.mean).flatten(1)
+        scale = 0.5 if density == "squared_error" else self.std.square()
+        return error.square().mean(1) / (error.shape[1] * scale**2 * self.share**2)
+
+
+def transition(
+    kind: Kind, velocity: Tensor, x: Tensor, t: Tensor | float, t_next: Tensor | float, *,
+    noise: Tensor | float, t_max: float, share: Tensor | float = 1.0,
+) -> Transition:  # fmt: skip
+    """The Gaussian of one step. With ``noise`` 0 every kind is the Euler step x + (t_next - t) v.
+
+    * ``sde``: Flow-GRPO, eq. 9; diffusion noise * sqrt(t / (1 - t)). It grows without bound as t -> 1, so at t = 1
+      the denominator uses ``t_max``.
+    * ``cps``: Flow-CPS, coefficients-preserving: a fraction sin(noise * pi / 2) of the noise at t_next is fresh.
+    * ``dance``: DanceGRPO: constant diffusion ``noise``.
+    * ``ddim``: DDIM, ``noise`` is its eta: 1 redraws all noise that the marginals allow (DiffusionNFT's stochastic
+      solver).
+    * ``ode``: no noise.
+
+    Args:
+        velocity: [B, ...] predicted eps - x_0.
+        x: [B, ...] state at t.
+        t: [B] or scalar, in (0, 1].
+        t_next: [B] or scalar, in [0, t).
+        noise: noise level, scalar or [B].
+        t_max: the schedule's second time.
+        share: [B] of the elements that are noised; velocity and noise are 0 in the others.
+    """
+    x, velocity = x.float(), velocity.float()
+    batch = x.shape[0]
+    t, t_next, level = (_per_sample(value, batch, x) for value in (t, t_next, noise))
+    step = t - t_next
+    if kind == "ode":
+        return Transition(x - _column(step, x) * velocity, torch.zeros_like(t), step, share)
+    if kind in ("cps", "ddim"):
+        fresh = torch.sin(level * math.pi / 2) if kind == "cps" else level * _undetermined(t, t_next)
+        std = t_next * fresh
+        kept = (t_next.square() - std.square()).clamp_min(0).sqrt()
+        clean = x - _column(t, x) * velocity
+        pure = x + _column(1 - t, x) * velocity
+        return Transition(_column(1 - t_next, x) * clean + _column(kept, x) * pure, std, step, share)
+    diffusion = level
+    if kind == "sde":
+        diffusion = level * (t / (1 - torch.where(t >= 1, torch.full_like(t, t_max), t))).sqrt()
+    # -score = eps / t, and eps = x + (1 - t) v: the drift that keeps the marginals while noise is added
+    restoring = diffusion.square() / (2 * t)
+    drift = velocity + _column(restoring, x) * (x + _column(1 - t, x) * velocity)
+    return Transition(x - _column(step, x) * drift, diffusion * step.sqrt(), step, share)
+
+
+def _undetermined(t: Tensor, t_next: Tensor) -> Tensor:
+    """The fraction of the noise at t_next that the state at t doesn't determine."""
+    return (1 - (t_next * (1 - t) / (t * (1 - t_next))).square()).clamp_min(0).sqrt()
+
+
+def _per_sample(value: Tensor | float, batch: int, like: Tensor) -> Tensor:
+    if not isinstance(value, Tensor):
+        return like.new_full((), value, dtype=torch.float32).expand(batch)
+    return to_device(value.to(torch.float32), like.device).expand(batch)
+
+
+def _column(value: Tensor, like: Tensor) -> Tensor:
+    return value.view(-1, *[1] * (like.ndim - 1))
+
+
+class Multistep:
+    """Keeps the clean picture that a deterministic step predicted for the next step; a stochastic step resets it."""
+
+    def __init__(self) -> None:
+        self._before: tuple[Tensor, Tensor, Tensor] | None = None  # clean [B, ...], its time, valid rows [B] bool
+
+    def correction(self, x: Tensor, velocity: Tensor, t: Tensor, t_next: Tensor, *, restart: Tensor) -> Tensor:
+        """The correction [B, ...] to the Euler step; 0 in rows whose previous step was not deterministic.
+
+        It is also 0 in the last step, whose length is infinite in the solver's time.
+
+        Args:
+            x, velocity: [B, ...] at t.
+            t, t_next: scalars, t > t_next.
+            restart: [B] bool, rows whose step is stochastic.
+        """
+        clean = x - to_device(t, x.device) * velocity.float()
+        before, self._before = self._before, (clean, t, ~restart)
+        zero = torch.zeros_like(clean)
+        if before is None or t_next <= 0:
+            return zero
+        change = to_device(extrapolation(before[1], t, t_next), x.device) * (clean - before[0])
+        ready = to_device(before[2] & ~restart, x.device).view(-1, *[1] * (x.ndim - 1))
+        return torch.where(ready, to_device(1 - t_next / t, x.device) * change, zero)
+
+
+def heun(velocity: Tensor, second: Tensor, t: Tensor, t_next: Tensor) -> Tensor:
+    """Heun's correction [B, ...] to the Euler step, by the velocity ``second`` at t_next where that step landed."""
+    return to_device((t_next - t) / 2, velocity.device) * (second.float() - velocity.float())
+
+
+def extrapolation(t_before: Tensor, t: Tensor, t_next: Tensor) -> Tensor:
+    """How far DPM-Solver++ 2M extrapolates the predicted clean picture, in units of its last change.
+
+    It is h / (2 h_before), where h is the increase of log((1 - t) / t) in a step; that is infinite in a step from
+    t = 1, after which this is 0. Without it, data prediction is Euler's method for flow matching.
+
+    Args:
+        t_before, t, t_next: scalars, decreasing: start of the previous step, and start and end of this one.
+    """
+    a, b, c = (torch.special.logit(1 - time.double()) for time in (t_before, t, t_next))
+    factor: Tensor = 0.5 * (c - b) / (b - a)
+    return factor.to(t.dtype)
+
+
+def thinned(times: Tensor, start: int, share: float) -> Tensor:
+    """A schedule with only a share of its steps after ``start``, rounded up and evenly spaced by index.
+
+    Args:
+        times: [N + 1] decreasing from 1 to 0.
+        start: the first step that may be dropped.
+        share: of the N - start later steps to keep, in (0, 1].
+    """
+    later_steps = len(times) - 1 - start
+    kept = max(math.ceil(later_steps * share - 1e-9), 1)
+    later = [start + round(later_steps * i / kept) for i in range(1, kept + 1)]
+    return times[[*range(start + 1), *later]]
+
+
+Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]  # x [M, ...], t [M], rows [M] long -> [M, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the samples of a batch are denoised."""
+
+    times: Tensor  # [N + 1] decreasing from 1 to 0
+    kind: Kind
+    noise: float  # noise level of the recorded steps
+    recorded: Tensor  # [B, N] bool, the same number K of steps in every row; the others are deterministic
+    density: Density = "gaussian"
+    solver: Solver = "euler"  # of the steps without noise
+    branch: Tensor | None = None  # [B, N + 1] long: rows with equal ids at step i share its state, computed once
+
+    def select(self, rows: slice) -> Plan:
+        """The plan of some rows."""
+        branch = None if self.branch is None else self.branch[rows]
+        return replace(self, recorded=self.recorded[rows], branch=branch)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """K recorded steps of every sample, and its final latents."""
+
+    latents: Tensor  # [B, ...]
+    state: Tensor  # [B, K, ...]
+    next_state: Tensor  # [B, K, ...]
+    time: Tensor  # [B, K], in the CPU's memory
+    time_next: Tensor  # [B, K], as well
+    logprob: Tensor  # [B, K]; 0 where the steps have no noise
+
+
+def denoise(
+    velocity: Velocity, x: Tensor, plan: Plan, noise_at: Callable[[int], Tensor], *, share: Tensor | None = None
+) -> Trajectory:
+    """Denoise from pure noise, and record the steps that are trained on.
+
+    Args:
+        velocity: predicts eps - x_0 for some rows of the batch.
+        x: [B, ...] standard normal start; equal in rows of one branch.
+        plan: times, kind of noise, and which steps of which rows are recorded.
+        noise_at: fresh standard normal noise [B, ...] for a step, equal in rows that share a branch after it; called
+            only for steps that are stochastic in some row.
+        share: [B] of a state's elements that are noised; None is all.
+    """
+    batch, steps = plan.recorded.shape
+    share = x.new_ones(batch) if share is None else share
+    recorded = int(plan.recorded[0].sum()) if batch else 0
+    assert (plan.recorded.sum(1) == recorded).all(), "rows record different numbers of steps"
+    x = x.float()
+    state = x.new_zeros(batch, recorded, *x.shape[1:])
+    next_state = torch.zeros_like(state)
+    logprob = x.new_zeros(batch, recorded)
+    times = plan.times.tolist()
+    time, time_next = (
+        starts[:-1].expand(batch, -1)[plan.recorded].view(batch, recorded).clone()
+        for starts in (plan.times, plan.times.roll(-1))
+    )
+    here = _recorded(plan.recorded, x.device)
+    t_max, solver = times[1], Multistep()
+    for i in range(steps):
+        v = _predict(velocity, x, plan, i, torch.arange(batch))
+        noisy = plan.recorded[:, i] & (plan.kind != "ode")
+        moved = transition("ode", v, x, times[i], times[i + 1], noise=0.0, t_max=t_max).mean
+        if plan.solver == "dpm2m":
+            moved = moved + solver.correction(x, v, plan.times[i], plan.times[i + 1], restart=noisy)
+        elif plan.solver == "heun" and times[i + 1] > 0 and not noisy.all():
+            still = (~noisy).nonzero().flatten()
+            there = to_device(still, x.device)
+            second = _predict(velocity, moved, plan, i + 1, still)
+            moved[there] = moved[there] + heun(v[there], second, plan.times[i], plan.times[i + 1])
+        if (at := here[i]) is not None:
+            where = at[0]
+            state[at] = x[where]
+            if plan.kind != "ode":
+                step = transition(
+                    plan.kind, v[where], x[where], times[i], times[i + 1],
+                    noise=plan.noise, t_max=t_max, share=share[where],
+                )  # fmt: skip
+                landed = step.sample(to_device(noise_at(i)[plan.recorded[:, i]], x.device))
+                logprob[at] = step.logprob(landed, plan.density)
+                moved[where] = landed
+            next_state[at] = moved[where]
+        x = moved
+    return Trajectory(x, state, next_state, time, time_next, logprob)
+
+
+def _recorded(recorded: Tensor, device: torch.device) -> list[tuple[Any, Any] | None]:
+    """By step, the rows that are recorded [R] and the places of their states [R]: moved to the device at once."""
+    chosen = recorded.T.nonzero()  # by step, then by row
+    place = recorded.cumsum(1).T[recorded.T] - 1
+    rows, places = to_device(torch.stack([chosen[:, 1], place]), device)
+    counts = recorded.sum(0).tolist()
+    parts = zip(rows.split(counts), places.split(counts), strict=True)
+    return [part if count else None for part, count in zip(parts, counts, strict=True)]
+
+
+def _predict(velocity: Velocity, x: Tensor, plan: Plan, i: int, rows: Tensor) -> Tensor:
+    """The velocity of some rows [M] of x [B, ...] at the i-th time, computed once per branch: [M, ...]."""
+    times = plan.times[i]
+    if plan.branch is None:
+        given = x if len(rows) == len(x) else x[to_device(rows, x.device)]
+        return velocity(given, times.expand(len(rows)), rows)
+    _, source = torch.unique(plan.branch[rows, i], return_inverse=True)
+    first = torch.full((int(source.max()) + 1,), len(x), dtype=torch.long)
+    first.scatter_reduce_(0, source, rows, "amin")
+    v = velocity(x[to_device(first, x.device)], times.expand(len(first)), first)
+    return v[to_device(source, x.device)]
+
+
+def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
+    """Classifier-free guidance: unconditional + scale * (conditional - unconditional).
+
+    In the space of clean samples it is the same formula, since x_0 is linear in v.
+
+    Args:
+        conditional, unconditional: [M, ...] velocities.
+        scale: 1 is no guidance.
+    """
+    return unconditional + scale * (conditional - unconditional)

@@ -1,0 +1,474 @@
+"""Advantages: within groups, over the batch, and along the actions of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from burnish.rl.rewards import Advantages, Rewards
+from burnish.rl.surrogates import masked
+
+Scale = Literal["group", "global", "none"]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """What the rewards of each group look like; G groups with at least one reward."""
+
+    label: Tensor  # [B] long, 0..G-1
+    count: Tensor  # [G] rewards that are present
+    mean: Tensor  # [G]
+    std: Tensor  # [G] 0 exactly where all rewards are equal
+    constant: Tensor  # [G] bool: largest equals smallest, compared exactly
+
+
+def group_statistics(reward: Tensor, group: Tensor, missing: Tensor, *, unbiased: bool = False) -> Groups:
+    """Statistics per group in float64 over the rewards that are present.
+
+    Equality of rewards is tested as max == min: a standard deviation of equal floats is not reliably zero.
+
+    Args:
+        reward: [B].
+        group: [B] long ids.
+        missing: [B] bool.
+        unbiased: divide by n - 1 instead of n; a group of one has std 0.
+    """
+    _, label = torch.unique(group, return_inverse=True)
+    size = int(label.max()) + 1 if len(label) else 0
+    present = ~missing
+    where, value = label[present], reward[present].double()
+    count = torch.zeros(size, dtype=torch.float64).index_add(0, where, torch.ones_like(value))
+    mean = torch.zeros(size, dtype=torch.float64).index_add(0, where, value) / count.clamp_min(1)
+    square = torch.zeros(size, dtype=torch.float64).index_add(0, where, (value - mean[where]).square())
+    highest = torch.full((size,), -torch.inf, dtype=torch.float64).scatter_reduce(0, where, value, "amax")
+    lowest = torch.full((size,), torch.inf, dtype=torch.float64).scatter_reduce(0, where, value, "amin")
+    constant = highest <= lowest
+    std = (square / (count - int(unbiased)).clamp_min(1)).sqrt()
+    return Groups(label, count, mean, std.masked_fill(constant, 0.0), constant)
+
+
+def deviations(value: Tensor, group: Tensor, missing: Tensor) -> Tensor:
+    """Deviations [B] from the means of groups in float64, 0 where missing or where all of a group are alike."""
+    clean = value.double().masked_fill(missing, 0.0)
+    groups = group_statistics(clean, group, missing)
+    return (clean - groups.mean[groups.label]).masked_fill(groups.constant[groups.label] | missing, 0.0)
+
+
+def group_advantages(
+    reward: Tensor,
+    group: Tensor,
+    missing: Tensor,
+    *,
+    scale: Scale = "group",
+    eps: float = 1e-4,
+    unbiased: bool = False,
+    trimmed_ratio: float = 0.0,
+) -> Tensor:
+    """Reward minus the mean of its group, over a standard deviation (GRPO; Flow-GRPO eq. 4).
+
+    A group whose rewards are all equal, a group of one, and a missing reward give exactly 0.
+
+    Args:
+        reward: [B].
+        group: [B] ids.
+        missing: [B] bool; left out of every statistic.
+        scale: divide by the std of the group, by that of the whole batch, or by nothing (Dr.GRPO).
+        eps: added to the std.
+        unbiased: whether the std divides by n - 1.
+        trimmed_ratio: share of a group, its lowest rewards, that its mean and std leave out, rounded down (MixGRPO).
+            Where all others are equal, the std is that of the whole group.
+
+    Returns:
+        [B] float32.
+    """
+    groups = group_statistics(reward, group, missing, unbiased=unbiased)
+    low = _lowest(reward, missing, groups, trimmed_ratio)
+    rest = group_statistics(reward, group, missing | low, unbiased=unbiased)
+    centred = reward.double() - rest.mean[groups.label]
+    if scale == "group":
+        std = torch.where(rest.constant, groups.std, rest.std)
+        centred = centred / (std[groups.label] + eps)
+    elif scale == "global":
+        present = reward[~missing].double()
+        std = present.std(correction=int(unbiased)) if len(present) > 1 else torch.tensor(0.0)
+        centred = centred / (std + eps)
+    nothing = missing | groups.constant[groups.label]
+    return centred.masked_fill(nothing, 0.0).float()
+
+
+def _lowest(reward: Tensor, missing: Tensor, groups: Groups, ratio: float) -> Tensor:
+    """Which samples are among the lowest ``ratio`` of their group, [B] bool; of equal ones the first."""
+    order = torch.argsort(reward.double().masked_fill(missing, torch.inf), stable=True)
+    order = order[torch.argsort(groups.label[order], stable=True)]
+    size = groups.label.bincount(minlength=len(groups.count))
+    start = (size.cumsum(0) - size)[groups.label[order]]
+    rank = torch.empty_like(order).scatter(0, order, torch.arange(len(order)) - start)
+    return rank < (groups.count * ratio).floor()[groups.label]
+
+
+def normalise_each(
+    components: Tensor,
+    weights: Sequence[float] | Tensor,
+    group: Tensor,
+    missing: Tensor,
+    *,
+    scale: Scale = "group",
+    eps: float = 1e-4,
+    unbiased: bool = False,
+    trimmed_ratio: float = 0.0,
+    whiten: bool = False,
+) -> Tensor:
+    """Advantages of each reward by itself, then their weighted sum (GDPO, arXiv:2601.05242).
+
+    Summing rewards first lets the one with the largest std rule, and different rewards with equal sums look alike.
+
+    Args:
+        components: [B, N] rewards, NaN where one is missing: it adds nothing.
+        weights: N factors, or those of each sample [B, N].
+        group: [B] ids.
+        missing: [B] bool; samples that are left out altogether.
+        scale, eps, unbiased, trimmed_ratio: of each reward, see ``group_advantages``.
+        whiten: bring the sum to mean 0 and std 1 over the batch, so that its size does not grow with N.
+
+    Returns:
+        [B] float32.
+    """
+    total = torch.zeros(len(components), dtype=torch.float64)
+    each = torch.as_tensor(weights, dtype=torch.float64, device=components.device).expand(components.shape)
+    for weight, reward in zip(each.unbind(1), components.unbind(1), strict=True):
+        absent = missing | reward.isnan() | (weight == 0)
+        one = group_advantages(
+            reward, group, absent, scale=scale, eps=eps, unbiased=unbiased, trimmed_ratio=trimmed_ratio
+        )
+        total += weight * one.double()
+    present = total[~missing]
+    if whiten and len(present) > 1:
+        total = (total - present.mean()) / (present.std(correction=int(unbiased)) + eps)
+    return total.masked_fill(missing, 0.0).float()
+
+
+def depthwise_advantages(reward: Tensor, node: Tensor, group: Tensor, missing: Tensor, *, eps: float = 1e-8) -> Tensor:
+    """Advantages in trees of samples that share their first denoising steps (BranchGRPO, arXiv:2509.06040).
+
+    A node is worth the mean reward of its leaves, and is compared with the nodes of the same depth in its tree; a
+    depth with one node gives 0. So a step is credited with what became of all that went on from it.
+
+    Args:
+        reward: [B] of the leaves.
+        node: [B, D] ids: rows of a tree with equal numbers at a depth are one node there.
+        group: [B] ids of the trees.
+        missing: [B] bool; left out of every mean.
+        eps: added to the std, which divides by n - 1.
+
+    Returns:
+        [B, D] float32; 0 in rows that are missing.
+    """
+    columns = []
+    for ids in node.unbind(1):
+        _, label = torch.unique(torch.stack([group, ids]), dim=1, return_inverse=True)
+        nodes = group_statistics(reward, label, missing)
+        tree = torch.zeros_like(nodes.count, dtype=group.dtype).scatter(0, label, group)
+        advantage = group_advantages(nodes.mean, tree, nodes.count == 0, unbiased=True, eps=eps)
+        columns.append(advantage[label].masked_fill(missing, 0.0))
+    return torch.stack(columns, 1) if columns else torch.zeros(len(reward), 0)
+
+
+def optimality(
+    advantage: Tensor, clip: float, mode: Literal["continuous", "positive_only", "negative_only", "binary", "one_only"]
+) -> Tensor:
+    """DiffusionNFT's probability that a sample is optimal: advantage / (2 clip) + 1/2, in [0, 1] (paper, eq. 13).
+
+    Args:
+        advantage: [B].
+        clip: advantages beyond +-clip count as +-clip.
+        mode: which part of the advantage counts: all; only the positive or the negative part; its sign (+-1); or 1
+            for every positive one and 0 for the rest.
+    """
+    advantage = advantage.clamp(-clip, clip)
+    if mode == "positive_only":
+        advantage = advantage.clamp_min(0)
+    elif mode == "negative_only":
+        advantage = advantage.clamp_max(0)
+    elif mode == "binary":
+        advantage = advantage.sign()
+    elif mode == "one_only":
+        advantage = (advantage > 0).float()
+    return (advantage / (2 * clip) + 0.5).clamp(0, 1)
+
+
+StdKind = Literal["unbiased", "biased", "none"]
+
+EPS = 1e-8  # added to a std that is divided by
+SAME = 1e-6  # a std this small against the values themselves is rounding, not a difference to magnify
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and sum of squared deviations of some values; those of a union come from those of its parts."""
+
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def merge(self, other: Moments) -> Moments:
+        """Of both together (Chan et al. 1979)."""
+        count = self.count + other.count
+        if not count:
+            return self
+        shift = other.mean - self.mean
+        return Moments(
+            count,
+            self.mean + shift * other.count / count,
+            self.squares + other.squares + shift * shift * self.count * other.count / count,
+        )
+
+    def std(self, *, unbiased: bool) -> float:
+        """Standard deviation, dividing by n - 1 if ``unbiased``; 0 where it has no meaning or is only rounding."""
+        count = self.count - unbiased
+        if count <= 0:
+            return 0.0
+        std = (self.squares / count) ** 0.5
+        return std if std > SAME * abs(self.mean) else 0.0
+
+
+def moments(values: Tensor, mask: Tensor) -> Moments:
+    """Of the values where ``mask``, in float64; both of any one shape."""
+    kept = values[mask].double()
+    if not len(kept):
+        return Moments()
+    return Moments(float(len(kept)), float(kept.mean()), float((kept - kept.mean()).square().sum()))
+
+
+def whitened(values: Tensor, mask: Tensor, std: StdKind) -> Tensor:
+    """Masked values minus their mean, over their standard deviation.
+
+    Values that are all equal become exactly 0.
+
+    Args:
+        values: [B, T].
+        mask: [B, T] bool; masked values are in no statistic, and come out 0.
+        std: divides by n - 1 (``unbiased``) or by n (``biased``); with ``none`` only the mean is taken off.
+
+    Returns:
+        [B, T].
+    """
+    known, clean = moments(values, mask), masked(values, mask)
+    centred = clean.double() - known.mean
+    scale = known.std(unbiased=std != "biased")
+    if std != "none":
+        centred = centred / (scale + EPS) if scale else torch.zeros_like(centred)
+    return masked(centred.to(clean.dtype), mask)
+
+
+class RunningMoments:
+    """Moments of every reward of a run so far, to bring rewards to one scale."""
+
+    def __init__(self) -> None:
+        self.known = Moments()
+
+    def update(self, values: Tensor, present: Tensor) -> Moments:
+        """Take in a batch [B], those ``present`` [B] only; returns the batch's own moments."""
+        batch = moments(values, present & values.isfinite())
+        self.known = self.known.merge(batch)
+        return batch
+
+    def normalise(self, values: Tensor) -> Tensor:
+        """Minus the running mean, over the running std; while all rewards so far were equal, only centred."""
+        scale = self.known.std(unbiased=True)
+        centred = values.double() - self.known.mean
+        return (centred / (scale + EPS) if scale else centred).float()
+
+    def state_dict(self) -> dict[str, float]:
+        return {"count": self.known.count, "mean": self.known.mean, "squares": self.known.squares}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.known = Moments(**state)
+
+
+@torch.no_grad()
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation (Schulman et al. 2016, eq. 16); the value after the last token is 0.
+
+    Args:
+        rewards, values: [B, T]; what stands at tokens that were not chosen is not read.
+        mask: [B, T] bool.
+        gamma: discount per token.
+        lam: 1 takes rewards as they came, 0 the critic's word for all but the next one.
+
+    Returns:
+        Advantages, and returns (advantage + value: what the critic learns), both [B, T], 0 where masked.
+    """
+    rewards, values = masked(rewards, mask), masked(values, mask)
+    advantage = torch.zeros_like(rewards)
+    following = running = rewards.new_zeros(len(rewards))
+    for t in reversed(range(rewards.shape[1])):
+        surprise = rewards[:, t] + gamma * following - values[:, t]
+        running = torch.where(mask[:, t], surprise + gamma * lam * running, running)
+        following = torch.where(mask[:, t], values[:, t], following)
+        advantage[:, t] = running
+    return masked(advantage, mask), masked(advantage + values, mask)
+
+
+def returns(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
+    """Discounted sums of the rewards from each token on (REINFORCE): GAE without a critic.
+
+    Args:
+        rewards: [B, T].
+        mask: [B, T] bool.
+        gamma: discount per token.
+
+    Returns:
+        [B, T], 0 where masked.
+    """
+    return gae(rewards, torch.zeros_like(rewards), mask, gamma=gamma, lam=1.0)[0]
+
+
+def group(
+    rewards: Rewards,
+    *,
+    advantage_std: Scale,
+    advantage_eps: float,
+    advantage_unbiased: bool,
+    advantage_trimmed_ratio: float,
+    advantage_aggregation: Literal["sum", "each", "gdpo"],
+) -> Tensor:
+    """GRPO's advantage [B], of the weighted sum of rewards or of each by itself (GDPO, arXiv:2601.05242)."""
+    how: Any = {
+        "scale": advantage_std, "eps": advantage_eps, "unbiased": advantage_unbiased,
+        "trimmed_ratio": advantage_trimmed_ratio,
+    }  # fmt: skip
+    if advantage_aggregation == "sum":
+        return group_advantages(rewards.reward, rewards.group, rewards.missing, **how)
+    whiten = advantage_aggregation == "gdpo"
+    return normalise_each(
+        rewards.components, rewards.applied, rewards.group, rewards.missing, whiten=whiten, **how
+    )  # fmt: skip
+
+
+def group_steps(rewards: Rewards, *, advantage_std: Literal["group", "none"], advantage_eps: float) -> Tensor:
+    """GRPO with process rewards [B, K] (arXiv:2402.03300, 4.1.3).
+
+    The reward of each step is compared with those of all steps of the group, and an action gets the sum over the
+    steps that end with it or later. What of a reward belongs to no step is compared as a whole, and counts for all.
+    """
+    scale = advantage_std
+    there = ~rewards.steps.isnan()
+    rest = rewards.reward - rewards.steps.nan_to_num(0.0).sum(1)
+    whole = group_advantages(rest, rewards.group, rewards.missing, scale=scale, eps=advantage_eps, unbiased=True)
+    place = there.nonzero()[:, 0]
+    each = group_advantages(
+        rewards.steps[there], rewards.group[place], rewards.missing[place],
+        scale=scale, eps=advantage_eps, unbiased=True,
+    )  # fmt: skip
+    compared = torch.zeros_like(rewards.steps).masked_scatter(there, each)
+    return whole[:, None] + compared.flip(1).cumsum(1).flip(1)
+
+
+def centred(rewards: Rewards) -> Tensor:
+    """Reward minus the mean of its group [B] (Dr. GRPO, arXiv:2503.20783)."""
+    return group_advantages(rewards.reward, rewards.group, rewards.missing, scale="none")
+
+
+def leave_one_out(rewards: Rewards) -> Tensor:
+    """Reward minus the mean of the others of its group [B] (RLOO, arXiv:2402.14740)."""
+    groups = group_statistics(rewards.reward, rewards.group, rewards.missing)
+    others = (groups.count - 1).clamp_min(1)
+    return (centred(rewards).double() * (groups.count / others)[groups.label]).float()
+
+
+def whitened_group(rewards: Rewards, *, whiten: bool, whiten_std: StdKind) -> Advantages:
+    """Reward minus the mean of its group, whitened over all actions (REINFORCE++ baseline, arXiv:2501.03262)."""
+    found = Advantages.of(centred(rewards), rewards.mask).advantage
+    return Advantages(whitened(found, rewards.mask, whiten_std) if whiten else found, found)
+
+
+def cpgd(rewards: Rewards, *, weighting: Literal["std", "clip_filter", "equal"], weighting_clip: float) -> Tensor:
+    """CPGD's three weightings of the reward minus the mean of its group [B] (arXiv:2505.12504).
+
+    ``std`` divides by the group's biased std; ``clip_filter`` multiplies by the number of groups over the number of
+    those whose rewards differ, ``weighting_clip`` at most, so that groups without signal don't thin out the others;
+    ``equal`` does neither.
+    """
+    reward, group, missing = rewards.reward, rewards.group, rewards.missing
+    if weighting == "std":
+        return group_advantages(reward, group, missing, scale="group", eps=1e-6, unbiased=False)
+    if weighting == "equal":
+        return centred(rewards)
+    groups = group_statistics(reward, group, missing)
+    known, differ = int((groups.count > 0).sum()), int((~groups.constant).sum())
+    return centred(rewards) * min(known / max(differ, 1), weighting_clip)
+
+
+def optimal_baseline(rewards: Rewards) -> Tensor:
+    """OPO's advantage [B]: reward minus the baseline of least variance (Hao et al. 2025, arXiv:2505.23585).
+
+    The best baseline is E[|grad log p|^2 r] / E[|grad log p|^2]. With gradients of tokens that are nearly orthogonal
+    and of one length, the squared norm grows with the number of tokens l, and the baseline of a group is
+    sum(l r) / sum(l).
+    """
+    groups = group_statistics(rewards.reward, rewards.group, rewards.missing)
+    length = rewards.mask.sum(1).double().masked_fill(rewards.missing, 0.0)
+    reward = rewards.reward.double().masked_fill(rewards.missing, 0.0)
+    nothing = torch.zeros(len(groups.count), dtype=torch.float64)
+    weighed = nothing.index_add(0, groups.label, length * reward)
+    lengths = nothing.index_add(0, groups.label, length)
+    advantage = reward - (weighed / lengths.clamp_min(1))[groups.label]
+    nothing_to_learn = rewards.missing | groups.constant[groups.label]
+    return advantage.masked_fill(nothing_to_learn, 0.0).float()
+
+
+def pass_at_k(rewards: Rewards, *, pass_k: int, pass_reward: float) -> Tensor:
+    """Pass@k training's advantage [B] in closed form (Chen et al. 2025, arXiv:2508.10751, eq. 10 to 15).
+
+    All sets of k of the N samples of a prompt are groups with the reward 1 if one of them has succeeded. With N0
+    failures, the mean reward of a group is R = 1 - C(N0, k) / C(N, k), its std sqrt(R (1 - R)), and the mean advantage
+    of the groups that a sample is in is
+
+        (1 - R) / std for a success,    (1 - R - C(N0 - 1, k - 1) / C(N - 1, k - 1)) / std for a failure.
+
+    Once nearly every group succeeds there is nothing left to gain, while k = 1 still sharpens.
+    """
+    groups = group_statistics(rewards.reward, rewards.group, rewards.missing)
+    success = (rewards.reward >= pass_reward) & ~rewards.missing
+    solved = torch.zeros(len(groups.count), dtype=torch.long)
+    solved = solved.index_add(0, groups.label, success.long())
+    won: list[float] = []
+    lost: list[float] = []
+    for count, right in zip(groups.count.long().tolist(), solved.tolist(), strict=True):
+        wrong = count - right
+        if count < pass_k or not right or wrong < pass_k:  # groups of k that are all alike, or none at all
+            won.append(0.0)
+            lost.append(0.0)
+            continue
+        missed = comb(wrong, pass_k) / comb(count, pass_k)
+        std = (missed * (1 - missed)) ** 0.5
+        won.append(missed / std)
+        lost.append((missed - comb(wrong - 1, pass_k - 1) / comb(count - 1, pass_k - 1)) / std)
+    right_or_wrong = torch.where(success, torch.tensor(won)[groups.label], torch.tensor(lost)[groups.label])
+    return right_or_wrong.masked_fill(rewards.missing, 0.0)
+
+
+def greedy_baseline(rewards: Rewards) -> Advantages:
+    """Reward minus that of the greedy response to the same prompt (ReMax, arXiv:2310.10505)."""
+    found = returns(rewards.actions, rewards.mask, gamma=1.0)
+    return Advantages(masked(found - rewards.greedy[:, None], rewards.mask), found)
+
+
+def discounted(rewards: Rewards, *, gamma: float, whiten: bool, whiten_std: StdKind, turn_rewards: bool) -> Advantages:
+    """Discounted sums of the rewards from each action on (REINFORCE), whitened over all actions."""
+    found = returns(rewards.by_turn if turn_rewards else rewards.actions, rewards.mask, gamma=gamma)
+    return Advantages(whitened(found, rewards.mask, whiten_std) if whiten else found, found)
+
+
+def generalised(
+    rewards: Rewards, *, gamma: float, lam: float, whiten: bool, whiten_std: StdKind, turn_rewards: bool
+) -> Advantages:
+    """Generalised advantage estimation, whitened over all actions (PPO)."""
+    earned = rewards.by_turn if turn_rewards else rewards.actions
+    found, learned = gae(earned, rewards.value, rewards.mask, gamma=gamma, lam=lam)
+    return Advantages(whitened(found, rewards.mask, whiten_std) if whiten else found, learned)

@@ -1,0 +1,348 @@
+"""What an algorithm is to the loop, and the parts that recipes choose for one by name: advantages, surrogates, KL."""
+
+from __future__ import annotations
+
+import dataclasses
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, get_type_hints
+
+import pydantic
+from pydantic import model_validator
+
+from burnish.options import Finite, Positive, clip_range
+from burnish.registry import Choice, lookup, options
+from burnish.rl.correction import RolloutCorrection
+from burnish.utils.user_code import path_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from burnish.rl.rewards import Advantages, Rewards
+    from burnish.rl.surrogates import Surrogate
+    from burnish.types.batch import Batch
+    from burnish.types.rollout import Loss
+
+
+@options
+class AdvantagePart:
+    """Base of advantages: what they need of the system."""
+
+    function: ClassVar[Any]
+    groups: ClassVar[bool] = False  # compares samples of one prompt, so a prompt needs two at least
+    critic: ClassVar[bool] = False  # reads predictions of the value network
+    greedy: ClassVar[bool] = False  # reads the reward of a greedy response to each prompt
+    steps: ClassVar[bool] = False  # compares rewards of the steps of responses
+    advantage_aggregation = "sum"
+    turn_rewards = False
+    samples: ClassVar[int] = 1  # of a prompt that it needs
+
+
+@options
+class SurrogatePart:
+    """Base of surrogates: how they look at the actions of a sample."""
+
+    function: ClassVar[Any]
+    compares: ClassVar[bool] = True  # with old log-probs
+    whole_samples: ClassVar[bool] = False  # all actions of a sample have to be given together
+    clip = 0.1  # a hundredth of it is a difference of log-probs that can't be seen in the loss
+
+
+class WholeSamples(SurrogatePart):
+    """Base of surrogates that look at all actions of a sample, as any function of a user's may."""
+
+    whole_samples = True
+
+
+class AdvantageFunction(Protocol):
+    """What a function registered as an "advantage" is called with."""
+
+    def __call__(self, rewards: Rewards) -> Tensor | Advantages:
+        """Rewards of B samples to an advantage of each [B], or of each action [B, K]; options are keyword-only."""
+
+
+class SurrogateFunction(Protocol):
+    """What a function registered as a "surrogate" is called with."""
+
+    def __call__(self, logprob: Tensor, old: Tensor, advantage: Tensor, mask: Tensor) -> Surrogate:
+        """[B, K] each: log-probs under the policy, with gradient, and under the one that sampled, advantages, and
+        which actions count; a row is a sample. The loss must be 0 where masked."""
+
+
+class KlFunction(Protocol):
+    """What a function registered as a "kl estimator" is called with."""
+
+    def __call__(self, logprob: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+        """Log-probs under the policy, with gradient, and under the reference to an estimate of each action [B, K]."""
+
+
+@options
+class KlPart:
+    """Base of KL estimators."""
+
+    function: ClassVar[Any]
+
+
+def adopt(cls: type, part: type) -> None:
+    """Give a class the options of a part, before those of its own."""
+    own = dict(vars(cls).get("__annotations__", {}))
+    hints, taken = get_type_hints(part, include_extras=True), {}
+    for name, field in part.__pydantic_fields__.items():  # type: ignore[attr-defined]
+        if name != "name":
+            taken[name] = hints[name]
+            if name not in own:
+                setattr(cls, name, pydantic.Field(default=field.default, description=_explained(part, name)))
+    cls.__annotations__ = taken | own
+
+
+def _explained(part: type, option: str) -> str:
+    """The text below an option, which stands where its class or a base of it names the option last."""
+    classes = [one for one in part.__mro__ if option in vars(one).get("__pydantic_fields__", {})]
+    texts = (one.__pydantic_fields__[option].description for one in classes)  # type: ignore[attr-defined]
+    return next(filter(None, texts), "")
+
+
+def chosen(algorithm: Any, kind: str) -> Any:
+    """The part that an algorithm's option ``kind`` names, else the algorithm's own, with its options.
+
+    Raises:
+        ValueError: its options are wrong, or those of its own are given while another takes its place.
+    """
+    given, own = getattr(algorithm, kind), algorithm.parts[kind]
+    values = {one.name: getattr(algorithm, one.name) for one in dataclasses.fields(own) if one.name != "name"}
+    if given is None:
+        return own(**values)
+    if own in (AdvantagePart, SurrogatePart):
+        raise ValueError(f"{kind} is {given.name}, but {algorithm.name} is defined by its own; leave it out")
+    defaults = type(algorithm).__pydantic_fields__
+    for name, value in values.items():
+        if value != defaults[name].default:
+            instead = f", or set {kind}.{name}" if name in vars(given) else ""
+            raise ValueError(
+                f"{name} is {value}, but {kind} is {given.name}, which takes the place of what reads it; leave it "
+                f"out{instead}"
+            )
+    return given
+
+
+def refuse_of_responses(advantage: Any) -> None:
+    """Refuse an advantage that reads what only language models have.
+
+    Raises:
+        ValueError: it does.
+    """
+    if advantage.critic or advantage.greedy or advantage.steps or advantage.turn_rewards:
+        raise ValueError(f"advantage is {advantage.name}, which is for responses alone; choose another")
+
+
+def range_metrics(**values: Tensor) -> dict[str, float]:
+    """Mean and range of each, as ``critic/NAME/mean``, ``/max`` and ``/min``; nothing of what is empty."""
+    return {
+        f"critic/{name}/{how}": float(getattr(value, how)())
+        for name, value in values.items()
+        if len(value)
+        for how in ("mean", "max", "min")
+    }
+
+
+def advantage_metrics(reward: Tensor, advantage: Tensor) -> dict[str, float]:
+    """Of the rewards and advantages of a batch."""
+    return range_metrics(rewards=reward, advantages=advantage, returns=advantage)
+
+
+Metrics = dict[str, float]
+
+ADVANTAGES = "_advantages"  # where an algorithm holds those of the last batch until they are taken
+
+
+class Memory:
+    """What an algorithm remembers from update to update, saved with checkpoints: things with a state, by name."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self.parts: dict[str, Any] = dict(parts)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.parts[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state.keys() == self.parts.keys(), "the checkpoint's identity was not checked"
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+
+
+@options
+class Algorithm(ABC):
+    """Base of all algorithms; a subclass is registered under its paper's name.
+
+    ``class GSPO(TokenPolicyGradient, advantage="group", surrogate="gspo")`` has the options of these two registered
+    parts as if they stood in the class, which may give them other defaults.
+    """
+
+    name: ClassVar[str]
+    parts: ClassVar[dict[str, type[Any]]] = {"advantage": AdvantagePart, "surrogate": SurrogatePart}  # its own
+
+    def __init_subclass__(cls, **named: str) -> None:
+        super().__init_subclass__()
+        cls.name = path_of(cls)  # until it is registered
+        cls.parts = cls.parts | {kind: lookup(kind, name) for kind, name in named.items()}
+        for kind in named:
+            adopt(cls, cls.parts[kind])
+
+    @abstractmethod
+    def needs(self) -> Any:
+        """What has to be there for this algorithm with these options."""
+
+    def complaints(self, samples: int, longest: int) -> Iterator[str]:
+        """What these options can't be used with: N samples per update, of at most ``longest`` actions."""
+        yield from ()
+
+    def make_memory(self) -> Memory:
+        """What this algorithm remembers between updates, saved with checkpoints; the default nothing."""
+        return Memory({})
+
+    def annotate(self, scored: Any, roles: Any) -> Any:
+        """Add what needs a forward pass without gradients; the default needs none."""
+        return scored
+
+    @abstractmethod
+    def credit(self, annotated: Any) -> tuple[Batch, Metrics]:
+        """Turn rewards into a training signal: tensors only, no network. Samples without reward are dropped."""
+
+    @abstractmethod
+    def micro_batches(self, batch: Any, size: int) -> Iterator[Batch]:
+        """Split an optimizer batch into micro-batches of at most ``size`` network rows."""
+
+    @abstractmethod
+    def loss(self, part: Any, roles: Any) -> Loss:
+        """The sum of the loss over the terms of one micro-batch."""
+
+    @abstractmethod
+    def size(self, batch: Any) -> int:
+        """Number of terms in an optimizer batch: what the sum of its losses is divided by."""
+
+    def take_advantages(self) -> list[float] | None:
+        """Advantage of each sample of the last batch that got credit, a mean over its actions; None if it has none."""
+        found: list[float] | None = self.__dict__.pop(ADVANTAGES, None)
+        return found
+
+    def after_update(self, roles: Any, update: int) -> Metrics:
+        """What happens once all optimizer steps of a policy update are done; ``update`` counts from 1."""
+        return {}
+
+
+@options
+class PolicyGradient(Algorithm):
+    """Rewards, then advantages, then a surrogate of each action; advantages and surrogates go by name."""
+
+    advantage: Annotated[Any, Choice("advantage")] = None
+    """How rewards become advantages, in place of this algorithm's own way: the name of a registered advantage, or
+    {name: NAME} with its options; null takes its own."""
+    surrogate: Annotated[Any, Choice("surrogate")] = None
+    """What is maximised for each action, in place of this algorithm's own: the name of a registered surrogate, or
+    {name: NAME} with its options; null takes its own."""
+    advantage_clip: Positive | None = None
+    """Largest size of an advantage; null never clips."""
+    advantage_clip_low: Finite | None = None
+    """Smallest advantage if negative ones are to be bounded otherwise; null takes -advantage_clip."""
+    old_logprob: Literal["auto", "sampler", "recompute"] = "auto"
+    """Log-probs that ratios refer to: the sampler's, recomputed, or auto: the policy's own until it is stepped, then
+    the sampler's if a check shows that they are the trainer's, else recomputed."""
+    rollout_correction: RolloutCorrection | None = None
+    """Importance correction between the policy that sampled and the one that learns: weights and rejection; null
+    trusts the sampler. Where pipeline.depth is above 0 it is on unless it is set to null."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        self.__dict__["_chosen"] = {kind: chosen(self, kind) for kind in self.parts}
+        clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+        mode = self.rollout_correction.mode if self.rollout_correction else None
+        if (mode, self.old_logprob) in (("decoupled", "sampler"), ("bypass", "recompute")):
+            raise ValueError(
+                f"old_logprob is {self.old_logprob} and rollout_correction.mode is {mode}: decoupled refers to "
+                "recomputed log-probs and bypass to the sampler's; leave old_logprob out"
+            )
+        if not self.part("surrogate").compares and self.old_logprob != "auto":
+            raise ValueError(f"old_logprob is {self.old_logprob}, but the surrogate has no ratio; leave it out")
+        return self
+
+    def part(self, kind: str) -> Any:
+        """The advantage or the surrogate that is in use, with its options."""
+        return self.__dict__["_chosen"][kind]
+
+    @property
+    def bypasses(self) -> bool:
+        """Whether ratios refer to the sampler, whatever the trainer makes of its actions."""
+        return self.rollout_correction is not None and self.rollout_correction.mode == "bypass"
+
+    @property
+    def tolerance(self) -> float:
+        """A difference of log-probs that can't be seen in the loss."""
+        return float(self.part("surrogate").clip) / 100
+
+    def is_old(self, roles: Any) -> bool:
+        """Whether the policy is the one that sampled, until it is stepped: its own log-probs are exactly the old."""
+        return self.old_logprob == "auto" and not roles.moved and not self.bypasses
+
+    def recomputes(self, roles: Any, difference: Callable[[], float]) -> tuple[bool, Metrics]:
+        """Whether log-probs of the actions are computed again before learning, and what there is to report.
+
+        Args:
+            roles: the networks.
+            difference: measures how far sampler and trainer are apart, in one micro-batch.
+        """
+        metrics: Metrics = {}
+        recompute = self.old_logprob == "recompute" or self.rollout_correction is not None
+        compares = self.old_logprob == "auto" and self.part("surrogate").compares
+        if compares and not recompute and (roles.moved or not roles.on_policy):
+            metrics["old_policy/logprob_check"] = apart = difference()
+            recompute = apart > self.tolerance
+        metrics["old_policy/recomputed"] = float(recompute and not self.bypasses)
+        return recompute, metrics
+
+    def clipped(self, advantage: Tensor, mask: Tensor) -> tuple[Tensor, Metrics]:
+        """Advantages [B, K] within their bounds, and the share that was outside."""
+        from burnish.rl.rewards import clip_values
+
+        if self.advantage_clip is None and self.advantage_clip_low is None:
+            return advantage, {}
+        low, high = clip_range("advantage_clip", self.advantage_clip_low, self.advantage_clip)
+        advantage, share = clip_values(advantage, low, high, mask)
+        return advantage, {"critic/advantages/clip_ratio": share}
+
+    def objective(
+        self, logprob: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, weight: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted loss of each action and its metrics, [B, K] each, by the chosen surrogate."""
+        return weighted(call(self.part("surrogate"), logprob, old, advantage, mask), weight)
+
+
+def call(part: Any, *tensors: Any) -> Any:
+    """The function of a part on tensors, with the part's options."""
+    function = part.function if callable(part.function) else pkgutil.resolve_name(part.function)
+    given = {one.name: getattr(part, one.name) for one in dataclasses.fields(part) if one.name != "name"}
+    return function(*tensors, **given)
+
+
+def advantages_of(algorithm: Algorithm, rewards: Rewards) -> Advantages:
+    """Advantages by an algorithm's rule; one that gives a number per sample gives it to all of its actions."""
+    from burnish.rl.rewards import Advantages
+
+    part = algorithm.part("advantage") if isinstance(algorithm, PolicyGradient) else chosen(algorithm, "advantage")
+    found = call(part, rewards)
+    found = found if isinstance(found, Advantages) else Advantages.of(found, rewards.mask)
+    counts = rewards.mask.sum(1)
+    means = (found.advantage * rewards.mask).sum(1) / counts.clamp_min(1)
+    algorithm.__dict__[ADVANTAGES] = means.masked_fill(counts == 0, float("nan")).tolist()  # for whoever looks on
+    return found
+
+
+def weighted(found: Surrogate, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of each action times its weight, and the metrics of a surrogate with those of its ratio."""
+    values = dict(found.metrics)
+    if found.ratio is not None:
+        values |= {"actor/ratio_mean": found.ratio, "actor/ratio_square": found.ratio.square()}
+    return found.loss * weight, values

@@ -1,0 +1,147 @@
+"""Options of the importance correction between the policy that sampled and the one that learns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from burnish.options import Positive, Rule
+from burnish.registry import options
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def _listed(value: Any) -> Any:
+    """One rule, or one bound, is short for a list of it."""
+    return value if value is None or isinstance(value, (list, tuple)) else [value]
+
+
+Rules = Annotated[Annotated[list[Rule], Field(min_length=1)] | None, BeforeValidator(_listed)]
+Bounds = Annotated[list[Positive] | None, BeforeValidator(_listed)]
+LowerBounds = Annotated[list[Positive | None] | None, BeforeValidator(_listed)]
+
+
+@options
+class RolloutCorrection:
+    """What happens where sampler and trainer disagree about a step: weights that correct it, and rejection."""
+
+    mode: Literal["decoupled", "bypass"] = "decoupled"
+    """decoupled: ratios refer to the policy at the start of the update. bypass: to the sampler itself, so that the
+    clip range lies around the sampler; such a ratio holds the whole weight, and is scaled to the bounded one.
+    A surrogate without a ratio (reinforce) is weighted alike in both."""
+    weights: Literal["step", "sample", "none"] = "step"
+    """Importance weight of each step, of the whole sample (the product over its steps), or none."""
+    measure: Literal["joint", "mean"] = "joint"
+    """Of a denoising step: joint: its ratio is the probability ratio of the whole picture, the product over all
+    elements of the latent. mean: the geometric mean over the elements, as verl-omni takes it, which stays near 1
+    however far apart the policies are."""
+    upper: Positive = 2.0
+    """Larger weights become this one (truncated importance sampling)."""
+    lower: Positive | None = None
+    """If given, weights outside of lower to upper become 0 instead (IcePop)."""
+    batch_normalise: bool = False
+    """Divide weights by their mean, so that they don't change the learning rate."""
+    reject: Rules = None
+    """Leave out steps (token) or samples (by the sum, mean or largest of their steps) that are too far off, and out of
+    the count. Of a ratio r, k1 is -log r, k2 is (log r)^2 / 2 and k3 is r - 1 - log r. Of a list, what any rule
+    rejects is out."""
+    reject_above: Bounds = None
+    """Largest k2 or k3; k1 may be at most the log of it. A list has one for each rule."""
+    reject_below: LowerBounds = None
+    """k1 must be at least the log of it; null takes 1 / reject_above. The others have no lower bound. A list has one,
+    or null, for each rule."""
+
+    @model_validator(mode="after")
+    def _weights_are_read(self) -> RolloutCorrection:
+        if self.lower is not None and self.lower > self.upper:
+            raise ValueError(f"lower is {self.lower} and upper is {self.upper}: no weight lies between; swap them")
+        if self.weights == "none" and (self.upper != 2.0 or self.lower is not None or self.batch_normalise):
+            raise ValueError("upper, lower and batch_normalise are never read when weights is none; leave them out")
+        if self.weights == "none" and self.reject is None:
+            raise ValueError("weights is none and reject is null, so nothing is corrected; choose one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _rules_have_bounds(self) -> RolloutCorrection:
+        if (self.reject is None) != (self.reject_above is None):
+            raise ValueError(
+                f"reject is {_shown(self.reject)} and reject_above is {_shown(self.reject_above)}: "
+                "a rule needs a bound, and a bound a rule; give both or neither"
+            )
+        if self.reject is None and self.reject_below is not None:
+            raise ValueError("reject_below is read by the rules of k1 alone; leave it out")
+        count = len(self.reject or [])
+        if len(set(self.reject or [])) < count:
+            raise ValueError(f"reject is {_shown(self.reject)}; each rule may be there once")
+        for name, bounds in (("reject_above", self.reject_above), ("reject_below", self.reject_below)):
+            if bounds is not None and len(bounds) != count:
+                raise ValueError(
+                    f"reject has {count} rules and {name} {len(bounds)} bounds; give one for each, in order"
+                )
+        for rule, high, low in self.rules:
+            if low is not None and not rule.endswith("k1"):
+                raise ValueError("reject_below is read by the rules of k1 alone; leave it out (null in a list)")
+            if low is not None and low > high:
+                raise ValueError(f"reject_below is {low} and reject_above is {high}: nothing lies between; swap them")
+        return self
+
+    @property
+    def rules(self) -> list[tuple[Rule, float, float | None]]:
+        """Every rule of rejection with its upper and its lower bound."""
+        rules = self.reject or []
+        return list(zip(rules, self.reject_above or [], self.reject_below or [None] * len(rules), strict=True))
+
+    def apply(
+        self,
+        learner: Tensor,
+        sampled: Tensor,
+        mask: Tensor,
+        time: Tensor | None = None,
+        scale: Tensor | None = None,
+        *,
+        compares: bool = True,
+    ) -> tuple[Tensor, Tensor, dict[str, float]]:
+        """Factors of the loss [B, K], which steps stay [B, K] bool, and all ``rollout_corr/*`` metrics.
+
+        Args:
+            learner: [B, K] log-probs under the policy that learns, before its first step.
+            sampled: [B, K] under the one that sampled.
+            mask: [B, K] bool, steps that count.
+            time: [B, K] of denoising steps; tokens have none.
+            scale: [B, K] nats of a step per unit of its log-prob, which is a mean over the latent's elements; None
+                where log-probs are in nats already, as those of tokens.
+            compares: whether the surrogate has a ratio, which in bypass is a part of these weights already.
+        """
+        from burnish.rl import importance
+        from burnish.rl.surrogates import masked, ratio_of
+
+        if self.measure == "mean":
+            scale = None
+        ratio, kept = learner - sampled, mask  # as surrogates compare them
+        nats = ratio if scale is None else ratio * scale
+        metrics = importance.correction_metrics(learner, sampled, mask, time=time, scale=scale)
+        weights = mask.to(learner.dtype)
+        if self.weights != "none":
+            level, upper, lower, whole = self.weights, self.upper, self.lower, self.batch_normalise
+            weights = importance.importance_weights(
+                nats, mask, level=level, upper=upper, lower=lower, batch_normalise=whole
+            )
+            metrics |= importance.weight_metrics(
+                nats, mask, level=level, upper=upper, lower=lower, batch_normalise=whole
+            )
+            if scale is not None:
+                metrics |= importance.joint_metrics(nats, mask, level=level, applied=weights)
+            if self.mode == "bypass" and compares:
+                weights = weights / ratio_of(masked(ratio, mask))
+        for rule, high, low in self.rules:
+            kept = kept & importance.rejection_mask(nats, mask, rule=rule, upper=high, lower=low)
+            metrics |= importance.rejection_metrics(nats, mask, rule=rule, upper=high, lower=low)
+        if self.rules:
+            metrics |= importance.rejected_fractions(kept, mask)
+        return weights, kept, metrics
+
+
+def _shown(values: list[Any] | None) -> str:
+    return "null" if values is None else ", ".join(map(str, values))
