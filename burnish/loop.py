@@ -26,6 +26,7 @@ class Workers(Protocol):
 
 
 Hook = Callable[[int, Metrics], None]
+Observer = Callable[[int, Collected], None]
 
 
 def run(
@@ -34,6 +35,7 @@ def run(
     workers: Workers,
     hooks: Sequence[Hook],
     *,
+    observers: Sequence[Observer] = (),
     watch: Stopwatch,
     stop: Callable[[], bool],
     around: Callable[[int], AbstractContextManager[Any]] = nullcontext,
@@ -41,11 +43,15 @@ def run(
 ) -> None:
     """Train until the updates are done or ``stop()``, which is checked after each update and its hooks.
 
+    Observers see every batch before anything is learned from it.
+
     Every update runs in the context ``around(update)``. Throughput is per device.
     """
     for update in updates:
         with around(update), watch("step"):
             scored = source.collect(update)
+            for observe in observers:
+                observe(update, scored)
             learned = _learn(scored, workers, update)
             with watch("publish"):
                 workers.publish(update)

@@ -17,7 +17,6 @@ from burnish.commands.resuming import interrupted, starting_point
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.controller import Controller
-from burnish.hooks import Observed
 from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
 from burnish.hooks.failures import NothingLearned
 from burnish.hooks.notices import Notices
@@ -142,9 +141,9 @@ def _attempt(
         if not stopping():
             with suppress(Cancelled):
                 run(
-                    range(start.done + 1, config.steps + 1), Observed(controller.source, hooks.all), controller.workers,
-                    hooks.all, watch=controller.watch, stop=stopping, around=controller.profiler.during,
-                    devices=config.devices,
+                    range(start.done + 1, config.steps + 1), controller.source, controller.workers, hooks.all,
+                    observers=[hook.observe for hook in hooks.all], watch=controller.watch, stop=stopping,
+                    around=controller.profiler.during, devices=config.devices,
                 )  # fmt: skip
         hooks.finish()
     return hooks.done

@@ -114,7 +114,7 @@ class FlowAssembly(Assembly):
             try:
                 with roles.gathered(late=True):  # text encoders are away by then
                     if request is not None:
-                        scored = worker.sampled(request)
+                        scored = worker.generate(request, compared=False)
             finally:
                 # also where this rank has nothing to sample, was cancelled or has failed: the others wait for it
                 scored = worker.compared(scored, 0 if request is None else request.groups)

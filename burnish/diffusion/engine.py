@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -98,9 +99,8 @@ class FlowEngine:
                 conditioning = self.model.condition(job.prompts, drawing, job.check_cancelled)
             finally:
                 self.roles.shards.gather()  # also where a prompt can't be encoded: other ranks wait for this one
-            role = step.around(
-                until_sampled.enter_context(self.roles.sampling(job.role, merge=merge)), job.check_cancelled
-            )
+            role = until_sampled.enter_context(self.roles.sampling(job.role, merge=merge))
+            role = replace(role, around=partial(step.forward, job.check_cancelled))
             with step.forward():
                 self.model.verify(conditioning, guidance=self.roles.guidance if job.guidance is None else job.guidance)
                 schedule = self.model.schedule(conditioning, drawing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -20,7 +20,7 @@ from burnish.rewards.base import Reward
 from burnish.training.meter import CallMeter
 from burnish.training.ranks import Ranks
 from burnish.training.roles import TrainedRoles
-from burnish.training.sharding import local_shard
+from burnish.training.sharding import Sharded, local_shard
 from burnish.types.batch import Gathered
 from burnish.types.rollout import Conditioning, Prompt
 from burnish.utils.errors import UserError
@@ -31,9 +31,11 @@ class NetworkRole:
     """Predicts velocities as one of the networks, with guidance of its own."""
 
     model: FlowModel
-    run: Callable[[Callable[[nn.Module], Tensor]], Tensor]  # calls a function with the network
     guidance: float
-    agree: Agree | None = None  # where ranks hold the network together
+    active: Callable[[], AbstractContextManager[nn.Module]]  # the network, ready to run
+    sharded: Sharded | None = None  # as several ranks hold it together
+    agree: Agree | None = None  # how many forwards these ranks make
+    around: Callable[[], AbstractContextManager[None]] = nullcontext  # entered for every forward
 
     def __call__(
         self,
@@ -46,11 +48,9 @@ class NetworkRole:
         """The velocity at latents [M, ...] and times [M]: [M, ...] float32."""
         scale = self.guidance if guidance is None else guidance
         given = conditioning.to(x.device).rows()
-
-        def predict(network: nn.Module) -> Tensor:
-            return self.model.predict(network, x, time, given, guidance=scale, agree=self.agree)
-
-        return self.run(predict)
+        with self.around(), self.active() as network:
+            predict = partial(self.model.predict, network, x, time, given, guidance=scale, agree=self.agree)
+            return predict() if self.sharded is None else self.sharded(predict)
 
 
 class FlowRoles(TrainedRoles):
@@ -99,13 +99,25 @@ class FlowRoles(TrainedRoles):
         if lora is not None and lora.path is not None:
             # networks of an algorithm's own begin as the untrained model
             self._go_on(model.adapter_weights(lora), ("policy", *needs.lagged))
-        self.policy, self.reference = self.lagged("policy"), self.lagged("reference")
         self._load_teacher = load_teacher
         self.rewards = {label: reward for label, reward in (rewards or {}).items() if reward.counts}
 
+    @property
+    def policy(self) -> NetworkRole:
+        """The network that learns."""
+        return self.lagged("policy")
+
+    @property
+    def reference(self) -> NetworkRole:
+        """The network before training."""
+        return self.lagged("reference")
+
     def lagged(self, name: str) -> NetworkRole:
         """A role by its name."""
-        return NetworkRole(self.model, partial(self.run, name), self.guidance, partial(self.shards_agree, name))
+        sharded = self.shards.networks.get(self.network_of(name))
+        return NetworkRole(
+            self.model, self.guidance, partial(self.active, name), sharded, partial(self.shards_agree, name)
+        )
 
     @cached_property
     def teachers(self) -> list[Role]:
@@ -131,7 +143,7 @@ class FlowRoles(TrainedRoles):
         model = self._load_teacher(teacher, self.model)
         if isinstance(self.meter, CallMeter):
             self.meter.watch(model.network)
-        return NetworkRole(model, lambda predict: predict(model.network), scale)
+        return NetworkRole(model, scale, lambda: nullcontext(model.network))
 
     def reward(self, latents: Tensor, prompts: Sequence[Prompt], conditioning: Gathered[Conditioning]) -> Tensor:
         """The weighted sum of the run's rewards for finished latents [B, ...], with gradients to them: [B]."""

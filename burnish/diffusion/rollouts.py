@@ -56,12 +56,13 @@ class FlowRollouts:
     files: SampleFiles | None = None  # where samples are kept
     check_cancelled: Callable[[], None] = lambda: None  # called again and again; what it raises ends the work
 
-    def generate(self, request: RolloutRequest) -> Scored | None:
-        """The samples to learn from: all of the request, or the best and the worst of each group."""
-        return self.compared(self.sampled(request), request.groups)
+    def generate(self, request: RolloutRequest, *, compared: bool = True) -> Scored | None:
+        """The samples to learn from: all of the request, or the best and the worst of each group.
 
-    def sampled(self, request: RolloutRequest) -> Scored:
-        """The same, without the metrics for which other networks run than the one that samples."""
+        Args:
+            request: which samples.
+            compared: also metrics for which other networks run than the one that samples.
+        """
         candidates = self.rollout.candidates
         cheap = candidates.num_inference_steps if candidates else None
         job = FlowJob(

@@ -232,7 +232,10 @@ def denoise(
     here = _recorded(plan.recorded, x.device)
     t_max, solver = times[1], Multistep()
     for i in range(steps):
-        v = _predict(velocity, x, plan, i, torch.arange(batch))
+        if plan.branch is None:
+            v = velocity(x, plan.times[i].expand(batch), torch.arange(batch))
+        else:
+            v = _once_a_branch(velocity, x, plan.times[i], torch.arange(batch), plan.branch[:, i])
         noisy = plan.recorded[:, i] & (plan.kind != "ode")
         moved = transition("ode", v, x, times[i], times[i + 1], noise=0.0, t_max=t_max).mean
         if plan.solver == "dpm2m":
@@ -240,7 +243,10 @@ def denoise(
         elif plan.solver == "heun" and times[i + 1] > 0 and not noisy.all():
             still = (~noisy).nonzero().flatten()
             there = to_device(still, x.device)
-            second = _predict(velocity, moved, plan, i + 1, still)
+            if plan.branch is None:
+                second = velocity(moved[there], plan.times[i + 1].expand(len(still)), still)
+            else:
+                second = _once_a_branch(velocity, moved, plan.times[i + 1], still, plan.branch[:, i + 1])
             moved[there] = moved[there] + heun(v[there], second, plan.times[i], plan.times[i + 1])
         if (at := here[i]) is not None:
             where = at[0]
@@ -268,16 +274,12 @@ def _recorded(recorded: Tensor, device: torch.device) -> list[tuple[Any, Any] | 
     return [part if count else None for part, count in zip(parts, counts, strict=True)]
 
 
-def _predict(velocity: Velocity, x: Tensor, plan: Plan, i: int, rows: Tensor) -> Tensor:
-    """The velocity of some rows [M] of x [B, ...] at the i-th time, computed once per branch: [M, ...]."""
-    times = plan.times[i]
-    if plan.branch is None:
-        given = x if len(rows) == len(x) else x[to_device(rows, x.device)]
-        return velocity(given, times.expand(len(rows)), rows)
-    _, source = torch.unique(plan.branch[rows, i], return_inverse=True)
+def _once_a_branch(velocity: Velocity, x: Tensor, time: Tensor, rows: Tensor, branch: Tensor) -> Tensor:
+    """The velocity of some rows [M] of x [B, ...], computed once for those of one branch [B]: [M, ...]."""
+    _, source = torch.unique(branch[rows], return_inverse=True)
     first = torch.full((int(source.max()) + 1,), len(x), dtype=torch.long)
     first.scatter_reduce_(0, source, rows, "amin")
-    v = velocity(x[to_device(first, x.device)], times.expand(len(first)), first)
+    v = velocity(x[to_device(first, x.device)], time.expand(len(first)), first)
     return v[to_device(source, x.device)]
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from burnish.rollout.sources import Source
     from burnish.types.rollout import Collected
 
 
@@ -27,16 +25,3 @@ class Hook:
 
     def close(self) -> None:
         """Release resources, also after an error."""
-
-
-class Observed:
-    """A source whose batches hooks get to see."""
-
-    def __init__(self, source: Source, hooks: Sequence[Hook]) -> None:
-        self._source, self._hooks = source, hooks
-
-    def collect(self, update: int) -> Collected:
-        collected = self._source.collect(update)
-        for hook in self._hooks:
-            hook.observe(update, collected)
-        return collected

@@ -39,14 +39,16 @@ class PromptSchedule:
     def batch(self, generate: Callable[[RolloutRequest], R], update: int, version: int) -> R:
         """Rollouts of an update; if groups are filtered, ``generate`` is called until enough of them are kept."""
         seen: Counter[str] = Counter()
-
-        def draw() -> R:
+        if self.filtering is None:
             drawn = generate(self.request(update, version, seen))
             self.learn(update, drawn)
             return drawn
 
-        if self.filtering is None:
-            return draw()
+        def draw() -> R:
+            some = generate(self.request(update, version, seen))
+            self.learn(update, some)
+            return some
+
         return fill(draw, self.stream.batch_size * self.rollouts, self.filtering.max_num_gen_batches)
 
     def learn(self, update: int, sampled: Rollouts) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar
+from typing import Self
 
 from burnish.training.ranks import Ranks
 from burnish.utils.errors import Cancelled
-
-T = TypeVar("T")
 
 
 class Lockstep:
@@ -50,15 +48,6 @@ class Lockstep:
             raise Cancelled
         yield
         self._waited_for = True
-
-    def around(self, function: Callable[..., T], check_cancelled: Callable[[], None]) -> Callable[..., T]:
-        """A function that runs the network, with ``check_cancelled`` called before; see ``forward``."""
-
-        def called(*args: Any, **kwargs: Any) -> T:
-            with self.forward(check_cancelled):
-                return function(*args, **kwargs)
-
-        return called
 
     def _stopped(self, here: bool) -> bool:
         """Whether one of the ranks stops, as this one does or not."""

@@ -174,26 +174,45 @@ class Forwards:
         zeros, rows = self._known[size]
         return rows.map(lambda value: tiled(value[:1], call.rows.length), zeros)
 
-    def all(
-        self, networks: Mapping[str, Callable[..., Any]], calls: Sequence[Call], parts: list[list[int]],
-        agree: Agree | None, trained: Sequence[str],
+    def answered(
+        self, networks: Mapping[str, Callable[..., Any]], started: Sequence[tuple[Any, list[Call]]],
+        agree: Agree | None, trained: Sequence[str], *, shares: bool,
     ) -> list[Any]:  # fmt: skip
-        """The output of every call; each of the ``parts`` is a forward. Ranks agree on how many of the networks that
-        are trained they make."""
-        found: list[Any] = [None] * len(calls)
-        here = {name: [part for part in parts if calls[part[0]].network == name] for name in networks}
-        counts = {name: len(own) for name, own in here.items()}
-        agreed = counts if agree is None else counts | agree({name: counts[name] for name in trained})
-        spare: Tensor | float = 0.0
-        for name, count in agreed.items():
-            for part in here[name]:
-                whole, start = joined([calls[i] for i in part]), 0
-                output = self(networks[name], whole)
-                for i in part:
-                    at = slice(start, start := start + calls[i].rows.length)
-                    found[i] = whole.rows.map(operator.itemgetter(at), output)
-            for _ in range(count - counts[name]):  # 0 with the output's gradients
-                spare = spare + (tree_leaves(self(networks[name], calls[0]))[0] * 0).sum()
-        if isinstance(spare, Tensor):
-            found[0] = tree_map_only(Tensor, lambda value: value + spare, found[0])
+        """What computations return, when networks have answered all their calls.
+
+        Args:
+            networks: by the names of calls.
+            started: computations, and the calls that each waits for first.
+            agree: ranks agree on how many forwards of the networks that are ``trained`` they make.
+            trained: their names.
+            shares: whether rows may share a forward.
+        """
+        found: list[Any] = [None] * len(started)
+        waiting = dict(enumerate(started))
+        while waiting:
+            calls = [call for _, asked in waiting.values() for call in asked]
+            outputs: list[Any] = [None] * len(calls)
+            here: dict[str, list[list[int]]] = {name: [] for name in networks}
+            for part in groups(calls) if shares else [[i] for i in range(len(calls))]:
+                here[calls[part[0]].network].append(part)
+            counts = {name: len(parts) for name, parts in here.items()}
+            spare: Tensor | float = 0.0
+            for name, count in (counts if agree is None else counts | agree({n: counts[n] for n in trained})).items():
+                for part in here[name]:
+                    whole, start = joined([calls[i] for i in part]), 0
+                    output = self(networks[name], whole)
+                    for i in part:
+                        at = slice(start, start := start + calls[i].rows.length)
+                        outputs[i] = whole.rows.map(operator.itemgetter(at), output)
+                for _ in range(count - counts[name]):  # 0 with the output's gradients
+                    spare = spare + (tree_leaves(self(networks[name], calls[0]))[0] * 0).sum()
+            if isinstance(spare, Tensor):
+                outputs[0] = tree_map_only(Tensor, spare.add, outputs[0])
+            answers = iter(outputs)
+            for i, (run, asked) in list(waiting.items()):
+                try:
+                    waiting[i] = run, run.send([next(answers) for _ in asked])
+                except StopIteration as done:
+                    found[i] = done.value
+                    del waiting[i]
         return found

@@ -7,7 +7,7 @@ record computed again: rows of many prompts wait for the same forward of a netwo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -28,7 +28,7 @@ from burnish.diffusion.pipeline.base import Agree, Drawing
 from burnish.diffusion.pipeline.checks import distance, land, rehearse, seen, turned_off
 from burnish.diffusion.pipeline.encoding import Arrangement
 from burnish.diffusion.pipeline.failures import explained
-from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole, groups
+from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
 from burnish.diffusion.pipeline.levels import Timetable, Unsupported, check_scheduler
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
 from burnish.diffusion.pipeline.networks import attention_layers, by_name
@@ -254,7 +254,7 @@ class Universal(CalledPipeline):
                 for rows, some in zip(runs.values(), states, strict=True)
             ]
         networks = self._run.answering | dict(by_name(network, self.names))
-        found = self._answered(networks, started, shares, agree)
+        found = self.forwards.answered(networks, started, agree, self.names, shares=shares)
         velocity = found[0] if len(found) == 1 else torch.cat(found)
         if not adjacent:
             velocity = velocity[to_device(torch.tensor(order).argsort(), x.device)]
@@ -277,24 +277,6 @@ class Universal(CalledPipeline):
 
             run = self.program(request, guidance, time, tables).velocity(self._run.scheduler, x, time, at)
             return run, next(run)
-
-    def _answered(
-        self, networks: Mapping[str, Any], started: list[tuple[Any, list[Call]]], shares: bool, agree: Agree | None
-    ) -> list[Tensor]:
-        """What computations return, when networks have answered all their calls."""
-        found: list[Any] = [None] * len(started)
-        waiting = dict(enumerate(started))
-        while waiting:
-            calls = [call for _, asked in waiting.values() for call in asked]
-            parts = groups(calls) if shares else [[i] for i in range(len(calls))]
-            outputs = iter(self.forwards.all(networks, calls, parts, agree, self.names))
-            for i, (run, asked) in list(waiting.items()):
-                try:
-                    waiting[i] = run, run.send([next(outputs) for _ in asked])
-                except StopIteration as done:
-                    found[i] = done.value
-                    del waiting[i]
-        return found
 
     def verify(self, conditioning: Gathered[Requests], *, guidance: float) -> None:
         row = conditioning.select([0]).rows()
