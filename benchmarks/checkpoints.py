@@ -21,7 +21,7 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.options import OptimizerOptions
 from burnish.options.checkpoint import CheckpointOptions
 from burnish.training.ema import Ema
-from burnish.training.parameter_groups import ParameterGroup
+from burnish.training.optimizer import ParameterGroup
 from burnish.training.ranks import join_ranks
 from burnish.training.sharding import copy_full, local_shard, mesh_of
 

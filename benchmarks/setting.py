@@ -18,7 +18,7 @@ from burnish.diffusion.pipeline.universal import PixelSpace, Universal
 from burnish.diffusion.roles import FlowRoles
 from burnish.options import OptimizerOptions
 from burnish.options.model import LoraOptions
-from burnish.training.parameter_groups import ParameterGroup
+from burnish.training.optimizer import ParameterGroup
 from burnish.training.trainer import Trainer
 from burnish.types.rollout import Denoising, Prompt, Scored, Scores
 from burnish.utils import random

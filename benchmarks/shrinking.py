@@ -26,10 +26,10 @@ from burnish.language.cache import Cache
 from burnish.runtime import transfer, weight_transfer
 from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.weight_transfer import Sender
-from burnish.training.batching import rank_micro_batches
 from burnish.training.exchange import bring, kept_by_owners
 from burnish.training.ranks import shares
 from burnish.training.sharding import mesh_of
+from burnish.training.trainer import rank_micro_batches
 from burnish.types.batch import Batch, Gathered
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt

@@ -13,13 +13,12 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.loop import Workers
-from burnish.rewards.breaker import RewardsFailing
+from burnish.rewards.judging import RewardsFailing
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.sources import Source
 from burnish.tasks import assemble
 from burnish.tasks.outline import check_layers
-from burnish.training.memory import gpu_bytes
-from burnish.training.profiling import LOCAL, Profiler
+from burnish.training.profiling import LOCAL, Profiler, gpu_bytes
 from burnish.training.ranks import SINGLE_RANK, Ranks
 
 log = logging.getLogger(__name__)

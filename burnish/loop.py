@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from burnish.measured import measured
-from burnish.metrics import collected_metrics, collected_timing
+from burnish.metrics import collected_metrics, collected_timing, measured
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.sources import Source
 from burnish.types.rollout import Collected

@@ -16,10 +16,9 @@ from burnish.rewards.base import Verdict
 from burnish.rewards.frames import FrameOptions
 from burnish.rewards.images.motion import Motion
 from burnish.rewards.images.ocr import Ocr
-from burnish.rewards.images.pixels import BorderDarkness
-from burnish.types.clips import Clip
+from burnish.rewards.images.statistics import BorderDarkness
+from burnish.types.clips import Clip, coarse
 from burnish.types.prompt import Prompt
-from burnish.types.structure import coarse
 
 FRAMES_READ = FrameOptions(every=4)
 FPS = 8.0  # which none of these reads

@@ -17,13 +17,12 @@ from burnish.commands.resuming import interrupted, starting_point
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.controller import Controller
-from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
 from burnish.hooks.failures import NothingLearned
 from burnish.hooks.notices import Notices
-from burnish.hooks.stop import EXIT_STOPPED, StopRequest
+from burnish.hooks.stop import EXIT_STOPPED, Expiry, ReclaimTime, StopRequest, reclaim_time
 from burnish.loop import run
 from burnish.report import write_report
-from burnish.rewards.breaker import RewardsFailing
+from burnish.rewards.judging import RewardsFailing
 from burnish.training.profiling import controller_command
 from burnish.utils.errors import Cancelled, UserError
 from burnish.utils.terminal import progress

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from burnish.options.data import RecordOptions
-from burnish.types.packed import Prompts
+from burnish.types.prompt import Prompts
 from burnish.utils.errors import ConfigError
 
 

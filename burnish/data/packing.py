@@ -9,8 +9,7 @@ from typing import Any
 
 from burnish.data.records import Record
 from burnish.data.values import text_of
-from burnish.types.packed import FIELDS, Row, packed, unpacked, values_of
-from burnish.types.prompt import Prompt
+from burnish.types.prompt import FIELDS, Prompt, Row, packed, unpacked, values_of
 from burnish.utils.json_text import parse_json
 
 # a value of each type that a plain record may have, which no other key of it has

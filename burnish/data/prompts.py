@@ -16,8 +16,7 @@ from burnish.data.template import templated
 from burnish.data.values import extra_of, find, key_set, listed, record_of, text_of, value_at
 from burnish.options.data import PromptOptions
 from burnish.types.media import Media
-from burnish.types.packed import Prompts
-from burnish.types.prompt import Prompt
+from burnish.types.prompt import Prompt, Prompts
 from burnish.utils.errors import UserError
 
 # keys of published data sets

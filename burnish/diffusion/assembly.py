@@ -42,11 +42,11 @@ from burnish.rollout.requests import RolloutRequest
 from burnish.tasks.assembly import Assembly
 from burnish.tasks.shares import learned_in_a_step, learned_in_an_update
 from burnish.tasks.suites import suites_of
-from burnish.training.auxiliary import AuxiliaryLoss
-from burnish.training.parameter_groups import ParameterGroup
+from burnish.training.optimizer import ParameterGroup
+from burnish.training.trainer import AuxiliaryLoss
 from burnish.types.clips import Clip, Sample, Sound
 from burnish.types.media import Media
-from burnish.types.packed import Prompts
+from burnish.types.prompt import Prompts
 from burnish.types.rollout import OfflineSamples, Prompt, Scored
 from burnish.utils.errors import UserError
 

@@ -19,7 +19,7 @@ from burnish.diffusion.steps import Plan, denoise, thinned
 from burnish.models.lora import merging_rounds
 from burnish.options import Solver
 from burnish.tasks.job import Job
-from burnish.training.lockstep import Lockstep
+from burnish.training.ranks import Lockstep
 from burnish.types.batch import Gathered, to_device
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Conditioning, Denoising, all_noised, share_of

@@ -15,15 +15,14 @@ from burnish.diffusion.engine import FlowJob
 from burnish.diffusion.rollouts import contact_sheet, inputs_of, write_inputs, write_sample
 from burnish.evaluation.results import sampled_settings
 from burnish.metrics import diversities, group_diversity
-from burnish.rewards.given import inputs_asked
+from burnish.rewards.base import inputs_asked
 from burnish.rewards.scoring import awaited
 from burnish.rl.algorithm import Metrics
 from burnish.tasks.evaluate import Evaluated, Evaluation
 from burnish.tasks.job import Job, collector
 from burnish.tasks.suites import Outcome, SuiteRunner
 from burnish.training.ranks import by_first
-from burnish.types.clips import Sample
-from burnish.types.structure import coarse
+from burnish.types.clips import Sample, coarse
 from burnish.utils.disk import writing
 
 

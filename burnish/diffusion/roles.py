@@ -17,7 +17,7 @@ from burnish.diffusion.pipeline.contexts import split_sequences
 from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions
 from burnish.rewards.base import Reward
-from burnish.training.meter import CallMeter
+from burnish.training.profiling import CallMeter
 from burnish.training.ranks import Ranks
 from burnish.training.roles import TrainedRoles
 from burnish.training.sharding import Sharded, local_shard

@@ -21,7 +21,7 @@ from burnish.diffusion.options import RolloutOptions
 from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.times import diffuse
 from burnish.metrics import group_diversity
-from burnish.rewards.given import inputs_asked
+from burnish.rewards.base import inputs_asked
 from burnish.rewards.scoring import AnyScorer
 from burnish.rl.algorithm import Metrics
 from burnish.rl.rewards import select_best_worst
@@ -31,12 +31,11 @@ from burnish.tasks.job import Job, collector
 from burnish.tasks.sample_files import SampleFiles
 from burnish.training.ranks import by_first
 from burnish.types.batch import Gathered, to_device
-from burnish.types.clips import Clip, Sample, Sound
+from burnish.types.clips import Clip, Sample, Sound, coarse
 from burnish.types.execution import joined
 from burnish.types.media import evenly_spaced
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Conditioning, Denoising, Scored, failures_of, settled
-from burnish.types.structure import coarse
 from burnish.utils import random
 from burnish.utils.images import PAPER, grid, strip, waveform
 from burnish.utils.timer import Stopwatch

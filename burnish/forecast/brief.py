@@ -18,10 +18,9 @@ from torch.utils._pytree import tree_map
 from burnish.forecast.counter import GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes, Peak
 from burnish.forecast.fakes import is_fake
 from burnish.rl.algorithm import Metrics
-from burnish.training.batching import rank_micro_batches
 from burnish.training.exchange import bring
-from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.trainer import Trainer
+from burnish.training.optimizer import ParameterGroup
+from burnish.training.trainer import Trainer, rank_micro_batches
 from burnish.types.batch import Batch
 
 ENOUGH = 2  # micro-batches, where none is taken for done: the second finds gradients that it adds to

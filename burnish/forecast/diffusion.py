@@ -28,7 +28,7 @@ from burnish.forecast.pretended import MadeUpPictures, made_up_prompts
 from burnish.forecast.recomputed import recompute_alike
 from burnish.forecast.suites import first_batch, first_unit, suite_runners
 from burnish.types.clips import Clip
-from burnish.types.packed import Prompts
+from burnish.types.prompt import Prompts
 from burnish.types.rollout import Denoising
 from burnish.utils.errors import UserError
 

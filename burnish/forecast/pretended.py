@@ -14,12 +14,10 @@ import numpy as np
 from burnish.data.pictures import PictureRecord, ScoredGroup
 from burnish.diffusion.offline import EncodedPictures, OfflinePictures, ScoredPictures
 from burnish.options.mixing import MixingOptions
-from burnish.rewards.base import AnyReward, Verdict
-from burnish.rewards.given import NOTHING, Given
+from burnish.rewards.base import NOTHING, AnyReward, Given, Verdict
 from burnish.rewards.mixing import mix
 from burnish.types.media import Media
-from burnish.types.packed import Prompts
-from burnish.types.prompt import Prompt
+from burnish.types.prompt import Prompt, Prompts
 from burnish.types.rollout import Scores
 from burnish.utils.errors import UserError
 

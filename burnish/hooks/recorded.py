@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
-from burnish.training.memory import PhaseMemory
+from burnish.training.profiling import PhaseMemory
 from burnish.types.rollout import Collected, Rollouts
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError

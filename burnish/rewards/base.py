@@ -1,10 +1,10 @@
-"""Rewards: base classes, and the verdict on one sample."""
+"""What a reward is, and what it may ask for besides samples and prompts. Scoring processes read it: nothing heavy."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -13,13 +13,50 @@ from burnish.options import Finite, Whole
 from burnish.options.mixing import Gate, Schedule
 from burnish.registry import Named, options
 from burnish.rewards.frames import FrameOptions
-from burnish.rewards.given import NOTHING, Compared, Given
 from burnish.types.clips import Clip, Kind, is_finite, kind
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.types.prompt import Prompt
+
+
+Compared = Literal["samples", "pairs", "groups"]  # what a reward judges: each by itself, two of a prompt, all of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """Of a batch of samples. Only what a reward asks for is sent to the process that computes it."""
+
+    inputs: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # latents, embeddings, response_ids, by sample
+    group: Sequence[int] = ()  # equal for the samples of one prompt; empty: those with the same prompt
+    update: int = 0  # the policy update that the samples are for; 0 is validation
+    made_up: bool = False  # the samples are made up, to try the rewards: nobody knows what their latents would be
+
+    def select(self, rows: Sequence[int]) -> Given:
+        """Of some of the samples, in that order."""
+        inputs = {name: [values[row] for row in rows] for name, values in self.inputs.items()}
+        return replace(self, inputs=inputs, group=[self.group[row] for row in rows] if self.group else ())
+
+    def only(self, names: Collection[str]) -> Given:
+        """Without the inputs that are not named."""
+        return replace(self, inputs={name: values for name, values in self.inputs.items() if name in names})
+
+    def groups(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """The rows of each group, in order of their first."""
+        found: dict[object, list[int]] = {}
+        for row, prompt in enumerate(prompts):
+            found.setdefault(self.group[row] if self.group else prompt.uid, []).append(row)
+        return list(found.values())
+
+
+NOTHING = Given()
+
+
+def inputs_asked(rewards: Mapping[str, AnyReward]) -> set[str]:
+    """What any of these rewards asks for."""
+    return {name for reward in rewards.values() for name in reward.asks()}
+
 
 OnFailure = Literal["missing", "drop_group", "raise"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from burnish.rewards.given import Compared, Given
+from burnish.rewards.base import Compared, Given
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from burnish.registry import options
-from burnish.rewards.base import AnyReward, Verdict
+from burnish.rewards.base import AnyReward, Compared, Given, Verdict
 from burnish.rewards.calling import Call, Half, call_of, compared_by, line_of, place
-from burnish.rewards.given import Compared, Given
 from burnish.rewards.judging import failed
 from burnish.rewards.returned import batch_verdicts, fault, verdict_of
 from burnish.utils.errors import UserError

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from burnish.options import ScoringOptions
-from burnish.rewards.base import AnyReward, Verdict
-from burnish.rewards.given import Given
+from burnish.rewards.base import AnyReward, Given, Verdict
 from burnish.rewards.judging import judge, missing
 from burnish.rewards.process import ScoringProcess
 from burnish.types.execution import FAILED, RETRIED, TIMED_OUT

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from burnish.rewards.base import AnyReward
-from burnish.rewards.given import Given
+from burnish.rewards.base import AnyReward, Given
 from burnish.rewards.scoring import AnyScorer, awaited
 from burnish.utils.errors import UserError
 

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from burnish.rewards.base import AnyReward, Verdict
-from burnish.rewards.given import Given
+from burnish.rewards.base import AnyReward, Given, Verdict
 from burnish.rewards.judging import judge
 from burnish.utils.supervisor import ChildDied, Server
 

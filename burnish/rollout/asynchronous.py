@@ -6,8 +6,8 @@ import threading
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.rollout.requests import RolloutRequest
+from burnish.rollout.sources import PromptSchedule
 
 
 class Handle(Protocol):

@@ -19,7 +19,7 @@ from typing import Any
 from burnish.options.cluster import PipelineOptions
 from burnish.rewards.normalising import Normaliser, restore, saved
 from burnish.rollout.asynchronous import AsyncRolloutWorker, Filling, Handle
-from burnish.rollout.prompt_schedule import PromptSchedule
+from burnish.rollout.sources import PromptSchedule
 from burnish.types.rollout import Rollouts
 from burnish.utils.errors import UserError
 

@@ -16,7 +16,7 @@ from burnish.options.cluster import RayOptions
 from burnish.runtime.actor import environment
 from burnish.runtime.capacity import Need, amounts
 from burnish.runtime.faults import Unschedulable
-from burnish.training.memory import gpu_bytes
+from burnish.training.profiling import gpu_bytes
 
 log = logging.getLogger(__name__)
 

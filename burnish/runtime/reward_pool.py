@@ -10,8 +10,7 @@ import ray
 
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
-from burnish.rewards.base import AnyReward
-from burnish.rewards.given import NOTHING, Given
+from burnish.rewards.base import NOTHING, AnyReward, Given
 from burnish.rewards.scoring import Scorer
 from burnish.runtime.actor import RankInfo
 from burnish.runtime.actor_group import ActorGroup

@@ -14,8 +14,7 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.controller import LocalController
-from burnish.measured import measured
-from burnish.metrics import collected_metrics
+from burnish.metrics import collected_metrics, measured
 from burnish.rewards.normalising import restore, with_first
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.requests import RolloutRequest

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from burnish.options.service import ServiceOptions
-from burnish.rewards.base import Verdict
-from burnish.rewards.given import Given
+from burnish.rewards.base import Given, Verdict
 from burnish.rewards.scoring import Scorer
 from burnish.types.execution import Execution, execution_of
 from burnish.types.prompt import Prompt

@@ -19,30 +19,27 @@ from burnish.config import RunConfig
 from burnish.config.memory import has_quantized_weights
 from burnish.data.decoding import check_media
 from burnish.data.keys import check_keys
-from burnish.data.order import limited
-from burnish.data.stream import Stream
+from burnish.data.stream import Stream, limited
 from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore, saved
 from burnish.rewards.probe import probe
 from burnish.rewards.scoring import AnyScorer, Scorer
 from burnish.rl.algorithm import Metrics
-from burnish.rollout.prompt_schedule import PromptSchedule
 from burnish.rollout.requests import RolloutRequest, RolloutWorker
-from burnish.rollout.sources import OfflineSource, OnlineSource, StreamSource
+from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule, StreamSource
 from burnish.tasks.evaluate import Evaluation
 from burnish.tasks.sample_files import SampleFiles
 from burnish.tasks.shares import steps_of_an_update
 from burnish.tasks.suites import SuiteRunner, run_anew, runners_of
-from burnish.training.auxiliary import AuxiliaryLoss
 from burnish.training.ema import Ema
-from burnish.training.memory import PhaseMemory
-from burnish.training.parameter_groups import ParameterGroup
+from burnish.training.optimizer import ParameterGroup
 from burnish.training.peak_flops import device_peak
+from burnish.training.profiling import PhaseMemory
 from burnish.training.ranks import SINGLE_RANK, Ranks, group_of_one
 from burnish.training.roles import Publisher, TrainedRoles
-from burnish.training.trainer import Trainer
+from burnish.training.trainer import AuxiliaryLoss, Trainer
 from burnish.types.media import Media
-from burnish.types.packed import Prompts
+from burnish.types.prompt import Prompts
 from burnish.types.rollout import Prompt
 from burnish.utils.allocator import grow_segments, keep_freed_memory
 from burnish.utils.errors import Cancelled

@@ -8,8 +8,7 @@ from typing import Any, Literal, Self
 
 from torch import Tensor
 
-from burnish.rewards.batching import Collector
-from burnish.rewards.scoring import AnyScorer
+from burnish.rewards.scoring import AnyScorer, Collector
 from burnish.rollout.requests import group_starts, numbered
 from burnish.training.ranks import Ranks, own_rows
 from burnish.types.prompt import Prompt

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from burnish.options import StepOptions
-from burnish.training.batching import learned_rows
 from burnish.training.ranks import Ranks, shares
+from burnish.training.trainer import learned_rows
 
 T = TypeVar("T")
 

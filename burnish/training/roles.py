@@ -15,7 +15,7 @@ from burnish.models.placing import rest_frozen, twin, unshare
 from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions
 from burnish.training.balance import Balance
-from burnish.training.meter import Meter
+from burnish.training.profiling import Meter
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.replicated import Replicated
 from burnish.training.sharding import Shards, copy_full, mesh_of, shard

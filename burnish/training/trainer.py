@@ -1,10 +1,10 @@
-"""A rank of the trainer: it annotates, updates, publishes, and holds the complete state of training."""
+"""How a batch becomes optimizer steps: micro-batches, gradients, their norm, and metrics of every step."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
@@ -13,18 +13,159 @@ from torch import Tensor
 
 from burnish.options import StepOptions
 from burnish.rl.algorithm import Algorithm, Metrics
-from burnish.training.auxiliary import AuxiliaryLoss
-from burnish.training.batching import mini_batches, rank_micro_batches
 from burnish.training.ema import Ema
-from burnish.training.meter import Usage
-from burnish.training.parameter_groups import ParameterGroup
-from burnish.training.ranks import SINGLE_RANK, Ranks
+from burnish.training.exchange import bring, without_others
+from burnish.training.optimizer import ParameterGroup
+from burnish.training.profiling import Usage
+from burnish.training.ranks import SINGLE_RANK, Ranks, shares
 from burnish.training.roles import Publisher, TrainedRoles
-from burnish.training.step_metrics import extreme_of, length_metrics, signal_metrics, step_metrics
 from burnish.types.batch import Batch, numbers, settle
-from burnish.types.rollout import Collected
+from burnish.types.rollout import Collected, OfflineResponses, OfflineSamples
+from burnish.utils import random
 from burnish.utils.errors import UserError
 from burnish.utils.timer import Stopwatch
+
+
+def mini_batches(batch: Batch, options: StepOptions, seed: int, update: int) -> Iterator[Batch]:
+    """What each optimizer step of a policy update learns from: the rows in order, or in one drawn for each epoch.
+
+    Each is made when it is asked for, since its rows are copies.
+    """
+    return (batch.select(rows) for rows in _rows_of_minis(len(batch), options, seed, update))
+
+
+def learned_rows(costs: Sequence[int], options: StepOptions, seed: int, update: int, ranks: Ranks) -> list[int]:
+    """The rows of a batch that a rank learns in the mini-batches of an update, if rows have these costs."""
+    learned: set[int] = set()
+    for rows in _rows_of_minis(len(costs), options, seed, update):
+        learned.update(rows[shares([costs[row] for row in rows], ranks.size)[ranks.rank]])
+    return sorted(learned)
+
+
+def _rows_of_minis(count: int, options: StepOptions, seed: int, update: int) -> Iterator[list[int]]:
+    size = options.mini_batch_size or max(count, 1)
+    for epoch in range(options.epochs):
+        drawn = options.shuffle and size < count
+        order = random.permutation(count, seed, "mini_batches", update, epoch) if drawn else list(range(count))
+        yield from (order[start : start + size] for start in range(0, count, size))
+
+
+def rank_micro_batches(algorithm: Algorithm, batch: Batch, size: int, ranks: Ranks) -> Iterator[tuple[Batch, float]]:
+    """Micro-batches of this rank's rows with the weights of their losses, the same number on every rank.
+
+    A sharded network runs on all ranks or none, so a rank with fewer micro-batches repeats a small one with weight 0.
+
+    Args:
+        algorithm: splits the batch.
+        batch: with at least one term; the same on every rank.
+        size: of a micro-batch, as the algorithm counts it.
+        ranks: that share the batch.
+    """
+    if ranks.size == 1:
+        yield from ((micro, 1.0) for micro in algorithm.micro_batches(batch, size))
+        return
+    own = bring(batch, ranks, shares(batch.costs(), ranks.size))
+    micro_batches = list(algorithm.micro_batches(own, size)) if len(own) else []
+    missing = ranks.max(len(micro_batches)) - len(micro_batches)  # before the first forward pass, a collective
+    yield from ((micro, 1.0) for micro in micro_batches)
+    if missing:
+        repeated = next(algorithm.micro_batches(without_others(batch), 1))
+        yield from [(repeated, 0.0)] * missing
+
+
+EXTREMES: dict[str, Callable[[Sequence[float]], float]] = {
+    "max": max,
+    "min": min,
+}  # of what a step reports; over the steps of an update, too
+
+
+def step_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of a mini-batch: ``sum NAME`` by ``count NAME``, and ``report NAME`` as it is."""
+    named = [name.removeprefix("sum ") for name in sums if name.startswith("sum ")]
+    metrics = {name: sums[f"sum {name}"] / sums[f"count {name}"] for name in named if sums[f"count {name}"]}
+    for name in [name for name in metrics if name.startswith("actor/ratio_square")]:
+        variance = metrics.pop(name) - metrics[name.replace("square", "mean")] ** 2
+        metrics[name.replace("square", "std")] = max(variance, 0.0) ** 0.5
+    for name, value in sums.items():
+        if name.startswith("extreme ") and math.isfinite(value):  # of a rank that had terms
+            metric = name.split(" ", 2)[2]
+            metrics[metric] = extreme_of(metric)([value, metrics.get(metric, value)])
+    return metrics | {name.removeprefix("report "): value for name, value in sums.items() if name.startswith("report ")}
+
+
+def extreme_of(name: str) -> Callable[[Sequence[float]], float]:
+    """What several values of a metric become: of ratio_max and the like the extreme, else the mean."""
+    kind = name.rpartition("_")[2]
+    return EXTREMES[kind] if kind in EXTREMES and "/" in name else _mean
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def length_metrics(tokens: Sequence[int], ranks: int) -> dict[str, float]:
+    """verl's metrics of how the tokens of a mini-batch are shared out among ranks.
+
+    Args:
+        tokens: [B] of each sample, prompt and response.
+        ranks: that learn from it.
+    """
+    size = -(-len(tokens) // ranks)
+    given = [sum(tokens[start : start + size]) for start in range(0, size * ranks, size)]
+    balanced = [sum(tokens[rows]) for rows in shares(tokens, ranks)]
+    return {
+        "global_seqlen/min": float(min(given)),
+        "global_seqlen/max": float(max(given)),
+        "global_seqlen/minmax_diff": float(max(given) - min(given)),
+        "global_seqlen/balanced_min": float(min(balanced)),
+        "global_seqlen/balanced_max": float(max(balanced)),
+        "global_seqlen/mean": sum(given) / ranks,
+    }
+
+
+def signal_metrics(sums: Mapping[str, float], norm: float | None) -> dict[str, float]:
+    """verl's proxies of how much of the gradient is signal, where the power of the terms' gradients is known.
+
+    Args:
+        sums: of the mini-batch; of the squared norms of its terms' gradients, where somebody measured them.
+        norm: of the mean of those gradients; None where the actor does not learn. The mean of N gradients with a mean
+            squared norm P has a variance of (P - norm^2) / (N - 1).
+    """
+    terms = sums.get("count variance_proxy/proxy2_total_power")
+    if not terms or norm is None:
+        return {}
+    power = sums["sum variance_proxy/proxy2_total_power"] / terms
+    noise = max(power - norm**2, 0.0) / (terms - 1) if terms > 1 else 0.0
+    return {"variance_proxy/proxy1_signal_strength": norm**2, "variance_proxy/proxy3_pure_noise": noise}
+
+
+class AuxiliaryLoss:
+    """A second loss with its own batches, which depend only on the number of the optimizer step."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        draw: Callable[[int], OfflineSamples | OfflineResponses],
+        coef: float,
+        *,
+        metric: str = "actor/sft_loss",
+    ) -> None:
+        """Args: ``draw`` returns the batch of an optimizer step; ``coef`` is the weight of the loss."""
+        self.algorithm, self.draw, self.coef, self.metric = algorithm, draw, coef, metric
+
+    def backward(self, step: int, roles: Any, ranks: Ranks = SINGLE_RANK) -> tuple[float, Metrics]:
+        """Backward pass of an optimizer step, counted from 0: the weighted loss and the metrics.
+
+        Both are this rank's share; their sum over ranks is the total.
+        """
+        batch, _ = self.algorithm.credit(self.draw(step))
+        size, losses = self.algorithm.size(batch), []
+        for micro, weight in rank_micro_batches(self.algorithm, batch, roles.micro_batch_size, ranks):
+            loss = self.algorithm.loss(micro.to(roles.device), roles).total * weight / size
+            (self.coef * loss).backward()
+            losses.append(loss.detach())
+        total = sum(numbers(losses))
+        return self.coef * total, {self.metric: total}
 
 
 class Diverged(UserError):

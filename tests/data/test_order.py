@@ -9,8 +9,7 @@ from random import Random
 import pytest
 
 from burnish.types.media import Media
-from burnish.types.packed import Prompts
-from burnish.types.prompt import Prompt
+from burnish.types.prompt import Prompt, Prompts
 from tests.support.optional import seldom
 from tests.support.records import GENERATOR, LANGUAGE, read, write
 from tests.support.shown import ROOT, blocks

@@ -24,7 +24,7 @@ from burnish.options.model import LoraOptions
 from burnish.registry import options
 from burnish.rewards.base import Reward, Verdict
 from burnish.training.ema import Ema
-from burnish.training.parameter_groups import ParameterGroup
+from burnish.training.optimizer import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK
 from burnish.training.trainer import Trainer
 from burnish.types.rollout import Denoising, Prompt, Scored, Scores

@@ -15,8 +15,8 @@ from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
 from burnish.options.model import LoraOptions
 from burnish.training.flop_counter import FlopCounter, Skeleton
-from burnish.training.meter import CallMeter
 from burnish.training.peak_flops import peak_of
+from burnish.training.profiling import CallMeter
 from burnish.types.prompt import Prompt
 from tests.support.flops import torch_flops
 from tests.support.optional import seldom

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from burnish.options import OptimizerOptions
-from burnish.training.optimizer import clip_gradients, learning_rate, make_optimizers
-from burnish.training.parameter_groups import ParameterGroup
+from burnish.training.optimizer import ParameterGroup, clip_gradients, learning_rate, make_optimizers
 from burnish.utils.errors import UserError
 
 

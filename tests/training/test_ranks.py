@@ -14,8 +14,7 @@ from torch import Tensor
 from benchmarks.checkpoints import measure
 from benchmarks.loading import MIB, loaded
 from burnish.options.cluster import ShardingOptions
-from burnish.training.lockstep import Lockstep
-from burnish.training.ranks import Ranks, by_first, group_of_one
+from burnish.training.ranks import Lockstep, Ranks, by_first, group_of_one
 from burnish.training.sharding import mesh_of, shard
 from burnish.utils.errors import Cancelled, UserError
 from tests.support.rank_runs import together

@@ -15,8 +15,7 @@ from burnish.data.template import templated
 from burnish.data.values import extra_of, find, key_set, listed, record_of, text_of, value_at
 from burnish.options.language import LanguageDataOptions
 from burnish.types.media import Fit
-from burnish.types.packed import Prompts
-from burnish.types.prompt import Message, Prompt
+from burnish.types.prompt import Message, Prompt, Prompts
 from burnish.types.tool_calls import read_tools
 
 

@@ -7,8 +7,9 @@ record computed again: rows of many prompts wait for the same forward of a netwo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,7 +28,6 @@ from burnish.diffusion.pipeline.arguments import Arguments
 from burnish.diffusion.pipeline.base import Agree, Drawing
 from burnish.diffusion.pipeline.checks import distance, land, rehearse, seen, turned_off
 from burnish.diffusion.pipeline.encoding import Arrangement
-from burnish.diffusion.pipeline.failures import explained
 from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
 from burnish.diffusion.pipeline.levels import Timetable, Unsupported, check_scheduler
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
@@ -39,11 +39,10 @@ from burnish.diffusion.pipeline.trace import Momentum
 from burnish.diffusion.pipeline.truncation import refuse_unknown, tokenizers_of, truncated, vocabularies_of
 from burnish.registry import register
 from burnish.types.batch import Gathered, to_device
-from burnish.types.packed import texts_of
-from burnish.types.prompt import Prompt
+from burnish.types.prompt import Prompt, texts_of
 from burnish.types.rollout import Requests
 from burnish.utils import random
-from burnish.utils.errors import UserError
+from burnish.utils.errors import UserError, out_of_memory
 from burnish.utils.lru_cache import LruCache, in_bytes
 
 if TYPE_CHECKING:
@@ -51,6 +50,47 @@ if TYPE_CHECKING:
     from burnish.types.clips import Kind
 
 log = logging.getLogger(__name__)
+
+
+OURS = Path(__file__).parents[2]
+# functions of ours that call parts of a pipeline as the pipeline calls them
+HANDED_ON = ("set_timesteps", "own", "_record", "answered", "called")
+
+
+DRAWN = "can't be drawn from with the first prompt and these options: its own call"
+GIVE = (
+    "give it what it needs (pictures with the prompt, rollout.height and width, rollout.max_sequence_length, "
+    "rollout.call, model.vae_tiling), and try the same call in diffusers alone"
+)
+
+
+@contextmanager
+def explained(kind: str, ended: str = DRAWN, way: str = GIVE) -> Iterator[None]:
+    """Turn what a pipeline's own call raises into a UserError; errors of Burnish's own code stay as they are.
+
+    Args:
+        kind: class of the pipeline.
+        ended: what of it ends with the error.
+        way: out of it.
+
+    Raises:
+        UserError: with the reason, or with the error and the line of the library that raised it.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Unsupported as error:
+        raise UserError(f"a {kind} can't be trained: {error}") from error
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        if out_of_memory(error) or (OURS in Path(last.filename).parents and last.name not in HANDED_ON):
+            raise
+        said = (str(error).strip() or "no reason is given").splitlines()[0]
+        raise UserError(
+            f"a {kind} {ended} ended with {type(error).__name__}: {said} ({Path(last.filename).name}, line "
+            f"{last.lineno}); {way}"
+        ) from error
 
 
 class PixelSpace(nn.Module):

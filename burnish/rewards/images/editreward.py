@@ -10,7 +10,7 @@ from burnish.rewards.base import Verdict
 from burnish.rewards.headed.base import FRAME, HeadedReward, verdict
 from burnish.rewards.headed.checkpoint import Headed
 from burnish.rewards.headed.reading import Question
-from burnish.types.packed import kinds_of
+from burnish.types.prompt import kinds_of
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from pydantic import model_validator
 
 from burnish.registry import register
-from burnish.rewards.base import Verdict
-from burnish.rewards.given import Compared, Given
+from burnish.rewards.base import Compared, Given, Verdict
 from burnish.rewards.images.image_similarity import Comparer, comparer, embedding_complaint
 from burnish.rewards.images.learned import LearnedReward, Source, batches
 from burnish.rewards.text.reading_model import awake

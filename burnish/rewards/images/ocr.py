@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.options import Threads
 from burnish.registry import register
 from burnish.rewards.base import Reward, Verdict
-from burnish.types.packed import kinds_of
+from burnish.types.prompt import kinds_of
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:

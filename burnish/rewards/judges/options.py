@@ -11,8 +11,7 @@ from pydantic import Field, model_validator
 
 from burnish.options import BelowOne, Count, Finite
 from burnish.registry import options
-from burnish.rewards.base import Verdict
-from burnish.rewards.given import NOTHING, Compared, Given
+from burnish.rewards.base import NOTHING, Compared, Given, Verdict
 from burnish.rewards.judges import forms
 from burnish.rewards.judges.questions import Subject, compared, judged, matched
 from burnish.rewards.text.loaded_options import LoadedOptions

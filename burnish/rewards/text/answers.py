@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from burnish.registry import options
 from burnish.rewards.base import Verdict
 from burnish.rewards.text.base import LanguageReward, Response
-from burnish.types.packed import kinds_of
+from burnish.types.prompt import kinds_of
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from burnish.registry import options
 from burnish.rewards.base import AnyReward, Verdict
-from burnish.types.packed import kinds_of
+from burnish.types.prompt import kinds_of
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:

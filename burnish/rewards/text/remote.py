@@ -12,7 +12,7 @@ from burnish.registry import register
 from burnish.rewards.base import Verdict
 from burnish.rewards.remote import RemoteOptions, by_burnish, numbers_of
 from burnish.rewards.text.base import LanguageReward, Response
-from burnish.types.packed import kinds_of
+from burnish.types.prompt import kinds_of
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from burnish.rewards.base import Verdict
 from burnish.rewards.text.base import LanguageReward, Response
 from burnish.rewards.text.loaded_options import HeadOptions
 from burnish.rewards.text.reading_model import awake, sees
-from burnish.types.packed import kinds_of
+from burnish.types.prompt import kinds_of
 from burnish.utils.errors import UserError
 from burnish.utils.weights import load_network, refuse_non_finite
 

@@ -45,11 +45,11 @@ from burnish.tasks.language.rollouts import ResponseRollouts
 from burnish.tasks.language.sampling import rollout_sampling, validation_sampling
 from burnish.tasks.language.shared_prompts import SharedPrompts
 from burnish.tasks.shares import learned_in_an_update
-from burnish.training.auxiliary import AuxiliaryLoss
-from burnish.training.parameter_groups import ParameterGroup
+from burnish.training.optimizer import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK, Ranks, own_rows
+from burnish.training.trainer import AuxiliaryLoss
 from burnish.types.media import Media
-from burnish.types.packed import Prompts
+from burnish.types.prompt import Prompts
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import in_bytes

@@ -17,8 +17,7 @@ from burnish.models.language.loading import check_experts, check_own_family, che
 from burnish.models.language.teachers import check_tokens
 from burnish.tasks.language.engine import length_unread
 from burnish.tasks.language.teachers import check_taught
-from burnish.types.packed import Prompts
-from burnish.types.prompt import Message, Prompt
+from burnish.types.prompt import Message, Prompt, Prompts
 
 PICTURE, PATCH = 600, 196  # tokens of a picture at most: some, and one more for every PATCH of its pixels
 

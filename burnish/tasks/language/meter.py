@@ -17,7 +17,7 @@ from burnish.language.cost import estimate
 from burnish.language.model import LanguageModel, Shown
 from burnish.models.lora import carriers, switch_adapter
 from burnish.training.flop_counter import Cost, FlopCounter, Skeleton
-from burnish.training.meter import Meter
+from burnish.training.profiling import Meter
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from burnish.rewards.batching import Collector
-from burnish.rewards.given import inputs_asked
-from burnish.rewards.scoring import AnyScorer
+from burnish.rewards.base import inputs_asked
+from burnish.rewards.scoring import AnyScorer, Collector
 from burnish.rewards.text.base import Response
 from burnish.tasks.evaluate import TOKENS, SaidTokens
 from burnish.tasks.job import collector
