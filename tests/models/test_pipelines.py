@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 
 import pytest
 import torch
 
+from burnish.diffusion.pipeline.trace import Trace
 from tests.support import unseen
 from tests.support.generators import Generator, folder_of
 from tests.support.model_runs import changed, run_of
@@ -155,3 +157,17 @@ def test_what_is_kept_of_a_picture_and_numbers_of_classes_are_trained(unseen_run
     (run.output.parent / "numbers.txt").write_text("7\n12\n")
     run.train("steps=1", f"data.train_files={run.output.parent / 'numbers.txt'}")
     assert run.metrics[-1]["rollout_corr/logprob_abs_diff"] < 1e-5
+
+
+@pytest.mark.parametrize("name", ["flux", "wan2.2"])
+def test_what_was_recorded_is_gone_when_it_is_read(name):
+    """Its tensors are as large as samples: they may not wait until garbage is collected."""
+    ours = Generator(name, steps=2)
+    gc.collect()
+    gc.disable()
+    try:
+        asked = ours.asked("a red fox")
+        ours.pictures(asked, ours.draw(asked, ours.start(asked)))
+        assert [one for one in gc.get_objects() if isinstance(one, Trace)] == []
+    finally:
+        gc.enable()

@@ -119,6 +119,7 @@ def _there(leaves: list[Any]) -> list[Any]:
 
 
 DECODE = "vae.decode"  # the name of its calls
+STOOD_IN = ("set_timesteps", "step", "__deepcopy__", "add_noise")  # methods of a scheduler that may be a run's
 READ = ("sample", "hidden_states")  # what networks call the state
 
 
@@ -179,9 +180,14 @@ class Runner:
                 own_methods["decode"] = lambda *a, **k: visit.call(DECODE, decode, named(vae.decode, a, k))
             own["vae"] = StandIn(vae, **own_methods)
         own |= {name: answering(getattr(clone, name)) for name in self._encoders}
-        with torch.random.fork_rng(devices=[]), visit.entered():
-            torch.default_generator.manual_seed(seed)
-            return self._call(clone, **arguments, generator=torch.Generator().manual_seed(seed))
+        try:
+            with torch.random.fork_rng(devices=[]), visit.entered():
+                torch.default_generator.manual_seed(seed)
+                return self._call(clone, **arguments, generator=torch.Generator().manual_seed(seed))
+        finally:  # stand-ins know the run, and would keep its tensors until garbage is collected
+            for name in STOOD_IN:
+                own["scheduler"].__dict__.pop(name, None)
+            own.clear()
 
 
 def stand_in_scheduler(scheduler: Any, visit: Visit, *, linear: bool) -> Any:
