@@ -16,12 +16,12 @@ from burnish.hooks.alarms import Alarms, Forms
 from burnish.hooks.beside import Beside
 from burnish.hooks.checkpoints import BeforeValidation, Checkpoints
 from burnish.hooks.epochs import Epochs
+from burnish.hooks.expiry import Expiry
 from burnish.hooks.failures import Failures
 from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.progress import Progress
 from burnish.hooks.recorded import GroupLog, Timeline
 from burnish.hooks.report import ReportWriter, SampleIndex
-from burnish.hooks.stop import Expiry
 from burnish.hooks.trackers import Trackers
 from burnish.hooks.validation import Validation
 from burnish.rl.algorithm import Metrics

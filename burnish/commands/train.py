@@ -17,9 +17,10 @@ from burnish.commands.resuming import interrupted, starting_point
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.controller import Controller
+from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
 from burnish.hooks.failures import NothingLearned
 from burnish.hooks.notices import Notices
-from burnish.hooks.stop import EXIT_STOPPED, Expiry, ReclaimTime, StopRequest, reclaim_time
+from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 from burnish.loop import run
 from burnish.report import write_report
 from burnish.rewards.judging import RewardsFailing

@@ -88,7 +88,8 @@ class FlowRollouts:
             several = torch.unique(scored.group, return_counts=True)[1] > 1
             metrics["critic/diversity"] = group_diversity(shapes, scored.group)
             counts["critic/diversity"] = int(several.sum())
-        return replace(scored, metrics=metrics, counts=counts, failures=failures, execution=ran)
+        scored = replace(scored, metrics=metrics, counts=counts, failures=failures, execution=ran)
+        return self.compared(scored, request.groups) if compared else scored
 
     def compared(self, scored: Scored | None, groups: int) -> Scored | None:
         """Samples of a batch of ``groups`` with how far the policy has moved. Ranks call it together, also those that

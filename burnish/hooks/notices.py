@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, Self
 
-from burnish.hooks.stop import ReclaimTime
+from burnish.hooks.expiry import ReclaimTime
 from burnish.options import unix_seconds
 from burnish.utils.http import OF_THIS_MACHINE, HttpError, request
 from burnish.utils.json_text import parse_json

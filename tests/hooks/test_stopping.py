@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import pytest
 
 from burnish.hooks import notices
+from burnish.hooks.expiry import Expiry, ReclaimTime
 from burnish.hooks.notices import Notices
-from burnish.hooks.stop import Expiry, ReclaimTime, StopRequest
+from burnish.hooks.stop import StopRequest
 from tests.support.http_servers import send, serving
 from tests.support.tiny_run import TinyRun
 
