@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from burnish.diffusion.algorithms.base import Needs, Role, Teacher
 from burnish.diffusion.pipeline.base import Agree, FlowModel
 from burnish.diffusion.pipeline.contexts import split_sequences
+from burnish.models.lora_linear import joined
 from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions
 from burnish.rewards.base import Reward
@@ -93,6 +94,8 @@ class FlowRoles(TrainedRoles):
             seed=seed,
             shared=shared,
         )
+        if lora is not None:
+            joined(self._carriers)
         for name in learning:
             for weight in self.parameters(name).values() if lora is not None else self._networks[name].parameters():
                 weight.requires_grad_(True)

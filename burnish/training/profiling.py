@@ -83,7 +83,10 @@ class CallMeter(Meter):
         """
         for one in network.children() if isinstance(network, nn.ModuleDict) else [network]:
             skeleton = Skeleton(one, self.device)
-            layers = carriers(skeleton.network)
+            if layers := carriers(skeleton.network):
+                from burnish.models.lora_linear import apart
+
+                apart(layers)
             one.register_forward_pre_hook(_Call(self, skeleton, layers, adapter), with_kwargs=True)
 
     def cost(self, key: Any, run: Callable[[], Any]) -> Cost:

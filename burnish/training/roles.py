@@ -204,8 +204,14 @@ class TrainedRoles:
     def _sampling(self, name: str, *, merge: bool) -> Iterator[None]:
         """Full weights of a role, without gradients; ``merge`` folds its adapter into them."""
         with torch.no_grad(), self.shards.gathered([self.network_of(name)]):
-            if not merge or name not in self._adapters:
+            if name not in self._adapters:
                 yield
+                return
+            if not merge:
+                from burnish.models.lora_linear import cast_once
+
+                with cast_once(self._carriers, name):
+                    yield
                 return
             with merged(self._networks["policy"], name):
                 self._folded = True

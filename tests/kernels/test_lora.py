@@ -1,0 +1,67 @@
+"""Layers with adapters as one function: peft's values and gradients, in fewer operations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+
+from benchmarks.kernels import Kernels
+from burnish.models.lora import lora_layers
+from burnish.models.lora_linear import LoraLinear, cast_once, joined
+
+
+def layer(dtype: torch.dtype, *, bias: bool = True, precision: torch.dtype = torch.float32) -> torch.nn.Module:
+    """peft's own, with an adapter that adds something."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(12, 20, bias=bias, dtype=dtype)).requires_grad_(False)
+    inject_adapter_in_model(LoraConfig(r=3, lora_alpha=5, target_modules=["0"]), network, adapter_name="policy")
+    torch.nn.init.normal_(network[0].lora_B["policy"].weight)
+    for part in (network[0].lora_A, network[0].lora_B):
+        part["policy"].weight.data = part["policy"].weight.data.to(precision)
+    return network
+
+
+def learned(network, x):
+    """Output, and gradients of the input and of the adapter."""
+    x = x.clone().requires_grad_()
+    y = network(x)
+    y.float().square().sum().backward()
+    return [y.detach(), x.grad, *(weight.grad for weight in network.parameters() if weight.requires_grad)]
+
+
+@pytest.mark.parametrize("shape", [(7, 12), (2, 3, 12), (0, 12), (12,)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_values_and_gradients_are_those_of_peft(shape, bias):
+    ours, theirs = (layer(torch.float64, bias=bias, precision=torch.float64) for _ in range(2))
+    joined(lora_layers(ours))
+    assert isinstance(ours[0], LoraLinear)
+    x = torch.randn(shape, dtype=torch.float64)
+    for own, other in zip(learned(ours, x), learned(theirs, x), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-6)  # sums of squares are float32
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x))
+        ours[0].enable_adapters(False)
+        torch.testing.assert_close(ours(x), ours[0].base_layer(x), rtol=0, atol=0)
+
+
+def test_in_half_precision_adapters_stay_float32_and_nothing_is_cast_twice():
+    ours, exact, low = layer(torch.bfloat16), layer(torch.float32), layer(torch.bfloat16, precision=torch.bfloat16)
+    joined(lora_layers(ours))
+    exact.load_state_dict({key: value.float() for key, value in ours.state_dict().items()})
+    x = torch.randn(5, 12).to(torch.bfloat16)
+    for own, other in zip(learned(ours, x), learned(exact, x.float()), strict=True):
+        torch.testing.assert_close(own.float(), other, rtol=0.03, atol=0.03 * float(other.abs().max()))
+    assert [weight.grad.dtype for weight in ours.parameters() if weight.requires_grad] == [torch.float32] * 2
+    with torch.no_grad():
+        with Kernels() as theirs:
+            low(x)
+        with Kernels() as alone:
+            ours(x)
+        before = ours(x)
+        with cast_once(lora_layers(ours), "policy"):
+            with Kernels() as cast:
+                inside = ours(x)
+        assert ours[0].cast is None
+    assert torch.equal(before, inside)
+    assert cast.counts.total() == 3 < alone.counts.total() == theirs.counts.total() == 5
