@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,10 +109,26 @@ class FlowEngine:
             branches = BranchIds.of(job, plan.recorded)
             shared = job.recording is not None and job.recording.shared_noise
             plan = replace(plan, branch=branches.node if shared else None)
-            for start in range(0, len(job.prompts), self.options.batch_size):
-                rows = slice(start, min(start + self.options.batch_size, len(job.prompts)))
-                part = self._denoise(job, rows, role, plan.select(rows), branches.select(rows), conditioning, schedule)
+            size, count = self.options.batch_size, len(job.prompts)
+            batches = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+            pauses = self._pauses(conditioning, plan)
+            runs: Iterator[Generator[Any, None, Denoising]] = (
+                self._denoise(job, rows, role, plan.select(rows), branches.select(rows), conditioning, schedule, pauses)
+                for rows in batches
+            )
+            if pauses:  # all rows by one network, and then by the next, and decoded after that: each comes once
+                waiting = list(runs)
+                for run in waiting * len(pauses):
+                    next(run)
+                runs = iter([returning(finished(run)) for run in waiting])
+            for rows, run in zip(batches, runs, strict=True):
+                part = yield from run  # which doesn't pause
                 yield rows, part, self.model.decode(part.latents, part.conditioning.rows())
+
+    def _pauses(self, conditioning: Gathered[Conditioning], plan: Plan) -> list[int]:
+        """Steps at which a network takes over that is not always on the device."""
+        experts = self.model.visitors(conditioning, plan.times[:-1].tolist())
+        return [i for i in range(1, len(experts)) if experts[i] != experts[i - 1]]
 
     def drawing(self, job: FlowJob | None = None) -> Drawing:
         """The size of samples, and their steps: a job's, or the run's."""
@@ -148,7 +165,8 @@ class FlowEngine:
         branches: BranchIds,
         conditioning: Gathered[Conditioning],
         schedule: Tensor,
-    ) -> Denoising:
+        pauses: Sequence[int] = (),
+    ) -> Generator[None, None, Denoising]:
         device = next(self.model.network.parameters()).device
         kept = conditioning.select(rows)
         conditioning = kept.to(device)
@@ -177,7 +195,7 @@ class FlowEngine:
             noise = random.normal(shape, [(*key, sample, step) for key, sample in zip(keys, sources, strict=True)])
             return noise if kept_noise is None else noise * kept_noise
 
-        path = denoise(velocity, x, plan, noise_at, share=share_of(noised))
+        path = yield from denoise(velocity, x, plan, noise_at, share=share_of(noised), pauses=pauses)
         return Denoising(
             conditioning=kept,
             latents=path.latents,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -170,6 +170,7 @@ def thinned(times: Tensor, start: int, share: float) -> Tensor:
     return times[[*range(start + 1), *later]]
 
 
+T = TypeVar("T")
 Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]  # x [M, ...], t [M], rows [M] long -> [M, ...]
 
 
@@ -204,9 +205,10 @@ class Trajectory:
 
 
 def denoise(
-    velocity: Velocity, x: Tensor, plan: Plan, noise_at: Callable[[int], Tensor], *, share: Tensor | None = None
-) -> Trajectory:
-    """Denoise from pure noise, and record the steps that are trained on.
+    velocity: Velocity, x: Tensor, plan: Plan, noise_at: Callable[[int], Tensor], *, share: Tensor | None = None,
+    pauses: Collection[int] = (),
+) -> Generator[None, None, Trajectory]:  # fmt: skip
+    """Denoise from pure noise, and record the steps that are trained on; see ``finished``.
 
     Args:
         velocity: predicts eps - x_0 for some rows of the batch.
@@ -215,6 +217,7 @@ def denoise(
         noise_at: fresh standard normal noise [B, ...] for a step, equal in rows that share a branch after it; called
             only for steps that are stochastic in some row.
         share: [B] of a state's elements that are noised; None is all.
+        pauses: steps that it waits before, until it is asked to go on.
     """
     batch, steps = plan.recorded.shape
     share = x.new_ones(batch) if share is None else share
@@ -232,6 +235,8 @@ def denoise(
     here = _recorded(plan.recorded, x.device)
     t_max, solver = times[1], Multistep()
     for i in range(steps):
+        if i in pauses:
+            yield
         if plan.branch is None:
             v = velocity(x, plan.times[i].expand(batch), torch.arange(batch))
         else:
@@ -262,6 +267,22 @@ def denoise(
             next_state[at] = moved[where]
         x = moved
     return Trajectory(x, state, next_state, time, time_next, logprob)
+
+
+def finished(run: Generator[None, None, T]) -> T:
+    """What is returned in the end, whatever it waits for on the way."""
+    while True:
+        try:
+            next(run)
+        except StopIteration as done:
+            found: T = done.value
+            return found
+
+
+def returning(found: T) -> Generator[None, None, T]:
+    """A run that has found it already."""
+    yield from ()
+    return found
 
 
 def _recorded(recorded: Tensor, device: torch.device) -> list[tuple[Any, Any] | None]:

@@ -20,6 +20,7 @@ from burnish.diffusion.pipeline.encoding import Arrangement, Taken
 from burnish.diffusion.pipeline.loading import family_of, read_index
 from burnish.diffusion.pipeline.universal import FORMS, SLIPS, CalledPipeline, Universal
 from burnish.diffusion.roles import FlowRoles
+from burnish.diffusion.steps import finished
 from burnish.forecast.brief import Once, alike, shapes
 from burnish.forecast.counter import HOST, WEIGHTS, LiveBytes, Peak
 from burnish.forecast.fakes import is_fake
@@ -268,11 +269,17 @@ class BriefEngine(FlowEngine):
 
         trace.put_away = put_away  # type: ignore[method-assign]
 
-    def _denoise(self, job: FlowJob, rows: slice, role: Any, plan: Any, branches: Any, *given: Any) -> Denoising:
-        self._tables, before = given, self.half.counter.wire
+    def _pauses(self, *_: Any) -> list[int]:
+        return []  # every batch by itself: what waits for the next expert is as large as what is kept of it
+
+    def _denoise(
+        self, job: FlowJob, rows: slice, role: Any, plan: Any, branches: Any, *given: Any
+    ) -> Generator[None, None, Denoising]:
+        yield from ()  # nothing pauses
+        self._tables, before = given[:2], self.half.counter.wire
         values = self._trajectory(job, rows, role, plan, branches, *given)
         self._received = self.half.counter.wire - before
-        conditioning, schedule = given
+        conditioning, schedule, _ = given
         return Denoising(
             conditioning=conditioning.select(rows),
             node=branches.within[:, 1:][plan.recorded].view(rows.stop - rows.start, -1),
@@ -281,7 +288,7 @@ class BriefEngine(FlowEngine):
         )
 
     def _drawn(self, job: FlowJob, rows: slice, role: Any, plan: Any, *given: Any) -> dict[str, Tensor]:
-        found = super()._denoise(job, rows, role, plan, *given)
+        found = finished(super()._denoise(job, rows, role, plan, *given))
         drawn = {name: getattr(found, name) for name in DRAWN}
         count = len(plan.recorded)
         for name, times in (("time", plan.times[:-1]), ("time_next", plan.times[1:])):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
 
-from burnish.diffusion.steps import Plan, denoise, guide, transition
+from burnish.diffusion.steps import Plan, denoise, finished, guide, transition
 from burnish.diffusion.times import diffuse, logit_normal, stratify, to_normal
 from burnish.diffusion.windows import Window
 from tests.conformance import case, cases
@@ -195,7 +195,9 @@ def final_state(given: dict, velocity, steps: int, solver: str = "euler") -> tor
     plan = Plan(
         times=times, kind="ode", noise=0.0, recorded=torch.zeros(len(x), steps, dtype=torch.bool), solver=solver
     )
-    return denoise(lambda x, t, rows: velocity(x, t.view(-1, *[1] * (x.ndim - 1))), x, plan, lambda i: x).latents
+    return finished(
+        denoise(lambda x, t, rows: velocity(x, t.view(-1, *[1] * (x.ndim - 1))), x, plan, lambda i: x)
+    ).latents
 
 
 def test_first_order_dpm_solver_is_eulers_method():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from diffusers import DPMSolverMultistepScheduler, FlowMatchHeunDiscreteScheduler
 
-from burnish.diffusion.steps import Plan, denoise, transition
+from burnish.diffusion.steps import Plan, denoise, finished, transition
 from burnish.diffusion.windows import Window
 from tests.support.exact_flows import gaussian_velocity
 from tests.support.schedules import schedule
@@ -59,7 +59,7 @@ def run(plan: Plan, rows: torch.Tensor | None = None, *, shared: bool = False):
     rows = torch.arange(GROUPS * MEMBERS) if rows is None else rows
     start = normal((2, int(GROUP[row] if shared else row)) for row in rows)
     field = Field(GROUP[rows])
-    return denoise(field, start, plan, noise_for(rows)), field.rows
+    return finished(denoise(field, start, plan, noise_for(rows))), field.rows
 
 
 def plan_of(window: Window, kind="sde", **kwargs) -> Plan:
@@ -117,7 +117,7 @@ def test_without_stochastic_steps_nothing_is_recorded_and_no_noise_is_drawn():
     def no_noise(step):
         raise AssertionError("noise was drawn")
 
-    path = denoise(Field(), normal((2, int(g)) for g in GROUP), plan, no_noise)
+    path = finished(denoise(Field(), normal((2, int(g)) for g in GROUP), plan, no_noise))
     assert path.state.shape == (12, 0, *SHAPE)
     assert torch.equal(path.latents[0], path.latents[MEMBERS - 1])
 
@@ -137,7 +137,7 @@ def no_noise(step):
 
 def solve(solver, times, x=STARTS, velocity=velocity, **options):
     plan = Plan(times, "ode", 0.0, torch.zeros(len(x), len(times) - 1, dtype=torch.bool), solver=solver, **options)
-    return denoise(velocity, x, plan, no_noise).latents
+    return finished(denoise(velocity, x, plan, no_noise)).latents
 
 
 @pytest.mark.parametrize(("solver", "order"), [("euler", 1), ("heun", 2), ("dpm2m", 2)])
@@ -179,7 +179,7 @@ def test_a_stochastic_step_ends_what_is_remembered():
     recorded[:, 2:4] = True
     noise = torch.randn(5, 1, generator=torch.Generator().manual_seed(0))
     plan = Plan(times=LEVELS, kind="sde", noise=0.5, recorded=recorded, solver="dpm2m")
-    path = denoise(velocity, STARTS, plan, lambda step: noise)
+    path = finished(denoise(velocity, STARTS, plan, lambda step: noise))
     torch.testing.assert_close(path.latents, solve("dpm2m", LEVELS[4:], path.next_state[:, -1]))
 
 
@@ -187,8 +187,8 @@ def test_heun_solves_rows_with_and_without_noise_side_by_side():
     recorded = torch.zeros(5, 8, dtype=torch.bool)
     recorded[1, 2] = recorded[3, 4] = recorded[[0, 2, 4], [0, 0, 0]] = True
     noise = torch.randn(5, 1, generator=torch.Generator().manual_seed(0))
-    path = denoise(velocity, STARTS, Plan(LEVELS, "sde", 0.5, recorded, solver="heun"), lambda step: noise)
+    path = finished(denoise(velocity, STARTS, Plan(LEVELS, "sde", 0.5, recorded, solver="heun"), lambda step: noise))
     for row in range(5):
         alone = Plan(LEVELS, "sde", 0.5, recorded[row : row + 1], solver="heun")
-        own = denoise(velocity, STARTS[row : row + 1], alone, lambda step, row=row: noise[row : row + 1])
+        own = finished(denoise(velocity, STARTS[row : row + 1], alone, lambda step, row=row: noise[row : row + 1]))
         torch.testing.assert_close(own.latents[0], path.latents[row])

@@ -73,3 +73,29 @@ def test_nobody_waits_in_a_denoising_step(model: str, options: list[str], files:
     assert counts[1]["to device"] - counts[0]["to device"] <= further, gpu.lines("to device")
     for steps, found in zip((FEW, MANY), rows, strict=True):
         assert sum(found.values()) == steps * 2 * 2 * SAMPLES, "the rows of a step are its samples with both branches"
+
+
+def test_an_expert_comes_once_in_a_rollout(files: Path) -> None:
+    """Wan 2.2 with one network that is trained and one that rests in CPU memory, and every sample a batch of its own."""
+    tiny = describe("wan2.2")
+    given = [
+        "algorithm=flow_grpo", "model.device=cuda", "model.dtype=bfloat16", "forecast=off", "model.offload=true",
+        "model.networks=[transformer]", f"rollout.height={tiny.height}", f"rollout.width={tiny.width}",
+        "rollout.num_frames=5", "rollout.batch_size=1", "rollout.num_inference_steps=6",
+    ]  # fmt: skip
+    run = TinyRun(files, "generators", "wan2.2", *given)
+    with PretendGpu():
+        assembly = assemble(load(str(run.recipe), run.options))
+        job = FlowJob.groups(assembly.train_prompts, SAMPLES, purpose="rollout", update=1)
+        list(assembly.engine.sample(job))
+        pipeline = assembly.roles.model.pipeline
+        (expert,) = (part for part in assembly.roles.model.away if part.part is pipeline.transformer_2)
+        came, bring = [], expert.bring
+
+        def noted() -> None:
+            came.extend([True] * expert.is_away)
+            bring()
+
+        expert.bring = noted
+        list(assembly.engine.sample(job))
+    assert len(came) == 1

@@ -124,6 +124,10 @@ class FlowModel(Protocol):
         """Times of the denoising steps, [N + 1] decreasing from 1 to 0; those of the first row count."""
         ...
 
+    def visitors(self, conditioning: Gathered[Conditioning], times: Sequence[float]) -> list[frozenset[str]]:
+        """Which networks that rest in CPU memory come to the device for a step at each of these times, by name."""
+        ...
+
     def predict(
         self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Conditioning,
         *, guidance: float, agree: Agree | None = None,

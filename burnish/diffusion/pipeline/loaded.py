@@ -168,11 +168,15 @@ class LoadedPipeline:
         """The networks that are trained, by the names of the pipeline's parts."""
         return dict(by_name(self.network, self.names))
 
+    @property
+    def experts(self) -> list[str]:
+        """Networks that predict velocities, too, and are not trained."""
+        return [name for name in denoisers(self.pipeline.components, None) if name not in self.names]
+
     def never_beside(self, part: Any) -> list[Any]:
         """Frozen parts that leave the device when this one comes: all for a second expert, which is as large as what is
         trained, and that expert for all others."""
-        names = denoisers(self.pipeline.components, None)
-        experts = [getattr(self.pipeline, name) for name in names if name not in self.names]
+        experts = [getattr(self.pipeline, name) for name in self.experts]
         if part not in experts:
             return experts
         return [other for name, other in self.pipeline.components.items() if name not in self.names and other != part]

@@ -276,6 +276,16 @@ class Universal(CalledPipeline):
     def schedule(self, conditioning: Gathered[Requests], drawing: Drawing) -> Tensor:
         return self.table(conditioning.select([0]).rows()).times
 
+    def visitors(self, conditioning: Gathered[Requests], times: Sequence[float]) -> list[frozenset[str]]:
+        if not (self.away and self.experts):
+            return [frozenset()] * len(times)
+        program = self.program(conditioning.select([0]).rows(), self.rollout.guidance_scale)
+        steps = [program.steps[program.before(time)] for time in times]
+        return [
+            frozenset(call.network for call in step.calls if call.network in self.experts) if step else frozenset()
+            for step in steps
+        ]
+
     def predict(
         self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Requests,
         *, guidance: float, agree: Agree | None = None,
