@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ from burnish.diffusion.algorithms.base import Recording, Role
 from burnish.diffusion.options import RolloutOptions
 from burnish.diffusion.pipeline.base import Drawing
 from burnish.diffusion.roles import FlowRoles
-from burnish.diffusion.steps import Plan, denoise, thinned
+from burnish.diffusion.steps import Plan, denoise, finished, returning, thinned
 from burnish.models.lora import merging_rounds
 from burnish.options import Solver
 from burnish.tasks.job import Job

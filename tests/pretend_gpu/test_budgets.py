@@ -76,7 +76,7 @@ def test_nobody_waits_in_a_denoising_step(model: str, options: list[str], files:
 
 
 def test_an_expert_comes_once_in_a_rollout(files: Path) -> None:
-    """Wan 2.2 with one network that is trained and one that rests in CPU memory, and every sample a batch of its own."""
+    """Wan 2.2 with one network that is trained and one in CPU memory, and every sample a batch of its own."""
     tiny = describe("wan2.2")
     given = [
         "algorithm=flow_grpo", "model.device=cuda", "model.dtype=bfloat16", "forecast=off", "model.offload=true",
