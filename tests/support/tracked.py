@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from burnish.config.run_folder import RunFolder
 from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.recorded import Lines
 from burnish.hooks.trackers import Trackers
-from burnish.utils.feed import Timing
 from burnish.utils.video import clip_format, encode_clip, encode_sound
 
 KINDS = {0: "picture", 3: "clip", 6: "sound", 9: "response"}  # of samples, by the update that is validated
@@ -63,17 +61,15 @@ def track(
     resumed_at: int | None = None,
     finished: bool = True,
     wait: float = 60.0,
-    timing: Timing | None = None,
-    settles: bool = False,
 ) -> None:
-    """Run hooks over updates, of which every third is validated; ``settles`` waits for W&B before the end."""
+    """Run hooks over updates, of which every third is validated."""
     last = max(updates, default=resumed_at or 0)
     given = [*options, f"trackers.wait={wait}", f"output_dir={path}", f"steps={max(last, 1) if finished else 99}"]
     config = load("quickstart", given)
     folder = RunFolder(path)
     folder.begin(config, resumed_at=resumed_at)
     metrics = MetricsLog(folder, resumed_at=resumed_at, names=config.trackers.names)
-    trackers = Trackers(config, folder, lambda: False, resumed_at=resumed_at, timing=timing)
+    trackers = Trackers(config, folder, lambda: False, resumed_at=resumed_at)
     alarms = Lines(folder.alarms)
     alarms.begin(resumed_at or 0)
     for hook in (metrics, trackers):
@@ -88,21 +84,11 @@ def track(
             alarms.write(ALARMS[update])
         for hook in (metrics, trackers):
             hook(update, dict(values))
-    if settles:
-        settled(path, "wandb", last, lambda: trackers(last, {}))  # which tries again what has failed
     for hook in (metrics, trackers):
         hook.finish()
     for closing in (trackers, metrics, alarms):
         closing.close()
-
-
-def settled(path: Path, kind: str, step: int, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """Wait until a tracker has got to an update."""
-    file, deadline = path / "trackers" / f"{kind}.json", time.monotonic() + 60
-    while not file.exists() or json.loads(file.read_text())["step"] < step:
-        assert time.monotonic() < deadline
-        meanwhile()
-        time.sleep(0.05)
+    folder.close()
 
 
 def wandb_history(path: Path) -> list[tuple[str, dict[str, Any]]]:
