@@ -23,7 +23,7 @@ from burnish.hooks.failures import NothingLearned
 from burnish.hooks.notices import Notices
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 from burnish.loop import run
-from burnish.report import write_report
+from burnish.report.page import write_report
 from burnish.rewards.breaker import RewardsFailing
 from burnish.training.profiling import controller_command
 from burnish.utils.errors import Cancelled, UserError

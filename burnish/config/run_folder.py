@@ -70,6 +70,7 @@ class RunFolder:
         self.samples = self.path / KEPT
         self.validation_samples = self.path / VALIDATED
         self.report = self.path / "report.html"
+        self.report_text = self.path / "report.md"
         self.failures = self.path / "failures.jsonl"
         self.groups = self.path / "groups.jsonl"
         self.timeline = self.path / "timeline.jsonl"
@@ -281,9 +282,9 @@ class RunFolder:
         """Move the files of an attempt without a checkpoint into ``earlier/``."""
         validation = self.path / VALIDATION
         files = (
-            self.metrics, self.tensorboard, self.reference, validation, self.profiles, self.report, self.failures,
-            self.code, self.samples, self.groups, self.timeline, self.trackers, self.alarms, self.alarms_first.parent,
-            self.validation_samples, self.exported, self.config,
+            self.metrics, self.tensorboard, self.reference, validation, self.profiles, self.report, self.report_text,
+            self.failures, self.code, self.samples, self.groups, self.timeline, self.trackers, self.alarms,
+            self.alarms_first.parent, self.validation_samples, self.exported, self.config,
         )  # fmt: skip
         if not any(file.exists() for file in files):
             return

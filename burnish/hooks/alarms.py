@@ -23,8 +23,8 @@ from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks import Hook
 from burnish.hooks.recorded import Lines
 from burnish.options.alarms import AlarmOptions
-from burnish.report.passes import passes
 from burnish.report.samples import Scores, read_scores
+from burnish.report.statistics import passes
 from burnish.rewards.images.image_variety import ImageVariety
 from burnish.types.response_stats import WATCHED, Quote
 from burnish.types.rollout import Collected, Rollouts, ScoredResponses
@@ -237,7 +237,7 @@ class Narrowing:
         if self._first is None:
             self._first = read_scores(self.folder.validation(0))
         found = passes(self._first, read_scores(self.folder.validation(update)), REWARD)
-        if found is None or found.kind != "narrowing":
+        if found is None or found.kind != "collapse":
             self.alarm = None
         elif self.alarm is None:
             (was, now, doubt), (before, after, _) = found.best, found.mean

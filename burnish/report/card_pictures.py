@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
+import itertools
 import wave
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from burnish.config.run_folder import RunFolder
-from burnish.report.charts import charts
+from burnish.report.curves import VALIDATION, charts
 from burnish.report.media import FRAMES, UNREADABLE, values_of
 from burnish.report.samples import Sample, Samples
 from burnish.report.summary import Summary
@@ -29,7 +30,7 @@ INK, GREY = "#222222", "#9a9a9a"
 
 def curves(folder: RunFolder, run: Summary) -> bytes | None:
     """A PNG file of the reward and other measures over the updates; None before there are two points."""
-    found = [chart for chart in charts(folder, run)["charts"] if chart["part"] == "Validation"][:CHARTS]
+    found = [chart for chart in charts(folder, run)["charts"] if chart["part"] == VALIDATION][:CHARTS]
     found = [chart for chart in found if any(len(line["x"]) > 1 for line in chart["series"])]
     if not found:
         return None
@@ -122,35 +123,28 @@ def still(path: Path) -> np.ndarray | None:
                 return _frames(list(read_clip(path.read_bytes(), FRAMES)[0]))
             case ".webp":
                 with Image.open(path, formats=["WEBP"]) as image:
-                    count = min(getattr(image, "n_frames", 1), FRAMES)
-                    return _frames([_frame(image, number) for number in range(count)])
+                    frames = itertools.islice(ImageSequence.Iterator(image), FRAMES)
+                    return _frames([np.asarray(frame.convert("RGB")) for frame in frames])
             case ".wav":
                 with wave.open(str(path)) as file:
                     return waveform(values_of(file).T)
         with Image.open(path, formats=["PNG"]) as image:
             return np.asarray(image.convert("RGB"))
-    except (*UNREADABLE, ImportError):
+    except UNREADABLE:
         return None
-
-
-def _frame(image: Image.Image, number: int) -> np.ndarray:
-    image.seek(number)
-    return np.asarray(image.convert("RGB"))
 
 
 def _frames(frames: Sequence[np.ndarray]) -> np.ndarray:
     return strip([frames[i] for i in evenly_spaced(len(frames), STRIP)])
 
 
-def asked(sample: Sample) -> list[bytes]:
-    """The pictures of a question as PNG files."""
-    found = []
-    for path in sample.shown[:4]:
-        picture = still(path)
-        if picture is not None:
-            image = Image.fromarray(picture)
-            image.thumbnail((256, 256))
-            file = io.BytesIO()
-            image.save(file, format="PNG", optimize=True)
-            found.append(file.getvalue())
-    return found
+def png(path: Path) -> bytes | None:
+    """A picture of a prompt as a small PNG file; None if it can't be read."""
+    picture = still(path)
+    if picture is None:
+        return None
+    image = Image.fromarray(picture)
+    image.thumbnail((256, 256))
+    file = io.BytesIO()
+    image.save(file, format="PNG", optimize=True)
+    return file.getvalue()

@@ -1,4 +1,4 @@
-"""What a run came to, as plain data: numbers before and after, sentences, warnings, what to do next."""
+"""What a run came to, as plain data: the board's page, report.html, report.md and the model card show it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from burnish.alarms.base import amount, number
+from burnish.alarms.record import Raised
+from burnish.alarms.rule import LAST
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.report.alarms import ABOUT, alarm_data
-from burnish.report.gallery import CHOSEN, first_samples
 from burnish.report.measures import PLUS_MINUS, REWARD, SPACE, Measure
-from burnish.report.run_list import stamp
+from burnish.report.plain import relative
+from burnish.report.prompts import of_prompt, prompt_data, sample_data
+from burnish.report.samples import read_samples
+from burnish.report.statistics import mean
 from burnish.report.suites import ABOUT as SUITES_ABOUT
 from burnish.report.suites import suite_data
 from burnish.report.summary import Summary, next_steps
-from burnish.report.validated import asked_data, sample_data
 from burnish.report.verdict import headline, verdict
+from burnish.utils.records import stamp
 
 WORDS = {
     "gained": ("good", "+ gained"),
@@ -26,6 +30,12 @@ WORDS = {
     "weigh": ("", "to weigh"),
 }
 LONGEST = 1 << 20  # characters of a configuration
+PICTURES, RESPONSES = 4, 3  # prompts that are shown first of all
+CHOSEN = "The first validation prompts, not cherry-picked."
+ALARMS_ABOUT = (
+    "An alarm says that something has moved, not that it is bad, and a run without alarms is not thereby a good one: "
+    "look whether this is what you want."
+)
 
 
 def overview(folder: RunFolder, run: Summary, evaluated: Iterable[Path] = ()) -> dict[str, Any]:
@@ -35,7 +45,8 @@ def overview(folder: RunFolder, run: Summary, evaluated: Iterable[Path] = ()) ->
         "glimpse": glimpse(folder, run), "chosen": CHOSEN, "same": run.words.same,
         "numbers": numbers(run), "sources": sources(run),
         "verdict": [{"kind": WORDS[one.kind][0], "word": WORDS[one.kind][1], "text": one.text} for one in verdict(run)],
-        "warnings": run.warnings(), "alarms": alarm_data(folder, run), "alarms_about": ABOUT,
+        "warnings": run.warnings(), "alarms_about": ALARMS_ABOUT,
+        "alarms": [_alarm(folder, run, one) for one in sorted(run.alarms, key=lambda one: one.over is not None)],
         "suites": suite_data(folder, evaluated), "suites_about": SUITES_ABOUT,
         "updates": run.updates, "steps": run.planned, "samples": run.words.samples, "gallery": run.words.gallery,
         "unit": run.words.unit, "validations": folder.validations(),
@@ -46,11 +57,48 @@ def overview(folder: RunFolder, run: Summary, evaluated: Iterable[Path] = ()) ->
 
 def glimpse(folder: RunFolder, run: Summary) -> list[dict[str, Any]]:
     """The first sample of the first prompts before and after, each with the title of its side."""
-    found = []
-    for index, pair in first_samples(folder, run):
-        sides = [{"title": title} | sample_data(folder, (index, number), one) for title, number, one in pair]
-        found.append(asked_data(folder, pair[-1][2]) | {"index": index, "sides": sides})
-    return found
+    updates = [row[STEP] for row in (run.before, run.after) if row is not None]
+    updates = [update for update in updates if read_samples(folder.validation(update))]
+    last = read_samples(folder.validation(updates[-1])) if updates else {}
+    most = PICTURES if all(one.response is None for one in last.values()) else RESPONSES
+    prompts = []
+    for index in sorted({prompt for prompt, _ in last})[:most]:
+        firsts = {update: own[0] for update in updates if (own := of_prompt(folder, update, index))}
+        sides = [{"title": _title(update)} | sample_data(folder, sample) for update, sample in firsts.items()]
+        prompts.append(prompt_data(folder, firsts[updates[-1]]) | {"index": index, "sides": sides})
+    return prompts
+
+
+def _title(update: int) -> str:
+    return f"after {update} update{'s' * (update > 1)}" if update else "before training"
+
+
+def _alarm(folder: RunFolder, run: Summary, raised: Raised) -> dict[str, Any]:
+    """What was said when it was raised, how it stands, and pictures or responses of then and now."""
+    titles = ("the first update", f"update {raised.update}")
+    files = [relative(folder.alarms_first.parent / name, folder) for name in raised.sheets]
+    text = raised.alarm.text
+    texts = [f"Update {raised.update}: {text}{'' if text.endswith('.') else '.'}"]
+    if raised.over is not None:
+        texts.append(f"Over since update {raised.over}.")
+    elif raised.alarm.kind == "drift" and raised.update < run.updates:
+        texts += _drift_now(run, raised)
+    return {
+        "name": raised.name.replace("_", " "), "texts": texts, "over": raised.over is not None,
+        "sheets": [{"title": title, "file": file} for title, file in zip(titles, files, strict=False) if file],
+        "quotes": [{"title": title, "said": [vars(quote) for quote in quotes]}
+                   for title, quotes in zip(titles, raised.quotes, strict=False)],
+    }  # fmt: skip
+
+
+def _drift_now(run: Summary, raised: Raised) -> list[str]:
+    """Where the mean of a statistic is by the last updates."""
+    alarm = raised.alarm
+    values = [value for row in run.rows if row[STEP] > 0 and (value := number(row, alarm.metric)) is not None][-LAST:]
+    if not values or alarm.before is None or not alarm.spread:
+        return []
+    spreads = abs(mean(values) - alarm.before) / alarm.spread
+    return [f"By update {run.updates} it is {amount(mean(values))}, {spreads:.1f} standard deviations from the start."]
 
 
 def signature(folder: RunFolder) -> str:
@@ -58,7 +106,7 @@ def signature(folder: RunFolder) -> str:
     files = [folder.metrics, folder.config, folder.groups, folder.timeline, folder.alarms, folder.path / "validation"]
     newest = max(folder.validations(), default=0)
     files += [folder.validation(newest) / "samples.jsonl", folder.reference / "metrics.json"]
-    return "-".join(f"{changed:x}.{size:x}" for changed, size in map(stamp, files))
+    return "-".join(f"{value:x}" for value in stamp(*files))
 
 
 def numbers(run: Summary) -> dict[str, Any]:
@@ -125,14 +173,9 @@ def sources(run: Summary) -> dict[str, Any] | None:
     heads = [head for measure in measures for head in (f"{measure.title}, before", "after")]
     rows = []
     for source in names:
-        own = [replace(measure, key=measure.key.replace("*", source, 1)) for measure in measures]
-        cells = [
-            cell
-            for measure in own
-            for cell in (
-                {"text": measure.show(measure.of(run.before))},
-                {"text": measure.show(measure.of(run.after)), "kind": "now"},
-            )
-        ]
+        cells = []
+        for measure in measures:
+            own = replace(measure, key=measure.key.replace("*", source, 1))
+            cells += [{"text": own.show(own.of(run.before))}, {"text": own.show(own.of(run.after)), "kind": "now"}]
         rows.append({"title": source, "cells": cells})
     return {"heads": heads, "rows": rows}

@@ -7,13 +7,12 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from burnish.alarms.record import Raised, read_alarms
 from burnish.config.run_folder import STEP, RunFolder, is_row
 from burnish.config.tasks import DEFAULT, TASKS
 from burnish.config.words import DRAWN, FILES, JUDGEMENTS, Words
-from burnish.report.habits import Habit, lost_habits
 from burnish.report.measures import (
     BORDER,
     EXACT,
@@ -29,9 +28,9 @@ from burnish.report.measures import (
     Row,
     votes,
 )  # fmt: skip
-from burnish.report.passes import Passes, passes
-from burnish.report.reading import read_configuration
-from burnish.report.samples import Samples, chance, read_samples, read_scores
+from burnish.report.runs import read_configuration
+from burnish.report.samples import Samples, read_samples, read_scores
+from burnish.report.statistics import Passes, Pattern, chance, lost_patterns, passes
 from burnish.utils.json_text import parse_json
 
 TITLES = {  # names that are not just capitals
@@ -61,15 +60,6 @@ TITLES = {  # names that are not just capitals
     "simpo": "SimPO",
     "tempflow_grpo": "TempFlow-GRPO",
 }
-FELL_BACK = 0.02  # last validation below the best one by this is reported
-
-
-@dataclass(frozen=True)
-class Point:
-    """A sentence of the verdict."""
-
-    kind: Literal["gained", "kept", "lost", "weigh"]
-    text: str
 
 
 @dataclass
@@ -80,7 +70,7 @@ class Summary:
     rows: list[Row]  # of metrics.jsonl
     reference: Row | None  # the untrained model, guided
     doubt: dict[str, float] = field(default_factory=dict)  # ``Measure.chance`` by key
-    habits: list[Habit] = field(default_factory=list)  # that were lost
+    lost_patterns: list[Pattern] = field(default_factory=list)  # of responses
     kept: Samples = field(default_factory=dict)  # of the newest validation
     alarms: list[Raised] = field(default_factory=list)
     passes: Passes | None = None  # the best of a prompt's samples, before and after
@@ -93,14 +83,13 @@ class Summary:
             config=read_configuration(folder.config), rows=rows, reference=_read_reference(folder),
             alarms=read_alarms(folder.alarms),
         )  # fmt: skip
-        newest = max((one for one in folder.validations() if until is None or one <= until), default=None)
-        if newest is not None:
-            run.kept = read_samples(folder.validation(newest))
+        if validations := [update for update in folder.validations() if until is None or update <= until]:
+            run.kept = read_samples(folder.validation(validations[-1]))
         if run.before is not None and run.after is not None:
             places = [folder.validation(row[STEP]) for row in (run.before, run.after)]
             first, last = map(read_scores, places)
             run.doubt = {one.key: chance(first, last, one.column) for one in run.measures()}
-            run.habits = lost_habits(*map(read_samples, places))
+            run.lost_patterns = lost_patterns(*map(read_samples, places))
             exact = run.exact.column if run.exact.of(run.before) is not None else REWARD.column
             run.passes = passes(first, last, exact)
         return run
@@ -214,7 +203,7 @@ class Summary:
 
     def warnings(self) -> list[str]:
         """Problems during the run."""
-        names = ", ".join(one.name for one in self.standing)
+        names = ", ".join(one.name for one in self.active)
         found = [f"Alarms, shown below: {names}."] if names else []
         missing = [row.get("critic/missing_ratio") or 0 for row in self.rows if row[STEP] > 0]
         if any(missing):
@@ -245,7 +234,7 @@ class Summary:
         return found
 
     @property
-    def standing(self) -> list[Raised]:
+    def active(self) -> list[Raised]:
         """Alarms that are not over."""
         return [one for one in self.alarms if one.over is None]
 

@@ -1,14 +1,19 @@
-"""The HTTP side of the board: a page, its data as JSON, and media of runs. Everything is only read."""
+"""The board: a local page about the runs in a folder, which follows those that run. Everything is only read."""
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -16,22 +21,39 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from burnish.board.media import NoSuchFile, media_file, smaller
 from burnish.config.run_folder import RunFolder
-from burnish.report.charts import charts
-from burnish.report.compared import comparison
-from burnish.report.evaluated import stamps
+from burnish.evaluation.records import RESULT
+from burnish.report.curves import charts, time_data
+from burnish.report.media import UNREADABLE, jpeg
 from burnish.report.overview import overview, signature
-from burnish.report.run_list import configuration, find, run_row
+from burnish.report.page import web
+from burnish.report.prompts import groups, prompt_table, trained_prompts, walk
+from burnish.report.runs import (
+    configuration,
+    differences,
+    find_runs,
+    flat,
+    other_rewards,
+    run_row,
+    same_but_seed,
+    shared_prompts,
+)
+from burnish.report.suites import ABOUT, suites_beside
 from burnish.report.summary import Summary
-from burnish.report.trained import groups, time_data, trained_prompts
-from burnish.report.validated import prompt_table, walk
-from burnish.report.web import icon, script, shell, style
 from burnish.utils.errors import UserError
+from burnish.utils.records import stamp
 
 MOST_COMPARED = 12
 LONGEST_QUERY = 4000
 PAUSE = 1.0  # seconds for which the runs that were found are taken to be all
+POINTS = 200  # of a curve beside others
+KINDS = {
+    ".png": "image/png", ".jpg": "image/jpeg", ".webp": "image/webp", ".mp4": "video/mp4", ".wav": "audio/wav",
+}  # fmt: skip
+NAME = r"[^/\\\0]{1,200}"
+PLACES = re.compile(rf"(validation/\d{{6,9}}/pictures|reference/pictures|alarms|samples/{NAME})/{NAME}")
+LARGEST = 256 << 20  # bytes of a file
+SIDES = (96, 192, 384, 768)  # longest sides of small copies
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -66,10 +88,10 @@ class Board:
         }  # fmt: skip
         app = Starlette(
             routes=[
-                Route("/", _text(shell(), "text/html"), methods=["GET"]),
-                Route("/board.js", _text(script(), "text/javascript"), methods=["GET"]),
-                Route("/board.css", _text(style(), "text/css"), methods=["GET"]),
-                Route("/icon.svg", _text(icon(), "image/svg+xml"), methods=["GET"]),
+                Route("/", _text(web("board.html"), "text/html"), methods=["GET"]),
+                Route("/board.js", _text(web(), "text/javascript"), methods=["GET"]),
+                Route("/board.css", _text(web("board.css"), "text/css"), methods=["GET"]),
+                Route("/icon.svg", _text(web("icon.svg"), "image/svg+xml"), methods=["GET"]),
                 Route("/media", self.media, methods=["GET"]),
                 *(Route(f"/api/{name}", _json(answer), methods=["GET"]) for name, answer in answers.items()),
             ],
@@ -87,10 +109,11 @@ class Board:
         row = run_row(name, folder.path)
         if row["error"]:
             raise HTTPException(422, row["error"])
-        stamp = f"{signature(folder)}-{stamps(self._evaluated)}"
-        if request.query_params.get("stamp") == stamp:  # the page has the rest
-            return {"row": row, "stamp": stamp}
-        return {"row": row, "stamp": stamp} | overview(folder, self._summary(name, folder), self._evaluated)
+        evaluated = stamp(*(place / RESULT for place in self._evaluated))
+        about = {"row": row, "stamp": f"{signature(folder)}-{hash(evaluated):x}"}
+        if request.query_params.get("stamp") == about["stamp"]:  # the page has the rest
+            return about
+        return about | overview(folder, self._summary(name, folder), self._evaluated)
 
     def curves(self, request: Request) -> Any:
         name, folder = self._asked(request)
@@ -128,15 +151,19 @@ class Board:
     def media(self, request: Request) -> Response:
         """A picture, a clip or a sound of a run; ``side`` asks for a small copy of a picture."""
         _, folder = self._asked(request)
+        file = media_file(folder.path, request.query_params.get("file", ""))
+        if file is None:
+            raise HTTPException(404, "no such file")
+        side = _number(request, "side")
+        if side is None or file.suffix not in (".png", ".jpg"):  # others may move
+            return FileResponse(file, media_type=KINDS[file.suffix])
         try:
-            file, kind = media_file(folder.path, request.query_params.get("file", ""))
-            side = _number(request, "side")
-            if side is not None and kind.startswith("image/"):
-                content, kind = smaller(file, kind, side)
-                return Response(content, media_type=kind)
-        except NoSuchFile:
+            content = _smaller(file, stamp(file), next((one for one in SIDES if one >= side), SIDES[-1]))
+        except UNREADABLE:
             raise HTTPException(404, "no such file") from None
-        return FileResponse(file, media_type=kind)
+        if content is None:
+            return FileResponse(file, media_type=KINDS[file.suffix])
+        return Response(content, media_type="image/jpeg")
 
     def _asked(self, request: Request) -> tuple[str, RunFolder]:
         """The run that a request names: one of those below the folder, never a path."""
@@ -150,7 +177,7 @@ class Board:
         """The runs, looked for again after a moment: a page asks for many things at once."""
         with self._lock:
             if time.monotonic() > self._looked + PAUSE:
-                self._found, self._evaluated = find(self.root)
+                self._found, self._evaluated = find_runs(self.root)
                 self._looked = time.monotonic()
             return self._found
 
@@ -163,6 +190,51 @@ class Board:
                     self._summaries.pop(next(iter(self._summaries)))
                 known = self._summaries[name] = changed, Summary.read(folder)
             return known[1]
+
+
+def media_file(run: Path, name: str) -> Path | None:
+    """A file of a run by its path in the folder; None if it is no media that a run writes, or a link leads to it."""
+    if not PLACES.fullmatch(name) or Path(name).suffix not in KINDS or {".", ".."} & set(name.split("/")):
+        return None
+    parts = name.split("/")
+    try:
+        modes = [run.joinpath(*parts[: depth + 1]).lstat() for depth in range(len(parts))]
+    except (OSError, ValueError):
+        return None
+    if any(stat.S_ISLNK(one.st_mode) for one in modes):
+        return None
+    return run / name if stat.S_ISREG(modes[-1].st_mode) and modes[-1].st_size <= LARGEST else None
+
+
+@lru_cache(maxsize=2000)
+def _smaller(file: Path, changed: tuple[int, ...], side: int) -> bytes | None:
+    """A copy of a picture with a side of at most so many pixels; None for one that is as small."""
+    with Image.open(io.BytesIO(file.read_bytes()), formats=["PNG", "JPEG"]) as image:
+        if max(image.size) <= side:
+            return None
+        image.thumbnail((side, side), Image.Resampling.LANCZOS)
+        return jpeg(image)
+
+
+def comparison(runs: Mapping[str, Path], evaluated: Sequence[Path]) -> dict[str, Any]:
+    """Everything that a page shows of several runs, by name; ``evaluated`` may be evaluations of them."""
+    folders = {name: RunFolder(path) for name, path in runs.items()}
+    options = {name: flat(configuration(folder)) for name, folder in folders.items()}
+    rows = []
+    for name, folder in folders.items():
+        curves = charts(folder, Summary.read(folder), most=POINTS)["charts"]
+        rows.append(run_row(name, runs[name]) | {"curves": [_one_line(chart) for chart in curves]})
+    return {
+        "runs": rows, "differences": differences(options), "rewards": other_rewards(options),
+        "seeds": same_but_seed(options), "prompts": shared_prompts(list(folders.values())), "suites_about": ABOUT,
+        "suites": suites_beside({name: (folder, evaluated) for name, folder in folders.items()}),
+    }  # fmt: skip
+
+
+def _one_line(chart: Mapping[str, Any]) -> dict[str, Any]:
+    """A chart's own line: of measures the validation."""
+    line = next((one for one in chart["series"] if one["style"] == "validation" and one["x"]), chart["series"][-1])
+    return {key: chart.get(key) for key in ("title", "part", "percent", "zero", "span", "note")} | {"line": line}
 
 
 class Guard:
