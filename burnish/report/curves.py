@@ -94,7 +94,7 @@ EXPLAINED = {  # the first pattern that matches
     "response/surprisal/mean": "mean -log-prob of the first tokens: their entropy",
     "response/reflections/mean": "words by which a response reconsiders: wait, actually",
     "response/*/reward_correlation": "correlation with the reward among samples of a prompt",
-    "alarms/standing": "alarms that stand",
+    "alarms/active": "alarms that are not over",
     "critic/*/mean": "mean of this reward component",
     "response_length/clip_ratio": "fraction of truncated responses",
     "response_length/*": "tokens of a response",

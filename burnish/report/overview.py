@@ -8,12 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from burnish.alarms.base import amount, number
-from burnish.alarms.record import Raised
-from burnish.alarms.rule import LAST
+from burnish.alarms.drift import LAST
+from burnish.alarms.record import Raised, amount, number
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.measures import PLUS_MINUS, REWARD, SPACE, Measure
-from burnish.report.plain import relative
+from burnish.report.plain import cut, relative
 from burnish.report.prompts import of_prompt, prompt_data, sample_data
 from burnish.report.samples import read_samples
 from burnish.report.statistics import mean
@@ -21,6 +20,7 @@ from burnish.report.suites import ABOUT as SUITES_ABOUT
 from burnish.report.suites import suite_data
 from burnish.report.summary import Summary, next_steps
 from burnish.report.verdict import headline, verdict
+from burnish.types.response_stats import Quote
 from burnish.utils.records import stamp
 
 WORDS = {
@@ -29,7 +29,8 @@ WORDS = {
     "lost": ("bad", "− lost"),
     "weigh": ("", "to weigh"),
 }
-LONGEST = 1 << 20  # characters of a configuration
+LONGEST, LONGEST_TEXT = 1 << 20, 4000  # characters of a configuration, and of a response to an alarm
+QUOTES = 16  # responses of an update to an alarm
 PICTURES, RESPONSES = 4, 3  # prompts that are shown first of all
 CHOSEN = "The first validation prompts, not cherry-picked."
 ALARMS_ABOUT = (
@@ -77,27 +78,32 @@ def _alarm(folder: RunFolder, run: Summary, raised: Raised) -> dict[str, Any]:
     """What was said when it was raised, how it stands, and pictures or responses of then and now."""
     titles = ("the first update", f"update {raised.update}")
     files = [relative(folder.alarms_first.parent / name, folder) for name in raised.sheets]
-    text = raised.alarm.text
+    text = raised.text
     texts = [f"Update {raised.update}: {text}{'' if text.endswith('.') else '.'}"]
     if raised.over is not None:
         texts.append(f"Over since update {raised.over}.")
-    elif raised.alarm.kind == "drift" and raised.update < run.updates:
+    elif raised.kind == "drift" and raised.update < run.updates:
         texts += _drift_now(run, raised)
     return {
         "name": raised.name.replace("_", " "), "texts": texts, "over": raised.over is not None,
         "sheets": [{"title": title, "file": file} for title, file in zip(titles, files, strict=False) if file],
-        "quotes": [{"title": title, "said": [vars(quote) for quote in quotes]}
+        "quotes": [{"title": title, "said": [_quoted(quote) for quote in quotes[:QUOTES]]}
                    for title, quotes in zip(titles, raised.quotes, strict=False)],
     }  # fmt: skip
 
 
+def _quoted(quote: Quote) -> dict[str, Any]:
+    prompt, response = cut(quote.prompt, LONGEST_TEXT), cut(quote.response, LONGEST_TEXT)
+    return {"prompt": prompt, "response": response, "reward": quote.reward}
+
+
 def _drift_now(run: Summary, raised: Raised) -> list[str]:
     """Where the mean of a statistic is by the last updates."""
-    alarm = raised.alarm
-    values = [value for row in run.rows if row[STEP] > 0 and (value := number(row, alarm.metric)) is not None][-LAST:]
-    if not values or alarm.before is None or not alarm.spread:
+    rows = [row for row in run.rows if row[STEP] > 0]
+    values = [value for row in rows if (value := number(row, raised.metric)) is not None][-LAST:]
+    if not values or raised.before is None or not raised.spread:
         return []
-    spreads = abs(mean(values) - alarm.before) / alarm.spread
+    spreads = abs(mean(values) - raised.before) / raised.spread
     return [f"By update {run.updates} it is {amount(mean(values))}, {spreads:.1f} standard deviations from the start."]
 
 

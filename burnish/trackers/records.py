@@ -72,7 +72,7 @@ def read_alarm_events(file: Path, update: int) -> list[AlarmEvent]:
     for raised in read_alarms(file):
         for at, over in ((raised.update, False), (raised.over, True)):
             if at == update:
-                events.append(AlarmEvent(update=update, name=raised.name, reason=raised.alarm.text, over=over))
+                events.append(AlarmEvent(update=update, name=raised.name, reason=raised.text, over=over))
     return events
 
 

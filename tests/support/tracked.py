@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from burnish.alarms.base import Alarm
 from burnish.alarms.record import Raised
 from burnish.config import load
 from burnish.config.run_folder import RunFolder
@@ -23,7 +22,7 @@ from burnish.utils.video import clip_format, encode_clip, encode_sound
 
 KINDS = {0: "picture", 3: "clip", 6: "sound", 9: "response"}  # of samples, by the update that is validated
 SAID = "<b>dark_share</b> rose from 0.120 to 0.480"
-RAISED = Raised(4, Alarm("dark_share", "drift", 3, SAID)).record()
+RAISED = Raised("dark_share", "drift", 3, SAID, update=4).record()
 ALARMS = {4: RAISED, 7: {"update": 7, "over": "dark_share"}, 9: RAISED | {"update": 9}}  # by update
 
 
