@@ -8,7 +8,7 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ from typing import Any
 from PIL import Image
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from burnish.config.run_folder import RunFolder
 from burnish.evaluation.records import RESULT
@@ -86,7 +88,13 @@ class Board:
             "runs": self.runs, "run": self.run, "curves": self.curves, "prompts": self.prompts, "walk": self.walk,
             "groups": self.groups, "time": self.timing, "compare": self.compare,
         }  # fmt: skip
-        app = Starlette(
+
+        async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+            response = _refusal(request, self.hosts) or await call_next(request)
+            response.headers.update(HEADERS)
+            return response
+
+        return Starlette(
             routes=[
                 Route("/", _text(web("board.html"), "text/html"), methods=["GET"]),
                 Route("/board.js", _text(web(), "text/javascript"), methods=["GET"]),
@@ -96,8 +104,8 @@ class Board:
                 *(Route(f"/api/{name}", _json(answer), methods=["GET"]) for name, answer in answers.items()),
             ],
             exception_handlers={HTTPException: _refused, UserError: _wrong},
+            middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)],
         )
-        return Guard(app, self.hosts)
 
     def runs(self, request: Request) -> Any:
         rows = [run_row(name, path) for name, path in self._runs().items()]
@@ -237,40 +245,18 @@ def _one_line(chart: Mapping[str, Any]) -> dict[str, Any]:
     return {key: chart.get(key) for key in ("title", "part", "percent", "zero", "span", "note")} | {"line": line}
 
 
-class Guard:
-    """Answers only GET, only under its own name, so that no page of the web can read it by a name that leads here."""
-
-    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
-        self.app, self.hosts = app, hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        request = Request(scope)
-        refused = self._refusal(request)
-        if refused is not None:
-            await refused(scope, receive, send)
-            return
-
-        async def sending(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] += [(key.lower().encode(), value.encode()) for key, value in HEADERS.items()]
-            await send(message)
-
-        await self.app(scope, receive, sending)
-
-    def _refusal(self, request: Request) -> Response | None:
-        named = request.headers.getlist("host")
-        if len(named) != 1 or named[0] not in self.hosts:
-            return JSONResponse({"error": "this board is only reached under its own address"}, 403, HEADERS)
-        if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            return JSONResponse({"error": "asked by another site"}, 403, HEADERS)
-        if request.method != "GET":
-            return JSONResponse({"error": "only GET is answered"}, 405, HEADERS | {"Allow": "GET"})
-        if len(request.url.query) > LONGEST_QUERY:
-            return JSONResponse({"error": "the query is too long"}, 414, HEADERS)
-        return None
+def _refusal(request: Request, hosts: frozenset[str]) -> Response | None:
+    """The answer to whatever is no GET under the board's own name, so that no page of the web can read it."""
+    named = request.headers.getlist("host")
+    if len(named) != 1 or named[0] not in hosts:
+        return JSONResponse({"error": "this board is only reached under its own address"}, 403)
+    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        return JSONResponse({"error": "asked by another site"}, 403)
+    if request.method != "GET":
+        return JSONResponse({"error": "only GET is answered"}, 405, {"Allow": "GET"})
+    if len(request.url.query) > LONGEST_QUERY:
+        return JSONResponse({"error": "the query is too long"}, 414)
+    return None
 
 
 def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:

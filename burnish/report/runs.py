@@ -13,8 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
-
 from burnish.config.run_folder import LARGEST_METRICS, LONGEST_ROW, STEP, RunFolder, is_row
 from burnish.config.yaml_text import LARGEST, parse
 from burnish.evaluation.records import HEADER
@@ -40,49 +38,12 @@ SAME = {"seed", "output_dir", "resume"}  # options that runs of one configuratio
 WEIGHT = re.compile(r"rewards\.[^.]+\.weight=(?!-?0(\.0*)?$).*")
 UNSET = {"null", "{}", "[]"}
 LONGEST = 300  # characters of an option's value
-
-
-class _Options(BaseModel, strict=True, allow_inf_nan=False):
-    """Options that a report reads, with their types; others are not looked at."""
-
-
-class _Lora(_Options):
-    rank: int
-
-
-class _Model(_Options):
-    path: str
-    lora: _Lora | None = None
-
-
-class _Data(_Options):
-    train_batch_size: int
-
-
-class _Rollout(_Options):
-    n: int
-    guidance_scale: float | None = None
-
-
-class _Algorithm(_Options):
-    name: str
-
-
-class _Reward(_Options):
-    weight: float = 0.0
-
-
-class _Configuration(_Options):
-    model: _Model
-    data: _Data
-    rollout: _Rollout
-    algorithm: _Algorithm
-    task: str = ""
-    steps: int = 0
-    output_dir: str = ""
-    rewards: dict[str, _Reward | None] | None = None
-    optimizer: dict[str, Any] = Field(default_factory=dict)
-    checkpoint: dict[str, Any] = Field(default_factory=dict)
+NONE = type(None)
+OPTIONS: dict[str, tuple[type, ...]] = {  # that a report reads, with their types
+    "model.path": (str,), "data.train_batch_size": (int,), "rollout.n": (int,), "algorithm.name": (str,),
+    "rollout.guidance_scale": (int, float, NONE), "task": (str, NONE), "steps": (int, NONE), "output_dir": (str, NONE),
+    "model.lora": (dict, NONE), "rewards": (dict, NONE), "optimizer": (dict, NONE), "checkpoint": (dict, NONE),
+}  # fmt: skip
 
 
 def read_configuration(file: Path) -> dict[str, Any]:
@@ -97,13 +58,19 @@ def read_configuration(file: Path) -> dict[str, Any]:
         if file.stat().st_size > LARGEST:
             raise ConfigError(f"it has {file.stat().st_size} bytes")
         content: dict[str, Any] = parse(read_text(file))
-        _Configuration.model_validate(content)
+        for name, kinds in OPTIONS.items():
+            value: Any = content
+            for part in name.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            if type(value) not in kinds:
+                raise ConfigError(f"{name} is {value!r:.80}")
+        for name, options in (content.get("rewards") or {}).items():
+            if not isinstance(options, dict | None) or not is_number((options or {}).get("weight", 0)):
+                raise ConfigError(f"rewards.{name} is no reward")
+        if "rank" not in (content["model"].get("lora") or {"rank": 1}):
+            raise ConfigError("model.lora.rank is missing")
     except ConfigError as error:
         raise UserError(f"{file} is not the configuration of a run: {error}; restore it") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        what = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
-        raise UserError(f"{file} is not the configuration of a run: {what}; restore it") from None
     return content
 
 

@@ -55,12 +55,12 @@ class Sample(Said):
     @property
     def picture(self) -> Path:
         """File of a picture, a clip or a sound; does not exist for a response."""
-        return self.media / (self.file or f"{self.index:03d}-{self.sample:02d}.png")
+        return self.media / Path(self.file or f"{self.index:03d}-{self.sample:02d}.png").name
 
     @property
     def shown(self) -> list[Path]:
         """Images of the prompt."""
-        return [self.media / name for name in self.images]
+        return [self.media / Path(name).name for name in self.images]
 
     @property
     def exact(self) -> bool | None:

@@ -15,7 +15,7 @@ from typing import Any
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.options.trackers import TrackersOptions
 from burnish.trackers.names import renamed
-from burnish.trackers.records import read_alarm_events, read_samples
+from burnish.trackers.records import first_samples, read_alarm_events
 from burnish.utils.disk import write_atomically
 from burnish.utils.json_text import parse_json
 from burnish.utils.secrets import redacted
@@ -153,7 +153,7 @@ class Delivery:
             values = {name: v for name, v in metrics.items() if v is not None and math.isfinite(v)}
             self._library.log(update, renamed(update, values | {STEP: float(update)}, self.options.names))
             try:
-                if samples := read_samples(self.folder.validation(update), self.options.samples):
+                if samples := first_samples(self.folder.validation(update), self.options.samples):
                     self._library.log_samples(update, samples)
             except Exception as error:  # of one file, which would fail again
                 self._warn(f"samples of update {update}: {_text(error)}")

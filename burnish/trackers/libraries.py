@@ -23,8 +23,9 @@ from accelerate.tracking import ClearMLTracker, GeneralTracker, SwanLabTracker, 
 from accelerate.tracking import WandBTracker as AccelerateWandb
 from PIL import Image
 
+from burnish.report.samples import Sample
 from burnish.trackers.names import Names
-from burnish.trackers.records import AlarmEvent, Sample, gif, kind_of, playable
+from burnish.trackers.records import AlarmEvent, caption_of, file_of, gif, kind_of, output_of, playable, sendable
 from burnish.utils.json_text import flattened
 
 GENERATIONS = "val/generations"  # verl's name of the table of validation samples
@@ -86,16 +87,16 @@ class Library(ABC):
 
 def _media(library: Any, sample: Sample, folder: Path, **clip: Any) -> Any:
     """What was generated, as a picture, clip or sound of W&B, SwanLab or Trackio; None for a response."""
-    if sample.file is None:
+    file, caption = file_of(sample), caption_of(sample)
+    if file is None:
         return None
-    kind = kind_of(sample.file)
-    if kind == "picture":
-        return library.Image(str(sample.file), caption=sample.caption)
-    if kind == "clip":
-        return library.Video(str(playable(sample.file, folder)), caption=sample.caption, **clip)
+    if kind_of(file) == "picture":
+        return library.Image(str(file), caption=caption)
+    if kind_of(file) == "clip":
+        return library.Video(str(playable(file, folder)), caption=caption, **clip)
     if library.__name__ != "trackio" and find_spec("soundfile") is None:  # which they don't require, and read them by
         return None
-    return library.Audio(str(sample.file), caption=sample.caption)
+    return library.Audio(str(file), caption=caption)
 
 
 class Wandb(Library):
@@ -125,15 +126,15 @@ class Wandb(Library):
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         import wandb
 
-        with_prompt = any(sample.prompt_files for sample in samples)
+        prompts = [[file for file in sendable(sample.shown[:1]) if kind_of(file) == "picture"] for sample in samples]
+        with_prompt = any(prompts)
         table = wandb.Table(columns=[*COLUMNS[:2], *(["shown"] if with_prompt else []), *COLUMNS[2:]])
         generated = []
-        for sample in samples:
-            clip = {"format": "mp4" if sample.file is not None and sample.file.suffix == ".mp4" else "gif"}
-            media = _media(wandb, sample, self._folder, **clip)
-            pictures = [file for file in sample.prompt_files[:1] if kind_of(file) == "picture"]
+        for sample, pictures in zip(samples, prompts, strict=True):
+            clip = "mp4" if sample.picture.suffix == ".mp4" else "gif"
+            media = _media(wandb, sample, self._folder, format=clip)
             shown = [wandb.Image(str(pictures[0])) if pictures else None] if with_prompt else []
-            table.add_data(step, sample.prompt, *shown, sample.output if media is None else media, sample.score)
+            table.add_data(step, sample.prompt, *shown, output_of(sample) if media is None else media, sample.reward)
             generated += [] if media is None else [media]
         self._run.log({GENERATIONS: table} | ({SAMPLES: generated} if generated else {}), step=step)
 
@@ -172,12 +173,12 @@ class Swanlab(Library):
         import swanlab
 
         table = swanlab.echarts.Table()
-        rows = [[step, sample.prompt, sample.output, sample.score] for sample in samples]
+        rows = [[step, sample.prompt, output_of(sample), sample.reward] for sample in samples]
         table.add(headers=list(COLUMNS), rows=rows)
         generated = []
         for sample in samples:
-            if sample.file is not None and kind_of(sample.file) == "clip":  # it plays GIFs alone
-                generated.append(swanlab.Video(gif(sample.file), caption=sample.caption))
+            if (file := file_of(sample)) is not None and kind_of(file) == "clip":  # it plays GIFs alone
+                generated.append(swanlab.Video(gif(file), caption=caption_of(sample)))
             elif (media := _media(swanlab, sample, self._folder)) is not None:
                 generated.append(media)
         self._run.log({GENERATIONS: table} | ({SAMPLES: generated} if generated else {}), step=step)
@@ -209,7 +210,7 @@ class Trackio(Library):
 
         media = [_media(trackio, sample, self._folder) for sample in samples]
         rows = [
-            [step, sample.prompt, sample.output if medium is None else medium, sample.score]
+            [step, sample.prompt, output_of(sample) if medium is None else medium, sample.reward]
             for sample, medium in zip(samples, media, strict=True)
         ]
         generated = {f"{SAMPLES}/{index}": medium for index, medium in enumerate(media) if medium is not None}
@@ -257,11 +258,10 @@ class Clearml(Library):
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         rows: list[list[Any]] = [list(COLUMNS)]
         for index, sample in enumerate(samples):
-            rows.append([step, sample.prompt, sample.output, sample.score])
-            if sample.file is not None:
-                picture = kind_of(sample.file) == "picture"
-                report = self._log.report_image if picture else self._log.report_media
-                report(SAMPLES, str(index), iteration=step, local_path=str(sample.file))
+            rows.append([step, sample.prompt, output_of(sample), sample.reward])
+            if (file := file_of(sample)) is not None:
+                report = self._log.report_image if kind_of(file) == "picture" else self._log.report_media
+                report(SAMPLES, str(index), iteration=step, local_path=str(file))
         self._log.report_table(GENERATIONS, "samples", iteration=step, table_plot=rows)
 
     def log_alarm(self, alarm: AlarmEvent) -> None:
@@ -312,12 +312,12 @@ class Mlflow(Library):
         self._client.log_batch(self.id, metrics=[Metric(_allowed(name), v, now, step) for name, v in values.items()])
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        rows = [dict(zip(COLUMNS, (step, one.prompt, one.output, one.score), strict=True)) for one in samples]
+        rows = [dict(zip(COLUMNS, (step, one.prompt, output_of(one), one.reward), strict=True)) for one in samples]
         for index, sample in enumerate(samples):
-            if sample.file is not None and kind_of(sample.file) == "picture":
-                self._client.log_image(self.id, Image.open(sample.file), key=f"{SAMPLES}/{index}", step=step)
-            elif sample.file is not None:
-                self._client.log_artifact(self.id, str(sample.file), f"{SAMPLES}/step_{step:06d}")
+            if (file := file_of(sample)) is not None and kind_of(file) == "picture":
+                self._client.log_image(self.id, Image.open(file), key=f"{SAMPLES}/{index}", step=step)
+            elif file is not None:
+                self._client.log_artifact(self.id, str(file), f"{SAMPLES}/step_{step:06d}")
         self._client.log_text(self.id, json.dumps(rows, indent=1), f"{GENERATIONS}/step_{step:06d}.json")
 
     def log_alarm(self, alarm: AlarmEvent) -> None:
@@ -354,15 +354,16 @@ class Tensorboard(Library):
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         rows = []
         for index, sample in enumerate(samples):
-            output = sample.output if sample.file is None else f"{SAMPLES}/{index}"
-            score = "missing" if sample.score is None else f"{sample.score:.4g}"
+            file = file_of(sample)
+            output = output_of(sample) if file is None else f"{SAMPLES}/{index}"
+            score = "missing" if sample.reward is None else f"{sample.reward:.4g}"
             row = {"input": sample.prompt, "output": output, "score": score, "note": sample.note}
             rows.append("\n\n".join(f"**{name}**\n\n{_verbatim(text)}" for name, text in row.items() if text))
-            files = {f"{SAMPLES}/{index}": sample.file} if sample.file is not None else {}
-            pictures = [file for file in sample.prompt_files if kind_of(file) == "picture"]
-            files |= {f"val/shown/{index}-{place}": file for place, file in enumerate(pictures)}
-            for tag, file in files.items():
-                self._write(step, tag, **self._encoded(file))
+            files = {} if file is None else {f"{SAMPLES}/{index}": file}
+            pictures = [shown for shown in sendable(sample.shown) if kind_of(shown) == "picture"]
+            files |= {f"val/shown/{index}-{place}": shown for place, shown in enumerate(pictures)}
+            for tag, shown in files.items():
+                self._write(step, tag, **self._encoded(shown))
         self._write_text(step, GENERATIONS, "\n\n---\n\n".join(rows))
 
     def log_alarm(self, alarm: AlarmEvent) -> None:

@@ -3,47 +3,23 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from burnish.alarms.record import read_alarms
-from burnish.utils.json_text import parse_json
-from burnish.utils.reading import read_file
+from burnish.report.samples import Sample, read_samples
 from burnish.utils.video import read_clip
 
-LARGEST = 64 << 20  # bytes of the samples of a validation
-LARGEST_FILE = 32 << 20  # bytes of a picture, clip or sound that is sent
+LARGEST = 32 << 20  # bytes of a picture, clip or sound that is sent
 FRAMES, LONGEST_SIDE = 64, 512  # of a GIF: frames, and pixels of the longer side
 
 Kind = Literal["picture", "clip", "sound"]
 KINDS: dict[str, Kind] = {".png": "picture", ".mp4": "clip", ".webp": "clip", ".wav": "sound"}  # as validations write
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """A sample of a validation."""
-
-    prompt: str
-    response: str | None  # None for what was generated as a file
-    file: Path | None
-    prompt_files: Sequence[Path]  # pictures and sounds of the prompt
-    score: float | None
-    note: str
-
-    @property
-    def output(self) -> str:
-        """The response, or the name of the file."""
-        return self.response or "" if self.file is None else self.file.name
-
-    @property
-    def caption(self) -> str:
-        """One line below a picture."""
-        return f"{'missing' if self.score is None else f'{self.score:.4g}'} | {self.prompt}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,41 +52,32 @@ def read_alarm_events(file: Path, update: int) -> list[AlarmEvent]:
     return events
 
 
-def read_samples(folder: Path, most: int) -> list[Sample]:
-    """The first sample of each of the first prompts of a validation; none if nothing was kept.
-
-    Args:
-        folder: of the validation.
-        most: prompts.
-    """
-    if not (folder / "samples.jsonl").is_file() or not most:
-        return []
-    samples: dict[int, Sample] = {}
-    for line in read_file(folder / "samples.jsonl", LARGEST).splitlines():
-        record = parse_json(line)
-        prompt = int(record["index"])
-        if prompt not in samples and len(samples) < most:
-            samples[prompt] = _sample(folder / "pictures", record)
-    return list(samples.values())
+def first_samples(validation: Path, most: int) -> list[Sample]:
+    """The first sample of each of the first prompts of a validation; none if nothing was kept."""
+    firsts: dict[int, Sample] = {}
+    for (index, _), sample in read_samples(validation).items():
+        firsts.setdefault(index, sample)
+    return list(firsts.values())[:most]
 
 
-def _sample(media: Path, record: dict[str, Any]) -> Sample:
-    name, score = record.get("file"), record.get("reward")
-    prompt_files = (_media_file(media, name) for name in record.get("images") or ())
-    return Sample(
-        prompt=str(record["prompt"]),
-        response=str(record["response"]) if "response" in record else None,
-        file=_media_file(media, name) if isinstance(name, str) else None,
-        prompt_files=[file for file in prompt_files if file is not None],
-        score=float(score) if isinstance(score, int | float) and math.isfinite(score) else None,
-        note=str(record.get("note") or ""),
-    )
+def file_of(sample: Sample) -> Path | None:
+    """The file that was generated; None for a response."""
+    return next(iter(sendable([sample.picture])), None) if sample.response is None else None
 
 
-def _media_file(media: Path, name: str) -> Path | None:
-    """A file that the validation kept, if it is there and not too large; never one of another folder."""
-    file = media / Path(name).name
-    return file if file.is_file() and not file.is_symlink() and file.stat().st_size <= LARGEST_FILE else None
+def sendable(files: Sequence[Path]) -> list[Path]:
+    """Those that are there and not too large."""
+    return [file for file in files if file.is_file() and file.stat().st_size <= LARGEST]
+
+
+def output_of(sample: Sample) -> str:
+    """The response, or the name of the file that was generated."""
+    return sample.picture.name if sample.response is None else sample.response
+
+
+def caption_of(sample: Sample) -> str:
+    """One line below a picture."""
+    return f"{'missing' if sample.reward is None else f'{sample.reward:.4g}'} | {sample.prompt}"
 
 
 def kind_of(file: Path) -> Kind:
@@ -125,10 +92,8 @@ def gif(file: Path) -> bytes:
         frames = [Image.fromarray(array) for array in arrays]
     else:
         with Image.open(file) as webp:
-            frames, rate = [], 1000 / (webp.info.get("duration") or 100)
-            for index in range(min(getattr(webp, "n_frames", 1), FRAMES)):
-                webp.seek(index)
-                frames.append(webp.convert("RGB"))
+            rate = 1000 / (webp.info.get("duration") or 100)
+            frames = [frame.convert("RGB") for frame in islice(ImageSequence.Iterator(webp), FRAMES)]
     for frame in frames:
         frame.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
     buffer = io.BytesIO()

@@ -33,7 +33,7 @@ def validate(folder: RunFolder, update: int) -> None:
     records: list[dict[str, Any]] = []
     for number in range(2):
         stem = f"{number:03d}-00"
-        about = {"prompt": f"prompt {number}", "index": number, "sample": 0, "note": "read"}
+        about = {"prompt": f"prompt {number}", "index": number, "sample": 0, "note": "read", "components": {}}
         about["reward"] = None if number else update / 4
         if kind == "picture":
             Image.new("RGB", (24, 16), (200, 0, 0)).save(media / f"{stem}.png")
