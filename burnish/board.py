@@ -6,7 +6,6 @@ import io
 import json
 import re
 import stat
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
@@ -76,11 +75,6 @@ class Board:
     def __init__(self, root: Path, hosts: frozenset[str]) -> None:
         """Args: ``hosts`` are the values of the Host header that are answered."""
         self.root, self.hosts = root, hosts
-        self._summaries: dict[str, tuple[str, Summary]] = {}
-        self._lock = threading.Lock()
-        self._found: dict[str, Path] = {}
-        self._evaluated: list[Path] = []  # folders of evaluations, beside the runs
-        self._looked = -PAUSE
 
     def app(self) -> ASGIApp:
         """The application, for an ASGI server."""
@@ -108,7 +102,7 @@ class Board:
         )
 
     def runs(self, request: Request) -> Any:
-        rows = [run_row(name, path) for name, path in self._runs().items()]
+        rows = [run_row(name, path) for name, path in self._runs.items()]
         rows.sort(key=lambda row: (row["state"] != "running", -row["changed"]))
         return {"folder": str(self.root), "runs": rows}
 
@@ -121,11 +115,11 @@ class Board:
         about = {"row": row, "stamp": f"{signature(folder)}-{hash(evaluated):x}"}
         if request.query_params.get("stamp") == about["stamp"]:  # the page has the rest
             return about
-        return about | overview(folder, self._summary(name, folder), self._evaluated)
+        return about | overview(folder, _summary(folder), self._evaluated)
 
     def curves(self, request: Request) -> Any:
-        name, folder = self._asked(request)
-        return charts(folder, self._summary(name, folder))
+        _, folder = self._asked(request)
+        return charts(folder, _summary(folder))
 
     def prompts(self, request: Request) -> Any:
         _, folder = self._asked(request)
@@ -143,12 +137,12 @@ class Board:
         return groups(folder, _number(request, "update"))
 
     def timing(self, request: Request) -> Any:
-        name, folder = self._asked(request)
-        return time_data(folder, self._summary(name, folder), _number(request, "update"))
+        _, folder = self._asked(request)
+        return time_data(folder, _summary(folder), _number(request, "update"))
 
     def compare(self, request: Request) -> Any:
         names = list(dict.fromkeys(request.query_params.getlist("run")))
-        found = {name: path for name, path in self._runs().items() if name in names}
+        found = {name: path for name, path in self._runs.items() if name in names}
         known = {name: path for name, path in found.items() if not configuration(RunFolder(path)).get("error")}
         if len(names) > MOST_COMPARED:
             raise HTTPException(400, f"{len(names)} runs; at most {MOST_COMPARED} can be compared")
@@ -176,28 +170,32 @@ class Board:
     def _asked(self, request: Request) -> tuple[str, RunFolder]:
         """The run that a request names: one of those below the folder, never a path."""
         name = request.query_params.get("run", "")
-        found = self._runs()
-        if name not in found:
+        if (path := self._runs.get(name)) is None:
             raise HTTPException(404, "no such run")
-        return name, RunFolder(found[name])
+        return name, RunFolder(path)
 
+    @property
     def _runs(self) -> dict[str, Path]:
-        """The runs, looked for again after a moment: a page asks for many things at once."""
-        with self._lock:
-            if time.monotonic() > self._looked + PAUSE:
-                self._found, self._evaluated = find_runs(self.root)
-                self._looked = time.monotonic()
-            return self._found
+        return _found(self.root, int(time.monotonic() / PAUSE))[0]
 
-    def _summary(self, name: str, folder: RunFolder) -> Summary:
-        changed = signature(folder)
-        with self._lock:
-            known = self._summaries.get(name)
-            if known is None or known[0] != changed:
-                while len(self._summaries) >= MOST_COMPARED:
-                    self._summaries.pop(next(iter(self._summaries)))
-                known = self._summaries[name] = changed, Summary.read(folder)
-            return known[1]
+    @property
+    def _evaluated(self) -> list[Path]:
+        return _found(self.root, int(time.monotonic() / PAUSE))[1]
+
+
+@lru_cache(maxsize=1)
+def _found(root: Path, moment: int) -> tuple[dict[str, Path], list[Path]]:
+    """Runs and evaluations, looked for again after a moment: a page asks for many things at once."""
+    return find_runs(root)
+
+
+def _summary(folder: RunFolder) -> Summary:
+    return _read_summary(folder.path, signature(folder))
+
+
+@lru_cache(maxsize=MOST_COMPARED)
+def _read_summary(folder: Path, changed: str) -> Summary:
+    return Summary.read(RunFolder(folder))
 
 
 def media_file(run: Path, name: str) -> Path | None:
@@ -230,7 +228,7 @@ def comparison(runs: Mapping[str, Path], evaluated: Sequence[Path]) -> dict[str,
     options = {name: flat(configuration(folder)) for name, folder in folders.items()}
     rows = []
     for name, folder in folders.items():
-        curves = charts(folder, Summary.read(folder), most=POINTS)["charts"]
+        curves = charts(folder, _summary(folder), most=POINTS)["charts"]
         rows.append(run_row(name, runs[name]) | {"curves": [_one_line(chart) for chart in curves]})
     return {
         "runs": rows, "differences": differences(options), "rewards": other_rewards(options),

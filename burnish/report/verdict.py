@@ -19,6 +19,46 @@ FELL_BACK = 0.02  # last validation below the best one by this is reported
 Kind = Literal["gained", "kept", "lost", "weigh"]
 
 
+# what is said of a measure that rose or fell, of which too few prompts are known (as of an unclear one, if nothing is
+# said of that), whose change is too small to matter, or may be chance
+Case = Literal["rose", "fell", "unknown", "small", "unclear"]
+Texts = dict[Case, tuple[Kind, str]]
+_NUMBERS = "from {before} to {after}"
+REWARDED: Texts = {
+    "rose": ("gained", f"The validation reward rose {_NUMBERS} ({{change}})."),
+    "fell": ("lost", f"The validation reward fell {_NUMBERS} ({{change}})."),
+    "unknown": ("weigh", f"The validation reward went {_NUMBERS}; {FEW}."),
+    "small": ("weigh", f"The validation reward hardly moved: {_NUMBERS} ({{change}})."),
+    "unclear": (
+        "weigh", f"No clear change of the validation reward, which went {_NUMBERS}; prompts differ so much that this "
+        "may be chance ({change}).",
+    ),
+}  # fmt: skip
+_RIGHT = "{words.exact}: {before} before, {after} after ({change})"
+RIGHT: Texts = {
+    "rose": ("gained", f"{_RIGHT}."), "fell": ("lost", f"{_RIGHT}."), "unknown": ("weigh", f"{_RIGHT}; {FEW}."),
+    "small": ("weigh", f"{_RIGHT}."), "unclear": ("weigh", f"{_RIGHT}: {MAYBE}."),
+}  # fmt: skip
+_DARKNESS = "border darkness {before} before, {after} after."
+BACKGROUND: Texts = {
+    "rose": ("lost", f"The background got darker or dirtier: {_DARKNESS}"),
+    "fell": ("gained", f"The background got cleaner: {_DARKNESS}"),
+    "small": ("kept", f"The background hardly changed: {_DARKNESS}"),
+    "unclear": ("kept", f"The background has not clearly changed: {_DARKNESS}"),
+}
+_ALIKE = "variety {before} before, {after} after"
+ALIKE: Texts = {
+    "rose": ("gained", f"{{Samples}} of one prompt became less alike: {_ALIKE}."),
+    "fell": ("lost", f"{{Samples}} of one prompt became more alike: {_ALIKE} ({{less:.0f}}{SPACE}% less)."),
+    "small": ("kept", f"{{Samples}} of one prompt differ as much as before: {_ALIKE}."),
+    "unclear": ("kept", f"{{Samples}} of one prompt have not clearly become more or less alike: {_ALIKE}."),
+}
+FORMED = {
+    "rose": "more than the form was learned", "fell": "they are right less often", "unknown": FEW, "unclear": MAYBE,
+    "small": "neither has clearly changed",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Point:
     """A sentence of the verdict."""
@@ -52,16 +92,16 @@ class Change:
         return replace(self.measure, chance=0.0).sign(self.before, self.after) == 0
 
     @property
-    def unknown(self) -> bool:
-        """Whether too few prompts were evaluated."""
-        return self.measure.chance == math.inf
+    def case(self) -> Case:
+        """What is to be said of it."""
+        if self.sign:
+            return "rose" if self.sign == 1 else "fell"
+        return "unknown" if self.measure.chance == math.inf else "small" if self.small else "unclear"
 
-    def text(self, form: str) -> str:
+    def text(self, form: str, **more: object) -> str:
         """A sentence with {before}, {after} and {change} filled in."""
-        show = self.measure.show
-        return form.format(
-            before=show(self.before), after=show(self.after), change=self.measure.change(self.before, self.after)
-        )
+        show, change = self.measure.show, self.measure.change(self.before, self.after)
+        return form.format(before=show(self.before), after=show(self.after), change=change, **more)
 
 
 def verdict(run: Summary) -> list[Point]:
@@ -72,15 +112,15 @@ def verdict(run: Summary) -> list[Point]:
 
 
 def _sentences(run: Summary) -> Iterator[tuple[Kind, str]]:
-    yield from _reward(run)
-    yield from _exact(run)
+    yield from _of_measure(run, REWARD, REWARDED)
+    yield from _of_measure(run, run.exact, RIGHT)
     yield from _form(run)
     yield from _passes(run)
     yield from _guidance(run)
     for pattern in run.lost_patterns:
         yield "weigh", f"Disappearing pattern: {pattern.text()}."
-    yield from _border(run)
-    yield from _variety(run)
+    yield from _of_measure(run, BORDER, BACKGROUND)
+    yield from _of_measure(run, VARIETY, ALIKE)
     yield from _peak(run)
     if run.updates < run.planned:
         yield "weigh", f"The run is not finished: {run.updates} of {run.planned} updates are done."
@@ -113,35 +153,13 @@ def headline(run: Summary) -> str:
     return learned + alarms + rare
 
 
-def _reward(run: Summary) -> Iterator[tuple[Kind, str]]:
-    reward = Change.of(run, REWARD)
-    assert reward is not None, "both validations have one"
-    numbers = "from {before} to {after}"
-    if reward.sign == 1:
-        yield "gained", reward.text(f"The validation reward rose {numbers} ({{change}}).")
-    elif reward.sign == -1:
-        yield "lost", reward.text(f"The validation reward fell {numbers} ({{change}}).")
-    elif reward.unknown:
-        yield "weigh", reward.text(f"The validation reward went {numbers}; {FEW}.")
-    elif reward.small:
-        yield "weigh", reward.text(f"The validation reward hardly moved: {numbers} ({{change}}).")
-    else:
-        text = (
-            f"No clear change of the validation reward, which went {numbers}; prompts differ so much that this may be"
-        )
-        yield "weigh", reward.text(f"{text} chance ({{change}}).")
-
-
-def _exact(run: Summary) -> Iterator[tuple[Kind, str]]:
-    exact = Change.of(run, run.exact)
-    if exact is not None:
-        text = exact.text(f"{run.words.exact}: {{before}} before, {{after}} after ({{change}})")
-        doubt = "" if exact.sign else f"; {FEW}" if exact.unknown else "" if exact.small else f": {MAYBE}"
-        yield _kind(exact.sign), f"{text}{doubt}."
-
-
-def _kind(way: int) -> Kind:
-    return "gained" if way > 0 else "lost" if way < 0 else "weigh"
+def _of_measure(run: Summary, measure: Measure, texts: Texts) -> Iterator[tuple[Kind, str]]:
+    change = Change.of(run, measure)
+    if change is not None and (change.before or measure is not VARIETY):
+        case = "small" if change.case == "unknown" and change.small and "unknown" not in texts else change.case
+        kind, text = texts.get(case, texts["unclear"])
+        less = 100 * (1 - change.after / change.before) if change.before else 0.0
+        yield kind, change.text(text, words=run.words, Samples=run.words.samples.capitalize(), less=less)
 
 
 def _form(run: Summary) -> Iterator[tuple[Kind, str]]:
@@ -151,13 +169,9 @@ def _form(run: Summary) -> Iterator[tuple[Kind, str]]:
         return
     text = form.text("The form that was asked for is kept by {after} of the responses ({before} before). ")
     text += given.text("Among those that keep it, {after} are right ({before} before; {change})")
-    if given.sign:
-        end = "more than the form was learned" if given.sign == 1 else "they are right less often"
-    elif not given.small:
-        end = FEW if given.unknown else MAYBE
-    else:
-        end = "what was learned is the form" if form.sign == 1 else "neither has clearly changed"
-    yield _kind(given.sign), f"{text}: {end}."
+    case = "small" if given.small and not given.sign else given.case
+    end = "what was learned is the form" if case == "small" and form.sign == 1 else FORMED[case]
+    yield RIGHT[given.case][0], f"{text}: {end}."
 
 
 def _passes(run: Summary) -> Iterator[tuple[Kind, str]]:
@@ -188,7 +202,7 @@ def _guidance(run: Summary) -> Iterator[tuple[Kind, str]]:
     scale = run.reference["guidance_scale"]
     text = f"Guidance {scale:g} alone, without training, reaches {REWARD.show(reached)}{also}, {cost}."
     half = ", at half the cost" if own == 1 else ""
-    if reward.unknown:
+    if reward.measure.chance == math.inf:
         yield "weigh", f"{text} Whether the trained model is level with that is unknown: {FEW}."
     elif reward.measure.sign(reached, reward.after) == 1:
         yield "gained", f"{text} The trained model is beyond that{half}."
@@ -199,26 +213,6 @@ def _guidance(run: Summary) -> Iterator[tuple[Kind, str]]:
         yield "weigh", f"{text} Training closed {share:.0f}{SPACE}% of that gap{half}."
     else:
         yield "weigh", f"{text} Training did not come closer to it."
-
-
-def _border(run: Summary) -> Iterator[tuple[Kind, str]]:
-    if (border := Change.of(run, BORDER)) is not None:
-        kept = "hardly changed" if border.small else "has not clearly changed"
-        text = {1: "got darker or dirtier", 0: kept, -1: "got cleaner"}[border.sign]
-        numbers = border.text("border darkness {before} before, {after} after")
-        yield _kind(-border.sign) if border.sign else "kept", f"The background {text}: {numbers}."
-
-
-def _variety(run: Summary) -> Iterator[tuple[Kind, str]]:
-    variety = Change.of(run, VARIETY)
-    if variety is None or not variety.before:
-        return
-    kept = "differ as much as before" if variety.small else "have not clearly become more or less alike"
-    text = {1: "became less alike", 0: kept, -1: "became more alike"}[variety.sign]
-    less = f" ({100 * (1 - variety.after / variety.before):.0f}{SPACE}% less)" if variety.sign == -1 else ""
-    numbers = variety.text("variety {before} before, {after} after")
-    samples = f"{run.words.samples.capitalize()} of one prompt"
-    yield _kind(variety.sign) if variety.sign else "kept", f"{samples} {text}: {numbers}{less}."
 
 
 def _peak(run: Summary) -> Iterator[tuple[Kind, str]]:
