@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 from burnish.config.run_folder import RunFolder
 from burnish.evaluation.records import RESULT
 from burnish.report.curves import charts, time_data
-from burnish.report.media import UNREADABLE, jpeg
+from burnish.report.media import UNREADABLE, encoded
 from burnish.report.overview import overview, signature
 from burnish.report.page import web
 from burnish.report.prompts import groups, prompt_table, trained_prompts, walk
@@ -219,7 +219,7 @@ def _smaller(file: Path, changed: tuple[int, ...], side: int) -> bytes | None:
         if max(image.size) <= side:
             return None
         image.thumbnail((side, side), Image.Resampling.LANCZOS)
-        return jpeg(image)
+        return encoded(image.convert("RGB"), quality=85)
 
 
 def comparison(runs: Mapping[str, Path], evaluated: Sequence[Path]) -> dict[str, Any]:

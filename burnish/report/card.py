@@ -15,10 +15,11 @@ from markupsafe import Markup
 
 from burnish import __version__
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.report.card_pictures import curves, png, sheet
+from burnish.report.curves import curves_picture
+from burnish.report.media import png, sheet
 from burnish.report.overview import CHOSEN, glimpse, numbers
 from burnish.report.plain import cut
-from burnish.report.samples import newest_samples, read_samples
+from burnish.report.samples import newest_samples
 from burnish.report.summary import Summary, algorithm_title
 from burnish.report.verdict import headline, verdict
 from burnish.utils.errors import UserError
@@ -160,7 +161,7 @@ def card(folder: RunFolder, weights: Weights, *, samples: bool = True) -> tuple[
     files: Files = {}
     last = run.after or run.before
     stale = last is not None and last[STEP] != weights.update
-    if (picture := curves(folder, run)) is not None:
+    if (picture := curves_picture(folder, run)) is not None:
         files[CURVES] = picture
     about = {
         "card": True, "title": weights.repo.partition("/")[2], "head": Markup(f"{_head(folder, run, weights)}\n"),
@@ -271,11 +272,10 @@ def _samples(folder: RunFolder, run: Summary, files: Files) -> dict[str, Any]:
         return {}
     about = {"glimpse": prompts, "chosen": CHOSEN, "same": run.words.same}
     if not prompts[0]["written"]:
-        before, after = (read_samples(folder.validation(row[STEP])) for row in (run.before, run.after))
-        if (picture := sheet(before, after)) is None:
+        if (picture := sheet(folder, run.before[STEP], run.after[STEP])) is None:
             return {}
         files[SHEET] = picture
-        marked = any(sample.exact is not None for sample in after.values())
+        marked = any(sample.exact is not None for sample in run.kept.values())
         title = f"Left: before training; right: after {run.after[STEP]} updates. {CHOSEN} {run.words.same}"
         return about | {"sheet_title": title + " Blue: exactly right; red: not." * marked, "sheet": SHEET}
     for one in prompts:

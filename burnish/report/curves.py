@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,6 +17,7 @@ from burnish.report.plain import MOST_POINTS, MOST_SCORED, Points, chosen, fewer
 from burnish.report.samples import read_scores
 from burnish.report.statistics import Interval, by_source, over_sources
 from burnish.report.summary import Summary
+from burnish.utils.images import RIGHT, WRONG
 from burnish.utils.records import RECORD, fresh, is_number, read_records
 
 VALIDATION, WATCHED, MEMORY, REST = "Validation", "Watched statistics", "Memory", "Other metrics"
@@ -39,6 +41,8 @@ SECTIONS = TRAINED | {
 }
 ORDER = [VALIDATION, WATCHED, *TRAINED.values(), MEMORY, *list(SECTIONS.values())[len(TRAINED) :], REST]
 MOST_CHARTS, MOST_SOURCES = 1000, 12
+DRAWN = 4  # charts of a picture: the reward and the first measures beside it
+INK, GREY = "#222222", "#9a9a9a"
 EXPLAINED = {  # the first pattern that matches
     "actor/loss": "the loss; it need not fall in policy optimisation",
     "actor/total_loss": "sum of all losses",
@@ -220,3 +224,55 @@ def time_data(folder: RunFolder, run: Summary, update: int | None = None) -> dic
 
 def _read_timeline(file: Path) -> dict[int, dict[str, list[tuple[str, float, float]]]]:
     return {line.update: line.lanes for line in read_records(file, _TIMELINE, file.parent)}
+
+
+def curves_picture(folder: RunFolder, run: Summary) -> bytes | None:
+    """A PNG file of the reward and other measures over the updates; None before there are two points."""
+    found = [chart for chart in charts(folder, run)["charts"] if chart["part"] == VALIDATION][:DRAWN]
+    found = [chart for chart in found if any(len(line["x"]) > 1 for line in chart["series"])]
+    if not found:
+        return None
+    from matplotlib.figure import Figure
+
+    columns = min(2, len(found))
+    rows = -(-len(found) // columns)
+    figure = Figure(figsize=(4.6 * columns, 2.9 * rows), dpi=130, layout="constrained")
+    for number, chart in enumerate(found):
+        _draw(figure.add_subplot(rows, columns, number + 1), chart)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+def _draw(axes: Any, chart: dict[str, Any]) -> None:
+    """One chart: training is grey, validation blue with its band, the untrained model with guidance a dashed line."""
+    from matplotlib.ticker import MaxNLocator
+
+    factor = 100 if chart.get("percent") else 1
+    colours = {"validation": tuple(value / 255 for value in RIGHT), "training": GREY}
+    for line in chart["series"]:
+        known = [i for i, y in enumerate(line["y"]) if y is not None]
+        x = [line["x"][i] for i in known]
+        y = [line["y"][i] * factor for i in known]
+        validation = line["style"] == "validation"
+        axes.plot(
+            x, y, color=colours.get(line["style"], GREY), linewidth=1.8 if validation else 1, label=line["name"],
+            marker="o" if validation else None, markersize=3.5, zorder=3 if validation else 2,
+        )  # fmt: skip
+        sides = [(line["low"][i], line["high"][i]) for i in known] if "low" in line else []
+        if sides and all(low is not None and high is not None for low, high in sides):
+            low, high = ([side * factor for side in one] for one in zip(*sides, strict=True))
+            axes.fill_between(x, low, high, color=colours.get(line["style"], GREY), alpha=0.18, linewidth=0)
+    reference = chart.get("reference")
+    if reference is not None:
+        colour = tuple(value / 255 for value in WRONG)
+        axes.axhline(reference["y"] * factor, color=colour, linewidth=1, linestyle="--", label=reference["name"])
+    axes.set_title(chart["title"] + (" (%)" if factor == 100 else ""), fontsize=10, color=INK, parse_math=False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("policy updates", fontsize=8, color=INK)
+    axes.tick_params(labelsize=8, colors=INK)
+    axes.grid(color="#e4e4e4", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.legend(fontsize=7, frameon=False, labelcolor=INK)

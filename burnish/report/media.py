@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import wave
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageSequence
 
-from burnish.utils.images import waveform
+from burnish.config.run_folder import RunFolder
+from burnish.report.prompts import of_prompt
+from burnish.report.samples import read_samples
+from burnish.types.media import evenly_spaced
+from burnish.utils.images import grid, strip, waveform
 from burnish.utils.records import leads_out
 from burnish.utils.video import clip_format, encode_clip, encode_sound, read_clip
 
@@ -23,6 +28,9 @@ BUDGET = 14 << 20  # characters of all media on a page
 FRAMES = 120  # of a clip that are read
 SECONDS = 10  # of a sound that are read
 LOW_RATE = 16000  # samples per second of a sound that is too large
+PROMPTS, EACH = 6, 3  # rows of a sheet, and samples of each side of a row
+CLIPS, STRIP = (".mp4", ".webp"), 3  # frames of a clip, of which one is shown on a side
+LABEL = 200  # characters of a prompt beside its row
 UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, wave.Error, Image.DecompressionBombError, ImportError)
 
 Embedded = dict[str, Any]  # addresses of an image, a video and a sound, and the size in pixels
@@ -96,15 +104,81 @@ def _smaller(image: Image.Image) -> Image.Image:
 
 def _picture(image: Image.Image) -> Embedded:
     small = _smaller(image.convert("RGB"))
-    return {"image": _address(jpeg(small), "image/jpeg"), "size": small.size}
+    return {"image": _address(encoded(small, quality=85), "image/jpeg"), "size": small.size}
 
 
-def jpeg(image: Image.Image) -> bytes:
-    """A JPEG file."""
+def encoded(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
+    """A picture as a file."""
     buffer = io.BytesIO()
-    image.convert("RGB").save(buffer, format="JPEG", quality=85)
+    image.save(buffer, format=kind, **options)
     return buffer.getvalue()
 
 
 def _address(content: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def sheet(folder: RunFolder, before: int, after: int) -> bytes | None:
+    """A JPEG file of samples of the same prompts with the same noise; None if too few can be read.
+
+    Args:
+        folder: of the run.
+        before: update whose validation is on the left.
+        after: the one on the right.
+    """
+    cells: list[np.ndarray] = []
+    labels: list[str] = []
+    verdicts: list[bool | None] = []
+    columns = across = 0
+    for index in sorted({index for index, _ in read_samples(folder.validation(after))})[:PROMPTS]:
+        sides = [of_prompt(folder, update, index) for update in (before, after)]
+        across = STRIP if sides[1][0].picture.suffix in CLIPS else 1
+        sides = [side[: EACH if across == 1 else 1] for side in sides]
+        drawn = [[still(one.picture) for one in side] for side in sides]
+        begun = [still(path) for path in sides[1][0].shown[:1]]
+        row = [*begun, *drawn[0], *drawn[1]]
+        if not drawn[0] or any(one is None for one in row) or (columns and len(row) != columns):
+            continue
+        columns = len(row)
+        cells += [one for one in row if one is not None]
+        labels.append(sides[1][0].prompt[:LABEL])
+        verdicts += [None] * len(begun) + [one.exact for side in sides for one in side]
+    if not cells:
+        return None
+    return encoded(grid(cells, columns, labels, verdicts, across=across), quality=90)
+
+
+def still(path: Path) -> np.ndarray | None:
+    """A sample as one picture, uint8 [H, W, 3]: some frames of a clip, a sound over time; None if it can't be read."""
+    try:
+        match path.suffix:
+            case ".mp4" | ".webp":
+                frames, _ = frames_of(path)
+                return strip([frames[i] for i in evenly_spaced(len(frames), STRIP)])
+            case ".wav":
+                with wave.open(str(path)) as file:
+                    return waveform(values_of(file).T)
+        with Image.open(path, formats=["PNG"]) as image:
+            return np.asarray(image.convert("RGB"))
+    except UNREADABLE:
+        return None
+
+
+def frames_of(path: Path, most: int = FRAMES) -> tuple[list[np.ndarray], float]:
+    """The frames of a clip, uint8 [H, W, 3], and how many of them a second has."""
+    if path.suffix == ".mp4":
+        frames, rate, _ = read_clip(path.read_bytes(), most)
+        return list(frames), rate
+    with Image.open(path, formats=["WEBP"]) as image:
+        rate = 1000 / (image.info.get("duration") or 100)
+        return [np.asarray(one.convert("RGB")) for one in itertools.islice(ImageSequence.Iterator(image), most)], rate
+
+
+def png(path: Path) -> bytes | None:
+    """A picture of a prompt as a small PNG file; None if it can't be read."""
+    picture = still(path)
+    if picture is None:
+        return None
+    image = Image.fromarray(picture)
+    image.thumbnail((256, 256))
+    return encoded(image, "PNG", optimize=True)

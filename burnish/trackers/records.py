@@ -5,15 +5,14 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from PIL import Image, ImageSequence
+from PIL import Image
 
 from burnish.alarms.record import read_alarms
+from burnish.report.media import frames_of
 from burnish.report.samples import Sample, read_samples
-from burnish.utils.video import read_clip
 
 LARGEST = 32 << 20  # bytes of a picture, clip or sound that is sent
 FRAMES, LONGEST_SIDE = 64, 512  # of a GIF: frames, and pixels of the longer side
@@ -87,13 +86,8 @@ def kind_of(file: Path) -> Kind:
 
 def gif(file: Path) -> bytes:
     """A clip as an animated GIF, which every tracker plays."""
-    if file.suffix == ".mp4":
-        arrays, rate, _ = read_clip(file.read_bytes(), FRAMES)
-        frames = [Image.fromarray(array) for array in arrays]
-    else:
-        with Image.open(file) as webp:
-            rate = 1000 / (webp.info.get("duration") or 100)
-            frames = [frame.convert("RGB") for frame in islice(ImageSequence.Iterator(webp), FRAMES)]
+    arrays, rate = frames_of(file, FRAMES)
+    frames = [Image.fromarray(array) for array in arrays]
     for frame in frames:
         frame.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
     buffer = io.BytesIO()
