@@ -8,7 +8,7 @@ import re
 import stat
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +78,18 @@ class Board:
 
     def app(self) -> ASGIApp:
         """The application, for an ASGI server."""
+        of_run: dict[str, Callable[[RunFolder, Request], Any]] = {
+            "curves": lambda folder, request: charts(folder, _summary(folder)),
+            "prompts": lambda folder, request: (
+                trained_prompts(folder) if request.query_params.get("of") == "training" else prompt_table(folder)
+            ),
+            "walk": lambda folder, request: walk(folder, _number(request, "prompt", needed=True) or 0),
+            "groups": lambda folder, request: groups(folder, _number(request, "update")),
+            "time": lambda folder, request: time_data(folder, _summary(folder), _number(request, "update")),
+        }
         answers: dict[str, Callable[[Request], Any]] = {
-            "runs": self.runs, "run": self.run, "curves": self.curves, "prompts": self.prompts, "walk": self.walk,
-            "groups": self.groups, "time": self.timing, "compare": self.compare,
+            "runs": self.runs, "run": self.run, "compare": self.compare,
+            **{name: partial(self.answer, answer) for name, answer in of_run.items()},
         }  # fmt: skip
 
         async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -117,33 +126,14 @@ class Board:
             return about
         return about | overview(folder, _summary(folder), self._evaluated)
 
-    def curves(self, request: Request) -> Any:
-        _, folder = self._asked(request)
-        return charts(folder, _summary(folder))
-
-    def prompts(self, request: Request) -> Any:
-        _, folder = self._asked(request)
-        return trained_prompts(folder) if request.query_params.get("of") == "training" else prompt_table(folder)
-
-    def walk(self, request: Request) -> Any:
-        _, folder = self._asked(request)
-        index = _number(request, "prompt")
-        if index is None:
-            raise HTTPException(400, "prompt is missing")
-        return walk(folder, index)
-
-    def groups(self, request: Request) -> Any:
-        _, folder = self._asked(request)
-        return groups(folder, _number(request, "update"))
-
-    def timing(self, request: Request) -> Any:
-        _, folder = self._asked(request)
-        return time_data(folder, _summary(folder), _number(request, "update"))
+    def answer(self, answer: Callable[[RunFolder, Request], Any], request: Request) -> Any:
+        """What is asked about one run."""
+        return answer(self._asked(request)[1], request)
 
     def compare(self, request: Request) -> Any:
         names = list(dict.fromkeys(request.query_params.getlist("run")))
-        found = {name: path for name, path in self._runs.items() if name in names}
-        known = {name: path for name, path in found.items() if not configuration(RunFolder(path)).get("error")}
+        paths = {name: path for name, path in self._runs.items() if name in names}
+        known = {name: path for name, path in paths.items() if not configuration(RunFolder(path)).get("error")}
         if len(names) > MOST_COMPARED:
             raise HTTPException(400, f"{len(names)} runs; at most {MOST_COMPARED} can be compared")
         if not known:
@@ -160,7 +150,7 @@ class Board:
         if side is None or file.suffix not in (".png", ".jpg"):  # others may move
             return FileResponse(file, media_type=KINDS[file.suffix])
         try:
-            content = _smaller(file, stamp(file), next((one for one in SIDES if one >= side), SIDES[-1]))
+            content = _smaller(file, stamp(file), next((size for size in SIDES if size >= side), SIDES[-1]))
         except UNREADABLE:
             raise HTTPException(404, "no such file") from None
         if content is None:
@@ -207,7 +197,7 @@ def media_file(run: Path, name: str) -> Path | None:
         modes = [run.joinpath(*parts[: depth + 1]).lstat() for depth in range(len(parts))]
     except (OSError, ValueError):
         return None
-    if any(stat.S_ISLNK(one.st_mode) for one in modes):
+    if any(stat.S_ISLNK(mode.st_mode) for mode in modes):
         return None
     return run / name if stat.S_ISREG(modes[-1].st_mode) and modes[-1].st_size <= LARGEST else None
 
@@ -239,7 +229,7 @@ def comparison(runs: Mapping[str, Path], evaluated: Sequence[Path]) -> dict[str,
 
 def _one_line(chart: Mapping[str, Any]) -> dict[str, Any]:
     """A chart's own line: of measures the validation."""
-    line = next((one for one in chart["series"] if one["style"] == "validation" and one["x"]), chart["series"][-1])
+    line = next((line for line in chart["series"] if line["style"] == "validation" and line["x"]), chart["series"][-1])
     return {key: chart.get(key) for key in ("title", "part", "percent", "zero", "span", "note")} | {"line": line}
 
 
@@ -272,12 +262,12 @@ def _text(content: str, kind: str) -> Callable[[Request], Response]:
     return reply
 
 
-def _number(request: Request, name: str) -> int | None:
+def _number(request: Request, name: str, *, needed: bool = False) -> int | None:
     text = request.query_params.get(name)
-    if text is None:
+    if text is None and not needed:
         return None
-    if not text.isdecimal() or len(text) > 12:
-        raise HTTPException(400, f"{name} is no number")
+    if text is None or not text.isdecimal() or len(text) > 12:
+        raise HTTPException(400, f"{name} is {text!r:.40}, which is no number")
     return int(text)
 
 

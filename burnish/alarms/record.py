@@ -78,8 +78,8 @@ def read_alarms(file: Path) -> list[Raised]:
         if isinstance(line, Raised):
             alarms += [line] if len(alarms) < MOST else []
         else:
-            active = [one for one in alarms if one.name == line.over and one.over is None]
-            alarms = [replace(one, over=line.update) if one in active else one for one in alarms]
+            active = [raised for raised in alarms if raised.name == line.over and raised.over is None]
+            alarms = [replace(raised, over=line.update) if raised in active else raised for raised in alarms]
     return alarms
 
 

@@ -127,7 +127,7 @@ class Alarms(Hook):
                     self._active.remove(one.name)
                     self.lines.write({"update": update, "over": one.name})
                     log.info("update %d: alarm %s is over", update, one.name)
-        metrics["alarms/active"] = float(len(self._active))
+        metrics["alarms/standing"] = float(len(self._active))
 
     def close(self) -> None:
         self.lines.close()

@@ -43,7 +43,7 @@ def text(value: Any) -> Markup:
     if isinstance(value, Markup):
         return value
     lines = printable(cut("" if value is None else str(value), LONGEST) or "").replace("\t", " ").split("\n")
-    return Markup("<br>".join(_MEANING.sub(lambda found: f"&#{ord(found[0])};", line) for line in lines))
+    return Markup("<br>".join(_MEANING.sub(lambda sign: f"&#{ord(sign[0])};", line) for line in lines))
 
 
 @cache
@@ -93,8 +93,8 @@ def licence_of(path: str, revision: str | None, *, ask: bool) -> Licence | None:
         file = try_to_load_from_cache(path, "README.md", revision=revision) if hub else resolve(path) / "README.md"
         if isinstance(file, str | Path) and Path(file).is_file():
             return read_licence(ModelCard.load(file, ignore_metadata_errors=True).data.to_dict(), hub)
-        found = HfApi().model_info(path, revision=revision).card_data if hub and ask else None
-        return None if found is None else read_licence(vars(found), hub)
+        data = HfApi().model_info(path, revision=revision).card_data if hub and ask else None
+        return None if data is None else read_licence(vars(data), hub)
     except (OSError, ValueError, yaml.YAMLError, UserError, client):  # removed since, or not for this account
         return None
 
@@ -166,7 +166,7 @@ def card(folder: RunFolder, weights: Weights, *, samples: bool = True) -> tuple[
     about = {
         "card": True, "title": weights.repo.partition("/")[2], "head": Markup(f"{_head(folder, run, weights)}\n"),
         "lead": _lead(run, weights), "facts": list(_facts(run, weights)), "numbers": numbers(run),
-        "verdict": [{"word": one.kind, "text": one.text} for one in verdict(run)], "warnings": run.warnings(),
+        "verdict": [{"word": point.kind, "text": point.text} for point in verdict(run)], "warnings": run.warnings(),
         "remark": f"These weights are of update {weights.update}; the newest validation before it was after "
                   f"{last[STEP]}." if last is not None and stale else "",
         "curves": CURVES if CURVES in files and last is not None else "", "gallery": run.words.samples.capitalize(),
@@ -278,9 +278,9 @@ def _samples(folder: RunFolder, run: Summary, files: Files) -> dict[str, Any]:
         marked = any(sample.exact is not None for sample in run.kept.values())
         title = f"Left: before training; right: after {run.after[STEP]} updates. {CHOSEN} {run.words.same}"
         return about | {"sheet_title": title + " Blue: exactly right; red: not." * marked, "sheet": SHEET}
-    for one in prompts:
-        pictures = [png(folder.path / name) for name in one["shown"]]
-        own = {f"card/question-{one['index']:03d}-{i}.png": picture for i, picture in enumerate(pictures) if picture}
-        one["shown"] = list(own)
+    for prompt in prompts:
+        pictures = [png(folder.path / name) for name in prompt["shown"]]
+        own = {f"card/question-{prompt['index']:03d}-{i}.png": picture for i, picture in enumerate(pictures) if picture}
+        prompt["shown"] = list(own)
         files |= own
     return about

@@ -98,7 +98,7 @@ EXPLAINED = {  # the first pattern that matches
     "response/surprisal/mean": "mean -log-prob of the first tokens: their entropy",
     "response/reflections/mean": "words by which a response reconsiders: wait, actually",
     "response/*/reward_correlation": "correlation with the reward among samples of a prompt",
-    "alarms/active": "alarms that are not over",
+    "alarms/standing": "alarms that are not over",
     "critic/*/mean": "mean of this reward component",
     "response_length/clip_ratio": "fraction of truncated responses",
     "response_length/*": "tokens of a response",
@@ -124,7 +124,7 @@ _TIMELINE = TypeAdapter(Timeline)
 
 def charts(folder: RunFolder, run: Summary, *, most: int = MOST_POINTS) -> dict[str, Any]:
     """Charts in order; ``most`` points of a line."""
-    found = list(_validation(folder, run, most))
+    listed = list(_validation(folder, run, most))
     rewards = points_of(run, "critic/rewards/mean")
     shown = {"critic/rewards/mean", *map(trained_key, run.measures())}
     constant: dict[str, float] = {}
@@ -141,9 +141,9 @@ def charts(folder: RunFolder, run: Summary, *, most: int = MOST_POINTS) -> dict[
             note = next((text for pattern, text in EXPLAINED.items() if fnmatchcase(name, pattern)), "")
             line = series("training", "training", points, most=most)
             alike[key] = {"title": name, "part": _part(name), "note": note, "also": [], "series": [line]}
-    found += list(alike.values())[: MOST_CHARTS - len(found)]
-    found.sort(key=lambda chart: ORDER.index(chart["part"]))
-    return {"last": run.updates, "charts": found, "constant": constant}
+    listed += list(alike.values())[: MOST_CHARTS - len(listed)]
+    listed.sort(key=lambda chart: ORDER.index(chart["part"]))
+    return {"last": run.updates, "charts": listed, "constant": constant}
 
 
 def _part(name: str) -> str:
@@ -228,16 +228,16 @@ def _read_timeline(file: Path) -> dict[int, dict[str, list[tuple[str, float, flo
 
 def curves_picture(folder: RunFolder, run: Summary) -> bytes | None:
     """A PNG file of the reward and other measures over the updates; None before there are two points."""
-    found = [chart for chart in charts(folder, run)["charts"] if chart["part"] == VALIDATION][:DRAWN]
-    found = [chart for chart in found if any(len(line["x"]) > 1 for line in chart["series"])]
-    if not found:
+    drawn = [chart for chart in charts(folder, run)["charts"] if chart["part"] == VALIDATION][:DRAWN]
+    drawn = [chart for chart in drawn if any(len(line["x"]) > 1 for line in chart["series"])]
+    if not drawn:
         return None
     from matplotlib.figure import Figure
 
-    columns = min(2, len(found))
-    rows = -(-len(found) // columns)
+    columns = min(2, len(drawn))
+    rows = -(-len(drawn) // columns)
     figure = Figure(figsize=(4.6 * columns, 2.9 * rows), dpi=130, layout="constrained")
-    for number, chart in enumerate(found):
+    for number, chart in enumerate(drawn):
         _draw(figure.add_subplot(rows, columns, number + 1), chart)
     file = io.BytesIO()
     figure.savefig(file, format="png", metadata={"Software": None})

@@ -42,12 +42,12 @@ def embedded(folder: Path, names: Iterable[str]) -> dict[str, Embedded]:
     left = BUDGET
     for name in dict.fromkeys(names):
         try:
-            one = {} if leads_out(folder / name, folder) else _embed(folder / name)
+            made = {} if leads_out(folder / name, folder) else _embed(folder / name)
         except UNREADABLE:  # truncated, or something else
             continue
-        size = sum(len(value) for value in one.values() if isinstance(value, str))
-        if one and size <= left:
-            media[name] = one
+        size = sum(len(value) for value in made.values() if isinstance(value, str))
+        if made and size <= left:
+            media[name] = made
             left -= size
     return media
 
@@ -64,9 +64,9 @@ def _embed(path: Path) -> Embedded:
     with Image.open(io.BytesIO(content), formats=["PNG", "WEBP"]) as image:
         small = len(content) <= HEAVIEST and (image.format == "WEBP" or max(image.size) <= LONGEST)
         kind, size = (image.format or "").lower(), image.size
-        one = {"image": _address(content, f"image/{kind}"), "size": size} if small else _picture(image)
+        made = {"image": _address(content, f"image/{kind}"), "size": size} if small else _picture(image)
     beside = path.with_suffix(".wav")
-    return one | ({"sound": _embed(beside)["sound"]} if path.suffix == ".webp" and beside.is_file() else {})
+    return made | ({"sound": _embed(beside)["sound"]} if path.suffix == ".webp" and beside.is_file() else {})
 
 
 def _clip(content: bytes) -> Embedded:
@@ -134,15 +134,15 @@ def sheet(folder: RunFolder, before: int, after: int) -> bytes | None:
         sides = [of_prompt(folder, update, index) for update in (before, after)]
         across = STRIP if sides[1][0].picture.suffix in CLIPS else 1
         sides = [side[: EACH if across == 1 else 1] for side in sides]
-        drawn = [[still(one.picture) for one in side] for side in sides]
+        drawn = [[still(sample.picture) for sample in side] for side in sides]
         begun = [still(path) for path in sides[1][0].shown[:1]]
         row = [*begun, *drawn[0], *drawn[1]]
-        if not drawn[0] or any(one is None for one in row) or (columns and len(row) != columns):
+        if not drawn[0] or any(picture is None for picture in row) or (columns and len(row) != columns):
             continue
         columns = len(row)
-        cells += [one for one in row if one is not None]
+        cells += [picture for picture in row if picture is not None]
         labels.append(sides[1][0].prompt[:LABEL])
-        verdicts += [None] * len(begun) + [one.exact for side in sides for one in side]
+        verdicts += [None] * len(begun) + [sample.exact for side in sides for sample in side]
     if not cells:
         return None
     return encoded(grid(cells, columns, labels, verdicts, across=across), quality=90)
@@ -171,7 +171,9 @@ def frames_of(path: Path, most: int = FRAMES) -> tuple[list[np.ndarray], float]:
         return list(frames), rate
     with Image.open(path, formats=["WEBP"]) as image:
         rate = 1000 / (image.info.get("duration") or 100)
-        return [np.asarray(one.convert("RGB")) for one in itertools.islice(ImageSequence.Iterator(image), most)], rate
+        return [
+            np.asarray(frame.convert("RGB")) for frame in itertools.islice(ImageSequence.Iterator(image), most)
+        ], rate
 
 
 def png(path: Path) -> bytes | None:

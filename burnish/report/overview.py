@@ -45,9 +45,10 @@ def overview(folder: RunFolder, run: Summary, evaluated: Iterable[Path] = ()) ->
         "title": folder.path.resolve().name, "sentence": run.sentence(), "headline": headline(run),
         "glimpse": glimpse(folder, run), "chosen": CHOSEN, "same": run.words.same,
         "numbers": numbers(run), "sources": sources(run),
-        "verdict": [{"kind": WORDS[one.kind][0], "word": WORDS[one.kind][1], "text": one.text} for one in verdict(run)],
+        "verdict": [dict(zip(("kind", "word"), WORDS[point.kind], strict=True), text=point.text)
+                    for point in verdict(run)],
         "warnings": run.warnings(), "alarms_about": ALARMS_ABOUT,
-        "alarms": [_alarm(folder, run, one) for one in sorted(run.alarms, key=lambda one: one.over is not None)],
+        "alarms": [_alarm(folder, run, raised) for raised in (*run.active, *run.over)],
         "suites": suite_data(folder, evaluated), "suites_about": SUITES_ABOUT,
         "updates": run.updates, "steps": run.planned, "samples": run.words.samples, "gallery": run.words.gallery,
         "unit": run.words.unit, "validations": folder.validations(),
@@ -61,7 +62,7 @@ def glimpse(folder: RunFolder, run: Summary) -> list[dict[str, Any]]:
     updates = [row[STEP] for row in (run.before, run.after) if row is not None]
     updates = [update for update in updates if read_samples(folder.validation(update))]
     last = read_samples(folder.validation(updates[-1])) if updates else {}
-    most = PICTURES if all(one.response is None for one in last.values()) else RESPONSES
+    most = PICTURES if all(sample.response is None for sample in last.values()) else RESPONSES
     prompts = []
     for index in sorted({prompt for prompt, _ in last})[:most]:
         firsts = {update: own[0] for update in updates if (own := of_prompt(folder, update, index))}
@@ -136,7 +137,7 @@ def numbers(run: Summary) -> dict[str, Any]:
 def _moved(run: Summary, measures: Iterable[Measure]) -> str:
     """How many statistics were only watched, and which of them have clearly changed; "" without any."""
     watched = [measure for measure in measures if measure.watched]
-    pairs = [(one, one.of(run.before), one.of(run.after)) for one in watched]
+    pairs = [(measure, measure.of(run.before), measure.of(run.after)) for measure in watched]
     moved = [one.title for one, a, b in pairs if a is not None and b is not None and one.sign(a, b)]
     clear = f"; clear change: {', '.join(moved)}" if moved else "; none has clearly changed" if run.after else ""
     return f"{len(watched)} watched statistic{'s' * (len(watched) > 1)}{clear}" if watched else ""
@@ -175,7 +176,7 @@ def sources(run: Summary) -> dict[str, Any] | None:
     names = run.sources()
     if len(names) < 2 or run.before is None or run.after is None:
         return None
-    measures = [one for one in run.measures() if one.key in (REWARD.key, run.exact.key)]
+    measures = [measure for measure in run.measures() if measure.key in (REWARD.key, run.exact.key)]
     heads = [head for measure in measures for head in (f"{measure.title}, before", "after")]
     rows = []
     for source in names:

@@ -41,7 +41,9 @@ NOTHING: dict[str, Any] = {"updates": [], "prompts": [], "kept": []}
 @cache
 def web(*names: str) -> str:
     """Files of the page, joined; without a name its scripts, in the order in which they need each other."""
-    return "\n".join((WEB / name).read_text(encoding="utf-8") for name in names or [f"{one}.js" for one in SCRIPTS])
+    return "\n".join(
+        (WEB / name).read_text(encoding="utf-8") for name in names or [f"{script}.js" for script in SCRIPTS]
+    )
 
 
 def write_report(folder: RunFolder) -> Path:

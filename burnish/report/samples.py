@@ -108,7 +108,7 @@ def read_samples(validation: Path) -> Samples:
 
 def _read_samples(validation: Path) -> Samples:
     records = read_records(validation / SAMPLES, _SAMPLE, validation.parents[1], most=1 << 40)
-    return {(one.index, one.sample): one for one in records if _with_media(one, validation)}
+    return {(sample.index, sample.sample): sample for sample in records if _with_media(sample, validation)}
 
 
 def _with_media(sample: Sample, validation: Path) -> bool:
@@ -141,7 +141,9 @@ def _read_scores(validation: Path) -> Scores:
     if not file.is_file() or leads_out(file, validation.parents[1]):
         kept = read_samples(validation)
         return {place: Score("default", sample.reward, sample.components) for place, sample in kept.items()}
-    return {(one.index, one.sample): one for one in read_records(file, _SCORE, validation.parents[1], most=1 << 40)}
+    return {
+        (score.index, score.sample): score for score in read_records(file, _SCORE, validation.parents[1], most=1 << 40)
+    }
 
 
 def newest_samples(folder: RunFolder) -> Samples:
@@ -161,4 +163,4 @@ def prompt_texts(folder: RunFolder) -> dict[int, dict[str, Any]]:
 
 def _read_prompts(validation: Path) -> dict[int, dict[str, Any]]:
     records = read_records(validation / PROMPTS, _PROMPT, validation.parents[1])
-    return {one.index: {"prompt": one.prompt, "answer": one.answer} for one in records}
+    return {prompt.index: {"prompt": prompt.prompt, "answer": prompt.answer} for prompt in records}

@@ -58,12 +58,12 @@ def suite_data(folder: RunFolder, others: Iterable[Path] = ()) -> list[dict[str,
 
 def suites_beside(runs: Mapping[str, tuple[RunFolder, Sequence[Path]]]) -> list[dict[str, Any]]:
     """Suites that several runs were evaluated on in the same way, by the last evaluation of each; runs by name."""
-    found: dict[tuple[Any, ...], dict[str, Side]] = {}
+    by_key: dict[tuple[Any, ...], dict[str, Side]] = {}
     for name, (folder, others) in runs.items():
         for sides in evaluations(folder, others):
-            found.setdefault(sides[-1].key, {})[name] = sides[-1]
+            by_key.setdefault(sides[-1].key, {})[name] = sides[-1]
     tables = []
-    for by_run in found.values():
+    for by_run in by_key.values():
         if len(by_run) > 1:
             first, *rest = by_run
             heads = [
@@ -200,7 +200,7 @@ def _rows(sides: Sequence[Side]) -> list[dict[str, Any]]:
     rows = []
     for name in ["overall", *(tasks if len(first.result["tasks"]) > 1 else [])]:
         values = [side.result["overall"] if name == "overall" else side.result["tasks"][name] for side in sides]
-        cells = [*map(_cell, values), *(_cell(vars(one[name]), "+") for one in moved if name in one)]
+        cells = [*map(_cell, values), *(_cell(vars(change[name]), "+") for change in moved if name in change)]
         rows.append({"title": name, "cells": cells})
     return rows
 

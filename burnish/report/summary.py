@@ -88,7 +88,7 @@ class Summary:
         if run.before is not None and run.after is not None:
             places = [folder.validation(row[STEP]) for row in (run.before, run.after)]
             first, last = map(read_scores, places)
-            run.doubt = {one.key: chance(first, last, one.column) for one in run.measures()}
+            run.doubt = {measure.key: chance(first, last, measure.column) for measure in run.measures()}
             run.lost_patterns = lost_patterns(*map(read_samples, places))
             exact = run.exact.column if run.exact.of(run.before) is not None else REWARD.column
             run.passes = passes(first, last, exact)
@@ -146,23 +146,25 @@ class Summary:
 
     def measures(self) -> list[Measure]:
         """Metrics of the validations: reward, exactness, other components, variety, length."""
-        found = [REWARD]
+        measures = [REWARD]
         known = {name: MEASURES[name] for name in self.words.measures}
         rewards = self.config.get("rewards") or {}
         for name in sorted({key.split("/")[-2] for row in self.validated for key in row if _is_component(key)}):
             if name in known:
-                found.append(known[name])
+                measures.append(known[name])
             elif not (len(self._weighted()) == 1 and name in self._weighted()):  # that is the reward itself
                 weight = (rewards.get(name) or {}).get("weight", 0)
                 title = name.replace("_", " ").capitalize()
                 key, about = f"val-aux/*/{name}/mean@*", STATISTICS.get(name, "only watched")
                 watched = name in STATISTICS and name not in self._weighted()
-                found.append(Measure(title, key, (weight > 0) - (weight < 0), watched=watched, about=about))
-        found += [*votes(self.validated), VARIETY, LENGTH]
+                measures.append(Measure(title, key, (weight > 0) - (weight < 0), watched=watched, about=about))
+        measures += [*votes(self.validated), VARIETY, LENGTH]
         order = [REWARD, EXACT, STRICT, FORMAT, GIVEN, None, BORDER, VARIETY, LENGTH]
         places = {measure.key: place for place, measure in enumerate(order) if measure is not None}
-        found.sort(key=lambda measure: places.get(measure.key, order.index(None)))
-        return [self.doubted(one) for one in found if any(one.of(row) is not None for row in self.validated)]
+        measures.sort(key=lambda measure: places.get(measure.key, order.index(None)))
+        return [
+            self.doubted(measure) for measure in measures if any(measure.of(row) is not None for row in self.validated)
+        ]
 
     def sources(self) -> list[str]:
         """The data sources of the last validation."""
@@ -203,11 +205,11 @@ class Summary:
 
     def warnings(self) -> list[str]:
         """Problems during the run."""
-        names = ", ".join(one.name for one in self.active)
-        found = [f"Alarms, shown below: {names}."] if names else []
+        names = ", ".join(raised.name for raised in self.active)
+        warnings = [f"Alarms, shown below: {names}."] if names else []
         missing = [row.get("critic/missing_ratio") or 0 for row in self.rows if row[STEP] > 0]
         if any(missing):
-            found.append(
+            warnings.append(
                 f"{100 * sum(missing) / len(missing):.1f} % of the training rewards could not be computed, in "
                 f"{sum(map(bool, missing))} of {len(missing)} updates; those {self.words.samples} were not trained on."
             )
@@ -215,28 +217,33 @@ class Summary:
         for update, share in incomplete:
             if share:
                 whose = f"{100 * share:.1f} % of its {self.words.samples}"
-                found.append(f"Validation {update} lacks the reward of {whose}.")
-        notes = Counter(one.note for one in self.kept.values() if one.reward is None and one.note)
-        if found and notes:
-            found.append(f"Most frequent cause in the last validation: {notes.most_common(1)[0][0]}")
+                warnings.append(f"Validation {update} lacks the reward of {whose}.")
+        notes = Counter(sample.note for sample in self.kept.values() if sample.reward is None and sample.note)
+        if warnings and notes:
+            warnings.append(f"Most frequent cause in the last validation: {notes.most_common(1)[0][0]}")
         empty = sum(row.get("actor/empty_updates") or 0 for row in self.rows)
         if empty:
-            found.append(
+            warnings.append(
                 f"{empty:.0f} optimizer steps were skipped for lack of training signal: rewards were missing (see "
                 "failures.jsonl), or all equal."
             )
         skipped = sum(row.get("actor/skipped_updates") or 0 for row in self.rows) - empty
         if skipped:
-            found.append(
+            warnings.append(
                 f"{skipped:.0f} optimizer steps were skipped because loss or gradient was not finite; "
                 "a lower optimizer.lr may help."
             )
-        return found
+        return warnings
 
     @property
     def active(self) -> list[Raised]:
         """Alarms that are not over."""
-        return [one for one in self.alarms if one.over is None]
+        return [raised for raised in self.alarms if raised.over is None]
+
+    @property
+    def over(self) -> list[Raised]:
+        """Alarms that are."""
+        return [raised for raised in self.alarms if raised.over is not None]
 
     def _weighted(self) -> list[str]:
         rewards = self.config.get("rewards") or {}
@@ -249,10 +256,10 @@ class Summary:
 
 def _read_reference(folder: RunFolder) -> Row | None:
     try:
-        found = parse_json((folder.reference / "metrics.json").read_bytes())
+        metrics = parse_json((folder.reference / "metrics.json").read_bytes())
     except (OSError, ValueError):  # not written yet, or truncated
         return None
-    return found if is_row(found) and found.get("guidance_scale") is not None else None
+    return metrics if is_row(metrics) and metrics.get("guidance_scale") is not None else None
 
 
 def algorithm_title(name: str) -> str:

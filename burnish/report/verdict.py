@@ -137,7 +137,7 @@ def headline(run: Summary) -> str:
         return ""
     reward, *watched = [Change.of(run, measure) for measure in run.measures()]
     known = [change for change in watched if change is not None]
-    worse = " and ".join(one.measure.title.lower() for one in known if one.measure.better * one.sign < 0)
+    worse = " and ".join(change.measure.title.lower() for change in known if change.measure.better * change.sign < 0)
     patterns = ", ".join(pattern.what for pattern in run.lost_patterns)
     rare = f" Disappearing pattern{'s' * (len(run.lost_patterns) > 1)}: {patterns}." if patterns else ""
     names = ", ".join(raised.name.replace("_", " ") for raised in run.active)

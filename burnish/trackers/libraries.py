@@ -312,7 +312,10 @@ class Mlflow(Library):
         self._client.log_batch(self.id, metrics=[Metric(_allowed(name), v, now, step) for name, v in values.items()])
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        rows = [dict(zip(COLUMNS, (step, one.prompt, output_of(one), one.reward), strict=True)) for one in samples]
+        rows = [
+            dict(zip(COLUMNS, (step, sample.prompt, output_of(sample), sample.reward), strict=True))
+            for sample in samples
+        ]
         for index, sample in enumerate(samples):
             if (file := file_of(sample)) is not None and kind_of(file) == "picture":
                 self._client.log_image(self.id, Image.open(file), key=f"{SAMPLES}/{index}", step=step)

@@ -45,7 +45,7 @@ def test_an_alarm_is_raised_once_and_is_over_when_it_is(whole):
     raised, over = recorded(whole)
     assert (raised["name"], raised["update"], raised["since"]) == ("constant_reward", 4, 2)
     assert over == {"update": 6, "over": "constant_reward"}
-    assert [line["alarms/active"] for line in whole.metrics] == [0, 0, 0, 0, 1, 1, 0, 0, 0]
+    assert [line["alarms/standing"] for line in whole.metrics] == [0, 0, 0, 0, 1, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("at", [4, *seldom(3, 6)])

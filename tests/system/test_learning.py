@@ -117,7 +117,7 @@ def test_dark_pictures_that_pay_are_noticed_before_half_of_the_gain(tmp_path, ca
     for name in ("first", f"{update:06d}-dark_share"):
         (sheet,) = (tmp_path / "run").rglob(f"{name}.png")
         assert str(sheet) in dark
-    assert rows[-1]["alarms/active"] > 0
+    assert rows[-1]["alarms/standing"] > 0
     assert "## Alarms" in (tmp_path / "run" / "report.md").read_text()
     assert (tmp_path / "run" / "report.html").read_text().count("data:image/") >= 2
 
