@@ -42,7 +42,7 @@ from burnish.report.runs import (
 from burnish.report.suites import ABOUT, suites_beside
 from burnish.report.summary import Summary
 from burnish.utils.errors import UserError
-from burnish.utils.records import stamp
+from burnish.utils.records import latest, stamp
 
 MOST_COMPARED = 12
 LONGEST_QUERY = 4000
@@ -180,11 +180,10 @@ def _found(root: Path, moment: int) -> tuple[dict[str, Path], list[Path]]:
 
 
 def _summary(folder: RunFolder) -> Summary:
-    return _read_summary(folder.path, signature(folder))
+    return latest(_read_summary, folder.path, signature(folder), MOST_COMPARED)
 
 
-@lru_cache(maxsize=MOST_COMPARED)
-def _read_summary(folder: Path, changed: str) -> Summary:
+def _read_summary(folder: Path) -> Summary:
     return Summary.read(RunFolder(folder))
 
 

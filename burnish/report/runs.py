@@ -76,7 +76,7 @@ def read_configuration(file: Path) -> dict[str, Any]:
 
 def configuration(folder: RunFolder) -> dict[str, Any]:
     """A run's options, read again only when they have changed; only {"error": ...} where they can't be read."""
-    return fresh(_read_configuration, folder.config)
+    return fresh(_read_configuration, folder.config, most=MOST_RUNS)
 
 
 def _read_configuration(file: Path) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _folders(folder: Path) -> Iterator[Path]:
 def run_row(name: str, path: Path) -> dict[str, Any]:
     """What the table of runs says of one."""
     folder = RunFolder(path)
-    config, progress = configuration(folder), fresh(_read_progress, folder.metrics)
+    config, progress = configuration(folder), fresh(_read_progress, folder.metrics, most=MOST_RUNS)
     updates, rewards = progress["updates"], progress["rewards"]
     planned = config.get("steps") or updates
     best = max(rewards, key=lambda one: (one[1], -one[0]), default=None)

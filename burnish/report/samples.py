@@ -119,7 +119,7 @@ def _with_media(sample: Sample, validation: Path) -> bool:
 
 def first_sample(validation: Path) -> Sample | None:
     """The first sample of a validation; None if it kept none."""
-    return fresh(_read_first, validation, SAMPLES)
+    return fresh(_read_first, validation, SAMPLES, most=1000)
 
 
 def _read_first(validation: Path) -> Sample | None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Hashable
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 T = TypeVar("T")
 RECORD = ConfigDict(strict=True, allow_inf_nan=False)  # of dataclasses that lines are read into
+MOST = 400  # places of which content is kept
+_KEPT: dict[Callable[[Path], Any], dict[Path, tuple[Hashable, Any]]] = {}
+_LOCK = Lock()
 
 
 def read_records(file: Path, kind: TypeAdapter[T], folder: Path, most: int = 64 << 20) -> list[T]:
@@ -62,12 +65,19 @@ def stamp(*files: Path) -> tuple[int, ...]:
     return tuple(found)
 
 
-def fresh(read: Callable[[Path], T], place: Path, *files: str) -> T:
+def fresh(read: Callable[[Path], T], place: Path, *files: str, most: int = MOST) -> T:
     """What a function reads from a place, read again only when it, or files in it, have changed."""
-    content: T = _read(read, place, *stamp(*(place / name for name in files or ("",))))
+    return latest(read, place, stamp(*(place / name for name in files or ("",))), most)
+
+
+def latest(read: Callable[[Path], T], place: Path, changed: Hashable, most: int = MOST) -> T:
+    """The same, with what says that it has changed. Of each function the last ``most`` places are kept."""
+    with _LOCK:
+        known = _KEPT.setdefault(read, {}).pop(place, None)
+    content: T = known[1] if known is not None and known[0] == changed else read(place)
+    with _LOCK:
+        kept = _KEPT[read]
+        kept[place] = changed, content
+        for old in list(kept)[: max(len(kept) - most, 0)]:
+            del kept[old]
     return content
-
-
-@lru_cache(maxsize=2000)
-def _read(read: Callable[[Path], Any], place: Path, *changed: int) -> Any:
-    return read(place)
