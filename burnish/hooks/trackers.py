@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from threading import Thread, main_thread
 
 from burnish.config import RunConfig, to_dict
 from burnish.config.run_folder import RunFolder
@@ -15,6 +17,7 @@ from burnish.trackers.delivery import Delivery
 log = logging.getLogger(__name__)
 
 STOPPED = 10.0  # seconds that a run which was stopped, or failed, waits for its trackers
+AT_EXIT = 30.0  # seconds that libraries which did not end in time have when the process ends
 
 
 class Trackers(Hook):
@@ -65,3 +68,12 @@ class Trackers(Hook):
                 what = f"{delivery.missing} updates are not sent" if delivery.missing else "it was not closed"
                 why = delivery.problem or f"it took longer than {seconds:g} s (trackers.wait)"
                 log.warning("trackers.%s: %s: %s; the same command sends what is left", delivery.kind, what, why)
+        if not all(delivery.ended.is_set() for delivery in self._deliveries):
+            Thread(target=_leave, args=(self._outcome != "finished",), daemon=True).start()
+
+
+def _leave(status: int) -> None:
+    """End the process where what a library does at exit hangs."""
+    main_thread().join()
+    time.sleep(AT_EXIT)
+    os._exit(status)

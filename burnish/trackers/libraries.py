@@ -115,7 +115,8 @@ class Wandb(Library):
             # the command line and the remote of a repository may have a token in them
             settings=wandb.Settings(
                 console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True,
-                finish_timeout=max(run.wait, 1), finish_timeout_raises=True,  # also when this process ends
+                # also when this process ends
+                init_timeout=max(run.wait, 10), finish_timeout=max(run.wait, 1), finish_timeout_raises=True,
             ),
         ))  # fmt: skip
         self._run: Any = self.tracker.run
