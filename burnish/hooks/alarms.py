@@ -22,7 +22,7 @@ from burnish.hooks import Hook
 from burnish.hooks.recorded import Lines
 from burnish.options.alarms import AlarmOptions
 from burnish.report.samples import Scores, read_scores
-from burnish.report.statistics import passes
+from burnish.report.statistics import pass_at_k
 from burnish.rewards.images.image_variety import ImageVariety
 from burnish.types.response_stats import WATCHED, Quote
 from burnish.types.rollout import Collected, Rollouts, ScoredResponses
@@ -238,7 +238,7 @@ class ModeCollapse:
             return
         if self._first is None:
             self._first = read_scores(self.folder.validation(0))
-        found = passes(self._first, read_scores(self.folder.validation(update)), REWARD)
+        found = pass_at_k(self._first, read_scores(self.folder.validation(update)), REWARD)
         if found is None or found.kind != "collapse":
             self.alarm = None
         elif self.alarm is None:

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from burnish.config.run_folder import RunFolder
 from burnish.report.plain import MOST_SCORED, chosen, cut, relative, short, shorts
-from burnish.report.samples import Said, Sample, newest_samples, prompt_texts, read_samples, read_scores
+from burnish.report.samples import Sample, TokenFields, newest_samples, prompt_texts, read_samples, read_scores
 from burnish.report.statistics import mean
 from burnish.utils.paths import RECORDS
 from burnish.utils.records import RECORD, fresh, read_records
@@ -48,7 +48,7 @@ class Groups:
 
 
 @dataclass(config=RECORD, kw_only=True)
-class KeptSample(Said):
+class KeptSample(TokenFields):
     """A training sample that was kept as a file (rollout.save)."""
 
     uid: str

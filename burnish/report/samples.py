@@ -22,8 +22,8 @@ Place = tuple[int, int]  # index of the prompt and of the sample
 
 
 @dataclass(config=RECORD, kw_only=True)
-class Said:
-    """A response's tokens."""
+class TokenFields:
+    """The tokens of a response, as records hold them."""
 
     token_texts: list[str] | None = None
     token_logprobs: list[float] | None = None
@@ -37,7 +37,7 @@ class Said:
 
 
 @dataclass(config=RECORD, kw_only=True)
-class Sample(Said):
+class Sample(TokenFields):
     """A saved image or response with its score."""
 
     index: int

@@ -116,7 +116,7 @@ def _moves(before: Scores, after: Scores, name: str) -> list[list[float]]:
 
 
 @dataclass(frozen=True)
-class Passes:
+class PassAtK:
     """Mean and best of a prompt's samples: before, after, two standard errors of the change."""
 
     n: int
@@ -130,7 +130,7 @@ class Passes:
         return {1: "learning", 0: "sharpening", -1: "collapse"}[best] if mean == 1 else ""
 
 
-def passes(before: Scores, after: Scores, name: str) -> Passes | None:
+def pass_at_k(before: Scores, after: Scores, name: str) -> PassAtK | None:
     """Compare two validations by a column; None where prompts have one sample, or other numbers of them."""
     sides = [by_prompt(side, name) for side in (before, after)]
     counts = {len(values) for side in sides for prompts in side.values() for values in prompts.values()}
@@ -147,7 +147,7 @@ def passes(before: Scores, after: Scores, name: str) -> Passes | None:
         if means[0] is None or means[1] is None:
             return None
         compared.append((means[0][0], means[1][0], chance(was, now, name)))
-    return Passes(n, *compared)
+    return PassAtK(n, *compared)
 
 
 # patterns of responses (tags, openings, phrases) that were frequent before training and are rare now

@@ -30,7 +30,7 @@ from burnish.report.measures import (
 )  # fmt: skip
 from burnish.report.runs import read_configuration
 from burnish.report.samples import Samples, read_samples, read_scores
-from burnish.report.statistics import Passes, Pattern, chance, lost_patterns, passes
+from burnish.report.statistics import PassAtK, Pattern, chance, lost_patterns, pass_at_k
 from burnish.utils.json_text import parse_json
 
 TITLES = {  # names that are not just capitals
@@ -73,7 +73,7 @@ class Summary:
     lost_patterns: list[Pattern] = field(default_factory=list)  # of responses
     kept: Samples = field(default_factory=dict)  # of the newest validation
     alarms: list[Raised] = field(default_factory=list)
-    passes: Passes | None = None  # the best of a prompt's samples, before and after
+    pass_at_k: PassAtK | None = None  # the best of a prompt's samples, before and after
 
     @classmethod
     def read(cls, folder: RunFolder, *, until: int | None = None) -> Summary:
@@ -91,7 +91,7 @@ class Summary:
             run.doubt = {measure.key: chance(first, last, measure.column) for measure in run.measures()}
             run.lost_patterns = lost_patterns(*map(read_samples, places))
             exact = run.exact.column if run.exact.of(run.before) is not None else REWARD.column
-            run.passes = passes(first, last, exact)
+            run.pass_at_k = pass_at_k(first, last, exact)
         return run
 
     @property

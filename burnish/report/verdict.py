@@ -115,7 +115,7 @@ def _sentences(run: Summary) -> Iterator[tuple[Kind, str]]:
     yield from _of_measure(run, REWARD, REWARDED)
     yield from _of_measure(run, run.exact, RIGHT)
     yield from _form(run)
-    yield from _passes(run)
+    yield from _pass_at_k(run)
     yield from _guidance(run)
     for pattern in run.lost_patterns:
         yield "weigh", f"Disappearing pattern: {pattern.text()}."
@@ -174,19 +174,19 @@ def _form(run: Summary) -> Iterator[tuple[Kind, str]]:
     yield RIGHT[given.case][0], f"{text}: {end}."
 
 
-def _passes(run: Summary) -> Iterator[tuple[Kind, str]]:
+def _pass_at_k(run: Summary) -> Iterator[tuple[Kind, str]]:
     """Whether it can do more than before, or does more often what it could."""
-    if run.passes is None or not run.passes.kind:
+    if run.pass_at_k is None or not run.pass_at_k.kind:
         return
-    before, after, doubt = run.passes.best
+    before, after, doubt = run.pass_at_k.best
     change = f"{after - before:+.3f} ± {doubt:.3f}"
-    numbers = f"the best of {run.passes.n} samples went from {before:.3f} to {after:.3f} ({change})"
+    numbers = f"the best of {run.pass_at_k.n} samples went from {before:.3f} to {after:.3f} ({change})"
     ways: dict[str, tuple[Kind, str]] = {
         "learning": ("gained", "It can do more than before"),
         "collapse": ("lost", "It can do less than before, and does that more often"),
         "sharpening": ("weigh", "It does more often what it could do before; whether it can do more is not clear"),
     }
-    kind, text = ways[run.passes.kind]
+    kind, text = ways[run.pass_at_k.kind]
     yield kind, f"{text}: {numbers}."
 
 

@@ -9,7 +9,7 @@ import re
 import time
 import wave
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -85,7 +85,7 @@ class Library(ABC):
         self.tracker.finish()
 
 
-def _media(library: Any, sample: Sample, folder: Path, **clip: Any) -> Any:
+def _media(library: Any, sample: Sample, clip: Callable[[Path, str], Any]) -> Any:
     """What was generated, as a picture, clip or sound of W&B, SwanLab or Trackio; None for a response."""
     file, caption = file_of(sample), caption_of(sample)
     if file is None:
@@ -93,7 +93,7 @@ def _media(library: Any, sample: Sample, folder: Path, **clip: Any) -> Any:
     if kind_of(file) == "picture":
         return library.Image(str(file), caption=caption)
     if kind_of(file) == "clip":
-        return library.Video(str(playable(file, folder)), caption=caption, **clip)
+        return clip(file, caption)
     if library.__name__ != "trackio" and find_spec("soundfile") is None:  # which they don't require, and read them by
         return None
     return library.Audio(str(file), caption=caption)
@@ -130,14 +130,18 @@ class Wandb(Library):
         prompts = [[file for file in sendable(sample.shown[:1]) if kind_of(file) == "picture"] for sample in samples]
         with_prompt = any(prompts)
         table = wandb.Table(columns=[*COLUMNS[:2], *(["shown"] if with_prompt else []), *COLUMNS[2:]])
-        generated = []
-        for sample, pictures in zip(samples, prompts, strict=True):
-            clip = "mp4" if sample.picture.suffix == ".mp4" else "gif"
-            media = _media(wandb, sample, self._folder, format=clip)
+        media = [_media(wandb, sample, self._clip) for sample in samples]
+        for sample, pictures, medium in zip(samples, prompts, media, strict=True):
             shown = [wandb.Image(str(pictures[0])) if pictures else None] if with_prompt else []
-            table.add_data(step, sample.prompt, *shown, output_of(sample) if media is None else media, sample.reward)
-            generated += [] if media is None else [media]
+            table.add_data(step, sample.prompt, *shown, output_of(sample) if medium is None else medium, sample.reward)
+        generated = [medium for medium in media if medium is not None]
         self._run.log({GENERATIONS: table} | ({SAMPLES: generated} if generated else {}), step=step)
+
+    def _clip(self, file: Path, caption: str) -> Any:
+        import wandb
+
+        file = playable(file, self._folder)
+        return wandb.Video(str(file), caption=caption, format=file.suffix[1:])
 
     def log_alarm(self, alarm: AlarmEvent) -> None:
         self._run.alert(
@@ -156,7 +160,7 @@ class Swanlab(Library):
     def __init__(self, run: TrackedRun) -> None:
         import swanlab
 
-        options, self._folder, self.id = run.options, run.folder, run.id or token_hex(8)
+        options, self.id = run.options, run.id or token_hex(8)
         super().__init__(SwanLabTracker(
             options["project"], workspace=options["workspace"], name=run.name, group=options["group"],
             tags=options["tags"] or None, mode=options["mode"], config=dict(run.config), log_dir=str(run.folder),
@@ -176,12 +180,9 @@ class Swanlab(Library):
         table = swanlab.echarts.Table()
         rows = [[step, sample.prompt, output_of(sample), sample.reward] for sample in samples]
         table.add(headers=list(COLUMNS), rows=rows)
-        generated = []
-        for sample in samples:
-            if (file := file_of(sample)) is not None and kind_of(file) == "clip":  # it plays GIFs alone
-                generated.append(swanlab.Video(gif(file), caption=caption_of(sample)))
-            elif (media := _media(swanlab, sample, self._folder)) is not None:
-                generated.append(media)
+        # it plays GIFs alone
+        media = [_media(swanlab, sample, lambda file, caption: swanlab.Video(gif(file), caption)) for sample in samples]
+        generated = [medium for medium in media if medium is not None]
         self._run.log({GENERATIONS: table} | ({SAMPLES: generated} if generated else {}), step=step)
 
     def log_alarm(self, alarm: AlarmEvent) -> None:
@@ -209,7 +210,10 @@ class Trackio(Library):
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         import trackio
 
-        media = [_media(trackio, sample, self._folder) for sample in samples]
+        def clip(file: Path, caption: str) -> Any:
+            return trackio.Video(str(playable(file, self._folder)), caption=caption)
+
+        media = [_media(trackio, sample, clip) for sample in samples]
         rows = [
             [step, sample.prompt, output_of(sample) if medium is None else medium, sample.reward]
             for sample, medium in zip(samples, media, strict=True)
