@@ -50,7 +50,7 @@ _MAY_CHANGE = re.compile(
     r"|checkpoint\..*|scoring\..*|alarms(\..*)?"
     r"|validation\.(every|suites|suite_prompts|save(\..*)?)|sharding\..*|rollout\.(batch_size|save(\..*)?)"
     r"|trainer\.(micro_batch_(size|tokens)|peak_tflops)|data\.workers|ema\.offload|rollout\.trajectories|model\.cache_gb"
-    r"|((critic\.)?|algorithm\.\w+_)optimizer\.schedule_updates|trainer\.(max_(skipped|empty)_updates|expires_at|reclaim_notices|expiry_margin)"
+    r"|((critic\.)?|algorithm\.\w+_)optimizer\.schedule_updates|trainer\.(max_(skipped|empty)_updates|expires_at|expiry_margin)"
     r"|model\.(gradient_checkpointing|offload)|profiler(\..*)?|trackers(\..*)?)$"
 )
 
