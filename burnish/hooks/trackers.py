@@ -6,10 +6,9 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from threading import Thread, main_thread
 
-from burnish.config import RunConfig, to_dict
+from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
 from burnish.trackers.delivery import Delivery
@@ -37,11 +36,8 @@ class Trackers(Hook):
         options = config.trackers
         self.unfinished, self.resumed_at, self.wait, self.steps = unfinished, resumed_at, options.wait, config.steps
         self._last, self._outcome = 0, "failed"
-        self._deliveries = []
-        for kind in [*options.libraries(), *(["tensorboard"] if options.tensorboard else [])]:
-            section = getattr(options, kind)
-            values = {} if isinstance(section, bool) else asdict(section)
-            self._deliveries.append(Delivery(kind, values, to_dict(config), folder, options))
+        kinds = [*options.libraries(), *(["tensorboard"] if options.tensorboard else [])]
+        self._deliveries = [Delivery(kind, config, folder) for kind in kinds]
 
     def start(self, done: int) -> None:
         self._last = done

@@ -194,12 +194,12 @@ def _validation(folder: RunFolder, run: Summary, most: int) -> Iterator[dict[str
 
 def _intervals(points: Points, sources: dict[int, dict[str, tuple[float, Interval]]]) -> list[Interval]:
     """Around the metric as it was logged, as wide as the scores say."""
-    intervals: list[Interval] = []
-    for update, value in points:
-        one = over_sources(sources.get(update, {}))
-        half = None if one is None or one[1] is None else one[1][1] - one[0]
-        intervals.append(None if half is None or value is None else (value - half, value + half))
-    return intervals
+    known = [(value, over_sources(sources.get(update, {}))) for update, value in points]
+    return [
+        None if value is None or means is None or means[1] is None
+        else (value - means[1][1] + means[0], value + means[1][1] - means[0])
+        for value, means in known
+    ]  # fmt: skip
 
 
 def time_data(folder: RunFolder, run: Summary, update: int | None = None) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,49 +64,50 @@ _GROUPS, _KEPT = TypeAdapter(Groups), TypeAdapter(KeptSample)
 def prompt_table(folder: RunFolder) -> dict[str, Any]:
     """Every validation prompt with its rewards over the updates."""
     updates = chosen(folder.validations(), MOST_SCORED)
-    rewards: defaultdict[int, dict[int, list[float]]] = defaultdict(dict)
-    sources: dict[int, str] = {}
-    for update in updates:
-        for (index, _), score in read_scores(folder.validation(update)).items():
-            if score.reward is not None and (index in rewards or len(rewards) < MOST_PROMPTS):
-                rewards[index].setdefault(update, []).append(score.reward)
-                sources[index] = score.source
-    texts, highest = prompt_texts(folder), _highest(rewards)
-    rows = []
-    for index, by_update in sorted(rewards.items()):
-        text = texts.get(index, {})
-        about = {"prompt": cut(text.get("prompt", ""), LABEL), "answer": cut(text.get("answer"), LABEL)}
-        rows.append(_row(index, by_update, highest) | about | {"source": sources[index]})
+    scored = (
+        (update, index, score.source, [score.reward])
+        for update in updates for (index, _), score in sorted(read_scores(folder.validation(update)).items())
+    )  # fmt: skip
+    texts = prompt_texts(folder)
+    rows = [
+        row | {"index": index, "prompt": cut(texts.get(index, {}).get("prompt", ""), LABEL)}
+        | {"answer": cut(texts.get(index, {}).get("answer"), LABEL)}
+        for index, row in sorted(_rows(scored, MOST_PROMPTS).items())
+    ]  # fmt: skip
     return {"updates": updates, "prompts": rows, "kept": sorted({index for index, _ in newest_samples(folder)})}
 
 
 def trained_prompts(folder: RunFolder) -> dict[str, Any]:
     """Every recorded training prompt with the rewards of its groups over the updates."""
-    rewards: defaultdict[str, dict[int, list[float]]] = defaultdict(dict)
-    last: dict[str, Group] = {}
     recorded = fresh(_read_groups, folder.groups)
-    for update in sorted(recorded):
-        for group in recorded[update]:
-            known = [reward for reward in group.rewards if reward is not None]
-            if known and (group.uid in last or len(last) < MOST_TRAINED):
-                rewards[group.uid].setdefault(update, []).extend(known)
-                last[group.uid] = group
-    highest = _highest(rewards)
+    groups = [(update, group) for update in sorted(recorded) for group in recorded[update]]
+    texts = {group.uid: cut(group.prompt, LABEL) for _, group in groups}
+    table = _rows(((update, group.uid, group.source, group.rewards) for update, group in groups), MOST_TRAINED)
     rows = [
-        _row(index, rewards[uid], highest)
-        | {"prompt": cut(group.prompt, LABEL), "source": group.source, "answer": None, "seen": len(rewards[uid])}
-        | {"update": max(rewards[uid])}
-        for index, (uid, group) in enumerate(last.items())
+        row | {"index": index, "prompt": texts[uid], "answer": None} for index, (uid, row) in enumerate(table.items())
     ]
     return {"updates": sorted(recorded), "prompts": rows, "kept": []}
 
 
-def _highest(rewards: Mapping[Any, Mapping[int, list[float]]]) -> float:
-    return max((value for prompt in rewards.values() for values in prompt.values() for value in values), default=0.0)
+def _rows(scored: Iterable[tuple[int, Any, str, list[float | None]]], most: int) -> dict[Any, dict[str, Any]]:
+    """How each prompt went, as a table shows it, from rewards by update, prompt and source."""
+    rewards: dict[Any, dict[int, list[float]]] = {}
+    sources: dict[Any, str] = {}
+    for update, prompt, source, values in scored:
+        known = [value for value in values if value is not None]
+        if known and (prompt in rewards or len(rewards) < most):
+            rewards.setdefault(prompt, {}).setdefault(update, []).extend(known)
+            sources[prompt] = source
+    highest = max((value for prompt in rewards.values() for values in prompt.values() for value in values), default=0.0)
+    return {
+        prompt: _row(by_update, highest)
+        | {"source": sources[prompt], "seen": len(by_update), "update": max(by_update)}
+        for prompt, by_update in rewards.items()
+    }  # fmt: skip
 
 
-def _row(index: int, rewards: Mapping[int, list[float]], highest: float) -> dict[str, Any]:
-    """How a prompt went, as a table shows it.
+def _row(rewards: Mapping[int, list[float]], highest: float) -> dict[str, Any]:
+    """How a prompt went.
 
     ``never`` is true where no later mean is above the first one, and there was room above it.
     """
@@ -116,7 +116,7 @@ def _row(index: int, rewards: Mapping[int, list[float]], highest: float) -> dict
     first, last, best = means[0], means[-1], max(means)
     later = max(means[1:], default=first)
     return {
-        "index": index, "first": short(first), "last": short(last), "best": short(best),
+        "first": short(first), "last": short(last), "best": short(best),
         "change": short(0.0 if _alike(first, last) else last - first) if len(means) > 1 else None,
         "zero": short(sum(spread == 0 for spread in spreads) / len(spreads)) if spreads else None,
         "never": len(means) > 1 and first < highest and (later <= first or _alike(first, later)),

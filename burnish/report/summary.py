@@ -188,20 +188,14 @@ class Summary:
         prompts, samples = config["data"]["train_batch_size"], config["rollout"]["n"]
         words = self.words
         drawn = sum(row.get(words.total) or 0 for row in self.rows)
-        done = f"{self.updates} policy updates"
-        if self.updates < self.planned:
-            done = f"{self.updates} of {self.planned} policy updates"
+        done = f"{self.updates}{f' of {self.planned}' if self.updates < self.planned else ''} policy updates"
+        begin = f"{algorithm_title(config['algorithm']['name'])} trained {what} of {config['model']['path']}"
+        time = _time(self.seconds)
         if self.judges:
-            return (
-                f"{algorithm_title(config['algorithm']['name'])} trained {what} of {config['model']['path']} as a "
-                f"reward model for {done} of {prompts} records: {_count(drawn)} responses in {_time(self.seconds)}."
-            )
-        pace = f"{_count(drawn)} {words.samples} in {_time(self.seconds)}" if drawn else f"no {words.sample} yet"
-        return (
-            f"{algorithm_title(config['algorithm']['name'])} trained {what} of {config['model']['path']} "
-            f"on {' + '.join(self._weighted())} for {done} "
-            f"of {prompts} prompts × {samples} {words.samples}: {pace}."
-        )
+            return f"{begin} as a reward model for {done} of {prompts} records: {_count(drawn)} responses in {time}."
+        pace = f"{_count(drawn)} {words.samples} in {time}" if drawn else f"no {words.sample} yet"
+        rewards = " + ".join(self._weighted())
+        return f"{begin} on {rewards} for {done} of {prompts} prompts × {samples} {words.samples}: {pace}."
 
     def warnings(self) -> list[str]:
         """Problems during the run."""

@@ -7,13 +7,14 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any
 
+from burnish.config import RunConfig, to_dict
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.options.trackers import TrackersOptions
 from burnish.trackers.names import renamed
 from burnish.trackers.records import first_samples, read_alarm_events
 from burnish.utils.disk import write_atomically
@@ -35,25 +36,9 @@ Update = tuple[int, Mapping[str, Any]]  # and its metrics
 class Delivery:
     """One tracker of a run. Nothing waits for it before the end."""
 
-    def __init__(
-        self,
-        kind: str,
-        section: Mapping[str, Any],
-        config: Mapping[str, Any],
-        folder: RunFolder,
-        options: TrackersOptions,
-    ) -> None:
-        """Nothing is opened before ``start``.
-
-        Args:
-            kind: of tracker, as its section is called.
-            section: its options.
-            config: every option of the run.
-            folder: of the run.
-            options: of all trackers.
-        """
-        self.kind, self.section, self.config, self.folder = kind, section, config, folder
-        self.options = options
+    def __init__(self, kind: str, config: RunConfig, folder: RunFolder) -> None:
+        """Args: ``kind`` of tracker, as its section is called. Nothing is opened before ``start``."""
+        self.kind, self.folder, self.options, self.config = kind, folder, config.trackers, to_dict(config)
         self.problem = ""  # why the last attempt failed
         self.ended = Event()  # all is sent, and the run is closed there
         self._queue: SimpleQueue[Update | None] = SimpleQueue()
@@ -135,10 +120,11 @@ class Delivery:
     def _open(self) -> None:
         from burnish.trackers.libraries import LIBRARIES, TrackedRun  # seconds
 
-        folder = self.folder.path.absolute()
+        folder, section = self.folder.path.absolute(), getattr(self.options, self.kind)
+        values = {} if isinstance(section, bool) else asdict(section)
         self._library = LIBRARIES[self.kind](
             TrackedRun(
-                name=self.section.get("name") or folder.name, options=self.section, config=self.config,
+                name=values.get("name") or folder.name, options=values, config=self.config,
                 folder=folder / "trackers" / self.kind, names=self.options.names,
                 id=self._id, wait=self.options.wait,
             )
