@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -103,13 +104,24 @@ def wandb_history(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 def wandb_records(path: Path) -> Iterator[tuple[str, Any]]:
     """Records of all offline runs in a folder, in order, each with the run's id."""
+    for file in sorted(path.glob("trackers/wandb/wandb/offline-run-*/*.wandb")):
+        deadline = time.monotonic() + 60
+        while not (records := _wandb_file(file)) or records[-1].WhichOneof("record_type") != "exit":
+            assert time.monotonic() < deadline, "W&B writes the end of a file a moment after its run is finished"
+            time.sleep(0.05)
+        for record in records:
+            yield file.stem.rpartition("-")[2], record
+
+
+def _wandb_file(file: Path) -> list[Any]:
+    """Records of a file; none of one that is being written."""
+    from google.protobuf.message import DecodeError
     from wandb.proto import wandb_internal_pb2
 
-    for file in sorted(path.glob("trackers/wandb/wandb/offline-run-*/*.wandb")):
-        for content in _leveldb(file.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(content)
-            yield file.stem.rpartition("-")[2], record
+    try:
+        return [wandb_internal_pb2.Record.FromString(content) for content in _leveldb(file.read_bytes())]
+    except DecodeError:
+        return []
 
 
 def _leveldb(content: bytes) -> Iterator[bytes]:
