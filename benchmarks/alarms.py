@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from burnish.alarms.base import Row
-from burnish.alarms.record import read_alarms
+from burnish.alarms.record import Row, read_alarms
 from burnish.cli import main as burnish
 from burnish.config import RunConfig, load
 from burnish.config.run_folder import STEP, RunFolder
@@ -128,7 +127,7 @@ def outcome(name: str, config: RunConfig, folder: RunFolder, *, replay: bool) ->
     raised = (
         replayed(config, folder, rows)
         if replay
-        else [{"update": one.update, "name": one.name, "text": one.alarm.text} for one in read_alarms(folder.alarms)]
+        else [{"update": one.update, "name": one.name, "text": one.text} for one in read_alarms(folder.alarms)]
     )
     right = [[v for k, v in row.items() if "exact/mean@" in k and v is not None] for row in folder.read_metrics()]
     known = [sum(values) / len(values) for values in right if values]

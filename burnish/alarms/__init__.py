@@ -1,1 +1,1 @@
-"""Alarms of a run: what has moved, by how much, since when, and what it looks like."""
+"""Alarms: what has moved in a run's metrics that should not. Thresholds, one two-sample test, and reward dominance."""

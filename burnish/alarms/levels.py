@@ -1,4 +1,4 @@
-"""Metrics that are beyond a limit for several updates in a row."""
+"""Metrics that are outside their band for several updates in a row."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
-from burnish.alarms.base import Alarm, Row, amount, number
-from burnish.alarms.rule import FIRST
+from burnish.alarms.drift import FIRST
+from burnish.alarms.record import Alarm, Row, amount, number
 from burnish.options.alarms import AlarmOptions, Level
 
 ROUNDING = 5e-4  # of a log-prob: bfloat16 alone made up to 2e-4, and 1e-3 are ten clip ranges of a generator
@@ -18,7 +18,7 @@ RECENT = 20  # updates that the usual size of a metric is the median of
 
 @dataclass(frozen=True)
 class Limit:
-    """What a metric is compared with, and what it means where it is beyond."""
+    """What a metric is compared with, and what it means where it is outside."""
 
     metric: str
     limit: float
@@ -135,17 +135,12 @@ LIMITS: dict[Level, Limit] = {
 }  # fmt: skip
 
 
-def collapse_of(reward: str) -> str:
-    """The name of the alarm that the variety which a reward measures has collapsed."""
-    return f"{reward}_collapse"
-
-
-class Beyond:
+class Threshold:
     """Watches one metric."""
 
     def __init__(self, name: Level, options: AlarmOptions, *, of: str | None = None) -> None:
         """Args: ``of`` is a reward whose mean is watched by this rule, in place of the rule's own metric."""
-        self.name: str = name if of is None else collapse_of(of)
+        self.name: str = name if of is None else f"{of}_collapse"
         self.alarm: Alarm | None = None
         self.rule, self.updates = LIMITS[name], options.updates
         if of is not None:
@@ -153,7 +148,7 @@ class Beyond:
         self.limit = options.limits.get(name, self.rule.limit)
         self._first: list[float] = []
         self._recent: deque[float] = deque(maxlen=RECENT)
-        self._beyond: list[int] = []  # the last updates that were beyond the limit
+        self._outside: list[int] = []  # the last updates that were outside the band
 
     def add(self, update: int, row: Row) -> None:
         value = self.rule.value(row, self.rule.metric)
@@ -163,11 +158,11 @@ class Beyond:
         if len(self._first) < FIRST:
             self._first.append(value)
         if compared is None or not (compared > self.limit if self.rule.side == "above" else compared < self.limit):
-            self._beyond, self.alarm = [], None
-            self._recent.append(value)  # what is beyond would become usual
+            self._outside, self.alarm = [], None
+            self._recent.append(value)  # what is outside would become usual
             return
-        self._beyond.append(update)
-        if self.alarm is None and len(self._beyond) >= self.updates:
+        self._outside.append(update)
+        if self.alarm is None and len(self._outside) >= self.updates:
             self.alarm = self._raised(value, compared)
 
     def _compared(self, value: float) -> float | None:
@@ -182,9 +177,9 @@ class Beyond:
         return value
 
     def _raised(self, value: float, compared: float) -> Alarm:
-        rule, since = self.rule, self._beyond[0]
+        rule, since = self.rule, self._outside[0]
         text = (
-            f"{rule.what} is {amount(compared)} ({rule.side} {self.limit:g} for {len(self._beyond)} updates in a row, "
+            f"{rule.what} is {amount(compared)} ({rule.side} {self.limit:g} for {len(self._outside)} updates in a row, "
             f"since update {since})"
         )
         before = sum(self._first) / len(self._first)

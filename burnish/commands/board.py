@@ -52,7 +52,7 @@ def server(root: Path, port: int) -> uvicorn.Server:
     """The server of a board that is reached at a port of this machine."""
     import uvicorn
 
-    from burnish.board.app import Board
+    from burnish.board import Board
 
     hosts = frozenset(f"{name}:{port}" if port != 80 else name for name in (HOST, "localhost"))
     return uvicorn.Server(

@@ -19,7 +19,7 @@ from burnish.config.plugins import code_named
 from burnish.config.run_folder import RunFolder
 from burnish.config.tasks import DEFAULT, task_named
 from burnish.data.pixels import NAMES
-from burnish.report.reading import read_configuration
+from burnish.report.runs import read_configuration
 from burnish.rewards.images.function import Function
 from burnish.rewards.remote import RemoteOptions
 from burnish.rewards.text.function import LanguageFunction

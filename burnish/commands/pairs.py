@@ -14,13 +14,13 @@ from rich.markup import escape
 
 from burnish.commands.opening import output_folder
 from burnish.config.run_folder import RunFolder
-from burnish.report.reading import is_number, leads_out
 from burnish.utils import terminal
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import LARGEST_RECORDS, RECORDS
 from burnish.utils.reading import checked_path, read_file
+from burnish.utils.records import is_number, leads_out
 
 MEDIA = "media"
 NAMES = {"pairs": "pairs", "sft": "samples to imitate", "scores": "scored samples"}  # of what each form makes

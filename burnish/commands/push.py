@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 from burnish.commands.loading_code import loading_code, serving_code
 from burnish.config.run_folder import RunFolder
-from burnish.report.card import Weights, card
-from burnish.report.licence import licence_of
-from burnish.report.reading import read_configuration
+from burnish.report.card import Weights, card, licence_of
+from burnish.report.runs import read_configuration
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError, listed

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from burnish.config.run_folder import RunFolder
-from burnish.report.compared import differences, flat, other_rewards
-from burnish.report.run_list import configuration, find_runs, run_row
+from burnish.report.runs import configuration, differences, find_runs, flat, other_rewards, run_row
 from burnish.report.summary import Summary
 from burnish.utils import terminal
 from burnish.utils.errors import UserError
@@ -22,7 +21,7 @@ def runs(folder: str) -> int:
     root = checked_path(folder, "FOLDER")
     if not root.is_dir():
         raise UserError(f"FOLDER is {folder}, which is no folder; give the one in which runs are, such as runs")
-    found = [run_row(name, path) for name, path in find_runs(root).items()]
+    found = [run_row(name, path) for name, path in find_runs(root)[0].items()]
     if not found:
         raise UserError(f"FOLDER is {folder}, in which there is no run; give the one in which runs are")
     table = Table(box=None, pad_edge=False)

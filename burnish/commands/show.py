@@ -86,7 +86,7 @@ def _lacking(path: Path) -> str:
 
 def report(run: str) -> int:
     """Write report.html into the folder of a run, finished or not."""
-    from burnish.report import write_report
+    from burnish.report.page import write_report
 
     folder = RunFolder.of_run(run)
     terminal.console().print(f"The report is {write_report(folder)}", soft_wrap=True, markup=False, highlight=False)

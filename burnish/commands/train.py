@@ -19,10 +19,9 @@ from burnish.config.run_folder import RunFolder
 from burnish.controller import Controller
 from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
 from burnish.hooks.failures import NothingLearned
-from burnish.hooks.notices import Notices
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 from burnish.loop import run
-from burnish.report import write_report
+from burnish.report.page import write_report
 from burnish.rewards.judging import RewardsFailing
 from burnish.training.profiling import controller_command
 from burnish.utils.errors import Cancelled, UserError
@@ -72,7 +71,6 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
         Cancelled: a stop was requested before the first update of this process.
     """
     expected = reclaim_time(config.trainer)
-    notices = Notices(config.trainer.reclaim_notices)
     with ExitStack() as beside:
         with stop.cancellable():
             store = CheckpointStore(folder.checkpoints, config.checkpoint)
@@ -88,7 +86,6 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
                 controller.check_data()
         controller.stop_when(lambda: stop.requested is not None)
         beside.enter_context(controller)
-        beside.enter_context(notices)
         with stop.cancellable():
             config = fit.settle(controller)
             controller.take(config)
@@ -96,7 +93,7 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
                 controller.check()
         while True:
             try:
-                return _attempt(config, folder, controller, checkpoint, stop, expected, notices)
+                return _attempt(config, folder, controller, checkpoint, stop, expected)
             except NothingLearned:
                 write_report(folder)
                 raise
@@ -114,7 +111,6 @@ def _attempt(
     checkpoint: Checkpoint | None,
     stop: StopRequest,
     expected: ReclaimTime | None,
-    notices: Notices,
 ) -> bool:
     """Resume from a checkpoint or start, and return whether all updates are done."""
     with stop.cancellable():
@@ -124,11 +120,8 @@ def _attempt(
         folder.begin(config, resumed_at=start.recorded)
     except UserError as error:
         raise UserError(f"output_dir is {config.output_dir}: {error}") from error
-    expiry = Expiry(
-        expected, stop, margin=config.trainer.expiry_margin, saving=lambda: controller.saving,
-        notice=lambda: notices.found,
-    )  # fmt: skip
-    hooks = RunHooks(config, folder, controller, start, expiry, early=expected is not None or notices.asks)
+    expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: controller.saving)
+    hooks = RunHooks(config, folder, controller, start, expiry, early=expected is not None)
 
     def stopping() -> bool:
         return expiry.due() or stop.requested is not None

@@ -15,7 +15,7 @@ NOTHING = (
     "trackers.tensorboard is true, trackers.samples is 0 and alarms is null: nothing would be written; leave one of "
     "them out"
 )
-OTHERS = ("one_reward_rules", "narrowing")
+OTHERS = ("reward_dominance", "mode_collapse")
 ELSEWHERE: dict[str, frozenset[Level]] = {  # alarms of metrics that the other task alone has
     "text-to-image": frozenset(["entropy_collapse", "entropy_growth", "unfamiliar_form"]),
     "image-text-to-text": frozenset(["velocity", "variety_collapse"]),

@@ -50,7 +50,7 @@ _MAY_CHANGE = re.compile(
     r"|checkpoint\..*|scoring\..*|alarms(\..*)?"
     r"|validation\.(every|suites|suite_prompts|save(\..*)?)|sharding\..*|rollout\.(batch_size|save(\..*)?)"
     r"|trainer\.(micro_batch_(size|tokens)|peak_tflops)|data\.workers|ema\.offload|rollout\.trajectories|model\.cache_gb"
-    r"|((critic\.)?|algorithm\.\w+_)optimizer\.schedule_updates|trainer\.(max_(skipped|empty)_updates|expires_at|reclaim_notices|expiry_margin)"
+    r"|((critic\.)?|algorithm\.\w+_)optimizer\.schedule_updates|trainer\.(max_(skipped|empty)_updates|expires_at|expiry_margin)"
     r"|model\.(gradient_checkpointing|offload)|profiler(\..*)?|trackers(\..*)?)$"
 )
 
@@ -70,6 +70,7 @@ class RunFolder:
         self.samples = self.path / KEPT
         self.validation_samples = self.path / VALIDATED
         self.report = self.path / "report.html"
+        self.report_text = self.path / "report.md"
         self.failures = self.path / "failures.jsonl"
         self.groups = self.path / "groups.jsonl"
         self.timeline = self.path / "timeline.jsonl"
@@ -281,9 +282,9 @@ class RunFolder:
         """Move the files of an attempt without a checkpoint into ``earlier/``."""
         validation = self.path / VALIDATION
         files = (
-            self.metrics, self.tensorboard, self.reference, validation, self.profiles, self.report, self.failures,
-            self.code, self.samples, self.groups, self.timeline, self.trackers, self.alarms, self.alarms_first.parent,
-            self.validation_samples, self.exported, self.config,
+            self.metrics, self.tensorboard, self.reference, validation, self.profiles, self.report, self.report_text,
+            self.failures, self.code, self.samples, self.groups, self.timeline, self.trackers, self.alarms,
+            self.alarms_first.parent, self.validation_samples, self.exported, self.config,
         )  # fmt: skip
         if not any(file.exists() for file in files):
             return

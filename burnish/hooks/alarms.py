@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import math
 from collections import Counter
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from PIL import Image
+from pydantic import TypeAdapter
 
-from burnish.alarms.base import Alarm, Detector, Row, amount
-from burnish.alarms.drift import Drift
-from burnish.alarms.levels import LIMITS, Beyond
-from burnish.alarms.record import Raised, quotes_of, read_alarms
-from burnish.alarms.rule import FIRST
-from burnish.alarms.ruling import Ruling
+from burnish.alarms.drift import FIRST, Drift, RewardDominance
+from burnish.alarms.levels import LIMITS, Threshold
+from burnish.alarms.record import Alarm, Detector, Raised, Row, amount, read_alarms
 from burnish.config import RunConfig
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks import Hook
 from burnish.hooks.recorded import Lines
 from burnish.options.alarms import AlarmOptions
-from burnish.report.passes import passes
 from burnish.report.samples import Scores, read_scores
+from burnish.report.statistics import pass_at_k
 from burnish.rewards.images.image_variety import ImageVariety
 from burnish.types.response_stats import WATCHED, Quote
 from burnish.types.rollout import Collected, Rollouts, ScoredResponses
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.images import grid
-from burnish.utils.json_text import parse_json
 from burnish.utils.reading import read_file
 
 log = logging.getLogger(__name__)
@@ -57,11 +54,11 @@ def detectors(config: RunConfig, options: AlarmOptions, folder: RunFolder) -> li
         if one.counts
     }
     if len(weights) > 1:
-        found.append(Ruling(weights, options, prompts=config.records))
-    found += [Beyond(name, options) for name in LIMITS]
+        found.append(RewardDominance(weights, options, prompts=config.records))
+    found += [Threshold(name, options) for name in LIMITS]
     varied = [name for name, one in watched.items() if isinstance(one, ImageVariety)]
-    found += [Beyond("variety_collapse", options, of=name) for name in varied]
-    found.append(Narrowing(folder))
+    found += [Threshold("variety_collapse", options, of=name) for name in varied]
+    found.append(ModeCollapse(folder))
     return [one for one in found if one.name not in options.off]
 
 
@@ -94,7 +91,7 @@ class Alarms(Hook):
         self.folder = folder
         self.detectors = detectors(config, options, folder)
         self.lines = Lines(folder.alarms)
-        self._standing: set[str] = set()
+        self._active: set[str] = set()
         self._first = first
         self._pictures: list[bytes] = []  # PNG files of the batch under way
         self._quotes: list[Quote] = []
@@ -106,10 +103,10 @@ class Alarms(Hook):
             for one in self.detectors:
                 one.add(row[STEP], row)
         self.lines.begin(done)
-        standing = {one.name: one.alarm for one in read_alarms(self.folder.alarms) if one.over is None}
+        active = {one.name: one for one in read_alarms(self.folder.alarms) if one.over is None}
         for one in self.detectors:
-            one.alarm = standing.get(one.name)
-        self._standing = set(standing)
+            one.alarm = active.get(one.name)
+        self._active = set(active)
 
     def observe(self, update: int, collected: Collected) -> None:
         """Keep what some samples look like."""
@@ -124,19 +121,19 @@ class Alarms(Hook):
         if update > 0:
             for one in self.detectors:
                 one.add(update, metrics)
-                if one.alarm is not None and one.name not in self._standing:
+                if one.alarm is not None and one.name not in self._active:
                     self._raise(update, one.alarm)
-                elif one.alarm is None and one.name in self._standing:
-                    self._standing.remove(one.name)
+                elif one.alarm is None and one.name in self._active:
+                    self._active.remove(one.name)
                     self.lines.write({"update": update, "over": one.name})
                     log.info("update %d: alarm %s is over", update, one.name)
-        metrics["alarms/standing"] = float(len(self._standing))
+        metrics["alarms/standing"] = float(len(self._active))
 
     def close(self) -> None:
         self.lines.close()
 
     def _raise(self, update: int, alarm: Alarm) -> None:
-        self._standing.add(alarm.name)
+        self._active.add(alarm.name)
         sheets: tuple[str, ...] = ()
         seen = ""
         if self._pictures:
@@ -147,7 +144,7 @@ class Alarms(Hook):
         quotes = (tuple(self._first.quotes), tuple(self._quotes)) if self._quotes else ()
         if quotes:
             seen = "; best rewarded at first: " + ", now: ".join(_best(some) for some in quotes if some)
-        self.lines.write(Raised(update, alarm, sheets=sheets, quotes=quotes).record())
+        self.lines.write(Raised(**vars(alarm), update=update, sheets=sheets, quotes=quotes).record())
         log.warning("update %d: alarm %s: %s%s", update, alarm.name, alarm.text, seen)
 
     def _write(self, name: str) -> None:
@@ -166,19 +163,29 @@ def _best(quotes: tuple[Quote, ...]) -> str:
     return f'"{shown}" (reward {"missing" if one.reward is None else f"{one.reward:.3g}"})'
 
 
+@dataclass
+class First:
+    """What an update was like."""
+
+    forms: dict[str, int]  # how many responses had each form
+    quotes: list[Quote]
+
+
+_FIRST = TypeAdapter(dict[str, First])  # by update
+
+
 class FirstUpdates:
     """Forms and some responses of the first updates, kept in a file for a run that is resumed, here or elsewhere."""
 
     def __init__(self, folder: RunFolder, begun: RunFolder | None = None) -> None:
         """Args: ``begun`` is the folder that the run goes on from."""
         self.folder, self.begun = folder, begun
-        self._forms: dict[int, dict[str, int]] = {}  # how many responses had each form, by update
-        self._quotes: dict[int, list[Quote]] = {}
+        self._updates: dict[int, First] = {}
 
     @property
     def quotes(self) -> list[Quote]:
         """Responses of the first update."""
-        return self._quotes[min(self._quotes)] if self._quotes else []
+        return self._updates[min(self._updates)].quotes if self._updates else []
 
     def begin(self, done: int) -> None:
         """Read what an earlier attempt kept of the updates that count."""
@@ -187,44 +194,39 @@ class FirstUpdates:
         if file is None:
             return
         try:
-            for update, one in parse_json(read_file(file)).items():
-                if int(update) <= done:
-                    self._forms[int(update)] = {str(form): int(count) for form, count in one["forms"].items()}
-                    self._quotes[int(update)] = quotes_of(one["quotes"])
-        except (ValueError, KeyError, TypeError, AttributeError):
+            kept = _FIRST.validate_json(read_file(file))
+            self._updates = {int(update): first for update, first in kept.items() if int(update) <= done}
+        except ValueError:
             log.warning("%s is damaged; forms of responses are compared with those of the next updates", file)
-        if file != self.folder.alarms_first and self._forms:
+        if file != self.folder.alarms_first and self._updates:
             self._keep()
 
     def unfamiliar(self, update: int, forms: list[str], quotes: list[Quote]) -> float | None:
         """Share of responses whose form hardly any of the first ones had; None in the first updates, which are kept."""
-        if len(self._forms) < FIRST and update not in self._forms:
-            self._forms[update], self._quotes[update] = dict(Counter(forms)), quotes
+        if len(self._updates) < FIRST and update not in self._updates:
+            self._updates[update] = First(dict(Counter(forms)), quotes)
             self._keep()
             return None
         known: Counter[str] = Counter()
-        for some in self._forms.values():
-            known.update(some)
+        for first in self._updates.values():
+            known.update(first.forms)
         least = FAMILIAR * known.total()
         return sum(known[form] < least for form in forms) / len(forms) if forms else None
 
     def _keep(self) -> None:
-        kept = {
-            str(at): {"forms": some, "quotes": [vars(one) for one in self._quotes[at]]}
-            for at, some in self._forms.items()
-        }
         with writing(self.folder.alarms_first):
             self.folder.alarms_first.parent.mkdir(exist_ok=True)
-        write_atomically(self.folder.alarms_first, json.dumps(kept).encode())
+        kept = {str(update): first for update, first in self._updates.items()}
+        write_atomically(self.folder.alarms_first, _FIRST.dump_json(kept))
 
 
 REWARD = "reward"
 
 
-class Narrowing:
+class ModeCollapse:
     """Compares every validation with the one before training."""
 
-    name = "narrowing"
+    name = "mode_collapse"
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -236,8 +238,8 @@ class Narrowing:
             return
         if self._first is None:
             self._first = read_scores(self.folder.validation(0))
-        found = passes(self._first, read_scores(self.folder.validation(update)), REWARD)
-        if found is None or found.kind != "narrowing":
+        found = pass_at_k(self._first, read_scores(self.folder.validation(update)), REWARD)
+        if found is None or found.kind != "collapse":
             self.alarm = None
         elif self.alarm is None:
             (was, now, doubt), (before, after, _) = found.best, found.mean

@@ -76,7 +76,6 @@ class Expiry(Hook):
         *,
         margin: float,
         saving: Callable[[], float],
-        notice: Callable[[], ReclaimTime | None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Set the deadline.
@@ -86,11 +85,9 @@ class Expiry(Hook):
             stop: of the run.
             margin: seconds before ``expected`` at which the run has stopped.
             saving: expected seconds of a checkpoint.
-            notice: what was announced since the start, see ``Notices``.
             clock: Unix seconds.
         """
         self.expected, self.stop, self.margin, self.saving, self.clock = expected, stop, margin, saving, clock
-        self.notice = notice
         self._since, self._longest = 0.0, 0.0
 
     def start(self, done: int) -> None:
@@ -105,11 +102,9 @@ class Expiry(Hook):
 
     def due(self, seconds: float = 0.0) -> bool:
         """Whether ``seconds`` and a checkpoint no longer fit before the deadline; if so, request a stop."""
-        known = [one for one in (self.expected, self.notice()) if one is not None]
-        if not known:
+        if self.expected is None:
             return False
-        first = min(known, key=lambda one: one.at)
-        late = self.clock() + seconds + self.saving() + self.margin > first.at
+        late = self.clock() + seconds + self.saving() + self.margin > self.expected.at
         if late:
-            self.stop.request(f"the machine's expiry at {first}")
+            self.stop.request(f"the machine's expiry at {self.expected}")
         return late

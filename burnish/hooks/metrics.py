@@ -18,8 +18,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks import Hook
-from burnish.trackers.base import Names
-from burnish.trackers.names import renamed
+from burnish.trackers.names import Names, renamed
 from burnish.utils.disk import write_atomically, writing
 
 EVENT_VERSION = "brain.Event:2"

@@ -10,7 +10,7 @@ from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
 from burnish.hooks.checkpoints import validation_reward
-from burnish.report import write_report
+from burnish.report.page import write_report
 from burnish.tasks.sample_files import write_index
 from burnish.utils.errors import UserError
 

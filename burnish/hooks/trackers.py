@@ -1,40 +1,29 @@
-"""Trackers of a run: told after every update that there is something to send."""
+"""Trackers of a run: they get every update, and at the end some time to send what is left."""
 
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Callable
-from dataclasses import asdict, is_dataclass
-from typing import Any
+from threading import Thread, main_thread
 
-from burnish.config import RunConfig, to_dict
+from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
-from burnish.options.trackers import TrackersOptions
-from burnish.utils.feed import Feed, Timing, end_all
-from burnish.utils.feed_process import Outcome
+from burnish.trackers.delivery import Delivery
 
 log = logging.getLogger(__name__)
 
 STOPPED = 10.0  # seconds that a run which was stopped, or failed, waits for its trackers
-MODULE = "burnish.trackers.worker"
-QUIET = {  # a library in a process without a terminal has nobody to print to
-    "WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "GRADIO_ANALYTICS_ENABLED": "False",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-}  # fmt: skip
+AT_EXIT = 30.0  # seconds that libraries which did not end in time have when the process ends
 
 
 class Trackers(Hook):
-    """Stands behind ``MetricsLog`` and ``Validation``, whose files trackers read."""
+    """Stands behind ``MetricsLog``, ``Validation`` and ``Alarms``, whose files trackers read."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        folder: RunFolder,
-        unfinished: Callable[[], bool],
-        *,
-        resumed_at: int | None,
-        timing: Timing | None = None,
+        self, config: RunConfig, folder: RunFolder, unfinished: Callable[[], bool], *, resumed_at: int | None
     ) -> None:
         """Choose them.
 
@@ -43,55 +32,44 @@ class Trackers(Hook):
             folder: of the run.
             unfinished: whether a stop cancelled the last validation, so that its update comes again.
             resumed_at: last update whose metrics are recorded; None for a new run.
-            timing: of failures.
         """
-        self.options, self.unfinished, self.resumed_at = config.trackers, unfinished, resumed_at
-        self.steps, self._last = config.steps, 0
-        self._outcome: Outcome = "failed"
-        self._feeds = [
-            Feed(f"trackers.{kind}", MODULE, told(kind, config, folder), timing or Timing(), environment=QUIET)
-            for kind in chosen(config.trackers)
-        ]
+        options = config.trackers
+        self.unfinished, self.resumed_at, self.wait, self.steps = unfinished, resumed_at, options.wait, config.steps
+        self._last, self._outcome = 0, "failed"
+        kinds = [*options.libraries(), *(["tensorboard"] if options.tensorboard else [])]
+        self._deliveries = [Delivery(kind, config, folder) for kind in kinds]
 
     def start(self, done: int) -> None:
         self._last = done
-        for feed in self._feeds:
-            feed.start()
-            if self.resumed_at is not None:  # what could not be sent before
-                feed.allow(self.resumed_at)
+        for delivery in self._deliveries:
+            delivery.start(-1 if self.resumed_at is None else self.resumed_at)
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
         self._last = update
         if not self.unfinished():
-            for feed in self._feeds:
-                feed.allow(update)
+            for delivery in self._deliveries:
+                delivery.put(update, metrics)
 
     def finish(self) -> None:
         self._outcome = "finished" if self._last >= self.steps and not self.unfinished() else "stopped"
 
     def close(self) -> None:
         """Give trackers some time to send what is left."""
-        seconds = self.options.wait if self._outcome == "finished" else min(self.options.wait, STOPPED)
-        for feed in end_all(self._feeds, self._outcome, seconds):
-            log.warning("%s: %s", feed.option, _lost(feed, seconds))
+        seconds = self.wait if self._outcome == "finished" else min(self.wait, STOPPED)
+        for delivery in self._deliveries:
+            delivery.end(self._outcome)
+        deadline = time.monotonic() + seconds
+        for delivery in self._deliveries:
+            if not delivery.ended.wait(max(deadline - time.monotonic(), 0)) or delivery.missing:
+                what = f"{delivery.missing} updates are not sent" if delivery.missing else "it was not closed"
+                why = delivery.problem or f"it took longer than {seconds:g} s (trackers.wait)"
+                log.warning("trackers.%s: %s: %s; the same command sends what is left", delivery.kind, what, why)
+        if not all(delivery.ended.is_set() for delivery in self._deliveries):
+            Thread(target=_leave, args=(self._outcome != "finished",), daemon=True).start()
 
 
-def _lost(feed: Feed, seconds: float) -> str:
-    what = f"{feed.left} updates are not sent" if feed.left else "it was not closed"
-    why = feed.problem or f"it took longer than {seconds:g} s (trackers.wait)"
-    return f"{what}: {why}; the same command sends what is left"
-
-
-def chosen(options: TrackersOptions) -> list[str]:
-    """Trackers that are asked for."""
-    return [*options.libraries(), *(["tensorboard"] if options.tensorboard else [])]
-
-
-def told(kind: str, config: RunConfig, folder: RunFolder) -> dict[str, Any]:
-    """What the process of a tracker has to know."""
-    section, options = getattr(config.trackers, kind), config.trackers
-    own = asdict(section) if is_dataclass(section) and not isinstance(section, type) else {}
-    return {
-        "kind": kind, "run": str(folder.path.absolute()), "name": own.get("name") or folder.path.absolute().name,
-        "options": own, "config": to_dict(config), "names": options.names, "samples": options.samples,
-    }  # fmt: skip
+def _leave(status: int) -> None:
+    """End the process where what a library does at exit hangs."""
+    main_thread().join()
+    time.sleep(AT_EXIT)
+    os._exit(status)

@@ -171,9 +171,6 @@ class StepOptions:
     expires_at: float | str | None = None
     """Time at which this (spot) machine will be reclaimed: ISO 8601 with a time zone, 2026-01-31T18:00:00+01:00, or
     Unix seconds. The run saves and stops before. null reads the environment variables that clouds set."""
-    reclaim_notices: Literal["aws", "gcp", "azure"] | None = None
-    """Cloud whose metadata service is asked every few seconds whether this machine is about to be reclaimed: aws (spot
-    interruptions), gcp (preemption), azure (scheduled events). null asks none."""
     expiry_margin: NonNegative = 0.0
     """Seconds before expires_at at which the run has stopped, in addition to the time of a checkpoint."""
     peak_tflops: Positive | None = None

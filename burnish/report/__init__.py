@@ -1,5 +1,1 @@
-"""The report of a run: one self-contained HTML page."""
-
-from burnish.report.page import write_report
-
-__all__ = ["write_report"]
+"""The report of a run: one page, live on the board or in one file, and one text; plain data behind both."""

@@ -1,35 +1,122 @@
-"""The model card of a run: what was trained on what, how it went, and how to load it. Prompts are shown as text."""
+"""Texts about a run by one template: report.md in its folder, and the model card of its weights."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from jinja2 import Environment, Template
+from markupsafe import Markup
 
 from burnish import __version__
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.report.card_pictures import asked, curves, sheet
-from burnish.report.gallery import CHOSEN
-from burnish.report.licence import Licence
-from burnish.report.overview import numbers
-from burnish.report.samples import Sample, Samples, read_samples
+from burnish.report.curves import curves_picture
+from burnish.report.media import png, sheet
+from burnish.report.overview import CHOSEN, glimpse, numbers
+from burnish.report.plain import cut
+from burnish.report.samples import newest_samples
 from burnish.report.summary import Summary, algorithm_title
 from burnish.report.verdict import headline, verdict
+from burnish.utils.errors import UserError
 from burnish.utils.hub import is_commit, is_hub_id
 from burnish.utils.hub_data import hub_data
-from burnish.utils.paths import PREFIX
+from burnish.utils.paths import PREFIX, resolve
 from burnish.utils.terminal import printable
 
 CURVES, SHEET = "card/curves.png", "card/before_after.jpg"
-QUESTIONS, ANSWERS = 4, 2  # questions that are shown, and responses of each side
-LONGEST, LABEL = 600, 120  # characters of a prompt or a response, of a name
+LONGEST = 600  # characters of a text
 Files = dict[str, bytes]  # by their path in the folder
 # what has a meaning in Markdown, HTML or an address; a numeric reference never has one
 _MEANING = re.compile(r"[\\`*_{}\[\]<>#&|~^$@\"']|:(?=\S)|\.(?=[^\W\d])|/(?=/)")
+_NAME = re.compile(r"[A-Za-z0-9][\w.+ -]{0,99}")
+_LINK = re.compile(r"https://[\w./%#~+-]{1,300}")
+_FILE = re.compile(r"[\w./-]{1,100}")
+
+
+def text(value: Any) -> Markup:
+    """A text of others as part of a paragraph or a table."""
+    if isinstance(value, Markup):
+        return value
+    lines = printable(cut("" if value is None else str(value), LONGEST) or "").replace("\t", " ").split("\n")
+    return Markup("<br>".join(_MEANING.sub(lambda sign: f"&#{ord(sign[0])};", line) for line in lines))
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, finalize=text, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(Path(__file__).with_name("report.md.jinja").read_text(encoding="utf-8"))
+
+
+def markdown(about: dict[str, Any]) -> str:
+    """The text of report.md, or with ``card`` that of a model card.
+
+    Args:
+        about: what ``overview`` says of a run, or a part of it with what a card has beside that.
+    """
+    footer = f"Written by Burnish {__version__} from the files in this folder; `burnish report` writes it anew."
+    rendered = _template().render({"footer": Markup(footer)} | about)
+    return re.sub(r"\n{3,}", "\n\n", rendered.lstrip("\n")).rstrip() + "\n"
+
+
+@dataclass(frozen=True)
+class Licence:
+    """A licence as cards of the hub name it."""
+
+    name: str  # an identifier of the hub's, such as apache-2.0; "other" of those that it doesn't know
+    title: str | None = None  # of another one
+    link: str | None = None
+
+
+OURS = Licence("apache-2.0")  # of the models that ship with Burnish
+
+
+def licence_of(path: str, revision: str | None, *, ask: bool) -> Licence | None:
+    """The licence of the model that a run began with; None if its card doesn't say, or can't be had.
+
+    Args:
+        path: value of ``model.path``.
+        revision: its commit, of a model of the hub.
+        ask: whether the hub is asked where its card is not in the cache.
+    """
+    if path.startswith(PREFIX):
+        return OURS
+    from huggingface_hub import HfApi, ModelCard, errors, try_to_load_from_cache
+
+    client: type[Exception] = errors.HfHubHTTPError.__bases__[0]
+    hub = path if is_hub_id(path) else None
+    try:
+        file = try_to_load_from_cache(path, "README.md", revision=revision) if hub else resolve(path) / "README.md"
+        if isinstance(file, str | Path) and Path(file).is_file():
+            return read_licence(ModelCard.load(file, ignore_metadata_errors=True).data.to_dict(), hub)
+        data = HfApi().model_info(path, revision=revision).card_data if hub and ask else None
+        return None if data is None else read_licence(vars(data), hub)
+    except (OSError, ValueError, yaml.YAMLError, UserError, client):  # removed since, or not for this account
+        return None
+
+
+def read_licence(content: Any, hub: str | None = None) -> Licence | None:
+    """The licence that a card's head states, if it is one in plain words.
+
+    Args:
+        content: the head, parsed; of a card that somebody else wrote.
+        hub: the model's name there, to which files are relative.
+    """
+    if not isinstance(content, dict):
+        return None
+    name, title, link = (
+        value if isinstance(value := content.get(key), str) else ""
+        for key in ("license", "license_name", "license_link")
+    )
+    if hub and _FILE.fullmatch(link):
+        link = f"https://huggingface.co/{hub}/blob/main/{link}"
+    if not _NAME.fullmatch(name):
+        return None
+    return Licence(name, title if _NAME.fullmatch(title) else None, link if _LINK.fullmatch(link) else None)
 
 
 @dataclass(frozen=True)
@@ -72,88 +159,95 @@ def card(folder: RunFolder, weights: Weights, *, samples: bool = True) -> tuple[
     """
     run = Summary.read(folder, until=weights.update)
     files: Files = {}
-    parts = [
-        f"# {weights.repo.partition('/')[2]}",
-        _sentence(run, weights),
-        *_facts(run, weights),
-        *_results(folder, run, weights, files),
-        *(_samples(folder, run, files) if samples else ()),
-        *_loading(weights),
-        f"Made by `burnish push` of Burnish {__version__}.",
-    ]
-    base = run.config["model"]["path"]
-    more: dict[str, Any] = dict(weights.licence.entries) if weights.licence is not None else {}
+    last = run.after or run.before
+    stale = last is not None and last[STEP] != weights.update
+    if (picture := curves_picture(folder, run)) is not None:
+        files[CURVES] = picture
+    about = {
+        "card": True, "title": weights.repo.partition("/")[2], "head": Markup(f"{_head(folder, run, weights)}\n"),
+        "lead": _lead(run, weights), "facts": list(_facts(run, weights)), "numbers": numbers(run),
+        "verdict": [{"word": point.kind, "text": point.text} for point in verdict(run)], "warnings": run.warnings(),
+        "remark": f"These weights are of update {weights.update}; the newest validation before it was after "
+                  f"{last[STEP]}." if last is not None and stale else "",
+        "curves": CURVES if CURVES in files and last is not None else "", "gallery": run.words.samples.capitalize(),
+        "code": Markup("\n".join(weights.code)), "serving": Markup("\n".join(weights.serving)),
+        "footer": Markup(f"Made by `burnish push` of Burnish {__version__}."),
+    }  # fmt: skip
+    return markdown(about | (_samples(folder, run, files) if samples else {})), files
+
+
+def _head(folder: RunFolder, run: Summary, weights: Weights) -> str:
+    base, licence = run.config["model"]["path"], weights.licence
+    more: dict[str, Any] = {}
+    if licence is not None:
+        entries = {"license": licence.name, "license_name": licence.title, "license_link": licence.link}
+        more = {name: value for name, value in entries.items() if value}
     if (kind := _pipeline_tag(folder, run)) is not None:
         more["pipeline_tag"] = kind
-    if found := [one.name for path in _files(run, "train_files") if (one := hub_data(path)) is not None]:
-        more["datasets"] = sorted(set(found))
-    known = head(
-        weights.library, run.config["algorithm"]["name"], weights.what, base if is_hub_id(base) else None, more
-    )
-    return f"{known}\n" + "\n\n".join(parts) + "\n", files
+    if sets := {one.name for path in _files(run, "train_files") if (one := hub_data(path)) is not None}:
+        more["datasets"] = sorted(sets)
+    return head(weights.library, run.config["algorithm"]["name"], weights.what, base if is_hub_id(base) else None, more)
 
 
-def _sentence(run: Summary, weights: Weights) -> str:
+def _pipeline_tag(folder: RunFolder, run: Summary) -> str | None:
+    """What the model makes of what, as the hub names it; None where that isn't known."""
+    sample = next(iter(newest_samples(folder).values()), None)
+    if sample is None or run.judges:
+        return None
+    if sample.response is not None:
+        return "image-text-to-text" if sample.shown else "text-generation"
+    made = {".png": "image", ".mp4": "video", ".webp": "video", ".wav": "audio"}.get(sample.picture.suffix)
+    return f"{'image' if sample.shown else 'text'}-to-{made}" if made else None
+
+
+def _lead(run: Summary, weights: Weights) -> Markup:
     """What it is, and in a sentence how it went."""
-    what = f"{'A LoRA adapter of' if weights.what == 'lora' else 'This is'} {_base(run)}"
-    return (
-        f"{what} after {weights.update} policy updates of {_algorithm(run)}. {shown(headline(run), LONGEST)}".rstrip()
+    what = "A LoRA adapter of" if weights.what == "lora" else "This is"
+    algorithm = algorithm_title(run.config["algorithm"]["name"])
+    return Markup("{} {} after {} policy updates of {}. {}").format(
+        what, _base(run), weights.update, text(algorithm), text(headline(run))
     )
 
 
-def _base(run: Summary) -> str:
+def _base(run: Summary) -> Markup:
     """The base model; of one in a folder its name alone, since the rest says something about a machine."""
     path = run.config["model"]["path"]
     if is_hub_id(path):
-        return f'<a href="https://huggingface.co/{path}">{path}</a>'
+        return Markup('<a href="https://huggingface.co/{0}">{0}</a>').format(path)
     if path.startswith(PREFIX):
-        return f"the model {shown(path.removeprefix(PREFIX), LABEL)}, which ships with Burnish,"
-    return f"a model from a folder ({shown(Path(path).name, LABEL)})"
+        return Markup("the model {}, which ships with Burnish,").format(text(path.removeprefix(PREFIX)))
+    return Markup("a model from a folder ({})").format(text(Path(path).name))
 
 
-def _facts(run: Summary, weights: Weights) -> Iterator[str]:
-    config = run.config
-    revision = config["model"].get("revision")
-    lora, optimizer = config["model"].get("lora"), config.get("optimizer") or {}
-    guidance = config["rollout"].get("guidance_scale")
-    words = run.words
+def _facts(run: Summary, weights: Weights) -> Iterator[tuple[str, Any]]:
+    config, licence, words = run.config, weights.licence, run.words
+    revision, lora = config["model"].get("revision"), config["model"].get("lora")
+    yield "base", Markup(_base(run).rstrip(",")) + (f", commit {revision[:8]}" if is_commit(revision) else "")
+    title = "unknown: read the page of the base before you share or use this"
+    if licence is not None:
+        title = text(licence.title or licence.name)
+    link = Markup('<a href="{}">{}</a>').format(licence.link, title) if licence and licence.link else title
+    yield "licence of the base", link
+    # names of files without the folders of a machine
+    for option, name, otherwise in (
+        ("train_files", "data", "made by the run itself"), ("val_files", "validated on", "the same prompts")
+    ):  # fmt: skip
+        files = [path if hub_data(path) else Path(path).name for path in _files(run, option)]
+        yield name, ", ".join(files) or otherwise
+    yield "rewards", "; ".join(_rewards(config)) or "none"
     pace = f"{config['data']['train_batch_size']} prompts × {config['rollout']['n']} {words.samples} per update"
-    rate = shown(str(optimizer["lr"]), LABEL) if "lr" in optimizer else "–"
-    rows = [
-        ("base", _base(run).rstrip(",") + (f", commit {revision[:8]}" if is_commit(revision) else "")),
-        ("licence of the base", _licence(weights.licence)),
-        ("data", ", ".join(_data(run, "train_files")) or "made by the run itself"),
-        ("validated on", ", ".join(_data(run, "val_files")) or "the same prompts"),
-        ("rewards", "; ".join(_rewards(config)) or "none"),
-        ("algorithm", f"{_algorithm(run)}, {pace}"),
-        ("trained", f"LoRA of rank {shown(str(lora['rank']), LABEL)}" if lora else f"all weights of {words.trained}"),
-        ("learning rate", rate),
-        *([("guidance while sampling", f"{guidance:g}")] if guidance is not None else []),
-        *([("seed", shown(str(config["seed"]), LABEL))] if "seed" in config else []),
-    ]
-    yield "\n".join(table((), rows))
-
-
-def _algorithm(run: Summary) -> str:
-    return shown(algorithm_title(run.config["algorithm"]["name"]), LABEL)
-
-
-def _licence(licence: Licence | None) -> str:
-    if licence is None:
-        return "unknown: read the page of the base before you share or use this"
-    name = shown(licence.title or licence.name, LABEL)
-    return f'<a href="{licence.link}">{name}</a>' if licence.link else name
+    yield "algorithm", f"{algorithm_title(config['algorithm']['name'])}, {pace}"
+    yield "trained", f"LoRA of rank {lora['rank']}" if lora else f"all weights of {words.trained}"
+    yield "learning rate", (config.get("optimizer") or {}).get("lr", "–")
+    if (guidance := config["rollout"].get("guidance_scale")) is not None:
+        yield "guidance while sampling", f"{guidance:g}"
+    if "seed" in config:
+        yield "seed", config["seed"]
 
 
 def _files(run: Summary, option: str) -> list[str]:
     files = run.config["data"].get(option)
-    named = [files] if isinstance(files, str) else files if isinstance(files, list) else []
-    return [one for one in named if isinstance(one, str)]
-
-
-def _data(run: Summary, option: str) -> list[str]:
-    """Data sets of the hub, and names of files without the folders of a machine."""
-    return [shown(path if hub_data(path) else Path(path).name, LABEL) for path in _files(run, option)]
+    return [file for file in (files if isinstance(files, list) else [files]) if isinstance(file, str)]
 
 
 def _rewards(config: dict[str, Any]) -> Iterator[str]:
@@ -162,118 +256,31 @@ def _rewards(config: dict[str, Any]) -> Iterator[str]:
     for label, options in (config.get("rewards") or {}).items():
         given = options or {}
         weight, kind = given.get("weight", 1), given.get("name", label)
-        named = shown(label, LABEL) + (f" ({shown(str(kind), LABEL)})" if kind != label else "")
+        name = label + (f" ({kind})" if kind != label else "")
         if weight or given.get("weight_by"):
-            yield f"{named}, weight {weight:g}"
+            yield f"{name}, weight {weight:g}"
         else:
-            watched.append(named)
+            watched.append(name)
     if watched:
         yield f"only watched: {', '.join(watched)}"
 
 
-def _results(folder: RunFolder, run: Summary, weights: Weights, files: Files) -> Iterator[str]:
-    """Numbers with their intervals, what was gained and lost, and curves."""
-    found = numbers(run)
-    yield "## What came of it"
-    if "why" in found:
-        yield shown(found["why"], LONGEST)
-        return
-    rows = [
-        [_titled(row["title"], row["note"]), *(_titled(cell["text"], cell.get("note", "")) for cell in row["cells"])]
-        for row in found["rows"] + found["watched"]
-    ]
-    yield "\n".join(table(["", *(shown(one, LABEL) for one in found["heads"])], rows))
-    last = run.after or run.before
-    if last is not None and last[STEP] != weights.update:
-        yield f"These weights are of update {weights.update}; the newest validation before it was after {last[STEP]}."
-    points = [f"- {one.kind}: {shown(one.text, LONGEST)}" for one in verdict(run)]
-    points += [f"- warning: {shown(text, LONGEST)}" for text in run.warnings()]
-    if points:
-        yield "\n".join(points)
-    if (picture := curves(folder, run)) is not None:
-        files[CURVES] = picture
-        yield f"![Reward and other measures over the policy updates]({CURVES})"
-        yield "Bands: 95 % interval over prompts."
-
-
-def _titled(text: str, note: str) -> str:
-    return shown(text, LABEL) + (f"<br><sub>{shown(note, LABEL)}</sub>" if note else "")
-
-
-def _samples(folder: RunFolder, run: Summary, files: Files) -> Iterator[str]:
-    """The first prompts before and after."""
-    if run.before is None or run.after is None:
-        return
-    before, after = (read_samples(folder.validation(row[STEP])) for row in (run.before, run.after))
-    if not after:
-        return
-    title = "## Before and after"
-    why = f"{CHOSEN} {run.words.same}"
-    if next(iter(after.values())).response is not None:
-        yield title
-        yield why
-        yield "\n".join(_answers(before, after, files))
-    elif (picture := sheet(before, after)) is not None:
+def _samples(folder: RunFolder, run: Summary, files: Files) -> dict[str, Any]:
+    """The first prompts before and after; {} where none are kept."""
+    prompts = glimpse(folder, run)
+    if run.before is None or run.after is None or not prompts:
+        return {}
+    about = {"glimpse": prompts, "chosen": CHOSEN, "same": run.words.same}
+    if not prompts[0]["written"]:
+        if (picture := sheet(folder, run.before[STEP], run.after[STEP])) is None:
+            return {}
         files[SHEET] = picture
-        yield title
-        marked = any(one.exact is not None for one in after.values())
-        blue = " Blue: exactly right; red: not." if marked else ""
-        yield f"Left: before training; right: after {run.after[STEP]} updates. {why}{blue}"
-        yield f"![{run.words.samples.capitalize()} before and after training]({SHEET})"
-
-
-def _answers(before: Samples, after: Samples, files: Files) -> list[str]:
-    rows = []
-    for index in sorted({index for index, _ in after})[:QUESTIONS]:
-        was, now = ([one for (number, _), one in sorted(side.items()) if number == index] for side in (before, after))
-        pictures = []
-        for number, picture in enumerate(asked(now[0])):
-            name = f"card/question-{index:03d}-{number}.png"
-            files[name] = picture
-            pictures.append(f'<img src="{name}" alt="picture {number + 1} of the question">')
-        right = f"<br><sub>right answer: {shown(now[0].answer, LABEL)}</sub>" if now[0].answer is not None else ""
-        question = f"{shown(now[0].prompt, LONGEST)}{right}"
-        rows.append(["".join(pictures) + ("<br>" if pictures else "") + question, _said(was), _said(now)])
-    return table(["question", "before", "after"], rows)
-
-
-def _said(side: Sequence[Sample]) -> str:
-    marks = {None: "", True: "✓ ", False: "× "}
-    return "<hr>".join(f"{marks[one.exact]}{shown(one.response or '', LONGEST)}" for one in side[:ANSWERS]) or "–"
-
-
-def _loading(weights: Weights) -> Iterator[str]:
-    yield "## How to load it"
-    yield "\n".join(["```python", *weights.code, "```"])
-    if weights.serving:
-        yield "With vLLM, where it has this architecture:"
-        yield "\n".join(["```bash", *weights.serving, "```"])
-
-
-def _pipeline_tag(folder: RunFolder, run: Summary) -> str | None:
-    """What the model makes of what, as the hub names it; None where that isn't known."""
-    samples = read_samples(folder.validation(max(folder.validations(), default=0)))
-    one = next(iter(samples.values()), None)
-    if one is None or run.judges:
-        return None
-    if one.response is not None:
-        return "image-text-to-text" if one.shown else "text-generation"
-    drawn = {".png": "image", ".mp4": "video", ".webp": "video", ".wav": "audio"}.get(one.picture.suffix)
-    if drawn is None:
-        return None
-    return f"{'image' if one.shown else 'text'}-to-{drawn}"
-
-
-def shown(text: str, most: int) -> str:
-    """A text of others as part of a paragraph or a table, cut to ``most`` characters."""
-    if len(text) > most:
-        text = f"{text[:most]}… ({len(text) - most} more characters)"
-    lines = printable(text).replace("\t", " ").split("\n")
-    return "<br>".join(_MEANING.sub(lambda found: f"&#{ord(found[0])};", line) for line in lines)
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of an HTML table of cells that are HTML. One line per row, so that no blank one ends it."""
-    top = "".join(f"<th>{head}</th>" for head in heads)
-    body = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows]
-    return ["<table>", *([f"<tr>{top}</tr>"] if any(heads) else []), *body, "</table>"]
+        marked = any(sample.exact is not None for sample in run.kept.values())
+        title = f"Left: before training; right: after {run.after[STEP]} updates. {CHOSEN} {run.words.same}"
+        return about | {"sheet_title": title + " Blue: exactly right; red: not." * marked, "sheet": SHEET}
+    for prompt in prompts:
+        pictures = [png(folder.path / name) for name in prompt["shown"]]
+        own = {f"card/question-{prompt['index']:03d}-{i}.png": picture for i, picture in enumerate(pictures) if picture}
+        prompt["shown"] = list(own)
+        files |= own
+    return about

@@ -1,148 +1,278 @@
-"""Line charts as SVG, in the colours of the page."""
+"""Every curve of a run as plain data, in the sections in which a page shows them, and where the time went."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from html import escape
+import io
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
 
-WIDTH, HEIGHT = 360, 190
-LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 26
-INNER_H = HEIGHT - TOP - BOTTOM
-CHARACTER = 6.0  # width of a digit of the labels
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
 
+from burnish.config.run_folder import STEP, RunFolder
+from burnish.report.measures import REWARD, Measure, mean
+from burnish.report.plain import MOST_POINTS, MOST_SCORED, Points, chosen, fewer, series, short
+from burnish.report.samples import read_scores
+from burnish.report.statistics import Interval, by_source, over_sources
+from burnish.report.summary import Summary
+from burnish.utils.images import RIGHT, WRONG
+from burnish.utils.records import RECORD, fresh, is_number, read_records
 
-@dataclass(frozen=True)
-class Series:
-    """A line through (update, value); a value of None leaves a gap."""
-
-    name: str
-    style: str  # CSS class: validation or training
-    points: Sequence[tuple[int, float | None]]
-    dots: bool = False
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Lines over policy updates."""
-
-    title: str
-    series: Sequence[Series]
-    last: int  # update at the right edge
-    reference: tuple[str, float] | None = None  # a dashed line to compare with
-    percent: bool = False
-    span: float = 0.0  # smallest range of the axis
-    zero: bool = False  # the axis starts at 0, so that proportions are visible
-    note: str = ""  # below the title
-    values: list[float] = field(init=False)
-
-    def __post_init__(self) -> None:
-        found = [value for one in self.series for _, value in one.points if value is not None]
-        object.__setattr__(self, "values", found + ([self.reference[1]] if self.reference else []))
-
-    def html(self) -> str:
-        """The chart with title and legend; "" if there is no value."""
-        if not self.values:
-            return ""
-        note = f"<small>{escape(self.note)}</small>" if self.note else ""
-        title = f"<figcaption>{escape(self.title)}{note}</figcaption>"
-        return f'<figure class="chart">{title}{self._svg()}{self._legend()}</figure>'
-
-    def _legend(self) -> str:
-        names = [(one.style, one.name) for one in self.series if any(v is not None for _, v in one.points)]
-        if self.reference:
-            names.append(("reference", self.reference[0]))
-        if len(names) < 2:
-            return ""
-        items = "".join(
-            f'<li><svg viewBox="0 0 22 8" aria-hidden="true"><path class="line {style}" d="M1 4H21"/></svg>'
-            f"{escape(name)}</li>"
-            for style, name in names
-        )
-        return f'<ul class="legend">{items}</ul>'
-
-    def _svg(self) -> str:
-        least, most = self._range()
-        ticks = nice_ticks(least, most)
-        low, high = min(ticks[0], *self.values), max(ticks[-1], *self.values)
-        labels = [self.tick(tick, ticks[1] - ticks[0]) for tick in ticks]
-        left = max(LEFT, round(8 + CHARACTER * max(map(len, labels))))  # no number is cut
-        label = escape(f"{self.title}, over policy updates", quote=True)
-        parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">']
-
-        def x(update: float) -> float:
-            return left + (WIDTH - RIGHT - left) * update / max(self.last, 1)
-
-        def y(value: float) -> float:
-            return TOP + INNER_H * (1 - (value - low) / (high - low))
-
-        for tick, text in zip(ticks, labels, strict=True):
-            parts.append(f'<path class="rule" d="M{left} {y(tick):.1f}H{WIDTH - RIGHT}"/>')
-            parts.append(f'<text x="{left - 6}" y="{y(tick) + 3.5:.1f}" class="end">{text}</text>')
-        for tick in nice_ticks(0, max(self.last, 1), integer=True):
-            if 0 <= tick <= max(self.last, 1):
-                text = f"{tick:.0f}"
-                middle = min(x(tick), WIDTH - CHARACTER * len(text) / 2)
-                parts.append(f'<text x="{middle:.1f}" y="{HEIGHT - 8}" class="middle">{text}</text>')
-        if self.reference:
-            parts.append(f'<path class="line reference" d="M{left} {y(self.reference[1]):.1f}H{WIDTH - RIGHT}"/>')
-        for one in self.series:
-            path = _path([(x(at), None if value is None else y(value)) for at, value in one.points])
-            parts.append(f'<path class="line {one.style}" d="{path}"/>')
-            for at, value in one.points:
-                if value is not None and (one.dots or len(one.points) == 1):
-                    label = f"update {at}: {self.tick(value, 0.001)}"
-                    parts.append(
-                        f'<circle class="dot {one.style}" cx="{x(at):.1f}" cy="{y(value):.1f}" r="3.5">'
-                        f"<title>{label}</title></circle>"
-                    )
-        return "".join([*parts, "</svg>"])
-
-    def _range(self) -> tuple[float, float]:
-        low, high = min(self.values), max(self.values)
-        if self.zero:
-            low, high = min(low, 0.0), max(high, 0.0)
-        lack = self.span - (high - low)
-        if lack <= 0:
-            return low, high
-        below = min(lack / 2, low) if low >= 0 else lack / 2  # no negative axis for non-negative values
-        if self.percent and high <= 1 < high + lack - below:  # and none above 100 %
-            below = lack - (1 - high)
-        return low - below, high + lack - below
-
-    def tick(self, value: float, step: float) -> str:
-        """Label of a number on an axis with ticks ``step`` apart."""
-        if self.percent:
-            return f"{100 * value:.0f} %"
-        if abs(value) < 1e-9 * step:
-            return "0"
-        if not 1e-3 <= abs(value) < 1e4:
-            return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e").replace(".0e", "e").replace("-", "−")
-        digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step else 3
-        return f"{value:.{digits}f}".replace("-", "−")
+VALIDATION, WATCHED, MEMORY, REST = "Validation", "Watched statistics", "Memory", "Other metrics"
+TRAINED = {
+    "actor/": "The policy",
+    "critic/": "Rewards and advantages",
+    "fake/": "The fake score",
+    "surrogate/": "The surrogate reward",
+    "response_length/": "Responses",
+    "response/": "What responses are like",
+    "old_policy/": "The sampling policy",
+    "rollout_corr/": "Sampler vs trainer",
+}
+SECTIONS = TRAINED | {
+    "timing_s/": "Seconds by phase",
+    "perf/": "Speed",
+    "pipeline/": "Pipeline",
+    "reward/": "Scoring",
+    "train/": "Sampling",
+    "timing_per_": "Time per sample",
+}
+ORDER = [VALIDATION, WATCHED, *TRAINED.values(), MEMORY, *list(SECTIONS.values())[len(TRAINED) :], REST]
+MOST_CHARTS, MOST_SOURCES = 1000, 12
+DRAWN = 4  # charts of a picture: the reward and the first measures beside it
+INK, GREY = "#222222", "#9a9a9a"
+EXPLAINED = {  # the first pattern that matches
+    "actor/loss": "the loss; it need not fall in policy optimisation",
+    "actor/total_loss": "sum of all losses",
+    "actor/pg_loss": "policy gradient loss",
+    "actor/*_loss": "a part of the loss",
+    "actor/kl_loss": "KL to the reference, before its coefficient",
+    "actor/grad_norm": "gradient norm before clipping: jumps are a warning",
+    "actor/lr": "learning rate",
+    "actor/skipped_updates": "skipped steps: non-finite, or without training signal",
+    "actor/ratio_*": "probability ratio to the sampling policy; 1 before any step",
+    "actor/ppo_kl*": "KL between the sampling and the current policy",
+    "actor/pg_clipfrac*": "clip fraction: high values mean that steps are too large",
+    "actor/velocity_norm_ratio": "norm of predictions relative to the reference's: a rise precedes collapse",
+    "actor/velocity_distance": "distance of predictions from the reference's",
+    "actor/old_deviate": "distance to the old policy",
+    "actor/positive_loss": "loss of the positive branch",
+    "actor/negative_loss": "loss of the negative branch",
+    "actor/reward_prob_mean": "mean optimality probability of the rewards",
+    "actor/real_pull": "pull of the policy to the untrained model, against the fake score: growth means that it lags",
+    "actor/reward_pull": "pull of the policy by the surrogate reward",
+    "fake/loss": "flow matching of what the policy draws",
+    "surrogate/*frac": "fraction of samples that teach the surrogate no more",
+    "fake/*": "",
+    "surrogate/*": "",
+    "actor/entropy": "policy entropy: near 0 there is no exploration",
+    "actor/kl_coef": "coefficient of the KL in the reward",
+    "actor/*": "",
+    "critic/rewards/zero_std_ratio": "fraction of prompts whose samples all have the same reward: no training signal",
+    "critic/rewards/std": "std of rewards over the samples",
+    "critic/rewards/std_mean": "std of rewards within a prompt: 0 means no training signal",
+    "critic/rewards/group_size": "samples per prompt that have a reward",
+    "critic/rewards/max": "highest reward of the training samples",
+    "critic/rewards/min": "lowest reward of the training samples",
+    "critic/rewards/clip_ratio": "fraction of rewards that were clipped",
+    "critic/missing_count": "samples without a reward, which are not trained on",
+    "critic/missing_ratio": "fraction of samples without a reward, which are not trained on",
+    "critic/diversity": "diversity of the images of a prompt",
+    "critic/advantages/*": "advantages",
+    "critic/returns/*": "returns",
+    "critic/score/*": "rewards before KL and shaping",
+    "critic/*/reward_correlation": "correlation of a logged-only component with the reward: should be 0 if irrelevant",
+    "critic/vf_*": "the value network",
+    "critic/vpred_mean": "mean prediction of the value network",
+    "critic/*/error": "standard error of the mean over prompts",
+    "critic/*/reward_share": "the part of the reward's differences within prompts that this component makes",
+    "critic/rewards/solved_ratio": "fraction of prompts all of whose samples have the highest reward",
+    "critic/rewards/dead_ratio": "fraction of prompts all of whose samples have the same reward, not the highest",
+    "response/length/better": "tokens of responses whose reward is above the mean of their prompt",
+    "response/length/worse": "tokens of responses whose reward is below the mean of their prompt",
+    "response/length/mean": "tokens of a response",
+    "response/truncated/mean": "fraction of truncated responses",
+    "response/repeated/mean": "fraction of runs of four tokens that occurred before",
+    "response/surprisal/mean": "mean -log-prob of the first tokens: their entropy",
+    "response/reflections/mean": "words by which a response reconsiders: wait, actually",
+    "response/*/reward_correlation": "correlation with the reward among samples of a prompt",
+    "alarms/standing": "alarms that are not over",
+    "critic/*/mean": "mean of this reward component",
+    "response_length/clip_ratio": "fraction of truncated responses",
+    "response_length/*": "tokens of a response",
+    "old_policy/decay": "EMA decay of the sampling policy",
+    "old_policy/*": "update of the sampling policy",
+    "rollout_corr/rollout_is_eff_sample_size": "effective sample size as a fraction: near 1 is good",
+    "rollout_corr/logprob_abs_diff*": "difference between the log-probs of sampler and trainer",
+    "rollout_corr/kl": "KL between sampler and trainer",
+    "rollout_corr/*": "importance correction between sampler and trainer",
+}
 
 
-def nice_ticks(low: float, high: float, *, integer: bool = False) -> list[float]:
-    """Three to six round numbers that cover a range; integers if ``integer``."""
-    if high - low <= 1e-12 * max(abs(low), abs(high)):
-        margin = abs(low) * 0.1 or 1.0
-        low, high = low - margin, high + margin
-    rough = (high - low) / 4
-    power = 10 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
-    if integer:
-        step = max(1, round(step))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [number * step for number in range(first, last + 1)]
+@dataclass(config=RECORD)
+class Timeline:
+    """A line of timeline.jsonl: by process, what began when in seconds, and how long it took."""
+
+    update: int
+    lanes: dict[str, list[tuple[str, float, float]]]
 
 
-def _path(points: Sequence[tuple[float, float | None]]) -> str:
-    path, pen = [], "M"
-    for x, y in points:
-        if y is None:
-            pen = "M"
+_TIMELINE = TypeAdapter(Timeline)
+
+
+def charts(folder: RunFolder, run: Summary, *, most: int = MOST_POINTS) -> dict[str, Any]:
+    """Charts in order; ``most`` points of a line."""
+    listed = list(_validation(folder, run, most))
+    rewards = points_of(run, "critic/rewards/mean")
+    shown = {"critic/rewards/mean", *map(trained_key, run.measures())}
+    constant: dict[str, float] = {}
+    alike: dict[tuple[tuple[int, float | None], ...], dict[str, Any]] = {}
+    for name in sorted({name for row in run.rows for name in row if not name.startswith(("val-", "training/"))}):
+        points = points_of(run, name)
+        if name in shown or not points or (points == rewards and name.startswith("critic/")):
+            continue
+        if len({value for _, value in points}) == 1 and len(points) > 1:
+            constant[name] = points[0][1] or 0.0
+        elif (key := tuple(points)) in alike:  # a metric under several names is one chart
+            alike[key]["also"].append(name)
         else:
-            path.append(f"{pen}{x:.1f} {y:.1f}")
-            pen = "L"
-    return "".join(path)
+            note = next((text for pattern, text in EXPLAINED.items() if fnmatchcase(name, pattern)), "")
+            line = series("training", "training", points, most=most)
+            alike[key] = {"title": name, "part": _part(name), "note": note, "also": [], "series": [line]}
+    listed += list(alike.values())[: MOST_CHARTS - len(listed)]
+    listed.sort(key=lambda chart: ORDER.index(chart["part"]))
+    return {"last": run.updates, "charts": listed, "constant": constant}
+
+
+def _part(name: str) -> str:
+    if "memory" in name or "_gb" in name:
+        return MEMORY
+    return next((title for start, title in SECTIONS.items() if name.startswith(start)), REST)
+
+
+def trained_key(measure: Measure) -> str:
+    """The metric of training that a measure of validations belongs to; "" if there is none."""
+    parts = measure.key.split("/")
+    return f"critic/{parts[2]}/mean" if len(parts) == 4 else ""
+
+
+def points_of(run: Summary, key: str) -> Points:
+    """Points (update, value) of a metric."""
+    return [(row[STEP], value) for row in run.rows if (value := mean(row, key)) is not None]
+
+
+def _validation(folder: RunFolder, run: Summary, most: int) -> Iterator[dict[str, Any]]:
+    updates = chosen(folder.validations(), MOST_SCORED)
+    for measure in run.measures() or [REWARD]:
+        reward = measure.key == REWARD.key
+        sources = {update: by_source(read_scores(folder.validation(update)), measure.column) for update in updates}
+        points = points_of(run, measure.key)
+        lines = [series("validation", "validation", points, _intervals(points, sources), most=most)] if points else []
+        trained = points_of(run, "critic/rewards/mean" if reward else trained_key(measure))
+        lines = [series("training", "training", trained, most=most)] * bool(trained) + lines
+        if not lines:
+            continue
+        chart: dict[str, Any] = {
+            "title": "Reward" if reward else measure.title, "note": measure.about, "also": [],
+            "part": WATCHED if measure.watched else VALIDATION, "series": lines,
+            "percent": measure.percent, "zero": measure.relative, "key": measure.key,
+            "span": 0.0 if measure.relative else 4 * measure.enough,
+        }  # fmt: skip
+        if run.reference is not None and (reached := measure.of(run.reference)) is not None:
+            chart["reference"] = {"name": f"untrained, guidance {run.reference['guidance_scale']:g}", "y": reached}
+        names = list(dict.fromkeys(name for means in sources.values() for name in means))
+        if len(names) > 1:
+            chart["sources"] = []
+            for name in names[:MOST_SOURCES]:
+                own = [(update, *means[name]) for update, means in sources.items() if name in means]
+                values: Points = [(update, value) for update, value, _ in own]
+                chart["sources"].append(series(name, "source", values, [one[2] for one in own], most=most))
+        yield chart
+
+
+def _intervals(points: Points, sources: dict[int, dict[str, tuple[float, Interval]]]) -> list[Interval]:
+    """Around the metric as it was logged, as wide as the scores say."""
+    known = [(value, over_sources(sources.get(update, {}))) for update, value in points]
+    return [
+        None if value is None or means is None or means[1] is None
+        else (value - means[1][1] + means[0], value + means[1][1] - means[0])
+        for value, means in known
+    ]  # fmt: skip
+
+
+def time_data(folder: RunFolder, run: Summary, update: int | None = None) -> dict[str, Any]:
+    """Seconds by phase over the updates, and who did what when during one of them, the last one if None."""
+    rows = [row for row in run.rows if is_number(row.get("timing_s/step"))]
+    steps: Points = [(row[STEP], row["timing_s/step"]) for row in rows]
+    places = fewer(steps)
+    names = sorted({key.removeprefix("timing_s/") for row in rows for key in row if key.startswith("timing_s/")})
+    seconds = {name: [row.get(f"timing_s/{name}") or 0.0 for row in rows] for name in names}
+    parts = [name for name in names if name != "step" and "/" not in name]  # those of a phase are not counted twice
+    phases = {name: [short(seconds[name][place]) for place in places] for name in parts}
+    spans = fresh(_read_timeline, folder.timeline)
+    updates = sorted(spans)
+    wanted = updates[-1] if update is None and updates else update
+    lanes = spans.get(wanted or 0, {})
+    return {
+        "x": [steps[place][0] for place in places], "step": [short(steps[place][1]) for place in places],
+        "phases": phases, "means": {name: short(sum(values) / len(values)) for name, values in seconds.items()},
+        "updates": updates, "update": wanted, "spans": [{"lane": lane, "spans": own} for lane, own in lanes.items()],
+    }  # fmt: skip
+
+
+def _read_timeline(file: Path) -> dict[int, dict[str, list[tuple[str, float, float]]]]:
+    return {line.update: line.lanes for line in read_records(file, _TIMELINE, file.parent)}
+
+
+def curves_picture(folder: RunFolder, run: Summary) -> bytes | None:
+    """A PNG file of the reward and other measures over the updates; None before there are two points."""
+    drawn = [chart for chart in charts(folder, run)["charts"] if chart["part"] == VALIDATION][:DRAWN]
+    drawn = [chart for chart in drawn if any(len(line["x"]) > 1 for line in chart["series"])]
+    if not drawn:
+        return None
+    from matplotlib.figure import Figure
+
+    columns = min(2, len(drawn))
+    rows = -(-len(drawn) // columns)
+    figure = Figure(figsize=(4.6 * columns, 2.9 * rows), dpi=130, layout="constrained")
+    for number, chart in enumerate(drawn):
+        _draw(figure.add_subplot(rows, columns, number + 1), chart)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+def _draw(axes: Any, chart: dict[str, Any]) -> None:
+    """One chart: training is grey, validation blue with its band, the untrained model with guidance a dashed line."""
+    from matplotlib.ticker import MaxNLocator
+
+    factor = 100 if chart.get("percent") else 1
+    colours = {"validation": tuple(value / 255 for value in RIGHT), "training": GREY}
+    for line in chart["series"]:
+        known = [i for i, y in enumerate(line["y"]) if y is not None]
+        x = [line["x"][i] for i in known]
+        y = [line["y"][i] * factor for i in known]
+        validation = line["style"] == "validation"
+        axes.plot(
+            x, y, color=colours.get(line["style"], GREY), linewidth=1.8 if validation else 1, label=line["name"],
+            marker="o" if validation else None, markersize=3.5, zorder=3 if validation else 2,
+        )  # fmt: skip
+        sides = [(line["low"][i], line["high"][i]) for i in known] if "low" in line else []
+        if sides and all(low is not None and high is not None for low, high in sides):
+            low, high = ([side * factor for side in one] for one in zip(*sides, strict=True))
+            axes.fill_between(x, low, high, color=colours.get(line["style"], GREY), alpha=0.18, linewidth=0)
+    reference = chart.get("reference")
+    if reference is not None:
+        colour = tuple(value / 255 for value in WRONG)
+        axes.axhline(reference["y"] * factor, color=colour, linewidth=1, linestyle="--", label=reference["name"])
+    axes.set_title(chart["title"] + (" (%)" if factor == 100 else ""), fontsize=10, color=INK, parse_math=False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("policy updates", fontsize=8, color=INK)
+    axes.tick_params(labelsize=8, colors=INK)
+    axes.grid(color="#e4e4e4", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.legend(fontsize=7, frameon=False, labelcolor=INK)

@@ -108,13 +108,13 @@ def votes(rows: Iterable[Row]) -> list[Measure]:
     for row in rows:
         for match in filter(None, map(VOTE.fullmatch, row)):
             most[match[1]] = max(most.get(match[1], 0), int(match[2]))
-    found = []
+    measures = []
     for name, n in sorted(most.items()):
         if name != "reward":
-            one = MEASURES.get(name) or Measure(name.replace("_", " ").capitalize(), "", 0)
-            title, key = f"{one.title} by majority of {n}", f"val-aux/*/{name}/maj@{n}/mean"
-            found.append(replace(one, title=title, key=key, better=0, about="only watched"))
-    return found
+            known = MEASURES.get(name) or Measure(name.replace("_", " ").capitalize(), "", 0)
+            title, key = f"{known.title} by majority of {n}", f"val-aux/*/{name}/maj@{n}/mean"
+            measures.append(replace(known, title=title, key=key, better=0, about="only watched"))
+    return measures
 
 
 def mean(row: Row | None, key: str) -> float | None:

@@ -1,114 +1,100 @@
-"""Pictures, clips and sounds of a run inside the page, which stays small. The folder may come from somebody else."""
+"""Pictures, clips and sounds of a run, small enough for a page or a card. The folder may come from somebody else."""
 
 from __future__ import annotations
 
 import base64
 import io
+import itertools
 import wave
-from collections.abc import Callable
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageSequence
 
-from burnish.utils.images import waveform
+from burnish.config.run_folder import RunFolder
+from burnish.report.prompts import of_prompt
+from burnish.report.samples import read_samples
+from burnish.types.media import evenly_spaced
+from burnish.utils.images import grid, strip, waveform
+from burnish.utils.records import leads_out
 from burnish.utils.video import clip_format, encode_clip, encode_sound, read_clip
 
-LONGEST = 256  # pixels: larger images and clips are scaled down, so that the page stays small
-TINY = 64  # pixels: smaller ones are shown with sharp pixels
-HEAVIEST = 1 << 20  # bytes of a file that is shown as it is
-PLAYED = 1 << 17  # bytes of a clip, and of a sound, that is shown as it is
-BUDGET = 14 << 20  # characters of pictures, clips and sounds on a page; what is beyond is only named
-CLIPS = 0.8  # share of it that clips and sounds may take; of further clips one frame is shown
+LONGEST = 256  # pixels: larger images and clips are scaled down
+HEAVIEST = 1 << 20  # bytes of a file that is taken as it is
+PLAYED = 1 << 17  # bytes of a clip, and of a sound, that is taken as it is
+BUDGET = 14 << 20  # characters of all media on a page
 FRAMES = 120  # of a clip that are read
-LONG = 10  # seconds of a sound that are read
-LOW_RATE = 16000  # samples per second of one that is too large
-GONE = '<span class="gone">no picture</span>'
-ELSEWHERE = '<span class="gone">too large for this page; it is in the folder of the run</span>'
-UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, wave.Error, Image.DecompressionBombError)
+SECONDS = 10  # of a sound that are read
+LOW_RATE = 16000  # samples per second of a sound that is too large
+PROMPTS, EACH = 6, 3  # rows of a sheet, and samples of each side of a row
+CLIPS, STRIP = (".mp4", ".webp"), 3  # frames of a clip, of which one is shown on a side
+LABEL = 200  # characters of a prompt beside its row
+UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, wave.Error, Image.DecompressionBombError, ImportError)
+
+Embedded = dict[str, Any]  # addresses of an image, a video and a sound, and the size in pixels
 
 
-@dataclass
-class Embedded:
-    """Files of a run as HTML, each named by its path, while the page's budget lasts."""
-
-    root: Path
-    left: int = BUDGET
-
-    def __call__(self, path: Path, words: str) -> str:
-        """The file of a sample with its description, or a note that there is none."""
-        make: Callable[[Path, str], str]
-        make = {".mp4": self._clip, ".webp": self._moving, ".wav": self._sound}.get(path.suffix, self._picture)
-        words = f'{escape(words, quote=True)}" data-file="{escape(path.relative_to(self.root).as_posix(), quote=True)}'
+def embedded(folder: Path, names: Iterable[str]) -> dict[str, Embedded]:
+    """Media by their path in a run's folder, as data: addresses; those beyond the budget of a page are left out."""
+    media: dict[str, Embedded] = {}
+    left = BUDGET
+    for name in dict.fromkeys(names):
         try:
-            return make(path, words) if path.is_file() else GONE
+            made = {} if leads_out(folder / name, folder) else _embed(folder / name)
         except UNREADABLE:  # truncated, or something else
-            return GONE
+            continue
+        size = sum(len(value) for value in made.values() if isinstance(value, str))
+        if made and size <= left:
+            media[name] = made
+            left -= size
+    return media
 
-    def _clip(self, path: Path, words: str) -> str:
-        content = path.read_bytes()
-        if clip_format() != "mp4":  # PyAV, which could make it smaller, is missing here
-            return (self._video(content, words, "") if len(content) <= HEAVIEST else "") or ELSEWHERE
-        frames, fps, sound = read_clip(content, FRAMES)
-        height, width = frames.shape[1:3]
-        small = [_smaller(Image.fromarray(frame)) for frame in frames]
-        if max(height, width) > LONGEST or len(content) > PLAYED:
-            content = encode_clip(np.stack([np.asarray(frame) for frame in small]), fps, sound, quality="28")
-        size = f' width="{small[0].width}" height="{small[0].height}"' + _sharp(width, height)
-        played = self._video(content, words, size, controls=sound is not None)
-        return played or self._image(_jpeg(small[len(small) // 2]), "jpeg", words, *small[0].size)
 
-    def _video(self, content: bytes, words: str, size: str, *, controls: bool = True) -> str:
-        look = "controls" if controls else "autoplay"
-        source = self._source(content, "video/mp4", CLIPS)
-        return source and f'<video {look} loop muted playsinline aria-label="{words}"{size} src="{source}"></video>'
-
-    def _moving(self, path: Path, words: str) -> str:
-        """An animated picture, and the sound that lies beside it."""
-        content = path.read_bytes()
-        with Image.open(io.BytesIO(content), formats=["WEBP"]) as image:
-            first, (width, height) = _smaller(image.convert("RGB")), image.size
-        source = self._source(content, "image/webp", CLIPS) if len(content) <= HEAVIEST else ""
-        shown = _tag(source, words, width, height) if source else self._image(_jpeg(first), "jpeg", words, *first.size)
-        beside = path.with_suffix(".wav")
-        named = words.removesuffix(".webp") + ".wav#sound"
-        return shown + (self._heard(beside, named) if beside.is_file() else "")
-
-    def _sound(self, path: Path, words: str) -> str:
-        with wave.open(str(path)) as file:
-            drawn = Image.fromarray(waveform(values_of(file).T))
-        return self._image(_png(drawn), "png", words, *drawn.size) + self._heard(path, f"{words}#sound")
-
-    def _heard(self, path: Path, words: str) -> str:
-        content = path.read_bytes()
+def _embed(path: Path) -> Embedded:
+    content = path.read_bytes()
+    if path.suffix == ".mp4":
+        return _clip(content)
+    if path.suffix == ".wav":
         with wave.open(io.BytesIO(content)) as file:
-            if len(content) > PLAYED:
-                content = _shorter(values_of(file), file.getframerate())
-        source = self._source(content, "audio/wav", CLIPS)
-        return f'<audio controls aria-label="{words}" src="{source}"></audio>' if source else ELSEWHERE
+            values, rate = values_of(file), file.getframerate()
+        drawn = Image.fromarray(waveform(values.T))
+        return _picture(drawn) | {"sound": _address(_sound(content, values, rate), "audio/wav")}
+    with Image.open(io.BytesIO(content), formats=["PNG", "WEBP"]) as image:
+        small = len(content) <= HEAVIEST and (image.format == "WEBP" or max(image.size) <= LONGEST)
+        kind, size = (image.format or "").lower(), image.size
+        made = {"image": _address(content, f"image/{kind}"), "size": size} if small else _picture(image)
+    beside = path.with_suffix(".wav")
+    return made | ({"sound": _embed(beside)["sound"]} if path.suffix == ".webp" and beside.is_file() else {})
 
-    def _picture(self, path: Path, words: str) -> str:
-        content, kind = path.read_bytes(), "png"
-        with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
-            width, height = image.size
-            if max(width, height) > LONGEST or len(content) > HEAVIEST:
-                smaller = _smaller(image)
-                (width, height), content, kind = smaller.size, _jpeg(smaller), "jpeg"
-        return self._image(content, kind, words, width, height)
 
-    def _image(self, content: bytes, kind: str, words: str, width: int, height: int) -> str:
-        source = self._source(content, f"image/{kind}")
-        return _tag(source, words, width, height) if source else ELSEWHERE
+def _clip(content: bytes) -> Embedded:
+    if clip_format() != "mp4":  # PyAV, which could make it smaller, is missing here
+        return {"video": _address(content, "video/mp4"), "size": [None, None]} if len(content) <= HEAVIEST else {}
+    frames, rate, sound = read_clip(content, FRAMES)
+    small = np.stack([np.asarray(_smaller(Image.fromarray(frame))) for frame in frames])
+    if max(frames.shape[1:3]) > LONGEST or len(content) > PLAYED:
+        content = encode_clip(small, rate, sound, quality="28")
+    return {"video": _address(content, "video/mp4"), "size": small.shape[2:0:-1], "audible": sound is not None}
 
-    def _source(self, content: bytes, kind: str, share: float = 1.0) -> str:
-        """The content as an address, as long as a share of the budget lasts; then "" """
-        address = _address(content, kind)
-        if len(address) > self.left - (1 - share) * BUDGET:
-            return ""
-        self.left -= len(address)
-        return address
+
+def _sound(content: bytes, values: np.ndarray, rate: int) -> bytes:
+    """A large sound in one channel and at a lower rate."""
+    if len(content) <= PLAYED:
+        return content
+    step = max(1, round(rate / LOW_RATE))
+    mono = values.mean(1)
+    lower = mono[: len(mono) // step * step].reshape(-1, step).mean(1)
+    return encode_sound(lower[None].astype(np.float32), rate // step)
+
+
+def values_of(file: wave.Wave_read) -> np.ndarray:
+    """The beginning of a sound of 16 bits: float [N, channels] in [-1, 1]."""
+    content = file.readframes(SECONDS * file.getframerate())
+    if file.getsampwidth() != 2 or not content:
+        raise ValueError("no sound of 16 bits")
+    return np.frombuffer(content, "<i2").reshape(-1, file.getnchannels()) / 32767
 
 
 def _smaller(image: Image.Image) -> Image.Image:
@@ -116,41 +102,85 @@ def _smaller(image: Image.Image) -> Image.Image:
     return image
 
 
-def _jpeg(image: Image.Image) -> bytes:
+def _picture(image: Image.Image) -> Embedded:
+    small = _smaller(image.convert("RGB"))
+    return {"image": _address(encoded(small, quality=85), "image/jpeg"), "size": small.size}
+
+
+def encoded(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
+    """A picture as a file."""
     buffer = io.BytesIO()
-    image.convert("RGB").save(buffer, format="JPEG", quality=85)
+    image.save(buffer, format=kind, **options)
     return buffer.getvalue()
-
-
-def _png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG", optimize=True)
-    return buffer.getvalue()
-
-
-def values_of(file: wave.Wave_read) -> np.ndarray:
-    """The beginning of a sound of 16 bits: float [N, channels] in [-1, 1]."""
-    content = file.readframes(LONG * file.getframerate())
-    if file.getsampwidth() != 2 or not content:
-        raise ValueError("no sound of 16 bits")
-    return np.frombuffer(content, "<i2").reshape(-1, file.getnchannels()) / 32767
-
-
-def _shorter(values: np.ndarray, rate: int) -> bytes:
-    """A sound in one channel and at a lower rate."""
-    step = max(1, round(rate / LOW_RATE))
-    mono = values.mean(1)
-    lower = mono[: len(mono) // step * step].reshape(-1, step).mean(1)
-    return encode_sound(lower[None].astype(np.float32), rate // step)
-
-
-def _tag(source: str, words: str, width: int, height: int) -> str:
-    return f'<img{_sharp(width, height)} alt="{words}" width="{width}" height="{height}" src="{source}">'
-
-
-def _sharp(width: int, height: int) -> str:
-    return ' class="pixels"' if max(width, height) <= TINY else ""
 
 
 def _address(content: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def sheet(folder: RunFolder, before: int, after: int) -> bytes | None:
+    """A JPEG file of samples of the same prompts with the same noise; None if too few can be read.
+
+    Args:
+        folder: of the run.
+        before: update whose validation is on the left.
+        after: the one on the right.
+    """
+    cells: list[np.ndarray] = []
+    labels: list[str] = []
+    verdicts: list[bool | None] = []
+    columns = across = 0
+    for index in sorted({index for index, _ in read_samples(folder.validation(after))})[:PROMPTS]:
+        sides = [of_prompt(folder, update, index) for update in (before, after)]
+        across = STRIP if sides[1][0].picture.suffix in CLIPS else 1
+        sides = [side[: EACH if across == 1 else 1] for side in sides]
+        drawn = [[still(sample.picture) for sample in side] for side in sides]
+        begun = [still(path) for path in sides[1][0].shown[:1]]
+        row = [*begun, *drawn[0], *drawn[1]]
+        if not drawn[0] or any(picture is None for picture in row) or (columns and len(row) != columns):
+            continue
+        columns = len(row)
+        cells += [picture for picture in row if picture is not None]
+        labels.append(sides[1][0].prompt[:LABEL])
+        verdicts += [None] * len(begun) + [sample.exact for side in sides for sample in side]
+    if not cells:
+        return None
+    return encoded(grid(cells, columns, labels, verdicts, across=across), quality=90)
+
+
+def still(path: Path) -> np.ndarray | None:
+    """A sample as one picture, uint8 [H, W, 3]: some frames of a clip, a sound over time; None if it can't be read."""
+    try:
+        match path.suffix:
+            case ".mp4" | ".webp":
+                frames, _ = frames_of(path)
+                return strip([frames[i] for i in evenly_spaced(len(frames), STRIP)])
+            case ".wav":
+                with wave.open(str(path)) as file:
+                    return waveform(values_of(file).T)
+        with Image.open(path, formats=["PNG"]) as image:
+            return np.asarray(image.convert("RGB"))
+    except UNREADABLE:
+        return None
+
+
+def frames_of(path: Path, most: int = FRAMES) -> tuple[list[np.ndarray], float]:
+    """The frames of a clip, uint8 [H, W, 3], and how many of them a second has."""
+    if path.suffix == ".mp4":
+        frames, rate, _ = read_clip(path.read_bytes(), most)
+        return list(frames), rate
+    with Image.open(path, formats=["WEBP"]) as image:
+        rate = 1000 / (image.info.get("duration") or 100)
+        return [
+            np.asarray(frame.convert("RGB")) for frame in itertools.islice(ImageSequence.Iterator(image), most)
+        ], rate
+
+
+def png(path: Path) -> bytes | None:
+    """A picture of a prompt as a small PNG file; None if it can't be read."""
+    picture = still(path)
+    if picture is None:
+        return None
+    image = Image.fromarray(picture)
+    image.thumbnail((256, 256))
+    return encoded(image, "PNG", optimize=True)

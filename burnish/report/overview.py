@@ -1,4 +1,4 @@
-"""What a run came to, as plain data: numbers before and after, sentences, warnings, what to do next."""
+"""What a run came to, as plain data: the board's page, report.html, report.md and the model card show it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from burnish.alarms.drift import LAST
+from burnish.alarms.record import Raised, amount, number
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.report.alarms import ABOUT, alarm_data
-from burnish.report.gallery import CHOSEN, first_samples
 from burnish.report.measures import PLUS_MINUS, REWARD, SPACE, Measure
-from burnish.report.run_list import stamp
+from burnish.report.plain import cut, relative
+from burnish.report.prompts import of_prompt, prompt_data, sample_data
+from burnish.report.samples import read_samples
+from burnish.report.statistics import mean
 from burnish.report.suites import ABOUT as SUITES_ABOUT
 from burnish.report.suites import suite_data
 from burnish.report.summary import Summary, next_steps
-from burnish.report.validated import asked_data, sample_data
 from burnish.report.verdict import headline, verdict
+from burnish.types.response_stats import Quote
+from burnish.utils.records import stamp
 
 WORDS = {
     "gained": ("good", "+ gained"),
@@ -25,7 +29,14 @@ WORDS = {
     "lost": ("bad", "− lost"),
     "weigh": ("", "to weigh"),
 }
-LONGEST = 1 << 20  # characters of a configuration
+LONGEST, LONGEST_TEXT = 1 << 20, 4000  # characters of a configuration, and of a response to an alarm
+QUOTES = 16  # responses of an update to an alarm
+PICTURES, RESPONSES = 4, 3  # prompts that are shown first of all
+CHOSEN = "The first validation prompts, not cherry-picked."
+ALARMS_ABOUT = (
+    "An alarm says that something has moved, not that it is bad, and a run without alarms is not thereby a good one: "
+    "look whether this is what you want."
+)
 
 
 def overview(folder: RunFolder, run: Summary, evaluated: Iterable[Path] = ()) -> dict[str, Any]:
@@ -34,8 +45,10 @@ def overview(folder: RunFolder, run: Summary, evaluated: Iterable[Path] = ()) ->
         "title": folder.path.resolve().name, "sentence": run.sentence(), "headline": headline(run),
         "glimpse": glimpse(folder, run), "chosen": CHOSEN, "same": run.words.same,
         "numbers": numbers(run), "sources": sources(run),
-        "verdict": [{"kind": WORDS[one.kind][0], "word": WORDS[one.kind][1], "text": one.text} for one in verdict(run)],
-        "warnings": run.warnings(), "alarms": alarm_data(folder, run), "alarms_about": ABOUT,
+        "verdict": [dict(zip(("kind", "word"), WORDS[point.kind], strict=True), text=point.text)
+                    for point in verdict(run)],
+        "warnings": run.warnings(), "alarms_about": ALARMS_ABOUT,
+        "alarms": [_alarm(folder, run, raised) for raised in (*run.active, *run.over)],
         "suites": suite_data(folder, evaluated), "suites_about": SUITES_ABOUT,
         "updates": run.updates, "steps": run.planned, "samples": run.words.samples, "gallery": run.words.gallery,
         "unit": run.words.unit, "validations": folder.validations(),
@@ -46,11 +59,53 @@ def overview(folder: RunFolder, run: Summary, evaluated: Iterable[Path] = ()) ->
 
 def glimpse(folder: RunFolder, run: Summary) -> list[dict[str, Any]]:
     """The first sample of the first prompts before and after, each with the title of its side."""
-    found = []
-    for index, pair in first_samples(folder, run):
-        sides = [{"title": title} | sample_data(folder, (index, number), one) for title, number, one in pair]
-        found.append(asked_data(folder, pair[-1][2]) | {"index": index, "sides": sides})
-    return found
+    updates = [row[STEP] for row in (run.before, run.after) if row is not None]
+    updates = [update for update in updates if read_samples(folder.validation(update))]
+    last = read_samples(folder.validation(updates[-1])) if updates else {}
+    most = PICTURES if all(sample.response is None for sample in last.values()) else RESPONSES
+    prompts = []
+    for index in sorted({prompt for prompt, _ in last})[:most]:
+        firsts = {update: own[0] for update in updates if (own := of_prompt(folder, update, index))}
+        sides = [{"title": _title(update)} | sample_data(folder, sample) for update, sample in firsts.items()]
+        prompts.append(prompt_data(folder, firsts[updates[-1]]) | {"index": index, "sides": sides})
+    return prompts
+
+
+def _title(update: int) -> str:
+    return f"after {update} update{'s' * (update > 1)}" if update else "before training"
+
+
+def _alarm(folder: RunFolder, run: Summary, raised: Raised) -> dict[str, Any]:
+    """What was said when it was raised, how it stands, and pictures or responses of then and now."""
+    titles = ("the first update", f"update {raised.update}")
+    files = [relative(folder.alarms_first.parent / name, folder) for name in raised.sheets]
+    text = raised.text
+    texts = [f"Update {raised.update}: {text}{'' if text.endswith('.') else '.'}"]
+    if raised.over is not None:
+        texts.append(f"Over since update {raised.over}.")
+    elif raised.kind == "drift" and raised.update < run.updates:
+        texts += _drift_now(run, raised)
+    return {
+        "name": raised.name.replace("_", " "), "texts": texts, "over": raised.over is not None,
+        "sheets": [{"title": title, "file": file} for title, file in zip(titles, files, strict=False) if file],
+        "quotes": [{"title": title, "said": [_quoted(quote) for quote in quotes[:QUOTES]]}
+                   for title, quotes in zip(titles, raised.quotes, strict=False)],
+    }  # fmt: skip
+
+
+def _quoted(quote: Quote) -> dict[str, Any]:
+    prompt, response = cut(quote.prompt, LONGEST_TEXT), cut(quote.response, LONGEST_TEXT)
+    return {"prompt": prompt, "response": response, "reward": quote.reward}
+
+
+def _drift_now(run: Summary, raised: Raised) -> list[str]:
+    """Where the mean of a statistic is by the last updates."""
+    rows = [row for row in run.rows if row[STEP] > 0]
+    values = [value for row in rows if (value := number(row, raised.metric)) is not None][-LAST:]
+    if not values or raised.before is None or not raised.spread:
+        return []
+    spreads = abs(mean(values) - raised.before) / raised.spread
+    return [f"By update {run.updates} it is {amount(mean(values))}, {spreads:.1f} standard deviations from the start."]
 
 
 def signature(folder: RunFolder) -> str:
@@ -58,7 +113,7 @@ def signature(folder: RunFolder) -> str:
     files = [folder.metrics, folder.config, folder.groups, folder.timeline, folder.alarms, folder.path / "validation"]
     newest = max(folder.validations(), default=0)
     files += [folder.validation(newest) / "samples.jsonl", folder.reference / "metrics.json"]
-    return "-".join(f"{changed:x}.{size:x}" for changed, size in map(stamp, files))
+    return "-".join(f"{value:x}" for value in stamp(*files))
 
 
 def numbers(run: Summary) -> dict[str, Any]:
@@ -82,7 +137,7 @@ def numbers(run: Summary) -> dict[str, Any]:
 def _moved(run: Summary, measures: Iterable[Measure]) -> str:
     """How many statistics were only watched, and which of them have clearly changed; "" without any."""
     watched = [measure for measure in measures if measure.watched]
-    pairs = [(one, one.of(run.before), one.of(run.after)) for one in watched]
+    pairs = [(measure, measure.of(run.before), measure.of(run.after)) for measure in watched]
     moved = [one.title for one, a, b in pairs if a is not None and b is not None and one.sign(a, b)]
     clear = f"; clear change: {', '.join(moved)}" if moved else "; none has clearly changed" if run.after else ""
     return f"{len(watched)} watched statistic{'s' * (len(watched) > 1)}{clear}" if watched else ""
@@ -121,18 +176,13 @@ def sources(run: Summary) -> dict[str, Any] | None:
     names = run.sources()
     if len(names) < 2 or run.before is None or run.after is None:
         return None
-    measures = [one for one in run.measures() if one.key in (REWARD.key, run.exact.key)]
+    measures = [measure for measure in run.measures() if measure.key in (REWARD.key, run.exact.key)]
     heads = [head for measure in measures for head in (f"{measure.title}, before", "after")]
     rows = []
     for source in names:
-        own = [replace(measure, key=measure.key.replace("*", source, 1)) for measure in measures]
-        cells = [
-            cell
-            for measure in own
-            for cell in (
-                {"text": measure.show(measure.of(run.before))},
-                {"text": measure.show(measure.of(run.after)), "kind": "now"},
-            )
-        ]
+        cells = []
+        for measure in measures:
+            own = replace(measure, key=measure.key.replace("*", source, 1))
+            cells += [{"text": own.show(own.of(run.before))}, {"text": own.show(own.of(run.after)), "kind": "now"}]
         rows.append({"title": source, "cells": cells})
     return {"heads": heads, "rows": rows}

@@ -7,13 +7,12 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from burnish.alarms.record import Raised, read_alarms
 from burnish.config.run_folder import STEP, RunFolder, is_row
 from burnish.config.tasks import DEFAULT, TASKS
 from burnish.config.words import DRAWN, FILES, JUDGEMENTS, Words
-from burnish.report.habits import Habit, lost_habits
 from burnish.report.measures import (
     BORDER,
     EXACT,
@@ -29,9 +28,9 @@ from burnish.report.measures import (
     Row,
     votes,
 )  # fmt: skip
-from burnish.report.passes import Passes, passes
-from burnish.report.reading import read_configuration
-from burnish.report.samples import Samples, chance, read_samples, read_scores
+from burnish.report.runs import read_configuration
+from burnish.report.samples import Samples, read_samples, read_scores
+from burnish.report.statistics import PassAtK, Pattern, chance, lost_patterns, pass_at_k
 from burnish.utils.json_text import parse_json
 
 TITLES = {  # names that are not just capitals
@@ -61,15 +60,6 @@ TITLES = {  # names that are not just capitals
     "simpo": "SimPO",
     "tempflow_grpo": "TempFlow-GRPO",
 }
-FELL_BACK = 0.02  # last validation below the best one by this is reported
-
-
-@dataclass(frozen=True)
-class Point:
-    """A sentence of the verdict."""
-
-    kind: Literal["gained", "kept", "lost", "weigh"]
-    text: str
 
 
 @dataclass
@@ -80,10 +70,10 @@ class Summary:
     rows: list[Row]  # of metrics.jsonl
     reference: Row | None  # the untrained model, guided
     doubt: dict[str, float] = field(default_factory=dict)  # ``Measure.chance`` by key
-    habits: list[Habit] = field(default_factory=list)  # that were lost
+    lost_patterns: list[Pattern] = field(default_factory=list)  # of responses
     kept: Samples = field(default_factory=dict)  # of the newest validation
     alarms: list[Raised] = field(default_factory=list)
-    passes: Passes | None = None  # the best of a prompt's samples, before and after
+    pass_at_k: PassAtK | None = None  # the best of a prompt's samples, before and after
 
     @classmethod
     def read(cls, folder: RunFolder, *, until: int | None = None) -> Summary:
@@ -93,16 +83,15 @@ class Summary:
             config=read_configuration(folder.config), rows=rows, reference=_read_reference(folder),
             alarms=read_alarms(folder.alarms),
         )  # fmt: skip
-        newest = max((one for one in folder.validations() if until is None or one <= until), default=None)
-        if newest is not None:
-            run.kept = read_samples(folder.validation(newest))
+        if validations := [update for update in folder.validations() if until is None or update <= until]:
+            run.kept = read_samples(folder.validation(validations[-1]))
         if run.before is not None and run.after is not None:
             places = [folder.validation(row[STEP]) for row in (run.before, run.after)]
             first, last = map(read_scores, places)
-            run.doubt = {one.key: chance(first, last, one.column) for one in run.measures()}
-            run.habits = lost_habits(*map(read_samples, places))
+            run.doubt = {measure.key: chance(first, last, measure.column) for measure in run.measures()}
+            run.lost_patterns = lost_patterns(*map(read_samples, places))
             exact = run.exact.column if run.exact.of(run.before) is not None else REWARD.column
-            run.passes = passes(first, last, exact)
+            run.pass_at_k = pass_at_k(first, last, exact)
         return run
 
     @property
@@ -157,23 +146,25 @@ class Summary:
 
     def measures(self) -> list[Measure]:
         """Metrics of the validations: reward, exactness, other components, variety, length."""
-        found = [REWARD]
+        measures = [REWARD]
         known = {name: MEASURES[name] for name in self.words.measures}
         rewards = self.config.get("rewards") or {}
         for name in sorted({key.split("/")[-2] for row in self.validated for key in row if _is_component(key)}):
             if name in known:
-                found.append(known[name])
+                measures.append(known[name])
             elif not (len(self._weighted()) == 1 and name in self._weighted()):  # that is the reward itself
                 weight = (rewards.get(name) or {}).get("weight", 0)
                 title = name.replace("_", " ").capitalize()
                 key, about = f"val-aux/*/{name}/mean@*", STATISTICS.get(name, "only watched")
                 watched = name in STATISTICS and name not in self._weighted()
-                found.append(Measure(title, key, (weight > 0) - (weight < 0), watched=watched, about=about))
-        found += [*votes(self.validated), VARIETY, LENGTH]
+                measures.append(Measure(title, key, (weight > 0) - (weight < 0), watched=watched, about=about))
+        measures += [*votes(self.validated), VARIETY, LENGTH]
         order = [REWARD, EXACT, STRICT, FORMAT, GIVEN, None, BORDER, VARIETY, LENGTH]
         places = {measure.key: place for place, measure in enumerate(order) if measure is not None}
-        found.sort(key=lambda measure: places.get(measure.key, order.index(None)))
-        return [self.doubted(one) for one in found if any(one.of(row) is not None for row in self.validated)]
+        measures.sort(key=lambda measure: places.get(measure.key, order.index(None)))
+        return [
+            self.doubted(measure) for measure in measures if any(measure.of(row) is not None for row in self.validated)
+        ]
 
     def sources(self) -> list[str]:
         """The data sources of the last validation."""
@@ -197,28 +188,22 @@ class Summary:
         prompts, samples = config["data"]["train_batch_size"], config["rollout"]["n"]
         words = self.words
         drawn = sum(row.get(words.total) or 0 for row in self.rows)
-        done = f"{self.updates} policy updates"
-        if self.updates < self.planned:
-            done = f"{self.updates} of {self.planned} policy updates"
+        done = f"{self.updates}{f' of {self.planned}' if self.updates < self.planned else ''} policy updates"
+        begin = f"{algorithm_title(config['algorithm']['name'])} trained {what} of {config['model']['path']}"
+        time = _time(self.seconds)
         if self.judges:
-            return (
-                f"{algorithm_title(config['algorithm']['name'])} trained {what} of {config['model']['path']} as a "
-                f"reward model for {done} of {prompts} records: {_count(drawn)} responses in {_time(self.seconds)}."
-            )
-        pace = f"{_count(drawn)} {words.samples} in {_time(self.seconds)}" if drawn else f"no {words.sample} yet"
-        return (
-            f"{algorithm_title(config['algorithm']['name'])} trained {what} of {config['model']['path']} "
-            f"on {' + '.join(self._weighted())} for {done} "
-            f"of {prompts} prompts × {samples} {words.samples}: {pace}."
-        )
+            return f"{begin} as a reward model for {done} of {prompts} records: {_count(drawn)} responses in {time}."
+        pace = f"{_count(drawn)} {words.samples} in {time}" if drawn else f"no {words.sample} yet"
+        rewards = " + ".join(self._weighted())
+        return f"{begin} on {rewards} for {done} of {prompts} prompts × {samples} {words.samples}: {pace}."
 
     def warnings(self) -> list[str]:
         """Problems during the run."""
-        names = ", ".join(one.name for one in self.standing)
-        found = [f"Alarms, shown below: {names}."] if names else []
+        names = ", ".join(raised.name for raised in self.active)
+        warnings = [f"Alarms, shown below: {names}."] if names else []
         missing = [row.get("critic/missing_ratio") or 0 for row in self.rows if row[STEP] > 0]
         if any(missing):
-            found.append(
+            warnings.append(
                 f"{100 * sum(missing) / len(missing):.1f} % of the training rewards could not be computed, in "
                 f"{sum(map(bool, missing))} of {len(missing)} updates; those {self.words.samples} were not trained on."
             )
@@ -226,28 +211,33 @@ class Summary:
         for update, share in incomplete:
             if share:
                 whose = f"{100 * share:.1f} % of its {self.words.samples}"
-                found.append(f"Validation {update} lacks the reward of {whose}.")
-        notes = Counter(one.note for one in self.kept.values() if one.reward is None and one.note)
-        if found and notes:
-            found.append(f"Most frequent cause in the last validation: {notes.most_common(1)[0][0]}")
+                warnings.append(f"Validation {update} lacks the reward of {whose}.")
+        notes = Counter(sample.note for sample in self.kept.values() if sample.reward is None and sample.note)
+        if warnings and notes:
+            warnings.append(f"Most frequent cause in the last validation: {notes.most_common(1)[0][0]}")
         empty = sum(row.get("actor/empty_updates") or 0 for row in self.rows)
         if empty:
-            found.append(
+            warnings.append(
                 f"{empty:.0f} optimizer steps were skipped for lack of training signal: rewards were missing (see "
                 "failures.jsonl), or all equal."
             )
         skipped = sum(row.get("actor/skipped_updates") or 0 for row in self.rows) - empty
         if skipped:
-            found.append(
+            warnings.append(
                 f"{skipped:.0f} optimizer steps were skipped because loss or gradient was not finite; "
                 "a lower optimizer.lr may help."
             )
-        return found
+        return warnings
 
     @property
-    def standing(self) -> list[Raised]:
+    def active(self) -> list[Raised]:
         """Alarms that are not over."""
-        return [one for one in self.alarms if one.over is None]
+        return [raised for raised in self.alarms if raised.over is None]
+
+    @property
+    def over(self) -> list[Raised]:
+        """Alarms that are."""
+        return [raised for raised in self.alarms if raised.over is not None]
 
     def _weighted(self) -> list[str]:
         rewards = self.config.get("rewards") or {}
@@ -260,10 +250,10 @@ class Summary:
 
 def _read_reference(folder: RunFolder) -> Row | None:
     try:
-        found = parse_json((folder.reference / "metrics.json").read_bytes())
+        metrics = parse_json((folder.reference / "metrics.json").read_bytes())
     except (OSError, ValueError):  # not written yet, or truncated
         return None
-    return found if is_row(found) and found.get("guidance_scale") is not None else None
+    return metrics if is_row(metrics) and metrics.get("guidance_scale") is not None else None
 
 
 def algorithm_title(name: str) -> str:

@@ -1,229 +1,225 @@
-"""What was gained and lost, in sentences."""
+"""What was gained and lost, in sentences, and what a run's own numbers don't say."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from burnish.config.run_folder import STEP
 from burnish.report.measures import BORDER, FORMAT, GIVEN, REWARD, VARIETY, Measure
-from burnish.report.summary import FELL_BACK, Point, Summary
+from burnish.report.summary import Summary
 
 FEW = "too few prompts were evaluated to tell it from chance"
+MAYBE = "no clear change, as this may be chance"
+SPACE = "\N{NO-BREAK SPACE}"
+FELL_BACK = 0.02  # last validation below the best one by this is reported
+
+Kind = Literal["gained", "kept", "lost", "weigh"]
+
+
+# what is said of a measure that rose or fell, of which too few prompts are known (as of an unclear one, if nothing is
+# said of that), whose change is too small to matter, or may be chance
+Case = Literal["rose", "fell", "unknown", "small", "unclear"]
+Texts = dict[Case, tuple[Kind, str]]
+_NUMBERS = "from {before} to {after}"
+REWARDED: Texts = {
+    "rose": ("gained", f"The validation reward rose {_NUMBERS} ({{change}})."),
+    "fell": ("lost", f"The validation reward fell {_NUMBERS} ({{change}})."),
+    "unknown": ("weigh", f"The validation reward went {_NUMBERS}; {FEW}."),
+    "small": ("weigh", f"The validation reward hardly moved: {_NUMBERS} ({{change}})."),
+    "unclear": (
+        "weigh", f"No clear change of the validation reward, which went {_NUMBERS}; prompts differ so much that this "
+        "may be chance ({change}).",
+    ),
+}  # fmt: skip
+_RIGHT = "{words.exact}: {before} before, {after} after ({change})"
+RIGHT: Texts = {
+    "rose": ("gained", f"{_RIGHT}."), "fell": ("lost", f"{_RIGHT}."), "unknown": ("weigh", f"{_RIGHT}; {FEW}."),
+    "small": ("weigh", f"{_RIGHT}."), "unclear": ("weigh", f"{_RIGHT}: {MAYBE}."),
+}  # fmt: skip
+_DARKNESS = "border darkness {before} before, {after} after."
+BACKGROUND: Texts = {
+    "rose": ("lost", f"The background got darker or dirtier: {_DARKNESS}"),
+    "fell": ("gained", f"The background got cleaner: {_DARKNESS}"),
+    "small": ("kept", f"The background hardly changed: {_DARKNESS}"),
+    "unclear": ("kept", f"The background has not clearly changed: {_DARKNESS}"),
+}
+_ALIKE = "variety {before} before, {after} after"
+ALIKE: Texts = {
+    "rose": ("gained", f"{{Samples}} of one prompt became less alike: {_ALIKE}."),
+    "fell": ("lost", f"{{Samples}} of one prompt became more alike: {_ALIKE} ({{less:.0f}}{SPACE}% less)."),
+    "small": ("kept", f"{{Samples}} of one prompt differ as much as before: {_ALIKE}."),
+    "unclear": ("kept", f"{{Samples}} of one prompt have not clearly become more or less alike: {_ALIKE}."),
+}
+FORMED = {
+    "rose": "more than the form was learned", "fell": "they are right less often", "unknown": FEW, "unclear": MAYBE,
+    "small": "neither has clearly changed",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Point:
+    """A sentence of the verdict."""
+
+    kind: Kind
+    text: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """A measure before and after training, with what of it may be chance."""
+
+    measure: Measure
+    before: float
+    after: float
+
+    @classmethod
+    def of(cls, run: Summary, measure: Measure) -> Change | None:
+        """None where either is missing."""
+        before, after = measure.of(run.before), measure.of(run.after)
+        return None if before is None or after is None else cls(run.doubted(measure), before, after)
+
+    @property
+    def sign(self) -> int:
+        """1 for a significant rise, -1 for a significant fall, else 0."""
+        return self.measure.sign(self.before, self.after)
+
+    @property
+    def small(self) -> bool:
+        """Whether it is too little to matter, be it chance or not."""
+        return replace(self.measure, chance=0.0).sign(self.before, self.after) == 0
+
+    @property
+    def case(self) -> Case:
+        """What is to be said of it."""
+        if self.sign:
+            return "rose" if self.sign == 1 else "fell"
+        return "unknown" if self.measure.chance == math.inf else "small" if self.small else "unclear"
+
+    def text(self, form: str, **more: object) -> str:
+        """A sentence with {before}, {after} and {change} filled in."""
+        show, change = self.measure.show, self.measure.change(self.before, self.after)
+        return form.format(before=show(self.before), after=show(self.after), change=change, **more)
 
 
 def verdict(run: Summary) -> list[Point]:
     """The sentences, most important first; none before there are two validations."""
     if run.before is None or run.after is None:
         return []
-    points = [
-        *_reward(run), *_exact(run), *_form(run), *_passes(run), *_guidance(run), *_habits(run), *_border(run),
-        *_variety(run), *_peak(run),
-    ]  # fmt: skip
+    return [Point(kind, text) for kind, text in _sentences(run)]
+
+
+def _sentences(run: Summary) -> Iterator[tuple[Kind, str]]:
+    yield from _of_measure(run, REWARD, REWARDED)
+    yield from _of_measure(run, run.exact, RIGHT)
+    yield from _form(run)
+    yield from _pass_at_k(run)
+    yield from _guidance(run)
+    for pattern in run.lost_patterns:
+        yield "weigh", f"Disappearing pattern: {pattern.text()}."
+    yield from _of_measure(run, BORDER, BACKGROUND)
+    yield from _of_measure(run, VARIETY, ALIKE)
+    yield from _peak(run)
     if run.updates < run.planned:
-        text = f"The run is not finished: {run.updates} of {run.planned} updates are done."
-        points.append(Point("weigh", text))
+        yield "weigh", f"The run is not finished: {run.updates} of {run.planned} updates are done."
     if run.config.get("data", {}).get("val_files", "") is None:
-        points.append(Point("weigh", "Validation used the training prompts: it says nothing about new ones."))
+        yield "weigh", "Validation used the training prompts: it says nothing about new ones."
     seed = run.config.get("seed")
     which = "" if seed is None else f" with seed {seed}"
-    points.append(Point("weigh", f"These are the numbers of one run{which}; another seed gives others."))
-    return points
+    yield "weigh", f"These are the numbers of one run{which}; another seed gives others."
 
 
 def headline(run: Summary) -> str:
     """The verdict in one sentence; "" before there are two validations."""
     if run.before is None or run.after is None:
         return ""
-    reward, *watched = run.measures()
-    ways = [one.better * one.sign(*_pair(run, one)) for one in watched if _known(run, one)]
-    names = [one.title.lower() for one in watched if _known(run, one)]
-    worse = " and ".join(name for name, way in zip(names, ways, strict=True) if way < 0)
-    patterns = ", ".join(one.what for one in run.habits)
-    rare = f" Disappearing pattern{'s' * (len(run.habits) > 1)}: {patterns}." if patterns else ""
-    alarmed = ", ".join(one.name.replace("_", " ") for one in run.standing)
-    alarms = f" Look at the alarm{'s' * (len(run.standing) > 1)}: {alarmed}." if alarmed else ""
-    return _sentence(reward.sign(*_pair(run, reward)), names, worse) + alarms + rare
+    reward, *watched = [Change.of(run, measure) for measure in run.measures()]
+    known = [change for change in watched if change is not None]
+    worse = " and ".join(change.measure.title.lower() for change in known if change.measure.better * change.sign < 0)
+    patterns = ", ".join(pattern.what for pattern in run.lost_patterns)
+    rare = f" Disappearing pattern{'s' * (len(run.lost_patterns) > 1)}: {patterns}." if patterns else ""
+    names = ", ".join(raised.name.replace("_", " ") for raised in run.active)
+    alarms = f" Look at the alarm{'s' * (len(run.active) > 1)}: {names}." if names else ""
+    learned = {
+        1: "It learned what it was trained for; nothing else was watched.",
+        0: "No clear change in what it was trained for" + (f", and {worse} got worse." if worse else "."),
+        -1: "It got worse at what it was trained for.",
+    }[reward.sign if reward is not None else 0]
+    if reward is not None and reward.sign == 1 and known:
+        end = f"at a price: {worse} got worse." if worse else "and nothing that was watched got worse."
+        learned = f"It learned what it was trained for, {end}"
+    return learned + alarms + rare
 
 
-def _sentence(way: int, names: list[str], worse: str) -> str:
-    match way:
-        case 1 if worse:
-            return f"It learned what it was trained for, at a price: {worse} got worse."
-        case 1 if names:
-            return "It learned what it was trained for, and nothing that was watched got worse."
-        case 1:
-            return "It learned what it was trained for; nothing else was watched."
-        case -1:
-            return "It got worse at what it was trained for."
-    return "No clear change in what it was trained for" + (f", and {worse} got worse." if worse else ".")
+def _of_measure(run: Summary, measure: Measure, texts: Texts) -> Iterator[tuple[Kind, str]]:
+    change = Change.of(run, measure)
+    if change is not None and (change.before or measure is not VARIETY):
+        case = "small" if change.case == "unknown" and change.small and "unknown" not in texts else change.case
+        kind, text = texts.get(case, texts["unclear"])
+        less = 100 * (1 - change.after / change.before) if change.before else 0.0
+        yield kind, change.text(text, words=run.words, Samples=run.words.samples.capitalize(), less=less)
 
 
-def _reward(run: Summary) -> list[Point]:
-    before, after = _pair(run, REWARD)
-    reward = run.doubted(REWARD)
-    numbers = f"from {reward.show(before)} to {reward.show(after)}"
-    change = f" ({reward.change(before, after)})"
-    match reward.sign(before, after):
-        case 1:
-            return [Point("gained", f"The validation reward rose {numbers}{change}.")]
-        case -1:
-            return [Point("lost", f"The validation reward fell {numbers}{change}.")]
-    if reward.chance == math.inf:
-        return [Point("weigh", f"The validation reward went {numbers}; {FEW}.")]
-    if REWARD.sign(before, after) == 0:
-        return [Point("weigh", f"The validation reward hardly moved: {numbers}{change}.")]
-    text = f"No clear change of the validation reward, which went {numbers}"
-    return [Point("weigh", f"{text}; prompts differ so much that this may be chance{change}.")]
-
-
-def _exact(run: Summary) -> list[Point]:
-    exact = run.doubted(run.exact)
-    if not _known(run, exact):
-        return []
-    before, after = _pair(run, exact)
-    text = f"{run.words.exact}: {exact.show(before)} before, {exact.show(after)} after ({exact.change(before, after)})"
-    match exact.sign(before, after):
-        case 1:
-            return [Point("gained", f"{text}.")]
-        case -1:
-            return [Point("lost", f"{text}.")]
-    if exact.chance == math.inf:
-        return [Point("weigh", f"{text}; {FEW}.")]
-    chance = "" if run.exact.sign(before, after) == 0 else ": no clear change, as this may be chance"
-    return [Point("weigh", f"{text}{chance}.")]
-
-
-def _form(run: Summary) -> list[Point]:
+def _form(run: Summary) -> Iterator[tuple[Kind, str]]:
     """How much of a rise is format alone."""
-    if not (_known(run, FORMAT) and _known(run, GIVEN)):
-        return []
-    (was, now), (before, after) = _pair(run, FORMAT), _pair(run, GIVEN)
-    form, given = run.doubted(FORMAT), run.doubted(GIVEN)
-    text = (
-        f"The form that was asked for is kept by {form.show(now)} of the responses ({form.show(was)} before). "
-        f"Among those that keep it, {given.show(after)} are right ({given.show(before)} before; "
-        f"{given.change(before, after)})"
-    )
-    match given.sign(before, after):
-        case 1:
-            return [Point("gained", f"{text}: more than the form was learned.")]
-        case -1:
-            return [Point("lost", f"{text}: they are right less often.")]
-    if GIVEN.sign(before, after) != 0:
-        unclear = FEW if given.chance == math.inf else "no clear change, as this may be chance"
-        return [Point("weigh", f"{text}: {unclear}.")]
-    learned = "what was learned is the form" if form.sign(was, now) == 1 else "neither has clearly changed"
-    return [Point("weigh", f"{text}: {learned}.")]
+    form, given = Change.of(run, FORMAT), Change.of(run, GIVEN)
+    if form is None or given is None:
+        return
+    text = form.text("The form that was asked for is kept by {after} of the responses ({before} before). ")
+    text += given.text("Among those that keep it, {after} are right ({before} before; {change})")
+    case = "small" if given.small and not given.sign else given.case
+    end = "what was learned is the form" if case == "small" and form.sign == 1 else FORMED[case]
+    yield RIGHT[given.case][0], f"{text}: {end}."
 
 
-def _passes(run: Summary) -> list[Point]:
+def _pass_at_k(run: Summary) -> Iterator[tuple[Kind, str]]:
     """Whether it can do more than before, or does more often what it could."""
-    found = run.passes
-    if found is None or not found.kind:
-        return []
-    before, after, doubt = found.best
+    if run.pass_at_k is None or not run.pass_at_k.kind:
+        return
+    before, after, doubt = run.pass_at_k.best
     change = f"{after - before:+.3f} ± {doubt:.3f}"
-    numbers = f"the best of {found.n} samples went from {before:.3f} to {after:.3f} ({change})"
-    match found.kind:
-        case "learning":
-            return [Point("gained", f"It can do more than before: {numbers}.")]
-        case "narrowing":
-            return [Point("lost", f"It can do less than before, and does that more often: {numbers}.")]
-    return [
-        Point("weigh", f"It does more often what it could do before; whether it can do more is not clear: {numbers}.")
-    ]
+    numbers = f"the best of {run.pass_at_k.n} samples went from {before:.3f} to {after:.3f} ({change})"
+    ways: dict[str, tuple[Kind, str]] = {
+        "learning": ("gained", "It can do more than before"),
+        "collapse": ("lost", "It can do less than before, and does that more often"),
+        "sharpening": ("weigh", "It does more often what it could do before; whether it can do more is not clear"),
+    }
+    kind, text = ways[run.pass_at_k.kind]
+    yield kind, f"{text}: {numbers}."
 
 
-def _habits(run: Summary) -> list[Point]:
-    """Lost habits, which no measure shows."""
-    return [Point("weigh", f"Disappearing pattern: {one.text()}.") for one in run.habits]
-
-
-def _guidance(run: Summary) -> list[Point]:
+def _guidance(run: Summary) -> Iterator[tuple[Kind, str]]:
     """Comparison with guidance alone, without training."""
-    reached = REWARD.of(run.reference)
-    if run.reference is None or reached is None:
-        return []
-    before, after = _pair(run, REWARD)
+    reached, reward = REWARD.of(run.reference), Change.of(run, REWARD)
+    if run.reference is None or reached is None or reward is None:
+        return
     own = run.config.get("rollout", {}).get("guidance_scale", 1.0)
     cost = "at twice the sampling cost" if own == 1 else f"where the run samples at guidance {own:g}"
     exact = run.exact.of(run.reference)
     also = f" ({run.exact.show(exact)} exactly right)" if exact is not None else ""
     scale = run.reference["guidance_scale"]
-    text = f"Guidance {scale:g} alone, without training, reaches {REWARD.show(reached)}{also}, {cost}. "
+    text = f"Guidance {scale:g} alone, without training, reaches {REWARD.show(reached)}{also}, {cost}."
     half = ", at half the cost" if own == 1 else ""
-    reward = run.doubted(REWARD)
-    if reward.chance == math.inf:
-        return [Point("weigh", f"{text}Whether the trained model is level with that is unknown: {FEW}.")]
-    if reward.sign(reached, after) == 1:
-        return [Point("gained", f"{text}The trained model is beyond that{half}.")]
-    if after >= reached:
-        rose = reward.sign(before, after) == 1  # or it was so before
-        return [Point("gained" if rose else "weigh", f"{text}The trained model is level with that{half}.")]
-    if reward.sign(before, after) == 1 and reached > before:
-        share = 100 * (after - before) / (reached - before)
-        return [Point("weigh", f"{text}Training closed {share:.0f}\N{NO-BREAK SPACE}% of that gap{half}.")]
-    return [Point("weigh", f"{text}Training did not come closer to it.")]
+    if reward.measure.chance == math.inf:
+        yield "weigh", f"{text} Whether the trained model is level with that is unknown: {FEW}."
+    elif reward.measure.sign(reached, reward.after) == 1:
+        yield "gained", f"{text} The trained model is beyond that{half}."
+    elif reward.after >= reached:  # a model that has not risen was so before
+        yield "gained" if reward.sign == 1 else "weigh", f"{text} The trained model is level with that{half}."
+    elif reward.sign == 1 and reached > reward.before:
+        share = 100 * (reward.after - reward.before) / (reached - reward.before)
+        yield "weigh", f"{text} Training closed {share:.0f}{SPACE}% of that gap{half}."
+    else:
+        yield "weigh", f"{text} Training did not come closer to it."
 
 
-def _border(run: Summary) -> list[Point]:
-    if not _known(run, BORDER):
-        return []
-    before, after = _pair(run, BORDER)
-    border = run.doubted(BORDER)
-    numbers = f"border darkness {border.show(before)} before, {border.show(after)} after"
-    match border.sign(before, after):
-        case 1:
-            return [Point("lost", f"The background got darker or dirtier: {numbers}.")]
-        case -1:
-            return [Point("gained", f"The background got cleaner: {numbers}.")]
-        case _:
-            return [Point("kept", f"The background {_unmoved(BORDER, before, after)}: {numbers}.")]
-
-
-def _variety(run: Summary) -> list[Point]:
-    if not _known(run, VARIETY) or not VARIETY.of(run.before):
-        return []
-    before, after = _pair(run, VARIETY)
-    variety = run.doubted(VARIETY)
-    samples = f"{run.words.samples.capitalize()} of one prompt"
-    numbers = f"variety {variety.show(before)} before, {variety.show(after)} after"
-    match variety.sign(before, after):
-        case 1:
-            return [Point("gained", f"{samples} became less alike: {numbers}.")]
-        case -1:
-            less = f"{100 * (1 - after / before):.0f}\N{NO-BREAK SPACE}% less"
-            return [Point("lost", f"{samples} became more alike: {numbers} ({less}).")]
-        case _:
-            moved = VARIETY.sign(before, after) != 0
-            words = "have not clearly become more or less alike" if moved else "differ as much as before"
-            return [Point("kept", f"{samples} {words}: {numbers}.")]
-
-
-def _peak(run: Summary) -> list[Point]:
-    best = max(run.validated, key=lambda row: REWARD.of(row) or float("-inf"))
-    peak, last = REWARD.of(best), REWARD.of(run.after)
-    assert peak is not None
-    assert last is not None
-    if peak - last < max(FELL_BACK, run.doubted(REWARD).chance) or best[STEP] == 0:
-        return []
-    text = f"The best validation came earlier: {REWARD.show(peak)} after update {best[STEP]}."
-    if run.config.get("checkpoint", {}).get("keep_best"):
-        text += " The checkpoint nearest to the best validation is kept in checkpoints."
-    return [Point("lost", text)]
-
-
-def _unmoved(measure: Measure, before: float, after: float) -> str:
-    """Words for an insignificant change."""
-    return "has not clearly changed" if measure.sign(before, after) else "hardly changed"
-
-
-def _known(run: Summary, measure: Measure) -> bool:
-    return measure.of(run.before) is not None and measure.of(run.after) is not None
-
-
-def _pair(run: Summary, measure: Measure) -> tuple[float, float]:
-    before, after = measure.of(run.before), measure.of(run.after)
-    assert before is not None
-    assert after is not None
-    return before, after
+def _peak(run: Summary) -> Iterator[tuple[Kind, str]]:
+    rewards = {row[STEP]: reward for row in run.validated if (reward := REWARD.of(row)) is not None}
+    best = max(rewards, key=lambda update: rewards[update])
+    fell = rewards[best] - (REWARD.of(run.after) or 0.0)
+    if best > 0 and fell >= max(FELL_BACK, run.doubted(REWARD).chance):
+        kept = bool(run.config.get("checkpoint", {}).get("keep_best"))
+        text = f"The best validation came earlier: {REWARD.show(rewards[best])} after update {best}."
+        yield "lost", text + " The checkpoint nearest to the best validation is kept in checkpoints." * kept

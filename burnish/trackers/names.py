@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Literal
 
-from burnish.trackers.base import Names
+Names = Literal["verl", "lightrft"]
 
 # our name, as a pattern, and LightRFT's; several of ours under one name are averaged, as those of data sources are
 LIGHTRFT: list[tuple[str, str]] = [
@@ -38,14 +39,14 @@ def renamed(step: int, values: Mapping[str, float], names: Names) -> dict[str, f
     """Metrics of an update under other names; those without a counterpart keep theirs."""
     if names == "verl":
         return dict(values)
-    found: defaultdict[str, list[float]] = defaultdict(list)
+    grouped: defaultdict[str, list[float]] = defaultdict(list)
     for name, value in values.items():
-        found[_lightrft(name)].append(value)
-    result = {name: sum(some) / len(some) for name, some in found.items()}
-    result["train/global_step"] = float(step)
-    if any(name.startswith("eval/") for name in result):
-        result["eval/global_step"] = float(step)
-    return result
+        grouped[_lightrft(name)].append(value)
+    means = {name: sum(group) / len(group) for name, group in grouped.items()}
+    means["train/global_step"] = float(step)
+    if any(name.startswith("eval/") for name in means):
+        means["eval/global_step"] = float(step)
+    return means
 
 
 def _lightrft(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A process beside a run that follows what the run writes, as trackers do: the run's side of it.
+"""A process beside a run that follows what the run writes, as copies of checkpoints do: the run's side of it.
 
 It is started, told up to which update there is something to do, started again after a failure, and what it says is
 logged. Nothing waits for it before the end. ``burnish.utils.feed_process`` is its own side.

@@ -2,9 +2,9 @@
 
 import pytest
 
-from burnish.alarms.base import Alarm
 from burnish.alarms.drift import Drift
-from burnish.alarms.levels import LIMITS, Beyond
+from burnish.alarms.levels import LIMITS, Threshold
+from burnish.alarms.record import Alarm
 from burnish.options.alarms import AlarmOptions
 
 OPTIONS = AlarmOptions()
@@ -67,7 +67,7 @@ def test_a_drift_is_an_alarm_while_the_reward_pays_for_it_and_is_over_when_it_co
 def test_a_level_is_named_after_three_updates_beyond_it(name):
     usual, beyond = BEYOND[name]
     rows = [usual] * 22 + [beyond] * 2 + [usual] + [beyond] * 3 + [{}, usual]
-    found = raised(Beyond(name, OPTIONS), rows)
+    found = raised(Threshold(name, OPTIONS), rows)
     assert [update for update, alarm in found if alarm] == [28, 29]  # an update without the metric says nothing
     alarm = found[27][1]
     assert alarm is not None

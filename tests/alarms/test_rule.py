@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from burnish.alarms.rule import Series
+from burnish.alarms.drift import Series
 from tests.support.optional import seldom
 
 RATE = 0.01

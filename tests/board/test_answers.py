@@ -159,10 +159,11 @@ def test_suites_before_and_after_have_paired_intervals_and_doubts(tmp_path: Path
         evaluated(folder.path, update, value)
     evaluated(folder.path, 20, 0.1, replace(HEADER_OF, wrong=["ocr gives <i>right</i> and wrong the same"]))
     told = report(folder)
-    assert "after 10 updates" not in told.html.partition("<h2>Suites")[2].partition("<h2>")[0]
-    assert "+0.100<small>[+0.100, +0.100]</small>" in told.html
-    assert "wrong: ocr" not in told.html
-    assert "ocr gives &lt;i&gt;right&lt;/i&gt; and wrong the same" in told.html
+    assert "after 10 updates" not in told.text.partition("## Suites")[2].partition("## Next")[0]
+    assert "+0.100<br><sub>[+0.100, +0.100]</sub>" in told.text
+    assert "wrong: ocr" not in told.text
+    assert "ocr gives <i>right</i> and wrong the same" in told.text
+    assert "<i>" not in told.markdown
     line = told.run["suites"][0]["series"]
     assert line["x"] == [0, 10, 20]
     assert [high - low > 0.05 for low, high in zip(line["low"], line["high"], strict=True)] == [True] * 3

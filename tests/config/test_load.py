@@ -31,7 +31,8 @@ SAVED = [  # options, and what they decide
     (["rewards.ocr.gate={by: border_darkness, least: 0.1}", "rewards.ocr.cap=0.9"], {"rewards.ocr.cap": 0.9}),
     (["mixing.rule=product", "rewards.border_darkness.weight=0.5",
       "rewards.ocr.schedule={points: [[1, 0.0], [9, 1.0]], between: hold}"], {}),
-    (["alarms.limits={velocity: 2, kl: 1}", "alarms.off=[narrowing, ocr]"], {"alarms.off": ["narrowing", "ocr"]}),
+    (["alarms.limits={velocity: 2, kl: 1}", "alarms.off=[mode_collapse, ocr]"],
+     {"alarms.off": ["mode_collapse", "ocr"]}),
 ]  # fmt: skip
 
 

@@ -161,7 +161,7 @@ COMMANDS = {
     "train": "train {place}/TASK.yaml steps=3", "report": "report run", "eval": "eval run -o out",
     "export": "export run -o out", "sample": "sample run cat -n 1 -o out",
 }  # fmt: skip
-CHANGES = {"train": ("run/",), "report": ("run/report.html",)}
+CHANGES = {"train": ("run/",), "report": ("run/report.html", "run/report.md")}
 RUNS = {  # files of a run, with the commands that read them
     "config.yaml": "train report eval export sample",
     "metrics.jsonl": "train report",

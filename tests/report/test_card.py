@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from burnish.report.licence import OURS, Licence, licence_of, read_licence
+from burnish.report.card import OURS, Licence, licence_of, read_licence
 
 STATED = {
     "a plain one": ({"license": "apache-2.0"}, Licence("apache-2.0")),

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from burnish.report.samples import Score, chance
+from burnish.report.samples import Score
+from burnish.report.statistics import chance
 from tests.support.boards import EVIL
-from tests.support.reports import Story, edit, plain, report, run_folder, write_lines
+from tests.support.reports import Story, edit, report, run_folder, write_lines
 from tests.support.responding_run import run_of
 
 BARE = Story(pictures=False)
@@ -25,10 +26,9 @@ def test_numbers_before_and_after_stand_beside_the_reference(tmp_path):
     assert told.rows["Read exactly right"] == ["52.8 %", "90.5 %", "+37.7", "94.8 %"]
     assert told.rows["Border darkness"] == ["0.002", "0.004", "+0.002", "0.003"]
     assert told.rows["Variety within a prompt"] == ["0.056", "0.029", "−0.027", "0.051"]
-    assert "30 policy updates of 8 prompts × 12 pictures: 2 880 pictures" in told.page.text
-    edge, last = re.findall(r'<svg .*?H(\d+).* cx="([\d.]+)".*?30: 0\.965', told.html)[0]
-    assert float(edge) == float(last), "a curve ends where its axis ends"
-    assert all(0 < float(height) < 190 for height in re.findall(' cy="(.*?)"', told.html)), "all points are in sight"
+    assert "30 policy updates of 8 prompts × 12 pictures: 2 880 pictures" in told.text
+    line = told.data["curves"]["charts"][0]["series"][-1]
+    assert (line["name"], line["x"], line["y"][-1]) == ("validation", [0, 10, 20, 30], 0.965)
     assert "0.772 to 0.965" in told.said["gained"]
     assert "0.056 before, 0.029 after (48 % less)" in told.said["lost"]
     assert "Guidance 3 alone, without training, reaches 0.978 (94.8 % exactly right)" in told.said["weigh"]
@@ -55,9 +55,9 @@ STORIES = {  # how a run went: the kind of sentence, words of it, and words of t
 def test_the_verdict_follows_the_numbers(tmp_path, story, kind, words, headline):
     told = report(run_folder(tmp_path / "run", replace(story, pictures=False)))
     assert words in told.said[kind]
-    assert words in plain(told.page.text)
+    assert words in told.text
     assert headline in told.run["headline"]
-    assert told.run["headline"] in told.page.text
+    assert told.run["headline"] in told.text
 
 
 def test_a_change_that_may_be_chance_is_no_gain(tmp_path):
@@ -76,7 +76,7 @@ def test_a_change_that_may_be_chance_is_no_gain(tmp_path):
     assert "chance (+0.030 ± 0.2" in told.said["weigh"]
     assert "60.0 % before, 62.0 % after (+2.0 ± " in told.said["weigh"]
     assert "No clear change" in told.run["headline"]
-    assert "better</small>" not in told.html.replace("is better</small>", "")
+    assert "better<" not in told.markdown.replace("is better<", "")
 
 
 def test_what_is_not_as_usual_is_told(tmp_path):
@@ -86,12 +86,12 @@ def test_what_is_not_as_usual_is_told(tmp_path):
     edit(folder.metrics, lambda row: {DEFAULT: 0.8} if row["training/global_step"] == 30 else None)
     told = report(folder)
     assert "the cost" not in str(told.said), "half the cost is claimed only by a run without guidance"
-    assert "guidance 2" in told.page.text
+    assert "guidance 2" in told.text
     assert "training prompts" in told.said["weigh"]
     assert "after update 20" in told.said["lost"], "a peak that was passed"
-    assert "2.0 % of the training rewards could not be computed, in 30 of 30 updates" in told.page.text
-    assert "2 optimizer steps were skipped" in told.page.text
-    clean = report(run_folder(tmp_path / "clean", BARE)).page.text
+    assert "2.0 % of the training rewards could not be computed, in 30 of 30 updates" in told.text
+    assert "2 optimizer steps were skipped" in told.text
+    clean = report(run_folder(tmp_path / "clean", BARE)).text
     assert "could not be computed" not in clean
     assert "skipped because" not in clean
 
@@ -114,7 +114,8 @@ def test_what_responses_do_not_do_any_more_is_told_though_nothing_watches_it(tmp
     assert "more than the form was learned" in str(told.said)
     assert re.search("tag <think>, .* → .* of responses", str(told.said))
     assert "tag <think>" in told.run["headline"]
-    assert "tag &lt;think&gt;" in told.html
+    assert "tag <think>" in told.text
+    assert "<think>" not in told.markdown
 
 
 def test_alarms_are_shown_with_their_evidence_and_those_that_stand_are_first(tmp_path):
@@ -135,11 +136,10 @@ def test_alarms_are_shown_with_their_evidence_and_those_that_stand_are_first(tmp
     lines = [dark, form, gradient, {"update": 14, "over": "gradient"}]
     write_lines(folder.alarms, lines)
     told = report(folder)
-    written = told.html.partition('<script type="application/json"')[0]
-    assert "<h2>Alarms</h2>" in written
-    assert "By update 30 it is 0.690, 11.8 standard deviations from the start." in written
-    assert "update 14" in written
-    assert "<script>window" not in told.html
+    assert "## Alarms" in told.text
+    assert "By update 30 it is 0.690, 11.8 standard deviations from the start." in told.text
+    assert "update 14" in told.text
+    assert "<script>window" not in told.html + told.markdown
     found = told.run["alarms"]
     assert [(one["name"], one["over"]) for one in found] == [
         ("dark share", False), ("unfamiliar form", False), ("gradient", True),

@@ -60,7 +60,7 @@ def test_what_is_exported_gives_the_same_scores_in_burnish_and_in_transformers(w
     run.train()
     metrics = run.metrics[-1]
     assert metrics["val-aux/kind0/accuracy_b/mean@2"] == metrics["val-aux/kind1/accuracy/mean@2"] == 1
-    assert "Judged as people did" in (run.output / "report.html").read_text()
+    assert "Judged as people did" in (run.output / "report.md").read_text()
     ours = [one for rows in scores(run, 3) for one in rows]
     assert metrics["val-aux/score/a/std"] == pytest.approx(np.std(ours), rel=0.01)
     out = tmp_path / "out"

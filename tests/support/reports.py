@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -176,15 +177,13 @@ def _number(text: str, border: float, size: tuple[int, int], sample: int) -> Ima
 
 
 class Page(HTMLParser):
-    """Checks that tags are balanced, and collects text, cells and addresses."""
+    """Checks that tags are balanced, and collects them with their addresses."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.tags: list[str] = []
         self.addresses: list[str] = []
-        self.rows: list[list[str]] = []
-        self.text = ""
         self.feed(html)
         self.close()
         assert not self.open, self.open
@@ -192,39 +191,38 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.addresses += [value for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
         if tag not in VOID:
             self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data):
-        if {"style", "script"} & set(self.open):
-            return
-        self.text += data
-        if {"td", "th"} & set(self.open) and "small" not in self.open:
-            self.rows[-1][-1] += data.replace("\N{NO-BREAK SPACE}", " ")
-
 
 @dataclass(frozen=True)
 class Report:
-    """A page that was written about a run."""
+    """What was written about a run: a page and a text."""
 
     html: str
-    page: Page
-    data: dict[str, Any]  # what its script shows
+    data: dict[str, Any]  # what the page's script shows
+    markdown: str
+
+    @property
+    def page(self) -> Page:
+        return Page(self.html)
 
     @property
     def run(self) -> dict[str, Any]:
         return self.data["run"]
+
+    @property
+    def addresses(self) -> list[str]:
+        """Media inside the page."""
+        return [one[kind] for one in self.data["media"].values() for kind in ("image", "video", "sound") if kind in one]
+
+    @property
+    def text(self) -> str:
+        """The text as a reader sees it."""
+        return plain(unescape(self.markdown))
 
     @property
     def said(self) -> dict[str, str]:
@@ -237,8 +235,9 @@ class Report:
 
     @property
     def rows(self) -> dict[str, list[str]]:
-        """Cells of all tables by the first one of their row."""
-        return {row[0]: row[1:] for row in self.page.rows if row}
+        """Cells of the table of measures by the title of their row."""
+        rows = self.run["numbers"]["rows"] + self.run["numbers"]["watched"]
+        return {row["title"]: [plain(cell["text"]) for cell in row["cells"]] for row in rows}
 
 
 def plain(text: str) -> str:
@@ -252,8 +251,4 @@ def report(path: Path | RunFolder) -> Report:
     html = (place / "report.html").read_text(encoding="utf-8")
     found = re.search(r'<script type="application/json" id="frozen">(.*?)</script>', html, re.DOTALL)
     assert found is not None
-    return Report(html, Page(html), json.loads(found[1]))
-
-
-def page_of(path: Path | RunFolder) -> Page:
-    return report(path).page
+    return Report(html, json.loads(found[1]), (place / "report.md").read_text(encoding="utf-8"))

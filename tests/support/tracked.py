@@ -6,26 +6,24 @@ import json
 import shutil
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from burnish.alarms.base import Alarm
 from burnish.alarms.record import Raised
 from burnish.config import load
 from burnish.config.run_folder import RunFolder
 from burnish.hooks.metrics import MetricsLog
 from burnish.hooks.recorded import Lines
 from burnish.hooks.trackers import Trackers
-from burnish.utils.feed import Timing
 from burnish.utils.video import clip_format, encode_clip, encode_sound
 
 KINDS = {0: "picture", 3: "clip", 6: "sound", 9: "response"}  # of samples, by the update that is validated
 SAID = "<b>dark_share</b> rose from 0.120 to 0.480"
-RAISED = Raised(4, Alarm("dark_share", "drift", 3, SAID)).record()
+RAISED = Raised("dark_share", "drift", 3, SAID, update=4).record()
 ALARMS = {4: RAISED, 7: {"update": 7, "over": "dark_share"}, 9: RAISED | {"update": 9}}  # by update
 
 
@@ -36,7 +34,7 @@ def validate(folder: RunFolder, update: int) -> None:
     records: list[dict[str, Any]] = []
     for number in range(2):
         stem = f"{number:03d}-00"
-        about = {"prompt": f"prompt {number}", "index": number, "sample": 0, "note": "read"}
+        about = {"prompt": f"prompt {number}", "index": number, "sample": 0, "note": "read", "components": {}}
         about["reward"] = None if number else update / 4
         if kind == "picture":
             Image.new("RGB", (24, 16), (200, 0, 0)).save(media / f"{stem}.png")
@@ -63,17 +61,15 @@ def track(
     resumed_at: int | None = None,
     finished: bool = True,
     wait: float = 60.0,
-    timing: Timing | None = None,
-    settles: bool = False,
 ) -> None:
-    """Run hooks over updates, of which every third is validated; ``settles`` waits for W&B before the end."""
+    """Run hooks over updates, of which every third is validated."""
     last = max(updates, default=resumed_at or 0)
     given = [*options, f"trackers.wait={wait}", f"output_dir={path}", f"steps={max(last, 1) if finished else 99}"]
     config = load("quickstart", given)
     folder = RunFolder(path)
     folder.begin(config, resumed_at=resumed_at)
     metrics = MetricsLog(folder, resumed_at=resumed_at, names=config.trackers.names)
-    trackers = Trackers(config, folder, lambda: False, resumed_at=resumed_at, timing=timing)
+    trackers = Trackers(config, folder, lambda: False, resumed_at=resumed_at)
     alarms = Lines(folder.alarms)
     alarms.begin(resumed_at or 0)
     for hook in (metrics, trackers):
@@ -88,21 +84,11 @@ def track(
             alarms.write(ALARMS[update])
         for hook in (metrics, trackers):
             hook(update, dict(values))
-    if settles:
-        settled(path, "wandb", last, lambda: trackers(last, {}))  # which tries again what has failed
     for hook in (metrics, trackers):
         hook.finish()
     for closing in (trackers, metrics, alarms):
         closing.close()
-
-
-def settled(path: Path, kind: str, step: int, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """Wait until a tracker has got to an update."""
-    file, deadline = path / "trackers" / f"{kind}.json", time.monotonic() + 60
-    while not file.exists() or json.loads(file.read_text())["step"] < step:
-        assert time.monotonic() < deadline
-        meanwhile()
-        time.sleep(0.05)
+    folder.close()
 
 
 def wandb_history(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -118,13 +104,24 @@ def wandb_history(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 def wandb_records(path: Path) -> Iterator[tuple[str, Any]]:
     """Records of all offline runs in a folder, in order, each with the run's id."""
+    for file in sorted(path.glob("trackers/wandb/wandb/offline-run-*/*.wandb")):
+        deadline = time.monotonic() + 60
+        while not (records := _wandb_file(file)) or records[-1].WhichOneof("record_type") != "exit":
+            assert time.monotonic() < deadline, "W&B writes the end of a file a moment after its run is finished"
+            time.sleep(0.05)
+        for record in records:
+            yield file.stem.rpartition("-")[2], record
+
+
+def _wandb_file(file: Path) -> list[Any]:
+    """Records of a file; none of one that is being written."""
+    from google.protobuf.message import DecodeError
     from wandb.proto import wandb_internal_pb2
 
-    for file in sorted(path.glob("trackers/wandb/wandb/offline-run-*/*.wandb")):
-        for content in _leveldb(file.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(content)
-            yield file.stem.rpartition("-")[2], record
+    try:
+        return [wandb_internal_pb2.Record.FromString(content) for content in _leveldb(file.read_bytes())]
+    except DecodeError:
+        return []
 
 
 def _leveldb(content: bytes) -> Iterator[bytes]:

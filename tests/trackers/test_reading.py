@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from burnish.config.run_folder import RunFolder
-from burnish.trackers.reading import read_samples
+from burnish.trackers.records import first_samples, sendable
 from tests.support.tracked import validate
 
 
@@ -17,6 +17,6 @@ def test_samples_are_the_first_of_each_of_the_first_prompts_and_no_file_of_anoth
     records = [records[0], records[0] | {"sample": 1, "response": "another"}, records[1] | {"images": ["../../x.png"]}]
     (tmp_path / "x.png").write_bytes(b"secret")
     (place / "samples.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
-    first, second = read_samples(place, 8)
-    assert (first.text, [file.name for file in first.shown]) == ("**five** <b>0</b>", ["000-0.png"])
-    assert second.shown == []
+    first, second = first_samples(place, 8)
+    assert (first.response, [file.name for file in first.shown]) == ("**five** <b>0</b>", ["000-0.png"])
+    assert sendable(second.shown) == []

@@ -142,18 +142,15 @@ async function look() {
 }
 
 board.begin = async function () {
-  const written = document.getElementById("frozen");
-  if (!written) {
+  const frozen = document.getElementById("frozen");
+  if (!frozen) {
     window.addEventListener("hashchange", route);
     await route();
     setTimeout(look, EVERY);
     return;
   }
-  board.frozen = JSON.parse(written.textContent);
-  const place = element("main", { id: "board" });
-  await showRun(place, board.frozen.run.row.id, asked().query);
-  document.body.appendChild(place);
-  document.getElementById("written").hidden = true;
+  board.frozen = JSON.parse(frozen.textContent);
+  await showRun(document.getElementById("board"), board.frozen.run.row.id, asked().query);
 };
 
 board.begin().catch((error) => board.say(error.message));

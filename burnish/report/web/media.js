@@ -1,5 +1,5 @@
 "use strict";
-// Pictures, clips and sounds: by address from the board, or as they stand in a page that was written to a file.
+// Pictures, clips and sounds: by address from the board, or from the data of a page that was written to a file.
 
 const TINY = 64; // pixels up to which a picture is shown with sharp pixels
 
@@ -11,7 +11,7 @@ board.address = (run, file, side) => {
 
 board.media = function (run, file, label, side) {
   if (!file) return element("span.gone", {}, "no picture");
-  if (board.frozen) return frozenMedia(file);
+  if (board.frozen) return frozenMedia(file, label);
   if (file.endsWith(".mp4")) return clip(board.address(run, file), label);
   if (file.endsWith(".wav")) return element("audio", { controls: true, preload: "none", src: board.address(run, file), "aria-label": label });
   const image = element("img", { loading: "lazy", decoding: "async", alt: label, src: board.address(run, file, side || 384) });
@@ -52,20 +52,15 @@ function playsInView(video) {
   }, { threshold: 0.25 }).observe(video);
 }
 
-let embedded = null;
-
-function frozenMedia(file) {
-  if (!embedded) {
-    embedded = new Map();
-    for (const one of document.querySelectorAll("#written [data-file]")) embedded.set(one.dataset.file, one);
-  }
-  const found = embedded.get(file);
+function frozenMedia(file, label) {
+  const found = board.frozen.media[file];
   if (!found) return element("span.gone", {}, "not in this file; it is in the run's folder");
-  const copy = found.cloneNode(true);
-  if (copy.tagName === "VIDEO") { copy.muted = true; playsInView(copy); }
-  if (copy.tagName === "IMG") enlarges(copy, () => copy.src);
-  const sound = /\.(webp|wav)$/.test(file) && embedded.get(file.replace(/\.(webp|wav)$/, ".wav#sound"));
-  return sound ? element("span.played", {}, copy, sound.cloneNode(true)) : copy;
+  if (found.video) return clip(found.video, label);
+  const [width, height] = found.size;
+  const image = element("img", { alt: label, src: found.image, width, height });
+  sharp(image);
+  enlarges(image, () => found.image);
+  return found.sound ? element("span.played", {}, image, element("audio", { controls: true, src: found.sound, "aria-label": label })) : image;
 }
 
 function enlarges(image, address) {

@@ -54,7 +54,7 @@ function promptRow(one, of, found, context) {
     : found.kept.includes(one.index) ? () => context.go("gallery", { prompt: one.index }) : null;
   const kind = one.change > 0 ? "good" : one.change < 0 ? "bad" : "";
   const about = [one.source !== "default" && one.source, one.answer && `answer ${one.answer}`, one.never && "never learned",
-    one.seen && `in ${plural(one.seen, "update")}`].filter(Boolean).join(" · ");
+    of === "training" && `in ${plural(one.seen, "update")}`].filter(Boolean).join(" · ");
   return element("div.row", { role: "listitem" },
     element("span.what", {}, open ? element("button.link", { type: "button", onclick: open }, one.prompt || `prompt ${one.index + 1}`)
       : element("span", {}, one.prompt || `prompt ${one.index + 1}`), about && element("small", {}, about)),

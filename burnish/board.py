@@ -1,0 +1,279 @@
+"""The board: a local page about the runs in a folder, which follows those that run. Everything is only read."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import stat
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from burnish.config.run_folder import RunFolder
+from burnish.evaluation.records import RESULT
+from burnish.report.curves import charts, time_data
+from burnish.report.media import UNREADABLE, encoded
+from burnish.report.overview import overview, signature
+from burnish.report.page import web
+from burnish.report.prompts import groups, prompt_table, trained_prompts, walk
+from burnish.report.runs import (
+    configuration,
+    differences,
+    find_runs,
+    flat,
+    other_rewards,
+    run_row,
+    same_but_seed,
+    shared_prompts,
+)
+from burnish.report.suites import ABOUT, suites_beside
+from burnish.report.summary import Summary
+from burnish.utils.errors import UserError
+from burnish.utils.records import latest, stamp
+
+MOST_COMPARED = 12
+LONGEST_QUERY = 4000
+PAUSE = 1.0  # seconds for which the runs that were found are taken to be all
+POINTS = 200  # of a curve beside others
+KINDS = {
+    ".png": "image/png", ".jpg": "image/jpeg", ".webp": "image/webp", ".mp4": "video/mp4", ".wav": "audio/wav",
+}  # fmt: skip
+NAME = r"[^/\\\0]{1,200}"
+PLACES = re.compile(rf"(validation/\d{{6,9}}/pictures|reference/pictures|alarms|samples/{NAME})/{NAME}")
+LARGEST = 256 << 20  # bytes of a file
+SIDES = (96, 192, 384, 768)  # longest sides of small copies
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Board:
+    """Answers for the runs below a folder."""
+
+    def __init__(self, root: Path, hosts: frozenset[str]) -> None:
+        """Args: ``hosts`` are the values of the Host header that are answered."""
+        self.root, self.hosts = root, hosts
+
+    def app(self) -> ASGIApp:
+        """The application, for an ASGI server."""
+        of_run: dict[str, Callable[[RunFolder, Request], Any]] = {
+            "curves": lambda folder, request: charts(folder, _summary(folder)),
+            "prompts": lambda folder, request: (
+                trained_prompts(folder) if request.query_params.get("of") == "training" else prompt_table(folder)
+            ),
+            "walk": lambda folder, request: walk(folder, _number(request, "prompt", needed=True) or 0),
+            "groups": lambda folder, request: groups(folder, _number(request, "update")),
+            "time": lambda folder, request: time_data(folder, _summary(folder), _number(request, "update")),
+        }
+        answers: dict[str, Callable[[Request], Any]] = {
+            "runs": self.runs, "run": self.run, "compare": self.compare,
+            **{name: partial(self.answer, answer) for name, answer in of_run.items()},
+        }  # fmt: skip
+
+        async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+            response = _refusal(request, self.hosts) or await call_next(request)
+            response.headers.update(HEADERS)
+            return response
+
+        return Starlette(
+            routes=[
+                Route("/", _text(web("board.html"), "text/html"), methods=["GET"]),
+                Route("/board.js", _text(web(), "text/javascript"), methods=["GET"]),
+                Route("/board.css", _text(web("board.css"), "text/css"), methods=["GET"]),
+                Route("/icon.svg", _text(web("icon.svg"), "image/svg+xml"), methods=["GET"]),
+                Route("/media", self.media, methods=["GET"]),
+                *(Route(f"/api/{name}", _json(answer), methods=["GET"]) for name, answer in answers.items()),
+            ],
+            exception_handlers={HTTPException: _refused, UserError: _wrong},
+            middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)],
+        )
+
+    def runs(self, request: Request) -> Any:
+        rows = [run_row(name, path) for name, path in self._runs.items()]
+        rows.sort(key=lambda row: (row["state"] != "running", -row["changed"]))
+        return {"folder": str(self.root), "runs": rows}
+
+    def run(self, request: Request) -> Any:
+        name, folder = self._asked(request)
+        row = run_row(name, folder.path)
+        if row["error"]:
+            raise HTTPException(422, row["error"])
+        evaluated = stamp(*(place / RESULT for place in self._evaluated))
+        about = {"row": row, "stamp": f"{signature(folder)}-{hash(evaluated):x}"}
+        if request.query_params.get("stamp") == about["stamp"]:  # the page has the rest
+            return about
+        return about | overview(folder, _summary(folder), self._evaluated)
+
+    def answer(self, answer: Callable[[RunFolder, Request], Any], request: Request) -> Any:
+        """What is asked about one run."""
+        return answer(self._asked(request)[1], request)
+
+    def compare(self, request: Request) -> Any:
+        names = list(dict.fromkeys(request.query_params.getlist("run")))
+        paths = {name: path for name, path in self._runs.items() if name in names}
+        known = {name: path for name, path in paths.items() if not configuration(RunFolder(path)).get("error")}
+        if len(names) > MOST_COMPARED:
+            raise HTTPException(400, f"{len(names)} runs; at most {MOST_COMPARED} can be compared")
+        if not known:
+            raise HTTPException(404, "no such run")
+        return comparison({name: known[name] for name in names if name in known}, self._evaluated)
+
+    def media(self, request: Request) -> Response:
+        """A picture, a clip or a sound of a run; ``side`` asks for a small copy of a picture."""
+        _, folder = self._asked(request)
+        file = media_file(folder.path, request.query_params.get("file", ""))
+        if file is None:
+            raise HTTPException(404, "no such file")
+        side = _number(request, "side")
+        if side is None or file.suffix not in (".png", ".jpg"):  # others may move
+            return FileResponse(file, media_type=KINDS[file.suffix])
+        try:
+            content = _smaller(file, stamp(file), next((size for size in SIDES if size >= side), SIDES[-1]))
+        except UNREADABLE:
+            raise HTTPException(404, "no such file") from None
+        if content is None:
+            return FileResponse(file, media_type=KINDS[file.suffix])
+        return Response(content, media_type="image/jpeg")
+
+    def _asked(self, request: Request) -> tuple[str, RunFolder]:
+        """The run that a request names: one of those below the folder, never a path."""
+        name = request.query_params.get("run", "")
+        if (path := self._runs.get(name)) is None:
+            raise HTTPException(404, "no such run")
+        return name, RunFolder(path)
+
+    @property
+    def _runs(self) -> dict[str, Path]:
+        return _found(self.root, int(time.monotonic() / PAUSE))[0]
+
+    @property
+    def _evaluated(self) -> list[Path]:
+        return _found(self.root, int(time.monotonic() / PAUSE))[1]
+
+
+@lru_cache(maxsize=1)
+def _found(root: Path, moment: int) -> tuple[dict[str, Path], list[Path]]:
+    """Runs and evaluations, looked for again after a moment: a page asks for many things at once."""
+    return find_runs(root)
+
+
+def _summary(folder: RunFolder) -> Summary:
+    return latest(_read_summary, folder.path, signature(folder), MOST_COMPARED)
+
+
+def _read_summary(folder: Path) -> Summary:
+    return Summary.read(RunFolder(folder))
+
+
+def media_file(run: Path, name: str) -> Path | None:
+    """A file of a run by its path in the folder; None if it is no media that a run writes, or a link leads to it."""
+    if not PLACES.fullmatch(name) or Path(name).suffix not in KINDS or {".", ".."} & set(name.split("/")):
+        return None
+    parts = name.split("/")
+    try:
+        modes = [run.joinpath(*parts[: depth + 1]).lstat() for depth in range(len(parts))]
+    except (OSError, ValueError):
+        return None
+    if any(stat.S_ISLNK(mode.st_mode) for mode in modes):
+        return None
+    return run / name if stat.S_ISREG(modes[-1].st_mode) and modes[-1].st_size <= LARGEST else None
+
+
+@lru_cache(maxsize=2000)
+def _smaller(file: Path, changed: tuple[int, ...], side: int) -> bytes | None:
+    """A copy of a picture with a side of at most so many pixels; None for one that is as small."""
+    with Image.open(io.BytesIO(file.read_bytes()), formats=["PNG", "JPEG"]) as image:
+        if max(image.size) <= side:
+            return None
+        image.thumbnail((side, side), Image.Resampling.LANCZOS)
+        return encoded(image.convert("RGB"), quality=85)
+
+
+def comparison(runs: Mapping[str, Path], evaluated: Sequence[Path]) -> dict[str, Any]:
+    """Everything that a page shows of several runs, by name; ``evaluated`` may be evaluations of them."""
+    folders = {name: RunFolder(path) for name, path in runs.items()}
+    options = {name: flat(configuration(folder)) for name, folder in folders.items()}
+    rows = []
+    for name, folder in folders.items():
+        curves = charts(folder, _summary(folder), most=POINTS)["charts"]
+        rows.append(run_row(name, runs[name]) | {"curves": [_one_line(chart) for chart in curves]})
+    return {
+        "runs": rows, "differences": differences(options), "rewards": other_rewards(options),
+        "seeds": same_but_seed(options), "prompts": shared_prompts(list(folders.values())), "suites_about": ABOUT,
+        "suites": suites_beside({name: (folder, evaluated) for name, folder in folders.items()}),
+    }  # fmt: skip
+
+
+def _one_line(chart: Mapping[str, Any]) -> dict[str, Any]:
+    """A chart's own line: of measures the validation."""
+    line = next((line for line in chart["series"] if line["style"] == "validation" and line["x"]), chart["series"][-1])
+    return {key: chart.get(key) for key in ("title", "part", "percent", "zero", "span", "note")} | {"line": line}
+
+
+def _refusal(request: Request, hosts: frozenset[str]) -> Response | None:
+    """The answer to whatever is no GET under the board's own name, so that no page of the web can read it."""
+    named = request.headers.getlist("host")
+    if len(named) != 1 or named[0] not in hosts:
+        return JSONResponse({"error": "this board is only reached under its own address"}, 403)
+    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        return JSONResponse({"error": "asked by another site"}, 403)
+    if request.method != "GET":
+        return JSONResponse({"error": "only GET is answered"}, 405, {"Allow": "GET"})
+    if len(request.url.query) > LONGEST_QUERY:
+        return JSONResponse({"error": "the query is too long"}, 414)
+    return None
+
+
+def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
+    def reply(request: Request) -> Response:
+        text = json.dumps(answer(request), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+        return Response(text, media_type="application/json")
+
+    return reply
+
+
+def _text(content: str, kind: str) -> Callable[[Request], Response]:
+    def reply(request: Request) -> Response:
+        return Response(content, media_type=f"{kind}; charset=utf-8")
+
+    return reply
+
+
+def _number(request: Request, name: str, *, needed: bool = False) -> int | None:
+    text = request.query_params.get(name)
+    if text is None and not needed:
+        return None
+    if text is None or not text.isdecimal() or len(text) > 12:
+        raise HTTPException(400, f"{name} is {text!r:.40}, which is no number")
+    return int(text)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for these"
+    return JSONResponse({"error": error.detail}, status_code=error.status_code)
+
+
+async def _wrong(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, status_code=422)

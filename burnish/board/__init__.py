@@ -1,1 +1,0 @@
-"""The board: a local page about the runs in a folder, which follows those that run."""

@@ -1,0 +1,258 @@
+"""Runs below a folder, how each of them stands, and several beside each other. Folders may come from somebody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from burnish.config.run_folder import LARGEST_METRICS, LONGEST_ROW, STEP, RunFolder, is_row
+from burnish.config.yaml_text import LARGEST, parse
+from burnish.evaluation.records import HEADER
+from burnish.report.measures import REWARD
+from burnish.report.plain import Points, cut, relative, series
+from burnish.report.samples import first_sample, prompt_texts
+from burnish.utils.errors import ConfigError, UserError
+from burnish.utils.json_text import parse_json
+from burnish.utils.paths import CLAIM, CONFIG, METRICS
+from burnish.utils.reading import read_long, read_text
+from burnish.utils.records import fresh, is_number, stamp
+
+LABEL = 200  # characters of a prompt and of a response in the table
+DEEPEST = 4  # folders below the one that is looked through
+MOST_RUNS, MOST_FOLDERS = 1000, 20_000
+QUIET = 300.0  # seconds without a line after which a run of another machine counts as stopped
+WITHIN = {
+    "validation", "reference", "checkpoints", "samples", "validation_samples", "tensorboard", "profiles", "earlier",
+    "alarms", "trackers",
+}  # fmt: skip
+TIME = re.compile(rb'"timing_s/(?:step|testing)": ([0-9.]+(?:[eE][+-]?[0-9]+)?)')
+SAME = {"seed", "output_dir", "resume"}  # options that runs of one configuration may differ in
+WEIGHT = re.compile(r"rewards\.[^.]+\.weight=(?!-?0(\.0*)?$).*")
+UNSET = {"null", "{}", "[]"}
+LONGEST = 300  # characters of an option's value
+NONE = type(None)
+OPTIONS: dict[str, tuple[type, ...]] = {  # that a report reads, with their types
+    "model.path": (str,), "data.train_batch_size": (int,), "rollout.n": (int,), "algorithm.name": (str,),
+    "rollout.guidance_scale": (int, float, NONE), "task": (str, NONE), "steps": (int, NONE), "output_dir": (str, NONE),
+    "model.lora": (dict, NONE), "rewards": (dict, NONE), "optimizer": (dict, NONE), "checkpoint": (dict, NONE),
+}  # fmt: skip
+
+
+def read_configuration(file: Path) -> dict[str, Any]:
+    """A run's configuration as plain data, {} if there is none; algorithms and rewards are not looked up.
+
+    Raises:
+        UserError: it was not written by a run.
+    """
+    if not file.exists():
+        return {}
+    try:
+        if file.stat().st_size > LARGEST:
+            raise ConfigError(f"it has {file.stat().st_size} bytes")
+        content: dict[str, Any] = parse(read_text(file))
+        for name, kinds in OPTIONS.items():
+            value: Any = content
+            for part in name.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            if type(value) not in kinds:
+                raise ConfigError(f"{name} is {value!r:.80}")
+        for name, options in (content.get("rewards") or {}).items():
+            if not isinstance(options, dict | None) or not is_number((options or {}).get("weight", 0)):
+                raise ConfigError(f"rewards.{name} is no reward")
+        if "rank" not in (content["model"].get("lora") or {"rank": 1}):
+            raise ConfigError("model.lora.rank is missing")
+    except ConfigError as error:
+        raise UserError(f"{file} is not the configuration of a run: {error}; restore it") from None
+    return content
+
+
+def configuration(folder: RunFolder) -> dict[str, Any]:
+    """A run's options, read again only when they have changed; only {"error": ...} where they can't be read."""
+    return fresh(_read_configuration, folder.config, most=MOST_RUNS)
+
+
+def _read_configuration(file: Path) -> dict[str, Any]:
+    try:
+        return read_configuration(file)
+    except UserError as error:
+        return {"error": str(error)}
+
+
+def find_runs(root: Path) -> tuple[dict[str, Path], list[Path]]:
+    """Folders of runs by their path from ``root``, which may be one itself; and those of evaluations beside them."""
+    runs: dict[str, Path] = {}
+    evaluated: list[Path] = []
+    waiting, seen = deque([(root, 0)]), 0
+    while waiting and len(runs) < MOST_RUNS and seen < MOST_FOLDERS:
+        folder, depth = waiting.popleft()
+        seen += 1
+        files = [folder / CONFIG, folder / METRICS]
+        if any(file.is_file() for file in files) and not any(file.is_symlink() for file in files):
+            runs[folder.relative_to(root).as_posix()] = folder
+        elif (folder / HEADER).is_file():
+            evaluated.append(folder)
+        elif depth < DEEPEST:
+            waiting += [(below, depth + 1) for below in _folders(folder)]
+    return runs, evaluated
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    """Folders in which runs may be; links are not followed."""
+    with suppress(OSError):
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+            if entry.name not in WITHIN and not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                yield Path(entry.path)
+
+
+def run_row(name: str, path: Path) -> dict[str, Any]:
+    """What the table of runs says of one."""
+    folder = RunFolder(path)
+    config, progress = configuration(folder), fresh(_read_progress, folder.metrics, most=MOST_RUNS)
+    updates, rewards = progress["updates"], progress["rewards"]
+    planned = config.get("steps") or updates
+    best = max(rewards, key=lambda one: (one[1], -one[0]), default=None)
+    seed, rate = config.get("seed"), (config.get("optimizer") or {}).get("lr")
+    return {
+        "id": name, "name": path.resolve().name if name == "." else name,
+        "state": state(folder, updates, planned), "updates": updates, "steps": planned,
+        "algorithm": (config.get("algorithm") or {}).get("name", ""), "seed": seed if is_number(seed) else None,
+        "model": (config.get("model") or {}).get("path", ""), "task": config.get("task", ""),
+        "best": best and {"update": best[0], "reward": best[1]}, "last": rewards[-1][1] if rewards else None,
+        "validation": series("validation", "validation", rewards, most=40), "seconds": progress["seconds"],
+        "changed": max(stamp(folder.metrics)[0], stamp(folder.config)[0]) / 1e9,
+        "error": config.get("error", ""), "lr": rate if is_number(rate) else None, "thumbnail": _thumbnail(folder),
+    }  # fmt: skip
+
+
+def _thumbnail(folder: RunFolder) -> dict[str, Any] | None:
+    """The first sample of the newest validation: its file, or the response with the picture of its prompt."""
+    newest = max(folder.validations(), default=None)
+    sample = None if newest is None else first_sample(folder.validation(newest))
+    if sample is None:
+        return None
+    files = [sample.picture] if sample.response is None else sample.shown
+    return {
+        "update": newest, "prompt": sample.prompt[:LABEL], "text": sample.response and sample.response[:LABEL],
+        "file": relative(files[0], folder) if files else None,
+    }  # fmt: skip
+
+
+def _read_progress(file: Path) -> dict[str, Any]:
+    """Validation rewards, updates and seconds; other lines are not parsed, so that many runs are listed at once."""
+    seconds = 0.0
+    kept: list[bytes] = []
+    last = deque[bytes](maxlen=3)  # the newest line may be half written
+    with suppress(UserError):  # it is no file
+        for _, line in read_long(file, LONGEST_ROW, LARGEST_METRICS):
+            seconds += sum(value for text in TIME.findall(line) if (value := float(text)) < 1e9)
+            (kept if b'"val-core/' in line else last).append(line)
+    rewards: Points = []
+    updates = 0
+    for line in [*kept, *last]:
+        with suppress(ValueError):
+            row = parse_json(line)
+            if is_row(row) and type(row.get(STEP)) is int:
+                updates = max(updates, row[STEP])
+                reward = REWARD.of(row)
+                rewards += [] if reward is None else [(row[STEP], reward)]
+    return {"rewards": rewards, "updates": updates, "seconds": seconds}
+
+
+def state(folder: RunFolder, updates: int, planned: int, clock: Callable[[], float] = time.time) -> str:
+    """``running``, ``finished`` or ``stopped``; the lock is only looked at, since a run that starts must get it."""
+    claim = folder.path / CLAIM
+    text = ""
+    with suppress(OSError, ValueError):
+        text = claim.read_text(encoding="utf-8")[:200] if claim.is_file() and not claim.is_symlink() else ""
+    known = re.match(r"process (\d+) on (\S+)", text)
+    done = "finished" if updates and updates >= planned else "stopped"
+    if known is None:
+        return done
+    if known.group(2) != socket.gethostname():
+        quiet = clock() - stamp(folder.metrics)[0] / 1e9
+        return "running" if done == "stopped" and quiet < QUIET else done
+    return "running" if _alive(int(known.group(1))) and _locked(claim) is not False else done
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def _locked(file: Path) -> bool | None:
+    """Whether a process holds a file's lock, as Linux tells; None elsewhere."""
+    try:
+        held = Path("/proc/locks").read_text(encoding="utf-8")
+        inode = file.stat().st_ino
+    except OSError:
+        return None
+    return any(f":{inode} " in line for line in held.splitlines() if "FLOCK" in line)
+
+
+# several runs beside each other
+
+
+def flat(config: Any, path: str = "") -> dict[str, str]:
+    """A configuration as text by dotted option."""
+    if isinstance(config, dict) and config:
+        options: dict[str, str] = {}
+        for key, value in config.items():
+            options |= flat(value, f"{path}.{key}" if path else str(key))
+        return options
+    return {path: json.dumps(config, ensure_ascii=False, default=str)} if path else {}
+
+
+def differences(options: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
+    """Options that are not the same in all runs, with their values in order; None where a run lacks one.
+
+    Of what only some have, such as a reward, options that are unset are left out.
+    """
+    differing = []
+    for name in dict.fromkeys(name for run in options.values() for name in run):
+        values = [run.get(name) for run in options.values()]
+        if len(set(values)) > 1 and not (None in values and set(values) - {None} <= UNSET):
+            differing.append({"option": name, "values": [cut(value, LONGEST) for value in values]})
+    return differing
+
+
+def other_rewards(options: Mapping[str, Mapping[str, str]]) -> str:
+    """A warning where runs were trained on different rewards; "" where these are the same."""
+    rewards = {
+        name: " + ".join(sorted(key.split(".")[1] for key, value in run.items() if WEIGHT.fullmatch(f"{key}={value}")))
+        for name, run in options.items()
+    }
+    if len(set(rewards.values())) < 2:
+        return ""
+    text = "; ".join(f"{cut(name, LONGEST)}: {cut(own, LONGEST) or 'none'}" for name, own in rewards.items())
+    return f"These runs were trained on different rewards, which can't be compared: {text}."
+
+
+def same_but_seed(options: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
+    """Names of runs, those that differ only in their seed together."""
+    alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for name, run in options.items():
+        key = tuple(sorted((option, value) for option, value in run.items() if option not in SAME))
+        alike.setdefault(key, []).append(name)
+    return list(alike.values())
+
+
+def shared_prompts(folders: Sequence[RunFolder], most: int = 1000) -> list[dict[str, Any]]:
+    """Validation prompts that all runs share, by their place in each."""
+    first, *others = [prompt_texts(folder) for folder in folders]
+    return [
+        {"index": index, "prompt": cut(prompt["prompt"], 2 * LABEL)} for index, prompt in sorted(first.items())
+        if all(other.get(index, {}).get("prompt") == prompt["prompt"] for other in others)
+    ][:most]  # fmt: skip

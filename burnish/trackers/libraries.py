@@ -1,0 +1,416 @@
+"""Libraries of trackers behind accelerate's trackers: how each opens a run, and how it shows samples and alarms."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import time
+import wave
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from logging import INFO, WARNING
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Literal
+
+from accelerate import PartialState
+from accelerate.tracking import ClearMLTracker, GeneralTracker, SwanLabTracker, TensorBoardTracker, TrackioTracker
+from accelerate.tracking import WandBTracker as AccelerateWandb
+from PIL import Image
+
+from burnish.report.samples import Sample
+from burnish.trackers.names import Names
+from burnish.trackers.records import AlarmEvent, caption_of, file_of, gif, kind_of, output_of, playable, sendable
+from burnish.utils.json_text import flattened
+
+GENERATIONS = "val/generations"  # verl's name of the table of validation samples
+COLUMNS = ("step", "input", "output", "score")  # of that table
+SAMPLES = "val/samples"  # generated pictures, clips and sounds
+
+# what ClearML would record by itself: calls of other libraries, and the remote of a repository, which may have a token
+CLEARML_RECORDS = (
+    "matplotlib", "tensorflow", "tensorboard", "pytorch", "xgboost", "scikit", "fastai", "lightgbm", "hydra",
+    "detect_repository", "tfdefines", "joblib", "megengine", "catboost", "gradio",
+)  # fmt: skip
+MLFLOW_NAME, MLFLOW_TAG, MLFLOW_PARAM = 250, 5000, 500  # characters that every server takes
+MLFLOW_PARAMS = 100  # of a request
+
+Outcome = Literal["finished", "stopped", "failed"]  # of a run
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedRun:
+    """A run, and how a tracker is to show it."""
+
+    name: str
+    options: Mapping[str, Any]  # of the tracker's section
+    config: Mapping[str, Any]  # every option of the run
+    folder: Path  # for what the tracker's library writes on this machine
+    names: Names  # of metrics
+    id: str | None  # by which the tracker knows the run; None for one that it has not seen
+    wait: float  # seconds at its end, where the library has such a limit
+
+
+class Library(ABC):
+    """A run as a tracker shows it; opened when it is made."""
+
+    id: str
+    url: str | None = None  # where to look at the run
+
+    def __init__(self, tracker: GeneralTracker) -> None:
+        PartialState()  # accelerate's own log needs it
+        tracker.main_process_only = False  # this process is the only one
+        tracker.start()
+        self.tracker: Any = tracker
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Metrics of an update; steps only rise."""
+        self.tracker.log(dict(values), step=step)
+
+    @abstractmethod
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Samples of a validation."""
+
+    @abstractmethod
+    def log_alarm(self, alarm: AlarmEvent) -> None:
+        """An alarm, after the metrics of its update."""
+
+    def finish(self, outcome: Outcome) -> None:
+        """Write what is left; the run may be opened again later."""
+        self.tracker.finish()
+
+
+def _media(library: Any, sample: Sample, clip: Callable[[Path, str], Any]) -> Any:
+    """What was generated, as a picture, clip or sound of W&B, SwanLab or Trackio; None for a response."""
+    file, caption = file_of(sample), caption_of(sample)
+    if file is None:
+        return None
+    if kind_of(file) == "picture":
+        return library.Image(str(file), caption=caption)
+    if kind_of(file) == "clip":
+        return clip(file, caption)
+    if library.__name__ != "trackio" and find_spec("soundfile") is None:  # which they don't require, and read them by
+        return None
+    return library.Audio(str(file), caption=caption)
+
+
+class Wandb(Library):
+    """A run of W&B, of one id over all resumptions; offline each of them is a folder of its own with that id."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb
+
+        options, self._folder, self.id = run.options, run.folder, run.id or token_hex(4)
+        if options["mode"] == "offline":  # what tables show waits for wandb sync there
+            os.environ.setdefault("WANDB_DATA_DIR", str(run.folder / "data"))
+        super().__init__(AccelerateWandb(
+            options["project"], entity=options["entity"], name=run.name, group=options["group"],
+            tags=options["tags"] or None, mode=options["mode"], config=dict(run.config), dir=run.folder, id=self.id,
+            resume="allow", reinit="finish_previous",
+            # the command line and the remote of a repository may have a token in them
+            settings=wandb.Settings(
+                console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True,
+                # also when this process ends
+                init_timeout=max(run.wait, 10), finish_timeout=max(run.wait, 1), finish_timeout_raises=True,
+            ),
+        ))  # fmt: skip
+        self._run: Any = self.tracker.run
+        self.url = self._run.url
+        for part in ("train", "eval") if run.names == "lightrft" else ():
+            self._run.define_metric(f"{part}/*", step_metric=f"{part}/global_step")
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        import wandb
+
+        prompts = [[file for file in sendable(sample.shown[:1]) if kind_of(file) == "picture"] for sample in samples]
+        with_prompt = any(prompts)
+        table = wandb.Table(columns=[*COLUMNS[:2], *(["shown"] if with_prompt else []), *COLUMNS[2:]])
+        media = [_media(wandb, sample, self._clip) for sample in samples]
+        for sample, pictures, medium in zip(samples, prompts, media, strict=True):
+            shown = [wandb.Image(str(pictures[0])) if pictures else None] if with_prompt else []
+            table.add_data(step, sample.prompt, *shown, output_of(sample) if medium is None else medium, sample.reward)
+        generated = [medium for medium in media if medium is not None]
+        self._run.log({GENERATIONS: table} | ({SAMPLES: generated} if generated else {}), step=step)
+
+    def _clip(self, file: Path, caption: str) -> Any:
+        import wandb
+
+        file = playable(file, self._folder)
+        return wandb.Video(str(file), caption=caption, format=file.suffix[1:])
+
+    def log_alarm(self, alarm: AlarmEvent) -> None:
+        self._run.alert(
+            title=alarm.title[:63],  # characters, the longest that W&B takes
+            text=f"update {alarm.update}: {alarm.text}", level="INFO" if alarm.over else "WARN",
+            wait_duration=1,  # second within which another alert of the title is dropped
+        )  # fmt: skip
+
+    def finish(self, outcome: Outcome) -> None:
+        self._run.finish(exit_code=1 if outcome == "failed" else 0)
+
+
+class Swanlab(Library):
+    """An experiment of SwanLab, of one id over all resumptions; offline each of them is a folder of its own."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import swanlab
+
+        options, self.id = run.options, run.id or token_hex(8)
+        super().__init__(SwanLabTracker(
+            options["project"], workspace=options["workspace"], name=run.name, group=options["group"],
+            tags=options["tags"] or None, mode=options["mode"], config=dict(run.config), log_dir=str(run.folder),
+            id=self.id, resume="allow", reinit=True,
+            settings=swanlab.Settings(
+                interactive=False, terminal=swanlab.Settings.Terminal(proxy_type="none"),
+                # the command line and the remote of a repository may have a token in them
+                probe=swanlab.Settings.Probe(git=False, runtime=False),
+            ),
+        ))  # fmt: skip
+        self._run: Any = self.tracker.run
+        self.url = self._run.url if options["mode"] == "online" else None
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        import swanlab
+
+        table = swanlab.echarts.Table()
+        rows = [[step, sample.prompt, output_of(sample), sample.reward] for sample in samples]
+        table.add(headers=list(COLUMNS), rows=rows)
+        # it plays GIFs alone
+        media = [_media(swanlab, sample, lambda file, caption: swanlab.Video(gif(file), caption)) for sample in samples]
+        generated = [medium for medium in media if medium is not None]
+        self._run.log({GENERATIONS: table} | ({SAMPLES: generated} if generated else {}), step=step)
+
+    def log_alarm(self, alarm: AlarmEvent) -> None:
+        import swanlab
+
+        self._run.log({f"alarms/{alarm.name}": swanlab.Text(alarm.text, caption=alarm.title)}, step=alarm.update)
+
+    def finish(self, outcome: Outcome) -> None:
+        state = {"finished": "success", "stopped": "aborted", "failed": "crashed"}[outcome]
+        self._run.finish(state=state, error="the run failed" if outcome == "failed" else None)
+
+
+class Trackio(Library):
+    """A run of Trackio. It is found again by its name, which therefore ends in something that no other run has."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        options, self._folder = run.options, run.folder
+        self.id, space = run.id or f"{run.name}-{token_hex(3)}", options["space"]
+        super().__init__(TrackioTracker(
+            options["project"], name=self.id, group=options["group"], space_id=space, config=dict(run.config),
+            resume="allow", embed=False,
+        ))  # fmt: skip
+        self.url = f"https://huggingface.co/spaces/{space}" if space and "/" in space else None
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        import trackio
+
+        def clip(file: Path, caption: str) -> Any:
+            return trackio.Video(str(playable(file, self._folder)), caption=caption)
+
+        media = [_media(trackio, sample, clip) for sample in samples]
+        rows = [
+            [step, sample.prompt, output_of(sample) if medium is None else medium, sample.reward]
+            for sample, medium in zip(samples, media, strict=True)
+        ]
+        generated = {f"{SAMPLES}/{index}": medium for index, medium in enumerate(media) if medium is not None}
+        table = trackio.Table(columns=list(COLUMNS), data=rows)
+        self.tracker.run.log({GENERATIONS: table, **generated}, step=step)
+
+    def log_alarm(self, alarm: AlarmEvent) -> None:
+        import trackio
+
+        level = trackio.AlertLevel.INFO if alarm.over else trackio.AlertLevel.WARN
+        self.tracker.run.alert(alarm.title, alarm.text, level=level, step=alarm.update)
+
+
+class Clearml(Library):
+    """A task of ClearML, the same one over all resumptions."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        from clearml import Task
+
+        options, self._online = run.options, run.options["mode"] == "online"
+        os.environ.setdefault("CLEARML_NO_DEFAULT_SERVER", "1")  # which is a public one
+        if not self._online:
+            os.environ["CLEARML_CACHE_DIR"] = str(run.folder)
+            Task.set_offline(True)
+        Task._report_subprocess_enabled = False  # a process that takes ten seconds to end
+        resume: dict[str, Any] = {"reuse_last_task_id": False}
+        if run.id is not None:  # 0: steps are counted as they are, and not from the last one
+            resume = {"reuse_last_task_id": run.id, "continue_last_task": 0}
+        super().__init__(ClearMLTracker(
+            project_name=options["project"], task_name=run.name, tags=list(options["tags"]),
+            auto_connect_arg_parser=False, auto_connect_frameworks=dict.fromkeys(CLEARML_RECORDS, False),
+            auto_resource_monitoring=False, auto_connect_streams=False, **resume,
+        ))  # fmt: skip
+        self._task: Any = self.tracker.task
+        self._task.connect_configuration(dict(run.config), name="options")
+        self._log: Any = self._task.get_logger()
+        self.id = self._task.id
+        self.url = self._task.get_output_log_web_page() if self._online else None
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():  # accelerate would show each in a chart of its own
+            title, _, series = name.partition("/")
+            self._log.report_scalar(title, series or title, value=value, iteration=step)
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        rows: list[list[Any]] = [list(COLUMNS)]
+        for index, sample in enumerate(samples):
+            rows.append([step, sample.prompt, output_of(sample), sample.reward])
+            if (file := file_of(sample)) is not None:
+                report = self._log.report_image if kind_of(file) == "picture" else self._log.report_media
+                report(SAMPLES, str(index), iteration=step, local_path=str(file))
+        self._log.report_table(GENERATIONS, "samples", iteration=step, table_plot=rows)
+
+    def log_alarm(self, alarm: AlarmEvent) -> None:
+        text = f"alarms/{alarm.name}, update {alarm.update}: {alarm.title}: {alarm.text}"
+        self._log.report_text(text, level=INFO if alarm.over else WARNING, print_console=False)
+
+    def finish(self, outcome: Outcome) -> None:
+        super().finish(outcome)
+        if self._online and outcome == "stopped":
+            self._task.mark_stopped(force=True, status_message="the run was stopped")
+        elif self._online and outcome == "failed":
+            self._task.mark_failed(force=True, status_message="the run failed")
+
+
+class Mlflow(Library):
+    """A run of MLflow, the same one over all resumptions.
+
+    By its client: accelerate's tracker sets the address for the whole process and records the remote of a repository.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        options = run.options
+        address = options["uri"] or os.environ.get("MLFLOW_TRACKING_URI")
+        if address is None:  # files: a new database takes seconds to make, and is broken if killed meanwhile
+            os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+            address = run.folder.as_uri()
+        self._client: Any = MlflowClient(tracking_uri=address)
+        self.url = address if address.startswith("http") else None
+        if run.id is not None:
+            self.id = run.id
+            self._client.update_run(self.id, status="RUNNING")
+            return
+        experiment = self._client.get_experiment_by_name(options["experiment"])
+        number = experiment.experiment_id if experiment else self._client.create_experiment(options["experiment"])
+        self.id = self._client.create_run(number, run_name=run.name, tags=dict(options["tags"])).info.run_id
+        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in flattened(run.config)}
+        params = [Param(_allowed(name), text[:MLFLOW_PARAM]) for name, text in texts.items()]
+        for begin in range(0, len(params), MLFLOW_PARAMS):
+            self._client.log_batch(self.id, params=params[begin : begin + MLFLOW_PARAMS])
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = round(time.time() * 1000)
+        self._client.log_batch(self.id, metrics=[Metric(_allowed(name), v, now, step) for name, v in values.items()])
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        rows = [
+            dict(zip(COLUMNS, (step, sample.prompt, output_of(sample), sample.reward), strict=True))
+            for sample in samples
+        ]
+        for index, sample in enumerate(samples):
+            if (file := file_of(sample)) is not None and kind_of(file) == "picture":
+                self._client.log_image(self.id, Image.open(file), key=f"{SAMPLES}/{index}", step=step)
+            elif file is not None:
+                self._client.log_artifact(self.id, str(file), f"{SAMPLES}/step_{step:06d}")
+        self._client.log_text(self.id, json.dumps(rows, indent=1), f"{GENERATIONS}/step_{step:06d}.json")
+
+    def log_alarm(self, alarm: AlarmEvent) -> None:
+        text = alarm.text if alarm.over else f"since update {alarm.update}: {alarm.text}"
+        self._client.set_tag(self.id, _allowed(f"alarm.{alarm.name}")[:MLFLOW_NAME], text[:MLFLOW_TAG])
+
+    def finish(self, outcome: Outcome) -> None:
+        status = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}[outcome]
+        self._client.set_terminated(self.id, status=status)
+
+
+def _allowed(name: str) -> str:
+    """A name with the characters that MLflow takes; @ as verl writes it.
+
+    Behind its group its parts are joined by dots: MLflow's files can't have both ``a/b`` and ``a/b/c``.
+    """
+    allowed = re.sub(r"[^/\w.\- :]", "_", re.sub(r"/+", "/", name.replace("@", "_at_"))).strip("/.")
+    group, slash, rest = allowed.partition("/")
+    return f"{group}{slash}{rest.replace('/', '.')}" or "_"
+
+
+class Tensorboard(Library):
+    """Event files in tensorboard/samples, a run of TensorBoard's own: the others are rewound when a run resumes."""
+
+    id = "tensorboard"
+
+    def __init__(self, run: TrackedRun) -> None:
+        super().__init__(TensorBoardTracker("samples", run.folder.parents[1] / "tensorboard"))
+        self._summary = import_module("tensorboard.compat.proto.summary_pb2").Summary
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Nothing: the run has written them."""
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        rows = []
+        for index, sample in enumerate(samples):
+            file = file_of(sample)
+            output = output_of(sample) if file is None else f"{SAMPLES}/{index}"
+            score = "missing" if sample.reward is None else f"{sample.reward:.4g}"
+            row = {"input": sample.prompt, "output": output, "score": score, "note": sample.note}
+            rows.append("\n\n".join(f"**{name}**\n\n{_verbatim(text)}" for name, text in row.items() if text))
+            files = {} if file is None else {f"{SAMPLES}/{index}": file}
+            pictures = [shown for shown in sendable(sample.shown) if kind_of(shown) == "picture"]
+            files |= {f"val/shown/{index}-{place}": shown for place, shown in enumerate(pictures)}
+            for tag, shown in files.items():
+                self._write(step, tag, **self._encoded(shown))
+        self._write_text(step, GENERATIONS, "\n\n---\n\n".join(rows))
+
+    def log_alarm(self, alarm: AlarmEvent) -> None:
+        self._write_text(alarm.update, f"alarms/{alarm.name}", f"**{alarm.title}**\n\n{_verbatim(alarm.text)}")
+
+    def _encoded(self, file: Path) -> dict[str, Any]:
+        """A file as it is; clips as GIFs."""
+        if kind_of(file) == "sound":
+            with wave.open(str(file), "rb") as opened:
+                rate, channels, length = opened.getframerate(), opened.getnchannels(), opened.getnframes()
+            return {"audio": self._summary.Audio(
+                sample_rate=rate, num_channels=channels, length_frames=length,
+                encoded_audio_string=file.read_bytes(), content_type="audio/wav",
+            )}  # fmt: skip
+        content = gif(file) if kind_of(file) == "clip" else file.read_bytes()
+        with Image.open(io.BytesIO(content)) as opened:
+            width, height = opened.size
+        image = self._summary.Image(height=height, width=width, colorspace=3, encoded_image_string=content)  # RGB
+        return {"image": image}
+
+    def _write_text(self, step: int, tag: str, markdown: str) -> None:
+        from torch.utils.tensorboard.summary import text
+
+        value = text(tag, markdown).value[0]
+        value.tag = tag  # torch appends to it
+        self._write(step, tag, metadata=value.metadata, tensor=value.tensor)
+
+    def _write(self, step: int, tag: str, **value: Any) -> None:
+        summary = self._summary(value=[self._summary.Value(tag=tag, **value)])
+        self.tracker.writer.file_writer.add_summary(summary, step)
+        self.tracker.writer.flush()
+
+
+def _verbatim(text: str) -> str:
+    """Indented, so that Markdown shows what models say as it is."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+LIBRARIES: dict[str, type[Any]] = {
+    "wandb": Wandb, "swanlab": Swanlab, "mlflow": Mlflow, "trackio": Trackio, "clearml": Clearml,
+    "tensorboard": Tensorboard,
+}  # fmt: skip

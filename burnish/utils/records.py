@@ -1,0 +1,83 @@
+"""Files of records, one JSON object a line, read by their type. They may be cut off, or come from somebody else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+T = TypeVar("T")
+RECORD = ConfigDict(strict=True, allow_inf_nan=False)  # of dataclasses that lines are read into
+MOST = 400  # places of which content is kept
+_KEPT: dict[Callable[[Path], Any], dict[Path, tuple[Hashable, Any]]] = {}
+_LOCK = Lock()
+
+
+def read_records(file: Path, kind: TypeAdapter[T], folder: Path, most: int = 64 << 20) -> list[T]:
+    """The records of a file of a run, of the last ``most`` bytes; lines that no run wrote are left out.
+
+    Args:
+        file: of lines; none and one that links lead to from elsewhere have no records.
+        kind: of a record.
+        folder: of the run.
+        most: bytes.
+    """
+    if not file.is_file() or leads_out(file, folder):
+        return []
+    with file.open("rb") as opened:
+        opened.seek(max(0, opened.seek(0, 2) - most))
+        lines = opened.read().split(b"\n")
+    records = []
+    for line in filter(None, lines):
+        try:
+            records.append(kind.validate_json(line))
+        except ValidationError:
+            continue
+    return records
+
+
+def leads_out(file: Path, folder: Path) -> bool:
+    """Whether a path below a folder leads outside, by a link or by dots."""
+    try:
+        return not file.resolve().is_relative_to(folder.resolve())
+    except (RuntimeError, ValueError):  # links that lead in a circle; no name of a file
+        return True
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number, and no bool."""
+    return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) < 2**53)
+
+
+def stamp(*files: Path) -> tuple[int, ...]:
+    """Changes whenever one of the files does: when it did, in nanoseconds, and its bytes; zeros where there is none."""
+    found = []
+    for file in files:
+        try:
+            about = file.stat()
+            found += [about.st_mtime_ns, about.st_size]
+        except (OSError, ValueError):
+            found += [0, 0]
+    return tuple(found)
+
+
+def fresh(read: Callable[[Path], T], place: Path, *files: str, most: int = MOST) -> T:
+    """What a function reads from a place, read again only when it, or files in it, have changed."""
+    return latest(read, place, stamp(*(place / name for name in files or ("",))), most)
+
+
+def latest(read: Callable[[Path], T], place: Path, changed: Hashable, most: int = MOST) -> T:
+    """The same, with what says that it has changed. Of each function the last ``most`` places are kept."""
+    with _LOCK:
+        known = _KEPT.setdefault(read, {}).pop(place, None)
+    content: T = known[1] if known is not None and known[0] == changed else read(place)
+    with _LOCK:
+        kept = _KEPT[read]
+        kept[place] = changed, content
+        for old in list(kept)[: max(len(kept) - most, 0)]:
+            del kept[old]
+    return content
