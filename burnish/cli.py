@@ -177,11 +177,13 @@ def _plan(args: argparse.Namespace) -> int:
     _quiet_threads()
     with progress(f"Reading {args.recipe}"):
         from burnish.config import load
+        from burnish.config.hardware import read_speed
 
-        load(args.recipe, args.overrides).check_code()  # what is refused is refused before PyTorch is loaded
+        speed, overrides = read_speed(args.overrides)
+        load(args.recipe, overrides).check_code()  # what is refused is refused before PyTorch is loaded
     with loading_pytorch():
         from burnish.commands.plan import plan
-    return plan(args.recipe, args.overrides)
+    return plan(args.recipe, overrides, speed)
 
 
 def _train(args: argparse.Namespace) -> int:

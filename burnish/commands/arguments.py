@@ -98,6 +98,7 @@ examples:
 The run's own code loads, samples, annotates, learns and saves on tensors that have shapes and no values. For each pool
 and phase it prints what a process holds at its peak: weights, gradients, optimizer, activations, caches, batch and
 buffers on the GPU; host memory; and bytes that it receives of other ranks. 1 is returned where it does not fit.
+For generators it also says how many seconds each phase of an update takes at least, and what bounds it.
 """
 
 DOCTOR = """\
@@ -172,7 +173,7 @@ def plan(parser: argparse.ArgumentParser) -> None:
         metavar="OPTION=VALUE",
         nargs="*",
         default=[],
-        help=f"{OVERRIDES}; gpus=8, nodes=2, memory=80GB of each GPU",
+        help=f"{OVERRIDES}; gpus=8, nodes=2, memory=80GB of each GPU; tflops, bandwidth, launch of one",
     )
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from burnish.config import RunConfig, load
 from burnish.config.batches import smallest, with_sizes, written
-from burnish.config.hardware import made_for, read_machine
+from burnish.config.hardware import Speed, made_for, read_machine
 from burnish.config.load import hardware_of
 from burnish.forecast.advice import remedies
 from burnish.forecast.batches import choose
@@ -22,12 +22,13 @@ COLUMNS = ("peak", *CATEGORIES, "host", "received")
 LEAST = 1 << 20  # bytes of a column that is shown
 
 
-def plan(recipe: str, overrides: Sequence[str]) -> int:
+def plan(recipe: str, overrides: Sequence[str], speed: Speed) -> int:
     """Print a forecast, and what would make the run fit.
 
     Args:
         recipe: name or path.
         overrides: options of the run, and of the machine: gpus=8, nodes=2, memory=80GB of each GPU.
+        speed: of a GPU.
 
     Returns:
         0 if the run fits or no memory is known, else 1.
@@ -55,6 +56,7 @@ def plan(recipe: str, overrides: Sequence[str]) -> int:
         console.print(f"Batches that are auto: {' '.join(written(sizes))} ({why}).", soft_wrap=True)
     for pool in found.pools:
         _show(console, pool, memory)
+        _show_seconds(console, pool, speed)
     console.print(
         f"A GPU needs the highest peak, {FRAGMENTS:.0%} for fragments, and {shown(OVERHEAD)} for CUDA and NCCL."
         + _left_out(found), soft_wrap=True,
@@ -92,6 +94,21 @@ def _show(console: Console, pool: PoolForecast, memory: int | None) -> None:
         console.print(pool.vllm.line(memory), soft_wrap=True)
     saved = f"Its part of a checkpoint has {shown(pool.saved)}." if pool.saved else ""
     console.print(f"{saved}\n", soft_wrap=True)
+
+
+def _show_seconds(console: Console, pool: PoolForecast, speed: Speed) -> None:
+    """A row for each phase of an update: how long a GPU takes at least, and what for."""
+    if not pool.work:
+        return
+    each = f"{speed.tflops:g} TFLOP/s, {speed.bandwidth:g} GB/s, {speed.launch:g} µs a kernel"
+    console.print(Text(f"seconds of an update on each GPU, at {each}", "bold"), soft_wrap=True)
+    names = ("seconds", "bound by", "TFLOP", "GB moved", "kernels")
+    console.print(Text(f"{'':18}" + "".join(f"{name:>12}" for name in names), "dim"), soft_wrap=True)
+    for phase, work in pool.work.items():
+        seconds, bound = work.seconds(speed)
+        figures = f"{work.operations / 1e12:12,.0f}{work.bytes / 1e9:12,.0f}{work.kernels:12,.0f}"
+        console.print(f"{phase:18}{seconds:12.1f}{bound:>12}{figures}", soft_wrap=True)
+    console.print()
 
 
 def _advise(console: Console, read: object, found: Forecast, memory: int) -> int:

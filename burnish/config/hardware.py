@@ -156,6 +156,29 @@ def read_machine(overrides: Sequence[str]) -> tuple[Machine, dict[str, Any]]:
     return Machine(gpus, nodes or 1, memory, force), given
 
 
+@dataclass(frozen=True)
+class Speed:
+    """What a GPU reaches: by default an H100 in bfloat16."""
+
+    tflops: float = 400.0  # of matrix products, in 10^12 operations a second
+    bandwidth: float = 2600.0  # GB a second that kernels read and write
+    launch: float = 5.0  # microseconds from one kernel to the next
+
+
+def read_speed(overrides: Sequence[str]) -> tuple[Speed, list[str]]:
+    """A command line's words about the speed of a GPU, and the rest of it.
+
+    Raises:
+        ConfigError: a word has a value that it can't have.
+    """
+    words = [one for one in overrides if one.partition("=")[0] in vars(Speed())]
+    given = read_overrides(words)
+    for name, value in given.items():
+        if type(value) not in (int, float) or value <= 0:
+            raise ConfigError(f"{name} is {show(value)}; it must be a number above 0, as in {name}=400")
+    return Speed(**given), [one for one in overrides if one not in words]
+
+
 def in_bytes(text: str) -> int:
     """A size such as 80GB or 24GiB.
 

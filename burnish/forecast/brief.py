@@ -52,6 +52,7 @@ class BriefTrainer(Trainer):
     _steps = 0
     _brought: Counter[str]  # bytes by phase of rows that other ranks computed, in a step
     _received: Counter[str]  # bytes by phase, in the step that was taken, but for these
+    _work: Counter[tuple[str, str]]  # of that step
 
     @classmethod
     def of(cls, trainer: Trainer, counter: LiveBytes, rests: Rests) -> BriefTrainer:
@@ -74,6 +75,7 @@ class BriefTrainer(Trainer):
                 group.step()
             group.zero_grad()
         del self._counter.peaks[STEP]  # that of the update counts
+        self._counter.work.clear()
         self.optimizer_steps += 1
         self.roles.optimizer_steps = self.optimizer_steps
         self.roles.stepped()
@@ -92,6 +94,7 @@ class BriefTrainer(Trainer):
         first = next(every, None) or self._any_row(mini)
         self._brought += counter.wires() - before
         left = 1 if self._primed and next(every, None) is not None else 0
+        done_before = Counter(counter.work)
         if left:
             for group in self.groups:  # an earlier micro-batch has left these
                 self._fill_gradients(group)
@@ -103,8 +106,10 @@ class BriefTrainer(Trainer):
                 self._forget_unlearned()
             if done == (ENOUGH if self.optimizer_steps and not self._primed else 1):
                 break
-        if any(one.values()):  # each that is left out takes as long to make as it would to learn from
-            counter.received_again(one, left + sum(1 for _ in every))
+        learned = counter.work - done_before
+        more = left + sum(1 for _ in every)
+        counter.received_again(one, more)
+        counter.work_again(learned, more / done)
 
     def _any_row(self, mini: Batch) -> tuple[Batch, float]:
         """A row of another rank, where there are fewer rows than ranks and this one has none."""
@@ -116,10 +121,12 @@ class BriefTrainer(Trainer):
         if self._steps > 1:
             next(super()._micro_batches(mini), None)  # how many rows come from others is of each step its own
             self._counter.received_again(self._received, 1)
+            self._counter.work_again(self._work, 1)
             return {}
-        before, self._brought = self._counter.wires(), Counter()
+        before, self._brought, done = self._counter.wires(), Counter(), Counter(self._counter.work)
         metrics = super()._step(mini, update)
         self._received = self._counter.wires() - before - self._brought
+        self._work = self._counter.work - done
         return metrics
 
     def _fill_gradients(self, group: ParameterGroup) -> None:

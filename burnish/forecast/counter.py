@@ -19,12 +19,16 @@ from torch.distributed.distributed_c10d import _get_group_size_by_name
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_iter
 
+from burnish.training.flop_counter import FlopCounter
+
 DEVICE, META = torch.ops.prim.device.default, torch.device("meta")
 SMALL = 1 << 14  # elements of a tensor that may be on either side
 ROUNDED = 512  # bytes: CUDA's caching allocator gives multiples of it
 
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS = "weights", "gradients", "optimizer", "activations"
 CACHES, BATCH, BUFFERS, REWARDS = "caches", "batch", "buffers", "rewards"
+OPERATIONS, KERNELS, MOVED = "operations", "kernels", "bytes"  # of work
+NO_KERNELS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_unsafe_view")
 HOST = "host"  # in CPU memory where the networks are on a GPU: counted apart
 EXCHANGES = ("c10d", "_c10d_functional", "fsdp")  # namespaces of what ranks do together
 CATEGORIES = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, CACHES, BATCH, BUFFERS, REWARDS)
@@ -38,6 +42,7 @@ class Peak:
     parts: dict[str, int] = field(default_factory=dict)  # by category, at that moment
     host: int = 0  # the most bytes of ``HOST`` at once
     wire: int = 0  # bytes that this rank received from others in the phase
+    work: Counter[str] = field(default_factory=Counter)  # of a span: what ``LiveBytes.work`` has grown by
 
     def less(self, category: str, size: int) -> None:
         """Take out what was alive through all of the phase."""
@@ -64,6 +69,8 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.wire = 0  # bytes; the latter were received from other ranks
+        self.work: Counter[tuple[str, str]] = Counter()  # by phase: operations, kernels, and bytes that these move
+        self._done: Counter[str] = Counter()
         self.peaks: dict[str, Peak] = {}  # of every phase, in the order that they were first entered in
         self.saved = 0  # bytes that a checkpoint of this process holds
         self.category = ACTIVATIONS  # of what is made from now on
@@ -73,6 +80,7 @@ class LiveBytes(TorchDispatchMode):
         self._phases: list[str] = []
         self._spans: list[Peak] = []
         self._resize: Callable[..., Any] = torch.UntypedStorage.resize_
+        self._formulas = FlopCounter().formulas
 
     @contextmanager
     def phase(self, name: str, category: str | None = None) -> Iterator[None]:
@@ -107,7 +115,7 @@ class LiveBytes(TorchDispatchMode):
     @contextmanager
     def span(self) -> Iterator[Peak]:
         """The peak of what happens in this context, as what it adds to what was alive before."""
-        before, parts = self.live, self.parts()
+        before, parts, done = self.live, self.parts(), Counter(self._done)
         found = Peak(self.live, parts)
         self._spans.append(found)
         try:
@@ -115,10 +123,13 @@ class LiveBytes(TorchDispatchMode):
         finally:
             self._spans.pop()
             found.total -= before
+            found.work = self._done - done
             found.parts = {name: size - parts.get(name, 0) for name, size in found.parts.items()}
 
     def repeated(self, span: Peak) -> None:
         """The same happens again."""
+        for kind, amount in span.work.items():
+            self._did(kind, amount)
         for peak in self._open():
             if self.live + span.total >= peak.total:
                 now = self.parts()
@@ -167,6 +178,28 @@ class LiveBytes(TorchDispatchMode):
             self.wire += times * size
             self.peaks[name].wire += times * size
 
+    def work_again(self, work: Mapping[tuple[str, str], float], times: float) -> None:
+        """As much is done again, so many times."""
+        for key, amount in work.items():
+            self.work[key] += times * amount  # type: ignore[assignment]
+
+    def _did(self, kind: str, amount: float) -> None:
+        self._done[kind] += amount  # type: ignore[assignment]
+        if self._phases:
+            self.work[self._phases[-1], kind] += amount  # type: ignore[assignment]
+
+    def _compute(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
+        """Note what an operation does: views and what is only allocated do nothing."""
+        kind = func.overloadpacket
+        views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
+        if views or kind.__name__ in NO_KERNELS:
+            return
+        self._did(KERNELS, 1)
+        outputs = found if isinstance(found, list | tuple) else (found,)
+        self._did(MOVED, sum(one.numel() * one.element_size() for one in (*tensors_in(args), *tensors_in(outputs))))
+        if kind in self._formulas:
+            self._did(OPERATIONS, float(self._formulas[kind](*args, **(kwargs or {}), out_val=found)))
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here, and the guard against it costs more than what is counted
@@ -177,6 +210,7 @@ class LiveBytes(TorchDispatchMode):
         with torch._C.DisableTorchFunction():  # of which this is no part: every look at a tensor would be one
             found = func(*args, **(kwargs or {}))
             self._count(func, args, kwargs, found)
+            self._compute(func, args, kwargs, found)
         return found
 
     def _count(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:

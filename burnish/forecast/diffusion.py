@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
@@ -152,6 +153,7 @@ class FlowHalf:
             _in_some_form(model), lambda *args, **more: (_form(model), self._held(), shapes(*args, **more))
         )
         model.predict = predict if leave is None else lambda *args, **more: leave() or predict(*args, **more)
+        model.verify = self._idle(model.verify)
         model.decode = self.once(model.decode, shapes)
         model.encode_pictures = torch.no_grad()(self.once(model.encode_pictures, _sizes))
         if isinstance(model, CalledPipeline):
@@ -161,6 +163,17 @@ class FlowHalf:
         self.assembly.engine = BriefEngine(roles, self.assembly.config.rollout, self.assembly.config.seed, self)
         for data in self.assembly.finished:
             data.check()  # which ranks that learn from the same pictures rely on
+
+    def _idle(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that is called once in a run: what it does is no part of an update."""
+
+        def idle(*args: Any, **kwargs: Any) -> Any:
+            before = Counter(self.counter.work)
+            found = function(*args, **kwargs)
+            self.counter.work = before
+            return found
+
+        return idle
 
     def _held(self) -> tuple[bool, ...]:
         """Of which networks this rank has full weights for a while; of others every call gathers those of a block."""
@@ -220,6 +233,7 @@ class BriefEngine(FlowEngine):
     """Draws the first samples of a job; the others are made up at once, and are as large."""
 
     _tables: tuple[Any, ...] = ()  # of the job that is drawn: conditioning, schedule
+    _before: Counter[tuple[str, str]]  # what was done before the first batch
     _received = 0  # bytes from ranks that share the sequences of a batch
 
     def __init__(self, roles: FlowRoles, options: Any, seed: int, half: FlowHalf) -> None:
@@ -230,6 +244,7 @@ class BriefEngine(FlowEngine):
     def sample(self, job: FlowJob) -> Generator[tuple[slice, Denoising, list[Any]]]:
         with closing(super().sample(job)) as parts:  # which holds the weights that are sampled with until the end
             rows, trace, pictures = next(parts)
+            work = self.half.counter.work - self._before
             some = [_small(one) for one in pictures]
             first = {name: getattr(trace, name) for name in DRAWN}
             self._counted(trace)
@@ -239,6 +254,7 @@ class BriefEngine(FlowEngine):
             if others.start < others.stop:
                 count = others.stop - others.start
                 self.half.counter.received(self._received * math.ceil(count / others.start))
+                self.half.counter.work_again(work, count / others.start)
                 rest = self._made_up(job, others, first)
                 del first
                 yield others, rest, [some[i % len(some)] for i in range(count)]
@@ -276,7 +292,7 @@ class BriefEngine(FlowEngine):
         self, job: FlowJob, rows: slice, role: Any, plan: Any, branches: Any, *given: Any
     ) -> Generator[None, None, Denoising]:
         yield from ()  # nothing pauses
-        self._tables, before = given[:2], self.half.counter.wire
+        self._tables, before, self._before = given[:2], self.half.counter.wire, Counter(self.half.counter.work)
         values = self._trajectory(job, rows, role, plan, branches, *given)
         self._received = self.half.counter.wire - before
         conditioning, schedule, _ = given

@@ -8,18 +8,30 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from burnish.config import RunConfig
+from burnish.config.hardware import Speed
 from burnish.diffusion.assembly import FlowAssembly
-from burnish.forecast.brief import Rests
-from burnish.forecast.counter import GRADIENTS, HOST, OPTIMIZER, REWARDS, WEIGHTS, LiveBytes, Peak
+from burnish.forecast.brief import BACKWARD, STEP, UPDATE, Rests
+from burnish.forecast.counter import (
+    GRADIENTS,
+    HOST,
+    KERNELS,
+    MOVED,
+    OPERATIONS,
+    OPTIMIZER,
+    REWARDS,
+    WEIGHTS,
+    LiveBytes,
+    Peak,
+)
 from burnish.forecast.diffusion import FlowHalf
 from burnish.forecast.fakes import CudaPrecision, Pretending
 from burnish.forecast.language import LanguageHalf
-from burnish.forecast.phases import BASELINE, PUBLISH, SAMPLE, SCORE, VALIDATE, rollout_phases, train_phases
+from burnish.forecast.phases import ANNOTATE, BASELINE, PUBLISH, SAMPLE, SCORE, VALIDATE, rollout_phases, train_phases
 from burnish.forecast.published import located
 from burnish.forecast.quantized import stored_in_fewer_bits
 from burnish.forecast.ranks import pretend_ranks
@@ -33,8 +45,28 @@ from burnish.utils.errors import UserError
 from burnish.utils.weights import without_weights
 
 OVERHEAD = 3 << 29  # bytes that CUDA, its libraries and NCCL take before any tensor: 1.5 GiB
+TIMED = (SAMPLE, ANNOTATE, UPDATE, BACKWARD, STEP, PUBLISH)  # phases of every update
 AWAKE = (BASELINE, SAMPLE, VALIDATE, PUBLISH)  # phases in which a vLLM that sleeps does not
 FRAGMENTS = 0.05  # of the peak that the allocator can't use
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a phase does on one GPU."""
+
+    operations: float  # of products, convolutions and attention
+    kernels: float
+    bytes: float  # that kernels read and write
+
+    def seconds(self, speed: Speed) -> tuple[float, str]:
+        """How long a GPU takes at least, and what bounds it."""
+        times = {
+            "operations": self.operations / (speed.tflops * 1e12),
+            "memory": self.bytes / (speed.bandwidth * 1e9),
+            "launches": self.kernels * speed.launch * 1e-6,
+        }
+        name = max(times, key=lambda one: times[one])
+        return times[name], name
 
 
 @dataclass(frozen=True)
@@ -48,6 +80,7 @@ class PoolForecast:
     uncounted: tuple[str, ...] = ()  # options of rewards with networks on its GPU whose size nobody knows here
     vllm: VllmForecast | None = None  # of its vLLM, where it samples with one
     sharing: int = 1  # processes of the pool that may be on one GPU: each asks for a fraction of it
+    work: Mapping[str, Work] = field(default_factory=dict)  # by phase, of an update; of generators
 
     @property
     def highest(self) -> tuple[str, Peak]:
@@ -226,7 +259,11 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
     scorers = scorers_of(config, samples=samples, trains=name == "train")
     pool = config.pools.by_name().get(name) if config.runtime == "ray" else None
     crowd = 1 if pool is None else sharing(pool)
-    return PoolForecast(name, size, scorers.beside(phases), counter.saved, scorers.unknown, vllm, crowd)
+    work = {
+        phase: Work(*(float(counter.work[phase, kind]) for kind in (OPERATIONS, KERNELS, MOVED)))
+        for phase in phases if isinstance(assembly, FlowAssembly) and phase in TIMED
+    }  # fmt: skip
+    return PoolForecast(name, size, scorers.beside(phases), counter.saved, scorers.unknown, vllm, crowd, work)
 
 
 @contextmanager

@@ -40,13 +40,15 @@ class FlopCounter(TorchDispatchMode):
 
         super().__init__()  # type: ignore[no-untyped-call]
         self.cost = Cost()
-        self._formulas: dict[Any, Any] = dict(flop_registry)
+        self.formulas: dict[Any, Any] = dict(flop_registry)
         self._attention = {
             aten._scaled_dot_product_efficient_attention, aten._scaled_dot_product_flash_attention,
             aten._scaled_dot_product_cudnn_attention, aten._scaled_dot_product_flash_attention_for_cpu,
         }  # fmt: skip
-        on_gpu = self._formulas[aten._scaled_dot_product_flash_attention]
-        self._formulas |= {aten._scaled_dot_product_flash_attention_for_cpu: on_gpu, aten._grouped_mm: _grouped}
+        on_gpu = self.formulas[aten._scaled_dot_product_flash_attention]
+        back = self.formulas[aten._scaled_dot_product_flash_attention_backward]
+        self.formulas |= {aten._scaled_dot_product_flash_attention_for_cpu_backward: back}
+        self.formulas |= {aten._scaled_dot_product_flash_attention_for_cpu: on_gpu, aten._grouped_mm: _grouped}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -54,8 +56,8 @@ class FlopCounter(TorchDispatchMode):
             args = (args[0], _places(args[1]))
         kind = func.overloadpacket
         out = _experts(*args) if kind is aten._grouped_mm else func(*args, **kwargs)
-        if kind in self._formulas:
-            flops = float(self._formulas[kind](*args, **kwargs, out_val=out))
+        if kind in self.formulas:
+            flops = float(self.formulas[kind](*args, **kwargs, out_val=out))
             self.cost = self.cost.plus(Cost(flops, flops * self._gradients(kind, args)))
         return out
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from contextlib import closing
 
 import pytest
 import torch
 
+from burnish.config import load
+from burnish.forecast.forecast import forecast
+from burnish.tasks import assemble
+from burnish.training.flop_counter import FlopCounter
 from tests.forecast.plans import larger, plan
 from tests.support.optional import seldom
-from tests.support.tiny_run import burnish
+from tests.support.tiny_run import TinyRun, burnish
 
 thorough = pytest.mark.thorough
 RAY = ["runtime=ray", "pools.rollout.processes=1"]
@@ -190,3 +195,26 @@ def test_a_published_configuration_has_the_weights_of_its_model(model, part, siz
             made = getattr(transformers, kind or config.architectures[0])
             made = made(config or made.config_class.from_pretrained(folder, local_files_only=True))
     assert sum(one.numel() for one in made.parameters()) == pytest.approx(size, rel=5e-3)
+
+
+def test_seconds_are_of_what_an_update_computes(files):
+    """The operations of a forecast are those of the run, batch by batch and step by step."""
+    options = ["algorithm=flow_grpo", "rollout.batch_size=3", "trainer.micro_batch_size=4", "validation.every=null"]
+    run = TinyRun(files, "generators", "sd3", *options)
+    work = forecast(load(str(run.recipe), run.options)).pools[0].work
+    assembly = assemble(load(str(run.recipe), run.options))
+    assembly.scorer.start()
+    with closing(assembly), closing(assembly.scorer):
+        assembly.source.collect(1)  # compares with the pipeline's own run
+        with FlopCounter() as sampled:
+            scored = assembly.source.collect(2)
+        batch, _ = assembly.workers.credit(assembly.workers.annotate(scored))
+        with FlopCounter() as learned:
+            assembly.workers.update(batch, 2)
+    update = [work[phase].operations for phase in ("update, forward", "update, backward")]
+    assert work["sample"].operations == pytest.approx(sampled.cost.forward, rel=0.05)
+    assert sum(update) == pytest.approx(learned.cost.forward, rel=0.02)
+    said = plan(run.recipe, *run.options, "tflops=0.001", "launch=0.001").said
+    seconds = float(re.search(r"^sample +([\d.]+) +operations", said, re.MULTILINE)[1])
+    assert seconds == pytest.approx(work["sample"].operations / 1e9, rel=0.2, abs=0.1)
+    assert "tflops is 0" in burnish("plan", run.recipe, "tflops=0", status=2).message
