@@ -15,6 +15,7 @@ from burnish import load
 from burnish.cli import VERBS
 from burnish.config.complaints import every_option
 from burnish.config.load import context_of
+from burnish.config.hardware import read_speed
 from burnish.config.overrides import read_overrides
 from burnish.config.serving import load_service
 from burnish.evaluation.suite import read_suite
@@ -117,7 +118,7 @@ def accept(command: str) -> None:
 def _train(args: argparse.Namespace) -> None:
     """Of a sweep the first run."""
     swept = [re.sub(r",[^\[{]*$", "", one) if getattr(args, "sweep", False) else one for one in args.overrides]
-    load(args.recipe, *(one for one in swept if not one.startswith("memory=")))
+    load(args.recipe, *(one for one in read_speed(swept)[1] if not one.startswith("memory=")))
 
 
 def _eval(args: argparse.Namespace) -> None:
