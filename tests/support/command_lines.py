@@ -14,8 +14,8 @@ from typing import NoReturn
 from burnish import load
 from burnish.cli import VERBS
 from burnish.config.complaints import every_option
-from burnish.config.load import context_of
 from burnish.config.hardware import read_speed
+from burnish.config.load import context_of
 from burnish.config.overrides import read_overrides
 from burnish.config.serving import load_service
 from burnish.evaluation.suite import read_suite
