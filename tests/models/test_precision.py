@@ -6,9 +6,10 @@ import pytest
 import torch
 from diffusers import SD3Transformer2DModel
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from tests.support.generators import Generator
 from tests.support.model_runs import run_of
 from tests.support.optional import seldom
 from tests.support.tiny_run import burnish
@@ -114,3 +115,21 @@ def test_what_is_exported_is_what_was_learned_rounded_once(model, files):
         expected = plain.state_dict()[key].float() + delta
         torch.testing.assert_close(whole[key], expected, rtol=0, atol=1e-7)
         assert torch.equal(rounded[key], whole[key].bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("model", "published", "rests"),
+    [("qwen-image", torch.bfloat16, torch.bfloat16), ("qwen-image", torch.float32, torch.float32),
+     ("sd3", torch.bfloat16, torch.float32)],  # whose VAE asks for float32
+)  # fmt: skip
+def test_a_vae_has_the_precision_that_it_is_published_in(model, published, rests, tmp_path):
+    burnish("tiny", model, tmp_path / "model")
+    for file in (tmp_path / "model" / "vae").glob("*.safetensors"):
+        save_file({key: value.to(published) for key, value in load_file(file).items()}, file, {"format": "pt"})
+    for dtype, expected in (("bfloat16", rests), ("float32", torch.float32)):
+        ours = Generator(tmp_path / "model", steps=2, dtype=dtype, rollout={"height": 32, "width": 32})
+        assert ours.model.pipeline.vae.dtype == expected
+        asked = ours.asked("a red fox")
+        pixels = ours.model.decode(ours.draw(asked, ours.start(asked)), asked.rows())
+        states = ours.model.encode_pictures(pixels, asked.rows())
+        assert states.isfinite().all()

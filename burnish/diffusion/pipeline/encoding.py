@@ -84,7 +84,7 @@ class Arrangement:
         for picture in pictures:
             pixels = torch.from_numpy(picture).to(self.slope.device).permute(2, 0, 1)[None].float() / 127.5 - 1
             with torch.no_grad():
-                encoded = vae.encode(pixels[:, :, None] if self.slope.ndim == 5 else pixels)
+                encoded = vae.encode((pixels[:, :, None] if self.slope.ndim == 5 else pixels).to(vae.dtype))
             latents = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latent
             if latents.shape[1] == 3 and self.slope.shape[1] == 1:  # without a VAE, of grey pictures
                 latents = (latents * latents.new_tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
@@ -19,6 +20,7 @@ from burnish.models.placing import load_mapped, place, place_buffers, resting
 from burnish.models.processors import processors_without_torchvision
 from burnish.models.quantization import quantize
 from burnish.utils.errors import UserError
+from burnish.utils.json_text import read_object
 from burnish.utils.weights import Agreed, refuse_non_finite, refuse_oversized
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class LoadedPipeline:
             index: that file's content.
             options: of the model.
             rollout: how it draws.
-            dtype: precision of the weights of the networks that are trained; the VAE is always float32.
+            dtype: precision of the weights of the networks that are trained; for the VAE's see ``vae_precision``.
             compute: precision of the networks' forward passes, and of the weights of all other parts.
             device: of all parts. The networks that are trained are not there yet: see ``place``.
             given: frozen parts of another model in place of its own, by their names.
@@ -89,7 +91,8 @@ class LoadedPipeline:
                 "so that it can't be loaded; fetch the model again"
             )
         trained = denoisers(networks, options.networks)
-        precision = {"default": compute, "vae": torch.float32} | dict.fromkeys(trained, dtype)
+        vae = vae_precision(networks["vae"], path / "vae", compute) if "vae" in networks else torch.float32
+        precision = {"default": compute, "vae": vae} | dict.fromkeys(trained, dtype)
         with quietly():
             kind = getattr(diffusers, index["_class_name"])
             parts = {
@@ -224,8 +227,6 @@ class LoadedPipeline:
         return f'from peft import PeftModel; PeftModel.from_pretrained(pipe.{name}, "{folder / name}")'
 
     def _saver_takes(self, name: str) -> bool:
-        import inspect
-
         saver = getattr(type(self.pipeline), "save_lora_weights", None)
         return saver is not None and f"{name}_lora_adapter_metadata" in inspect.signature(saver).parameters
 
@@ -344,6 +345,21 @@ def _networks(index: dict[str, Any]) -> dict[str, type[nn.Module]]:
             if isinstance(found_class, type) and issubclass(found_class, torch.nn.Module):
                 found[name] = found_class
     return found
+
+
+def vae_precision(kind: type, folder: Path, compute: torch.dtype) -> torch.dtype:
+    """float32; or bfloat16 where networks compute in it, a VAE is published in it, and its class asks for no more."""
+    import torch
+    from safetensors import safe_open
+
+    files = sorted(folder.glob("*.safetensors"))
+    upcast = inspect.signature(kind).parameters.get("force_upcast")
+    config = read_object(folder / "config.json") if upcast is not None else {}
+    if compute != torch.bfloat16 or not files or (upcast is not None and config.get("force_upcast", upcast.default)):
+        return torch.float32
+    with safe_open(files[0], framework="pt") as file:
+        published = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    return torch.bfloat16 if published == {"BF16"} else torch.float32
 
 
 def _tile(pipeline: Any) -> None:

@@ -178,7 +178,9 @@ class Runner:
             own_methods = {"encode": answering(precise(vae, vae.encode))} if hasattr(vae, "encode") else {}
             if (decode := self.answering.get(DECODE)) is not None:
                 own_methods["decode"] = lambda *a, **k: visit.call(DECODE, decode, named(vae.decode, a, k))
-            own["vae"] = StandIn(vae, **own_methods)
+            own["vae"] = StandIn(
+                vae, dtype=torch.float32, **own_methods
+            )  # what it is given is cast here, and no earlier
         own |= {name: answering(getattr(clone, name)) for name in self._encoders}
         try:
             with torch.random.fork_rng(devices=[]), visit.entered():
