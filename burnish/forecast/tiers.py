@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def known_tiers(config: Any, counter: LiveBytes, *, shared: bool) -> Iterator[None]:
-    """Have models without a family of their own take over what was measured, where there is a tiny one of their class.
+    """Have models take over what was measured, where there is a tiny one of their class.
 
     Args:
         config: of a run, with models that can be read here.
@@ -70,15 +70,13 @@ def known_tiers(config: Any, counter: LiveBytes, *, shared: bool) -> Iterator[No
 
 
 def _kinds(config: LanguageConfig) -> Iterator[str]:
-    """The model_type of every model of a run that is read by its class's own forward."""
-    from burnish.models.language.loading import UNIVERSAL, family_of, read_config
+    """The model_type of every model of a run."""
+    from burnish.models.language.loading import read_config
     from burnish.models.language.teachers import options_of
 
     teachers = getattr(config.algorithm, "teachers", None) or ()
     for options in (config.model, *(options_of(config.model, one) for one in teachers if one.path is not None)):
-        _, about = read_config(options)
-        if family_of(options, about).name == UNIVERSAL:
-            yield str(about.get("model_type"))
+        yield str(read_config(options)[1].get("model_type"))
 
 
 @cache

@@ -41,7 +41,7 @@ MORE = ["gemma3", "smolvlm", "internvl", "qwen3_5", "gemma4", "gpt_oss", "lfm2_v
 def test_a_turn_computes_only_what_is_new_and_says_the_same(family):
     """Also behind sliding windows and recurrent states: rows of other lengths, some of which end early."""
     model = Roles(family).model
-    seeing = model.has_vision or "image" in getattr(model, "readable", ())
+    seeing = "image" in model.readable
     asked, read = prompts(family if seeing else "llama"), []
     embedding = model.network.get_input_embeddings()
     hook = embedding.register_forward_hook(lambda _, given, out: read.append(given[0].numel()))

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from torch import Tensor
@@ -20,7 +21,6 @@ from burnish.data.language.responses import ResponseRecord, read_responses
 from burnish.data.stream import Stream
 from burnish.language.model import LanguageModel, Positions
 from burnish.models.language.loading import (
-    family_of,
     load_language_model,
     load_outline,
     match_layers,
@@ -68,6 +68,7 @@ class LanguageAssembly(Assembly):
         self.measures_prompts = config.data.max_prompt_length is not None
         self.has_separate_engine = config.rollout.vllm is not None
         self.reads_ahead = config.data.workers > 0
+        self._lock = Lock()
         self.evaluation = JudgementEvaluation if self.needs.heads else LanguageEvaluation
 
     def load_roles(self, model: LanguageModel | None = None) -> LanguageRoles:
@@ -324,8 +325,8 @@ class LanguageAssembly(Assembly):
             yield from ((prompt.where, media) for media in prompt.media)
 
     def unfit(self, width: int, height: int) -> str:
-        model = self.config.model
-        return str(family_of(model, read_config(model)[1]).size_problem(width, height))
+        with self._lock:  # several threads ask
+            return self._reader.picture_problem(width, height)
 
     @cached_property
     def learnable_prompts(self) -> Prompts:

@@ -287,7 +287,8 @@ def _shared(model: UniversalModel, completion: Completion, tiers: Tiers) -> Tens
 
 def _same_gradients(model: UniversalModel, probe: Probe, tiers: Tiers, measured: dict[str, float]) -> bool:
     """Whether gradients through the cache are those of separate forwards, in a few layers' weights."""
-    matrices = [weight for weight in model.text(model.network).parameters() if weight.ndim > 1]
+    decoder = model.text(model.network)  # of which quantised weights have no gradients
+    matrices = [weight for weight in decoder.parameters() if weight.ndim > 1 and weight.dtype.itemsize > 1]
     chosen = list(dict.fromkeys([matrices[0], matrices[len(matrices) // 2], matrices[-1]]))
     weights = torch.randn(int(probe.completion.mask.sum()), generator=torch.Generator().manual_seed(1))
 
