@@ -18,7 +18,7 @@ import torch
 from benchmarks.language_meter import Meter
 from burnish.config.load import load
 from burnish.loop import run
-from burnish.models.language.own.checks import Tiers
+from burnish.models.language.capabilities import Capabilities
 from burnish.tasks import assemble
 
 RECIPE = """
@@ -51,7 +51,7 @@ def train(setting: dict[str, Any]) -> None:
     assembly, meter = assemble(config), Meter(setting["prompts"] * setting["n"])
     if side == "lowest":
         model: Any = assembly.engine.roles.model
-        model.tiers = Tiers(scale=model.tiers.scale, cap=model.tiers.cap, even=True)
+        model.capabilities = Capabilities(cache="alone")
     workers, collect = assembly.workers, assembly.source.collect
     tokens: list[float] = []
 

@@ -150,10 +150,6 @@ class LanguageModel(Protocol):
         """Tokens of a picture by its size alone, by the processor's own arithmetic; None if only pixels tell."""
         ...
 
-    def picture_problem(self, width: int, height: int) -> str:
-        """Why the processor refuses pictures of a size, by its own arithmetic; "" if it doesn't."""
-        ...
-
     def turn(self, response: Sequence[int], messages: Chat, shown: Shown = NOTHING, tools: Tools = ()) -> Encoded:
         """What follows a response when the environment says ``messages``; its positions count from 0."""
         ...

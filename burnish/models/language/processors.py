@@ -42,7 +42,7 @@ def load_processor(path: Path) -> Any | None:
         return None
     named = _class_name(path)
     try:
-        with quietly():
+        with quietly("transformers"):
             if find_spec("torchvision") is not None:
                 from transformers import AutoProcessor
 
@@ -153,6 +153,16 @@ def in_words(number: int) -> str:
     if number < 20:
         return ONES[number]
     return TENS[number // 10 - 2] + (f"-{ONES[number % 10]}" if number % 10 else "")
+
+
+def picture_tokens(processor: Any, width: int, height: int) -> int | None:
+    """Tokens of a picture by its size, by the processor's own arithmetic; None if it has none.
+
+    Raises:
+        ValueError: it refuses such a picture.
+    """
+    count = getattr(processor, "_get_num_multimodal_tokens", None)
+    return count and int(count(image_sizes=[(height, width)])["num_image_tokens"][0])
 
 
 def audio_rate_of(processor: Any) -> int | None:

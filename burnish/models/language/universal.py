@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from burnish.language.model import NOTHING, Positions, Shown
 from burnish.models.language.chat import ChatTokenizer, joined
-from burnish.models.language.processors import COMBINED, PICTURES, audio_rate_of, load_processor
+from burnish.models.language.processors import COMBINED, PICTURES, audio_rate_of, load_processor, picture_tokens
+from burnish.models.loading import quietly
 from burnish.models.lora import adapter_state
 from burnish.models.placing import load_mapped, place
 from burnish.registry import register
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from burnish.language.logprobs import ResponseStates
     from burnish.language.model import Audio, Chat, Embedded, Tools, Video
     from burnish.language.rows import Layout
-    from burnish.models.language.own.collation import Collation, Inputs
+    from burnish.models.language.collation import Collation, Conversation, Inputs
     from burnish.types.completion import Completion, Encoded, Features
 
 CUT = "\ue0f0\ue0f1"  # a token where texts are split before they become tokens; it is taken out again
@@ -48,8 +48,8 @@ class UniversalModel:
     def __init__(self, path: Path, network: Any, tokenizer: Any, *, compute: torch.dtype) -> None:
         import torch
 
-        from burnish.models.language.own.checks import Tiers
-        from burnish.models.language.own.forwards import Forwards
+        from burnish.models.language.capabilities import Capabilities
+        from burnish.models.language.forwards import Forwards
 
         self.path, self.network, self.tokenizer, self.compute = path, network, tokenizer, compute
         self.device = next(network.parameters()).device  # where it computes; ``load`` places it there afterwards
@@ -87,7 +87,7 @@ class UniversalModel:
         layers = getattr(text, "num_hidden_layers", len(self.layers(network)))  # BLT names none for all of its parts
         self.attention_width = layers * getattr(text, "hidden_size", network.get_input_embeddings().weight.shape[-1])
         self.axes = self._count_axes()
-        self.tiers = Tiers()  # what the class can do beside one unpadded row: see ``try_out``
+        self.capabilities = Capabilities()  # beside a forward of one row: see ``try_out``
 
     @classmethod
     def load(cls, path: Path, *, dtype: torch.dtype, compute: torch.dtype, device: str) -> Self:
@@ -104,7 +104,7 @@ class UniversalModel:
 
         from burnish.language.norms import shorten_backward
 
-        with quietly():
+        with quietly("transformers"):
             network = cls._network(path, dtype)
         network.requires_grad_(False).eval()
         shorten_backward(network)
@@ -123,8 +123,8 @@ class UniversalModel:
         refuse_non_finite(self.network, self.path, agreed)
 
     def try_out(self) -> None:
-        from burnish.models.language.own.captured import switch
-        from burnish.models.language.own.checks import check
+        from burnish.models.language.capabilities import check
+        from burnish.models.language.decoder_hook import switch
         from burnish.models.placing import is_placed, place, twin
 
         network = self.network
@@ -132,11 +132,11 @@ class UniversalModel:
             self.network = twin(network)
             place(self.network, self.device)
         try:
-            self.tiers = check(self)
+            self.capabilities = check(self)
         finally:
             self.network = network
-        if self.tiers.packed:
-            switch(self.text(network), on=True)
+        if self.capabilities.packed:
+            switch(network, self.text(network), on=True, tower=not self.capabilities.unpacked)
 
     @classmethod
     def _network(cls, path: Path, dtype: torch.dtype) -> Any:
@@ -240,7 +240,7 @@ class UniversalModel:
     def _encode(self, text: str, mark: str, shown: Shown, before: Sequence[int] = ()) -> Encoded:
         import torch
 
-        from burnish.models.language.own.collation import kinds_of, media_of
+        from burnish.models.language.collation import kinds_of, media_of
         from burnish.types.completion import Encoded, Features
 
         if self.processor is None:
@@ -277,7 +277,7 @@ class UniversalModel:
 
     def _refuse_dropped(self, text: str, shown: Shown, found: Inputs) -> None:
         """Refuse what a processor without a part for it has left out without a word, as Gemma 3's does with videos."""
-        from burnish.models.language.own.collation import media_of
+        from burnish.models.language.collation import media_of
 
         for kind, media in (("image", shown.images), ("video", shown.videos)):
             if not media or kind in self.readable:
@@ -344,8 +344,8 @@ class UniversalModel:
 
     def _learn_media(self) -> Collation:
         """How the processor joins media, from a few of its own batches."""
-        from burnish.models.language.own.collation import Collation
-        from burnish.models.language.own.trials import learn_all, loses
+        from burnish.models.language.collation import Collation
+        from burnish.models.language.trials import learn_all, loses
 
         if self.processor is None:
             return Collation()
@@ -365,34 +365,23 @@ class UniversalModel:
 
     def _counts_pictures(self) -> bool:
         """Whether the processor tells the tokens of a picture from its size, as seen of a few."""
-        from burnish.models.language.own.trials import samples
+        from burnish.models.language.trials import samples
 
-        if "image" not in self._appends or not hasattr(self.processor, "_get_num_multimodal_tokens"):
+        if "image" not in self._appends:
             return False
         text = self._asked(["image"])
         around = len(self.chat.ids(text, CUT)) - 1
         for picture in samples("image"):
             found = self._processed([text], [Shown(images=[picture])])["input_ids"]
             try:
-                if found.shape[1] - around != self._counted(*picture.size):
+                if found.shape[1] - around != picture_tokens(self.processor, *picture.size):
                     return False
             except Exception:  # which a processor may raise of anything
                 return False
         return True
 
-    def _counted(self, width: int, height: int) -> int:
-        processor: Any = self.processor
-        return int(processor._get_num_multimodal_tokens(image_sizes=[(height, width)])["num_image_tokens"][0])
-
     def picture_tokens(self, width: int, height: int) -> int | None:
-        return self._counted(width, height) if self._counts else None
-
-    def picture_problem(self, width: int, height: int) -> str:
-        try:
-            self.picture_tokens(width, height)
-        except ValueError as error:
-            return f"is {width} x {height} pixels, which this model's processor refuses: {error}"
-        return ""
+        return picture_tokens(self.processor, width, height) if self._counts else None
 
     # The network
 
@@ -413,7 +402,8 @@ class UniversalModel:
         return max(lists, key=len)
 
     def require_single_forward(self) -> None:
-        if not self.tiers.packed and not (self.tiers.padded and self.forwards.collation.mixes):
+        known = self.capabilities
+        if not (known.packed or (known.padded and known.mixes)):
             raise UserError(
                 f"{type(self.network).__name__} can't have all prompts of a micro-batch in one forward, which sharded "
                 "weights and router losses need; train it in one process, without model.router_aux_loss_coef"
@@ -423,58 +413,51 @@ class UniversalModel:
     def response_states(
         self, network: nn.Module, completion: Completion, *, layout: Layout | Literal["auto"]
     ) -> ResponseStates:
-        from burnish.models.language.own.forwards import recomputing
-        from burnish.models.language.own.scoring import padded_states, shared_states
-
-        tiers, prompts = self.tiers, len(completion.prompts.index.unique())
-        if layout != "padded" and self._planned(completion.prompts.rows().features + completion.features):
+        known = self.capabilities
+        if layout != "padded" and self._packs(completion.prompts.rows().features + completion.features):
             from burnish.language.packed import packed_states
 
             return packed_states(self, network, completion, layout=layout)
-        text = not any(own.size or own.kinds for own in completion.features)
-        repeated = layout == "shared" or (layout == "auto" and prompts < len(completion))
-        if tiers.shared and text and repeated and not self._single_forward and not recomputing(network):
-            return shared_states(self.forwards, network, completion, lengths=tiers.cached, counted=tiers.counted)
-        return padded_states(
-            self.forwards, network, completion,
-            fill=tiers.fill, lengths=tiers.scored, logits=tiers.full_logits, single=self._single_forward,
+        return self.forwards.responses(
+            network, completion,
+            fill=known.fill, together=known.padded, logits=known.own_logits, single=self._single_forward,
         )  # fmt: skip
 
-    def _planned(self, features: Sequence[Features]) -> bool:
-        """Whether prompts with these media run under Burnish's plan."""
-        return self.tiers.packed and not any(self.tiers.unplanned & one.tensors.keys() for one in features)
+    def _packs(self, features: Sequence[Features]) -> bool:
+        """Whether prompts with these media are packed."""
+        known = self.capabilities
+        return known.packed and not any(known.unpacked & one.tensors.keys() for one in features)
 
     @property
     def keeps_turns(self) -> bool:
-        return self.tiers.fast or self.tiers.goes_on
+        return self.capabilities.fast
 
     def decode_rows(
         self, network: nn.Module, rows: DecodingRows, *, batch_size: int, check_cancelled: Callable[[], None]
     ) -> None:
         from burnish.language.fast_decoding import FastDecoder
-        from burnish.models.language.own.anew import Anew
-        from burnish.models.language.own.cache import OwnDecoder
-        from burnish.models.language.own.collation import Conversation
+        from burnish.models.language.class_cache import Cached, ClassDecoder, Uncached
 
-        if self.tiers.fast and self._planned(rows.prompts.features):
+        known = self.capabilities
+        if known.fast and self._packs(rows.prompts.features):
             FastDecoder(self, network, rows).run(batch_size, check_cancelled)
             return
 
-        tiers, prompts, begin = self.tiers, Conversation.prompts(rows.prompts), None
-        if tiers.cacheless:
-            begin = partial(Anew, self.forwards, network, lengths=tiers.cached, fill=tiers.fill)
-        decoder = OwnDecoder(
-            self.forwards, network, rows, prompts, lengths=tiers.cached, goes_on=tiers.goes_on, begin=begin
-        )
-        decoder.run(batch_size, check_cancelled)
+        def begin(prompts: Sequence[Conversation]) -> Cached | Uncached:
+            if known.cache == "none":
+                return Uncached(self.forwards, network, prompts, known.fill, padded=known.padded)
+            return Cached(self.forwards, network, prompts)
+
+        decoder = ClassDecoder(self.forwards, rows, begin, together=known.cache != "alone")
+        decoder.run(network, batch_size, check_cancelled)
 
     def embed(self, network: nn.Module, ids: Tensor, slots: Tensor, features: Sequence[Features]) -> Embedded:
-        from burnish.models.language.own.captured import embedded
+        from burnish.models.language.decoder_hook import embedded
 
         return embedded(self.forwards, network, self.text(network), ids, slots, features)
 
     def states(self, network: nn.Module, embedded: Embedded, source: Tensor, positions: Tensor, plan: Plan) -> Tensor:
-        from burnish.models.language.own.captured import states
+        from burnish.models.language.decoder_hook import states
 
         with self._autocast(source.device):
             return states(self.text(network), embedded, source, positions, plan)
@@ -483,7 +466,7 @@ class UniversalModel:
         from burnish.language.head import Head
 
         module: Any = network.get_output_embeddings()  # type: ignore[operator]
-        return Head(module.weight, self.tiers.scale, self.tiers.cap)
+        return Head(module.weight, self.capabilities.scale, self.capabilities.cap)
 
     def _autocast(self, device: torch.device) -> Any:
         import torch
@@ -499,7 +482,7 @@ class UniversalModel:
             plain = type(self.network)(own_config(type(self.network), self.path))
         plain.load_state_dict(weights, assign=True)
         plain.tie_weights()
-        with quietly():
+        with quietly("transformers"):
             plain.save_pretrained(folder)
         # how to generate stays as it is: transformers refuses to write values that it reads
         written = {path.name for path in folder.iterdir()} - {"generation_config.json"}
@@ -554,15 +537,3 @@ def positions_within(text: Any) -> Positions:
     if rope.get("rope_type") == "linear":
         return Positions(int(most * factor), "max_position_embeddings")
     return Positions(max(most, int(original * factor)) if original else most, "max_position_embeddings")
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Without progress bars of transformers."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.enable_progress_bar()

@@ -28,6 +28,7 @@ from burnish.models.language.loading import (
     read_config,
 )
 from burnish.models.language.overlaid import copy_words, reading_lines
+from burnish.models.language.processors import load_processor, picture_tokens
 from burnish.models.language.reward_head import HeadFile, reward_loading_lines, write_head, write_head_of_adapter
 from burnish.models.language.teachers import load_teacher
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
@@ -326,7 +327,18 @@ class LanguageAssembly(Assembly):
 
     def unfit(self, width: int, height: int) -> str:
         with self._lock:  # several threads ask
-            return self._reader.picture_problem(width, height)
+            processor = self._processor
+        try:
+            picture_tokens(processor, width, height)
+        except ValueError as error:
+            return f"is {width} x {height} pixels, which this model's processor refuses: {error}"
+        except Exception:  # it can't count, which nothing here needs
+            return ""
+        return ""
+
+    @cached_property
+    def _processor(self) -> Any:
+        return load_processor(read_config(self.config.model)[0])
 
     @cached_property
     def learnable_prompts(self) -> Prompts:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from burnish.language.model import Audio, Shown, Video
-from burnish.models.language.own.collation import Collation, Inputs, Trial, learn, media_of
+from burnish.models.language.collation import Collation, Inputs, Trial, learn, media_of
 
 SIZES = ((60, 44), (44, 76), (96, 52))  # width and height in pixels: no two alike
 FRAMES = (4, 8, 6)
@@ -53,8 +53,7 @@ def learn_all(
             continue
         own, axes, appends[kind] = learn(Trial(alone, together))
         collation = Collation(
-            collation.axes | own.axes, collation.rows | own.rows, collation.mixes and own.mixes,
-            collation.per_token | own.per_token,
+            collation.axes | own.axes, collation.rows | own.rows, per_token=collation.per_token | own.per_token
         )  # fmt: skip
         within |= axes
     return collation, within, appends
