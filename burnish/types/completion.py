@@ -48,10 +48,6 @@ class Features:
             sizes |= {kind: sizes.get(kind, []) + more for kind, more in one.sizes.items()}
         return cls(tensors, axes, kinds, sizes)
 
-    def get(self, name: str) -> Tensor:
-        """A tensor by name; empty where these media have none."""
-        return self.tensors.get(name, torch.zeros(0, 0))
-
     def in_precision(self, dtype: torch.dtype) -> Features:
         """The same with pixels in another precision, such as that of the forward passes that read them."""
         return dataclasses.replace(self, tensors=in_precision(dict(self.tensors), dtype))

@@ -45,6 +45,17 @@ def test_videos_are_told_in_words_and_frames_that_were_chosen_are_all_shown():
     assert [int(one.features[0].tensors["video_grid_thw"][0, 0]) for one in (free, chosen)] == [1, 4]
 
 
+@pytest.mark.parametrize(
+    "name", ["qwen2_5_vl", *seldom("internvl", "llava", "llava_next", "mistral3", "idefics3", "gemma3")]
+)
+def test_a_picture_s_tokens_are_counted_by_its_size_where_the_processor_can(name):
+    model = universal_model(name)
+    for width, height in ((90, 40), (40, 70)):
+        asked, shown = chat(picture(0, width, height), "What?")
+        tokens = model.encode(asked, shown).lengths[0] - model.count_tokens(asked) + 1
+        assert model.picture_tokens(width, height) in ((None,) if name == "gemma3" else (tokens,))
+
+
 def test_parts_and_media_must_match():
     model = model_of("qwen2_5_vl")
     messages, shown = chat("a", picture(0), "b")

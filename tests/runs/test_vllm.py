@@ -51,7 +51,9 @@ def vllm(files, tmp_path, monkeypatch):
 
 
 SAME = {
-    "pictures": ("qwen2_5_vl", [*TWICE, "rollout.top_k=50", "rollout.min_new_tokens=2"], {"sleep": True}),
+    "pictures": (
+        "qwen2_5_vl", [*TWICE, "data.workers=1", "rollout.top_k=50", "rollout.min_new_tokens=2"], {"sleep": True},
+    ),
     "tiles, after a death": ("smolvlm", [*TWICE, "model.lora=null"], {"fault": "dies once", "restarts": 1}),
     "an adapter, greedy": ("llama", ["algorithm=remax", *TWICE[1:]], {"adapter": "request"}),
     "conversations": ("qwen2_5_vl", GAME, {}),
