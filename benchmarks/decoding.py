@@ -75,8 +75,8 @@ def theirs(network: Any, encoded: Encoded, n: int, tokens: int) -> Callable[[], 
     inputs = {
         "input_ids": ids, "attention_mask": mask,
         "mm_token_type_ids": (ids == network.config.image_token_id).int(),
-        "pixel_values": torch.cat([features.get("images") for features in encoded.features]),
-        "image_grid_thw": torch.cat([features.get("image_grid") for features in encoded.features]),
+        "pixel_values": torch.cat([features.tensors["pixel_values"] for features in encoded.features]),
+        "image_grid_thw": torch.cat([features.tensors["image_grid_thw"] for features in encoded.features]),
     }  # fmt: skip
 
     def sample() -> int:

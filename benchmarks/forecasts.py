@@ -19,12 +19,12 @@ from torch.utils._pytree import tree_map_only
 
 from burnish.config import load
 from burnish.diffusion.assembly import FlowAssembly
+from burnish.forecast.capabilities import known_capabilities
 from burnish.forecast.counter import LiveBytes, Peak
 from burnish.forecast.diffusion import FlowHalf
 from burnish.forecast.fakes import Pretending
 from burnish.forecast.language import LanguageHalf
 from burnish.forecast.phases import train_phases
-from burnish.forecast.tiers import known_tiers
 from burnish.tasks import assemble
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.weights import without_weights
@@ -88,7 +88,7 @@ def peaks(
     with ExitStack() as contexts:
         config = load(recipe, list(options))
         if pretending is not None:
-            contexts.enter_context(known_tiers(config, counter, shared=ranks.size > 1))
+            contexts.enter_context(known_capabilities(config, counter, shared=ranks.size > 1))
         if fake or drawn:
             contexts.enter_context(without_weights())
         if pretending is not None:

@@ -6,9 +6,8 @@ so that both see the same machine. TRL lives in an environment of its own:
     python -m venv build/trl && build/trl/bin/pip install trl==1.16 torch==2.13.0 transformers pillow
     python -m benchmarks.language --trl-python build/trl/bin/python --output language.json
 
-Burnish runs three times: by the family that is written by hand for the model (burnish), by the path that takes any
-class of transformers, as it is checked on load (universal), and by the lowest tier of that (lowest), in which prompts
-share nothing.
+Burnish runs twice: as the class was checked on load (burnish), and with the least that any class can do (lowest), in
+which prompts share nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tests.support.tiny_language import picture
 
 ROOT = Path(__file__).parents[1]
 PROMPTS, GROUP, LR = 4, 8, 1e-5
-OURS = ("burnish", "universal", "lowest")
+OURS = ("burnish", "lowest")
 COLUMNS = {
     "name": "", "rollout": "rollout", "update": "update", "both": "samples/CPU-s", "ratio": "x TRL",
     "memory_mb": "peak MB", "memory_ratio": "of TRL",

@@ -1,6 +1,6 @@
 """One side of ``benchmarks.language``: Burnish's own assembly and loop. Its argument is a setting as JSON.
 
-The model is loaded by its own family, by the universal path as it is checked on load, or by the lowest tier of that,
+The model runs as it was checked on load, or with the least that any class can do,
 for models in which nothing can be padded: only rows of one length share a forward, and no prompt is shared.
 An update is one forward and backward pass over all samples, as TRL's is.
 """
@@ -18,12 +18,12 @@ import torch
 from benchmarks.language_meter import Meter
 from burnish.config.load import load
 from burnish.loop import run
-from burnish.models.language.own.checks import Tiers
+from burnish.models.language.capabilities import Capabilities
 from burnish.tasks import assemble
 
 RECIPE = """
 task: image-text-to-text
-model: {{path: {folder}/model, device: cpu, family: {family}}}
+model: {{path: {folder}/model, device: cpu}}
 data: {{train_files: {folder}/train.jsonl, train_batch_size: {prompts}}}
 algorithm: {{name: grpo}}
 rewards:
@@ -35,7 +35,6 @@ optimizer: {{lr: {lr}}}
 steps: 1000000
 output_dir: {folder}/{side}
 """
-FAMILIES = {"burnish": "auto", "universal": "transformers", "lowest": "transformers"}
 
 
 def letters(responses: Sequence[Any], prompts: Sequence[Any]) -> list[float]:
@@ -47,12 +46,12 @@ def train(setting: dict[str, Any]) -> None:
     """Train for as many steps as are asked for."""
     recipe = Path(setting["folder"]) / f"{setting['side']}.yaml"
     side = setting["side"]
-    recipe.write_text(RECIPE.format(**setting, family=FAMILIES[side]))
+    recipe.write_text(RECIPE.format(**setting))
     config = load(str(recipe))
     assembly, meter = assemble(config), Meter(setting["prompts"] * setting["n"])
     if side == "lowest":
         model: Any = assembly.engine.roles.model
-        model.tiers = Tiers(scale=model.tiers.scale, cap=model.tiers.cap, even=True)
+        model.capabilities = Capabilities(cache="alone")
     workers, collect = assembly.workers, assembly.source.collect
     tokens: list[float] = []
 

@@ -18,10 +18,9 @@ from burnish.language.logprobs import response_logprobs
 from burnish.language.model import Shown
 from burnish.language.sampling import Sampling
 from burnish.loop import run
+from burnish.models.language.capabilities import MOVING, own_logprobs
 from burnish.models.language.loading import load_language_model
-from burnish.models.language.own.checks import MOVING
-from burnish.models.language.own.probe import own_logprobs
-from burnish.models.language.own.trials import samples
+from burnish.models.language.trials import samples
 from burnish.models.tiny.language.base import TinyLanguage
 from burnish.models.tiny.language.build import write
 from burnish.options.language import LanguageModelOptions
@@ -49,7 +48,8 @@ class Row:
     name: str
     model: str
     reads: list[str]
-    tier: str = ""
+    rows: str = ""  # that share a forward
+    decoding: str = ""
     batch: float = math.nan  # the trainer's log-probs beside the class's own forward
     sampler: float = math.nan  # the sampler's
     greedy: str = ""  # tokens that are those of generate, of how many
@@ -78,8 +78,9 @@ def measure(tiny: TinyLanguage, folder: Path, runs: Sequence[str] = RUNS) -> Row
     except UserError as error:
         row.refused = str(error).partition(": ")[2] or str(error)
         return row
-    mark = "f" if model.tiers.fast else "a" if model.tiers.cacheless else ""
-    row.tier = model.tiers.name.partition(":")[0].removeprefix("tier ") + mark
+    known = model.capabilities
+    row.rows = "packed" if known.packed else "padded" if known.padded else "alone"
+    row.decoding = "own" if known.fast else "class" if known.cache != "none" else "no cache"
     prompts = prompts_of(model, tiny)
     sampled = sample(model, prompts)
     expected = own_logprobs_at(model, sampled, TEMPERATURE)
@@ -120,7 +121,7 @@ def judge(row: Row, runs: Sequence[str] = RUNS) -> None:
 
 def loaded(folder: Path, dtype: str = "float32") -> Any:
     """The model of a directory, by its class's own forward."""
-    options: Any = {"path": str(folder), "device": "cpu", "family": "transformers", "dtype": dtype}
+    options: Any = {"path": str(folder), "device": "cpu", "dtype": dtype}
     return load_language_model(LanguageModelOptions(**options))
 
 
@@ -161,7 +162,7 @@ def scores(model: Any, completion: Completion, layout: Any) -> Tensor:
 
 def own_logprobs_at(model: Any, completion: Completion, temperature: float, network: Any = None) -> Tensor:
     """By the class's own forward of each response alone."""
-    return own_logprobs(model, network or model.network, completion, model.tiers.fill, temperature=temperature)
+    return own_logprobs(model, network or model.network, completion, model.capabilities.fill, temperature=temperature)
 
 
 def largest(found: Tensor, expected: Tensor, completion: Completion) -> float:
@@ -178,7 +179,7 @@ def greedy(model: Any, prompts: Encoded) -> str:
         given |= {name: value.float() for name, value in given.items() if value.is_floating_point()}
         theirs = model.network.generate(
             input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], **given, max_new_tokens=8, do_sample=False,
-            use_cache=not model.tiers.cacheless,
+            use_cache=model.capabilities.fast or model.capabilities.cache != "none",
             eos_token_id=list(model.stop), pad_token_id=model.stop[0],
             suppress_tokens=model.banned.tolist() or None,
         )[0, len(ids) :]  # fmt: skip
@@ -222,7 +223,7 @@ def trained(
     data = questions(folder, tiny)
     assembly: Any = assemble(
         load("vlm_quickstart", [
-            f"model.path={folder / 'model'}", "model.family=transformers", "model.device=cpu", "model.dtype=float32",
+            f"model.path={folder / 'model'}", "model.device=cpu", "model.dtype=float32",
             f"output_dir={folder / algorithm}", f"algorithm={algorithm}", f"data.train_files={data}",
             f"data.val_files={data}", f"rewards.letters={{name: function, path: '{Path(__file__)}:letters'}}",
             *OVERRIDES, *more,

@@ -4,7 +4,7 @@
     python tools/language_table.py --only gemma3 qwen3_5  # these anew; the others as they were measured before
     python tools/language_table.py --check gemma3         # these, without the page; exit status 1 where one has a fault
 
-A row is a tiny random model of `burnish tiny`, loaded as model family `transformers`, compared with the class's own
+A row is a tiny random model of `burnish tiny`, compared with the class's own
 forward, trained by GRPO with adapters and by PPO with all weights, exported, and loaded by transformers and peft alone.
 """
 
@@ -39,7 +39,10 @@ def failed(name: str, why: str) -> Row:
 
 def told(row: Row) -> str:
     """A row as a line of progress."""
-    said = row.refused or f"tier {row.tier} batch {figure(row.batch)} sampler {figure(row.sampler)}"
+    said = (
+        row.refused
+        or f"rows {row.rows} decoding {row.decoding} batch {figure(row.batch)} sampler {figure(row.sampler)}"
+    )
     return f"{row.name} {row.model}: {said}"
 
 
@@ -58,20 +61,17 @@ def page(rows: Sequence[Row]) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-MARKS = {"f": ", fast", "a": ", anew"}  # of tiers
-
-
 def table(rows: Sequence[Row]) -> str:
     """Rows, sorted by their classes."""
-    head = "class | model | reads | tier | batch | sampler | greedy | shared | gradients | turns | bf16 | updates | "
-    head += "adapter | weights"
+    head = "class | model | reads | rows | decoding | batch | sampler | greedy | shared | gradients | turns | bf16 | "
+    head += "updates | adapter | weights"
     lines = [head.split(" | ")]
     for row in sorted(rows, key=lambda one: one.model):
         name = row.model.removesuffix("ForConditionalGeneration").removesuffix("ForCausalLM")
         figures = (figure(getattr(row, one)) for one in ("shared", "gradients", "turns", "half"))
         lines.append([
-            name, row.name, ", ".join(row.reads), row.tier[:1] + MARKS.get(row.tier[1:], ""), figure(row.batch),
-            figure(row.sampler), row.greedy, *figures, f"{row.grpo} + {row.ppo}", figure(row.adapter),
+            name, row.name, ", ".join(row.reads), row.rows, row.decoding, figure(row.batch), figure(row.sampler),
+            row.greedy, *figures, f"{row.grpo} + {row.ppo}", figure(row.adapter),
             figure(row.weights),
         ])  # fmt: skip
     return lines_of(lines)
@@ -88,10 +88,10 @@ Prompts with none, one and three pictures of odd sizes, with a video and with so
 class reads them. Differences are the largest in nats, beside the class's own forward of each response alone; 1e-6 is
 rounding.
 
-- **tier**: what the checks on load chose. 0: one prompt a forward. 1: padded batches, and decoding with the class's own
-  cache. 2: responses share their prompt through that cache, in training with gradients. 3: the decoder runs packed and
-  shared prompts under Burnish's own plan; *fast*: and its own decoding.
-  *anew*: its own cache gives other numbers, so that each token is computed with all before it.
+- **rows**: how the checks on load found that rows are trained. *packed*: one after the other, responses behind the
+  prompt that they share, under Burnish's own plan of attention. *padded*: in batches. *alone*: one row a forward.
+- **decoding**: *own*: by Burnish's decoder. *class*: with the class's own cache. *no cache*: its cache gives other
+  numbers, so that each token is computed with all before it.
 - **batch**: the trainer's log-probs in padded batches. **sampler**: those that sampling reports, at temperature 0.8.
 - **greedy**: tokens of greedy responses that transformers' `generate` writes too.
 - **shared, gradients**: log-probs of responses that share their prompt, and gradients relative to the largest.

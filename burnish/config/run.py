@@ -429,4 +429,4 @@ class RunConfig:
             )
         if self.model.family != "auto" and not known(self.model_kind, self.model.family):
             families = ", ".join(["auto", *names(self.model_kind)])
-            yield f"model.family is {self.model.family!r}; it must be one of {families}"
+            yield f"model.family is {self.model.family!r}; leave it out, or give one of {families}"

@@ -35,10 +35,9 @@ def endless(
     import burnish.language.decoding as module
     from burnish.language.fast_decoding import FastDecoder
     from burnish.language.layers import Layers
-    from burnish.models.language.own.cache import Cached, OwnDecoder
+    from burnish.models.language.class_cache import Cached, ClassDecoder
 
     way = _Way(counter, skips=skips)
-    sizes: list[int] = []  # of a conversation, in a class's own cache
 
     def held(each: int) -> Tensor:
         """Memory of conversations of so many bytes."""
@@ -63,24 +62,18 @@ def endless(
 
     def own_stepping(self: Cached, *given: Any) -> None:
         counter.label(CACHES, _held(self))
-        sizes.append(kept_by_class(self, tokens))
         if columns := way.columns():
             _lengthened_own(counter, self, columns)
         own_step(self, *given)
 
-    def own(self: OwnDecoder, *given: Any) -> None:
+    def own(self: ClassDecoder, *given: Any) -> None:
         way.begin(self.rows)  # each batch has a cache of its own
-        with counter.span() as span:
-            decode(self, *given)
-        if sizes:  # how large they are is known only now
-            others = held(max(sizes))
-            counter.repeated(span)
-            del others
+        decode(self, *given)
 
-    step, run, own_step, decode = Layers.step, FastDecoder.run, Cached.step, OwnDecoder._decode
+    step, run, own_step, decode = Layers.step, FastDecoder.run, Cached.step, ClassDecoder._decode
     replaced: list[tuple[Any, str, Any]] = [
         (module, "choose", ordinary), (Layers, "step", stepping), (FastDecoder, "run", fast),
-        (Cached, "step", own_stepping), (OwnDecoder, "_decode", own),
+        (Cached, "step", own_stepping), (ClassDecoder, "_decode", own),
     ]  # fmt: skip
     with ExitStack() as stack:
         for owner, name, function in replaced:
@@ -123,7 +116,7 @@ def _lengthened(counter: LiveBytes, cache: Any, columns: int) -> None:
 
 def _layers(cached: Any) -> list[Any]:
     """The layers of a class's own cache, where it is of a kind that transformers has in common."""
-    from burnish.models.language.own.cache import caches
+    from burnish.models.language.class_cache import caches
 
     found: list[Any] = []
     for name in caches():
@@ -136,19 +129,6 @@ def _held(cached: Any) -> Iterator[Any]:
     for layer in _layers(cached):
         for value in vars(layer).values():
             yield from value.values() if isinstance(value, dict) else (value,)
-
-
-def kept_by_class(cached: Any, tokens: int) -> int:
-    """Bytes of a conversation of so many tokens in a class's own cache: keys and values, and states of any length."""
-    from burnish.models.language.own.turns import has_keys, tensors_of
-
-    size, rows = 0, len(cached.ids)
-    for layer in _layers(cached):
-        every = sum(one.nbytes for one in tensors_of(layer))
-        keys = layer.keys.nbytes + layer.values.nbytes if has_keys(layer) else 0
-        columns = min(tokens, layer.sliding_window - 1) if hasattr(layer, "sliding_window") else tokens
-        size += (every - keys) // rows + (keys // layer.keys.shape[-2] * columns // rows if keys else 0)
-    return size
 
 
 def _lengthened_own(counter: LiveBytes, cached: Any, columns: int) -> None:

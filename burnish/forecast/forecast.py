@@ -16,6 +16,7 @@ from burnish.config import RunConfig
 from burnish.config.hardware import Speed
 from burnish.diffusion.assembly import FlowAssembly
 from burnish.forecast.brief import BACKWARD, STEP, UPDATE, Rests
+from burnish.forecast.capabilities import known_capabilities
 from burnish.forecast.counter import (
     GRADIENTS,
     HOST,
@@ -36,7 +37,6 @@ from burnish.forecast.published import located
 from burnish.forecast.quantized import stored_in_fewer_bits
 from burnish.forecast.ranks import pretend_ranks
 from burnish.forecast.scorers import loaded_by, scorers_of
-from burnish.forecast.tiers import known_tiers
 from burnish.forecast.vllm import VllmForecast, vllm_forecast
 from burnish.options.cluster import PoolOptions
 from burnish.tasks import assemble
@@ -217,7 +217,7 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
         ranks = contexts.enter_context(pretend_ranks(size if name == "train" else 1))
         ranks = ranks.in_contexts(config.sharding.context_parallel)
         contexts.enter_context(_quietly())
-        contexts.enter_context(known_tiers(config, counter, shared=ranks.size > 1))
+        contexts.enter_context(known_capabilities(config, counter, shared=ranks.size > 1))
         contexts.enter_context(without_weights())
         contexts.enter_context(stored_in_fewer_bits())
         contexts.enter_context(pretending.active())

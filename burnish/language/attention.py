@@ -21,7 +21,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from burnish.language.segments import Lengths, Segment, as_computed, say_once, unsupported, varying
 from burnish.types.batch import to_device
 
-NAME = "burnish_flash"
 PAIRS = 2**26  # of tokens in the mask of one call, if it has several segments
 MIN_FILL = 0.8  # segments share a call if the shortest has at least this fraction of the longest one's length
 
@@ -266,12 +265,3 @@ def _computed(tensor: Tensor) -> torch.dtype:
     """The precision in which attention takes its inputs."""
     kind = tensor.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
-
-
-def install(*configurations: Any) -> None:
-    """Make transformers' layers with these configurations use :func:`attend`."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
-    for configuration in configurations:
-        configuration._attn_implementation = NAME

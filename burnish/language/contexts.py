@@ -55,8 +55,8 @@ def unfolded(completion: Completion) -> Completion:
         prompts=Gathered(table=Encoded.cat(table), index=torch.tensor(index)),
         length=torch.tensor([end - first for first, end in spans]),
         finished=completion.finished[rows],
-        features=[_without_places(completion.features[row]) if not first else Features.none()
-                  for row, (first, _) in zip(rows, spans, strict=True)],
+        features=[_without_places(completion.features[row], end) if not first else Features.none()
+                  for row, (first, end) in zip(rows, spans, strict=True)],
     )  # fmt: skip
 
 
@@ -73,6 +73,8 @@ def _prompt(completion: Completion, row: int, start: int, end: int, opening: Fea
     )
 
 
-def _without_places(features: Features) -> Features:
+def _without_places(features: Features, length: int) -> Features:
+    """The media and kinds of the first tokens, without those of conversations that begin after them."""
     tensors = {name: tensor for name, tensor in features.tensors.items() if "/" not in name}
-    return features if len(tensors) == len(features.tensors) else Features(tensors, features.axes, features.kinds)
+    kinds = {name: kind[:length] for name, kind in features.kinds.items()}
+    return replace(features, tensors=tensors, kinds=kinds)

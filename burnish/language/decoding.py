@@ -40,7 +40,7 @@ def decode(
     uniform number that is a function of the key and the token's index.
 
     Args:
-        model: the family.
+        model: that reads and writes them.
         network: whose weights sample.
         prompts: [P] prompts; each is prefilled once for all of its responses.
         index: [B] prompt of each row; rows of one prompt should be adjacent.

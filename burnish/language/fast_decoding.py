@@ -13,7 +13,7 @@ from burnish.language.attention import Plan
 from burnish.language.cache import Cache
 from burnish.language.decoding import IDLE, Active, DecodingRows
 from burnish.language.layers import Before, Layers
-from burnish.language.model import PackedModel
+from burnish.language.model import LanguageModel
 from burnish.language.segments import Segment
 from burnish.types.completion import Features
 
@@ -23,7 +23,7 @@ PREFILL = 8192  # prompt tokens per forward pass
 class FastDecoder:
     """Prefills prompts under Burnish's plan, and runs a token per row and step."""
 
-    def __init__(self, model: PackedModel, network: nn.Module, rows: DecodingRows) -> None:
+    def __init__(self, model: LanguageModel, network: nn.Module, rows: DecodingRows) -> None:
         self.model, self.network, self.rows, self.prompts = model, network, rows, rows.prompts
         self.device = rows.device
         self.layers = Layers(model.text(network), model.head(network).weight, compute=model.compute)

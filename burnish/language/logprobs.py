@@ -45,8 +45,8 @@ def response_states(
     """Run a micro-batch; each prompt's media are encoded once, and only states that predict a token are returned.
 
     Args:
-        model: the family.
-        network: the policy, the reference, or any other network of that family.
+        model: that reads and writes them.
+        network: the policy, the reference, or any other network of its class.
         completion: [B] responses.
         layout: of the forward pass, which changes values by rounding only: ``padded``, ``packed``, ``shared``
             (responses share their prompt), or ``auto`` for the cheapest that the model can do.

@@ -1,9 +1,9 @@
-"""What a family of language models provides; decoding, losses and algorithms use nothing else of it."""
+"""What a language model provides; decoding, losses and algorithms use nothing else of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
@@ -56,17 +56,18 @@ class Shown:
     videos: Sequence[Video] = ()
     audios: Sequence[Audio] = ()
 
+    @property
+    def sizes(self) -> dict[str, list[tuple[float, ...]]]:
+        """By kind: an image has height and width, a video shape, ``fps`` and ``chosen``, a sound samples and rate."""
+        found: dict[str, list[tuple[float, ...]]] = {
+            "image": [image.size[::-1] for image in self.images],
+            "video": [(*video.frames.shape[:3], video.fps, video.chosen) for video in self.videos],
+            "audio": [(len(audio.samples), audio.rate) for audio in self.audios],
+        }
+        return {kind: sizes for kind, sizes in found.items() if sizes}
+
 
 NOTHING = Shown()
-
-
-@dataclass(frozen=True)
-class VisionOutput:
-    """Output of a vision tower for all images, or for all videos, in order."""
-
-    placeholder: int  # id of the tokens that it replaces
-    tokens: Tensor  # [T, D]
-    deep: list[Tensor] = field(default_factory=list)  # added to the states after each of the first layers: [T, D] each
 
 
 @dataclass(frozen=True)
@@ -76,24 +77,6 @@ class Embedded:
     tokens: Tensor  # [M, D]
     slots: Tensor  # [M] bool: vision tokens
     deep: list[Tensor]  # added to the states at the slots after each of the first layers: [slots, D] each
-
-    @classmethod
-    def filled(cls, tokens: Tensor, ids: Tensor, slots: Tensor, outputs: Sequence[VisionOutput]) -> Embedded:
-        """Embeddings [M, D] of tokens [M], with the output of the vision tower in the slots [M].
-
-        Raises:
-            ValueError: the number of slots is not that of vision tokens: a prompt was cut through an image.
-        """
-        depth = max((len(output.deep) for output in outputs), default=0)
-        deep = [tokens.new_zeros(int(slots.sum()), tokens.shape[1]) for _ in range(depth)]
-        for output in outputs:
-            here = slots & (ids == output.placeholder)
-            if int(here.sum()) != len(output.tokens):
-                raise ValueError(f"{int(here.sum())} placeholder tokens, but {len(output.tokens)} vision tokens")
-            tokens = tokens.masked_scatter(here[:, None], output.tokens.to(tokens.dtype))
-            own = here[slots][:, None]
-            deep = [old.masked_scatter(own, new.to(tokens.dtype)) for old, new in zip(deep, output.deep, strict=True)]
-        return cls(tokens, slots, deep)
 
     def at(self, source: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Which tokens of a sequence ``source`` [N] are vision tokens [1, N], and their deep features, in order."""
@@ -109,8 +92,6 @@ class LanguageModel(Protocol):
     """A causal language model, with or without a vision tower. ``network`` is what is trained."""
 
     name: ClassVar[str]
-    model_types: ClassVar[tuple[str, ...]]  # model_type in config.json of this family
-    has_vision: ClassVar[bool]
     network: nn.Module
     compute: torch.dtype  # precision of the forward pass
     device: torch.device  # where it runs
@@ -129,7 +110,7 @@ class LanguageModel(Protocol):
 
     @classmethod
     def load(cls, path: Path, *, dtype: torch.dtype, compute: torch.dtype, device: str) -> Self:
-        """Read a directory, frozen and in evaluation mode; see ``burnish.models.language.base``."""
+        """Read a directory, frozen and in evaluation mode; see ``burnish.models.language.universal``."""
         ...
 
     def place(self) -> None:
@@ -153,8 +134,7 @@ class LanguageModel(Protocol):
             tools: for chat templates that describe tools.
 
         Raises:
-            UserError: media and placeholders don't match, the family can't read them, or the chat template refuses
-                the messages.
+            UserError: the processor can't read the media, or the chat template refuses the messages.
         """
         ...
 
@@ -231,20 +211,10 @@ class LanguageModel(Protocol):
         """Write an adapter as peft's ``from_pretrained`` reads it."""
         ...
 
-
-class PackedModel(LanguageModel, Protocol):
-    """A model whose decoder runs on packed sequences under Burnish's own plan."""
-
-    always_run_vision: bool  # run the vision tower on batches without pixels too: ranks of a sharded tower must all run
-
     def embed(self, network: nn.Module, ids: Tensor, slots: Tensor, features: Sequence[Features]) -> Embedded:
         """Embeddings of ids [M]; the pixels of ``features``, in order, go to the slots [M] and nowhere else."""
         ...
 
     def states(self, network: nn.Module, embedded: Embedded, source: Tensor, positions: Tensor, plan: Any) -> Tensor:
         """Last hidden states [N, D] of a packed sequence ``source`` [N] of the table, at positions [A, N]."""
-        ...
-
-    def text(self, network: nn.Module) -> Any:
-        """The decoder: a module with layers, norm, embed_tokens and rotary_emb as transformers' Llama has them."""
         ...

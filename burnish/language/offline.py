@@ -23,7 +23,7 @@ def judged_completion(
     """Responses for a reward model to read, as ``OfflineJudgements`` has them.
 
     Args:
-        model: the family.
+        model: that reads and writes them.
         prompts: [B].
         responses: [B] texts.
         ends: [B] characters at which the steps of each end; None judges it as a whole, behind its last token.
@@ -57,7 +57,7 @@ def offline_completion(
     """Responses as if the policy had chosen each of their tokens; they were not sampled, so their log-probs are 0.
 
     Args:
-        model: the family.
+        model: that reads and writes them.
         prompts: [B].
         responses: [B] ids of each.
     """

@@ -8,14 +8,14 @@ from torch import nn
 
 from burnish.language.cost import cheapest
 from burnish.language.logprobs import ResponseStates
-from burnish.language.model import PackedModel
+from burnish.language.model import LanguageModel
 from burnish.language.rows import Layout, Table, lay_out
 from burnish.types.batch import to_device
 from burnish.types.completion import Completion
 
 
 def packed_states(
-    model: PackedModel, network: nn.Module, completion: Completion, *, layout: Layout | Literal["auto"]
+    model: LanguageModel, network: nn.Module, completion: Completion, *, layout: Layout | Literal["auto"]
 ) -> ResponseStates:
     """States of a micro-batch, in one forward pass of the decoder; see ``LanguageModel.response_states``."""
     table = Table.of(completion, model.placeholders)

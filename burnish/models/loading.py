@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -100,12 +101,9 @@ def block_count(wanted: bool | int, there: int) -> int:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
-    """Without progress bars, advice and warnings of diffusers and transformers."""
-    import diffusers
-    import transformers
-
-    loggers = (diffusers.utils.logging, transformers.utils.logging)
+def quietly(*libraries: str) -> Iterator[None]:
+    """Without progress bars, advice and warnings of libraries: by default of diffusers and transformers."""
+    loggers = [import_module(f"{name}.utils").logging for name in libraries or ("diffusers", "transformers")]
     verbosities = [logger.get_verbosity() for logger in loggers]
     for logger in loggers:
         logger.disable_progress_bar()

@@ -62,14 +62,15 @@ class LanguageModelOptions(CommonModelOptions):
     chat_template: str | None = None
     """Chat template (Jinja) in the place of the tokenizer's own: a file, or the template itself."""
     family: str = "auto"
-    """Name of the model family; auto reads it from config.json."""
+    """Class that runs the model: auto is Burnish's, for every class of transformers; NAME, file.py:Class or
+    package.module:Class is one of yours."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the forward pass; log-probs and losses are always float32."""
     lora: LanguageLoraOptions | None = None
     """Train low-rank adapters with these options; null trains all weights that are not frozen."""
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"] = "auto"
-    """Attention implementation by transformers' names, for model.family=transformers; all but auto are compared with
-    sdpa at the start. auto is Burnish's own attention over packed sequences where a model allows it, else sdpa."""
+    """Attention implementation by transformers' names; all but auto are compared with sdpa at the start, and pad rows.
+    auto is Burnish's own attention over packed sequences where a model allows it, else sdpa."""
     freeze: list[str] = Field(default_factory=list)
     """Parameters that are not trained: prefixes of their names, or patterns with * (model.visual*). One that matches
     nothing is an error."""

@@ -95,6 +95,4 @@ def _object(plain: Any, shared: list[Any]) -> Any:
     if kind == "bytes":
         return plain["data"].numpy().tobytes()
     fields = {RENAMED.get(name, name): _object(value, shared) for name, value in plain["fields"].items()}
-    if kind == "Features" and "images" in fields:  # as earlier versions had them
-        return Features({name: value for name, value in fields.items() if len(value)})
     return KINDS[ALIASES.get(kind, kind)](**fields)

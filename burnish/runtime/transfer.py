@@ -113,7 +113,7 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, Media) and value.data is not None:
             return _media, (dataclasses.replace(value, data=None), Content(value))
         if isinstance(value, Features) and (sources := _sources(value)):
-            return _features, (sources, value.axes, value.kinds)
+            return _features, (sources, value.axes, value.kinds, value.sizes)
         if not isinstance(value, Tensor):
             return NotImplemented
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -136,8 +136,8 @@ def _sources(features: Features) -> dict[str, Any]:
     return {name: Here(one) for name, one in each} if all(one.ndim for _, one in each) else {}
 
 
-def _features(sources: dict[str, Any], axes: dict[str, int], kinds: dict[str, Tensor]) -> Features:
-    return Features(LazyTensors(sources), axes, kinds)
+def _features(sources: dict[str, Any], *about: Any) -> Features:
+    return Features(LazyTensors(sources), *about)
 
 
 @dataclass(frozen=True, eq=False)

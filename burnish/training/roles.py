@@ -54,7 +54,7 @@ class TrainedRoles:
         """Take over a loaded model, whose network is the policy.
 
         Args:
-            model: the family's.
+            model: whose networks these are.
             lora: how it is adapted; None trains all of its weights.
             micro_batch_size: as the algorithm counts it.
             on_policy: an update is one optimizer step on samples of these very weights.

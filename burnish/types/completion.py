@@ -18,15 +18,12 @@ from burnish.types.columns import LazyTensors
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Processed media of one prompt, computed once and passed by reference, under the names that its model gives them.
-
-    A hand-written family has ``images`` (patches [P, D] or tiles [I, 3, H, W]), ``videos``, and their grids [I, 3];
-    other models have what their processor returns.
-    """
+    """Processed media of one prompt, computed once and passed by reference, named as its processor names them."""
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     axes: dict[str, int] = field(default_factory=dict)  # along which further media follow; 0 where not named
     kinds: dict[str, Tensor] = field(default_factory=dict)  # [L] long each: kinds of tokens, for models that ask
+    sizes: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)  # of images, videos, sounds (``Shown``)
 
     @classmethod
     def none(cls) -> Features:
@@ -46,11 +43,10 @@ class Features:
         for name in dict.fromkeys(name for one in several for name in one.kinds) if lengths else ():
             parts = zip(several, lengths, strict=True)
             kinds[name] = torch.cat([one.kinds.get(name, torch.zeros(n, dtype=torch.long)) for one, n in parts])
-        return cls(tensors, axes, kinds)
-
-    def get(self, name: str) -> Tensor:
-        """A tensor by name; empty where these media have none."""
-        return self.tensors.get(name, torch.zeros(0, 0))
+        sizes: dict[str, list[tuple[float, ...]]] = {}
+        for one in several:
+            sizes |= {kind: sizes.get(kind, []) + more for kind, more in one.sizes.items()}
+        return cls(tensors, axes, kinds, sizes)
 
     def in_precision(self, dtype: torch.dtype) -> Features:
         """The same with pixels in another precision, such as that of the forward passes that read them."""

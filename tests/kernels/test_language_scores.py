@@ -155,12 +155,13 @@ def play(family):
     ids = torch.cat([part for part, _ in parts])
     mask = torch.cat([torch.full((len(part),), own) for part, own in parts])
     positions = torch.cat([longer.positions[0][:, prompt.lengths[0] :], second.positions[0]], 1)
+    features = Features.joined([Features.none(), turn.features[0], Features.none()], [len(part) for part, _ in parts])
     logprob = torch.zeros(len(ids))
     logprob[mask] = torch.cat([first.logprob[0, : len(said)], second.logprob[0, : second.length[0]]])
     completion = Completion(
         prompts=Gathered(table=prompt, index=torch.tensor([0])), ids=ids[None], mask=mask[None],
         logprob=logprob[None], positions=positions[None], length=torch.tensor([len(ids)]),
-        finished=second.finished, features=[turn.features[0]],
+        finished=second.finished, features=[features],
     )  # fmt: skip
     return model, prompt, turn, completion
 
@@ -169,12 +170,14 @@ def play(family):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_of_a_conversation_the_trainer_sees_what_the_sampler_saw(family, layout):
     """Pixels of the environment included, and what it says is never learned from."""
-    model, prompt, turn, completion = play(family)
+    model, prompt, _, completion = play(family)
     scores = response_logprobs(model, model.network, completion, temperature=0.9, layout=layout)
     torch.testing.assert_close(scores.logprob, completion.logprob, **TIGHT)
     assert not scores.logprob[~completion.mask].any()
     assert not scores.entropy[~completion.mask].any()
-    features = [Features.joined([prompt.features[0], turn.features[0]])]
+    features = [
+        Features.joined([prompt.features[0], completion.features[0]], [prompt.lengths[0], len(completion.ids[0])])
+    ]
     table = Encoded(ids=prompt.ids, positions=prompt.positions, features=features)
     shown = Completion(**vars(completion) | {"prompts": Gathered(table=table, index=torch.tensor([0]))})
     theirs = chosen(scored_by_transformers(family, model, theirs_of(family), shown, 0.9)[1], shown)

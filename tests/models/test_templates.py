@@ -87,7 +87,7 @@ def said(role, text):
 
 def whole(model, *messages, prompt=True, tools=None):
     """A conversation as the tokenizer's own template writes it."""
-    shown = messages if model.reads_parts else [m | {"content": m["content"][0]["text"]} for m in messages]
+    shown = messages if model.processor is not None else [m | {"content": m["content"][0]["text"]} for m in messages]
     text = model.tokenizer.apply_chat_template(
         list(shown), tools=tools, tokenize=False, add_generation_prompt=prompt, enable_thinking=False
     )

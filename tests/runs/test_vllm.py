@@ -51,7 +51,9 @@ def vllm(files, tmp_path, monkeypatch):
 
 
 SAME = {
-    "pictures": ("qwen2_5_vl", [*TWICE, "rollout.top_k=50", "rollout.min_new_tokens=2"], {"sleep": True}),
+    "pictures": (
+        "qwen2_5_vl", [*TWICE, "data.workers=1", "rollout.top_k=50", "rollout.min_new_tokens=2"], {"sleep": True},
+    ),
     "tiles, after a death": ("smolvlm", [*TWICE, "model.lora=null"], {"fault": "dies once", "restarts": 1}),
     "an adapter, greedy": ("llama", ["algorithm=remax", *TWICE[1:]], {"adapter": "request"}),
     "conversations": ("qwen2_5_vl", GAME, {}),
@@ -109,6 +111,7 @@ FAULTS = {
     "more weights": ["extra.weight"],
     "other tokens": ["other tokens"],
     "loses": ["lost"],
+    "other places": ["media of kind image, vLLM finds 0 in the prompt"],
     "no adapters": ["rollout.vllm.adapter=folded"],
 }
 
@@ -117,7 +120,7 @@ FAULTS = {
 def test_what_vllm_fails_at_ends_the_run_and_is_named(fault, vllm):
     more = {"adapter": "request"} if fault == "no adapters" else {"timeout": 1.5} if fault == "hangs" else {}
     with pytest.raises(RuntimeError) as failed:
-        vllm("llama", SHORT, fault=fault, restarts=0, **more)
+        vllm("qwen2_5_vl" if fault == "other places" else "llama", SHORT, fault=fault, restarts=0, **more)
     assert [name for name in FAULTS[fault] if name not in str(failed.value)] == []
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -80,20 +81,9 @@ def responses(
 def their_logits(family: str, network: Any, encoded: Encoded, row: int, response: Tensor) -> Tensor:
     """Logits [T, V] that each token of a response to one prompt was predicted with, by transformers' own forward."""
     ids = torch.cat([encoded.ids[row], response])[None]
-    features, config = encoded.features[row], network.config
-    media: dict[str, Any] = {}
-    if family.startswith("qwen") and family in SEEING:
-        kinds = (ids == config.image_token_id).int() + 2 * (ids == config.video_token_id).int()
-        media["mm_token_type_ids"] = kinds
-        if len(features.get("images")):
-            media |= {"pixel_values": features.get("images"), "image_grid_thw": features.get("image_grid")}
-        if len(features.get("videos")):
-            media |= {"pixel_values_videos": features.get("videos"), "video_grid_thw": features.get("video_grid")}
-            if family == "qwen2_5_vl":
-                # five frames at two a second, all looked at, two to a patch
-                media["second_per_grid_ts"] = torch.tensor([1.0])
-    elif len(features.get("images")):
-        media["pixel_values"] = features.get("images")[None]
+    features = encoded.features[row]
+    kinds = {name: F.pad(own, (0, ids.shape[1] - len(own)))[None] for name, own in features.kinds.items()}
+    media = {**features.tensors, **kinds}
     logits = network(input_ids=ids, attention_mask=torch.ones_like(ids), **media).logits[0]
     return logits[len(encoded.ids[row]) - 1 : -1]
 

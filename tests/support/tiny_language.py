@@ -147,6 +147,7 @@ def _processor(family: str, folder: Path) -> None:
     if family == "smolvlm":
         common = HALF | {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}}
         parts = (("image", "SmolVLM", {"do_image_splitting": True}), ("video", "SmolVLM", {}))
+        (folder / "processor_config.json").write_text(json.dumps({"image_seq_len": 4}))
     else:
         common = HALF | {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
         limits = {"shortest_edge": 64, "longest_edge": 32 * 32}

@@ -1,4 +1,4 @@
-"""Tiny models of classes that no hand-written family reads, and what their own forwards say."""
+"""Tiny models of any class, and what their own forwards say."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def universal_folder(name: str) -> Path:
 
 
 def load_universal(folder: Path, **options: Any) -> Any:
-    return load_language_model(ModelOptions(path=str(folder), device="cpu", family="transformers", **options))
+    return load_language_model(ModelOptions(path=str(folder), device="cpu", **options))
 
 
 @cache

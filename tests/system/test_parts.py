@@ -21,9 +21,9 @@ DRAWING = [
     "trainer.mini_batch_size=null", "trainer.epochs=1",
 ]  # fmt: skip
 SEEING = [
-    "plugins=[brevity.py, tidy_qwen.py, guessing.py, plain_tokens.py, short.py, squared.py]",
+    "plugins=[brevity.py, tidy_model.py, guessing.py, plain_tokens.py, short.py, squared.py]",
     "algorithm=plain_tokens", "algorithm.kl.kind=squared", "algorithm.advantage={name: length_penalised, price: 0.02}",
-    "model.family=tidy_qwen2_5_vl", "rewards.brevity={length: 20, unfinished: 0.1}", "environment.name=guessing",
+    "model.family=tidy", "rewards.brevity={length: 20, unfinished: 0.1}", "environment.name=guessing",
     "rewards.environment.weight=1", "trainer.mini_batch_size=null", "trainer.epochs=1",
 ]  # fmt: skip
 

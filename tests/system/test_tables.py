@@ -40,7 +40,7 @@ def drawn(**values):
 
 
 def answered(**values):
-    good = {"tier": "3f", "batch": 1e-6, "sampler": 2e-6, "greedy": "9/9", "shared": 0.0, "grpo": 5, "ppo": 5}
+    good = {"rows": "packed", "batch": 1e-6, "sampler": 2e-6, "greedy": "9/9", "shared": 0.0, "grpo": 5, "ppo": 5}
     return language_row.Row(**{"name": "one", "model": "OneForCausalLM", "reads": [], **good, **values})
 
 

@@ -1,1 +1,1 @@
-"""Language models, with or without eyes: one family a file, each registered under its name."""
+"""Language models, with or without eyes: any class of transformers."""

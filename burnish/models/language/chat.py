@@ -32,7 +32,7 @@ class ChatTokenizer:
     def __init__(
         self, path: Path, tokenizer: Any, *, vision: bool, placeholders: tuple[str, ...], reads_parts: bool
     ) -> None:
-        """Args: ``placeholders`` are what the template writes for an image and for a video; "" for none."""
+        """Args: ``placeholders`` are what the template writes for media."""
         self.path, self.tokenizer = path, tokenizer
         self.placeholders, self.reads_parts = placeholders, reads_parts
         tokenizer.chat_template = read_template(path, tokenizer, vision=vision)
@@ -154,23 +154,6 @@ class ChatTokenizer:
         full: list[int] = self.tokenizer("a").input_ids
         return full[: next(start for start in range(len(full)) if full[start:][: len(bare)] == bare)]
 
-    def fill(self, text: str, kind: str, texts: Sequence[str]) -> str:
-        """Replace the placeholders of images or videos, in order.
-
-        Raises:
-            UserError: there are more or fewer placeholders than texts.
-        """
-        placeholder = self.placeholders[0 if kind == "image" else 1]
-        if not placeholder:
-            return text
-        pieces = text.split(placeholder)
-        if len(pieces) - 1 != len(texts):
-            raise UserError(
-                f"by the chat template of {self.path} the messages have {len(pieces) - 1} {kind} parts, but "
-                f"{len(texts)} {kind}s were given; give one {kind} per part"
-            )
-        return "".join(chain.from_iterable(zip(pieces, [*texts, ""], strict=True)))
-
     def _apply(self, chat: Sequence[dict[str, Any]], tools: Tools = (), *, prompt: bool) -> str:
         return apply_template(self.path, self.tokenizer, chat, tools, prompt=prompt)
 
@@ -254,7 +237,7 @@ class ChatTokenizer:
     def _control(self) -> re.Pattern[str]:
         """Tokens that must not come from text: special ones, and placeholders of media."""
         added = self.tokenizer.added_tokens_decoder.values()
-        control = {token.content for token in added if token.special} | {one for one in self.placeholders if one}
+        control = {token.content for token in added if token.special} | {*self.placeholders}
         return re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))) or r"(?!)")
 
 

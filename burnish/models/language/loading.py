@@ -1,4 +1,4 @@
-"""Language models from directories: the family, checks of the files, and loading."""
+"""Language models from directories: checks of the files, and loading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from burnish.models.placing import rest_frozen
 from burnish.models.quantization import layers_to_quantize, quantize
 from burnish.options.language import LanguageLoraOptions, LanguageModelOptions
 from burnish.options.model import CommonModelOptions
-from burnish.registry import entries, lookup
+from burnish.registry import lookup
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import understood
@@ -30,10 +30,9 @@ log = logging.getLogger(__name__)
 
 KIND = "language model"
 TOWERS = ("vision_config", "audio_config")  # keys of config.json of models that see or hear
-UNIVERSAL = "transformers"  # the family that reads every model_type which no other reads
+UNIVERSAL = "transformers"  # runs every class of transformers
 GENERATION = "generation_config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 EXPERTS = ("num_experts", "num_local_experts")  # keys of config.json in different versions of transformers
 
 
@@ -69,41 +68,9 @@ def check_experts(options: LanguageModelOptions) -> None:
         )
 
 
-def check_own_family(options: LanguageModelOptions) -> None:
-    """Refuse vLLM for a model that is read by its class's own forward: pixels would have to be handed over its way.
-
-    Raises:
-        UserError: no family has code for the model.
-    """
-    _, config = read_config(options)
-    if family_of(options, config).name == UNIVERSAL:
-        raise UserError(
-            f"rollout.vllm can't sample for {options.path} (model_type {config.get('model_type')}): it needs a model "
-            "that Burnish has a family for; leave rollout.vllm out"
-        )
-
-
-def family_of(options: CommonModelOptions, config: dict[str, Any]) -> Any:
-    """The family of a language model.
-
-    Raises:
-        UserError: no family supports its model_type.
-    """
-    written = config.get("model_type")
-    if options.family != "auto":
-        named = lookup(KIND, options.family)
-        if named.model_types and written not in named.model_types:
-            raise UserError(
-                f"model.family is {options.family}, which supports {', '.join(named.model_types)}, but the model_type "
-                f"of {options.path} is {written}; leave model.family out"
-            )
-        return named
-    # of two that read the same models, a plugin's is taken only where it is named
-    families = {kind: family for family in reversed(entries(KIND)) for kind in family.model_types}
-    if isinstance(written, str) and written in families:
-        return families[written]
-    _refuse_unknown(options, config)
-    return lookup(KIND, UNIVERSAL)
+def class_of(options: CommonModelOptions) -> Any:
+    """The class that runs a language model."""
+    return lookup(KIND, UNIVERSAL if options.family == "auto" else options.family)
 
 
 def _refuse_unknown(options: CommonModelOptions, config: dict[str, Any]) -> None:
@@ -120,31 +87,24 @@ def _refuse_unknown(options: CommonModelOptions, config: dict[str, Any]) -> None
 
 
 def check_files(options: CommonModelOptions) -> None:
-    """Refuse a directory without the weights, tokenizer, processor or chat template that its family needs.
+    """Refuse a directory without weights, tokenizer or processor, or with a model_type that transformers doesn't know.
 
     Raises:
         UserError: files are missing or truncated; the message lists all.
     """
     path, config = read_config(options)
     refuse_quantized(config, f"model.path is {options.path}")
-    family = family_of(options, config)
+    if options.family in ("auto", UNIVERSAL):
+        _refuse_unknown(options, config)
     found = list(complaints_about(path))
     if complaint := tokenizer_complaint(path):
         found.append(complaint)
-    sees = family.has_vision or (family.name == UNIVERSAL and any(part in config for part in TOWERS))
-    if sees and not any((path / name).is_file() for name in PROCESSORS):
+    if any(part in config for part in TOWERS) and not any((path / name).is_file() for name in PROCESSORS):
         found.append(f"{path} has no {PROCESSORS[0]}, which configures its processor; fetch the model again")
-    if family.has_vision and not _has_template(path):
-        found.append(f"{path} has no chat template (chat_template.jinja) to position pictures; fetch the model again")
     if found:
         raise UserError("\n".join(f"model.path: {one}" for one in found))
     if (path / GENERATION).is_file():
         read_object(path / GENERATION)  # transformers goes on without one that is damaged, and so without its ends
-    if (attention := attention_of(options)) != "auto" and family.name != UNIVERSAL:
-        raise UserError(
-            f"model.attention is {attention}, but model.family {family.name} runs Burnish's own attention over packed "
-            "sequences; leave it out, or set model.family=transformers"
-        )
     if options.lora is not None and options.lora.path is not None:
         check_adapter_files(options.lora)
 
@@ -155,21 +115,14 @@ def check_readable(options: CommonModelOptions, prompts: Iterable[Prompt]) -> No
     Raises:
         UserError: with the first such prompt.
     """
-    path, config = read_config(options)
-    if family_of(options, config).has_vision or any((path / name).is_file() for name in PROCESSORS):
+    path, _ = read_config(options)
+    if any((path / name).is_file() for name in PROCESSORS):
         return
     if (prompt := next((one for one in prompts if one.media), None)) is not None:
         raise UserError(
             f"model.path is {options.path}, which reads text only, but prompt {prompt.text!r:.60} ({prompt.where}) has "
             "pictures, videos or sounds; give a model that sees, or take them out"
         )
-
-
-def _has_template(path: Path) -> bool:
-    if any((path / name).is_file() for name in TEMPLATES):
-        return True
-    described = [path / name for name in ("tokenizer_config.json", "processor_config.json")]
-    return any("chat_template" in read_object(file) for file in described if file.is_file())
 
 
 def load_language_model(
@@ -188,9 +141,8 @@ def load_language_model(
     """
     path, config = read_config(options)
     device, stored, compute = placement_of(options, frozen=frozen)
-    family = family_of(options, config)
-    with understood(f"model.path is {options.path}, which can't be loaded as {family.name}"):
-        model: LanguageModel = family.load(path, dtype=stored, compute=compute, device=device)
+    with understood(f"model.path is {options.path}, which can't be loaded"):
+        model: LanguageModel = class_of(options).load(path, dtype=stored, compute=compute, device=device)
         if config.get("auto_map"):
             log.warning(
                 "%s brings code of its own (auto_map in its config.json), which is not run: it is trained as the %s of "
@@ -221,7 +173,7 @@ def positions_of(options: CommonModelOptions) -> Positions | None:
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from burnish.models.language.base import positions_within
+    from burnish.models.language.universal import positions_within
 
     path, config = read_config(options)
     if config.get("model_type") not in CONFIG_MAPPING:
@@ -240,12 +192,11 @@ def load_outline(options: CommonModelOptions) -> LanguageModel:
     import torch
     from accelerate import init_empty_weights
 
-    path, config = read_config(options)
-    family = family_of(options, config)
+    path, _ = read_config(options)
     compute = getattr(torch, options.dtype)
     with understood(f"model.path is {options.path}, whose processor can't be loaded"):
         with without_weights(), init_empty_weights():
-            model: LanguageModel = family.load(path, dtype=compute, compute=compute, device="cpu")
+            model: LanguageModel = class_of(options).load(path, dtype=compute, compute=compute, device="cpu")
         network: Any = model.network
         network.tie_weights()  # as files do
         return model

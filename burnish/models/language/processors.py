@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from burnish.models.language.tiles import in_words
 from burnish.models.loading import quietly
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
@@ -21,6 +20,9 @@ BASES = {
     "VideoProcessorMixin": "transformers.video_processing_utils",
     "BaseVideoProcessor": "transformers.video_processing_utils",
 }
+TEENS = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+ONES = f"zero one two three four five six seven eight nine {TEENS}".split(" ")
+TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 PARTS = {"image_processor": "ImageProcessor", "video_processor": "VideoProcessor"}
 
 
@@ -40,7 +42,7 @@ def load_processor(path: Path) -> Any | None:
         return None
     named = _class_name(path)
     try:
-        with quietly():
+        with quietly("transformers"):
             if find_spec("torchvision") is not None:
                 from transformers import AutoProcessor
 
@@ -141,6 +143,26 @@ def real_class(named: str) -> Any:
     if getattr(module, "num2words", module) is None:  # SmolVLM's processor asks for that package
         module.num2words = in_words
     return found
+
+
+def in_words(number: int) -> str:
+    """A number below a thousand as English says it: 21 is twenty-one, 104 one hundred and four."""
+    if number >= 100:
+        rest = f" and {in_words(number % 100)}" if number % 100 else ""
+        return f"{ONES[number // 100]} hundred{rest}"
+    if number < 20:
+        return ONES[number]
+    return TENS[number // 10 - 2] + (f"-{ONES[number % 10]}" if number % 10 else "")
+
+
+def picture_tokens(processor: Any, width: int, height: int) -> int | None:
+    """Tokens of a picture by its size, by the processor's own arithmetic; None if it has none.
+
+    Raises:
+        ValueError: it refuses such a picture.
+    """
+    count = getattr(processor, "_get_num_multimodal_tokens", None)
+    return count and int(count(image_sizes=[(height, width)])["num_image_tokens"][0])
 
 
 def audio_rate_of(processor: Any) -> int | None:

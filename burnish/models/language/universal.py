@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from burnish.language.model import NOTHING, Shown
-from burnish.models.language.base import TransformersModel
-from burnish.models.language.processors import COMBINED, PICTURES, audio_rate_of, load_processor
-from burnish.models.placing import load_mapped
+from burnish.language.model import NOTHING, Positions, Shown
+from burnish.models.language.chat import ChatTokenizer, joined
+from burnish.models.language.processors import COMBINED, PICTURES, audio_rate_of, load_processor, picture_tokens
+from burnish.models.loading import quietly
+from burnish.models.lora import adapter_state
+from burnish.models.placing import load_mapped, place
 from burnish.registry import register
 from burnish.utils.errors import UserError
+from burnish.utils.weights import Agreed, own_config, refuse_non_finite
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from torch import Tensor, nn
 
@@ -24,49 +28,103 @@ if TYPE_CHECKING:
     from burnish.language.decoding import DecodingRows
     from burnish.language.head import Head
     from burnish.language.logprobs import ResponseStates
-    from burnish.language.model import Chat, Embedded, Tools, Video
+    from burnish.language.model import Audio, Chat, Embedded, Tools, Video
     from burnish.language.rows import Layout
-    from burnish.models.language.own.collation import Collation, Inputs
+    from burnish.models.language.collation import Collation, Conversation, Inputs
     from burnish.types.completion import Completion, Encoded, Features
 
 CUT = "\ue0f0\ue0f1"  # a token where texts are split before they become tokens; it is taken out again
 SEEN = ("image", "video", "audio", "media", "vision")  # in names of the ids that stand for media in config.json
+UNLIMITED = 2**31  # positions
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
 @register("language model", "transformers")
-class UniversalModel(TransformersModel):
+class UniversalModel:
     """Runs the class's own forward; what is made of it beside one unpadded row is compared with that on load."""
 
-    name = "transformers"
-    model_types: ClassVar[tuple[str, ...]] = ()  # all that transformers knows
-    always_run_vision = False
+    name: ClassVar[str] = "transformers"
 
     def __init__(self, path: Path, network: Any, tokenizer: Any, *, compute: torch.dtype) -> None:
-        from burnish.models.language.own.checks import Tiers
-        from burnish.models.language.own.forwards import Forwards
+        import torch
 
-        self.path, self.config = path, network.config
-        super().__init__(path, network, tokenizer, compute=compute)
+        from burnish.models.language.capabilities import Capabilities
+        from burnish.models.language.forwards import Forwards
+
+        self.path, self.network, self.tokenizer, self.compute = path, network, tokenizer, compute
+        self.device = next(network.parameters()).device  # where it computes; ``load`` places it there afterwards
+        self.config: Any = network.config
+        text = self.config.get_text_config()
+        self.processor = load_processor(path)
+        self.audio_rate = None if self.processor is None else audio_rate_of(self.processor)
+        self.placeholders = torch.tensor(self._placeholders(), dtype=torch.long)
+        self.chat = ChatTokenizer(
+            path, tokenizer, vision=len(self.placeholders) > 0, placeholders=self._placeholder_texts(),
+            reads_parts=self.processor is not None,
+        )  # fmt: skip
+        # a placeholder may have no place among the logits (Mllama)
+        self.banned = self.placeholders[self.placeholders < text.vocab_size]
+        stop = self._stop_ids()
+        self.end = self.chat.turn_end(stop)
+        self.stop = tuple(dict.fromkeys([*stop, self.end[-1]]))
+        self.vocabulary: int = text.vocab_size
+        self.readable_ids = max(self.vocabulary, network.get_input_embeddings().weight.shape[0])
+        self.max_positions, self.position_limit = positions_within(text)
         self._within: dict[str, int] = {}  # axis along which further media of a prompt follow, by name of a tensor
+        self._one_kind = False  # the processor loses pictures beside videos
         self._appends: dict[str, bool] = {}  # whether media of later turns can follow those before, by kind
         self._single_forward = False
         self._nested = True  # whether pictures are given in a list for each prompt
         self.unread: dict[str, str] = {}  # what it says of prompts with media of a kind, or of text alone
         self.least_audio = 0.0  # seconds; shorter sounds get silence behind them
         collation = self._learn_media()
+        self._counts = self._counts_pictures()
         pad = tokenizer.pad_token_id
         pad = self.stop[0] if pad is None or pad in self.banned.tolist() else pad
         self.forwards = Forwards(network, collation, pad=pad, compute=compute)
-        decoder, text = self.text(network), self.config.get_text_config()
+        decoder = self.text(network)
         self.parameters_per_token = sum(parameter.numel() for parameter in decoder.parameters())
         layers = getattr(text, "num_hidden_layers", len(self.layers(network)))  # BLT names none for all of its parts
         self.attention_width = layers * getattr(text, "hidden_size", network.get_input_embeddings().weight.shape[-1])
         self.axes = self._count_axes()
-        self.tiers = Tiers()  # what the class can do beside one unpadded row: see ``try_out``
+        self.capabilities = Capabilities()  # beside a forward of one row: see ``try_out``
+
+    @classmethod
+    def load(cls, path: Path, *, dtype: torch.dtype, compute: torch.dtype, device: str) -> Self:
+        """Read a directory.
+
+        Args:
+            path: with config.json, weights, tokenizer, and a processor for vision-language models.
+            dtype: precision of the weights.
+            compute: precision of the forward pass.
+            device: where the network goes; it is not there yet, see ``place``.
+        """
+        import torch
+        from transformers import AutoTokenizer
+
+        from burnish.language.norms import shorten_backward
+
+        with quietly("transformers"):
+            network = cls._network(path, dtype)
+        network.requires_grad_(False).eval()
+        shorten_backward(network)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        model = cls(path, network, tokenizer, compute=compute)
+        model.device = torch.empty(0, device=device).device
+        return model
+
+    def place(self) -> None:
+        """Move the network to the device, in the precision that its weights rest in."""
+        place(self.network, self.device)
+        self.refuse_non_finite()
+
+    def refuse_non_finite(self, agreed: Agreed = lambda found: found) -> None:
+        """Refuse NaN or infinite weights; see ``burnish.utils.weights``."""
+        refuse_non_finite(self.network, self.path, agreed)
 
     def try_out(self) -> None:
-        from burnish.models.language.own.captured import switch
-        from burnish.models.language.own.checks import check
+        from burnish.models.language.capabilities import check
+        from burnish.models.language.decoder_hook import switch
         from burnish.models.placing import is_placed, place, twin
 
         network = self.network
@@ -74,11 +132,11 @@ class UniversalModel(TransformersModel):
             self.network = twin(network)
             place(self.network, self.device)
         try:
-            self.tiers = check(self)
+            self.capabilities = check(self)
         finally:
             self.network = network
-        if self.tiers.packed:
-            switch(self.text(network), on=True)
+        if self.capabilities.packed:
+            switch(network, self.text(network), on=True, tower=not self.capabilities.unpacked)
 
     @classmethod
     def _network(cls, path: Path, dtype: torch.dtype) -> Any:
@@ -99,14 +157,13 @@ class UniversalModel(TransformersModel):
 
     # Text
 
-    def _read_processors(self) -> None:
-        self.processor = load_processor(self.path)
-        self.reads_parts = self.processor is not None
-        if self.processor is not None:
-            named = [getattr(self.processor, f"{kind}_token", None) for kind in SEEN]
-            self.audio_rate = audio_rate_of(self.processor)
-            self.placeholder_texts = tuple(token for token in named if isinstance(token, str))
-            self.processor.tokenizer.add_tokens([CUT], special_tokens=True)
+    def _placeholder_texts(self) -> tuple[str, ...]:
+        """What the template writes for media."""
+        if self.processor is None:
+            return ()
+        self.processor.tokenizer.add_tokens([CUT], special_tokens=True)
+        named = [getattr(self.processor, f"{kind}_token", None) for kind in SEEN]
+        return tuple(token for token in named if isinstance(token, str))
 
     def _placeholders(self) -> list[int]:
         if self.processor is None:
@@ -127,7 +184,20 @@ class UniversalModel(TransformersModel):
             raise UserError(
                 f"{self.path} takes no prompt of text alone ({self.unread['text']}); give each a picture or sound"
             )
-        return super().encode(messages, shown, tools)
+        text, mark = self.chat.render(messages, tools)
+        self._check_sounds(shown)
+        return self._encode(text, mark, shown, before=self.chat.opening)
+
+    def _check_sounds(self, shown: Shown) -> None:
+        if shown.audios and self.audio_rate is None:
+            raise UserError(f"{self.path} can't hear, but a prompt has sounds; remove them, or give a model that can")
+        assert all(one.rate == self.audio_rate for one in shown.audios), "sounds at another rate than the model's"
+
+    def refusal(self, messages: Chat, tools: Tools = ()) -> str:
+        return self.chat.refusal(messages, tools)
+
+    def count_tokens(self, messages: Chat, tools: Tools = ()) -> int:
+        return len(self.chat.opening) + len(self.chat.ids(*self.chat.render(messages, tools)))
 
     def turn(self, response: Sequence[int], messages: Chat, shown: Shown = NOTHING, tools: Tools = ()) -> Encoded:
         for kind, media in (("image", shown.images), ("video", shown.videos), ("audio", shown.audios)):
@@ -137,16 +207,40 @@ class UniversalModel(TransformersModel):
                     f"{kind}s of a conversation together, so that none can follow; give environment.history=template, "
                     "which reads the conversation anew for every turn"
                 )
-        encoded = super().turn(response, messages, shown, tools)
+        text, mark = self.chat.after(joined(messages), messages, tools)
+        self._check_sounds(shown)
+        encoded = self._encode(text, mark, shown)
+        ids = encoded.ids[0]
+        begins = ids[: len(self.end)].tolist()
+        if len(response) and response[-1] in self.stop and response[-1] in begins:
+            # the response contains its end already
+            ended = begins.index(response[-1]) + 1
+            encoded.ids[0] = ids[ended:]
+            encoded.positions[0] = encoded.positions[0][:, ended:] - ended
         own = encoded.features[0]
         kinds = {name: kind[len(kind) - encoded.lengths[0] :] for name, kind in own.kinds.items()}
-        encoded.features[0] = type(own)(own.tensors, own.axes, kinds)
+        encoded.features[0] = replace(own, kinds=kinds)
         return encoded
+
+    def response_ids(self, text: str) -> list[int]:
+        return [*self.chat.response_ids(text), *self.end]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def _stop_ids(self) -> tuple[int, ...]:
+        generation = getattr(self.network, "generation_config", None)
+        for source in (generation, self.config.get_text_config(), self.tokenizer):
+            found = getattr(source, "eos_token_id", None)
+            if found is not None:
+                return tuple(found) if isinstance(found, list | tuple) else (found,)
+        raise UserError(f"{self.path} names no end-of-text token; set eos_token_id in its generation_config.json")
 
     def _encode(self, text: str, mark: str, shown: Shown, before: Sequence[int] = ()) -> Encoded:
         import torch
 
-        from burnish.models.language.own.collation import kinds_of, media_of
+        from burnish.models.language.collation import kinds_of, media_of
         from burnish.types.completion import Encoded, Features
 
         if self.processor is None:
@@ -155,6 +249,7 @@ class UniversalModel(TransformersModel):
             ids, features = torch.tensor([*before, *self.chat.ids(text, mark)], dtype=torch.long), Features.none()
         else:
             self._refuse_unread(shown)
+            shown = replace(shown, audios=[_at_least(audio, self.least_audio) for audio in shown.audios])
             found = self._processed([text.replace(mark, CUT)], [shown])
             ids = found["input_ids"][0].long()
             self._refuse_dropped(text.replace(mark, CUT), shown, found)
@@ -162,7 +257,8 @@ class UniversalModel(TransformersModel):
             kinds = {name: kind[kept] for name, kind in kinds_of(found).items()}
             aligned = self.forwards.collation.per_token
             media = {n: value[:, kept] if n in aligned else value for n, value in media_of(found).items()}
-            ids, features = ids[kept], Features(media, {n: self._within[n] for n in media if n in self._within}, kinds)
+            axes = {name: self._within[name] for name in media if name in self._within}
+            ids, features = ids[kept], Features(media, axes, kinds, shown.sizes)
         return Encoded(ids=[ids], positions=[self._positions(ids, features)], features=[features])
 
     def _refuse_unread(self, shown: Shown) -> None:
@@ -173,10 +269,15 @@ class UniversalModel(TransformersModel):
                     f"configured by {COMBINED} or {PICTURES}, don't go together: {self.unread[kind]}; fetch both again "
                     "from one place"
                 )
+        if shown.images and shown.videos and self._one_kind:
+            raise UserError(
+                f"a prompt has images and videos, of which the processor of {self.path} returns one kind alone; give "
+                "prompts of either"
+            )
 
     def _refuse_dropped(self, text: str, shown: Shown, found: Inputs) -> None:
         """Refuse what a processor without a part for it has left out without a word, as Gemma 3's does with videos."""
-        from burnish.models.language.own.collation import media_of
+        from burnish.models.language.collation import media_of
 
         for kind, media in (("image", shown.images), ("video", shown.videos)):
             if not media or kind in self.readable:
@@ -228,8 +329,7 @@ class UniversalModel(TransformersModel):
             if videos[0].chosen:
                 given["do_sample_frames"] = False
         if audios := [audio for own in shown for audio in own.audios]:
-            samples = [_at_least(audio.samples, round(self.least_audio * audio.rate)) for audio in audios]
-            given |= {"audio": samples, "sampling_rate": self.audio_rate}
+            given |= {"audio": [audio.samples for audio in audios], "sampling_rate": self.audio_rate}
         if self.tokenizer.chat_template is not None:
             given["add_special_tokens"] = False  # the template has written them
         processor: Any = self.processor
@@ -244,22 +344,44 @@ class UniversalModel(TransformersModel):
 
     def _learn_media(self) -> Collation:
         """How the processor joins media, from a few of its own batches."""
-        from burnish.models.language.own.collation import Collation
-        from burnish.models.language.own.trials import learn_all
+        from burnish.models.language.collation import Collation
+        from burnish.models.language.trials import learn_all, loses
 
         if self.processor is None:
             return Collation()
-        learned = partial(learn_all, self.processor, self._ask, self._processed, self.audio_rate)
+        learned = partial(learn_all, self.processor, self._asked, self._processed, self.audio_rate)
         collation, self._within, self._appends = learned()
         if "image" not in self._appends and hasattr(self.processor, "image_processor"):
             self._nested = False  # lists of lists are pages of one picture for GOT-OCR 2
             collation, self._within, self._appends = learned()
+        if {"image", "video"} <= self._appends.keys():
+            self._one_kind = loses(self._processed, self._asked)
         return collation
 
-    def _ask(self, kind: str, count: int) -> str:
-        """A prompt's text with media of one kind."""
-        parts: list[dict[str, str]] = [{"type": kind}] * count + [{"type": "text", "text": "What is it?"}]
+    def _asked(self, kinds: Sequence[str]) -> str:
+        """A prompt's text with media of these kinds."""
+        parts = [*({"type": kind} for kind in kinds), {"type": "text", "text": "What is it?"}]
         return self.chat.render([{"role": "user", "content": parts}])[0]
+
+    def _counts_pictures(self) -> bool:
+        """Whether the processor tells the tokens of a picture from its size, as seen of a few."""
+        from burnish.models.language.trials import samples
+
+        if "image" not in self._appends:
+            return False
+        text = self._asked(["image"])
+        around = len(self.chat.ids(text, CUT)) - 1
+        for picture in samples("image"):
+            found = self._processed([text], [Shown(images=[picture])])["input_ids"]
+            try:
+                if found.shape[1] - around != picture_tokens(self.processor, *picture.size):
+                    return False
+            except Exception:  # which a processor may raise of anything
+                return False
+        return True
+
+    def picture_tokens(self, width: int, height: int) -> int | None:
+        return picture_tokens(self.processor, width, height) if self._counts else None
 
     # The network
 
@@ -280,7 +402,8 @@ class UniversalModel(TransformersModel):
         return max(lists, key=len)
 
     def require_single_forward(self) -> None:
-        if not self.tiers.packed and not (self.tiers.padded and self.forwards.collation.mixes):
+        known = self.capabilities
+        if not (known.packed or (known.padded and known.mixes)):
             raise UserError(
                 f"{type(self.network).__name__} can't have all prompts of a micro-batch in one forward, which sharded "
                 "weights and router losses need; train it in one process, without model.router_aux_loss_coef"
@@ -290,58 +413,51 @@ class UniversalModel(TransformersModel):
     def response_states(
         self, network: nn.Module, completion: Completion, *, layout: Layout | Literal["auto"]
     ) -> ResponseStates:
-        from burnish.models.language.own.forwards import recomputing
-        from burnish.models.language.own.scoring import padded_states, shared_states
-
-        tiers, prompts = self.tiers, len(completion.prompts.index.unique())
-        if layout != "padded" and self._planned(completion.prompts.rows().features + completion.features):
+        known = self.capabilities
+        if layout != "padded" and self._packs(completion.prompts.rows().features + completion.features):
             from burnish.language.packed import packed_states
 
             return packed_states(self, network, completion, layout=layout)
-        text = not any(own.size or own.kinds for own in completion.features)
-        repeated = layout == "shared" or (layout == "auto" and prompts < len(completion))
-        if tiers.shared and text and repeated and not self._single_forward and not recomputing(network):
-            return shared_states(self.forwards, network, completion, lengths=tiers.cached, counted=tiers.counted)
-        return padded_states(
-            self.forwards, network, completion,
-            fill=tiers.fill, lengths=tiers.scored, logits=tiers.full_logits, single=self._single_forward,
+        return self.forwards.responses(
+            network, completion,
+            fill=known.fill, together=known.padded, logits=known.own_logits, single=self._single_forward,
         )  # fmt: skip
 
-    def _planned(self, features: Sequence[Features]) -> bool:
-        """Whether prompts with these media run under Burnish's plan."""
-        return self.tiers.packed and not any(self.tiers.unplanned & one.tensors.keys() for one in features)
+    def _packs(self, features: Sequence[Features]) -> bool:
+        """Whether prompts with these media are packed."""
+        known = self.capabilities
+        return known.packed and not any(known.unpacked & one.tensors.keys() for one in features)
 
     @property
     def keeps_turns(self) -> bool:
-        return self.tiers.fast or self.tiers.goes_on
+        return self.capabilities.fast
 
     def decode_rows(
         self, network: nn.Module, rows: DecodingRows, *, batch_size: int, check_cancelled: Callable[[], None]
     ) -> None:
         from burnish.language.fast_decoding import FastDecoder
-        from burnish.models.language.own.anew import Anew
-        from burnish.models.language.own.cache import OwnDecoder
-        from burnish.models.language.own.collation import Conversation
+        from burnish.models.language.class_cache import Cached, ClassDecoder, Uncached
 
-        if self.tiers.fast and self._planned(rows.prompts.features):
+        known = self.capabilities
+        if known.fast and self._packs(rows.prompts.features):
             FastDecoder(self, network, rows).run(batch_size, check_cancelled)
             return
 
-        tiers, prompts, begin = self.tiers, Conversation.prompts(rows.prompts), None
-        if tiers.cacheless:
-            begin = partial(Anew, self.forwards, network, lengths=tiers.cached, fill=tiers.fill)
-        decoder = OwnDecoder(
-            self.forwards, network, rows, prompts, lengths=tiers.cached, goes_on=tiers.goes_on, begin=begin
-        )
-        decoder.run(batch_size, check_cancelled)
+        def begin(prompts: Sequence[Conversation]) -> Cached | Uncached:
+            if known.cache == "none":
+                return Uncached(self.forwards, network, prompts, known.fill, padded=known.padded)
+            return Cached(self.forwards, network, prompts)
+
+        decoder = ClassDecoder(self.forwards, rows, begin, together=known.cache != "alone")
+        decoder.run(network, batch_size, check_cancelled)
 
     def embed(self, network: nn.Module, ids: Tensor, slots: Tensor, features: Sequence[Features]) -> Embedded:
-        from burnish.models.language.own.captured import embedded
+        from burnish.models.language.decoder_hook import embedded
 
         return embedded(self.forwards, network, self.text(network), ids, slots, features)
 
     def states(self, network: nn.Module, embedded: Embedded, source: Tensor, positions: Tensor, plan: Plan) -> Tensor:
-        from burnish.models.language.own.captured import states
+        from burnish.models.language.decoder_hook import states
 
         with self._autocast(source.device):
             return states(self.text(network), embedded, source, positions, plan)
@@ -350,14 +466,46 @@ class UniversalModel(TransformersModel):
         from burnish.language.head import Head
 
         module: Any = network.get_output_embeddings()  # type: ignore[operator]
-        return Head(module.weight, self.tiers.scale, self.tiers.cap)
+        return Head(module.weight, self.capabilities.scale, self.capabilities.cap)
+
+    def _autocast(self, device: torch.device) -> Any:
+        import torch
+
+        # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
+        return torch.autocast(device.type, self.compute, enabled=self.compute != torch.float32, cache_enabled=False)
+
+    def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        import torch
+
+        with torch.device("meta"):
+            # not from the network's configuration, which names Burnish's attention
+            plain = type(self.network)(own_config(type(self.network), self.path))
+        plain.load_state_dict(weights, assign=True)
+        plain.tie_weights()
+        with quietly("transformers"):
+            plain.save_pretrained(folder)
+        # how to generate stays as it is: transformers refuses to write values that it reads
+        written = {path.name for path in folder.iterdir()} - {"generation_config.json"}
+        for path in sorted(self.path.iterdir()):
+            if path.is_file() and path.name not in written and not path.name.endswith(WEIGHTS):
+                shutil.copyfile(path, folder / path.name)
+
+    def save_lora(self, folder: Path, adapter: str) -> None:
+        from safetensors.torch import save_file
+
+        weights, metadata = adapter_state(self.network, adapter)
+        folder.mkdir(parents=True, exist_ok=True)
+        named = {f"base_model.model.{name}": value.detach().cpu().contiguous() for name, value in weights.items()}
+        save_file(named, folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text(json.dumps(metadata, indent=2, default=str) + "\n")
 
 
-def _at_least(samples: np.ndarray, count: int) -> np.ndarray:
-    """Samples [N] with silence behind them, if there are fewer."""
+def _at_least(audio: Audio, seconds: float) -> Audio:
+    """A sound with silence behind it, if it is shorter."""
     import numpy
 
-    return samples if len(samples) >= count else numpy.pad(samples, (0, count - len(samples)))
+    missing = max(round(seconds * audio.rate) - len(audio.samples), 0)
+    return replace(audio, samples=numpy.pad(audio.samples, (0, missing)))
 
 
 def _metadata(video: Video) -> dict[str, Any]:
@@ -366,3 +514,26 @@ def _metadata(video: Video) -> dict[str, Any]:
         "total_num_frames": count, "fps": video.fps, "width": width, "height": height, "duration": count / video.fps,
         "frames_indices": list(range(count)),
     }  # fmt: skip
+
+
+def positions_within(text: Any) -> Positions:
+    """How many positions a decoder supports, with RoPE scaling, and by which entry of its configuration.
+
+    Dynamic scaling and LongRoPE turn all tokens of a row by other angles as soon as it is longer than a limit, also
+    those before: what was sampled until then would have other log-probs. Rows end there.
+    """
+    most: int = getattr(text, "max_position_embeddings", UNLIMITED)  # recurrent models count no positions
+    most = most if most > 0 else UNLIMITED  # -1 of XLNet
+    rope = getattr(text, "rope_parameters", None) or {}
+    found = []
+    for one in [one for one in rope.values() if isinstance(one, dict)] or [rope]:  # some have one per type of layer
+        if one.get("rope_type") == "dynamic":
+            found.append(Positions(most, "max_position_embeddings, from which on its dynamic RoPE changes"))
+        elif one.get("rope_type") == "longrope" and (original := one.get("original_max_position_embeddings")):
+            found.append(Positions(original, "original_max_position_embeddings, from which on its LongRoPE changes"))
+    if found:
+        return min(found)
+    factor, original = rope.get("factor") or 1.0, rope.get("original_max_position_embeddings")
+    if rope.get("rope_type") == "linear":
+        return Positions(int(most * factor), "max_position_embeddings")
+    return Positions(max(most, int(original * factor)) if original else most, "max_position_embeddings")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from torch import Tensor
@@ -20,7 +21,6 @@ from burnish.data.language.responses import ResponseRecord, read_responses
 from burnish.data.stream import Stream
 from burnish.language.model import LanguageModel, Positions
 from burnish.models.language.loading import (
-    family_of,
     load_language_model,
     load_outline,
     match_layers,
@@ -28,6 +28,7 @@ from burnish.models.language.loading import (
     read_config,
 )
 from burnish.models.language.overlaid import copy_words, reading_lines
+from burnish.models.language.processors import load_processor, picture_tokens
 from burnish.models.language.reward_head import HeadFile, reward_loading_lines, write_head, write_head_of_adapter
 from burnish.models.language.teachers import load_teacher
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
@@ -69,6 +70,7 @@ class LanguageAssembly(Assembly):
         self.has_separate_engine = config.rollout.vllm is not None
         self.reads_ahead = config.data.workers > 0
         self.suite_runner = RespondingRunner
+        self._lock = Lock()
         self.evaluation = JudgementEvaluation if self.needs.heads else LanguageEvaluation
 
     def load_roles(self, model: LanguageModel | None = None) -> LanguageRoles:
@@ -325,8 +327,19 @@ class LanguageAssembly(Assembly):
             yield from ((prompt.where, media) for media in prompt.media)
 
     def unfit(self, width: int, height: int) -> str:
-        model = self.config.model
-        return str(family_of(model, read_config(model)[1]).size_problem(width, height))
+        with self._lock:  # several threads ask
+            processor = self._processor
+        try:
+            picture_tokens(processor, width, height)
+        except ValueError as error:
+            return f"is {width} x {height} pixels, which this model's processor refuses: {error}"
+        except Exception:  # it can't count, which nothing here needs
+            return ""
+        return ""
+
+    @cached_property
+    def _processor(self) -> Any:
+        return load_processor(read_config(self.config.model)[0])
 
     @cached_property
     def learnable_prompts(self) -> Prompts:

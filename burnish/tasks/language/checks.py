@@ -13,7 +13,7 @@ from burnish.data.language.offline import TEMPLATE
 from burnish.data.language.prompts import check_positions
 from burnish.data.lines import data_error
 from burnish.language.model import LanguageModel, Positions
-from burnish.models.language.loading import check_experts, check_own_family, check_readable, check_words
+from burnish.models.language.loading import check_experts, check_readable, check_words
 from burnish.models.language.teachers import check_tokens
 from burnish.tasks.language.engine import length_unread
 from burnish.tasks.language.teachers import check_taught
@@ -43,8 +43,6 @@ def check_inputs(config: LanguageConfig, needs: LanguageNeeds, trained: Prompts,
             check_tokens(config.model, teacher, f"algorithm.teachers[{number}]")
     if needs.teachers:
         check_taught(needs.teachers, trained)
-    if config.rollout.vllm is not None:
-        check_own_family(config.model)
     check_readable(config.model, (*trained.kinds, *others))
 
 

@@ -109,7 +109,7 @@ class DialogueRow:
     def _said(self, response: Tensor, logprob: Tensor, added: int, features: Features) -> None:
         self.mask.append(torch.arange(len(response) + added) < len(response))
         self.logprob.append(F.pad(logprob, (0, added)))
-        self.features.append(features)
+        self.features.append(Features.joined([Features.none(), features], [len(response), added]))
 
     def response(self) -> Response:
         """What rewards get to see."""
@@ -145,5 +145,5 @@ def joined(rows: Sequence[DialogueRow]) -> Completion:
         positions=padded([positions for _, positions in said]),
         length=length,
         finished=torch.tensor([row.finished for row in rows]),
-        features=[Features.joined(row.features) for row in rows],
+        features=[Features.joined(row.features, list(map(len, row.mask))) for row in rows],
     )

@@ -44,11 +44,11 @@ class Dialogues(ResponseEngine):
             name = type(self.roles.model.network).__name__
             if environment.kept_gb:
                 raise UserError(
-                    f"environment.kept_gb is {environment.kept_gb:g}, but when {name} goes on from the cache of an "
-                    "earlier turn, its log-probs are others; leave it out, and each turn reads its conversation anew"
+                    f"environment.kept_gb is {environment.kept_gb:g}, but nothing of {name} is kept between turns, as "
+                    "Burnish's own decoder does not sample for it; leave it out"
                 )
             if environment.kept_gb is None:
-                log.warning("%s can't go on from an earlier turn's cache: each turn reads its conversation anew", name)
+                log.warning("%s keeps nothing between turns: each reads its conversation from the beginning", name)
         self.encode = Encoder(self.roles.model, self.tools, cached=cached)
         for role in environment.roles:  # a template that refuses one would do so in the middle of a run
             self.roles.model.turn((), [{"role": role, "content": [{"type": "text", "text": "?"}]}], tools=self.tools)

@@ -129,7 +129,7 @@ class Encoder:
         """Make one for a model.
 
         Args:
-            model: the family.
+            model: whose processor reads them.
             tools: JSON schemas of functions that the prompts tell of.
             bounded: refuse prompts that leave the model no position for a response.
             cached: bytes of prompts that are kept, at most.

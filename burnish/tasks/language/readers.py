@@ -228,14 +228,15 @@ def _plain(encoded: Encoded) -> tuple[Any, ...]:
     """An encoded prompt for the way between processes."""
     features = encoded.features[0]
     groups = (features.tensors, features.kinds, {"ids": encoded.ids[0], "positions": encoded.positions[0]})
-    return (features.axes, *({name: _array(one) for name, one in group.items()} for group in groups))
+    about = features.axes, features.sizes
+    return (about, *({name: _array(one) for name, one in group.items()} for group in groups))
 
 
 def _encoded(plain: tuple[Any, ...]) -> Encoded:
     """The opposite."""
-    axes, *groups = plain
+    (axes, sizes), *groups = plain
     tensors, kinds, own = ({name: _tensor(one) for name, one in group.items()} for group in groups)
-    return Encoded(ids=[own["ids"]], positions=[own["positions"]], features=[Features(tensors, axes, kinds)])
+    return Encoded(ids=[own["ids"]], positions=[own["positions"]], features=[Features(tensors, axes, kinds, sizes)])
 
 
 def _array(tensor: Tensor) -> Array:

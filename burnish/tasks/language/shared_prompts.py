@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -28,20 +28,19 @@ class Outline:
     ids: Tensor  # [L] long
     positions: Tensor  # [A, L] long
     shapes: dict[str, tuple[tuple[int, ...], torch.dtype]]  # of what it shows, by name
-    axes: dict[str, int]
-    kinds: dict[str, Tensor]
+    features: Features  # without its tensors
 
     @classmethod
     def of(cls, encoded: Encoded) -> Outline:
         """That of one prompt."""
         features = encoded.features[0]
         shapes = {name: (tuple(one.shape), one.dtype) for name, one in features.tensors.items()}
-        return cls(encoded.ids[0], encoded.positions[0], shapes, features.axes, features.kinds)
+        return cls(encoded.ids[0], encoded.positions[0], shapes, replace(features, tensors={}))
 
     @property
     def bytes(self) -> int:
         """In memory."""
-        return OVERHEAD + sum(one.nbytes for one in (self.ids, self.positions, *self.kinds.values()))
+        return OVERHEAD + sum(one.nbytes for one in (self.ids, self.positions, *self.features.kinds.values()))
 
 
 class SharedPrompts:
@@ -104,7 +103,7 @@ class SharedPrompts:
         if any(not shape for shape, _ in outline.shapes.values()):  # single numbers have no rows
             return self.encode([prompt]).rows()
         sources = {name: Made(*about, partial(rows_of, name)) for name, about in outline.shapes.items()}
-        features = Features(LazyTensors(sources), outline.axes, outline.kinds)
+        features = replace(outline.features, tensors=LazyTensors(sources))
         return Encoded(ids=[outline.ids], positions=[outline.positions], features=[features])
 
 

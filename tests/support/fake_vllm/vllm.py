@@ -67,16 +67,67 @@ class LoRARequest:
 
 
 class MultiModalKwargsItems(dict):  # type: ignore[type-arg]
+    """By kind an item for each medium; ``features`` are those of all."""
+
+    features: dict[str, Any]
+
     @classmethod
-    def from_hf_inputs(cls, features: Any, fields: Any) -> Any:
-        return cls(features)
+    def from_hf_inputs(cls, features: Any, fields: dict[str, int]) -> Any:
+        data = {name: SimpleNamespace(data=value) for name, value in features.items()}
+        items = cls({
+            kind: [data | {"number": SimpleNamespace(data=number)} for number in range(count)]
+            for kind, count in fields.items()
+        })  # fmt: skip
+        items.features = features
+        return items
 
 
 @dataclass
-class PlaceholderRange:
-    offset: int
-    length: int
-    is_embed: Tensor | None
+class Placeholder:
+    start_idx: int
+
+    def to_range(self) -> Any:
+        return SimpleNamespace(offset=self.start_idx)
+
+
+class InputProcessingContext:
+    def call_hf_processor(self, processor: Any, data: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+        return dict(processor(**data, **options, return_tensors="pt"))
+
+
+class Processor:
+    """As a processor of vLLM for a model that sees pictures."""
+
+    def __init__(self, path: str) -> None:
+        from burnish.models.language.processors import load_processor
+
+        self._hf: Any = load_processor(Path(path))
+        self._context = InputProcessingContext()
+        self.info = SimpleNamespace(parse_mm_data=lambda data, validate: data)
+
+    def _apply_hf_processor_main(self, data: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+        assert not options
+        self._counts = {kind: len(media) for kind, media in data.items()}
+        made = self._context.call_hf_processor(self._hf, self._asked(data["image"]), options)
+        return {name: value for name, value in made.items() if name not in ("input_ids", "attention_mask")}
+
+    def _get_mm_fields_config(self, processed: dict[str, Any], options: dict[str, Any]) -> dict[str, int]:
+        return self._counts
+
+    def _get_mm_prompt_updates(self, data: dict[str, Any], options: Any, items: Any) -> list[list[int]]:
+        each = [self._hf(**self._asked([image]), add_special_tokens=False).input_ids[0] for image in data["image"]]
+        return [[] if FAULT == "other places" else list(ids) for ids in each]
+
+    def _find_mm_placeholders(self, ids: list[int], updates: list[list[int]]) -> dict[str, list[Placeholder]]:
+        found, start = [], 0
+        for content in filter(None, updates):
+            start = next(i for i in range(start, len(ids)) if ids[i : i + len(content)] == content)
+            found.append(Placeholder(start))
+            start += len(content)
+        return {"image": found}
+
+    def _asked(self, images: list[Any]) -> dict[str, Any]:
+        return {"text": [self._hf.image_token * len(images)], "images": [images]}
 
 
 class Embedding:
@@ -102,11 +153,15 @@ class Model(nn.Module):
             yield "extra.weight", nn.Parameter(torch.zeros(1))
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]]) -> set[str]:
+        from transformers.core_model_loading import revert_weight_conversion
+
         own = dict(self.network.named_parameters(remove_duplicate=False)) | dict(self.network.named_buffers())
+        inside = {value.data_ptr(): name for name, value in reversed(own.items())}
+        named = revert_weight_conversion(self.network, own)  # as files name them
         names = set()
         for name, value in weights:
-            own[name].data.copy_(value)
-            names.add(name)
+            named[name].data.copy_(value)
+            names.add(inside[named[name].data_ptr()])
         return names
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -118,10 +173,8 @@ class Model(nn.Module):
     def logits(self, prompt: dict[str, Any], ids: list[int]) -> Tensor:
         """Of the tokens after each of the ids [L, V]."""
         given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
-        media = prompt.get("items", {})
-        given |= {name: value for name, value in media.items() if name != "num_patches"}
-        if "pixel_attention_mask" in media:  # one prompt with all of its tiles
-            given |= {name: given[name][None] for name in ("pixel_values", "pixel_attention_mask")}
+        media = prompt["items"].features if "items" in prompt else {}
+        given |= {name: value for name, value in media.items() if not name.endswith("token_type_ids")}
         if media and "pixel_attention_mask" not in media:
             own = [SimpleNamespace(identifier=name) for name in ordered(prompt)]
             places, delta = self.get_mrope_input_positions(prompt["ids"], own)
@@ -136,7 +189,7 @@ def ordered(prompt: dict[str, Any]) -> list[str]:
     pairs = [
         pair for kind, names in prompt["names"].items() for pair in zip(prompt["ranges"][kind], names, strict=True)
     ]
-    return [name for _, name in sorted(pairs, key=lambda pair: pair[0].offset)]
+    return [name for _, name in sorted(pairs, key=lambda pair: int(pair[0].offset))]
 
 
 class LLMEngine:
@@ -153,7 +206,9 @@ class LLMEngine:
         self.worker.reload_weights = lambda weights_iterator: self.model.load_weights(weights_iterator)
         self.worker.model_runner = runner
         longest = given.get("max_model_len") or 2048
-        self.model_config = SimpleNamespace(max_model_len=longest, is_multimodal_model=self.model.sees)
+        self.model_config = SimpleNamespace(
+            max_model_len=longest, is_multimodal_model=self.model.sees, model=given["model"]
+        )
         self.waiting: list[tuple[str, dict[str, Any], SamplingParams, Any]] = []
         self.adapter: int | None = None
         self.asleep: set[str] = set()
@@ -269,12 +324,10 @@ def tokens_input(ids: list[int]) -> dict[str, Any]:
 
 
 def mm_input(ids: list[int], items: Any, names: Any, ranges: Any) -> dict[str, Any]:
-    return {"ids": ids, "items": dict(items), "names": names, "ranges": ranges}
+    return {"ids": ids, "items": items, "names": names, "ranges": ranges}
 
 
-REGISTRY = SimpleNamespace(
-    create_processor=lambda config: SimpleNamespace(_get_mm_fields_config=lambda features, given: {})
-)
+REGISTRY = SimpleNamespace(create_processor=lambda config: Processor(config.model))
 MODULES: dict[str, dict[str, Any]] = {
     "platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: True)},
     "v1": {},
@@ -284,7 +337,10 @@ MODULES: dict[str, dict[str, Any]] = {
     "lora.request": {"LoRARequest": LoRARequest},
     "inputs": {"tokens_input": tokens_input, "mm_input": mm_input},
     "multimodal": {"MULTIMODAL_REGISTRY": REGISTRY},
-    "multimodal.inputs": {"MultiModalKwargsItems": MultiModalKwargsItems, "PlaceholderRange": PlaceholderRange},
+    "multimodal.inputs": {"MultiModalKwargsItems": MultiModalKwargsItems},
+    "multimodal.processing": {},
+    "multimodal.processing.context": {"InputProcessingContext": InputProcessingContext},
+    "multimodal.processing.processor": {"HFMultiModalInputs": tuple},
     "sampling_params": {"RequestOutputKind": SimpleNamespace(FINAL_ONLY="final")},
     "model_executor": {},
     "model_executor.layers": {},

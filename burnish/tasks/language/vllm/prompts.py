@@ -1,4 +1,4 @@
-"""Prompts on their way to vLLM: the ids, positions and pixels that the model's adapter made, as they are."""
+"""Prompts on their way to vLLM: the ids, positions and features that the model's processor made, as they are."""
 
 from __future__ import annotations
 
@@ -9,37 +9,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.language.model import LanguageModel
 from burnish.types.completion import Completion, Encoded, Features
 
 
-def packed(model: LanguageModel, prompts: Encoded) -> tuple[list[dict[str, int]], dict[str, np.ndarray]]:
-    """What each prompt has of media, by the id of its placeholder, and the arrays of all prompts."""
-    media: list[dict[str, int]] = []
+def packed(prompts: Encoded) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+    """The sizes of each prompt's media, by their kind, and the arrays of all prompts."""
     arrays: dict[str, np.ndarray] = {}
-    placeholders = dict(zip(("image", "video"), model.placeholders.tolist(), strict=False))
     for number, (ids, positions, features) in enumerate(
         zip(prompts.ids, prompts.positions, prompts.features, strict=True)
     ):
-        own: dict[str, Tensor] = {"ids": ids}
-        kinds = _kinds(features)
-        if kinds:
-            own["positions"] = positions
-        for kind, (pixels, grid) in kinds.items():
-            own |= {kind: pixels, f"{kind}_grid": grid}
-        media.append({kind: placeholders[kind] for kind in kinds})
+        own = {"ids": ids}
+        if features.sizes:
+            own |= {"positions": positions, **{f"features/{name}": value for name, value in features.tensors.items()}}
         arrays |= {f"{number}/{name}": _array(tensor) for name, tensor in own.items()}
-    return media, arrays
+    return [features.sizes for features in prompts.features], arrays
 
 
 def _array(tensor: Tensor) -> np.ndarray:
     """NumPy has no bfloat16, in which pixels may be kept."""
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
-
-
-def _kinds(features: Features) -> dict[str, tuple[Tensor, Tensor]]:
-    both = {kind: (features.get(f"{kind}s"), features.get(f"{kind}_grid")) for kind in ("image", "video")}
-    return {kind: (pixels, grid) for kind, (pixels, grid) in both.items() if len(grid)}
 
 
 def with_responses(completion: Completion) -> Encoded:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.core_model_loading import revert_weight_conversion
 
 from burnish.checkpoint import tensor_file
 from burnish.models.adapters import PREFIX, saved_name
@@ -22,7 +23,7 @@ SPARE = 1.1  # a file needs a little more than its tensors
 
 
 def weights_of(network: nn.Module) -> dict[str, Tensor]:
-    """The plain network's weights by their names in transformers, adapters folded in beforehand.
+    """The plain network's weights by their names in files, adapters folded in beforehand; of tied ones the first.
 
     Those that ranks have gathered are taken as they are; the network's own ``state_dict`` would give them up.
     """
@@ -31,8 +32,16 @@ def weights_of(network: nn.Module) -> dict[str, Tensor]:
         for name, value in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
                 found[f"{place}.{name}" if place else name] = value
-    plain = {plain_name(key, "policy"): value for key, value in found.items()}
-    return {name: value for name, value in plain.items() if name is not None}
+    named = {plain_name(key, "policy"): value for key, value in found.items()}
+    plain: dict[str, Tensor] = {}
+    seen: set[tuple[int, torch.Size]] = set()
+    for name, value in named.items():
+        place = (value.data_ptr(), value.shape)
+        if name is not None and place not in seen:
+            seen.add(place)
+            plain[name] = value
+    written: dict[str, Tensor] = revert_weight_conversion(network, plain)
+    return written
 
 
 def adapter_of(network: nn.Module) -> dict[str, Tensor]:
@@ -63,19 +72,16 @@ class WeightFile:
         """Write weights down, piece by piece.
 
         Args:
-            weights: by their names in transformers. Of tensors that share memory only the first is written.
+            weights: by their names.
             version: policy updates that they have seen.
             dtype: floating-point numbers are written with this precision.
             settings: of the adapter that they are, as peft has them; None where they are all weights of the network.
         """
         self.version, self.settings = version, settings
-        pieces: dict[str, tensor_file.Piece] = {}
-        seen: set[tuple[int, torch.Size]] = set()
-        for name, value in weights.items():
-            place = (value.data_ptr(), value.shape)
-            if place not in seen:
-                seen.add(place)
-                pieces[name] = tensor_file.Piece.full(value, dtype if value.is_floating_point() else value.dtype)
+        pieces = {
+            name: tensor_file.Piece.full(value, dtype if value.is_floating_point() else value.dtype)
+            for name, value in weights.items()
+        }
         size = sum(piece.tensor.numel() * piece.dtype.itemsize for piece in pieces.values())
         roomy = SHARED.is_dir() and shutil.disk_usage(SHARED).free > SPARE * size
         with tempfile.TemporaryDirectory(prefix="burnish-weights-", dir=SHARED if roomy else None) as folder:

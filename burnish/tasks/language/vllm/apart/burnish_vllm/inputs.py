@@ -1,17 +1,14 @@
-"""From token ids and processed pixels to what vLLM's engine takes in: no processor runs a second time."""
+"""From token ids and features to what vLLM's engine takes in: its own processor says where media are laid out."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
-
-FIELDS = {  # transformers' names of pixels and of their grid
-    "image": ("pixel_values", "image_grid_thw"),
-    "video": ("pixel_values_videos", "video_grid_thw"),
-}
 
 
 def key_of(ids: Sequence[int], names: Sequence[str]) -> str:
@@ -24,74 +21,109 @@ def key_of(ids: Sequence[int], names: Sequence[str]) -> str:
 class Prompt:
     """Tokens with their media.
 
-    ``media`` maps image and video to their placeholder's id; ``arrays`` holds ``ids`` [L] and, where there are media,
-    ``positions`` [A, L] and for each kind ``image`` (patches [P, D] of all images, or tiles [I, 3, H, W]) with
-    ``image_grid`` [I, 3].
+    ``sizes`` are those of the media before they were processed, by kind; ``arrays`` holds ``ids`` [L] and, where there
+    are media, ``positions`` [A, L] and ``features/NAME``, as the processor of transformers names them.
     """
 
-    def __init__(self, media: dict[str, int], arrays: dict[str, np.ndarray]) -> None:
+    def __init__(self, sizes: dict[str, list[list[float]]], arrays: dict[str, np.ndarray]) -> None:
         self.ids: list[int] = arrays["ids"].tolist()
-        self.media, self.arrays = media, arrays
-        self.ranges = {kind: self._ranges(kind, placeholder) for kind, placeholder in media.items()}
-        self.names = {kind: self._names(kind) for kind in media}
-
-    def _ranges(self, kind: str, placeholder: int) -> list[np.ndarray]:
-        """The places [N] of each image or video in the prompt."""
-        places = np.flatnonzero(self.arrays["ids"] == placeholder)
-        patches = self.arrays[f"{kind}_grid"].prod(-1)
-        ends = (patches.cumsum() * len(places)) // patches.sum()
-        return np.split(places, ends[:-1])
-
-    def _pixels(self, kind: str) -> list[np.ndarray]:
-        grid = self.arrays[f"{kind}_grid"]
-        ends = np.arange(1, len(grid)) if self.arrays[kind].ndim == 4 else grid.prod(-1).cumsum()[:-1]
-        return np.split(self.arrays[kind], ends)
-
-    def _names(self, kind: str) -> list[str]:
-        """A hash of each image or video: vLLM's caches know them by it."""
-        found = []
-        for pixels, grid in zip(self._pixels(kind), self.arrays[f"{kind}_grid"], strict=True):
-            digest = hashlib.blake2b(np.ascontiguousarray(pixels).tobytes(), digest_size=16)
-            digest.update(np.ascontiguousarray(grid).tobytes())
-            found.append(f"{kind}-{digest.hexdigest()}")
-        return found
+        self.sizes, self.arrays = sizes, arrays
+        self.names: list[str] = []  # of the media, in order of their places
 
     @property
     def key(self) -> str:
-        """As :func:`key_of` finds it from what a worker is given: media in order of their places."""
-        order = [(int(places[0]), name) for kind in self.media for places, name in self._placed(kind)]
-        return key_of(self.ids, [name for _, name in sorted(order)])
-
-    def _placed(self, kind: str) -> list[tuple[np.ndarray, str]]:
-        return list(zip(self.ranges[kind], self.names[kind], strict=True))
+        """As :func:`key_of` finds it from what a worker is given."""
+        return key_of(self.ids, self.names)
 
     def engine_input(self, processor: Any) -> Any:
-        """What ``LLMEngine.add_request`` takes: everything that vLLM's own processor would have made."""
-        import torch
-        from transformers import BatchFeature
-        from vllm.inputs import mm_input, tokens_input
-        from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
+        """What ``LLMEngine.add_request`` takes.
 
-        if not self.media:
+        Raises:
+            ValueError: vLLM expects other features, or other tokens in the place of the media.
+        """
+        from vllm.inputs import mm_input, tokens_input
+        from vllm.multimodal.inputs import MultiModalKwargsItems
+
+        if not self.sizes:
             return tokens_input(self.ids)
-        tensors: dict[str, Any] = {}
-        for kind in self.media:
-            pixels, grid = (torch.from_numpy(self.arrays[name].copy()) for name in (kind, f"{kind}_grid"))
-            if pixels.ndim == 4:  # each tile is an image by itself
-                tensors["pixel_values"] = pixels
-                tensors["pixel_attention_mask"] = torch.ones(len(pixels), *pixels.shape[2:], dtype=torch.long)
-                tensors["num_patches"] = torch.ones(len(pixels), dtype=torch.long)
-            else:
-                tensors |= dict(zip(FIELDS[kind], (pixels, grid), strict=True))
-        features = BatchFeature(tensors)
-        items = MultiModalKwargsItems.from_hf_inputs(features, processor._get_mm_fields_config(features, {}))
-        ranges: dict[str, list[Any]] = {}
-        for kind, places in self.ranges.items():
-            ranges[kind] = []
-            for own in places:
-                first, length = int(own[0]), int(own[-1]) + 1 - int(own[0])
-                mask = torch.zeros(length, dtype=torch.bool)
-                mask[torch.from_numpy(own - first)] = True
-                whole = length == len(own)
-                ranges[kind].append(PlaceholderRange(offset=first, length=length, is_embed=None if whole else mask))
-        return mm_input(self.ids, items, self.names, ranges)
+        blanks = {kind: [blank(kind, size) for size in sizes] for kind, sizes in self.sizes.items()}
+        data = processor.info.parse_mm_data(blanks, validate=False)
+        options = {"do_sample_frames": False} if any(chosen for *_, chosen in self.sizes.get("video", ())) else {}
+        with _in_place_of(self._features()):
+            processed = processor._apply_hf_processor_main(data, options)
+        items = MultiModalKwargsItems.from_hf_inputs(processed, processor._get_mm_fields_config(processed, {}))
+        found = processor._find_mm_placeholders(self.ids, processor._get_mm_prompt_updates(data, {}, items))
+        for kind, sizes in self.sizes.items():
+            if len(found.get(kind, ())) != len(sizes):
+                raise ValueError(
+                    f"of {len(sizes)} media of kind {kind}, vLLM finds {len(found.get(kind, ()))} in the prompt: it "
+                    "writes other tokens for them than the processor of transformers"
+                )
+        names = {kind: [name_of(kind, item) for item in items[kind]] for kind in self.sizes}
+        places = [
+            (place.start_idx, name) for kind in self.sizes for place, name in zip(found[kind], names[kind], strict=True)
+        ]
+        self.names = [name for _, name in sorted(places)]
+        return mm_input(self.ids, items, names, {kind: [one.to_range() for one in found[kind]] for kind in self.sizes})
+
+    def _features(self) -> dict[str, Any]:
+        import torch
+
+        mark = "features/"
+        own = {name.removeprefix(mark): array for name, array in self.arrays.items() if name.startswith(mark)}
+        return {name: torch.from_numpy(array.copy()) for name, array in own.items()}
+
+
+def blank(kind: str, size: Sequence[float]) -> Any:
+    """A medium of that kind and size without content, as vLLM takes it: all that depends on its size is right."""
+    if kind == "image":
+        from PIL import Image
+
+        return Image.new("RGB", (int(size[1]), int(size[0])))
+    if kind == "audio":
+        return np.zeros(int(size[0]), np.float32), size[1]
+    count, height, width = map(int, size[:3])
+    fps, chosen = size[3:]
+    about = {
+        "total_num_frames": count, "fps": fps, "duration": count / fps, "frames_indices": list(range(count)),
+        "do_sample_frames": not chosen,
+    }  # fmt: skip
+    return np.zeros((count, height, width, 3), np.uint8), about
+
+
+@contextmanager
+def _in_place_of(features: dict[str, Any]) -> Iterator[None]:
+    """Give vLLM these features in the place of those that the processor makes of blank media.
+
+    Some of its models call the processor for one medium after the other: each call takes the next rows.
+
+    Raises:
+        ValueError: some are left.
+    """
+    from vllm.multimodal.processing.context import InputProcessingContext
+
+    rest, original = dict(features), InputProcessingContext.call_hf_processor
+
+    def call(*arguments: Any, **more: Any) -> Any:
+        made = original(*arguments, **more)
+        for name in rest.keys() & made.keys():
+            count = len(made[name])
+            if rest[name][:count].shape == made[name].shape:
+                made[name], rest[name] = rest[name][:count].to(made[name].dtype), rest[name][count:]
+        return made
+
+    with patch.object(InputProcessingContext, "call_hf_processor", call):
+        yield
+    if left := sorted(name for name, tensor in rest.items() if len(tensor)):
+        raise ValueError(f"vLLM takes {', '.join(left)} in other shapes than the processor of transformers makes them")
+
+
+def name_of(kind: str, item: Any) -> str:
+    """A hash of what vLLM is given of a medium: its caches know it by that."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, element in sorted(item.items()):
+        digest.update(name.encode())
+        for value in element.data if isinstance(element.data, list | tuple) else [element.data]:
+            array = np.asarray(value.float() if hasattr(value, "float") else value)
+            digest.update(f"{array.shape}".encode() + array.tobytes())
+    return f"{kind}-{digest.hexdigest()}"

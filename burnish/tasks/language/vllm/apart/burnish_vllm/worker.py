@@ -28,13 +28,15 @@ WHERE_KNOWN = {  # arguments that not every version of vLLM has
     "mm_device_do_normalize": False,  # the pixels are normalised already
     "enable_batch_sharded_sampling": False,  # it goes round compute_logits, which knows the temperature
 }
-OLDEST = "0.18"  # of vLLM that has all of these names
+OLDEST = "0.31"  # of vLLM that has all of these names
 NAMES = {
     "vllm": ("EngineArgs", "SamplingParams"),
     "vllm.lora.request": ("LoRARequest",),
     "vllm.inputs": ("mm_input", "tokens_input"),
     "vllm.multimodal": ("MULTIMODAL_REGISTRY",),
-    "vllm.multimodal.inputs": ("MultiModalKwargsItems", "PlaceholderRange"),
+    "vllm.multimodal.inputs": ("MultiModalKwargsItems",),
+    "vllm.multimodal.processing.context": ("InputProcessingContext",),
+    "vllm.multimodal.processing.processor": ("HFMultiModalInputs",),
     "vllm.sampling_params": ("RequestOutputKind",),
     "vllm.v1.engine.llm_engine": ("LLMEngine",),
 }
@@ -200,8 +202,7 @@ class Server:
         from vllm.sampling_params import RequestOutputKind
 
         prompts = self._prompts(header, arrays)
-        self._begin(header["temperature"], prompts)
-        inputs = [prompt.engine_input(self._processing) for prompt in prompts]
+        inputs = self._inputs(header["temperature"], prompts)
         requests = []
         own = (arrays[name].tolist() for name in ("prompt", "seed", "limit"))
         least = header["sampling"]["min_tokens"]
@@ -226,9 +227,8 @@ class Server:
         from vllm import SamplingParams
 
         prompts = self._prompts(header, arrays)
-        self._begin(header["temperature"], prompts)
         parameters = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        requests = [(prompt.engine_input(self._processing), parameters) for prompt in prompts]
+        requests = [(prompt, parameters) for prompt in self._inputs(header["temperature"], prompts)]
         for row, output in self._run(requests):
             ids = prompts[row].ids
             self._check(output, prompts[row])
@@ -246,21 +246,23 @@ class Server:
 
     def _prompts(self, header: dict[str, Any], arrays: Arrays) -> list[Prompt]:
         found = []
-        for number, media in enumerate(header["media"]):
+        for number, sizes in enumerate(header["sizes"]):
             mark = f"{number}/"
             own = {name.removeprefix(mark): array for name, array in arrays.items() if name.startswith(mark)}
-            found.append(Prompt(media, own))
+            found.append(Prompt(sizes, own))
         return found
 
-    def _begin(self, temperature: float, prompts: list[Prompt]) -> None:
+    def _inputs(self, temperature: float, prompts: list[Prompt]) -> list[Any]:
+        """What the engine takes of prompts; all workers know by which temperature they are scored, and positions."""
         if self.version is None:
             raise RuntimeError("no weights have been published")
-        positions = {}
+        inputs, positions = [prompt.engine_input(self._processing) for prompt in prompts], {}
         for prompt in prompts:
-            if prompt.media:
+            if prompt.sizes:
                 array = np.ascontiguousarray(prompt.arrays["positions"])
                 positions[prompt.key] = (list(array.shape), array.tobytes())
         self._everywhere("burnish_begin", temperature, positions)
+        return inputs
 
     def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
         answers: list[Any] = self.engine.collective_rpc(method, args=arguments)

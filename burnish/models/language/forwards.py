@@ -10,8 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from burnish.models.language.own.collation import Collation, Conversation, Inputs
+from burnish.language.logprobs import ResponseStates
+from burnish.models.language.collation import Collation, Conversation, Inputs
 from burnish.types.batch import to_device
+from burnish.types.completion import Completion
+from burnish.utils.errors import UserError
 
 
 class Forwards:
@@ -20,14 +23,13 @@ class Forwards:
     def __init__(self, network: Any, collation: Collation, *, pad: int, compute: torch.dtype) -> None:
         self.collation, self.pad, self.compute = collation, pad, compute
         self.accepted = frozenset(accepted(type(network)))
-        self.counts = True  # positions are given; else a class counts them otherwise than when it decodes
 
     def inputs(
         self, network: Any, conversations: Sequence[Conversation], *, side: Literal["left", "right"] = "right"
     ) -> Inputs:
         """Arguments of a forward, with the class's own positions."""
         inputs = self.collation.padded(conversations, self.pad, side=side)
-        if self.counts and "position_ids" in self.accepted:  # counted where the tokens are: a GPU would be waited for
+        if "position_ids" in self.accepted:  # counted where the tokens are: a GPU would be waited for
             rest = {name: value for name, value in inputs.items() if name != "input_ids" and name in self.accepted}
             inputs["position_ids"] = network._prepare_position_ids_for_generation(inputs["input_ids"], rest)
         return self.placed(network, inputs)
@@ -42,6 +44,49 @@ class Forwards:
         """States [B, L, D] that the head is given, and its logits [B, L, V] where they are asked for."""
         out, states = self.call(network, inputs | {"use_cache": False}, logits="all" if logits else "last")
         return states, out.logits if logits else None
+
+    def responses(
+        self, network: Any, completion: Completion, *, fill: dict[str, int], together: bool, logits: bool, single: bool
+    ) -> ResponseStates:
+        """States of the policy's tokens: each response with its prompt, padded on the right.
+
+        Args:
+            network: that runs them.
+            completion: prompts and responses.
+            fill: kinds of the policy's tokens.
+            together: rows share a forward; else each is alone.
+            logits: of the class's head too.
+            single: all of them must be in one forward.
+
+        Raises:
+            UserError: they can't be.
+        """
+        conversations = Conversation.of(completion, fill)
+        groups = self.collation.groups(conversations, together=together)
+        if single and len(groups) > 1:
+            raise UserError(
+                f"{type(network).__name__} can't have the media of a micro-batch in one forward, which sharded weights "
+                "and router losses need; train it in one process, or on text"
+            )
+        device = next(network.parameters()).device
+        prompts = [completion.prompts.table.lengths[number] for number in completion.prompts.index.tolist()]
+        hidden, scores, index, start = [], [], {}, 0
+        for group in groups:
+            rows = [conversations[row] for row in group]
+            states, heads = self.states(network, self.inputs(network, rows), logits=logits)
+            hidden.append(states.flatten(0, 1))
+            scores.append(heads.flatten(0, 1) if heads is not None else states)
+            for row in group:
+                # a token is predicted from the one before it
+                index[row] = start + prompts[row] - 1 + completion.mask[row].nonzero().flatten()
+                start += states.shape[1]
+        order = to_device(torch.cat([index[row] for row in range(len(conversations))]).to(torch.long), device)
+        return ResponseStates(
+            _joined(hidden).index_select(0, order),
+            to_device(completion.mask, device),
+            order,
+            logits=_joined(scores).index_select(0, order) if logits else None,
+        )
 
     def precision(self, inputs: Inputs) -> Any:
         """The context of a forward pass."""
@@ -65,6 +110,10 @@ class Forwards:
         if not seen:
             raise HeadUnusedError
         return out, seen[0]
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
 def accepted(kind: type) -> Iterator[str]:

@@ -18,12 +18,12 @@ from burnish.forecast.counter import WEIGHTS, LiveBytes
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from burnish.models.language.own.checks import Tiers
+    from burnish.models.language.capabilities import Capabilities
 
 
 @contextmanager
-def known_tiers(config: Any, counter: LiveBytes, *, shared: bool) -> Iterator[None]:
-    """Have models without a family of their own take over what was measured, where there is a tiny one of their class.
+def known_capabilities(config: Any, counter: LiveBytes, *, shared: bool) -> Iterator[None]:
+    """Have models take over what was measured, where there is a tiny one of their class.
 
     Args:
         config: of a run, with models that can be read here.
@@ -36,8 +36,8 @@ def known_tiers(config: Any, counter: LiveBytes, *, shared: bool) -> Iterator[No
     import torch
 
     from burnish.forecast.language import outside_of_modes
-    from burnish.models.language.own.captured import switch
-    from burnish.models.language.own.checks import plannable
+    from burnish.models.language.capabilities import plannable
+    from burnish.models.language.decoder_hook import switch
     from burnish.models.language.universal import UniversalModel
 
     known = {kind: found for kind in _kinds(config) if (found := measured(kind)) is not None}
@@ -51,12 +51,12 @@ def known_tiers(config: Any, counter: LiveBytes, *, shared: bool) -> Iterator[No
             return
         if shared:
             counter.label(WEIGHTS, [torch.empty_like(weight) for weight in self.network.parameters()])
-        self.tiers, mixes = found
-        self.forwards.collation = replace(self.forwards.collation, mixes=mixes)
-        if self.tiers.packed and not plannable(self, self.tiers):
-            self.tiers = replace(self.tiers, packed=False, fast=False)
-        if self.tiers.packed:
-            switch(self.text(self.network), on=True)
+        self.capabilities = found
+        self.forwards.collation = replace(self.forwards.collation, mixes=found.mixes)
+        if found.packed and not plannable(self, found):
+            self.capabilities = replace(found, packed=False, fast=False)
+        if self.capabilities.packed:
+            switch(self.network, self.text(self.network), on=True, tower=not found.unpacked)
 
     def learned(self: UniversalModel) -> Any:
         with outside_of_modes():  # processors look at values
@@ -70,20 +70,18 @@ def known_tiers(config: Any, counter: LiveBytes, *, shared: bool) -> Iterator[No
 
 
 def _kinds(config: LanguageConfig) -> Iterator[str]:
-    """The model_type of every model of a run that is read by its class's own forward."""
-    from burnish.models.language.loading import UNIVERSAL, family_of, read_config
+    """The model_type of every model of a run."""
+    from burnish.models.language.loading import read_config
     from burnish.models.language.teachers import options_of
 
     teachers = getattr(config.algorithm, "teachers", None) or ()
     for options in (config.model, *(options_of(config.model, one) for one in teachers if one.path is not None)):
-        _, about = read_config(options)
-        if family_of(options, about).name == UNIVERSAL:
-            yield str(about.get("model_type"))
+        yield str(read_config(options)[1].get("model_type"))
 
 
 @cache
-def measured(model_type: str) -> tuple[Tiers, bool] | None:
-    """What a class can do, and whether its media of different kinds go together; None without a tiny model of it."""
+def measured(model_type: str) -> Capabilities | None:
+    """What a class can do; None without a tiny model of it."""
     import torch
 
     from burnish.models.language.universal import UniversalModel
@@ -98,4 +96,4 @@ def measured(model_type: str) -> tuple[Tiers, bool] | None:
         write(tiny, Path(folder), seed=0)
         model = UniversalModel.load(Path(folder), dtype=torch.float32, compute=torch.float32, device="cpu")
         model.try_out()
-    return model.tiers, model.forwards.collation.mixes
+    return model.capabilities

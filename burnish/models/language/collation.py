@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,6 @@ from burnish.types.completion import Completion, Encoded, Features, pad_and_cat
 TEXT = ("input_ids", "attention_mask", "labels", "position_ids")  # what a processor returns beside media and kinds
 KINDS = "token_type_ids"  # how the names of kinds of tokens end
 Inputs = dict[str, Any]
-Lengths = Literal["any", "equal", "one"]  # which conversations share a forward: of equal length, or one alone
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,14 @@ class Conversation:
 
     ids: Tensor  # [L] long
     features: Features
+
+    def followed_by(self, tokens: Tensor, fill: dict[str, int]) -> Conversation:
+        """The same with further tokens [N] of the policy; ``fill`` are their kinds."""
+        kinds = {
+            name: torch.cat([kind, torch.full_like(tokens, fill.get(name, 0))])
+            for name, kind in self.features.kinds.items()
+        }
+        return Conversation(torch.cat([self.ids, tokens]), replace(self.features, kinds=kinds))
 
     @classmethod
     def of(cls, completion: Completion, fill: dict[str, int]) -> list[Conversation]:
@@ -53,19 +60,18 @@ class Collation:
 
     axes: dict[str, int] = field(default_factory=dict)  # along which conversations follow one another
     rows: frozenset[str] = frozenset()  # tensors that have one entry per conversation, also for those without media
-    mixes: bool = True  # conversations with and without media can be in one forward
+    mixes: bool = True  # conversations with other kinds of media can be in one forward
     # tensors [1, L, ...] with an entry for each token of a prompt, as where text attends to pictures in layers of its
     # own (Mllama): responses go on with the last entry, as they do in the class's own decoding
     per_token: frozenset[str] = frozenset()
 
-    def groups(self, conversations: Sequence[Conversation], lengths: Lengths = "any") -> list[list[int]]:
-        """Which conversations can be in one forward: those whose media can be joined, with these lengths."""
+    def groups(self, conversations: Sequence[Conversation], *, together: bool) -> list[list[int]]:
+        """Which conversations are in one forward: those whose media can be joined, or each alone."""
         groups: dict[Any, list[int]] = {}
-        for number, one in enumerate(conversations):
-            names = frozenset(one.features.tensors)
-            known = names <= self.axes.keys() and lengths != "one"
-            length = len(one.ids) if lengths == "equal" else 0
-            key = (length, (not self.mixes) and names) if known else number
+        for number, conversation in enumerate(conversations):
+            names = frozenset(conversation.features.tensors)
+            joined = together and names <= self.axes.keys()
+            key = number if not joined else "all" if self.mixes else names
             groups.setdefault(key, []).append(number)
         return list(groups.values())
 
@@ -139,7 +145,7 @@ def learn(trial: Trial) -> tuple[Collation, dict[str, int], bool]:
         if axis is not None:
             within[name] = axis
         exact &= axis is not None and torch.equal(pad_and_cat([one[name], two[name]], axis), expected)
-    return Collation(known, frozenset(rows), bool(mixed), frozenset(aligned)), within, exact
+    return Collation(known, frozenset(rows), per_token=frozenset(aligned)), within, exact
 
 
 def media_of(inputs: Inputs) -> dict[str, Tensor]:

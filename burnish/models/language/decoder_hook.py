@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from burnish.language.attention import Plan, attend
 from burnish.language.model import Embedded
-from burnish.models.language.own.collation import Collation, Inputs
-from burnish.models.language.own.forwards import Forwards
+from burnish.models.language.collation import Collation, Inputs
+from burnish.models.language.forwards import Forwards
 from burnish.types.completion import Features
 
-NAME = "burnish_planned"
+DECODER, TOWER = "burnish_planned", "burnish_flash"  # towers hand boundaries of pictures to what is called flash
 FORMS = {"full_attention", "sliding_attention"}  # of layers, that a plan can have
 GIVEN = ("position_ids", "attention_mask", "inputs_embeds", "input_ids")
 
@@ -28,27 +28,31 @@ class ReachedError(Exception):
 
 def planned(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    plan: Plan | None = None, **more: Any,
+    plan: Plan | None = None, cu_seq_lens_q: Tensor | None = None, **more: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Attention by a plan where there is one, and as transformers has it otherwise."""
-    if plan is not None:
+    """Attention by a plan or the boundaries of pictures where there are some, and as transformers has it otherwise."""
+    if plan is not None or cu_seq_lens_q is not None:
         if unknown := [name for name in ("s_aux", "softcap") if more.get(name) is not None]:
             raise ValueError(f"attention with {', '.join(unknown)} has no plan")
-        return attend(module, query, key, value, attention_mask, plan=plan, **more)
+        return attend(module, query, key, value, attention_mask, plan=plan, cu_seq_lens_q=cu_seq_lens_q, **more)
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     found: tuple[Tensor, Tensor | None] = sdpa_attention_forward(module, query, key, value, attention_mask, **more)
     return found
 
 
-def switch(decoder: Any, *, on: bool) -> None:
-    """Let a decoder's layers attend by a plan; without one they do as before."""
+def switch(network: Any, decoder: Any, *, on: bool, tower: bool = True) -> None:
+    """Let a decoder's layers attend by a plan, and its vision tower all pictures at once; else they do as before."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(NAME, planned)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    decoder.config._attn_implementation = NAME if on else "sdpa"
+    for name in (DECODER, TOWER):
+        AttentionInterface.register(name, planned)
+        AttentionMaskInterface.register(name, sdpa_mask)
+    decoder.config._attn_implementation = DECODER if on else "sdpa"
+    vision: Any = getattr(network.config, "vision_config", None)
+    if getattr(vision, "_attn_implementation", None) in ("sdpa", TOWER):
+        vision._attn_implementation = TOWER if on and tower else "sdpa"
 
 
 def has_plan(decoder: Any) -> bool:

@@ -10,14 +10,13 @@ import torch
 
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model import Audio, Shown
-from burnish.models.language.own.probe import own_logprobs
-from burnish.models.language.own.trials import samples
+from burnish.models.language.capabilities import own_logprobs
+from burnish.models.language.trials import samples
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from burnish.models.language.own.checks import Tiers
     from burnish.models.language.universal import UniversalModel
 
 log = logging.getLogger(__name__)
@@ -26,12 +25,11 @@ SHORT, LEAST = 0.3, 1.0  # seconds: of a sound that is tried, and of the shortes
 RESPONSE = 3  # tokens
 
 
-def lengthen_short(model: UniversalModel, tiers: Tiers, slack: float) -> None:
+def lengthen_short(model: UniversalModel, slack: float) -> None:
     """Have silence put behind short sounds where the class hears them otherwise beside longer ones.
 
     Args:
         model: whose ``least_audio`` is set.
-        tiers: what it can do.
         slack: nats that are rounding.
 
     Raises:
@@ -40,11 +38,11 @@ def lengthen_short(model: UniversalModel, tiers: Tiers, slack: float) -> None:
     rate = model.audio_rate or 0
     long = samples("audio", rate)[0]
     sounds = [Audio(long.samples[: round(SHORT * rate)], rate), long]
-    before = _difference(model, sounds, tiers)
+    before = _difference(model, sounds)
     if before <= slack:
         return
     model.least_audio = LEAST
-    after = _difference(model, sounds, tiers)
+    after = _difference(model, sounds)
     name = type(model.network).__name__
     if after > slack:
         raise UserError(
@@ -57,7 +55,7 @@ def lengthen_short(model: UniversalModel, tiers: Tiers, slack: float) -> None:
     )  # fmt: skip
 
 
-def _difference(model: UniversalModel, sounds: Sequence[Audio], tiers: Tiers) -> float:
+def _difference(model: UniversalModel, sounds: Sequence[Audio]) -> float:
     """Between log-probs by a forward of each prompt and by one of all: the largest in float32, else the mean."""
     chat = [{"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "What is it?"}]}]
     table = Encoded.cat([model.encode(chat, Shown(audios=[sound])) for sound in sounds])
@@ -65,8 +63,7 @@ def _difference(model: UniversalModel, sounds: Sequence[Audio], tiers: Tiers) ->
     ids = table.ids[0][-1:].expand(len(sounds), RESPONSE)
     length = torch.full((len(sounds),), RESPONSE)
     completion = Completion.of_text(Gathered(table=table, index=index), ids, length, axes=model.axes)
-    model.tiers = tiers
     with torch.no_grad():
         found = response_logprobs(model, model.network, completion, temperature=1.0).logprob.cpu()
-    off = (found - own_logprobs(model, model.network, completion, tiers.fill)).abs()
+    off = (found - own_logprobs(model, model.network, completion, model.capabilities.fill)).abs()
     return float(off.max() if model.compute == torch.float32 else off.mean())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from burnish.language.model import Audio, Shown, Video
-from burnish.models.language.own.collation import Collation, Inputs, Trial, learn
+from burnish.models.language.collation import Collation, Inputs, Trial, learn, media_of
 
 SIZES = ((60, 44), (44, 76), (96, 52))  # width and height in pixels: no two alike
 FRAMES = (4, 8, 6)
@@ -21,13 +21,13 @@ Process = Callable[[list[str], Sequence[Shown]], Inputs]
 
 
 def learn_all(
-    processor: Any, ask: Callable[[str, int], str], process: Process, audio_rate: int | None
+    processor: Any, ask: Callable[[Sequence[str]], str], process: Process, audio_rate: int | None
 ) -> tuple[Collation, dict[str, int], dict[str, bool]]:
     """The collation of all kinds of media that a processor reads; see ``collation.learn``.
 
     Args:
         processor: of the model.
-        ask: the text of a prompt with N media of a kind.
+        ask: the text of a prompt with media of these kinds.
         process: what the processor returns for texts and their media.
         audio_rate: samples per second of sounds; None if the model hears none.
     """
@@ -41,10 +41,10 @@ def learn_all(
 
         def alone(chosen: Sequence[int], kind: str = kind, media: list[Any] = media) -> Inputs:
             some = [media[number] for number in chosen]
-            return process([ask(kind, len(some))], [_shown(kind, some)])
+            return process([ask([kind] * len(some))], [_shown(kind, some)])
 
         def together(groups: Sequence[Sequence[int]], kind: str = kind, media: list[Any] = media) -> Inputs:
-            texts = [ask(kind, len(group)) for group in groups]
+            texts = [ask([kind] * len(group)) for group in groups]
             return process(texts, [_shown(kind, [media[number] for number in group]) for group in groups])
 
         try:
@@ -53,11 +53,21 @@ def learn_all(
             continue
         own, axes, appends[kind] = learn(Trial(alone, together))
         collation = Collation(
-            collation.axes | own.axes, collation.rows | own.rows, collation.mixes and own.mixes,
-            collation.per_token | own.per_token,
+            collation.axes | own.axes, collation.rows | own.rows, per_token=collation.per_token | own.per_token
         )  # fmt: skip
         within |= axes
     return collation, within, appends
+
+
+def loses(process: Process, ask: Callable[[Sequence[str]], str]) -> bool:
+    """Whether a processor returns less of a picture and a video in one prompt than of both apart (SmolVLM)."""
+    picture, video = Shown(images=samples("image")[:1]), Shown(videos=samples("video")[:1])
+    apart = [media_of(process([ask([kind])], [shown])) for kind, shown in (("image", picture), ("video", video))]
+    try:
+        both = media_of(process([ask(["image", "video"])], [Shown(picture.images, video.videos)]))
+    except Exception:  # so it says itself
+        return False
+    return sum(one.numel() for one in both.values()) < sum(one.numel() for each in apart for one in each.values())
 
 
 def _shown(kind: str, media: Sequence[Any]) -> Shown:
