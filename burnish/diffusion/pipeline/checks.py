@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
 from burnish.diffusion.pipeline.levels import Timetable, Unsupported
 from burnish.diffusion.pipeline.runs import Blank, Recorded, Visit
+from burnish.diffusion.pipeline.segments import driven
 
 if TYPE_CHECKING:
     from burnish.diffusion.pipeline.universal import Universal
@@ -68,8 +71,10 @@ def rehearse(model: Universal, request: Requests, guidance: float, start: int) -
     scheduler = model._run.scheduler
     states, velocities = seen(run, program.table, scheduler)
     for k in range(start, len(states)):
-        again = program.velocity(scheduler, states[k : k + 1], float(program.table.times[k]))
-        velocity = _answered(again, run.made[k], tolerance)
+        again, left = program.velocity(scheduler, states[k : k + 1], float(program.table.times[k])), list(run.made[k])
+        velocity = None
+        with suppress(_Other):
+            velocity = driven(again, partial(_answer, left=left, tolerance=tolerance))
         if velocity is None or not _close(velocity, velocities[k : k + 1], tolerance):
             raise Unsupported(
                 f"its step {k + 1} of {len(states)} does something else than the same step by itself: it depends on "
@@ -77,25 +82,17 @@ def rehearse(model: Universal, request: Requests, guidance: float, start: int) -
             )
 
 
-def _answered(
-    run: Generator[list[Call], list[Any], Tensor], made: list[tuple[Call, Any]], tolerance: float
-) -> Tensor | None:
-    """What a computation returns with outputs that were made for the same calls; None if it makes others."""
-    left = list(made)
-    try:
-        calls = next(run)
-        while True:
-            outputs = []
-            for call in calls:
-                same = (i for i, (one, _) in enumerate(left) if one.network == call.network)
-                at = next((i for i in same if _close(call.arguments, left[i][0].arguments, tolerance)), None)
-                if at is None:
-                    return None
-                outputs.append(left.pop(at)[1])
-            calls = run.send(outputs)
-    except StopIteration as done:
-        found: Tensor = done.value
-        return found
+class _Other(Exception):
+    """A call that was not recorded."""
+
+
+def _answer(call: Call, left: list[tuple[Call, Any]], tolerance: float) -> Any:
+    """The output that was made for the same call, which is taken off the list."""
+    for at, (made, output) in enumerate(left):
+        if made.network == call.network and _close(call.arguments, made.arguments, tolerance):
+            del left[at]
+            return output
+    raise _Other
 
 
 class Landing(Blank):

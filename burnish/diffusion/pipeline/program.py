@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from burnish.diffusion.pipeline.forwards import Call
 from burnish.diffusion.pipeline.levels import Levels, Timetable, Unsupported, sigma_at
 from burnish.diffusion.pipeline.runs import Recorded
-from burnish.diffusion.pipeline.segments import Operation, Segment, Value, alike, compute
+from burnish.diffusion.pipeline.segments import Operation, Segment, Value, alike, compute, driven
 
 OBJECTS = 2**17  # bytes, roughly, of Python's objects
 
@@ -152,26 +152,20 @@ class Program:
 
     def begin(self, seed: int) -> Tensor:
         """The pipeline's own first state for a seed: [1, ...] in the scheduler's terms."""
+        if self.start.calls:
+            raise Unsupported("its networks run before its first step")
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            try:
-                next(self.start.run({}, bound=self.bound, generator=torch.Generator().manual_seed(seed)))
-            except StopIteration as done:
-                state: Tensor = done.value[0]
-                return state[:1]
-        raise Unsupported("its networks run before its first step")
+            run = self.start.run({}, bound=self.bound, generator=torch.Generator().manual_seed(seed))
+            return driven(run, lambda call: None)[0][:1]
 
-    def returned(self, x: Tensor, answer: Callable[[Any], Any]) -> Any:
+    def returned(self, x: Tensor, answer: Callable[[Call], Any]) -> Any:
         """What the pipeline returns for a last state [1, ...]."""
         assert self.end is not None
-        run = self.end.run({self.end.given[0]: self._scaled(x, float(self.table.times[-1]))}, bound=self.bound)
-        try:
-            calls = next(run)
-            while True:
-                calls = run.send([answer(call) for call in calls])
-        except StopIteration as done:
-            found = tree_unflatten(done.value, self._returned)
-            return found if isinstance(found, tuple) else SimpleNamespace(**found)
+        state = self._scaled(x, float(self.table.times[-1]))
+        run = self.end.run({self.end.given[0]: state}, bound=self.bound)
+        found = tree_unflatten(driven(run, answer), self._returned)
+        return found if isinstance(found, tuple) else SimpleNamespace(**found)
 
 
 def placed(table: Timetable, values: Tensor, name: str, k: int, time: float) -> Tensor:

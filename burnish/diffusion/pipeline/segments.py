@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -115,6 +115,7 @@ def numbers_in(tree: Any) -> Iterator[int]:
             yield leaf.number
 
 
+T = TypeVar("T")
 Asks = Generator[list[Call], list[Any], list[Tensor]]
 
 
@@ -242,6 +243,18 @@ class Segment:
         for number in done:
             values.pop(number, None)
         values |= zip(left, results, strict=True)
+
+
+def driven(run: Generator[list[Call], list[Any], T], answer: Callable[[Call], Any]) -> T:
+    """What a computation returns, with calls of networks answered one by one."""
+    outputs: list[Any] | None = None
+    while True:
+        try:
+            calls = next(run) if outputs is None else run.send(outputs)
+        except StopIteration as done:
+            found: T = done.value
+            return found
+        outputs = [answer(call) for call in calls]
 
 
 def _last_readers(rounds: Sequence[tuple[list[Operation], list[NetworkCall]]], roots: set[int]) -> dict[int, list[int]]:
