@@ -5,33 +5,15 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
-from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers import DDIMScheduler
 
 from burnish.diffusion.steps import transition
 from burnish.diffusion.times import stratify
 from burnish.diffusion.windows import Window
 from tests.support.exact_flows import gaussian_velocity
 from tests.support.schedules import schedule
-
-
-def same(ours, scheduler) -> None:
-    torch.testing.assert_close(ours, scheduler.sigmas, rtol=2e-6, atol=2e-7)
-    assert ours[-1] == 0
-    assert (ours.diff() < 0).all()
-
-
-@pytest.mark.parametrize("shift", [1.0, 3.0])
-@pytest.mark.parametrize("steps", [1, 10])
-def test_static_shift(steps, shift):
-    """As the scheduler places noise levels, and of those that a pipeline passes."""
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
-    scheduler.set_timesteps(steps)
-    same(schedule(steps, shift=shift), scheduler)
-    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps))
-    same(schedule(steps, shift=shift, once=True), scheduler)
 
 
 def draws(count: int, seed: int = 0) -> torch.Tensor:

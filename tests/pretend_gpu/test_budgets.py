@@ -49,13 +49,7 @@ def counted(pipeline: Any) -> Counter[str]:
 def test_nobody_waits_in_a_denoising_step(model: str, options: list[str], files: Path) -> None:
     tiny = describe(model)
     size = [f"rollout.height={tiny.height or 'null'}", f"rollout.width={tiny.width or 'null'}"]
-    given = [
-        "algorithm=flow_grpo",
-        "model.family=pipeline",
-        "model.device=cuda",
-        "model.dtype=bfloat16",
-        "forecast=off",
-    ]
+    given = ["algorithm=flow_grpo", "model.device=cuda", "model.dtype=bfloat16", "forecast=off"]
     run = TinyRun(files, "generators", model, *given, *size, "rollout.guidance_scale=3", *options)
     counts, rows = [], []
     for steps in (FEW, MANY):
