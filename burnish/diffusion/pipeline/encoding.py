@@ -68,7 +68,7 @@ class Arrangement:
             for digit in (number % DIGITS, number.div(DIGITS, rounding_mode="floor"))
         )
         found = cls(slope, offset, high * DIGITS + low, shape)
-        probe = torch.rand(1, *shape, device=device, generator=torch.Generator(device).manual_seed(0))
+        probe = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0)).to(device)
         every = torch.equal(found.place.flatten().sort().values, torch.arange(count, device=device))
         if not every or not torch.allclose(found.state(decoded(probe)), probe, atol=1e-4):
             raise Unsupported("between its states and its VAE there is more than an arrangement and a scale")
