@@ -3,16 +3,8 @@
 import numpy as np
 import torch
 
+from burnish.diffusion.algorithms import variants
 from burnish.diffusion.algorithms.policy_gradient import FlowGRPO
-from burnish.diffusion.algorithms.variants import (
-    BranchGRPO,
-    DanceGRPO,
-    FlowDPPO,
-    FlowGRPOFast,
-    GRPOGuard,
-    MixGRPO,
-    TempFlowGRPO,
-)
 from burnish.diffusion.engine import FlowEngine, FlowJob
 from burnish.diffusion.options import ModelOptions, RolloutOptions, TrainerOptions
 from burnish.diffusion.pipeline.loading import load_model
@@ -36,13 +28,13 @@ PROMPTS = [Prompt(text=text) for text in ("one", "two", "three")]
 
 POLICY_GRADIENTS = {
     "flow_grpo": lambda **o: FlowGRPO(window=WINDOW, **o),
-    "flow_grpo_fast": lambda **o: FlowGRPOFast(**o),
-    "mix_grpo": lambda **o: MixGRPO(window=MOVING, steps_after=0.5, **o),
-    "dance_grpo": lambda **o: DanceGRPO(best_of=2, **o),
-    "grpo_guard": lambda **o: GRPOGuard(window=WINDOW, **o),
-    "flow_dppo": lambda **o: FlowDPPO(window=WINDOW, **o),
-    "tempflow_grpo": lambda **o: TempFlowGRPO(**o),
-    "branch_grpo": lambda **o: BranchGRPO(splits=[0, 2], **o),
+    "flow_grpo_fast": lambda **o: variants.FlowGRPOFast(**o),
+    "mix_grpo": lambda **o: variants.MixGRPO(window=MOVING, steps_after=0.5, **o),
+    "dance_grpo": lambda **o: variants.DanceGRPO(best_of=2, **o),
+    "grpo_guard": lambda **o: variants.GRPOGuard(window=WINDOW, **o),
+    "flow_dppo": lambda **o: variants.FlowDPPO(window=WINDOW, **o),
+    "tempflow_grpo": lambda **o: variants.TempFlowGRPO(**o),
+    "branch_grpo": lambda **o: variants.BranchGRPO(splits=[0, 2], **o),
 }
 
 

@@ -9,33 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MinistralConfig,
-    MinistralForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-    SmolVLMConfig,
-    SmolVLMForConditionalGeneration,
-)
 
 from burnish.language.model import Shown, Video
 
@@ -60,13 +36,13 @@ PLACES = {
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 
-def build_tokenizer(kind: str, marks: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+def build_tokenizer(kind: str, marks: Sequence[str] = ()) -> transformers.PreTrainedTokenizerFast:
     """A token per byte, the special tokens of a kind of family (qwen, smol or text), and further ones."""
     letters = {symbol: number for number, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD)
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD)
     further = {"qwen": QWEN, "smol": SMOL, "text": ()}[kind]
     made.add_special_tokens({"additional_special_tokens": [START, *further, *marks]})
     image, video = PLACES.get(kind, ("", ""))
@@ -98,49 +74,57 @@ def _network(family: str, tokenizer: Any, more: dict[str, Any]) -> Any:
     if family == "qwen2_vl":
         vision = merged | {"embed_dim": 16, "hidden_size": 24, "mlp_ratio": 2}
         text |= {"rope_parameters": _rope([1, 1, 1])}
-        config = Qwen2VLConfig(text_config=text, vision_config=vision, **_qwen_ids(tokenizer))
-        return Qwen2VLForConditionalGeneration(config)
+        config = transformers.Qwen2VLConfig(text_config=text, vision_config=vision, **_qwen_ids(tokenizer))
+        return transformers.Qwen2VLForConditionalGeneration(config)
     if family == "qwen2_5_vl":
         vision = merged | {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 24}
         vision |= {"window_size": 16, "fullatt_block_indexes": [1]}
         text |= {"rope_parameters": _rope([1, 1, 1])}
-        config = Qwen2_5_VLConfig(
+        config = transformers.Qwen2_5_VLConfig(
             text_config=text, vision_config=vision, tie_word_embeddings=False, **_qwen_ids(tokenizer)
         )
-        return Qwen2_5_VLForConditionalGeneration(config)
+        return transformers.Qwen2_5_VLForConditionalGeneration(config)
     if family == "qwen3_vl":
         vision = merged | {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 24}
         vision |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
         text |= {"head_dim": 12, "rope_parameters": _rope([2, 2, 2])}
-        config = Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **_qwen_ids(tokenizer))
-        return Qwen3VLForConditionalGeneration(config)
+        config = transformers.Qwen3VLConfig(
+            text_config=text, vision_config=vision, tie_word_embeddings=True, **_qwen_ids(tokenizer)
+        )
+        return transformers.Qwen3VLForConditionalGeneration(config)
     if family == "smolvlm":
         vision = {
             "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
             "image_size": 16, "patch_size": 4,
         }  # fmt: skip
         image = tokenizer.convert_tokens_to_ids("<image>")
-        config = SmolVLMConfig(
+        config = transformers.SmolVLMConfig(
             text_config=text | {"model_type": "llama"}, vision_config=vision, scale_factor=2, image_token_id=image,
             pad_token_id=tokenizer.pad_token_id,
         )  # fmt: skip
-        return SmolVLMForConditionalGeneration(config)
+        return transformers.SmolVLMForConditionalGeneration(config)
     if family == "llama":
-        return LlamaForCausalLM(LlamaConfig(**text, tie_word_embeddings=False))
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**text, tie_word_embeddings=False))
     if family == "qwen3_moe":
         experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
-        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**text, **experts, tie_word_embeddings=False))
+        return transformers.Qwen3MoeForCausalLM(
+            transformers.Qwen3MoeConfig(**text, **experts, tie_word_embeddings=False)
+        )
     if family == "qwen2_moe":
         experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
         experts |= {"shared_expert_intermediate_size": 16}
-        return Qwen2MoeForCausalLM(Qwen2MoeConfig(**text, **experts, tie_word_embeddings=False))
+        return transformers.Qwen2MoeForCausalLM(
+            transformers.Qwen2MoeConfig(**text, **experts, tie_word_embeddings=False)
+        )
     if family == "mistral":
-        return MistralForCausalLM(MistralConfig(**text, tie_word_embeddings=False))
+        return transformers.MistralForCausalLM(transformers.MistralConfig(**text, tie_word_embeddings=False))
     if family == "ministral":
-        return MinistralForCausalLM(MinistralConfig(**text, head_dim=6, tie_word_embeddings=False))
+        return transformers.MinistralForCausalLM(
+            transformers.MinistralConfig(**text, head_dim=6, tie_word_embeddings=False)
+        )
     if family == "qwen3":
-        return Qwen3ForCausalLM(Qwen3Config(**text, head_dim=8, tie_word_embeddings=True))
-    return Qwen2ForCausalLM(Qwen2Config(**text, tie_word_embeddings=True))
+        return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**text, head_dim=8, tie_word_embeddings=True))
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**text, tie_word_embeddings=True))
 
 
 def _processor(family: str, folder: Path) -> None:
