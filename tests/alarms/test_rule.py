@@ -9,8 +9,6 @@ from burnish.alarms.drift import Series
 from tests.support.optional import seldom
 
 RATE = 0.01
-
-
 KINDS = {
     "normal": lambda draw, shape: draw.normal(size=(*shape[:2], 1)) * 0.8 + draw.normal(size=shape) * 0.6,
     "alike": lambda draw, shape: np.repeat(draw.normal(size=(*shape[:2], 1)), shape[2], 2),

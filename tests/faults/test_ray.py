@@ -186,8 +186,6 @@ APART = [
 # an epsilon that keeps Adam from making rounding errors of nothing to steps
 STEADY = ["optimizer.eps=1e-3", "optimizer.max_grad_norm=0.01"]
 CLIP = ["algorithm=flow_grpo", "algorithm.window={kind: random, size: 2}", "rollout.num_frames=5"]
-
-
 VLLM = ["rollout.engine=vllm", "rollout.vllm={python: {files}/vllm-python}"]
 BESIDE = f"FAKE_VLLM= FAKE_VLLM_LOG=/dev/null PYTHONPATH={HERE}/tests/support/fake_vllm:$PYTHONPATH"
 FAKE = f'#!/bin/sh\n{BESIDE} exec {sys.executable} "$@"\n'

@@ -11,32 +11,12 @@ import torch
 
 from burnish.diffusion.steps import Transition, transition
 from burnish.registry import lookup
+from burnish.rl import surrogates
 from burnish.rl.importance import rejection_mask
-from burnish.rl.surrogates import (
-    Surrogate,
-    cispo,
-    cpgd,
-    dppo,
-    flow_clip,
-    gaussian_kl,
-    gmpo,
-    gspo,
-    guard_log_ratio,
-    kl_trust_region,
-    log_ratio,
-    ppo_clip,
-    reinforce,
-    sapo,
-    sequence_mean,
-    terms,
-    weights,
-)
 from tests.conformance import case, cases
 from tests.support.token_losses import aggregate, assert_gradient, batch, mask_of, spoil
 
 MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
-
-
 CONSTANT = dict.fromkeys(MODES[:3]) | {MODES[3]: 10.0}
 
 
@@ -56,7 +36,7 @@ def published(given: dict):
     one = (value[:, None] for value in (logprob, old))
     loss, metrics = made.objective(*one, bounded, all_of(bounded), torch.ones_like(bounded))
     ratio = metrics["actor/ratio_mean"][:, 0]
-    return logprob, Surrogate(loss[:, 0], ratio, {name: value[:, 0] for name, value in metrics.items()})
+    return logprob, surrogates.Surrogate(loss[:, 0], ratio, {name: value[:, 0] for name, value in metrics.items()})
 
 
 @pytest.mark.parametrize("c", cases("losses", "loss/flow_grpo/"), ids=lambda c: c.id)
@@ -77,7 +57,7 @@ def test_flow_clip_with_published_kl():
     logprob, found = published(given)
     c.close(torch.autograd.grad(found.loss.mean(), logprob)[0], c.expected["grad_log_prob"])
     mean, reference = torch.tensor(given["mean"]), torch.tensor(given["mean_ref"])
-    kl = gaussian_kl(mean, reference, torch.full((len(mean),), given["std_dev_t"]))
+    kl = surrogates.gaussian_kl(mean, reference, torch.full((len(mean),), given["std_dev_t"]))
     c.close(kl.mean(), c.expected["kl_loss"])
     c.close(found.loss.mean() + given["beta"] * kl.mean(), c.expected["loss"])
 
@@ -87,7 +67,7 @@ def test_surrogate_and_kl_add_up(c):
     """verl-omni divides by accumulation steps, times sequence-parallel ranks; ours divides once."""
     given = c.inputs
     _, found = published(given)
-    kl = gaussian_kl(given["prev_sample_mean"], given["ref_prev_sample_mean"], given["std_dev_t"].flatten())
+    kl = surrogates.gaussian_kl(given["prev_sample_mean"], given["ref_prev_sample_mean"], given["std_dev_t"].flatten())
     total = (found.loss + given["kl_loss_coef"] * kl).mean() / given["gradient_accumulation_steps"] * given["sp_size"]
     c.close(total, c.expected["loss"])
     c.close(found.metrics["actor/ppo_kl"].mean(), c.expected["metrics"]["actor/ppo_kl"])
@@ -107,18 +87,18 @@ def test_a_rejected_step_leaves_the_denominator():
     for name in found.metrics.keys() & c.expected["metrics"].keys():
         c.close(found.metrics[name].mean(), c.expected["metrics"][name])
     assert kept.tolist() == [True, False, True, True]
-    # what is required: three terms; the ratio is to the sampler already, so no weight comes on top
+    # what is required: three surrogates.terms; the ratio is to the sampler already, so no weight comes on top
     torch.testing.assert_close(found.loss[kept].mean(), c.expected["loss"] * 4 / 3)
 
 
 def test_dual_clip_bounds_what_a_bad_token_costs():
     ratio = torch.tensor([[1.1, 5.0, 50.0]], dtype=torch.float64)
     advantage, mask = -torch.ones_like(ratio), mask_of([3], 3)
-    found = ppo_clip(ratio.log(), torch.zeros_like(ratio), advantage, mask, clip=0.2, dual_clip=3.0)
+    found = surrogates.ppo_clip(ratio.log(), torch.zeros_like(ratio), advantage, mask, clip=0.2, dual_clip=3.0)
     torch.testing.assert_close(found.loss, torch.tensor([[1.1, 3.0, 3.0]], dtype=torch.float64))
     assert found.metrics["actor/pg_clipfrac_lower"].tolist() == [[0, 1, 1]]
     with pytest.raises(ValueError, match="dual_clip is 1"):
-        ppo_clip(ratio, ratio, advantage, mask, clip=0.2, dual_clip=1.0)
+        surrogates.ppo_clip(ratio, ratio, advantage, mask, clip=0.2, dual_clip=1.0)
 
 
 @pytest.mark.parametrize(("mode", "expected"), zip(MODES, [21 / 6, (2 + 4.5 + 6) / 3, 21 / 3, 21 / 30], strict=True))
@@ -137,11 +117,11 @@ def test_the_cut_into_micro_batches_is_not_seen(mode, rows):
     mask[2] = False
     values = torch.randn(7, 6, dtype=torch.float64)
     total = sum(
-        (part * weights(chosen, mode, CONSTANT[mode])).sum()
+        (part * surrogates.weights(chosen, mode, CONSTANT[mode])).sum()
         for part, chosen in zip(values.split(rows), mask.split(rows), strict=True)
     )
-    count = sum(int(terms(chosen, mode)) for chosen in mask.split(rows))
-    assert count == int(terms(mask, mode))
+    count = sum(int(surrogates.terms(chosen, mode)) for chosen in mask.split(rows))
+    assert count == int(surrogates.terms(mask, mode))
     torch.testing.assert_close(total / count, aggregate(values, mask, mode, CONSTANT[mode]), rtol=1e-6, atol=1e-9)
 
 
@@ -149,7 +129,7 @@ def test_a_batch_that_says_nothing_is_zero_and_the_constant_belongs_to_one_mode(
     for mode in MODES:
         for shape in ((2, 3), (2, 0), (0, 3)):
             mask = torch.zeros(shape, dtype=torch.bool)
-            assert int(terms(mask, mode)) == 0
+            assert int(surrogates.terms(mask, mode)) == 0
             assert aggregate(torch.full(shape, torch.nan), mask, mode, CONSTANT[mode]).item() == 0
     for given, said in (
         (("token-mean", 10.0), "sum-norm"),
@@ -157,22 +137,22 @@ def test_a_batch_that_says_nothing_is_zero_and_the_constant_belongs_to_one_mode(
         ((MODES[3], 0.0), "above 0"),
     ):
         with pytest.raises(ValueError, match=said):
-            weights(mask_of(), *given)
+            surrogates.weights(mask_of(), *given)
 
 
 GRPO = "seq-mean-token-mean"
 LOSSES = {
-    "ppo_clip": lambda *a: ppo_clip(*a, clip=0.2, clip_high=0.28),
-    "dual_clip": lambda *a: ppo_clip(*a, clip=0.2, clip_high=0.28, dual_clip=1.4),
-    "flow_clip": lambda *a: flow_clip(*a, clip=0.2, clip_high=0.28),
-    "kl_trust_region": lambda *a: kl_trust_region(*a, torch.where(a[3], 0.1, torch.inf), threshold=0.05),
-    "gspo": lambda *a: gspo(*a, clip=0.1, clip_high=0.15),
-    "gmpo": lambda *a: gmpo(*a, clip=0.2, clip_high=0.2),
-    "cispo": lambda *a: cispo(*a, clip=1.0, clip_high=0.2),
-    "sapo": lambda *a: sapo(*a, tau_pos=1.0, tau_neg=1.05),
-    "cpgd": lambda *a: cpgd(*a, clip=0.2, clip_high=0.2),
-    "cpgd_drift": lambda *a: cpgd(*a, clip=0.2, clip_high=0.2, drift_coef=0.5),
-    "reinforce": reinforce,
+    "ppo_clip": lambda *a: surrogates.ppo_clip(*a, clip=0.2, clip_high=0.28),
+    "dual_clip": lambda *a: surrogates.ppo_clip(*a, clip=0.2, clip_high=0.28, dual_clip=1.4),
+    "flow_clip": lambda *a: surrogates.flow_clip(*a, clip=0.2, clip_high=0.28),
+    "kl_trust_region": lambda *a: surrogates.kl_trust_region(*a, torch.where(a[3], 0.1, torch.inf), threshold=0.05),
+    "gspo": lambda *a: surrogates.gspo(*a, clip=0.1, clip_high=0.15),
+    "gmpo": lambda *a: surrogates.gmpo(*a, clip=0.2, clip_high=0.2),
+    "cispo": lambda *a: surrogates.cispo(*a, clip=1.0, clip_high=0.2),
+    "sapo": lambda *a: surrogates.sapo(*a, tau_pos=1.0, tau_neg=1.05),
+    "cpgd": lambda *a: surrogates.cpgd(*a, clip=0.2, clip_high=0.2),
+    "cpgd_drift": lambda *a: surrogates.cpgd(*a, clip=0.2, clip_high=0.2, drift_coef=0.5),
+    "reinforce": surrogates.reinforce,
 }
 VALUES = ["ppo_clip", "dual_clip", "flow_clip", "gmpo", "sapo", "cpgd", "reinforce"]  # gradient of their own value
 every = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
@@ -191,7 +171,7 @@ def test_gspo_is_the_clipped_ratio_of_the_sequence():
     total = aggregate(LOSSES["gspo"](leaf, old, advantage, mask).loss, mask, GRPO)
 
     def objective(at):
-        ratio = sequence_mean(log_ratio(at, old, mask), mask).exp()
+        ratio = surrogates.sequence_mean(surrogates.log_ratio(at, old, mask), mask).exp()
         bounded = ratio.clamp(1 - 0.1, 1 + 0.15)
         each = torch.maximum(-advantage[:, 0] * ratio, -advantage[:, 0] * bounded)
         return each[mask.any(-1)].mean()
@@ -216,7 +196,7 @@ def test_cispo_weighs_the_policy_gradient_and_drops_no_token():
 def test_gmpo_is_the_geometric_mean_of_ratios_clipped_where_it_pushes():
     ratio = torch.tensor([[1.5, 0.5], [1.5, 0.5]], dtype=torch.float64)
     advantage = torch.tensor([[1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
-    loss = gmpo(
+    loss = surrogates.gmpo(
         ratio.log(), torch.zeros(2, 2), advantage, mask_of([2, 2], 2), clip=math.log(1.6), clip_high=math.log(1.2)
     ).loss
     torch.testing.assert_close(loss[0, 0].item(), -math.sqrt(1.2 * 0.5))
@@ -227,14 +207,14 @@ def test_cpgd_drift_pulls_back_no_harder_than_its_clip():
     """Without an advantage only the drift is left: (ratio - 1), at most 0.2, per log-prob."""
     difference = torch.tensor([[3.0, 0.1, -0.5]], dtype=torch.float64)
     logprob, nothing, mask = difference.clone().requires_grad_(), torch.zeros_like(difference), mask_of([3], 3)
-    found = cpgd(logprob, nothing, nothing, mask, clip=0.2, drift_coef=0.5, drift_clip=0.2)
+    found = surrogates.cpgd(logprob, nothing, nothing, mask, clip=0.2, drift_coef=0.5, drift_clip=0.2)
     estimate = difference.exp() - 1 - difference
     torch.testing.assert_close(found.loss, 0.5 * estimate)
     torch.testing.assert_close(found.metrics["actor/policy_drift"], estimate)
     expected = 0.5 * (difference.exp() - 1).clamp(max=0.2)
     torch.testing.assert_close(torch.autograd.grad(found.loss.sum(), logprob)[0], expected)
     with pytest.raises(ValueError, match="clip is 1"):
-        cpgd(logprob, nothing, nothing, mask, clip=1.0, clip_high=0.2)
+        surrogates.cpgd(logprob, nothing, nothing, mask, clip=1.0, clip_high=0.2)
 
 
 @every
@@ -244,7 +224,7 @@ def test_on_policy_every_loss_is_the_policy_gradient(loss):
     leaf = logprob.clone().requires_grad_()
     total = aggregate(loss(leaf, logprob, advantage, mask).loss, mask, GRPO)
     plain = logprob.clone().requires_grad_()
-    expected = aggregate(reinforce(plain, logprob, advantage, mask).loss, mask, GRPO)
+    expected = aggregate(surrogates.reinforce(plain, logprob, advantage, mask).loss, mask, GRPO)
     torch.testing.assert_close(torch.autograd.grad(total, leaf)[0], torch.autograd.grad(expected, plain)[0])
 
 
@@ -332,7 +312,9 @@ def test_guard_of_flow_factory():
         )
         for v in ("v_old", "v_new")
     )  # fmt: skip
-    difference = guard_log_ratio(new.logprob(given["next"]), old.logprob(given["next"]), new.mean, old.mean, new.std)
+    difference = surrogates.guard_log_ratio(
+        new.logprob(given["next"]), old.logprob(given["next"]), new.mean, old.mean, new.std
+    )
     c.close(difference.exp(), c.expected["ratio_row0"])
     c.close(difference, (given["z"] * (new.mean - old.mean)).flatten(1).mean(1))
 
@@ -370,7 +352,7 @@ def test_beyond_the_trust_region_only_the_way_back_is_open():
     advantage, mask = torch.tensor([1.0, -1.0, 1.0, -1.0]), torch.ones(4, dtype=torch.bool)
     far, near = torch.full((4,), 0.2), torch.full((4,), 0.05)
     for kl, still in ((far, [False, True, True, False]), (near, [True] * 4)):
-        found = kl_trust_region(logprob, torch.zeros(4), advantage, mask, kl, threshold=0.1)
+        found = surrogates.kl_trust_region(logprob, torch.zeros(4), advantage, mask, kl, threshold=0.1)
         (gradient,) = torch.autograd.grad(found.loss.sum(), logprob)
         assert (gradient != 0).tolist() == still
         assert found.metrics["actor/unmasked_fraction"].bool().tolist() == still
@@ -389,7 +371,7 @@ def test_dppo_leaves_out_what_has_moved_too_far_and_would_move_on(divergence):
     ]
     p, q, advantage = (torch.tensor([[row[i] for row in rows]], dtype=torch.float64) for i in range(3))
     leaf, old, mask = p.log().requires_grad_(), q.log(), torch.ones(1, len(rows), dtype=torch.bool)
-    found = dppo(leaf, old, advantage, mask, divergence=divergence, divergence_limit=0.15, ratio_limit=20.0)
+    found = surrogates.dppo(leaf, old, advantage, mask, divergence=divergence, divergence_limit=0.15, ratio_limit=20.0)
     (gradient,) = torch.autograd.grad(found.loss.sum(), leaf)
     counts = torch.tensor([[row[3] for row in rows]])
     torch.testing.assert_close(gradient, torch.where(counts, -advantage * p / q, 0.0))

@@ -14,8 +14,6 @@ from tests.support.generators import Generator, folder_of
 from tests.support.model_runs import changed, run_of
 
 THOROUGH = pytest.mark.thorough
-
-
 TEXTS = ("a red fox", "two apples on the table")
 
 

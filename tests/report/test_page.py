@@ -13,27 +13,18 @@ import pytest
 from PIL import Image
 
 from burnish.types.clips import Clip
+from tests.support import reports
 from tests.support.clips import moving_square, tone
 from tests.support.drawing import noise
-from tests.support.reports import (
-    Story,
-    change_samples,
-    draw_instead,
-    lines_of,
-    one_sample,
-    report,
-    run_folder,
-    write_lines,
-)
 
-SHORT = Story(updates=10, steps=10, guided=False)
+SHORT = reports.Story(updates=10, steps=10, guided=False)
 EVIL = "\"'></title></style></script><script>alert(1)</script><img src=http://example.org/x onerror=alert(1)>"
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    folder = run_folder(tmp_path_factory.mktemp("whole") / "run")
-    return folder, report(folder)
+    folder = reports.run_folder(tmp_path_factory.mktemp("whole") / "run")
+    return folder, reports.report(folder)
 
 
 def test_the_page_asks_nothing_of_a_network(told):
@@ -65,8 +56,8 @@ def test_samples_before_and_after_are_in_the_file(told):
 @pytest.fixture
 def single(tmp_path):
     """A run with one prompt and one sample."""
-    folder = run_folder(tmp_path / "run", SHORT)
-    one_sample(folder)
+    folder = reports.run_folder(tmp_path / "run", SHORT)
+    reports.one_sample(folder)
     return folder
 
 
@@ -82,8 +73,8 @@ SHOWN = {  # what samples are: what the page has of them, how its address begins
 
 @pytest.mark.parametrize(("sample", "kind", "address", "size"), SHOWN.values(), ids=list(SHOWN))
 def test_clips_and_sounds_play_in_a_page_that_stays_small(single, sample, kind, address, size):
-    draw_instead(single, lambda update, number: sample)
-    page = report(single)
+    reports.draw_instead(single, lambda update, number: sample)
+    page = reports.report(single)
     made = [one for one in page.data["media"].values() if kind in one]
     assert len(made) == 2
     assert all(one[kind].startswith(address) and len(one[kind]) < 500_000 for one in made)
@@ -107,7 +98,7 @@ def cut(folder, *patterns, most=-40):
 
 def without_first_validation(folder):
     shutil.rmtree(folder.validation(0))
-    write_lines(folder.metrics, lines_of(folder.metrics)[11:])
+    reports.write_lines(folder.metrics, reports.lines_of(folder.metrics)[11:])
 
 
 DAMAGE = {
@@ -124,9 +115,9 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=list(DAMAGE))
 def test_a_page_can_be_written_at_any_time(tmp_path, damage, caplog):
-    folder = run_folder(tmp_path / "run", SHORT)
+    folder = reports.run_folder(tmp_path / "run", SHORT)
     damage(folder)
-    page = report(folder)
+    page = reports.report(folder)
     assert "burnish train" in page.text
     assert page.run["updates"] in (0, 9, 10)
     assert damage is not DAMAGE["metrics torn"] or "metrics.jsonl, line 11: truncated" in caplog.text
@@ -135,9 +126,9 @@ def test_a_page_can_be_written_at_any_time(tmp_path, damage, caplog):
 @pytest.fixture
 def foreign(single, tmp_path):
     """Of a model that sees, beside a picture that is nobody's business."""
-    change_samples(single, response="no", answer="yes", images=["000-00.png"])
+    reports.change_samples(single, response="no", answer="yes", images=["000-00.png"])
     Image.fromarray(np.full((8, 8, 3), 77, np.uint8)).save(tmp_path / "secret.png")
-    assert report(single).addresses
+    assert reports.report(single).addresses
     return single
 
 
@@ -164,7 +155,7 @@ def bombs(folder, outside):
 
 
 def asks(folder, outside, name):
-    change_samples(folder, images=[name.format(outside=outside)])
+    reports.change_samples(folder, images=[name.format(outside=outside)])
 
 
 LEADING_OUT = {
@@ -177,19 +168,19 @@ LEADING_OUT = {
 @pytest.mark.parametrize("change", LEADING_OUT.values(), ids=list(LEADING_OUT))
 def test_nothing_from_outside_of_the_folder_is_shown(foreign, tmp_path, change):
     change(foreign, tmp_path)
-    assert report(foreign).addresses == []
+    assert reports.report(foreign).addresses == []
 
 
 def test_what_others_wrote_is_text(foreign):
-    change_samples(foreign, prompt=EVIL, note=EVIL, response=EVIL, answer=EVIL)
-    rows = lines_of(foreign.metrics)
-    write_lines(foreign.metrics, [row | {f"actor/{EVIL}": 1.0 * i, f"val-aux/x/{EVIL}/mean@1": 0.5}
+    reports.change_samples(foreign, prompt=EVIL, note=EVIL, response=EVIL, answer=EVIL)
+    rows = reports.lines_of(foreign.metrics)
+    reports.write_lines(foreign.metrics, [row | {f"actor/{EVIL}": 1.0 * i, f"val-aux/x/{EVIL}/mean@1": 0.5}
                                   for i, row in enumerate(rows)])  # fmt: skip
     config = foreign.config.read_text()
     foreign.config.write_text(
         re.sub(r"\nrewards:\n(  .*\n)+", f"\nrewards: {json.dumps({EVIL: {'weight': 1.0}})}\n", config)
     )
-    page = report(foreign.path.rename(foreign.path.parent / "<b>run & co"))
+    page = reports.report(foreign.path.rename(foreign.path.parent / "<b>run & co"))
     assert page.page.tags.count("script") == 2
     assert page.html.count("<script") == 2
     assert all(address.startswith("data:image/") for address in page.addresses)
@@ -202,7 +193,7 @@ def test_what_others_wrote_is_text(foreign):
     {"reward": "1"}, {"reward": [1]}, {"components": {"a": "1"}}, {"prompt": None}, {"sample": None}, {"images": [6]},
 ], ids=str)  # fmt: skip
 def test_a_sample_of_other_types_is_none(single, changes):
-    change_samples(single, **changes)
-    page = report(single)
+    reports.change_samples(single, **changes)
+    page = reports.report(single)
     assert page.run["glimpse"] == []
     assert page.run["row"]["thumbnail"] is None

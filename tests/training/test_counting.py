@@ -22,8 +22,6 @@ from tests.support.flops import torch_flops
 from tests.support.optional import seldom
 
 CPU = torch.device("cpu")
-
-
 UNREAD = {"qwen-image": 0.1, "z-image": 0.1}  # of two blocks, the last one makes a text of which nothing is learned
 MORE = ["flux", "wan2.2", "qwen-image", "z-image", "ltx"]
 
