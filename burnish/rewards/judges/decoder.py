@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING
 
-from burnish.rewards.judges.replies import Chance, Question, Reply
-from burnish.rewards.text.reading_model import Reader
+from burnish.rewards.judges.forms import Question, Reply
+from burnish.rewards.networks.language import Reader
+from burnish.rewards.networks.loading import batches
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.types.batch import Gathered
     from burnish.types.completion import Encoded
+    from burnish.types.prompt import Prompt
 
 Spelt = list[list[list[int]]]  # ids of each spelling of each answer
 
@@ -30,36 +31,23 @@ class DecoderOracle:
     max_new_tokens: int
     media: bool  # show what questions show
 
-    def replies(self, questions: Sequence[Question]) -> list[Reply]:
+    def replies(self, shown: Sequence[Prompt], questions: Sequence[Question]) -> list[Reply]:
         if not questions:
             return []
-        encoded = self.reader.encode([question.prompt for question in questions], media=self.media)
+        encoded = self.reader.encode(shown, media=self.media)
         lengths = [encoded.table.lengths[row] for row in encoded.index.tolist()]
         longest = min(self.max_length, self.reader.model.max_positions)
         found = [Reply(problem=f"{n} tokens exceed max_length={longest}") for n in lengths]
-        short = [i for i, n in enumerate(lengths) if n <= longest]
-        for rows in self._batches(short, lengths, questions):
-            some = encoded.select(rows)
+        rows = sorted((i for i, n in enumerate(lengths) if n <= longest), key=lengths.__getitem__)
+        for some in batches(rows, self.batch_size):
             with self.reader.awake():
-                replies = self._some(some, [questions[i] for i in rows])
-            for i, reply in zip(rows, replies, strict=True):
+                replies = self._some(encoded.select(some), [questions[i] for i in some])
+            for i, reply in zip(some, replies, strict=True):
                 found[i] = reply
         return found
 
-    def _batches(
-        self, rows: Sequence[int], lengths: Sequence[int], questions: Sequence[Question]
-    ) -> Iterator[list[int]]:
-        """Rows of similar length that are answered alike."""
-
-        def kind(i: int) -> tuple[bool, bool]:
-            return bool(questions[i].answers), questions[i].first
-
-        for _, alike in groupby(sorted(rows, key=lambda i: (kind(i), lengths[i])), key=kind):
-            listed = list(alike)
-            for start in range(0, len(listed), self.batch_size):
-                yield listed[start : start + self.batch_size]
-
     def _some(self, encoded: Gathered[Encoded], questions: Sequence[Question]) -> list[Reply]:
+        """Replies to questions of one form, which are all answered alike."""
         if not questions[0].answers:
             return self._written(encoded)
         spelt = [self._spelt(question) for question in questions]
@@ -67,7 +55,7 @@ class DecoderOracle:
             likely = self._first_tokens(encoded, spelt)
         else:
             likely = self._whole_answers(encoded, spelt)
-        return [Reply(chances=tuple(map(Chance.known, row))) for row in likely]
+        return [Reply(shares=tuple(row)) for row in likely]
 
     def _spelt(self, question: Question) -> Spelt:
         """Spellings as tokens; different spellings of the same tokens count once, unless only the first ones count."""
