@@ -17,7 +17,7 @@ from burnish.models.tiny.language.configurations import HIDDEN
 from burnish.models.tiny.tokenizers import clip, sentence_pieces, t5, vocabulary
 from burnish.models.tiny.words import TEXT
 from burnish.rewards.images.headed import ABOUT, ADAPTER, HPSV3, REST
-from burnish.rewards.images.learned import AESTHETIC_FILES, BLIP_FILE, BLIP_LAYERS, BLIP_NAMES, RELEASES, blip_towers
+from burnish.rewards.images.learned import AESTHETIC_FILES, BLIP_FILE, BLIP_HEAD, BLIP_NAMES, RELEASES, blip_towers
 from burnish.rewards.networks.contrastive import OPEN_CLIP, OPEN_CLIP_NAMES, TURNED
 from burnish.rewards.networks.headed import FRAME, WRAPPED, Parts
 from burnish.rewards.networks.inputs import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
@@ -32,6 +32,7 @@ TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "nu
 SEES = {**TOWER, "image_size": SIZE, "patch_size": PATCH}
 SHARED = 24  # width of the space of pictures and texts
 WIDTH = 128  # of BLIP's towers: two heads
+HEAD = (0, 3, 5), (HIDDEN, 24, 8, 2)  # numbers and widths of the layers of a head
 RANK, ALPHA = 2, 4.0  # of an adapter
 ADAPTED = [[name, "weight"] for name in ("q_proj", "v_proj", "o_proj", "gate_proj")]
 RATING = "Rate the picture.\nTextual prompt - {prompt}\n\n\nPlease provide the overall ratings of this image: "
@@ -181,7 +182,9 @@ def _image_reward(folder: Path, seed: int) -> None:
     # half as large, so that what differs by the rounding of pixels stays small
     state = {name: value / 2 if value.ndim > 1 else value for name, value in network.state_dict().items()}
     weights = {published_name(name, BLIP_NAMES): value for name, value in state.items()}
-    torch.save(weights | _layers(BLIP_LAYERS, (WIDTH, 24, 16, 8, 4, 1), seed), folder / BLIP_FILE)
+    torch.save(
+        weights | _layers(f"{BLIP_HEAD}layers.", (0, 2, 4, 6, 7), (WIDTH, 24, 16, 8, 4, 1), seed), folder / BLIP_FILE
+    )
 
 
 def _drawn(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
@@ -193,11 +196,11 @@ def _drawn(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.randn(shape, generator=generator(seed, "tiny", name)).div(float(shape[-1]) ** 0.5)
 
 
-def _layers(names: Sequence[str], widths: Sequence[int], seed: int) -> dict[str, Tensor]:
-    """Linear layers, one after another."""
+def _layers(prefix: str, numbers: Sequence[int], widths: Sequence[int], seed: int) -> dict[str, Tensor]:
+    """Linear layers, one after another; layers of dropout and ReLU have numbers, too."""
     return {
-        f"{name}.{part}": _drawn(f"{name}.{part}", shape, seed)
-        for name, (before, after) in zip(names, pairwise(widths), strict=True)
+        f"{prefix}{number}.{part}": _drawn(f"{prefix}{number}.{part}", shape, seed)
+        for number, (before, after) in zip(numbers, pairwise(widths), strict=True)
         for part, shape in (("weight", (after, before)), ("bias", (after,)))
     }
 
@@ -207,7 +210,7 @@ def _aesthetic(folder: Path, seed: int) -> None:
 
     _clip(folder, seed)
     (folder / "head").mkdir(exist_ok=True)
-    layers = _layers([f"layers.{i}" for i in (0, 2, 4, 6, 7)], (SHARED, 32, 16, 8, 4, 1), seed)
+    layers = _layers("layers.", (0, 2, 4, 6, 7), (SHARED, 32, 16, 8, 4, 1), seed)
     torch.save(layers, folder / "head" / AESTHETIC_FILES["v2"][0])
 
 
@@ -228,7 +231,7 @@ def _hpsv3(folder: Path, seed: int) -> None:
     """One file, with names of old transformers; of its base only configuration and tokenizer."""
     from safetensors.torch import save_file
 
-    weights = _qwen(folder / "base", "qwen2_vl", 1, seed) | _head("rm_head", seed)
+    weights = _qwen(folder / "base", "qwen2_vl", 1, seed) | _layers("rm_head.", *HEAD, seed)
     save_file({_old(name): value for name, value in weights.items()}, folder / HPSV3)
     (folder / "template.txt").write_text(f"{RATING}<|Reward|> END")
 
@@ -239,7 +242,7 @@ def _editreward(folder: Path, seed: int) -> None:
 
     weights = _qwen(folder / "base", "qwen2_5_vl", 1, seed)
     for head in range(2):
-        weights |= _head(f"rm_heads.head_{head}", seed)
+        weights |= _layers(f"rm_heads.head_{head}.", *HEAD, seed)
         (folder / f"template_{head}.txt").write_text(f"Question {head}. {RATING}<|Reward|>")
     save_file(weights, folder / "model.safetensors")
 
@@ -284,10 +287,6 @@ def _qwen(folder: Path, family: str, tokens: int, seed: int, *, keep: bool = Fal
     rows = weights["model.language_model.embed_tokens.weight"]
     added = _drawn("tokens", (tokens, rows.shape[1]), seed)
     return weights | {"model.language_model.embed_tokens.weight": torch.cat([rows, added])}
-
-
-def _head(prefix: str, seed: int) -> dict[str, Tensor]:
-    return _layers([f"{prefix}.{number}" for number in (0, 3, 5)], (HIDDEN, 24, 8, 2), seed)  # ReLU, dropout between
 
 
 def _old(name: str) -> str:

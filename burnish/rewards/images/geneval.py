@@ -14,7 +14,7 @@ from burnish.rewards.base import Verdict
 from burnish.rewards.images.learned import LearnedReward
 from burnish.rewards.networks.contrastive import contrastive_complaint, load_contrastive, of_length_one
 from burnish.rewards.networks.inputs import tokenizer_of
-from burnish.rewards.networks.loading import Source, awake
+from burnish.rewards.networks.loading import Source, awake, batches
 from burnish.rewards.networks.mask2former import CLASSES, Box, Found, detect, detector_complaint, load_detector
 from burnish.utils.errors import UserError
 

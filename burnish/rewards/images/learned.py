@@ -16,14 +16,13 @@ from burnish.rewards.base import Reward, Verdict
 from burnish.rewards.networks.contrastive import Contrastive, contrastive_complaint, load_contrastive
 from burnish.rewards.networks.inputs import Preprocessing, as_open_clip, as_siglip, token_ids, tokenizer_of
 from burnish.rewards.networks.loading import (
-    AffineHead,
     NetworkOptions,
     Source,
-    affine_head,
     awake,
     batches,
     filled,
     frozen,
+    linear_layers,
     read_weights,
     refusal,
     renamed,
@@ -291,7 +290,6 @@ BLIP_NAMES = (
 # of BLIP's pre-training, and a buffer
 BLIP_UNUSED = ("blip.vision_proj.", "blip.text_proj.", "blip.text_encoder.embeddings.position_ids")
 BLIP_HEAD = "mlp."
-BLIP_LAYERS = tuple(f"{BLIP_HEAD}layers.{i}" for i in (0, 2, 4, 6, 7))  # between them are layers of dropout
 BLIP_WIDTH = 64  # of an attention head, in both towers
 BLIP_TOKENS = 35  # of a prompt that are read; the rest is cut off
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of ImageReward's raw values on its authors' data
@@ -332,7 +330,6 @@ class Blip:
     """ImageReward's network: a picture's encoder, a text encoder that looks at it, and a head on the first token."""
 
     network: Any
-    head: AffineHead
     preprocessing: Preprocessing
 
     def __call__(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
@@ -343,21 +340,23 @@ class Blip:
             input_ids=ids, attention_mask=mask, encoder_hidden_states=seen,
             is_decoder=False,  # tokens see each other both ways
         )  # fmt: skip
-        return self.head(read.last_hidden_state[:, 0])
+        value: Tensor = self.network["head"](read.last_hidden_state[:, 0].float())[:, 0]
+        return value
 
 
 @cache
 def _load_blip(file: Path, dtype: str, device: str) -> Blip:
     """Of what size the network is, its weights tell; the head is in float32."""
-    found = {name: one for name, one in read_weights(file).items() if not name.startswith(BLIP_UNUSED)}
-    head = affine_head({name: one for name, one in found.items() if name.startswith(BLIP_HEAD)}, BLIP_LAYERS, file)
-    weights = {renamed(name, BLIP_NAMES): one for name, one in found.items() if not name.startswith(BLIP_HEAD)}
+    published = {name: one for name, one in read_weights(file).items() if not name.startswith(BLIP_UNUSED)}
+    head = {name: one for name, one in published.items() if name.startswith(BLIP_HEAD)}
+    weights = {renamed(name, BLIP_NAMES): one for name, one in published.items() if name not in head}
     try:
         sizes = _blip_sizes(weights)
     except (KeyError, IndexError, ValueError) as error:
         raise UserError(f"{file} is not ImageReward's: it lacks or misshapes {error}; give {BLIP_FILE}") from None
-    network = frozen(filled(lambda: blip_towers(*sizes), weights, file, dtype), file, device)
-    return Blip(network, head, Preprocessing(size=sizes[0]["image_size"], rounded=True))
+    network = filled(lambda: blip_towers(*sizes), weights, file, dtype)
+    network["head"] = linear_layers(head, file)
+    return Blip(frozen(network, file, device), Preprocessing(size=sizes[0]["image_size"], rounded=True))
 
 
 def blip_towers(vision: Mapping[str, int], text: Mapping[str, int]) -> Any:
@@ -408,12 +407,6 @@ def _count(weights: Mapping[str, Tensor], layer: str) -> int:
     return len({found[1] for name in weights if (found := re.match(layer, name))})
 
 
-# names of the layers in the files of a version; what lies between them is dropout
-AESTHETIC_LAYERS = {
-    "v1": ("",),
-    "v2": tuple(f"layers.{i}" for i in (0, 2, 4, 6, 7)),
-    "v2.5": tuple(f"scoring_head.{i}" for i in (0, 2, 4, 6, 8)),
-}
 ON_HUB = "aesthetic-model.pth"
 AESTHETIC_FILES = {
     "v1": ("sa_0_4_vit_l_14_linear.pth",),
@@ -448,32 +441,34 @@ class Aesthetic(PixelReward):
         return contrastive_complaint(place, (), ("siglip",) if self.version == "v2.5" else ("clip",))
 
     def load(self) -> Headed:
-        model = load_contrastive(self.folder(), self.dtype, self.resting, (), False)
-        head = _head(weight_file(self.folder(self.sources()[1]), AESTHETIC_FILES[self.version]), self.version)
-        config = model.network.config
-        width = config.vision_config.hidden_size if model.siglip else config.projection_dim
-        if len(head.weight) != width:
-            raise UserError(
-                f"head of reward aesthetic reads {len(head.weight)} numbers, but the network of path gives {width}; "
-                f"give the network that {self.version} belongs to"
-            )
-        return Headed(model.network, model.preprocessing, model, head)
+        head = weight_file(self.folder(self.sources()[1]), AESTHETIC_FILES[self.version])
+        return _load_aesthetic(self.folder(), head, self.dtype, self.resting)
 
     def values(self, model: Any, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        value: Tensor = model.head(model.encoder.images(pixels))
+        value: Tensor = model.network["head"](model.encoder.images(pixels))[:, 0]
         return value
 
 
 @dataclass
 class Headed:
-    """A network that embeds pictures, and the head on it."""
+    """A network that embeds pictures with a head on it, which move together."""
 
     network: Any
     preprocessing: Preprocessing
     encoder: Contrastive
-    head: AffineHead
 
 
 @cache
-def _head(file: Path, version: str) -> AffineHead:
-    return affine_head(read_weights(file), AESTHETIC_LAYERS[version], file)
+def _load_aesthetic(place: Path, file: Path, dtype: str, device: str) -> Headed:
+    from torch import nn
+
+    encoder, head = load_contrastive(place, dtype, device, (), False), linear_layers(read_weights(file), file)
+    config = encoder.network.config
+    width = config.vision_config.hidden_size if encoder.siglip else config.projection_dim
+    if head[0].in_features != width:
+        raise UserError(
+            f"head of reward aesthetic reads {head[0].in_features} numbers, but the network of path gives {width}; "
+            "give the network that its version belongs to"
+        )
+    network = nn.ModuleDict({"encoder": encoder.network, "head": frozen(head, file, device)})
+    return Headed(network, encoder.preprocessing, encoder)

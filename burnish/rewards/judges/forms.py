@@ -235,24 +235,13 @@ def scored(
     oracle: Oracle, form: Form, template: str, subjects: Sequence[Subject], prompts: Sequence[Prompt]
 ) -> list[Verdict]:
     """Verdicts on samples, each by itself: all of their questions are asked at once."""
-    asked: list[list[Question] | str] = []
-    for prompt in prompts:
-        try:
-            asked.append(form.questions(prompt))
-        except ValueError as error:
-            asked.append(str(error))
-    every = [
-        (subject.asked(template, question), question)
-        for subject, questions in zip(subjects, asked, strict=True)
-        if not isinstance(questions, str)
-        for question in questions
+    questions = [form.questions(prompt) for prompt in prompts]
+    rows = [
+        (subject.asked(template, one), one) for subject, some in zip(subjects, questions, strict=True) for one in some
     ]
-    replies = iter(oracle.replies([shown for shown, _ in every], [question for _, question in every]))
+    replies = iter(oracle.replies([shown for shown, _ in rows], [question for _, question in rows]))
     return [
-        Verdict(None, (), questions)
-        if isinstance(questions, str)
-        else _verdict(form, [next(replies) for _ in questions], prompt)
-        for questions, prompt in zip(asked, prompts, strict=True)
+        _verdict(form, [next(replies) for _ in some], prompt) for some, prompt in zip(questions, prompts, strict=True)
     ]
 
 
@@ -284,14 +273,13 @@ def _share(both: Sequence[tuple[Verdict, Verdict]]) -> Verdict:
     """
     if not both:
         return Verdict(None, (), "there is no other sample of its prompt in the batch to compare it with")
-    values = []
-    for verdicts in both:
-        for verdict in verdicts:
-            if verdict.value is None:
-                return verdict
-            values.append(verdict.value)
-    share = fmean((ahead + 1 - behind) / 2 for ahead, behind in zip(values[::2], values[1::2], strict=True))
-    place = fmean(values)
+    verdicts = [verdict for pair in both for verdict in pair]
+    lacking = next((verdict for verdict in verdicts if verdict.value is None), None)
+    if lacking is not None:
+        return lacking
+    values = [verdict.value or 0.0 for verdict in verdicts]
+    place = fmean(values)  # what stood first won by so much
+    share = fmean((1 + ahead - behind) / 2 for ahead, behind in zip(values[::2], values[1::2], strict=True))
     return Verdict(share, (), f"{len(both)} comparisons; what stood first got {place:.2f}", named={"first": place})
 
 

@@ -29,6 +29,7 @@ from burnish.rewards.networks.loading import (
     batches,
     filled,
     frozen,
+    linear_layers,
     read_weights,
     refusal,
     weight_files,
@@ -42,7 +43,7 @@ from burnish.utils.weights import own_config, refuse_oversized, tokenizer_compla
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from burnish.types.prompt import Prompt
 
@@ -114,22 +115,6 @@ class Parts:
                 ) from None
             self.weights[target] = merged.to(weight.dtype)
 
-    def head(self, prefix: str, where: str) -> nn.Module:
-        """Layers by their numbers with ReLU between them, dropout left out; or one without bias."""
-        from torch import nn
-
-        own = {name.removeprefix(prefix): tensor for name, tensor in self.heads.items() if name.startswith(prefix)}
-        numbers = sorted({name.rpartition(".")[0] for name in own}, key=lambda number: (len(number), number))
-        if not own:
-            raise UserError(f"{where} has no head {prefix}* of linear layers; give the checkpoint of this reward")
-        layers: list[nn.Module] = []
-        for number in numbers:
-            weight, bias = own[f"{number}.weight".lstrip(".")], own.get(f"{number}.bias")
-            linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-            linear.load_state_dict({"weight": weight.float(), **({} if bias is None else {"bias": bias.float()})})
-            layers += [linear, nn.ReLU()]
-        return nn.Sequential(*layers[:-1])
-
 
 @dataclass(frozen=True)
 class Headed:
@@ -181,7 +166,8 @@ def load_headed(
     if strange := sorted(name for name in parts.heads if not name.startswith(heads)):
         raise UserError(f"{where} has {listed(strange)}, heads that this reward does not have")
     body = filled(lambda: getattr(transformers, KINDS[family])(config), parts.weights, where, dtype)
-    tops = nn.ModuleList([parts.head(prefix, where) for prefix in heads])
+    each = [{name: one for name, one in parts.heads.items() if name.startswith(prefix)} for prefix in heads]
+    tops = nn.ModuleList([linear_layers(weights, where, relu=True) for weights in each])
     modules = frozen(nn.ModuleDict({"body": body, "heads": tops}), files[0], device)
     return Headed(modules, QuestionReader(base, tokens, config))
 

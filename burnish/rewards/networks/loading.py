@@ -208,7 +208,9 @@ def filled(make: Callable[[], T], weights: Mapping[str, Tensor], where: Path | s
         network: Any = make()
     wanted = network.state_dict()
     if missing := sorted(wanted.keys() - weights.keys()):
-        raise UserError(f"{where} lacks {listed(missing)}, which its network needs; give a complete file, or another base")
+        raise UserError(
+            f"{where} lacks {listed(missing)}, which its network needs; give a complete file, or another base"
+        )
     if further := sorted(weights.keys() - wanted.keys()):
         raise UserError(f"{where} has {listed(further)}, which its network does not have; give the file of this scorer")
     for name, value in weights.items():
@@ -301,44 +303,32 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     return {str(name).removeprefix(WRAPPED): value for name, value in found.items() if isinstance(value, torch.Tensor)}
 
 
-@dataclass
-class AffineHead:
-    """x @ weight + bias: linear layers with nothing between them are one vector and one number."""
-
-    weight: Tensor  # [D] float32
-    bias: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Values [B] of rows [B, D]."""
-        from burnish.types.batch import to_device
-
-        return x.float() @ to_device(self.weight, x.device) + self.bias
-
-
-def affine_head(weights: Mapping[str, Tensor], layers: Sequence[str], where: Path) -> AffineHead:
-    """The head that linear layers make one after another, multiplied in float64.
+def linear_layers(weights: Mapping[str, Tensor], where: Path | str, *, relu: bool = False) -> nn.Sequential:
+    """A head of linear layers in float32, in the order of the numbers in their names.
 
     Args:
-        weights: of all of them and nothing else, NAME.weight and NAME.bias.
-        layers: their names, in order; "" for a single layer without one.
+        weights: of all of them and nothing else, NAME.weight and NAME.bias; or those of one layer without a name.
         where: file, for messages.
+        relu: between the layers; dropout, which has a number too, is left out.
 
     Raises:
-        UserError: some are missing, further, of shapes that don't follow each other, or not finite.
+        UserError: there are none, or they don't follow each other.
     """
-    import torch
+    from torch import nn
 
-    wanted = [f"{layer}.{part}".lstrip(".") for layer in layers for part in ("weight", "bias")]
-    if wrong := sorted(weights.keys() ^ set(wanted)):
-        raise UserError(f"{where} lacks, or has besides, {listed(wrong)}; give the file of this head")
-    try:
-        weight, bias = (weights[name].double() for name in wanted[:2])
-        for name, other in zip(wanted[2::2], wanted[3::2], strict=True):
-            step = weights[name].double()
-            weight, bias = step @ weight, step @ bias + weights[other].double()
-        head = AffineHead(weight.float().reshape(weight.shape[1]), float(bias))
-    except (RuntimeError, IndexError) as error:
-        raise UserError(f"{where} does not fit together: {error}; give the file of this head") from None
-    if not bool(torch.isfinite(head.weight).all()):
-        raise UserError(f"{where} has non-finite values; fetch it again")
-    return head
+    names = sorted({name.rpartition(".")[0] for name in weights}, key=lambda name: (len(name), name))
+    layers: list[nn.Module] = []
+    for name in names:
+        weight, bias = (weights.get(f"{name}.{part}".lstrip(".")) for part in ("weight", "bias"))
+        if weight is None or weight.ndim != 2 or (layers and weight.shape[1] != len(layers[-1].weight)):
+            raise UserError(
+                f"{where}: {name}.weight is no layer that follows the ones before; give the file of this head"
+            )
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+        linear.load_state_dict({"weight": weight.float(), **({} if bias is None else {"bias": bias.float()})})
+        layers.append(linear)
+    if not layers:
+        raise UserError(f"{where} has no head of linear layers; give the checkpoint of this reward")
+    if relu:
+        layers = [module for layer in layers for module in (layer, nn.ReLU())][:-1]
+    return nn.Sequential(*layers)
