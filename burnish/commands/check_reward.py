@@ -27,11 +27,8 @@ KIND = "flow reward"
 SIDE = 384
 TEXT = "HELLO"
 ASKED = ("a red circle on a white background", f'a white sign that says "{TEXT}"', "colourful television noise")
-# of the spread of all scores: how far one may be from another way to compute it; Pillow rounds to 8 bits twice
-LIMITS = {"batches": 1e-3, "gradients": 0.03, "original": 1e-3}
-HALVED = 0.05  # in bfloat16
-
-Finding = tuple[str, float, str]  # what was looked at, how far the scores are apart, in words
+# how far a score may be from another way to compute it, as a share of the spread of all scores
+EXACT, ROUNDED, HALVED = 1e-3, 0.03, 0.05  # the same; by pixels that Pillow rounds to 8 bits twice; in bfloat16
 
 
 def check_reward(name: str, options: Sequence[str], *, weights: str | None) -> int:
@@ -58,15 +55,14 @@ def check_reward(name: str, options: Sequence[str], *, weights: str | None) -> i
     console.print(table)
     values = [value for row in scores for value in row]
     spread = max(values) - min(values)
-    findings = [("values", bool(spread > 0), "all are finite, and not the same")]  # NaN is not above 0
+    findings = {"values: all are finite, and not the same": bool(spread > 0)}  # NaN is not above 0
     if spread > 0 and reward.compares() == "samples":
-        for what, off, told in _compared(reward, images, prompts, scores):
-            half = vars(reward).get("dtype") == "bfloat16"
-            findings.append((what, off <= (HALVED if half else LIMITS[what]) * spread + 1e-6, f"{told}: {off:.2g} apart"))
-    for what, right, told in findings:
-        mark = ("ok   ", "green") if right else ("fail ", "bold red")
-        console.print(Text.assemble(mark, f"{what}: {told}"))
-    return 0 if all(right for _, right, _ in findings) else 1
+        half = vars(reward).get("dtype") == "bfloat16"
+        for what, limit, off in _compared(reward, images, prompts, scores):
+            findings[f"{what}: {off:.2g} apart"] = off <= (HALVED if half else limit) * spread + 1e-6
+    for told, right in findings.items():
+        console.print(Text.assemble(("ok   ", "green") if right else ("fail ", "bold red"), told))
+    return 0 if all(findings.values()) else 1
 
 
 def _reward(name: str, options: Sequence[str], weights: str | None) -> Reward:
@@ -75,14 +71,7 @@ def _reward(name: str, options: Sequence[str], weights: str | None) -> Reward:
     Raises:
         UserError: there is no such reward, or an option is wrong.
     """
-    given = list(options)
-    if weights is not None:
-        given.append(f"path={weights}")
-        place = Path(weights)
-        asks = known(KIND, name) and "tokenizer" in fields(lookup(KIND, name))
-        if asks and place.exists() and not any(option.startswith("tokenizer=") for option in options):
-            beside = place if place.is_dir() else place.parent
-            given += [] if vocabulary_complaint(beside) else ["tokenizer=null"]
+    given = [*options, *([] if weights is None else [f"path={weights}"])]
     # a recipe with this reward alone, so that options are checked, and networks fetched, as in a run
     alone = [f"rewards.{label}=null" for label in load("quickstart").rewards if label != name]
     config = load("quickstart", [*alone, f"rewards.{name}.weight=1", *(f"rewards.{name}.{one}" for one in given)])
@@ -115,12 +104,13 @@ def _scores(reward: Reward, images: Sequence[np.ndarray], prompt: Prompt) -> lis
 
 def _compared(
     reward: Reward, images: Sequence[np.ndarray], prompts: Sequence[Prompt], scores: Sequence[Sequence[float]]
-) -> Iterator[Finding]:
-    """The scores in a batch with those of pictures alone, those with gradients, and those of transformers."""
+) -> Iterator[tuple[str, float, float]]:
+    """The scores in a batch with those of pictures alone, those with gradients, and those of transformers: what is
+    looked at, how far they may be apart, and how far they are."""
     import torch
 
     alone = [_scores(reward, [image], prompts[0])[0] for image in images]
-    yield "batches", _apart(alone, scores[0]), "a picture alone has the same score"
+    yield "batches: a picture alone has the same score", EXACT, _apart(alone, scores[0])
     if reward.has_gradients():
         smooth = []
         for image in images:
@@ -128,11 +118,11 @@ def _compared(
             value = reward.differentiable(picture, prompts[:1])
             (slope,) = torch.autograd.grad(value.sum(), picture)
             smooth.append(value.item() if slope.norm() > 0 else math.inf)  # infinitely far if nothing flows back
-        yield "gradients", _apart(smooth, scores[0]), "the score with gradients is the same"
+        yield "gradients: the score with gradients is the same", ROUNDED, _apart(smooth, scores[0])
     if isinstance(reward, ContrastiveReward) and not isinstance(reward, HpsV2):
         theirs = [by_transformers(reward, images, prompt.text) for prompt in prompts]
         off = max(_apart(row, own) for row, own in zip(theirs, scores, strict=True))
-        yield "original", off, "transformers, called as the model's card does, has the same score"
+        yield "original: transformers, called as the model's card does, has the same score", EXACT, off
 
 
 def _apart(one: Sequence[float], other: Sequence[float]) -> float:

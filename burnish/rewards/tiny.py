@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,13 +59,8 @@ class TinyScorer:
 
     def given(self, folder: Path) -> dict[str, Any]:
         """The options for a folder."""
-
-        def placed(value: Any) -> Any:
-            if isinstance(value, list):
-                return [placed(one) for one in value]
-            return value.replace("DIR", str(folder)) if isinstance(value, str) else value
-
-        return {name: placed(value) for name, value in self.options.items()}
+        placed: dict[str, Any] = json.loads(json.dumps(self.options).replace("DIR", json.dumps(str(folder))[1:-1]))
+        return placed
 
 
 def _clip(folder: Path, seed: int, act: str = "quick_gelu", wide: int = TOWER["intermediate_size"]) -> Any:
@@ -82,10 +78,6 @@ def _clip(folder: Path, seed: int, act: str = "quick_gelu", wide: int = TOWER["i
     reader.save_pretrained(folder)
     _describe(folder, {"shortest_edge": SIZE}, CLIP_MEAN, CLIP_STD, crop=SIZE)
     return network
-
-
-def _pickscore(folder: Path, seed: int) -> None:
-    _clip(folder, seed, "gelu")  # it descends from a CLIP of open_clip
 
 
 def _siglip(folder: Path, seed: int) -> None:
@@ -124,7 +116,7 @@ def _made(make: Callable[[], Any], seed: int) -> Any:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = make().eval()
+        network = make()
     draw_weights(network, seed)
     return network
 
@@ -149,10 +141,9 @@ def _hpsv2(folder: Path, seed: int) -> None:
     network = _clip(folder, seed, "gelu", wide=4 * width)
     for file in (PREPROCESSOR, "config.json", "model.safetensors"):
         (folder / file).unlink()
-    state = network.state_dict()
     weights = {
         published_name(name, OPEN_CLIP_NAMES): value.T.contiguous() if name in TURNED else value
-        for name, value in state.items()
+        for name, value in network.state_dict().items()
     }
     for name in [name for name in weights if ".q_proj." in name]:
         thirds = [weights.pop(name.replace(".q_", f".{part}_")) for part in "qkv"]
@@ -217,12 +208,14 @@ def _aesthetic(folder: Path, seed: int) -> None:
 def _mask2former(folder: Path, seed: int) -> None:
     from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
 
-    swin = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [1, 1, 1, 1]}
-    stages = [f"stage{i}" for i in range(1, 5)]
-    backbone = SwinConfig(**swin, window_size=4, out_features=stages)
-    sizes = {"feature_size": 32, "mask_feature_size": 32, "hidden_dim": 32, "num_attention_heads": 2}
-    layers = {"encoder_layers": 1, "decoder_layers": 3, "encoder_feedforward_dim": 32, "dim_feedforward": 32}
-    config = Mask2FormerConfig(backbone_config=backbone, num_queries=10, num_labels=80, **sizes, **layers)
+    swin = SwinConfig(
+        image_size=32, patch_size=4, embed_dim=16, depths=[1] * 4, num_heads=[1] * 4, window_size=4,
+        out_features=[f"stage{i}" for i in range(1, 5)],
+    )  # fmt: skip
+    config = Mask2FormerConfig(
+        backbone_config=swin, num_queries=10, num_labels=80, feature_size=32, mask_feature_size=32, hidden_dim=32,
+        num_attention_heads=2, encoder_layers=1, decoder_layers=3, encoder_feedforward_dim=32, dim_feedforward=32,
+    )  # fmt: skip
     _save(Mask2FormerForUniversalSegmentation, config, folder, seed)
     _clip(folder / "clip", seed)
 
@@ -297,7 +290,7 @@ def _old(name: str) -> str:
 BESIDE = {"path": "DIR", "tokenizer": None}
 ON_BASE = {"path": "DIR", "base": "DIR/base", "template": "DIR/template.txt"}
 SCORERS = (
-    TinyScorer("pickscore", _pickscore, BESIDE),
+    TinyScorer("pickscore", partial(_clip, act="gelu"), BESIDE),  # it descends from a CLIP of open_clip
     TinyScorer("clip", _clip, {"path": "DIR"}),
     TinyScorer("siglip", _siglip, {"path": "DIR"}),
     TinyScorer("siglip2", _siglip2, {"path": "DIR"}),

@@ -88,18 +88,34 @@ class AnswerReward(LanguageReward):
                     f"reward {self.name} can't score prompt {prompt.text[:60]!r}: it has no answer; add one to the "
                     "record, name its key with data.answer_key, or leave such prompts out with labels"
                 )
+        if type(self).complaint is AnswerReward.complaint:
+            return  # a million prompts are not looked at one by one
+        for prompt in filter(self.judges, prompts):
+            if why := self.complaint(reference(prompt.answer or "", self.extract)):
+                raise UserError(
+                    f"reward {self.name} can't score prompt {prompt.text[:60]!r}: its answer {prompt.answer!r:.80} {why}"
+                )
+
+    def complaint(self, wanted: str) -> str:
+        """Why nothing can be compared with a right answer, or ""."""
+        return ""
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
         return [
-            Verdict(None, (), "the prompt has no answer")
-            if prompt.answer is None
-            else self._verdict(extract(response.text, self.extract), reference(prompt.answer, self.extract))
-            for response, prompt in zip(responses, prompts, strict=True)
+            self._compared(response.text, prompt.answer) for response, prompt in zip(responses, prompts, strict=True)
         ]
 
+    def _compared(self, text: str, answer: str | None) -> Verdict:
+        if answer is None:
+            return Verdict(None, (), "the prompt has no answer")
+        wanted, found = reference(answer, self.extract), extract(text, self.extract)
+        if why := self.complaint(wanted):
+            return Verdict(None, (), f"the right answer {wanted[:60]!r} {why}")
+        return Verdict(0.0, (), "no answer", answer="") if found is None else self._verdict(found, wanted)
+
     @abstractmethod
-    def _verdict(self, found: str | None, wanted: str) -> Verdict:
-        """The verdict on the answer that was found, if any."""
+    def _verdict(self, found: str, wanted: str) -> Verdict:
+        """The verdict on the answer that was found."""
 
 
 # except signs, percent signs, and punctuation between digits
@@ -118,9 +134,7 @@ class Exact(AnswerReward):
     """Ignore punctuation, articles and repeated white space, as SQuAD's exact match does, except in numbers (-5, 3.5,
     12:30, 40%) and where nothing else is left (the letter A)."""
 
-    def _verdict(self, found: str | None, wanted: str) -> Verdict:
-        if found is None:
-            return Verdict(0.0, (), "no answer", answer="")
+    def _verdict(self, found: str, wanted: str) -> Verdict:
         plain = self._plain(found)
         return Verdict(float(plain == self._plain(wanted)), (), found, answer=plain)
 
@@ -147,17 +161,13 @@ class IoU(AnswerReward):
     threshold: Annotated[float, Field(gt=0, le=1)] | None = None
     """1 for boxes that overlap at least this much (0.5 is usual), else 0; null gives the overlap itself."""
 
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        super().check(prompts)
-        for prompt in prompts:
-            if self.judges(prompt) and len(boxes(reference(prompt.answer or "", self.extract))) != 1:
-                raise UserError(
-                    f"reward iou can't score prompt {prompt.text[:60]!r}: its answer {prompt.answer!r} is not one box; "
-                    "write [x1, y1, x2, y2], in the units that the model answers in"
-                )
+    def complaint(self, wanted: str) -> str:
+        if len(boxes(wanted)) == 1:
+            return ""
+        return "is not one box; write [x1, y1, x2, y2], in the units that the model answers in"
 
-    def _verdict(self, found: str | None, wanted: str) -> Verdict:
-        given = boxes(found or "")
+    def _verdict(self, found: str, wanted: str) -> Verdict:
+        given = boxes(found)
         if len(given) != 1:
             return Verdict(0.0, (), f"{len(given) or 'no'} boxes")
         overlap = iou(given[0], boxes(wanted)[0])
@@ -193,21 +203,12 @@ class MultipleChoice(AnswerReward):
     choices: Annotated[str, Field(pattern="^[A-Z]{2,26}$")] = "ABCDEFGH"
     """The letters of the choices, upper case."""
 
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        super().check(prompts)
-        for prompt in prompts:
-            if self.judges(prompt) and self.choice(reference(prompt.answer or "", self.extract)) is None:
-                raise UserError(
-                    f"reward multiple_choice can't score prompt {prompt.text[:60]!r}: its answer "
-                    f"{prompt.answer!r} chooses none of {self.choices}; use reward exact"
-                )
+    def complaint(self, wanted: str) -> str:
+        return f"chooses none of {self.choices}; use reward exact" if self.choice(wanted) is None else ""
 
-    def _verdict(self, found: str | None, wanted: str) -> Verdict:
-        right = self.choice(wanted)
-        if right is None:
-            return Verdict(None, (), f"the right answer {wanted!r} chooses none of {self.choices}")
-        chosen = None if found is None else self.choice(found)
-        return Verdict(float(chosen == right), (), chosen or "no choice", answer=chosen or "")
+    def _verdict(self, found: str, wanted: str) -> Verdict:
+        chosen = self.choice(found)
+        return Verdict(float(chosen == self.choice(wanted)), (), chosen or "no choice", answer=chosen or "")
 
     def choice(self, text: str) -> str | None:
         """The letter that a text chooses; None if it chooses none or several."""

@@ -11,13 +11,14 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from burnish.options import NonNegative
 from burnish.registry import register
 from burnish.rewards.base import Verdict
-from burnish.rewards.text.answers import AnswerReward, boxed, reference
+from burnish.rewards.text.answers import AnswerReward, boxed
 from burnish.rewards.text.quantities import SCALES, UNITS, Answer, Quantity, Several, close, normal, read_unit, same
 from burnish.utils.errors import UserError
 
@@ -38,6 +39,17 @@ _COMMANDS = {
     "sqrt": " sqrt", "quad": " ", "qquad": " ", "left": "", "right": "", "big": "", "Big": "", "bigl": "", "bigr": "",
     "displaystyle": "", "euro": "€", "pounds": "£", "implies": " ", "therefore": " ", "lbrace": "⟨", "rbrace": "⟩",
 }  # fmt: skip
+PLAINER: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    (r"√\s*", " sqrt "),
+    (r"\\([A-Za-z]+)", lambda command: _COMMANDS.get(command[1], command[0])),
+    (r"\^\s*(?:\{\s*deg\s*\}|deg)", " deg "),
+    (r"\bdeg\s+([CF])\b", r"deg\1"),
+    (r"frac\s*(\d)\s*(\d)", r"frac{\1}{\2}"),
+    (r"\*\*", "^"),
+    (r"(?<=\d)\s*[xX]\s*(?=\d)", "*"),
+    (r"(?<![\d.])0*(\d{1,3}(?: \d{3})+)(?![ \d])", lambda thousands: thousands[1].replace(" ", ",")),
+    (r"(?i)\b([ap])\.?\s?m\b\.?", r"\1m"),
+)
 _WORDS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|mbox|operatorname|textrm|mathsf)\s*\{([^{}]*)\}")
 LONGEST, DEEPEST = 1000, 20
 OPENING, CLOSING = "([{⟨", ")]}⟩"
@@ -45,6 +57,9 @@ DECIMAL = rf"(?:{THOUSANDS}(?:\.\d+)?|{PLAIN})%?"
 JOINED = re.compile(rf"\s*-?{DECIMAL}\s*(?P<sign>[-+*/])\s*{DECIMAL}(?:\s*(?P=sign)\s*{DECIMAL})*")
 GOES_ON = re.compile(r"\s*(?:[-+*/^({%]|\d|sqrt\b|frac\b|pi\b|e\b)")
 SENTENCE = r"(?<!\bsq)(?<!\bcu)[.?!:]\s+(?=[^\W\d_])|\n"
+COMMA = r",(?!(?<=\d,)\d{3}(?!\d))|;"
+# and words between two numbers
+MEMBERS = rf"{COMMA}|(?<=[\d)}}%])\s+(?:and|or)\s+(?=(?:[a-z]\s*=\s*)?[-$]?(?:\d|sqrt|frac|\())"
 WORD = r"[^\W\d_]+(?:['’-][^\W\d_]+)*"
 LEADING = re.compile(rf"\s*({WORD})(?=[\s:,;.\"“”#√$€£¥]|$)[\s:,;.\"“”#]*")
 TRAILING = re.compile(r"(?:\(s\)|[^\W\d_]++|[\s.,;:!?\"'’“”()/-])*+")  # possessive: in one pass, however long
@@ -165,36 +180,28 @@ class Numeric(AnswerReward):
     grader=number."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        super().check(prompts)
         if self.grader == "math_verify" and find_spec("math_verify") is None:
             raise UserError("grader=math_verify of reward numeric needs math-verify: pip install 'burnish[math]'")
-        for prompt in prompts:
-            if self.grader != "number" or not self.judges(prompt):
-                continue
-            answer = reference(prompt.answer or "", self.extract)
-            try:
-                read(answer)
-            except Unreadable as error:
-                raise UserError(
-                    f"reward numeric can't score prompt {prompt.text[:60]!r}: its answer {answer[:60]!r} {error}; "
-                    "use grader=math_verify for formulas, or reward exact"
-                ) from None
+        super().check(prompts)
 
-    def _verdict(self, found: str | None, wanted: str) -> Verdict:
-        if found is None:
-            return Verdict(0.0, (), "no answer", answer="")
+    def complaint(self, wanted: str) -> str:
+        if self.grader == "math_verify":
+            return ""
+        try:
+            read(wanted)
+        except Unreadable as error:
+            return f"{error}; use grader=math_verify for formulas, or reward exact"
+        return ""
+
+    def _verdict(self, found: str, wanted: str) -> Verdict:
         if self.grader == "math_verify":
             right = same_expression(found, wanted)
             return Verdict(float(right), (), found, answer=wanted if right else found)
         try:
-            references = read(wanted)
-        except Unreadable as error:
-            return Verdict(None, (), f"the right answer {wanted[:60]!r} {error}")
-        try:
             numbers = read(found)
         except Unreadable as error:
             return Verdict(0.0, (), f"{found[:60]!r} {error}", answer=found)
-        right = any(same(one, other, self.tolerance) for one in numbers for other in references)
+        right = any(same(one, other, self.tolerance) for one in numbers for other in read(wanted))
         # all that is right is one answer to a vote, however it is written; what is wrong is told apart by its number
         return Verdict(float(right), (), found, answer=wanted if right else normal(numbers[0]))
 
@@ -207,7 +214,8 @@ def same_expression(found: str, wanted: str) -> bool:
     return bool(right and given and verify(right, given))
 
 
-def read(text: str) -> list[Answer]:
+@lru_cache(1024)
+def read(text: str) -> Sequence[Answer]:
     """The readings of a text; several only if commas may separate thousands or numbers.
 
     Raises:
@@ -260,42 +268,30 @@ def _answer(text: str) -> Answer:
         return Several("union", tuple(_answer(part) for part in parts))
     if text[0] in OPENING and text[-1] in CLOSING and all(depth > 0 for depth in list(_depths(text))[:-1]):
         return _bracketed(text)
-    sentences = [part for part in _split(text, SENTENCE) if part.strip()]
-    stating = [part for part in sentences if _is_math(part)]
-    if len(sentences) > 1:
-        for part in sentences:
-            if part not in stating:
-                _prose(part)
-        if len(stating) > 1:
-            raise Unreadable("has several numbers among words")
+    stating = _numbers(_split(text, SENTENCE))
+    if len(stating) > 1:
+        raise Unreadable("has several numbers among words")
+    if stating[0] != text:
         return _answer(stating[0])
-    parts = [part for part in _list(text) if part.strip()]
+    parts = _numbers(_split(text, MEMBERS))  # words between commas are not members
     named = [_named(part, first=part is parts[0], last=part is parts[-1]) for part in parts]
     return named[0] if len(named) == 1 else Several(",", tuple(named))
 
 
-def _list(text: str) -> list[str]:
-    """Members of a list; words between commas are not members."""
-    pieces = _split(text, rf",(?!(?<=\d,)\d{{3}}(?!\d))|;|{_between('and')}|{_between('or')}")
+def _numbers(pieces: Sequence[str]) -> list[str]:
+    """The pieces with numbers: all of them, or one among words."""
     members = [piece for piece in pieces if _is_math(piece)]
-    if len(members) == 1:
-        for piece in pieces:
-            if piece not in members:
-                _prose(piece)
-        return members
-    if len(members) < len([piece for piece in pieces if piece.strip()]):
+    words = [piece for piece in pieces if piece.strip() and piece not in members]
+    if words and len(members) > 1:
         raise Unreadable("has several numbers among words")
+    for piece in words:
+        _prose(piece)
     return members
-
-
-def _between(word: str) -> str:
-    """The word between two numbers."""
-    return rf"(?<=[\d)}}%])\s+{word}\s+(?=(?:[a-z]\s*=\s*)?[-$]?(?:\d|sqrt|frac|\())"
 
 
 def _bracketed(text: str) -> Answer:
     inner, kind = text[1:-1], text[0] + text[-1]
-    parts = _split(inner, r",(?!(?<=\d,)\d{3}(?!\d))|;")
+    parts = _split(inner, COMMA)
     if len(parts) == 1 and kind not in ("[]", "⟨⟩"):
         return _answer(inner)
     members = tuple(_named(part, first=False, last=False) for part in parts)
@@ -443,14 +439,9 @@ def tidy(text: str) -> str:
     """An answer in one plain notation: no dollar signs around it, no layout, one sign per meaning."""
     text = re.sub(r"(?<=\d)(?:\\[,!]|\{,\})+(?=\d{3}(?!\d))", ",", text.replace(",\\!", "{,}"))
     text = _layout(text).translate(_SIGNS)
-    text = re.sub(r"√\s*", " sqrt ", text)
-    text = re.sub(r"\\([A-Za-z]+)", lambda found: _COMMANDS.get(found[1], found[0]), text)
-    text = re.sub(r"\^\s*(?:\{\s*deg\s*\}|deg)", " deg ", text)
-    text = re.sub(r"\bdeg\s+([CF])\b", r"deg\1", text)
-    text = re.sub(r"frac\s*(\d)\s*(\d)", r"frac{\1}{\2}", text)
-    text = re.sub(r"(?<=\d)\s*[xX]\s*(?=\d)", "*", text.replace("**", "^"))
-    text = re.sub(r"(?<![\d.])0*(\d{1,3}(?: \d{3})+)(?![ \d])", lambda found: found[1].replace(" ", ","), text)
-    return re.sub(r"\b([ap])\.?\s?m\b\.?", r"\1m", text, flags=re.IGNORECASE).strip()
+    for pattern, plain in PLAINER:
+        text = re.sub(pattern, plain, text)
+    return text.strip()
 
 
 def _layout(text: str) -> str:
