@@ -93,7 +93,7 @@ class AnswerReward(LanguageReward):
         for prompt in filter(self.judges, prompts):
             if why := self.complaint(reference(prompt.answer or "", self.extract)):
                 raise UserError(
-                    f"reward {self.name} can't score prompt {prompt.text[:60]!r}: its answer {prompt.answer!r:.80} {why}"
+                    f"reward {self.name} can't score prompt {prompt.text[:60]!r}: answer {prompt.answer!r:.60} {why}"
                 )
 
     def complaint(self, wanted: str) -> str:
