@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,6 +38,7 @@ EXAMPLE = '{"tag": "single_object", "include": [{"class": "sports ball", "count"
 BACKGROUND = 0x99  # of all three colours, around an object whose colour is read
 
 Objects = Mapping[str, Sequence[Found]]  # by class, the most confident first
+Colours = Callable[[str, int], Sequence[str]]  # of the N most confident objects of a class
 ColoursOf = Callable[[Sequence[Found], str], Sequence[str]]  # the colour of each object, given the name of their class
 
 
@@ -87,20 +89,17 @@ def judge(objects: Objects, wanted: Mapping[str, Any], colours_of: ColoursOf) ->
         wanted: a record of GenEval: clauses ``include`` and ``exclude``.
         colours_of: reads colours; called where a clause names one.
     """
-    known: dict[tuple[str, int], Sequence[str]] = {}
 
-    def colours(found: Sequence[Found], name: str) -> Sequence[str]:
-        place = name, len(found)  # always the most confident ones
-        if place not in known:
-            known[place] = colours_of(found, name)
-        return known[place]
+    @cache
+    def colours(name: str, count: int) -> Sequence[str]:
+        return colours_of(objects[name][:count], name)
 
     correct, why = _correct(objects, wanted, colours)
     strict, partial = _partial(objects, wanted, colours)
     return Judged(correct, strict, partial, why)
 
 
-def _correct(objects: Objects, wanted: Mapping[str, Any], colours_of: ColoursOf) -> tuple[bool, str]:
+def _correct(objects: Objects, wanted: Mapping[str, Any], colours_of: Colours) -> tuple[bool, str]:
     """GenEval's verdict: of every class, the most confident objects are looked at, as many as are wanted."""
     problems: list[str] = []
     matched: list[Sequence[Found] | None] = []  # what met each clause
@@ -109,7 +108,7 @@ def _correct(objects: Objects, wanted: Mapping[str, Any], colours_of: ColoursOf)
         found = list(objects.get(name, ()))[:count]
         problem = f"{len(found)} {name}, not {count}" if len(found) < count else ""
         if not problem and "color" in clause:
-            there = list(colours_of(found, name)).count(clause["color"])
+            there = colours_of(name, len(found)).count(clause["color"])
             problem = f"{there} {clause['color']} {name}, not {count}" if there < count else ""
         if not problem and "position" in clause:
             problem = _misplaced(found, clause, matched)
@@ -132,7 +131,7 @@ def _misplaced(found: Sequence[Found], clause: Mapping[str, Any], matched: Seque
     return "" if right else f"{clause['class']} is not {relation} {target[0].name if target else 'it'}"
 
 
-def _partial(objects: Objects, wanted: Mapping[str, Any], colours_of: ColoursOf) -> tuple[bool, float]:
+def _partial(objects: Objects, wanted: Mapping[str, Any], colours_of: Colours) -> tuple[bool, float]:
     """Flow-GRPO's verdict and training reward: all objects of a class are looked at; ``exclude`` is not read.
 
     A wrong place counts as a clause that failed and one that held, as in the published server.
@@ -147,7 +146,7 @@ def _partial(objects: Objects, wanted: Mapping[str, Any], colours_of: ColoursOf)
         if not right:
             shares += [0.0] if "color" in clause or "position" in clause else []
         elif "color" in clause:
-            there = list(colours_of(found, name)).count(clause["color"])
+            there = colours_of(name, len(found)).count(clause["color"])
             shares.append(1 - abs(count - there) / count)
             right = there == count
         if right and "position" in clause:

@@ -18,8 +18,6 @@ from burnish.rewards.networks.inputs import Preprocessing, as_open_clip, as_sigl
 from burnish.rewards.networks.loading import (
     NetworkOptions,
     Source,
-    awake,
-    batches,
     filled,
     frozen,
     linear_layers,
@@ -94,12 +92,12 @@ class PixelReward(LearnedReward):
 
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
         model = self.load()
-        found: list[float] = []
-        with awake(model.network, self.device, self.put_away):
-            for rows in batches(range(len(images)), self.batch_size):
-                pixels = model.preprocessing.pictures([images[i] for i in rows]).to(self.device)
-                found += self.values(model, pixels, [prompts[i] for i in rows]).tolist()
-        return [Verdict(value) for value in found]
+
+        def values(rows: Sequence[int]) -> list[float]:
+            pixels = model.preprocessing.pictures([images[i] for i in rows]).to(self.device)
+            return self.values(model, pixels, [prompts[i] for i in rows]).tolist()  # type: ignore[no-any-return]
+
+        return [Verdict(value) for value in self.in_batches(model.network, range(len(images)), values)]
 
     def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         model = self.load()

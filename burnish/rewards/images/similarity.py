@@ -15,7 +15,7 @@ from burnish.rewards.base import Compared, Given, Verdict
 from burnish.rewards.images.learned import LearnedReward, PixelReward
 from burnish.rewards.networks.contrastive import load_contrastive, of_length_one
 from burnish.rewards.networks.inputs import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, read_preprocessing
-from burnish.rewards.networks.loading import CONFIG, NetworkOptions, Source, awake, batches, load_strictly
+from burnish.rewards.networks.loading import CONFIG, NetworkOptions, Source, load_strictly
 from burnish.types.clips import Clip, Kind
 from burnish.types.media import Media, evenly_spaced
 from burnish.utils.errors import UserError
@@ -195,11 +195,11 @@ class ImageVariety(Embedding, LearnedReward):
     def _embedded(self, pictures: Sequence[np.ndarray]) -> list[Tensor]:
         """Embeddings of length 1, on the CPU."""
         model = self.load()
-        found: list[Tensor] = []
-        with awake(model.network, self.device, self.put_away):
-            for some in batches(pictures, self.batch_size):
-                found += model.images(model.preprocessing.pictures(some).to(self.device)).cpu().unbind(0)
-        return found
+
+        def embeddings(some: Sequence[np.ndarray]) -> Sequence[Tensor]:
+            return model.images(model.preprocessing.pictures(some).to(self.device)).cpu().unbind(0)
+
+        return self.in_batches(model.network, pictures, embeddings)
 
 
 def _pictures(sample: np.ndarray | Clip) -> list[np.ndarray]:

@@ -25,8 +25,6 @@ from burnish.rewards.networks.inputs import CLIP_MEAN, CLIP_STD, FILE, LEVEL
 from burnish.rewards.networks.loading import (
     CONFIG,
     Source,
-    awake,
-    batches,
     filled,
     frozen,
     linear_layers,
@@ -412,11 +410,11 @@ class HeadedReward(LearnedReward):
             head: its number.
         """
         loaded = self.load()
-        values: list[Tensor] = []
-        with awake(loaded.modules, self.device, self.put_away):
-            for rows in batches(range(count), self.batch_size):
-                values += loaded.outputs([question(loaded.reader, row) for row in rows], head).cpu().unbind(0)
-        return values
+
+        def outputs(rows: Sequence[int]) -> Sequence[Tensor]:
+            return loaded.outputs([question(loaded.reader, row) for row in rows], head).cpu().unbind(0)
+
+        return self.in_batches(loaded.modules, range(count), outputs)
 
 
 def verdict(value: float, **named: float) -> Verdict:

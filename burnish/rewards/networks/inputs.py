@@ -29,6 +29,7 @@ Filter = Literal["bilinear", "bicubic"]
 FILE = "preprocessor_config.json"
 FILTERS: dict[int, Filter] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 LEVEL = 1 / 255
+STEPS = {"do_resize": True, "do_rescale": True, "rescale_factor": LEVEL, "do_normalize": True, "do_pad": False}
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
@@ -120,15 +121,7 @@ def read_preprocessing(folder: Path, usual: Preprocessing) -> Preprocessing:
     """
     file = folder / FILE
     told = read_object(file) if file.is_file() else {}
-    steps = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_pad": False}
-    other = [f"{name} is {told[name]}" for name, done in steps.items() if told.get(name) not in (None, done)]
-    if abs(told.get("rescale_factor", LEVEL) - LEVEL) > LEVEL / 1000:
-        other.append(f"rescale_factor is {told['rescale_factor']}")
-    for name in ("size", "crop_size"):
-        sides = told.get(name)
-        if isinstance(sides, dict) and (sides.get("height") != sides.get("width") or "longest_edge" in sides):
-            other.append(f"{name} is {sides}")
-    if other:
+    if other := [f"{name} is {told[name]}" for name, done in STEPS.items() if told.get(name) not in (None, done)]:
         raise UserError(f"{file} asks for what is not done to pictures here: {', '.join(other)}; give another model")
     with understood(f"{file} can't be read"):
         found = replace(
@@ -137,14 +130,20 @@ def read_preprocessing(folder: Path, usual: Preprocessing) -> Preprocessing:
             std=told.get("image_std") or usual.std,
             filter=usual.filter if told.get("resample") is None else FILTERS[told["resample"]],
         )
-        size, crop = told.get("size"), told.get("do_center_crop", usual.fit == "crop")
+        size = told.get("size")
         if size is None:
             return found
-        if crop:
-            shortest = size if isinstance(size, int) else size["shortest_edge"]
-            cut = told.get("crop_size", shortest)
-            return replace(found, fit="crop", shortest=shortest, size=cut if isinstance(cut, int) else cut["height"])
-        return replace(found, fit="stretch", size=size if isinstance(size, int) else size["height"])
+        if told.get("do_center_crop", usual.fit == "crop"):
+            return replace(found, fit="crop", shortest=_side(size), size=_side(told.get("crop_size", size)))
+        return replace(found, fit="stretch", size=_side(size))
+
+
+def _side(size: int | dict[str, int]) -> int:
+    """The side of a square, or the shorter one, as processors of transformers name it."""
+    sides = {"": size} if isinstance(size, int) else size
+    if "longest_edge" in sides or len(set(sides.values())) > 1:
+        raise ValueError(f"a size of {size}")
+    return next(iter(sides.values()))
 
 
 def as_open_clip(text: str) -> str:

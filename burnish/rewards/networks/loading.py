@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from burnish.types.prompt import Prompt
 
-T = TypeVar("T")
+T, V = TypeVar("T"), TypeVar("V")
 CONFIG = "config.json"
 NESTED = ("state_dict", "model")  # under which trainers store the weights of a network
 WRAPPED = "module."  # what DistributedDataParallel puts before every name
@@ -99,6 +99,11 @@ class NetworkOptions:
     def prepare(self) -> None:
         """Load what scoring needs before the first batch."""
         self.load()
+
+    def in_batches(self, network: Any, rows: Sequence[T], score: Callable[[Sequence[T]], Iterable[V]]) -> list[V]:
+        """What is scored of rows, a batch at a time, without gradients, where the network computes."""
+        with awake(network, self.device, self.put_away):
+            return [value for some in batches(rows, self.batch_size) for value in score(some)]
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Refuse what can't be loaded, seen without loading it."""
@@ -248,17 +253,17 @@ def weight_file(place: Path, names: Sequence[str] = ()) -> Path:
     """
     if place.is_file():
         return place
-    for name in names:
-        for known in (str(Path(name).with_suffix(".safetensors")), name):
-            if (place / known).is_file():
-                return place / known
-    found = sorted(place.glob("*.safetensors")) or sorted(one for one in place.glob("*") if one.suffix in PICKLED)
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        wanted = f" such as {names[0]}" if names else ""
-        raise UserError(f"{place} has no weights{wanted}; give the folder that holds them, or the file itself")
-    raise UserError(f"{place} has {listed([file.name for file in found])}; give the file that is meant")
+    known = (place / file for name in names for file in (str(Path(name).with_suffix(".safetensors")), name))
+    files = [file for file in known if file.is_file()][:1] or sorted(place.glob("*.safetensors"))
+    files = files or sorted(file for file in place.glob("*") if file.suffix in PICKLED)
+    if len(files) == 1:
+        return files[0]
+    has = (
+        listed([file.name for file in files])
+        if files
+        else f"no weights such as {names[0] if names else 'a .safetensors file'}"
+    )
+    raise UserError(f"{place} has {has}; give the file that is meant, or the folder that holds it")
 
 
 def weight_files(place: Path, names: Sequence[str] = ()) -> tuple[Path, ...]:
