@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -175,22 +175,31 @@ class Forwards:
         return rows.map(lambda value: tiled(value[:1], call.rows.length), zeros)
 
     def answered(
-        self, networks: Mapping[str, Callable[..., Any]], started: Sequence[tuple[Any, list[Call]]],
-        agree: Agree | None, trained: Sequence[str], *, shares: bool,
+        self, networks: Mapping[str, Callable[..., Any]], runs: Sequence[Generator[list[Call], Any, Any]],
+        agree: Agree | None = None, trained: Sequence[str] = (), *, shares: bool,
     ) -> list[Any]:  # fmt: skip
         """What computations return, when networks have answered all their calls.
 
         Args:
             networks: by the names of calls.
-            started: computations, and the calls that each waits for first.
+            runs: computations, which yield the calls that each waits for.
             agree: ranks agree on how many forwards of the networks that are ``trained`` they make.
             trained: their names.
             shares: whether rows may share a forward.
         """
-        found: list[Any] = [None] * len(started)
-        waiting = dict(enumerate(started))
-        while waiting:
-            calls = [call for _, asked in waiting.values() for call in asked]
+        found: list[Any] = [None] * len(runs)
+        asked: dict[int, list[Call]] = {}
+
+        def resume(i: int, answers: list[Any] | None) -> None:
+            try:
+                asked[i] = runs[i].send(answers)
+            except StopIteration as done:
+                found[i] = done.value
+
+        for i in range(len(runs)):
+            resume(i, None)
+        while asked:
+            calls = [call for some in asked.values() for call in some]
             outputs: list[Any] = [None] * len(calls)
             here: dict[str, list[list[int]]] = {name: [] for name in networks}
             for part in groups(calls) if shares else [[i] for i in range(len(calls))]:
@@ -209,10 +218,7 @@ class Forwards:
             if isinstance(spare, Tensor):
                 outputs[0] = tree_map_only(Tensor, spare.add, outputs[0])
             answers = iter(outputs)
-            for i, (run, asked) in list(waiting.items()):
-                try:
-                    waiting[i] = run, run.send([next(answers) for _ in asked])
-                except StopIteration as done:
-                    found[i] = done.value
-                    del waiting[i]
+            for i, some in list(asked.items()):
+                del asked[i]
+                resume(i, [next(answers) for _ in some])
         return found

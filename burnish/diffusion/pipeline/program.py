@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -159,12 +159,12 @@ class Program:
             run = self.start.run({}, bound=self.bound, generator=torch.Generator().manual_seed(seed))
             return driven(run, lambda call: None)[0][:1]
 
-    def returned(self, x: Tensor, answer: Callable[[Call], Any]) -> Any:
-        """What the pipeline returns for a last state [1, ...]."""
+    def returned(self, x: Tensor) -> Generator[list[Call], list[Any], Any]:
+        """What the pipeline returns for a last state [1, ...], as its parts answer."""
         assert self.end is not None
         state = self._scaled(x, float(self.table.times[-1]))
-        run = self.end.run({self.end.given[0]: state}, bound=self.bound)
-        found = tree_unflatten(driven(run, answer), self._returned)
+        leaves = yield from self.end.run({self.end.given[0]: state}, bound=self.bound)
+        found = tree_unflatten(leaves, self._returned)
         return found if isinstance(found, tuple) else SimpleNamespace(**found)
 
 
