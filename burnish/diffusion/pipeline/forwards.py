@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -129,9 +129,11 @@ def joined(calls: Sequence[Call]) -> Call:
 class Forwards:
     """Runs networks, and knows the shapes of what they have returned for inputs of a size."""
 
-    def __init__(self, autocast: Callable[[], AbstractContextManager[None]]) -> None:
-        """Args: ``autocast`` is the precision of the run."""
-        self._autocast = autocast
+    def __init__(self, compute: torch.dtype) -> None:
+        """Args: ``compute`` is the precision of forward passes."""
+        self._compute = compute
+        self._published = WeakKeyDictionary[nn.Module, bool]()
+        self._types: dict[tuple[str, str], torch.dtype] = {}  # of arguments in the pipeline's own first call
         self._known: dict[Any, tuple[Any, Rows]] = {}  # by the size of the first input
         self._whole = set[tuple[str, str]]()  # arguments of networks that were once longer or shorter than the rows
 
@@ -140,6 +142,9 @@ class Forwards:
         rows = Call(network, arguments).rows
 
         def marked(path: Any, value: Any) -> Any:
+            for one in tree_leaves(value):
+                if isinstance(one, Tensor) and one.is_floating_point():
+                    self._types.setdefault((network, keystr(path)), one.dtype)
             if not (isinstance(value, Tensor) and value.ndim) and not isinstance(value, list):
                 return value
             if not rows.has(value):
@@ -150,8 +155,16 @@ class Forwards:
 
     def __call__(self, network: Callable[..., Any], call: Call) -> Any:
         """The output of a network, in float32."""
-        with self._autocast() if isinstance(network, nn.Module) else nullcontext():
-            output = network(**tree_map_only(Whole, lambda whole: whole.value, call.arguments))
+        arguments = tree_map_only(Whole, lambda whole: whole.value, call.arguments)
+        if self._compute == torch.float32 or not isinstance(network, nn.Module):
+            output = network(**arguments)
+        elif self._is_published(network):
+            output = network(**self._as_published(call))
+        else:
+            device = next(network.parameters()).device.type
+            # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
+            with torch.autocast(device, self._compute, cache_enabled=False):
+                output = network(**arguments)
         if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)):
             raise Unsupported(f"its {call.network} returns a {type(output).__name__}, whose tensors can't be found")
         output = tree_map_only(Tensor, lambda value: value.float() if value.is_floating_point() else value, output)
@@ -160,6 +173,29 @@ class Forwards:
             zeros = tree_map_only(Tensor, lambda value: value.new_zeros(()).expand(value.shape), output)
             self._known[size] = zeros, call.rows
         return output
+
+    def _is_published(self, network: nn.Module) -> bool:
+        """Whether its weights have the precision of forward passes, but for those that its class keeps in float32."""
+        if network not in self._published:
+            kept = {"lora_A", "lora_B", *(getattr(network, "_keep_in_fp32_modules", None) or ())}
+            self._published[network] = not any(
+                weight.dtype == torch.float32 and kept.isdisjoint(name.split("."))
+                for name, weight in network.named_parameters()
+            )
+        return self._published[network]
+
+    def _as_published(self, call: Call) -> dict[str, Any]:
+        """Arguments in the precision that the pipeline gives them in: states are of float32 from the second step on."""
+
+        def typed(path: Any, value: Any) -> Any:
+            value = value.value if isinstance(value, Whole) else value
+            dtype = self._types.get((call.network, keystr(path)))
+            if dtype is None:
+                return value
+            return tree_map_only(Tensor, lambda one: one.to(dtype) if one.is_floating_point() else one, value)
+
+        found: dict[str, Any] = tree_map_with_path(typed, call.arguments, is_leaf=call.rows.has)
+        return found
 
     def blank(self, network: Callable[..., Any], call: Call) -> Any:
         """An output of zeros; the network runs for inputs of a size that is new, unless ranks hold it together."""

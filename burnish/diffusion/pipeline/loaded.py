@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -284,15 +283,6 @@ class LoadedPipeline:
             pipeline = kind(**(parts | absent | plain | numbers))
             pipeline.register_to_config(**{key: value for key, value in config.items() if key == LENGTH})
             pipeline.save_pretrained(folder)
-
-    def autocast(self) -> AbstractContextManager[None]:
-        """The precision of a forward pass."""
-        import torch
-
-        # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
-        return torch.autocast(
-            self.device.type, self.compute, enabled=self.compute != torch.float32, cache_enabled=False
-        )
 
 
 def _place_frozen(

@@ -149,7 +149,7 @@ class Universal(LoadedPipeline):
         self.unverified = FORMS[0]  # of the others
         self.decodes_together = False  # whether small samples are the same, decoded together
         self._verified: set[Any] = set()
-        self.forwards = Forwards(self.autocast)
+        self.forwards = Forwards(self.compute)
         with explained(self.class_name):
             self._run = Runner(pipeline, self.names, lambda: self.device, self.rollout)
         self._arranged: LruCache[Arrangement] = LruCache(LATEST)
