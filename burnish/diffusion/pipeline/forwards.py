@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -133,18 +134,22 @@ class Forwards:
         """Args: ``compute`` is the precision of forward passes."""
         self._compute = compute
         self._published = WeakKeyDictionary[nn.Module, bool]()
-        self._types: dict[tuple[str, str], torch.dtype] = {}  # of arguments in the pipeline's own first call
+        self._types: dict[tuple[str, str], torch.dtype] = {}  # of arguments in the pipeline's own run
         self._known: dict[Any, tuple[Any, Rows]] = {}  # by the size of the first input
         self._whole = set[tuple[str, str]]()  # arguments of networks that were once longer or shorter than the rows
 
-    def noted(self, network: str, arguments: dict[str, Any]) -> Call:
-        """A call as the pipeline makes it for a state."""
+    def noted(
+        self, network: str, arguments: dict[str, Any], of_states: Callable[[Any], bool] = lambda value: False
+    ) -> Call:
+        """A call as the pipeline makes it for a state; ``of_states`` tells which arguments are made of states."""
         rows = Call(network, arguments).rows
 
         def marked(path: Any, value: Any) -> Any:
             for one in tree_leaves(value):
                 if isinstance(one, Tensor) and one.is_floating_point():
                     self._types.setdefault((network, keystr(path)), one.dtype)
+                    if of_states(one):  # which are float32 here, also where the pipeline's own are not
+                        self._types[network, keystr(path)] = self._compute
             if not (isinstance(value, Tensor) and value.ndim) and not isinstance(value, list):
                 return value
             if not rows.has(value):
@@ -155,16 +160,7 @@ class Forwards:
 
     def __call__(self, network: Callable[..., Any], call: Call) -> Any:
         """The output of a network, in float32."""
-        arguments = tree_map_only(Whole, lambda whole: whole.value, call.arguments)
-        if self._compute == torch.float32 or not isinstance(network, nn.Module):
-            output = network(**arguments)
-        elif self._is_published(network):
-            output = network(**self._as_published(call))
-        else:
-            device = next(network.parameters()).device.type
-            # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
-            with torch.autocast(device, self._compute, cache_enabled=False):
-                output = network(**arguments)
+        output = self._output(network, call)
         if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)):
             raise Unsupported(f"its {call.network} returns a {type(output).__name__}, whose tensors can't be found")
         output = tree_map_only(Tensor, lambda value: value.float() if value.is_floating_point() else value, output)
@@ -174,18 +170,26 @@ class Forwards:
             self._known[size] = zeros, call.rows
         return output
 
-    def _is_published(self, network: nn.Module) -> bool:
-        """Whether its weights have the precision of forward passes, but for those that its class keeps in float32."""
-        if network not in self._published:
-            kept = {"lora_A", "lora_B", *(getattr(network, "_keep_in_fp32_modules", None) or ())}
-            self._published[network] = not any(
-                weight.dtype == torch.float32 and kept.isdisjoint(name.split("."))
-                for name, weight in network.named_parameters()
-            )
-        return self._published[network]
+    def _output(self, network: Callable[..., Any], call: Call) -> Any:
+        """As diffusers runs it; under autocast where its weights rest in float32, or its arguments would not fit."""
+        if self._compute != torch.float32 and isinstance(network, nn.Module):
+            if network not in self._published:
+                self._published[network] = _is_published(network)
+                with suppress(RuntimeError):
+                    if self._published[network]:
+                        return network(**self._as_published(call))
+                self._published[network] = False
+            if self._published[network]:
+                return network(**self._as_published(call))
+        arguments = tree_map_only(Whole, lambda whole: whole.value, call.arguments)
+        if self._compute == torch.float32 or not isinstance(network, nn.Module):
+            return network(**arguments)
+        # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
+        with torch.autocast(next(network.parameters()).device.type, self._compute, cache_enabled=False):
+            return network(**arguments)
 
     def _as_published(self, call: Call) -> dict[str, Any]:
-        """Arguments in the precision that the pipeline gives them in: states are of float32 from the second step on."""
+        """Arguments in the precision that the pipeline would give them in."""
 
         def typed(path: Any, value: Any) -> Any:
             value = value.value if isinstance(value, Whole) else value
@@ -258,3 +262,12 @@ class Forwards:
                 del asked[i]
                 resume(i, [next(answers) for _ in some])
         return found
+
+
+def _is_published(network: nn.Module) -> bool:
+    """Whether its weights rest in less than float32, but for adapters and those that its class keeps in float32."""
+    kept = {"lora_A", "lora_B", *(getattr(network, "_keep_in_fp32_modules", None) or ())}
+    return not any(
+        weight.dtype == torch.float32 and kept.isdisjoint(name.split("."))
+        for name, weight in network.named_parameters()
+    )

@@ -406,7 +406,7 @@ class Recorded(Blank):
                 return network(**arguments)
         with self.trace.paused():
             arguments = tree_map_only(Tensor, self.trace.beside, arguments)
-        call = self.forwards.noted(name, arguments)
+        call = self.forwards.noted(name, arguments, lambda one: bool(self.trace.depends(one) & (STATE | NOISE)))
         return self.trace.call(call, lambda: self.blank(network, call))
 
     def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:

@@ -352,6 +352,7 @@ class Universal(LoadedPipeline):
 
         Returns the first step that agrees: what a pipeline keeps of a picture may be noise until that.
         """
+        self.program(request, guidance)  # which tells the precision of arguments
         witness = Visit(self.forwards, self.names)
         drawn = self.arguments.checked(self.visit(request, guidance, witness))
         for other in {1.0, max(self.rollout.guidance_scale, GUIDED)} - {guidance}:
