@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.diffusion.pipeline.adapters import FILE, check_adapter
-from burnish.diffusion.pipeline.kernels import choose_attention, compile_blocks, recompute
 from burnish.diffusion.pipeline.loading import LENGTH
-from burnish.diffusion.pipeline.networks import by_name, denoisers, leave_out_unread_text, together
+from burnish.diffusion.pipeline.networks import (
+    by_name,
+    choose_attention,
+    compile_blocks,
+    denoisers,
+    leave_out_unread_text,
+    recompute,
+    together,
+)
 from burnish.models.adapters import WEIGHTS, adapter_folder
 from burnish.models.loading import quietly
 from burnish.models.lora import adapter_state, merging_rounds, save_for_peft

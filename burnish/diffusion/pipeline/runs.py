@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 from burnish.diffusion.options import RolloutOptions
 from burnish.diffusion.pipeline.forwards import Forwards
 from burnish.diffusion.pipeline.levels import Unsupported, once_a_step, shifted
-from burnish.diffusion.pipeline.segments import NOISE, PROMPT, STATE, TIME, Value
+from burnish.diffusion.pipeline.program import NOISE, PROMPT, STATE, TIME, Value
 from burnish.diffusion.pipeline.trace import Trace
 from burnish.types.batch import to_device
 

@@ -32,9 +32,8 @@ from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
 from burnish.diffusion.pipeline.levels import Timetable, Unsupported, check_scheduler
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
 from burnish.diffusion.pipeline.networks import attention_layers, by_name
-from burnish.diffusion.pipeline.program import Program, placed, signature_of
+from burnish.diffusion.pipeline.program import Alone, Otherwise, Program, driven, placed, signature_of
 from burnish.diffusion.pipeline.runs import DECODE, Blank, Encoded, Encoding, Recorded, Runner, Tape, Visit
-from burnish.diffusion.pipeline.segments import Alone, Otherwise, driven
 from burnish.diffusion.pipeline.trace import Momentum
 from burnish.diffusion.pipeline.truncation import refuse_unknown, tokenizers_of, truncated, vocabularies_of
 from burnish.registry import register
