@@ -1,4 +1,4 @@
-"""The networks of a pipeline that are trained: which they are, and text queries that nobody reads."""
+"""The networks of a pipeline that are trained: which they are, and how they run."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 from burnish.models.loading import block_count
 from burnish.models.lora import AsInForward, attach
 from burnish.models.targets import ends_with
 from burnish.utils.errors import UserError
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
+log = logging.getLogger(__name__)
 
 HOMES = ("diffusers.models.transformers", "diffusers.models.unets")
 AIDES = ("controlnet", "adapter", "vocoder", "connector", "upsampler", "projection")  # in names of frozen helpers
@@ -176,10 +174,8 @@ def _same(attn: Any, own: Any) -> bool:
     return float((short - full).abs().max()) <= TOLERATED.get(weight.dtype, 0) * float(full.abs().max())
 
 
-log = logging.getLogger(__name__)
-
-TOLERATED = {"float32": 1e-4, "bfloat16": 2e-2}  # largest relative difference of attention
-TOKENS, HEADS, WIDTH = 40, 2, 64  # of what is compared: all kernels take heads of 64
+BACKENDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # largest relative difference of their attention
+COMPARED = 40, 2, 64  # tokens, heads and width of what is compared: all kernels take heads of 64
 
 
 def recompute(network: nn.Module, blocks: bool | int) -> None:
@@ -188,8 +184,6 @@ def recompute(network: nn.Module, blocks: bool | int) -> None:
     Raises:
         UserError: the network doesn't support it, or has fewer blocks.
     """
-    from torch.utils.checkpoint import checkpoint
-
     own: Any = network
     if not getattr(network, "_supports_gradient_checkpointing", False):
         raise UserError(
@@ -236,7 +230,7 @@ def choose_attention(network: nn.Module, backend: str, *, compute: torch.dtype, 
         raise UserError(
             f"model.attention is {backend}, which can't train here: {reason or type(error).__name__}; leave it out"
         ) from error
-    tolerated = TOLERATED[str(compute).removeprefix("torch.")]
+    tolerated = BACKENDS[compute]
     if not apart <= tolerated:
         raise UserError(
             f"model.attention is {backend}, but outputs or gradients differ by {apart:.1g} (relative) from those of "
@@ -247,11 +241,10 @@ def choose_attention(network: nn.Module, backend: str, *, compute: torch.dtype, 
 
 def _apart(backend: str, compute: torch.dtype, device: str) -> float:
     """The largest relative difference of a backend's outputs and gradients from those of PyTorch's own attention."""
-    import torch
     from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
 
     draw = torch.Generator().manual_seed(0)
-    drawn = [torch.randn(2, TOKENS, HEADS, WIDTH, generator=draw) for _ in range(4)]
+    drawn = [torch.randn(2, *COMPARED, generator=draw) for _ in range(4)]
     *given, slope = [one.to(device, compute) for one in drawn]
 
     def run(name: str) -> list[Tensor]:
@@ -279,6 +272,4 @@ def compile_blocks(network: nn.Module) -> None:
 
 def _blocks(network: nn.Module) -> list[nn.Module]:
     """The modules of a network's lists of blocks, in the order that they run in."""
-    from torch.nn import ModuleList
-
-    return [block for child in network.children() if isinstance(child, ModuleList) for block in child]
+    return [block for child in network.children() if isinstance(child, nn.ModuleList) for block in child]
