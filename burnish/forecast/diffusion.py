@@ -157,7 +157,7 @@ class FlowHalf:
         model.decode = self.once(model.decode, shapes)
         model.encode_pictures = torch.no_grad()(self.once(model.encode_pictures, _sizes))
         if isinstance(model, Universal):
-            model._arrangement = partial(_arrangement, model)
+            model._arrangement = partial(_arrangement, model)  # type: ignore[method-assign]
         for name in ("distribute", "kept"):
             setattr(roles, name, partial(self._brief_parts, getattr(roles, name)))
         self.assembly.engine = BriefEngine(roles, self.assembly.config.rollout, self.assembly.config.seed, self)
