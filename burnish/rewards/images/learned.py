@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -69,26 +69,23 @@ class LearnedReward(NetworkOptions, Reward):
         return refusal
 
 
-class PixelModel(Protocol):
-    """A network that reads squares of pixels."""
+@dataclass(frozen=True)
+class PixelModel:
+    """A network that reads squares of pixels, how pictures become such, and the value [B] of them."""
 
-    @property
-    def preprocessing(self) -> Preprocessing: ...
-
-    @property
-    def network(self) -> Any: ...
+    network: Any
+    preprocessing: Preprocessing
+    value: Callable[..., Tensor]
 
 
 @options
 class PixelReward(LearnedReward):
     """Base of learned rewards with gradients to the pixels: a subclass gives ``load`` and ``values``."""
 
-    def load(self) -> PixelModel:
-        raise NotImplementedError
-
-    def values(self, model: PixelModel, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+    def values(self, model: Any, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Values [B] of preprocessed pixels [B, 3, S, S], which are where the network is."""
-        raise NotImplementedError
+        value: Tensor = model.value(pixels)
+        return value
 
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
         model = self.load()
@@ -310,7 +307,7 @@ class ImageReward(PromptedReward):
     def names(self) -> tuple[str, ...]:
         return (BLIP_FILE,)
 
-    def load(self) -> Blip:
+    def load(self) -> PixelModel:
         tokenizer_of(self.vocabulary)
         return _load_blip(weight_file(self.folder(), self.names), self.dtype, self.resting)
 
@@ -319,32 +316,14 @@ class ImageReward(PromptedReward):
 
         texts, reader = [prompt.text for prompt in prompts], tokenizer_of(self.vocabulary)
         ids, mask = (to_device(one, pixels.device) for one in token_ids(reader, texts, BLIP_TOKENS))
-        value: Tensor = (model(pixels, ids, mask) - MEAN) / STD
-        return value
-
-
-@dataclass
-class Blip:
-    """ImageReward's network: a picture's encoder, a text encoder that looks at it, and a head on the first token."""
-
-    network: Any
-    preprocessing: Preprocessing
-
-    def __call__(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-        """The head's value [B] of pixels [B, 3, S, S] and tokens [B, T], with gradients to the pixels."""
-        vision, text = self.network["vision"], self.network["text"]
-        seen = vision(pixel_values=pixels.to(vision.dtype)).last_hidden_state
-        read = text(
-            input_ids=ids, attention_mask=mask, encoder_hidden_states=seen,
-            is_decoder=False,  # tokens see each other both ways
-        )  # fmt: skip
-        value: Tensor = self.network["head"](read.last_hidden_state[:, 0].float())[:, 0]
+        value: Tensor = (model.value(pixels, ids, mask) - MEAN) / STD
         return value
 
 
 @cache
-def _load_blip(file: Path, dtype: str, device: str) -> Blip:
-    """Of what size the network is, its weights tell; the head is in float32."""
+def _load_blip(file: Path, dtype: str, device: str) -> PixelModel:
+    """A picture's encoder, a text encoder that looks at it, and a head on the first token, in float32. Of what size the
+    network is, its weights tell."""
     published = {name: one for name, one in read_weights(file).items() if not name.startswith(BLIP_UNUSED)}
     head = {name: one for name, one in published.items() if name.startswith(BLIP_HEAD)}
     weights = {renamed(name, BLIP_NAMES): one for name, one in published.items() if name not in head}
@@ -352,9 +331,21 @@ def _load_blip(file: Path, dtype: str, device: str) -> Blip:
         sizes = _blip_sizes(weights)
     except (KeyError, IndexError, ValueError) as error:
         raise UserError(f"{file} is not ImageReward's: it lacks or misshapes {error}; give {BLIP_FILE}") from None
-    network = filled(lambda: blip_towers(*sizes), weights, file, dtype)
+    network: Any = filled(lambda: blip_towers(*sizes), weights, file, dtype)
     network["head"] = linear_layers(head, file)
-    return Blip(frozen(network, file, device), Preprocessing(size=sizes[0]["image_size"], rounded=True))
+    preprocessing = Preprocessing(size=sizes[0]["image_size"], rounded=True)
+    return PixelModel(frozen(network, file, device), preprocessing, partial(_blip_value, network))
+
+
+def _blip_value(network: Any, pixels: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+    """The head's value [B] of pixels [B, 3, S, S] and tokens [B, T], with gradients to the pixels."""
+    seen = network["vision"](pixel_values=pixels.to(network["vision"].dtype)).last_hidden_state
+    read = network["text"](
+        input_ids=ids, attention_mask=mask, encoder_hidden_states=seen,
+        is_decoder=False,  # tokens see each other both ways
+    )  # fmt: skip
+    value: Tensor = network["head"](read.last_hidden_state[:, 0].float())[:, 0]
+    return value
 
 
 def blip_towers(vision: Mapping[str, int], text: Mapping[str, int]) -> Any:
@@ -438,26 +429,13 @@ class Aesthetic(PixelReward):
             return refusal(weight_file, place, AESTHETIC_FILES[self.version])
         return contrastive_complaint(place, (), ("siglip",) if self.version == "v2.5" else ("clip",))
 
-    def load(self) -> Headed:
+    def load(self) -> PixelModel:
         head = weight_file(self.folder(self.sources()[1]), AESTHETIC_FILES[self.version])
         return _load_aesthetic(self.folder(), head, self.dtype, self.resting)
 
-    def values(self, model: Any, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        value: Tensor = model.network["head"](model.encoder.images(pixels))[:, 0]
-        return value
-
-
-@dataclass
-class Headed:
-    """A network that embeds pictures with a head on it, which move together."""
-
-    network: Any
-    preprocessing: Preprocessing
-    encoder: Contrastive
-
 
 @cache
-def _load_aesthetic(place: Path, file: Path, dtype: str, device: str) -> Headed:
+def _load_aesthetic(place: Path, file: Path, dtype: str, device: str) -> PixelModel:
     from torch import nn
 
     encoder, head = load_contrastive(place, dtype, device, (), False), linear_layers(read_weights(file), file)
@@ -469,4 +447,4 @@ def _load_aesthetic(place: Path, file: Path, dtype: str, device: str) -> Headed:
             "give the network that its version belongs to"
         )
     network = nn.ModuleDict({"encoder": encoder.network, "head": frozen(head, file, device)})
-    return Headed(network, encoder.preprocessing, encoder)
+    return PixelModel(network, encoder.preprocessing, lambda pixels: head(encoder.images(pixels))[:, 0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -13,14 +12,13 @@ from pydantic import model_validator
 from burnish.registry import options, register
 from burnish.rewards.base import Compared, Given, Verdict
 from burnish.rewards.images.learned import LearnedReward, PixelReward
-from burnish.rewards.networks.contrastive import load_contrastive, of_length_one
+from burnish.rewards.networks.contrastive import Embedder, load_contrastive
 from burnish.rewards.networks.inputs import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, read_preprocessing
 from burnish.rewards.networks.loading import CONFIG, NetworkOptions, Source, load_strictly
 from burnish.types.clips import Clip, Kind
 from burnish.types.media import Media, evenly_spaced
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
-from burnish.utils.lru_cache import LruCache
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,37 +31,7 @@ DINO = {
     "dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel", "dinov3_vit": "DINOv3ViTModel",
     "vit": "ViTModel",
 }  # fmt: skip
-KEPT = 4096  # pictures whose embeddings are kept
 FRAMES = 8  # of a clip that are compared
-
-
-@dataclass
-class Embedder:
-    """A network that embeds pictures, and the embeddings of those that others are compared with. It never learns."""
-
-    network: Any
-    preprocessing: Preprocessing
-    contrastive: Any = None  # that embeds them; None: the network's first token stands for the picture
-    kept: LruCache[Tensor] = field(default_factory=lambda: LruCache(KEPT))
-
-    def images(self, pixels: Tensor) -> Tensor:
-        """Embeddings of length 1 of pixels: [B, D] float32, with gradients to them."""
-        if self.contrastive is not None:
-            found: Tensor = self.contrastive.images(pixels)
-            return found
-        return of_length_one(self.network(pixel_values=pixels.to(self.network.dtype)).last_hidden_state[:, 0])
-
-    def embedded(self, picture: Media) -> Tensor:
-        """The embedding of a picture, made once: [D]."""
-        return self.kept.get(picture.digest, lambda: self._embed(picture)).to(self.network.device)
-
-    def _embed(self, picture: Media) -> Tensor:
-        import numpy as np
-        import torch
-
-        with torch.no_grad():
-            pixels = self.preprocessing.pictures([np.asarray(picture.image())])
-            return self.images(pixels.to(self.network.device))[0].cpu()
 
 
 @cache
@@ -73,8 +41,7 @@ def _embedder(folder: Path, dtype: str, device: str) -> Embedder:
 
     kind = read_object(folder / CONFIG)["model_type"]
     if kind in CONTRASTIVE:
-        model = load_contrastive(folder, dtype, device, (), False)
-        return Embedder(model.network, model.preprocessing, model)
+        return load_contrastive(folder, dtype, device, (), False)
     options = {"add_pooling_layer": False} if kind == "vit" else {}
     network = load_strictly(getattr(transformers, DINO[kind]), folder, dtype=dtype, device=device, **options)
     usual = Preprocessing(

@@ -28,7 +28,9 @@ from burnish.utils.weights import complaints_about
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-KEPT = 4096  # texts whose embeddings are kept
+    from burnish.types.media import Media
+
+KEPT = 4096  # texts or pictures whose embeddings are kept
 CLIP_LENGTH, SIGLIP_LENGTH = 77, 64  # tokens
 
 OPEN_CLIP = "open_clip_config.json"  # beside weights in open_clip's layout, in repositories of the hub
@@ -56,21 +58,44 @@ OPEN_CLIP_NAMES = (
 TURNED = ("visual_projection.weight", "text_projection.weight")  # open_clip multiplies by them from the right
 
 
-class Contrastive:
-    """A network with what reads pictures for it. It never learns."""
+class Embedder:
+    """A network whose first token stands for a picture, what reads pictures for it, and embeddings that are asked for
+    again. It never learns."""
+
+    def __init__(self, network: Any, preprocessing: Preprocessing) -> None:
+        self.network, self.preprocessing = network, preprocessing
+        self.kept: LruCache[Tensor] = LruCache(KEPT)
+
+    def images(self, pixels: Tensor) -> Tensor:
+        """Embeddings of length 1 of pixels: [B, D] float32, with gradients to them."""
+        return of_length_one(self.network(pixel_values=pixels.to(self.network.dtype)).last_hidden_state[:, 0])
+
+    def embedded(self, picture: Media) -> Tensor:
+        """The embedding of a picture that others are compared with, made once: [D]."""
+        return self.kept.get(picture.digest, lambda: self._embed(picture)).to(self.network.device)
+
+    def _embed(self, picture: Media) -> Tensor:
+        import numpy as np
+        import torch
+
+        with torch.no_grad():
+            pixels = self.preprocessing.pictures([np.asarray(picture.image())])
+            return self.images(pixels.to(self.network.device))[0].cpu()
+
+
+class Contrastive(Embedder):
+    """CLIP or SigLIP."""
 
     def __init__(self, network: Any, preprocessing: Preprocessing, place: Path) -> None:
-        self.network, self.preprocessing = network, preprocessing
-        self.siglip: bool = self.network.config.model_type == "siglip"
-        wanted = self.network.config.vision_config.image_size
+        super().__init__(network, preprocessing)
+        self.siglip: bool = network.config.model_type == "siglip"
+        wanted = network.config.vision_config.image_size
         if preprocessing.size != wanted:
             raise UserError(
                 f"{place}: pictures become {preprocessing.size} pixels wide, and the network reads {wanted}"
             )
-        self._kept: LruCache[Tensor] = LruCache(KEPT)
 
     def images(self, pixels: Tensor) -> Tensor:
-        """Embeddings of length 1 of pixels: [B, D] float32, with gradients to them."""
         found = self.network.vision_model(pixel_values=pixels.to(self.network.dtype)).pooler_output
         return of_length_one(found if self.siglip else self.network.visual_projection(found))
 
@@ -80,11 +105,11 @@ class Contrastive:
 
         from burnish.types.batch import to_device
 
-        known = {text: self._kept.find((id(tokenizer), text)) for text in texts}
+        known = {text: self.kept.find((id(tokenizer), text)) for text in texts}
         with torch.no_grad():
             for some in batches([text for text, row in known.items() if row is None], batch_size):
                 for text, row in zip(some, self._read(some, tokenizer).cpu(), strict=True):
-                    known[text] = self._kept.get((id(tokenizer), text), partial(torch.clone, row))
+                    known[text] = self.kept.get((id(tokenizer), text), partial(torch.clone, row))
         rows = [row for text in texts if (row := known[text]) is not None]
         return to_device(torch.stack(rows), self.network.device)
 

@@ -6,8 +6,7 @@ import re
 import string
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -213,20 +212,16 @@ class MultipleChoice(AnswerReward):
     def choice(self, text: str) -> str | None:
         """The letter that a text chooses; None if it chooses none or several."""
         text = MARKUP.sub("", text).strip()
-        ways = self._ways
-        start = ways.label.match(text)
+        ways = _ways(self.choices)
+        start = ways["label"].match(text)
         if start:
-            listed = ways.next.match(text)
-            return _one([start[1], *_found(ways.further, text[start.end() :]), *(listed.groups() if listed else ())])
-        chosen = _found(ways.answered, text)
+            listed = ways["next"].match(text)
+            return _one([start[1], *_found(ways["further"], text[start.end() :]), *(listed.groups() if listed else ())])
+        chosen = _found(ways["answered"], text)
         if not chosen and NEGATION.search(text):
             return None  # "not B" chooses no letter
-        chosen = chosen or _found(ways.named, text) or _found(ways.said, text)
-        return _one([*chosen, *_found(ways.next, text)]) if chosen else None
-
-    @cached_property
-    def _ways(self) -> _Ways:
-        return _Ways.of(self.choices)
+        chosen = chosen or _found(ways["named"], text) or _found(ways["said"], text)
+        return _one([*chosen, *_found(ways["next"], text)]) if chosen else None
 
 
 def _found(pattern: re.Pattern[str], text: str) -> list[str]:
@@ -239,34 +234,28 @@ def _one(letters: Sequence[str]) -> str | None:
     return chosen.pop() if len(chosen) == 1 else None
 
 
-@dataclass(frozen=True)
-class _Ways:
+@cache
+def _ways(choices: str) -> dict[str, re.Pattern[str]]:
     """Patterns of texts that choose a letter. A letter in a sentence alone is no choice."""
-
-    label: re.Pattern[str]  # the beginning of a text: "B", "(b)", "B. Paris", "B, because"
-    further: re.Pattern[str]  # labels behind the first one
-    answered: re.Pattern[str]  # "the answer is B"
-    named: re.Pattern[str]  # "option B"
-    said: re.Pattern[str]  # "(B)", "so B", "B is right"
-    next: re.Pattern[str]  # the second letter of "B or C", "B, C"
-
-    @classmethod
-    def of(cls, choices: str) -> _Ways:
-        upper, lower = f"[{choices}]", f"[{choices.lower()}]"
-        both = f"[{choices}{choices.lower()}]"
-        # "A cat" and "I see" hold words, not choices
-        alone = r"(?![\w'’])(?!(?<=[AI])\s+(?!or\b|and\b|is\b)[a-z])"
-        ends = r"(?=\s*(?:$|[.,;:)/]|or\b|and\b))"
-        cue = r"\b(?:is|be|choose|chose|pick|select|so|thus|hence|therefore|with)\b[:,]?\s+|['’]s\s+|[=→]\s*"
-        verb = r"(?:\s+(?i:is|would be|must be))?\s*[:=]?\s*"
-        it = rf"(?:\(?({upper}){alone}|\(({lower})\)|({lower})[.]?\s*$)"
-        return cls(
-            label=re.compile(rf"\(?({both})(?:\)|[.:](?=\s|$)|(?<={upper})[.:](?![A-Za-z]\.)|(?<={upper}),|\s*$)"),
-            further=re.compile(rf"(?:^|[\s,;/])\(?({both})\)|[\n,;/]\s*({upper})[.:]\s"),
-            answered=re.compile(rf"\b(?i:answer)\b{verb}{it}"),
-            named=re.compile(rf"\b(?i:choice|option)\b{verb}{it}"),
-            said=re.compile(rf"(?:^|\n)({upper})(?=\s|$){alone}|(?:{cue})({upper}){alone}|\(({upper})\)"),
-            next=re.compile(
-                rf"(?<![\w'’])\(?{upper}\)?\s*(?:,|/|&|,?\s*\b(?:or|and)\b)\s*\(?({upper})(?![\w'’]){ends}"
-            ),
-        )
+    upper, lower = f"[{choices}]", f"[{choices.lower()}]"
+    both = f"[{choices}{choices.lower()}]"
+    # "A cat" and "I see" hold words, not choices
+    alone = r"(?![\w'’])(?!(?<=[AI])\s+(?!or\b|and\b|is\b)[a-z])"
+    ends = r"(?=\s*(?:$|[.,;:)/]|or\b|and\b))"
+    cue = r"\b(?:is|be|choose|chose|pick|select|so|thus|hence|therefore|with)\b[:,]?\s+|['’]s\s+|[=→]\s*"
+    verb = r"(?:\s+(?i:is|would be|must be))?\s*[:=]?\s*"
+    it = rf"(?:\(?({upper}){alone}|\(({lower})\)|({lower})[.]?\s*$)"
+    return {
+        # the beginning of a text: "B", "(b)", "B. Paris", "B, because"
+        "label": re.compile(rf"\(?({both})(?:\)|[.:](?=\s|$)|(?<={upper})[.:](?![A-Za-z]\.)|(?<={upper}),|\s*$)"),
+        # labels behind the first one
+        "further": re.compile(rf"(?:^|[\s,;/])\(?({both})\)|[\n,;/]\s*({upper})[.:]\s"),
+        # "the answer is B"
+        "answered": re.compile(rf"\b(?i:answer)\b{verb}{it}"),
+        # "option B"
+        "named": re.compile(rf"\b(?i:choice|option)\b{verb}{it}"),
+        # "(B)", "so B", "B is right"
+        "said": re.compile(rf"(?:^|\n)({upper})(?=\s|$){alone}|(?:{cue})({upper}){alone}|\(({upper})\)"),
+        # the second letter of "B or C", "B, C"
+        "next": re.compile(rf"(?<![\w'’])\(?{upper}\)?\s*(?:,|/|&|,?\s*\b(?:or|and)\b)\s*\(?({upper})(?![\w'’]){ends}"),
+    }
