@@ -92,7 +92,7 @@ class PixelReward(LearnedReward):
 
         def values(rows: Sequence[int]) -> list[float]:
             pixels = model.preprocessing.pictures([images[i] for i in rows]).to(self.device)
-            return self.values(model, pixels, [prompts[i] for i in rows]).tolist()  # type: ignore[no-any-return]
+            return self.values(model, pixels, [prompts[i] for i in rows]).tolist()
 
         return [Verdict(value) for value in self.in_batches(model.network, range(len(images)), values)]
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ class EndpointOracle:
         known = {key: self.kept.find(key) for key in keys}
         asked = {key: row for key, row in zip(keys, rows, strict=True) if known[key] is None}
         with ThreadPoolExecutor(self.concurrency) as pool:
-            for key, said in zip(asked, pool.map(lambda row: self._ask(*row, until), asked.values()), strict=True):
+            for key, said in zip(asked, pool.map(partial(self._ask, until), asked.values()), strict=True):
                 known[key] = said
                 if "problem" not in said:
                     self.kept.put(key, said)
@@ -99,9 +99,9 @@ class EndpointOracle:
         """Tokens that it writes; 0 where only the first one's probabilities are read."""
         return 0 if question.answers else self.max_new_tokens
 
-    def _ask(self, prompt: Prompt, question: Question, until: float) -> dict[str, Any]:
+    def _ask(self, until: float, asked: tuple[Prompt, Question]) -> dict[str, Any]:
         """What a server says, in short, or ``problem``; nothing raises."""
-        limit = self._limit(question)
+        (prompt, question), limit = asked, self._limit(asked[1])
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": content(prompt)}],

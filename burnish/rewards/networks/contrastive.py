@@ -199,7 +199,7 @@ def _open_clip_config(file: Path) -> Any:
     """
     from transformers import CLIPConfig
 
-    told = read_object(file).get("model_cfg") if file.is_file() else VIT_H_14
+    told: Any = read_object(file).get("model_cfg") if file.is_file() else VIT_H_14
     try:
         vision, text, width = told["vision_cfg"], told["text_cfg"], told["embed_dim"]
         act = "quick_gelu" if told.get("quick_gelu") else "gelu"

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from burnish.types.prompt import Prompt
 
-T, V = TypeVar("T"), TypeVar("V")
+T = TypeVar("T")
+V = TypeVar("V")
 CONFIG = "config.json"
 NESTED = ("state_dict", "model")  # under which trainers store the weights of a network
 WRAPPED = "module."  # what DistributedDataParallel puts before every name
@@ -322,7 +323,7 @@ def linear_layers(weights: Mapping[str, Tensor], where: Path | str, *, relu: boo
     from torch import nn
 
     names = sorted({name.rpartition(".")[0] for name in weights}, key=lambda name: (len(name), name))
-    layers: list[nn.Module] = []
+    layers: list[Any] = []
     for name in names:
         weight, bias = (weights.get(f"{name}.{part}".lstrip(".")) for part in ("weight", "bias"))
         if weight is None or weight.ndim != 2 or (layers and weight.shape[1] != len(layers[-1].weight)):
