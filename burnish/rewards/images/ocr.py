@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 HEIGHT = 48  # pixels of the recognition model's input
 BATCH = 4  # lines per call; fixed, because rounding may depend on it, and more are not faster
+SMALLEST = 1e-30  # lower bound of probabilities before the logarithm
+STRIDE = 8  # pixels of the model's input to a column of its output
+COLUMNS = 3  # columns to a character: about what printed text has
+LOWEST = 8  # pixels of a line at least, that any text in it may be read
 
 
 @register("flow reward", "ocr")
@@ -175,12 +179,6 @@ def _detector(threads: int) -> Any:
     return RapidOCR(params={"Global.log_level": "error", **limits})  # it warns about every picture without text
 
 
-SMALLEST = 1e-30  # lower bound of probabilities before the logarithm
-STRIDE = 8  # pixels of the model's input to a column of its output
-COLUMNS = 3  # columns to a character: about what printed text has
-LOWEST = 8  # pixels of a line at least, that any text in it may be read
-
-
 @register("flow reward", "ocr_ctc")
 class OcrCtc(Reward):
     """Log-prob per character of reading exactly the prompt's text; the best value is 0.
@@ -228,13 +226,11 @@ class OcrCtc(Reward):
         found = [pictures.new_zeros(())] * len(prompts)
         for count in dict.fromkeys(counts):
             rows = [i for i, own in enumerate(counts) if own == count]
-            wanted, some = [answers[i] for i in rows], pictures[rows]
-            if count > 1:
-                with torch.no_grad():
-                    each = [log_likelihood_with_gradients(x, wanted, _graph(), HEIGHT) for x in cut(some, count, -2)]
-                best = torch.stack(each).argmax(0).tolist()
-                some = torch.stack([cut(picture, count, -2)[at] for picture, at in zip(some, best, strict=True)])
-            for i, value in zip(rows, log_likelihood_with_gradients(some, wanted, _graph(), HEIGHT), strict=True):
+            each = [
+                log_likelihood_with_gradients(band, [answers[i] for i in rows], _graph(), HEIGHT)
+                for band in cut(pictures[rows], count, -2)
+            ]
+            for i, value in zip(rows, torch.stack(each).max(0).values, strict=True):
                 found[i] = value
         return torch.stack(found)
 
