@@ -210,19 +210,19 @@ NONSENSE = [
 
 
 def test_a_verdict_is_read_as_published_judges_write_it_or_has_no_value():
-    from burnish.rewards.judges.parsers import PARSERS, by_pattern
+    from burnish.rewards.judges.parsers import PARSERS, by_pattern, parsed
 
     for form, text, value in READ:
-        found = PARSERS[form](text)
+        found = parsed(PARSERS[form], text)
         assert found.value == (None if value is None else pytest.approx(value)), (form, text)
         assert found.note
     read = by_pattern(r"Verdict: ([\w.]+)", {"good": 0.75})
     told = ("Verdict: poor? Verdict: good", "Verdict: 3.5", "Verdict: poor", "Verdict: inf", "none")
-    assert [read(text).value for text in told] == [0.75, 3.5, None, None, None]
-    assert "'poor'" in read(told[2]).note
+    assert [parsed(read, text).value for text in told] == [0.75, 3.5, None, None, None]
+    assert "'poor'" in parsed(read, told[2]).note
     for form in {form for form, _, _ in READ}:
         for text in NONSENSE:
-            found = PARSERS[form](text)
+            found = parsed(PARSERS[form], text)
             assert (found.value, "can't be read" in found.note) == (None, True), (form, text[:20])
 
 

@@ -59,11 +59,10 @@ def kept(found: Sequence[Found], task: str) -> dict[str, list[Found]]:
     """
     least = COUNTING_CONFIDENCE if task == "counting" else CONFIDENCE
     objects: dict[str, list[Found]] = {}
-    for one in sorted(found, key=lambda one: -one.score):
-        same = objects.setdefault(one.name, []) if one.score > least else []
-        if one.score > least and len(same) < MOST_OBJECTS:
-            same.append(one)
-    return objects
+    for seen in sorted(found, key=lambda seen: -seen.score):
+        if seen.score > least:
+            objects.setdefault(seen.name, []).append(seen)
+    return {name: same[:MOST_OBJECTS] for name, same in objects.items()}
 
 
 def relations(a: Box, b: Box) -> set[str]:
@@ -102,7 +101,7 @@ def judge(objects: Objects, wanted: Mapping[str, Any], colours_of: ColoursOf) ->
 def _correct(objects: Objects, wanted: Mapping[str, Any], colours_of: Colours) -> tuple[bool, str]:
     """GenEval's verdict: of every class, the most confident objects are looked at, as many as are wanted."""
     problems: list[str] = []
-    matched: list[Sequence[Found] | None] = []  # what met each clause
+    matched: list[Sequence[Found]] = []  # what met each clause; nothing where it was not met
     for clause in wanted.get("include", ()):
         name, count = clause["class"], clause["count"]
         found = list(objects.get(name, ()))[:count]
@@ -112,23 +111,23 @@ def _correct(objects: Objects, wanted: Mapping[str, Any], colours_of: Colours) -
             problem = f"{there} {clause['color']} {name}, not {count}" if there < count else ""
         if not problem and "position" in clause:
             problem = _misplaced(found, clause, matched)
-        matched.append(None if problem else found)
-        problems += [problem] if problem else []
+        matched.append([] if problem else found)
+        problems.append(problem)
     for clause in wanted.get("exclude", ()):
         there = len(objects.get(clause["class"], ()))
         if there >= clause["count"]:
             problems.append(f"{there} {clause['class']}, not fewer than {clause['count']}")
-    return not problems, "; ".join(problems)
+    why = "; ".join(filter(None, problems))
+    return not why, why
 
 
-def _misplaced(found: Sequence[Found], clause: Mapping[str, Any], matched: Sequence[Sequence[Found] | None]) -> str:
+def _misplaced(found: Sequence[Found], clause: Mapping[str, Any], matched: Sequence[Sequence[Found]]) -> str:
     """What is wrong with where objects are; "" if nothing is. All of them must lie so to all of the others."""
     relation, place = clause["position"]
     target = matched[place]
-    if target is None:
-        return f"nothing for {clause['class']} to be {relation}"
-    right = all(relation in relations(one.box, other.box) for one in found for other in target)
-    return "" if right else f"{clause['class']} is not {relation} {target[0].name if target else 'it'}"
+    if target and all(relation in relations(one.box, other.box) for one in found for other in target):
+        return ""
+    return f"{clause['class']} is not {relation} {target[0].name if target else 'anything'}"
 
 
 def _partial(objects: Objects, wanted: Mapping[str, Any], colours_of: Colours) -> tuple[bool, float]:
@@ -137,7 +136,7 @@ def _partial(objects: Objects, wanted: Mapping[str, Any], colours_of: Colours) -
     A wrong place counts as a clause that failed and one that held, as in the published server.
     """
     strict, shares = True, list[float]()
-    matched: list[Sequence[Found] | None] = []
+    matched: list[Sequence[Found]] = []
     for clause in wanted.get("include", ()):
         name, count = clause["class"], clause["count"]
         found = list(objects.get(name, ()))
@@ -151,9 +150,8 @@ def _partial(objects: Objects, wanted: Mapping[str, Any], colours_of: Colours) -
             right = there == count
         if right and "position" in clause:
             right = not _misplaced(found, clause, matched)
-            target = matched[clause["position"][1]]
-            shares += [1.0] if right else [0.0] if target is None else [0.0, 1.0]
-        matched.append(found if right else None)
+            shares += [1.0] if right else [0.0, 1.0] if matched[clause["position"][1]] else [0.0]
+        matched.append(found if right else [])
         strict &= right
     return strict, mean(shares) if shares else 0.0
 

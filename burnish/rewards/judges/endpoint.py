@@ -79,29 +79,32 @@ class EndpointOracle:
 
     def replies(self, shown: Sequence[Prompt], questions: Sequence[Question]) -> list[Reply]:
         until = time.monotonic() + self.deadline
-        rows = list(zip(shown, questions, strict=True))
-        keys = [self._key(prompt, question) for prompt, question in rows]
+        # questions of a form are answered alike: where probabilities are read, nothing is written
+        limit = 0 if any(question.answers for question in questions) else self.max_new_tokens
+        keys = [self._key(prompt, limit) for prompt in shown]
         known = {key: self.kept.find(key) for key in keys}
-        asked = {key: row for key, row in zip(keys, rows, strict=True) if known[key] is None}
+        asked = {key: prompt for key, prompt in zip(keys, shown, strict=True) if known[key] is None}
         with ThreadPoolExecutor(self.concurrency) as pool:
-            for key, said in zip(asked, pool.map(partial(self._ask, until), asked.values()), strict=True):
-                known[key] = said
-                if "problem" not in said:
-                    self.kept.put(key, said)
+            replies = pool.map(partial(self._ask, limit, until), asked.values())
+            for key, reply in zip(asked, replies, strict=True):
+                known[key] = reply
+                if "problem" not in reply:
+                    self.kept.put(key, reply)
         return [_reply(question, known[key] or {}) for question, key in zip(questions, keys, strict=True)]
 
-    def _key(self, prompt: Prompt, question: Question) -> str:
+    def _key(self, prompt: Prompt, limit: int) -> str:
         """Of what the server is asked: answers don't count, as one list of tokens serves them all."""
-        what = [self.model, prompt.uid, self._limit(question), dict(self.extra)]
+        what = [self.model, prompt.uid, limit, dict(self.extra)]
         return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=16).hexdigest()
 
-    def _limit(self, question: Question) -> int:
-        """Tokens that it writes; 0 where only the first one's probabilities are read."""
-        return 0 if question.answers else self.max_new_tokens
+    def _ask(self, limit: int, until: float, prompt: Prompt) -> dict[str, Any]:
+        """What a server says, in short, or ``problem``; nothing raises.
 
-    def _ask(self, until: float, asked: tuple[Prompt, Question]) -> dict[str, Any]:
-        """What a server says, in short, or ``problem``; nothing raises."""
-        (prompt, question), limit = asked, self._limit(asked[1])
+        Args:
+            limit: tokens that it writes; 0 where the first one's probabilities are read.
+            until: when it has to be there.
+            prompt: text and pictures.
+        """
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": content(prompt)}],

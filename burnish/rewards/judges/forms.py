@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
 from burnish.rewards.base import Verdict
-from burnish.rewards.judges.parsers import PAIRS, PARSERS, Parser, by_pattern
+from burnish.rewards.judges.parsers import PAIRS, PARSERS, Parser, by_pattern, parsed
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt, about_media
 from burnish.utils.errors import UserError
@@ -98,7 +98,7 @@ class Form:
         """The verdict of the replies to these questions, none of which has a problem."""
         reply = replies[0]
         if self.parse is not None:
-            verdict = self.parse(reply.text)
+            verdict = parsed(self.parse, reply.text)
             cut = verdict.value is None and reply.cut
             return replace(verdict, note=f"{verdict.note}; it was cut: raise max_new_tokens") if cut else verdict
         shares = dict(zip(self.answers, reply.shares, strict=True))

@@ -14,7 +14,7 @@ from typing import Any
 
 from burnish.rewards.base import Verdict
 
-Parser = Callable[[str], Verdict]
+Parser = Callable[[str], Verdict | None]  # None: there is no verdict in the text
 SHOWN = 60  # last characters of a text that can't be read, in the note
 LARGEST = 1 << 14  # last characters in which JSON is looked for
 NUMBER = r"[-+]?\d+(?:\.\d+)?"
@@ -30,56 +30,55 @@ def one_number(pattern: str, low: float, high: float) -> Parser:
     """The last match of a pattern, a number within limits, divided by the upper one as in flow_grpo."""
     compiled = re.compile(pattern)
 
-    def parse(text: str) -> Verdict:
-        found = compiled.findall(_without_thoughts(text))
-        if not found or not low <= float(found[-1]) <= high:
-            return _unread(text)
-        return Verdict(float(found[-1]) / high, (), found[-1])
+    def parse(text: str) -> Verdict | None:
+        numbers = compiled.findall(_without_thoughts(text))
+        right = numbers and low <= float(numbers[-1]) <= high
+        return Verdict(float(numbers[-1]) / high, (), numbers[-1]) if right else None
 
     return parse
 
 
-def unified_reward_2(text: str) -> Verdict:
+def unified_reward_2(text: str) -> Verdict | None:
     """``Alignment Score (1-5): x`` and the same of Coherence and Style: their mean, from 1..5 to 0..1."""
     found = {name.lower(): float(score) for name, score in _ASPECT.findall(_without_thoughts(text))}
     if len(found) < 3 or not all(1 <= score <= 5 for score in found.values()):
-        return _unread(text)
+        return None
     note = ", ".join(f"{name} {score:.2f}" for name, score in found.items())
     return Verdict((mean(found.values()) - 1) / 4, (), note, named=found)
 
 
-def unified_reward_think(text: str) -> Verdict:
+def unified_reward_think(text: str) -> Verdict | None:
     """``<answer>Image 1 is better</answer>``: 1 if the first of two pictures wins, 0 if the second does."""
     closed = (piece.partition("<answer>") for piece in reversed(text.split("</answer>")[:-1]))
     answer = next((said for _, opened, said in closed if opened), "")
-    return _winner(_BETTER.search(answer)) or _unread(text)
+    return _winner(_BETTER.search(answer))
 
 
-def unified_reward_flex(text: str) -> Verdict:
+def unified_reward_flex(text: str) -> Verdict | None:
     """The last JSON object with a ``winner``, "Image 1" or "Image 2": 1 if the first picture wins, 0 otherwise."""
     said = [str(value.get("winner")) for value in _objects(text)]
     winners = [verdict for one in said if (verdict := _winner(_WINNER.fullmatch(one)))]
-    return winners[-1] if winners else _unread(text)
+    return winners[-1] if winners else None
 
 
 def _winner(found: re.Match[str] | None) -> Verdict | None:
     return found and Verdict(float(found[1] == "1"), (), f"picture {found[1]} of 2 is better")
 
 
-def unified_reward_edit(text: str) -> Verdict:
+def unified_reward_edit(text: str) -> Verdict | None:
     """The last JSON object with ``score``, a list of numbers from 0 to 25: their mean, divided by 25."""
     for value in reversed(list(_objects(text))):
         scores = value.get("score")
         if isinstance(scores, list) and scores and all(_is_within(score, 0, 25) for score in scores):
             return Verdict(mean(scores) / 25, (), ", ".join(f"{score:g}" for score in scores))
-    return _unread(text)
+    return None
 
 
 def sections(*aspects: str) -> Parser:
     """``## Score`` of numbered sections, 1..4 or N/A, between the headings ``# Detailed Judgement`` and ``# Summary``:
     the mean of those that have one as 0..1."""
 
-    def parse(text: str) -> Verdict:
+    def parse(text: str) -> Verdict | None:
         body = _without_thoughts(text)
         body = body.partition("# Detailed Judgement")[2] or body
         body = re.split(r"^#\s*Summary", body, maxsplit=1, flags=re.MULTILINE)[0]
@@ -94,7 +93,7 @@ def sections(*aspects: str) -> Parser:
             name: min(4.0, max(1.0, float(score))) for name, score in said.items() if not score.upper().startswith("N")
         }
         if len(said) < len(aspects) or not named:
-            return _unread(text)
+            return None
         note = ", ".join(f"{name} {f'{named[name]:g}' if name in named else 'N/A'}" for name in said)
         return Verdict((mean(named.values()) - 1) / 3, (), note, named=named)
 
@@ -104,10 +103,10 @@ def sections(*aspects: str) -> Parser:
 def by_pattern(pattern: str, answers: Mapping[str, float]) -> Parser:
     """The first group of the last match: a number, or one of the answers with its worth."""
 
-    def parse(text: str) -> Verdict:
+    def parse(text: str) -> Verdict | None:
         found = [match[1].strip() for match in re.finditer(pattern, text) if match[1] is not None]
         if not found:
-            return _unread(text)
+            return None
         said = found[-1]
         try:
             value = answers[said] if said in answers else float(said)
@@ -140,9 +139,10 @@ def _is_within(value: Any, low: float, high: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
-def _unread(text: str) -> Verdict:
+def parsed(parse: Parser, text: str) -> Verdict:
+    """The verdict in a text, which is missing where there is none."""
     end = " ".join(text.split())[-SHOWN:]
-    return Verdict(None, (), f"the judge's verdict can't be read: ...{end!r}")
+    return parse(text) or Verdict(None, (), f"the judge's verdict can't be read: ...{end!r}")
 
 
 PARSERS: Mapping[str, Parser] = {

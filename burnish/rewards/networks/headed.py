@@ -375,20 +375,19 @@ class HeadedReward(LearnedReward):
             UserError: one can't be read, or lacks the prompt or a token.
         """
         named: str | Sequence[str] = vars(self)["template"]
-        texts = []
-        for file in [named] if isinstance(named, str) else named:
-            option = f"template of reward {self.name} is {file}"
-            try:
-                text = read_text(Path(resolve(file)))
-            except UserError as error:
-                raise UserError(f"{option}: {error}") from None
-            for what in ("{prompt}", *self.tokens):
-                if text.count(what) != 1:
-                    raise UserError(f"{option}, in which {what} stands {text.count(what)} times; it must stand once")
-            if [*self.tokens] != sorted(self.tokens, key=text.index):
-                raise UserError(f"{option}, whose tokens must come in the order {', '.join(self.tokens)}")
-            texts.append(text)
-        return texts
+        return [self._question(file) for file in ([named] if isinstance(named, str) else named)]
+
+    def _question(self, file: str) -> str:
+        option = f"template of reward {self.name} is {file}"
+        try:
+            text = read_text(Path(resolve(file)))
+        except UserError as error:
+            raise UserError(f"{option}: {error}") from None
+        if wrong := [what for what in ("{prompt}", *self.tokens) if text.count(what) != 1]:
+            raise UserError(f"{option}, in which {wrong[0]} stands {text.count(wrong[0])} times; it must stand once")
+        if [*self.tokens] != sorted(self.tokens, key=text.index):
+            raise UserError(f"{option}, whose tokens must come in the order {', '.join(self.tokens)}")
+        return text
 
     def adapter_alpha(self, place: Path) -> float | None:
         """By how much an adapter of a directory counts."""

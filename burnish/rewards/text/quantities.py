@@ -106,14 +106,11 @@ def _same_number(found: Quantity, wanted: Quantity, tolerance: float) -> bool:
 
 def _ratio_is_fraction(one: Answer, other: Answer, tolerance: float) -> bool:
     """Whether a ratio and a number are equal: 3:4 and 3/4."""
-    number, several = (one, other) if isinstance(one, Quantity) else (other, one)
-    assert isinstance(several, Several)
-    if several.kind != ":" or len(several.members) != 2:
+    number, ratio = (one, other) if isinstance(one, Quantity) else (other, one)
+    if not (isinstance(number, Quantity) and isinstance(ratio, Several) and ratio.kind == ":" and not number.unit):
         return False
-    above, below = several.members
-    if not (isinstance(number, Quantity) and isinstance(above, Quantity) and isinstance(below, Quantity)):
-        return False
-    return below.value != 0 and number.unit is None and close(above.value / below.value, number.value, tolerance)
+    above, *below = (member.value for member in ratio.members if isinstance(member, Quantity))
+    return len(below) == 1 and below[0] != 0 and close(above / below[0], number.value, tolerance)
 
 
 def _proportional(found: Several, wanted: Several, tolerance: float) -> bool:
