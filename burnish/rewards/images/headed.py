@@ -162,8 +162,8 @@ class VideoAlign(HeadedReward):
 
     def adapter_alpha(self, place: Path) -> float | None:
         for file in (_checkpoint(place) / "adapter_config.json", _about(place)):
-            told = read_object(file) if file.is_file() else {}
-            alpha = self.alpha or told.get("lora_alpha") or told.get("peft_lora_config", {}).get("lora_alpha")
+            settings = read_object(file) if file.is_file() else {}
+            alpha = self.alpha or settings.get("lora_alpha") or settings.get("peft_lora_config", {}).get("lora_alpha")
             if alpha:
                 return float(alpha)
         return None

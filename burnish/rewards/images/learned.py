@@ -393,7 +393,7 @@ def _width(width: int) -> dict[str, int]:
 
 def _count(weights: Mapping[str, Tensor], layer: str) -> int:
     """Layers, of which there is at least one."""
-    return len({found[1] for name in weights if (found := re.match(layer, name))})
+    return len({match[1] for name in weights if (match := re.match(layer, name))})
 
 
 ON_HUB = "aesthetic-model.pth"

@@ -57,8 +57,8 @@ class Embedding(NetworkOptions):
     def complaint(self, source: Source, place: Path) -> str:
         if why := super().complaint(source, place):
             return why
-        found, known = read_object(place / CONFIG).get("model_type"), (*CONTRASTIVE, *DINO)
-        return "" if found in known else f"{place} is a {found}; give one of {', '.join(known)}"
+        kind, known = read_object(place / CONFIG).get("model_type"), (*CONTRASTIVE, *DINO)
+        return "" if kind in known else f"{place} is a {kind}; give one of {', '.join(known)}"
 
     def load(self) -> Embedder:
         return _embedder(self.folder(), self.dtype, self.resting)
@@ -146,25 +146,25 @@ class ImageVariety(Embedding, LearnedReward):
     ) -> list[Verdict]:
         import torch
 
-        found = [Verdict(None, asked=False)] * len(samples)  # a sample without others has nothing to differ from
+        verdicts = [Verdict(None, asked=False)] * len(samples)  # a sample without others has nothing to differ from
         groups = [rows for rows in given.groups(prompts) if len(rows) > 1]
         parts = {row: _pictures(samples[row]) for rows in groups for row in rows}
-        embedded = iter(self._embedded([picture for some in parts.values() for picture in some]))
-        whole = {row: torch.stack([next(embedded) for _ in some]) for row, some in parts.items()}
+        embedded = iter(self._embedded([picture for pictures in parts.values() for picture in pictures]))
+        whole = {row: torch.stack([next(embedded) for _ in pictures]) for row, pictures in parts.items()}
         for rows in groups:
             each = torch.stack([whole[row] for row in rows]).flatten(1)  # [N, frames * D]
             cosine = each @ each.T / len(whole[rows[0]])
             others = (cosine.sum(1) - cosine.diagonal()) / (len(rows) - 1)
             for row, value in zip(rows, (1 - others).tolist(), strict=True):
-                found[row] = Verdict(value)
-        return found
+                verdicts[row] = Verdict(value)
+        return verdicts
 
     def _embedded(self, pictures: Sequence[np.ndarray]) -> list[Tensor]:
         """Embeddings of length 1, on the CPU."""
         model = self.load()
 
-        def embeddings(some: Sequence[np.ndarray]) -> Sequence[Tensor]:
-            return model.images(model.preprocessing.pictures(some).to(self.device)).cpu().unbind(0)
+        def embeddings(batch: Sequence[np.ndarray]) -> Sequence[Tensor]:
+            return model.images(model.preprocessing.pictures(batch).to(self.device)).cpu().unbind(0)
 
         return self.in_batches(model.network, pictures, embeddings)
 

@@ -37,14 +37,14 @@ class DecoderOracle:
         encoded = self.reader.encode(shown, media=self.media)
         lengths = [encoded.table.lengths[row] for row in encoded.index.tolist()]
         longest = min(self.max_length, self.reader.model.max_positions)
-        found = [Reply(problem=f"{n} tokens exceed max_length={longest}") for n in lengths]
+        replies = [Reply(problem=f"{n} tokens exceed max_length={longest}") for n in lengths]
         rows = sorted((i for i, n in enumerate(lengths) if n <= longest), key=lengths.__getitem__)
-        for some in batches(rows, self.batch_size):
+        for batch in batches(rows, self.batch_size):
             with self.reader.awake():
-                replies = self._some(encoded.select(some), [questions[i] for i in some])
-            for i, reply in zip(some, replies, strict=True):
-                found[i] = reply
-        return found
+                written = self._some(encoded.select(batch), [questions[i] for i in batch])
+            for i, reply in zip(batch, written, strict=True):
+                replies[i] = reply
+        return replies
 
     def _some(self, encoded: Gathered[Encoded], questions: Sequence[Question]) -> list[Reply]:
         """Replies to questions of one form, which are all answered alike."""

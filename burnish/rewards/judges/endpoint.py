@@ -165,16 +165,16 @@ def _short(reply: Any, *, listed: bool) -> dict[str, Any]:
         ) from None
 
 
-def _reply(question: Question, said: Mapping[str, Any]) -> Reply:
-    if "problem" in said:
-        return Reply(problem=str(said["problem"]), fault=str(said.get("fault", "")))
+def _reply(question: Question, kept: Mapping[str, Any]) -> Reply:
+    if "problem" in kept:
+        return Reply(problem=str(kept["problem"]), fault=str(kept.get("fault", "")))
     if not question.answers:
-        return Reply(text=said["text"], cut=said["cut"])
+        return Reply(text=kept["text"], cut=kept["cut"])
     for spelling in {spelling for spellings in question.answers for spelling in spellings}:
-        if (share := may_be(spelling, said["tokens"])) > HIDDEN:
+        if (share := may_be(spelling, kept["tokens"])) > HIDDEN:
             return Reply(problem=f"the server lists too few tokens: {spelling!r} may be as likely as {share:.2f}")
     return Reply(
-        shares=tuple(math.fsum(said["tokens"].get(text, 0.0) for text in answer) for answer in question.answers)
+        shares=tuple(math.fsum(kept["tokens"].get(text, 0.0) for text in answer) for answer in question.answers)
     )
 
 

@@ -152,8 +152,8 @@ def vqa_list(prompt: Prompt) -> list[tuple[str, str]]:
         ValueError: there is none, or it is no list of [question, answer].
     """
     within: Any = prompt.info.get("extra_info")
-    found: Any = prompt.info.get("vqa_list") or (within.get("vqa_list") if isinstance(within, dict) else None)
-    pairs = found if isinstance(found, list) else []
+    listed: Any = prompt.info.get("vqa_list") or (within.get("vqa_list") if isinstance(within, dict) else None)
+    pairs = listed if isinstance(listed, list) else []
     if not pairs or not all(
         isinstance(pair, list) and [*map(type, pair)] in ([str, str], [str, int]) for pair in pairs
     ):
@@ -237,11 +237,13 @@ def scored(
     """Verdicts on samples, each by itself: all of their questions are asked at once."""
     questions = [form.questions(prompt) for prompt in prompts]
     rows = [
-        (subject.asked(template, one), one) for subject, some in zip(subjects, questions, strict=True) for one in some
+        (subject.asked(template, question), question)
+        for subject, own in zip(subjects, questions, strict=True)
+        for question in own
     ]
     replies = iter(oracle.replies([shown for shown, _ in rows], [question for _, question in rows]))
     return [
-        _verdict(form, [next(replies) for _ in some], prompt) for some, prompt in zip(questions, prompts, strict=True)
+        _verdict(form, [next(replies) for _ in own], prompt) for own, prompt in zip(questions, prompts, strict=True)
     ]
 
 
@@ -260,10 +262,10 @@ def compared(
     ]
     replies = oracle.replies(shown, questions)
     first = {pair: _verdict(form, [reply], prompts[pair[0]]) for pair, reply in zip(pairs, replies, strict=True)}
-    found = {
+    shares = {
         i: _share([(first[i, j], first[j, i]) for j in rows if j != i]) for rows in groups for i in rows
     }  # fmt: skip
-    return [found[row] for row in range(len(subjects))]
+    return [shares[row] for row in range(len(subjects))]
 
 
 def _share(both: Sequence[tuple[Verdict, Verdict]]) -> Verdict:

@@ -40,29 +40,29 @@ def one_number(pattern: str, low: float, high: float) -> Parser:
 
 def unified_reward_2(text: str) -> Verdict | None:
     """``Alignment Score (1-5): x`` and the same of Coherence and Style: their mean, from 1..5 to 0..1."""
-    found = {name.lower(): float(score) for name, score in _ASPECT.findall(_without_thoughts(text))}
-    if len(found) < 3 or not all(1 <= score <= 5 for score in found.values()):
+    scores = {name.lower(): float(score) for name, score in _ASPECT.findall(_without_thoughts(text))}
+    if len(scores) < 3 or not all(1 <= score <= 5 for score in scores.values()):
         return None
-    note = ", ".join(f"{name} {score:.2f}" for name, score in found.items())
-    return Verdict((mean(found.values()) - 1) / 4, (), note, named=found)
+    note = ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
+    return Verdict((mean(scores.values()) - 1) / 4, (), note, named=scores)
 
 
 def unified_reward_think(text: str) -> Verdict | None:
     """``<answer>Image 1 is better</answer>``: 1 if the first of two pictures wins, 0 if the second does."""
     closed = (piece.partition("<answer>") for piece in reversed(text.split("</answer>")[:-1]))
-    answer = next((said for _, opened, said in closed if opened), "")
+    answer = next((inside for _, opened, inside in closed if opened), "")
     return _winner(_BETTER.search(answer))
 
 
 def unified_reward_flex(text: str) -> Verdict | None:
     """The last JSON object with a ``winner``, "Image 1" or "Image 2": 1 if the first picture wins, 0 otherwise."""
-    said = [str(value.get("winner")) for value in _objects(text)]
-    winners = [verdict for one in said if (verdict := _winner(_WINNER.fullmatch(one)))]
+    names = [str(value.get("winner")) for value in _objects(text)]
+    winners = [verdict for name in names if (verdict := _winner(_WINNER.fullmatch(name)))]
     return winners[-1] if winners else None
 
 
-def _winner(found: re.Match[str] | None) -> Verdict | None:
-    return found and Verdict(float(found[1] == "1"), (), f"picture {found[1]} of 2 is better")
+def _winner(match: re.Match[str] | None) -> Verdict | None:
+    return match and Verdict(float(match[1] == "1"), (), f"picture {match[1]} of 2 is better")
 
 
 def unified_reward_edit(text: str) -> Verdict | None:
@@ -87,14 +87,16 @@ def sections(*aspects: str) -> Parser:
             if len(starts) < len(aspects) and int(match[1]) == len(starts) + 1:  # lists within a section are none
                 starts.append(match)
         ends = [*(match.start() for match in starts), len(body)][1:]
-        found = [_SUB_SCORE.search(body, start.end(), end) for start, end in zip(starts, ends, strict=True)]
-        said = {name: score[1] for name, score in zip(aspects, found, strict=False) if score is not None}
+        scores = [_SUB_SCORE.search(body, start.end(), end) for start, end in zip(starts, ends, strict=True)]
+        written = {name: score[1] for name, score in zip(aspects, scores, strict=False) if score is not None}
         named = {
-            name: min(4.0, max(1.0, float(score))) for name, score in said.items() if not score.upper().startswith("N")
+            name: min(4.0, max(1.0, float(score)))
+            for name, score in written.items()
+            if not score.upper().startswith("N")
         }
-        if len(said) < len(aspects) or not named:
+        if len(written) < len(aspects) or not named:
             return None
-        note = ", ".join(f"{name} {f'{named[name]:g}' if name in named else 'N/A'}" for name in said)
+        note = ", ".join(f"{name} {f'{named[name]:g}' if name in named else 'N/A'}" for name in written)
         return Verdict((mean(named.values()) - 1) / 3, (), note, named=named)
 
     return parse
@@ -104,17 +106,17 @@ def by_pattern(pattern: str, answers: Mapping[str, float]) -> Parser:
     """The first group of the last match: a number, or one of the answers with its worth."""
 
     def parse(text: str) -> Verdict | None:
-        found = [match[1].strip() for match in re.finditer(pattern, text) if match[1] is not None]
-        if not found:
+        matches = [match[1].strip() for match in re.finditer(pattern, text) if match[1] is not None]
+        if not matches:
             return None
-        said = found[-1]
+        last = matches[-1]
         try:
-            value = answers[said] if said in answers else float(said)
+            value = answers[last] if last in answers else float(last)
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            return Verdict(None, (), f"the judge's verdict is {said!r}, neither a number nor one of its answers")
-        return Verdict(value, (), said)
+            return Verdict(None, (), f"the judge's verdict is {last!r}, neither a number nor one of its answers")
+        return Verdict(value, (), last)
 
     return parse
 

@@ -107,8 +107,8 @@ class Contrastive(Embedder):
 
         known = {text: self.kept.find((id(tokenizer), text)) for text in texts}
         with torch.no_grad():
-            for some in batches([text for text, row in known.items() if row is None], batch_size):
-                for text, row in zip(some, self._read(some, tokenizer).cpu(), strict=True):
+            for batch in batches([text for text, row in known.items() if row is None], batch_size):
+                for text, row in zip(batch, self._read(batch, tokenizer).cpu(), strict=True):
                     known[text] = self.kept.get((id(tokenizer), text), partial(torch.clone, row))
         rows = [row for text in texts if (row := known[text]) is not None]
         return to_device(torch.stack(rows), self.network.device)
@@ -116,11 +116,11 @@ class Contrastive(Embedder):
     def _read(self, texts: Sequence[str], tokenizer: Any) -> Tensor:
         length = SIGLIP_LENGTH if self.siglip else CLIP_LENGTH
         length = min(length, self.network.config.text_config.max_position_embeddings)
-        ids, mask = (one.to(self.network.device) for one in token_ids(tokenizer, texts, length, fill=self.siglip))
+        ids, mask = (tensor.to(self.network.device) for tensor in token_ids(tokenizer, texts, length, fill=self.siglip))
         if self.siglip:  # it learned with padding that it sees, and reads the last token
             return of_length_one(self.network.text_model(input_ids=ids).pooler_output)
-        found = self.network.text_model(input_ids=ids, attention_mask=mask).pooler_output
-        return of_length_one(self.network.text_projection(found))
+        pooled = self.network.text_model(input_ids=ids, attention_mask=mask).pooler_output
+        return of_length_one(self.network.text_projection(pooled))
 
     def logits(self, cosine: Tensor) -> Tensor:
         """Cosines as the network was trained to make them pair up."""
@@ -180,15 +180,15 @@ def from_open_clip(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Names that are not open_clip's stay, so that a strict load refuses them.
     """
-    found: dict[str, Tensor] = {}
+    own: dict[str, Tensor] = {}
     for published, value in weights.items():
         name = renamed(published, OPEN_CLIP_NAMES)
         if ".in_proj_" in name:
             for part, third in zip("qkv", value.chunk(3), strict=True):
-                found[name.replace(".in_proj_", f".{part}_proj.")] = third
+                own[name.replace(".in_proj_", f".{part}_proj.")] = third
         elif name != "attn_mask":  # the causal mask, which older checkpoints keep
-            found[name] = value.T.contiguous() if name in TURNED else value
-    return found
+            own[name] = value.T.contiguous() if name in TURNED else value
+    return own
 
 
 def _open_clip_config(file: Path) -> Any:
@@ -199,10 +199,10 @@ def _open_clip_config(file: Path) -> Any:
     """
     from transformers import CLIPConfig
 
-    told: Any = read_object(file).get("model_cfg") if file.is_file() else VIT_H_14
+    described: Any = read_object(file).get("model_cfg") if file.is_file() else VIT_H_14
     try:
-        vision, text, width = told["vision_cfg"], told["text_cfg"], told["embed_dim"]
-        act = "quick_gelu" if told.get("quick_gelu") else "gelu"
+        vision, text, width = described["vision_cfg"], described["text_cfg"], described["embed_dim"]
+        act = "quick_gelu" if described.get("quick_gelu") else "gelu"
         shared = {"hidden_act": act, "projection_dim": width, "layer_norm_eps": 1e-5}
         return CLIPConfig(
             text_config={
@@ -231,10 +231,10 @@ def _is_of_transformers(place: Path) -> bool:
 def contrastive_complaint(place: Path, names: tuple[str, ...], families: Sequence[str]) -> str:
     """Why a folder or a file can't be loaded as one of these families, or "": seen without loading it."""
     if _is_of_transformers(place):
-        found = read_object(place / CONFIG).get("model_type")
-        if found not in families:
-            more = "; of SigLIP 2 take a model of one resolution, not NaFlex" if found == "siglip2" else ""
-            return f"{place} is a {found}, but this reward takes {' or '.join(families)}{more}"
+        family = read_object(place / CONFIG).get("model_type")
+        if family not in families:
+            more = "; of SigLIP 2 take a model of one resolution, not NaFlex" if family == "siglip2" else ""
+            return f"{place} is a {family}, but this reward takes {' or '.join(families)}{more}"
         return "; ".join(complaints_about(place))
     if "clip" not in families:
         return f"{place} has no {CONFIG}; give the folder of a model of transformers"

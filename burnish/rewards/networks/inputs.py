@@ -120,22 +120,24 @@ def read_preprocessing(folder: Path, usual: Preprocessing) -> Preprocessing:
         UserError: it asks for something that is not done here.
     """
     file = folder / FILE
-    told = read_object(file) if file.is_file() else {}
-    if other := [f"{name} is {told[name]}" for name, done in STEPS.items() if told.get(name) not in (None, done)]:
+    settings = read_object(file) if file.is_file() else {}
+    if other := [
+        f"{name} is {settings[name]}" for name, done in STEPS.items() if settings.get(name) not in (None, done)
+    ]:
         raise UserError(f"{file} asks for what is not done to pictures here: {', '.join(other)}; give another model")
     with understood(f"{file} can't be read"):
-        found = replace(
+        colours = replace(
             usual,
-            mean=told.get("image_mean") or usual.mean,
-            std=told.get("image_std") or usual.std,
-            filter=usual.filter if told.get("resample") is None else FILTERS[told["resample"]],
+            mean=settings.get("image_mean") or usual.mean,
+            std=settings.get("image_std") or usual.std,
+            filter=usual.filter if settings.get("resample") is None else FILTERS[settings["resample"]],
         )
-        size = told.get("size")
+        size = settings.get("size")
         if size is None:
-            return found
-        if told.get("do_center_crop", usual.fit == "crop"):
-            return replace(found, fit="crop", shortest=_side(size), size=_side(told.get("crop_size", size)))
-        return replace(found, fit="stretch", size=_side(size))
+            return colours
+        if settings.get("do_center_crop", usual.fit == "crop"):
+            return replace(colours, fit="crop", shortest=_side(size), size=_side(settings.get("crop_size", size)))
+        return replace(colours, fit="stretch", size=_side(size))
 
 
 def _side(size: int | dict[str, int]) -> int:
@@ -189,8 +191,8 @@ def token_ids(tokenizer: Any, texts: Sequence[str], length: int, *, fill: bool =
         length: that longer texts are cut to; their last token stays the end.
         fill: pad all to ``length``, not to the longest.
     """
-    found = tokenizer(
+    encoded = tokenizer(
         list(texts), padding="max_length" if fill else True, truncation=True, max_length=length, return_tensors="pt",
         split_special_tokens=True, return_attention_mask=True,
     )  # fmt: skip
-    return found["input_ids"], found["attention_mask"]
+    return encoded["input_ids"], encoded["attention_mask"]

@@ -161,16 +161,18 @@ class HeadOptions(LoadedOptions):
             for row, text in zip(encoded.index.tolist(), texts, strict=True)
         ]
         longest = min(self.max_length, reader.model.max_positions)
-        found: list[list[float] | str] = [
+        values: list[list[float] | str] = [
             f"{n} tokens exceed max_length={longest}" if n > longest else "it has no step to judge" for n in total
         ]
         rows = [i for i, n in enumerate(total) if n <= longest and ends[i] != []]
         rows.sort(key=lambda i: (int(encoded.index[i]), total[i]))  # responses to one prompt share its forward pass
-        for some in batches(rows, self.batch_size):
-            scores = reader.scores(weight, encoded.select(some), [texts[i] for i in some], [ends[i] for i in some])
-            for i, values in zip(some, scores, strict=True):
-                found[i] = [self._sum(about, row) for row in (values.sigmoid() if about.squashed else values).tolist()]
-        return found
+        for batch in batches(rows, self.batch_size):
+            scores = reader.scores(weight, encoded.select(batch), [texts[i] for i in batch], [ends[i] for i in batch])
+            for i, rewards in zip(batch, scores, strict=True):
+                values[i] = [
+                    self._sum(about, row) for row in (rewards.sigmoid() if about.squashed else rewards).tolist()
+                ]
+        return values
 
     def _sum(self, about: HeadFile, values: Sequence[float]) -> float:
         """Of the heads, or their mean."""

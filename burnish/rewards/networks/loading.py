@@ -104,7 +104,7 @@ class NetworkOptions:
     def in_batches(self, network: Any, rows: Sequence[T], score: Callable[[Sequence[T]], Iterable[V]]) -> list[V]:
         """What is scored of rows, a batch at a time, without gradients, where the network computes."""
         with awake(network, self.device, self.put_away):
-            return [value for some in batches(rows, self.batch_size) for value in score(some)]
+            return [value for batch in batches(rows, self.batch_size) for value in score(batch)]
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Refuse what can't be loaded, seen without loading it."""
@@ -295,18 +295,18 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         if file.suffix == ".safetensors":
             return load_file(file)
         # what older releases of torch wrote is no archive, and can't be mapped
-        found: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        state: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except Exception as error:  # libraries raise anything for damaged files
         raise UserError(
             f"{file} can't be read as weights: {first_line(error):.300}; fetch it again, or convert it to safetensors "
             "where you trust it"
         ) from None
     for name in NESTED:
-        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
-            found = found[name]
-    if not isinstance(found, Mapping):
-        raise UserError(f"{file} holds a {type(found).__name__}, not weights by name; give a state dict")
-    return {str(name).removeprefix(WRAPPED): value for name, value in found.items() if isinstance(value, torch.Tensor)}
+        if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
+            state = state[name]
+    if not isinstance(state, Mapping):
+        raise UserError(f"{file} holds a {type(state).__name__}, not weights by name; give a state dict")
+    return {str(name).removeprefix(WRAPPED): value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
 def linear_layers(weights: Mapping[str, Tensor], where: Path | str, *, relu: bool = False) -> nn.Sequential:

@@ -99,8 +99,8 @@ def detect(network: Any, image: np.ndarray, device: str) -> list[Found]:
 
     pixels, size = preprocessed(image)
     with torch.no_grad():
-        found = network(pixel_values=pixels.to(device, network.dtype))
-    classes, masks = (one[0].float() for one in (found.class_queries_logits, found.masks_queries_logits))
+        out = network(pixel_values=pixels.to(device, network.dtype))
+    classes, masks = (logits[0].float() for logits in (out.class_queries_logits, out.masks_queries_logits))
     detections = read_detections(classes, masks, tuple(pixels.shape[-2:]), size, image.shape[:2])
     return [
         Found(CLASSES[int(label)], float(score), tuple(box), mask)

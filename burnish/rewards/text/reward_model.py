@@ -90,10 +90,10 @@ class RewardModel(HeadOptions, LanguageReward):
             return self._by_classifier(responses, prompts)
         separator, texts = self._about().separator, [response.text for response in responses]
         ends = [step_ends(text, separator) if separator else None for text in texts]
-        found = self._by_heads(prompts, texts, ends, media=self.media != "leave_out")
+        scores = self._by_heads(prompts, texts, ends, media=self.media != "leave_out")
         return [
             Verdict(None, (), values) if isinstance(values, str) else self._verdict(values, own)
-            for values, own in zip(found, ends, strict=True)
+            for values, own in zip(scores, ends, strict=True)
         ]
 
     def _verdict(self, values: list[float], ends: Sequence[int] | None) -> Verdict:
@@ -112,8 +112,8 @@ class RewardModel(HeadOptions, LanguageReward):
         short = [i for i, n in enumerate(lengths) if n <= self.max_length]
         short.sort(key=lengths.__getitem__)  # batches of similar length need little padding
         with awake(network, self.device, self.put_away):
-            for some in batches(short, self.batch_size):
-                for i, value in zip(some, _logits(network, [rows[i] for i in some]), strict=True):
+            for batch in batches(short, self.batch_size):
+                for i, value in zip(batch, _logits(network, [rows[i] for i in batch]), strict=True):
                     verdicts[i] = Verdict(value)
         return verdicts
 
@@ -178,8 +178,8 @@ def step_ends(text: str, separator: str) -> list[int]:
     """Characters at which the steps of a response end, separators included; empty steps are none."""
     ends, start = [], 0
     while start < len(text):
-        found = text.find(separator, start)
-        end = len(text) if found < 0 else found + len(separator)
+        place = text.find(separator, start)
+        end = len(text) if place < 0 else place + len(separator)
         if text[start:end].strip():
             ends.append(end)
         start = end
