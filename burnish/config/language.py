@@ -9,16 +9,16 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from burnish.algorithms.language.base import LanguageNeeds
 from burnish.config.batches import Sizes
 from burnish.config.run import RunConfig
 from burnish.config.words import JUDGEMENTS, RESPONSES, Words
 from burnish.environments.base import Environment
 from burnish.environments.function import FunctionEnvironment
 from burnish.environments.tools import Tools
+from burnish.language.algorithms.base import LanguageNeeds
+from burnish.language.model.loading import check_files
+from burnish.language.teachers import check_teacher_files
 from burnish.models.adapters import SETTINGS, WEIGHTS
-from burnish.models.language.loading import check_files
-from burnish.models.language.teachers import check_teacher_files
 from burnish.options import OptimizerOptions
 from burnish.options.language import (
     CriticOptions,

@@ -63,7 +63,7 @@ TASKS = {
     "image-text-to-text": Task(
         config_path="burnish.config.language:LanguageConfig",
         words=RESPONSES,
-        assembly_path="burnish.tasks.language.assembly:LanguageAssembly",
+        assembly_path="burnish.language.assembly:LanguageAssembly",
         sample_path="burnish.commands.answer:answer",
         read_path="burnish.data.language.prompts:read_questions",
     ),

@@ -18,7 +18,7 @@ from burnish.forecast.counter import WEIGHTS, LiveBytes
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from burnish.models.language.capabilities import Capabilities
+    from burnish.language.model.capabilities import Capabilities
 
 
 @contextmanager
@@ -36,9 +36,9 @@ def known_capabilities(config: Any, counter: LiveBytes, *, shared: bool) -> Iter
     import torch
 
     from burnish.forecast.language import outside_of_modes
-    from burnish.models.language.capabilities import plannable
-    from burnish.models.language.decoder_hook import switch
-    from burnish.models.language.universal import UniversalModel
+    from burnish.language.model.capabilities import plannable
+    from burnish.language.model.forwards import switch
+    from burnish.language.model.universal import UniversalModel
 
     known = {kind: found for kind in _kinds(config) if (found := measured(kind)) is not None}
     replaced: Any = UniversalModel
@@ -71,8 +71,8 @@ def known_capabilities(config: Any, counter: LiveBytes, *, shared: bool) -> Iter
 
 def _kinds(config: LanguageConfig) -> Iterator[str]:
     """The model_type of every model of a run."""
-    from burnish.models.language.loading import read_config
-    from burnish.models.language.teachers import options_of
+    from burnish.language.model.loading import read_config
+    from burnish.language.teachers import options_of
 
     teachers = getattr(config.algorithm, "teachers", None) or ()
     for options in (config.model, *(options_of(config.model, one) for one in teachers if one.path is not None)):
@@ -84,7 +84,7 @@ def measured(model_type: str) -> Capabilities | None:
     """What a class can do; None without a tiny model of it."""
     import torch
 
-    from burnish.models.language.universal import UniversalModel
+    from burnish.language.model.universal import UniversalModel
     from burnish.models.tiny import describe_language
     from burnish.models.tiny.language.build import write
 

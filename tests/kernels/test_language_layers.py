@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from burnish.language import attention, head
-from burnish.language.attention import Plan, attend
-from burnish.language.cost import estimate, token_budget_batches
-from burnish.language.norms import shorten_backward
-from burnish.language.segments import Segment, missing, say_once
+from burnish.language import attention
+from burnish.language import logprobs as head
+from burnish.language.attention import Plan, Segment, attend, missing, say_once
+from burnish.language.model.forwards import shorten_backward
+from burnish.language.packing import estimate, token_budget_batches
 from tests.support.language_samples import encode_all, model_of, responses
 from tests.support.pretend_gpu import PretendGpu
 

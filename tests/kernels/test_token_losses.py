@@ -8,11 +8,22 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from burnish.losses.balance import expert_load, load_balancing
-from burnish.losses.entropy import covariance, entropy, high_entropy_mask
-from burnish.losses.responses import bco, dpo, ipo, kto, kto_reference_point, simpo
-from burnish.losses.reward_model import comparison, log_outcomes, regression
-from burnish.losses.value import value_loss
+from burnish.language.balance import expert_load, load_balancing
+from burnish.language.losses import (
+    bco,
+    comparison,
+    covariance,
+    dpo,
+    entropy,
+    high_entropy_mask,
+    ipo,
+    kto,
+    kto_reference_point,
+    log_outcomes,
+    regression,
+    simpo,
+    value_loss,
+)
 from burnish.rl.kl import AdaptiveKl, FixedKl, kl_estimate
 from burnish.rl.surrogates import gaussian_kl, squared_distance
 from tests.conformance import case

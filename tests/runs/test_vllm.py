@@ -144,8 +144,8 @@ def test_a_python_without_vllm_is_named(vllm):
 
 def test_the_worker_ends_with_its_parent():
     """Although it holds both ends of its connection, so that only its parent's absence can tell it."""
-    from burnish.tasks.language.vllm.environment import APART
-    from burnish.tasks.language.vllm.process import START
+    from burnish.language.vllm.environment import APART
+    from burnish.language.vllm.process import START
 
     code = f"""
 import subprocess, sys, os, socket
@@ -164,8 +164,8 @@ os._exit(0)
 
 
 def test_a_channel_that_is_closed_ends_the_other_end_and_prompts_have_the_names_of_their_media():
-    from burnish.tasks.language.vllm.apart.burnish_vllm.inputs import key_of
-    from burnish.tasks.language.vllm.apart.burnish_vllm.wire import Channel
+    from burnish.language.vllm.apart.burnish_vllm.inputs import key_of
+    from burnish.language.vllm.apart.burnish_vllm.wire import Channel
 
     ends = socket.socketpair()
     ends[1].settimeout(10)

@@ -13,7 +13,7 @@ from burnish.data.pixels import images_of
 from burnish.data.records import Record
 from burnish.data.template import templated
 from burnish.data.values import find, listed, shown
-from burnish.models.language.reward_head import about_picture
+from burnish.language.model.reward_head import about_picture
 from burnish.options.language import LanguageDataOptions
 from burnish.types.prompt import Prompt, about_media
 

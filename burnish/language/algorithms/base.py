@@ -1,0 +1,145 @@
+"""What an algorithm for language models may ask for, and whom it may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+from burnish.language.packing import token_budget_batches
+from burnish.options.language import TokenTeacher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from burnish.language.logprobs import TokenScores
+    from burnish.types.completion import Completion
+    from burnish.types.prompt import Prompt
+
+T = TypeVar("T")
+P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class LanguageNeeds:
+    """What the rest of the system provides for an algorithm, and nothing else."""
+
+    # what training files hold
+    data: Literal["prompts", "demonstrations", "preferences", "judgements", "comparisons", "scores", "steps"] = (
+        "prompts"
+    )
+    reference: bool = False
+    refreshed: bool = False  # the reference is moved to the policy now and then, so it has weights of its own
+    critic: bool = False
+    groups: bool = True  # compares responses to one prompt, so a prompt needs two at least
+    samples: int = 1  # of a prompt that are compared at least
+    atom: Literal["response", "pair"] = "response"  # what a loss compares, which nothing may cut
+    greedy: bool = False  # a greedy response to each prompt is sampled and scored beside the others
+    turn_rewards: bool = False  # rewards of the environment count from their own turn back
+    step_rewards: bool = False  # rewards of single steps of a response are compared
+    each_reward: bool = False  # rewards are compared one by one, so several have to count
+    heads: tuple[str, ...] = ()  # scalar heads of a reward model, by name: it is trained, and nothing is sampled
+    ties: bool = False  # comparisons may have no winner
+    shares: bool = False  # scores and labels of steps are from 0 to 1
+    separator: str = ""  # between the steps of a response that are judged one by one
+    question: str = ""  # what is asked about pictures that are judged in place of responses
+    teachers: tuple[TokenTeacher, ...] = ()  # frozen networks to learn from
+
+    def to_sample(self) -> LanguageNeeds:
+        """What of it sampling needs: no network but the policy."""
+        return replace(self, reference=False, refreshed=False, critic=False, teachers=())
+
+
+class TokenRole(Protocol):
+    """A network with a job: what it thinks of responses, at the sampling temperature."""
+
+    def __call__(self, completion: Completion) -> TokenScores:
+        """Log-prob and entropy [B, T] of every token that the policy chose."""
+        ...
+
+
+class TokenTeachers(Protocol):
+    """Networks to learn from. Each prompt has those of its label, and those without one."""
+
+    def begin(self, prompts: Sequence[Prompt], trace: Completion, top_k: int) -> None:
+        """Responses are about to be learned from: ask servers about them already."""
+        ...
+
+    def worth(
+        self, prompts: Sequence[Prompt], trace: Completion, measure: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """A measure of the sampler's and of the teachers' log-probs of each token, summed by weight: [B, T]."""
+        ...
+
+    def compare(
+        self,
+        prompts: Sequence[Prompt],
+        trace: Completion,
+        measure: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+        top_k: int,
+    ) -> tuple[TokenScores, Tensor]:
+        """What the policy thinks of responses, and how far its distributions are from the teachers', [B, T].
+
+        Both have gradients and come from one forward pass. ``measure`` maps log-probs of policy and teacher [N, V] to
+        [N]; where it is given ids [N, K], the teacher's log-probs are of these alone.
+        """
+        ...
+
+
+class LanguageRoles(Protocol):
+    """The networks of a worker. Only ``policy`` and the critic have gradients."""
+
+    policy: TokenRole
+    teachers: TokenTeachers
+    reference: TokenRole
+    on_policy: bool  # the whole update is one optimizer step on samples of these very weights
+    moved: bool  # the policy differs from the one that sampled: it has been stepped, or was newer from the start
+    fresh: bool  # the policy is still the one that annotated this batch
+    sampler_rounds: bool  # the sampler's log-probs differ from the trainer's of the same weights by more than 1e-5
+    micro_batch_size: int  # tokens per forward
+    clock: Callable[[str], AbstractContextManager[None]]  # measures a part of the time of annotation
+    memory: Any  # what an algorithm remembers between updates, saved with checkpoints
+
+    def values(self, completion: Completion) -> Tensor:
+        """The critic's prediction before every token that the policy chose: [B, T], 0 elsewhere."""
+        ...
+
+    def judgements(self, completion: Completion) -> Tensor:
+        """What a reward model's heads make of the text before every token of the mask: [B, T, H], 0 elsewhere."""
+        ...
+
+    def scores_and_values(self, completion: Completion) -> tuple[TokenScores, Tensor]:
+        """Both with gradients, from one forward where policy and critic share a trunk."""
+        ...
+
+    def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
+        """What ``function`` makes of every part, in order, shared out among the ranks; its tensors are on the CPU."""
+        ...
+
+    def refresh_reference(self) -> None:
+        """reference = policy."""
+        ...
+
+    def frozen(self, update: int) -> bool:
+        """Whether the policy stays as it is in an update, while the critic warms up."""
+        ...
+
+
+def in_parts(
+    function: Callable[[Completion], Sequence[Tensor]], trace: Completion, roles: LanguageRoles
+) -> list[Tensor]:
+    """Tensors [B, T] that ``function`` makes of micro-batches of tokens, without gradients, joined again.
+
+    The micro-batches are shared out among the ranks, and all ranks get all of them.
+    """
+    import torch
+
+    def run(some: list[int]) -> list[Tensor]:
+        return [value.cpu() for value in function(trace.select(some))]
+
+    with torch.no_grad():
+        batches = list(token_budget_batches(trace, roles.micro_batch_size))
+        parts = roles.distribute(run, batches)
+    order = torch.tensor([row for some in batches for row in some]).argsort()
+    return [torch.cat(list(column))[order] for column in zip(*parts, strict=True)]
