@@ -262,6 +262,15 @@ def estimate(prompts: Sequence[int], responses: Sequence[int], owner: Sequence[i
     }
 
 
+def multiplications(completion: Completion, size: Size, layout: Layout | Literal["auto"]) -> float:
+    """Of a forward pass over responses."""
+    rows = unfolded(completion)
+    owner, lengths = rows.prompts.index.tolist(), rows.prompts.table.lengths
+    responses = [max(length - 1, 0) for length in rows.length.tolist()]
+    costs = estimate([lengths[prompt] for prompt in owner], responses, owner, size)
+    return min(costs.values()) if layout == "auto" else costs[layout]
+
+
 def cheapest_for_all(completion: Completion, size: Size, *, budget: int, mini_batch: int | None) -> Layout:
     """The layout with the fewest multiplications over all micro-batches of an update.
 

@@ -14,16 +14,17 @@ from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.balance import Balance
 from burnish.language.batches import trace_of
 from burnish.language.logprobs import TokenScores, response_states, score
-from burnish.language.meter import ResponseMeter
 from burnish.language.model.base import LanguageModel
 from burnish.language.model.reward_head import judged, new_head
-from burnish.language.packing import ResponseStates, cheapest_for_all
+from burnish.language.packing import ResponseStates, cheapest_for_all, multiplications
 from burnish.language.teachers import Teachers
 from burnish.models.adapters import adapter_weights
 from burnish.models.lora import adapter_parameters, merging_rounds
 from burnish.models.targets import language_targets
 from burnish.options.cluster import ShardingOptions
 from burnish.options.language import CriticOptions, LanguageLoraOptions, TokenTeacher
+from burnish.training.flop_counter import Cost
+from burnish.training.profiling import Meter
 from burnish.training.ranks import Ranks
 from burnish.training.roles import TrainedRoles
 from burnish.training.sharding import local_shard
@@ -57,7 +58,6 @@ class LanguageRoles(TrainedRoles):
 
     counts_tokens = True
     model: LanguageModel
-    meter: ResponseMeter | None = None
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class LanguageRoles(TrainedRoles):
             model.require_single_forward()  # a token's router logits are told by its place in the forward
 
     def measure(self, peak: float) -> None:
-        self.meter = ResponseMeter(peak, self.model, self._networks["policy"], self.active_adapter)
+        self.meter = Meter(peak)
 
     def shard(self, ranks: Ranks, options: ShardingOptions) -> None:
         self.model.require_single_forward()
@@ -160,13 +160,17 @@ class LanguageRoles(TrainedRoles):
     def states(self, network: nn.Module, completion: Completion) -> ResponseStates:
         """States that the tokens of the policy were chosen from."""
         layout = self._settled or self.layout
-        if self.meter is not None:
-            self.meter.states(completion, layout)
 
         def run() -> ResponseStates:
             return response_states(self.model, network, completion, layout=layout)
 
-        return run() if self.balance is None else self.balance.through(self._role_of(network), run)
+        def counted() -> ResponseStates:
+            if self.meter is None or not self.meter.active:
+                return run()
+            size = multiplications(completion, self.model, layout)
+            return self.meter.run((id(network), self.active_adapter(), layout), run, size)
+
+        return counted() if self.balance is None else self.balance.through(self._role_of(network), counted)
 
     def _role_of(self, network: nn.Module) -> str:
         """Which role a network runs for; nothing for none of this run's own."""
@@ -176,7 +180,9 @@ class LanguageRoles(TrainedRoles):
     def score(self, network: nn.Module, states: ResponseStates, completion: Completion) -> TokenScores:
         """Log-probs and entropies from states."""
         if self.meter is not None:
-            self.meter.head(states.hidden, lambda: self.model.head(network).weight)
+            weight = self.model.head(network).weight  # whose products autograd does not see
+            forward = 2.0 * len(states.hidden) * weight.numel()
+            self.meter.add(Cost(forward, forward * (states.hidden.requires_grad + weight.requires_grad)))
         return score(self.model, network, states, completion, temperature=self.temperature)
 
     def values(self, completion: Completion) -> Tensor:
