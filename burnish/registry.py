@@ -65,7 +65,7 @@ KINDS = {
         "burnish.diffusion.pipeline.universal", "burnish.diffusion.pipeline.base:FlowModel", options=False
     ),
     "language model": Kind(
-        "burnish.language.model.universal", "burnish.language.model.base:LanguageModel", options=False
+        "burnish.language.model.universal", "burnish.language.model.universal:LanguageModel", options=False
     ),
 }
 

@@ -38,13 +38,13 @@ def known_capabilities(config: Any, counter: LiveBytes, *, shared: bool) -> Iter
     from burnish.forecast.language import outside_of_modes
     from burnish.language.model.capabilities import plannable
     from burnish.language.model.forwards import switch
-    from burnish.language.model.universal import UniversalModel
+    from burnish.language.model.universal import LanguageModel
 
     known = {kind: found for kind in _kinds(config) if (found := measured(kind)) is not None}
-    replaced: Any = UniversalModel
-    try_out, learn = UniversalModel.try_out, UniversalModel._learn_media
+    replaced: Any = LanguageModel
+    try_out, learn = LanguageModel.try_out, LanguageModel._learn_media
 
-    def tried(self: UniversalModel) -> None:
+    def tried(self: LanguageModel) -> None:
         found = known.get(self.config.model_type)
         if found is None:
             try_out(self)
@@ -58,7 +58,7 @@ def known_capabilities(config: Any, counter: LiveBytes, *, shared: bool) -> Iter
         if self.capabilities.packed:
             switch(self.network, self.text(self.network), on=True, tower=not found.unpacked)
 
-    def learned(self: UniversalModel) -> Any:
+    def learned(self: LanguageModel) -> Any:
         with outside_of_modes():  # processors look at values
             return learn(self)
 
@@ -84,7 +84,7 @@ def measured(model_type: str) -> Capabilities | None:
     """What a class can do; None without a tiny model of it."""
     import torch
 
-    from burnish.language.model.universal import UniversalModel
+    from burnish.language.model.universal import LanguageModel
     from burnish.models.tiny import describe_language
     from burnish.models.tiny.language.build import write
 
@@ -94,6 +94,6 @@ def measured(model_type: str) -> Capabilities | None:
         return None
     with TemporaryDirectory() as folder:
         write(tiny, Path(folder), seed=0)
-        model = UniversalModel.load(Path(folder), dtype=torch.float32, compute=torch.float32, device="cpu")
+        model = LanguageModel.load(Path(folder), dtype=torch.float32, compute=torch.float32, device="cpu")
         model.try_out()
     return model.capabilities

@@ -7,7 +7,7 @@ from typing import Any
 
 from burnish.config.language import LanguageConfig
 from burnish.forecast.prompts import TEXT, UNLIMITED
-from burnish.language.model.base import LanguageModel
+from burnish.language.model.universal import LanguageModel
 from burnish.utils.errors import UserError
 
 BATCHED = 8192  # tokens of prompts that vLLM computes at once on cards of 70 GB and more

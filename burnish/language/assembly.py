@@ -24,7 +24,7 @@ from burnish.language.dialogues import Dialogues, try_out
 from burnish.language.encode import Encoder, Readers, SharedPrompts, prompt_lengths
 from burnish.language.engine import LanguageEngine, ResponseEngine, ResponseJob
 from burnish.language.evaluate import JudgementEvaluation, LanguageEvaluation, RespondingRunner
-from burnish.language.model.base import LanguageModel, Positions
+from burnish.language.model.base import Positions
 from burnish.language.model.loading import (
     load_language_model,
     load_outline,
@@ -35,6 +35,7 @@ from burnish.language.model.loading import (
 from burnish.language.model.processors import load_processor, picture_tokens
 from burnish.language.model.reward_head import HeadFile, reward_loading_lines, write_head, write_head_of_adapter
 from burnish.language.model.tokenizer import copy_words, reading_lines
+from burnish.language.model.universal import LanguageModel
 from burnish.language.roles import LanguageRoles
 from burnish.language.rollouts import ResponseRollouts, rollout_sampling, validation_sampling
 from burnish.language.teachers import load_teacher
@@ -102,7 +103,7 @@ class LanguageAssembly(Assembly):
         if environment is not None:
             engine = Dialogues(engine, environment, cached=cached)
         if self.reads_ahead and isinstance(engine.encode, Encoder):
-            engine.encode.readers = Readers(self.config, engine.encode.tools, most=cached)
+            engine.encode.readers = Readers(self.config, engine.encode.tools)
         return engine
 
     def _own_engine(self) -> ResponseEngine:

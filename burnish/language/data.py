@@ -15,8 +15,9 @@ from burnish.data.language.responses import ResponseRecord, read_responses
 from burnish.data.lines import data_error
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.encode import Encoder, length_unread, prompt_lengths
-from burnish.language.model.base import LanguageModel, Positions
+from burnish.language.model.base import Positions
 from burnish.language.model.loading import check_experts, check_readable, check_words, positions_of
+from burnish.language.model.universal import LanguageModel
 from burnish.language.teachers import check_taught, check_tokens
 from burnish.options.language import LanguageDataOptions
 from burnish.training.ranks import Ranks

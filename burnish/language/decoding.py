@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from burnish.language.model.base import LanguageModel
+from burnish.language.model.universal import LanguageModel
 from burnish.language.sampling import Sampling, choose, keep_likely, penalise, uniforms
 from burnish.types.batch import Gathered, to_device
 from burnish.types.completion import Completion, Encoded, Features

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from burnish.language.attention import Plan, Segment
 from burnish.language.decoding import IDLE, Active, DecodingRows
 from burnish.language.layers import Before, Cache, Layers
-from burnish.language.model.base import LanguageModel
+from burnish.language.model.universal import LanguageModel
 from burnish.types.completion import Features
 
 PREFILL = 8192  # prompt tokens per forward pass

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from burnish.language.model.base import LanguageModel
+from burnish.language.model.universal import LanguageModel
 from burnish.language.packing import Layout, ResponseStates, unfolded
 from burnish.types.batch import to_device
 from burnish.types.completion import Completion

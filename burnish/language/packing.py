@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from burnish.language.attention import Plan, Segment
-from burnish.language.model.base import LanguageModel
+from burnish.language.model.universal import LanguageModel
 from burnish.types.batch import Gathered, to_device
 from burnish.types.completion import Completion, Encoded, Features
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnish.language.model.base import LanguageModel
+from burnish.language.model.universal import LanguageModel
 from burnish.options.language import TokenTeacher
 from burnish.rl.surrogates import LEAST
 from burnish.types.batch import to_device

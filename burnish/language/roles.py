@@ -14,8 +14,8 @@ from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.balance import Balance
 from burnish.language.batches import trace_of
 from burnish.language.logprobs import TokenScores, response_states, score
-from burnish.language.model.base import LanguageModel
 from burnish.language.model.reward_head import judged, new_head
+from burnish.language.model.universal import LanguageModel
 from burnish.language.packing import ResponseStates, cheapest_for_all, multiplications
 from burnish.language.teachers import Teachers
 from burnish.models.adapters import adapter_weights

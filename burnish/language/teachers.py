@@ -19,8 +19,8 @@ from burnish.language.logprobs import (
     scaled_logits,
     score,
 )
-from burnish.language.model.base import LanguageModel
 from burnish.language.model.loading import check_files, load_language_model, read_config
+from burnish.language.model.universal import LanguageModel
 from burnish.language.packing import token_budget_batches
 from burnish.language.remote_teacher import ServedTeacher
 from burnish.options.language import LanguageModelOptions, TokenTeacher
@@ -31,7 +31,7 @@ from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
     from burnish.language.encode import Encoder
-    from burnish.language.model.base import LanguageModel
+    from burnish.language.model.universal import LanguageModel
     from burnish.language.roles import LanguageRoles
 
 

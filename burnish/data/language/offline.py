@@ -13,7 +13,7 @@ from burnish.data.language.responses import ResponseRecord
 from burnish.data.lines import data_error
 from burnish.data.values import shown
 from burnish.language.completions import judged_completion, offline_completion
-from burnish.language.model.base import LanguageModel
+from burnish.language.model.universal import LanguageModel
 from burnish.options.language import LanguageDataOptions
 from burnish.types.batch import Gathered
 from burnish.types.completion import Encoded, ResponseRows

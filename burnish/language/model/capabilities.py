@@ -23,7 +23,7 @@ from burnish.types.completion import Completion, Encoded
 from burnish.utils.errors import UserError, first_line
 
 if TYPE_CHECKING:
-    from burnish.language.model.universal import UniversalModel
+    from burnish.language.model.universal import LanguageModel
     from burnish.language.packing import Layout
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Probe:
         return Probe(self.completion.select(rows), self.expected[list(rows)])
 
 
-def check(model: UniversalModel) -> Capabilities:
+def check(model: LanguageModel) -> Capabilities:
     """Find out what gives the same log-probs as the class's own forward of one row.
 
     Raises:
@@ -149,7 +149,7 @@ def _refusal(said: str, what: str, off: float, failed: Exception | None) -> str:
     return f"{said} can't be trained, as {what} {why}; give another model"
 
 
-def _packed(model: UniversalModel, known: Capabilities, probe: Probe, agrees: Callable[..., bool]) -> Capabilities:
+def _packed(model: LanguageModel, known: Capabilities, probe: Probe, agrees: Callable[..., bool]) -> Capabilities:
     """With packed rows, and Burnish's decoder, where they agree: for all media, or for pictures alone."""
     if not plannable(model, known):
         return known
@@ -169,17 +169,17 @@ def _packed(model: UniversalModel, known: Capabilities, probe: Probe, agrees: Ca
     return known
 
 
-def plannable(model: UniversalModel, known: Capabilities) -> bool:
+def plannable(model: LanguageModel, known: Capabilities) -> bool:
     """Whether packed rows are worth a try; a window has to be shorter than the longest prompt."""
     return not known.own_logits and has_plan(model.text(model.network)) and window_of(model.config) <= LONGEST
 
 
-def _scored(model: UniversalModel, layout: Layout, completion: Completion) -> Completion:
+def _scored(model: LanguageModel, layout: Layout, completion: Completion) -> Completion:
     found = response_logprobs(model, model.network, completion, temperature=1.0, layout=layout)
     return replace(completion, logprob=found.logprob.cpu())
 
 
-def _decoded(model: UniversalModel, completion: Completion) -> Completion:
+def _decoded(model: LanguageModel, completion: Completion) -> Completion:
     """Responses that are decoded, of different lengths: two to the first prompt, one to each of the others."""
     # not the table, whose media of other rows would keep it from being tried
     prompts = completion.select(range(0, len(completion), 2)).prompts.rows()
@@ -189,7 +189,7 @@ def _decoded(model: UniversalModel, completion: Completion) -> Completion:
     return decode(model, model.network, prompts, index, range(len(index)), sampling, limits=limits)
 
 
-def _head(model: UniversalModel, completion: Completion) -> Capabilities:
+def _head(model: LanguageModel, completion: Completion) -> Capabilities:
     """What a class makes of its head's product."""
     one = model.forwards.inputs(model.network, Conversation.of(completion, {})[:1])
     with torch.no_grad():
@@ -211,7 +211,7 @@ def _head(model: UniversalModel, completion: Completion) -> Capabilities:
     return Capabilities(own_logits=True)
 
 
-def _kinds(model: UniversalModel, completion: Completion) -> dict[str, int]:
+def _kinds(model: LanguageModel, completion: Completion) -> dict[str, int]:
     """Which kinds the tokens of a response have for the class: those that it gives to what it writes, if not 0."""
     for features in completion.prompts.table.features:
         for name, kinds in features.kinds.items():
@@ -221,7 +221,7 @@ def _kinds(model: UniversalModel, completion: Completion) -> dict[str, int]:
     return {}
 
 
-def _causal(model: UniversalModel, completion: Completion, fill: dict[str, int]) -> bool:
+def _causal(model: LanguageModel, completion: Completion, fill: dict[str, int]) -> bool:
     """Whether another token in the middle of a response leaves the logits of the tokens before it as they are.
 
     By how much it changes those after it: with small weights the logits of an encoder hardly differ in either.
@@ -237,7 +237,7 @@ def _causal(model: UniversalModel, completion: Completion, fill: dict[str, int])
     return before <= max(AHEAD[model.compute == torch.float32] * after, NOISE * float(own.abs().max()))
 
 
-def any_responses(model: UniversalModel) -> Completion:
+def any_responses(model: LanguageModel) -> Completion:
     """Prompts with no, one and two pictures, a video and sounds, as far as the model reads them, and any responses.
 
     The longest is longer than a sliding window, unless that is thousands of tokens: its mask is the class's own.
@@ -299,7 +299,7 @@ def window_of(config: Any) -> int:
 
 
 def own_logprobs(
-    model: UniversalModel, network: Any, completion: Completion, fill: dict[str, int], *, temperature: float = 1.0
+    model: LanguageModel, network: Any, completion: Completion, fill: dict[str, int], *, temperature: float = 1.0
 ) -> Tensor:
     """Log-probs [B, T] of responses by the class's own forward of one row; 0 beyond their lengths."""
     found = torch.zeros(completion.ids.shape)
@@ -310,7 +310,7 @@ def own_logprobs(
     return found
 
 
-def own_logits(model: UniversalModel, network: Any, completion: Completion, fill: dict[str, int]) -> list[Tensor]:
+def own_logits(model: LanguageModel, network: Any, completion: Completion, fill: dict[str, int]) -> list[Tensor]:
     """Logits [T, V] of every response by the class's own forward of one row, its positions left to it."""
     found = []
     lengths = completion.prompts.table.lengths
@@ -324,7 +324,7 @@ def own_logits(model: UniversalModel, network: Any, completion: Completion, fill
     return found
 
 
-def lengthen_short(model: UniversalModel, slack: float) -> None:
+def lengthen_short(model: LanguageModel, slack: float) -> None:
     """Have silence put behind short sounds where the class hears them otherwise beside longer ones.
 
     Args:
@@ -354,7 +354,7 @@ def lengthen_short(model: UniversalModel, slack: float) -> None:
     )  # fmt: skip
 
 
-def _difference(model: UniversalModel, sounds: Sequence[Audio]) -> float:
+def _difference(model: LanguageModel, sounds: Sequence[Audio]) -> float:
     """Between log-probs by a forward of each prompt and by one of all: the largest in float32, else the mean."""
     chat = [{"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "What is it?"}]}]
     table = Encoded.cat([model.encode(chat, Shown(audios=[sound])) for sound in sounds])

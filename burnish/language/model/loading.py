@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from burnish.language.model.base import LanguageModel, Positions
+    from burnish.language.model.base import Positions
+    from burnish.language.model.universal import LanguageModel
     from burnish.types.prompt import Prompt
 
 

@@ -15,7 +15,7 @@ from burnish.utils.json_text import parse_json, read_object
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from burnish.language.model.base import LanguageModel
+    from burnish.language.model.universal import LanguageModel
     from burnish.language.packing import ResponseStates
     from burnish.types.media import Media
 

@@ -38,11 +38,25 @@ UNLIMITED = 2**31  # positions
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
-@register("language model", "transformers")
-class UniversalModel:
+class LanguageModel:
     """Runs the class's own forward; what is made of it beside one unpadded row is compared with that on load."""
 
     name: ClassVar[str] = "transformers"
+    network: nn.Module
+    compute: torch.dtype  # precision of the forward pass
+    device: torch.device  # where it runs
+    axes: int  # numbers per position: 3 for time, height and width, 1 along the text
+    vocabulary: int
+    readable_ids: int  # tokens that its embedding knows, of which some may never be sampled
+    placeholders: Tensor  # [K] long: ids of vision tokens
+    banned: Tensor  # [K] long: ids that are never sampled and have no probability in training
+    stop: tuple[int, ...]  # ids that end a response
+    end: tuple[int, ...]  # the ids that the chat template writes after a response
+    parameters_per_token: int  # weights of the decoder that each token is multiplied with
+    audio_rate: int | None  # samples per second of the sounds that it hears; None: it hears none
+    max_positions: int  # that the model was trained for: the limit of a prompt with its response
+    position_limit: str  # what that is called in its configuration
+    attention_width: int  # layers x heads x head width: multiplications per pair of tokens
 
     def __init__(self, path: Path, network: Any, tokenizer: Any, *, compute: torch.dtype) -> None:
         import torch
@@ -101,12 +115,9 @@ class UniversalModel:
         import torch
         from transformers import AutoTokenizer
 
-        from burnish.language.model.forwards import shorten_backward
-
         with quietly("transformers"):
             network = cls._network(path, dtype)
         network.requires_grad_(False).eval()
-        shorten_backward(network)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         model = cls(path, network, tokenizer, compute=compute)
         model.device = torch.empty(0, device=device).device
@@ -122,6 +133,7 @@ class UniversalModel:
         refuse_non_finite(self.network, self.path, agreed)
 
     def try_out(self) -> None:
+        """Find out how the network can be run."""
         from burnish.language.model.capabilities import check
         from burnish.language.model.forwards import switch
         from burnish.models.placing import is_placed, place, twin
@@ -179,6 +191,16 @@ class UniversalModel:
         return sorted(value for value in ids if isinstance(value, int) and value >= 0)
 
     def encode(self, messages: Chat, shown: Shown = NOTHING, tools: Tools = ()) -> Encoded:
+        """Tokenize one prompt, with the generation prompt at its end. The processor runs here and nowhere else.
+
+        Args:
+            messages: the conversation so far.
+            shown: what the messages have places for; sounds at ``audio_rate``.
+            tools: for chat templates that describe tools.
+
+        Raises:
+            UserError: the processor can't read the media, or the chat template refuses the messages.
+        """
         if "text" in self.unread and not (shown.images or shown.videos or shown.audios):
             raise UserError(
                 f"{self.path} takes no prompt of text alone ({self.unread['text']}); give each a picture or sound"
@@ -193,12 +215,15 @@ class UniversalModel:
         assert all(one.rate == self.audio_rate for one in shown.audios), "sounds at another rate than the model's"
 
     def refusal(self, messages: Chat, tools: Tools = ()) -> str:
+        """Why messages can't be asked: what the chat template refuses or leaves out; "" if they can."""
         return self.chat.refusal(messages, tools)
 
     def count_tokens(self, messages: Chat, tools: Tools = ()) -> int:
+        """Tokens of a prompt without running the processor: each image and video counts as one."""
         return len(self.chat.opening) + len(self.chat.ids(*self.chat.render(messages, tools)))
 
     def turn(self, response: Sequence[int], messages: Chat, shown: Shown = NOTHING, tools: Tools = ()) -> Encoded:
+        """What follows a response when the environment says ``messages``; its positions count from 0."""
         for kind, media in (("image", shown.images), ("video", shown.videos), ("audio", shown.audios)):
             if len(media) and not self._appends.get(kind, False):
                 raise UserError(
@@ -222,9 +247,11 @@ class UniversalModel:
         return encoded
 
     def response_ids(self, text: str) -> list[int]:
+        """The ids of a response, its end included."""
         return [*self.chat.response_ids(text), *self.end]
 
     def decode(self, ids: Sequence[int]) -> str:
+        """The text of a response, without special tokens."""
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
@@ -379,11 +406,13 @@ class UniversalModel:
         return True
 
     def picture_tokens(self, width: int, height: int) -> int | None:
+        """Tokens of a picture by its size alone, by the processor's own arithmetic; None if only pixels tell."""
         return picture_tokens(self.processor, width, height) if self._counts else None
 
     # The network
 
     def text(self, network: nn.Module) -> Any:
+        """The decoder, without the language head."""
         from transformers import PreTrainedModel
 
         decoder: Any = network.get_decoder()  # type: ignore[operator]
@@ -394,12 +423,18 @@ class UniversalModel:
         return decoder
 
     def layers(self, network: nn.Module) -> list[nn.Module]:
+        """The decoder's layers, in order."""
         from torch.nn import ModuleList
 
         lists = [list(module) for module in self.text(network).modules() if isinstance(module, ModuleList)]
         return max(lists, key=len)
 
     def require_single_forward(self) -> None:
+        """Run every micro-batch in one forward pass from now on: ranks that share weights run their layers together.
+
+        Raises:
+            UserError: the model can't.
+        """
         known = self.capabilities
         if not (known.packed or (known.padded and known.mixes)):
             raise UserError(
@@ -411,6 +446,11 @@ class UniversalModel:
     def response_states(
         self, network: nn.Module, completion: Completion, *, layout: Layout | Literal["auto"]
     ) -> ResponseStates:
+        """The states that the policy's tokens were chosen from, with gradients.
+
+        Each prompt's media are encoded once per forward pass. ``layout`` changes values by rounding only; a model that
+        can't run one takes the nearest that it can.
+        """
         known = self.capabilities
         if layout != "padded" and self._packs(completion.prompts.rows().features + completion.features):
             from burnish.language.packing import packed_states
@@ -428,11 +468,13 @@ class UniversalModel:
 
     @property
     def keeps_turns(self) -> bool:
+        """Whether decoding can go on from what it has computed of a conversation (``DecodingRows.turn``)."""
         return self.capabilities.fast
 
     def decode_rows(
         self, network: nn.Module, rows: DecodingRows, *, batch_size: int, check_cancelled: Callable[[], None]
     ) -> None:
+        """Choose tokens for all rows, ``batch_size`` at a time, until they have ended or reached their limits."""
         from burnish.language.fast_decoder import FastDecoder
         from burnish.language.model.class_cache import Cached, ClassDecoder, Uncached
 
@@ -450,17 +492,20 @@ class UniversalModel:
         decoder.run(network, batch_size, check_cancelled)
 
     def embed(self, network: nn.Module, ids: Tensor, slots: Tensor, features: Sequence[Features]) -> Embedded:
+        """Embeddings of ids [M]; the pixels of ``features``, in order, go to the slots [M] and nowhere else."""
         from burnish.language.model.forwards import embedded
 
         return embedded(self.forwards, network, self.text(network), ids, slots, features)
 
     def states(self, network: nn.Module, embedded: Embedded, source: Tensor, positions: Tensor, plan: Plan) -> Tensor:
+        """Last hidden states [N, D] of a packed sequence ``source`` [N] of the table, at positions [A, N]."""
         from burnish.language.model.forwards import states
 
         with self._autocast(source.device):
             return states(self.text(network), embedded, source, positions, plan)
 
     def head(self, network: nn.Module) -> Head:
+        """The language head."""
         from burnish.language.logprobs import Head
 
         module: Any = network.get_output_embeddings()  # type: ignore[operator]
@@ -473,6 +518,7 @@ class UniversalModel:
         return torch.autocast(device.type, self.compute, enabled=self.compute != torch.float32, cache_enabled=False)
 
     def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Write the full model directory with other weights, as transformers' ``from_pretrained`` reads it."""
         import torch
 
         with torch.device("meta"):
@@ -489,6 +535,7 @@ class UniversalModel:
                 shutil.copyfile(path, folder / path.name)
 
     def save_lora(self, folder: Path, adapter: str) -> None:
+        """Write an adapter as peft's ``from_pretrained`` reads it."""
         from safetensors.torch import save_file
 
         weights, metadata = adapter_state(self.network, adapter)
@@ -496,6 +543,9 @@ class UniversalModel:
         named = {f"base_model.model.{name}": value.detach().cpu().contiguous() for name, value in weights.items()}
         save_file(named, folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps(metadata, indent=2, default=str) + "\n")
+
+
+register("language model", "transformers")(LanguageModel)
 
 
 def _at_least(audio: Audio, seconds: float) -> Audio:

@@ -18,7 +18,7 @@ from burnish.language.decoding import Ended, Turn
 from burnish.language.encode import CACHED, Encoder
 from burnish.language.engine import Respond, ResponseEngine, ResponseJob
 from burnish.language.logprobs import response_logprobs
-from burnish.language.model.base import LanguageModel
+from burnish.language.model.universal import LanguageModel
 from burnish.language.roles import LanguageRoles
 from burnish.language.sampling import Sampling
 from burnish.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess

@@ -17,7 +17,7 @@ from burnish.utils.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from burnish.language.model.base import LanguageModel
+    from burnish.language.model.universal import LanguageModel
     from burnish.types.batch import Gathered
     from burnish.types.completion import Encoded
     from burnish.types.prompt import Prompt
