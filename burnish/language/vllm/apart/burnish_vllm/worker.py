@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import importlib
 import json
 import os
 import pathlib
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -28,22 +26,7 @@ WHERE_KNOWN = {  # arguments that not every version of vLLM has
     "mm_device_do_normalize": False,  # the pixels are normalised already
     "enable_batch_sharded_sampling": False,  # it goes round compute_logits, which knows the temperature
 }
-OLDEST = "0.31"  # of vLLM that has all of these names
-NAMES = {
-    "vllm": ("EngineArgs", "SamplingParams"),
-    "vllm.lora.request": ("LoRARequest",),
-    "vllm.inputs": ("mm_input", "tokens_input"),
-    "vllm.multimodal": ("MULTIMODAL_REGISTRY",),
-    "vllm.multimodal.inputs": ("MultiModalKwargsItems",),
-    "vllm.multimodal.processing.context": ("InputProcessingContext",),
-    "vllm.multimodal.processing.processor": ("HFMultiModalInputs",),
-    "vllm.sampling_params": ("RequestOutputKind",),
-    "vllm.v1.engine.llm_engine": ("LLMEngine",),
-}
-METHODS = (
-    "from_engine_args", "collective_rpc", "add_request", "step", "has_unfinished_requests", "is_sleeping", "sleep",
-    "wake_up", "add_lora", "remove_lora", "reset_prefix_cache", "reset_encoder_cache", "reset_mm_cache",
-)  # fmt: skip
+OLDEST = "0.31"  # of vLLM that has all of the names that are used here
 BEAT = 1.0  # seconds between signs of life while responses are being sampled
 
 
@@ -66,7 +49,8 @@ def main(descriptor: int, parent: int) -> None:
             raise
         except Exception as error:
             traceback.print_exc()
-            channel.send({"error": f"{type(error).__name__}: {error}"})
+            older = f"; Burnish needs vLLM {OLDEST} or newer" if isinstance(error, ImportError | AttributeError) else ""
+            channel.send({"error": f"{type(error).__name__}: {error}{older}"})
 
 
 def _follow(parent: int) -> None:
@@ -90,38 +74,10 @@ def _serve(channel: Channel) -> None:
         action(header, arrays)
 
 
-def check_version() -> None:
-    """Refuse a vLLM that lacks what is used of it here, before it takes minutes to start.
-
-    Raises:
-        ImportError: it does, and the message says what and what to do.
-    """
-    import vllm
-
-    lacking = []
-    for module, names in NAMES.items():
-        try:
-            found = importlib.import_module(module)
-        except ModuleNotFoundError:
-            lacking.append(module)
-        else:
-            lacking += [f"{module}.{name}" for name in names if not hasattr(found, name)]
-    if not lacking:
-        engine = sys.modules["vllm.v1.engine.llm_engine"].LLMEngine
-        lacking += [f"LLMEngine.{name}" for name in METHODS if not hasattr(engine, name)]
-    if lacking:
-        raise ImportError(
-            f"vLLM {vllm.__version__} has no {', '.join(lacking)}; Burnish needs vllm>={OLDEST}. "
-            "Make an environment with python -m burnish.language.vllm.environment FOLDER, and name its Python in "
-            "rollout.vllm.python"
-        )
-
-
 class Server:
     """An engine, and the questions that are put to it."""
 
     def __init__(self, channel: Channel, arguments: dict[str, Any], banned: list[int]) -> None:
-        check_version()
         import vllm
         from vllm import EngineArgs
         from vllm.platforms import current_platform
