@@ -142,7 +142,7 @@ class FastDecoder:
         for length in chosen.lengths:
             segments.append(Segment(start, length))
             start += length
-        plan = Plan.of(segments, device=self.device)
+        plan = Plan(segments, device=self.device)
         positions = (positions[:, None] if self.model.axes > 1 else positions).to(self.device)
         rest = [length - n for length, n in zip(chosen.lengths, skipped, strict=True)]
         last = torch.tensor(rest, device=self.device).cumsum(0) - 1

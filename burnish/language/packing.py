@@ -90,7 +90,7 @@ class PackedSequence:
     predicts: Tensor  # [R] long: index in the sequence of the state that predicts each response token
 
     def plan(self, device: torch.device) -> Plan:
-        return Plan.of(self.segments, device=device)
+        return Plan(self.segments, device=device)
 
 
 def lay_out(table: Table, layout: Layout) -> PackedSequence:

@@ -10,7 +10,7 @@ import torch
 
 from burnish.language import attention
 from burnish.language import logprobs as head
-from burnish.language.attention import Plan, Segment, attend, missing, say_once
+from burnish.language.attention import Plan, Segment, attend, has_kernel
 from burnish.language.packing import estimate, token_budget_batches
 from tests.support.language_samples import encode_all, model_of, responses
 from tests.support.pretend_gpu import PretendGpu
@@ -90,7 +90,7 @@ def test_attention_over_segments_is_attention_with_a_mask(name, window):
     mask = dense(segments, window)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, heads, len(mask), 8, generator=generator, requires_grad=True) for heads in (4, 2, 2))
-    ours, _ = attend(layer, q, k, v, None, scaling=0.3, plan=Plan.of(segments))
+    ours, _ = attend(layer, q, k, v, None, scaling=0.3, plan=Plan(segments))
     wide = [part.repeat_interleave(2, 1) for part in (k, v)]
     scores = (q @ wide[0].transpose(-1, -2) * 0.3).masked_fill(~mask, -torch.inf)
     theirs = (scores.softmax(-1) @ wide[1]).transpose(1, 2)
@@ -125,8 +125,7 @@ def gpu():
     """A pretended one, about which nothing is remembered."""
     with PretendGpu() as pretended:
         yield pretended
-    missing.cache_clear()
-    say_once.cache_clear()
+    has_kernel.cache_clear()
 
 
 def drawn(tokens, *, dtype=torch.bfloat16):
@@ -147,9 +146,9 @@ def attended(tensors, layer, **more):
 def test_on_a_gpu_one_call_has_the_numbers_of_padded_groups(name, window, gpu, monkeypatch):
     chosen, layer = SEGMENTS[name], SimpleNamespace(sliding_window=window)
     tokens = sum(segment.length for segment in chosen)
-    theirs = attended(drawn(tokens), layer, plan=Plan.of(chosen))
+    theirs = attended(drawn(tokens), layer, plan=Plan(chosen))
     monkeypatch.setattr(attention, "F", None)  # padded groups would need it
-    ours = attended([gpu.put(t) for t in drawn(tokens)], layer, plan=Plan.of(chosen, device="cuda:0"))
+    ours = attended([gpu.put(t) for t in drawn(tokens)], layer, plan=Plan(chosen, device="cuda:0"))
     torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
 
 
