@@ -61,7 +61,7 @@ TASKS = {
         read_path="burnish.data.prompts:read_prompts",
     ),
     "image-text-to-text": Task(
-        config_path="burnish.config.language:LanguageConfig",
+        config_path="burnish.language.config:LanguageConfig",
         words=RESPONSES,
         assembly_path="burnish.language.assembly:LanguageAssembly",
         sample_path="burnish.commands.answer:answer",

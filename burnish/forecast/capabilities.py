@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from burnish.config.language import LanguageConfig
 from burnish.forecast.counter import WEIGHTS, LiveBytes
+from burnish.language.config import LanguageConfig
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.config.language import LanguageConfig
 from burnish.forecast.prompts import TEXT, UNLIMITED
+from burnish.language.config import LanguageConfig
 from burnish.language.model.universal import LanguageModel
 from burnish.utils.errors import UserError
 

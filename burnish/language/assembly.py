@@ -12,13 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from burnish.config.language import LanguageConfig
-from burnish.data.language.judgements import JudgedRecord
-from burnish.data.language.offline import JudgementData, ResponseData
 from burnish.data.language.prompts import read_questions, within_length
-from burnish.data.language.responses import ResponseRecord, read_responses
 from burnish.data.stream import Stream
 from burnish.language.algorithms.sft import SFT
+from burnish.language.config import LanguageConfig
 from burnish.language.data import check_inputs, check_messages, check_room, prompts_of, read_records, short_records
 from burnish.language.dialogues import Dialogues, try_out
 from burnish.language.encode import Encoder, Readers, SharedPrompts, prompt_lengths
@@ -36,6 +33,8 @@ from burnish.language.model.processors import load_processor, picture_tokens
 from burnish.language.model.reward_head import HeadFile, reward_loading_lines, write_head, write_head_of_adapter
 from burnish.language.model.tokenizer import copy_words, reading_lines
 from burnish.language.model.universal import LanguageModel
+from burnish.language.offline import JudgementData, ResponseData
+from burnish.language.records import JudgedRecord, ResponseRecord, read_responses
 from burnish.language.roles import LanguageRoles
 from burnish.language.rollouts import ResponseRollouts, rollout_sampling, validation_sampling
 from burnish.language.teachers import load_teacher

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from burnish.config.language import LanguageConfig
-from burnish.data.language.judgements import Labels, read_judgements
-from burnish.data.language.offline import TEMPLATE, within_limits
 from burnish.data.language.prompts import check_positions
-from burnish.data.language.responses import ResponseRecord, read_responses
 from burnish.data.lines import data_error
+from burnish.data.values import shown
 from burnish.language.algorithms.base import LanguageNeeds
+from burnish.language.config import LanguageConfig
 from burnish.language.encode import Encoder, length_unread, prompt_lengths
 from burnish.language.model.base import Positions
 from burnish.language.model.loading import check_experts, check_readable, check_words, positions_of
 from burnish.language.model.universal import LanguageModel
+from burnish.language.records import Labels, ResponseRecord, read_judgements, read_responses
 from burnish.language.teachers import check_taught, check_tokens
 from burnish.options.language import LanguageDataOptions
 from burnish.training.ranks import Ranks
 from burnish.types.prompt import Message, Prompt, Prompts
 
+TEMPLATE = 256  # tokens of a chat template around a question, at most
 PICTURE, PATCH = 600, 196  # tokens of a picture at most: some, and one more for every PATCH of its pixels
 
 
@@ -196,3 +196,58 @@ def _is_short(prompt: Prompt, text: str, longest: int, positions: int) -> bool:
     """Whether a response is short enough by its bytes, and with its prompt's; a token has at least one."""
     before, own = prompt.size + TEMPLATE, len(text.encode()) + SLACK
     return own <= longest and before + own <= positions
+
+
+def within_limits(
+    records: Sequence[ResponseRecord],
+    lengths: Mapping[str, int],
+    model: LanguageModel,
+    options: LanguageDataOptions,
+    longest: int,
+    tools: Sequence[dict[str, Any]] = (),
+) -> list[ResponseRecord]:
+    """The records that are short enough; none is truncated.
+
+    Args:
+        records: responses with their prompts.
+        lengths: tokens of each prompt, by its uid, where there is a limit of these.
+        model: whose tokens are counted.
+        options: that limit, and what to do with longer records.
+        longest: tokens of a response at most, its end included.
+        tools: JSON schemas of functions that the prompts tell of.
+
+    Raises:
+        UserError: some are too long and ``overlong`` is error, or all of them are.
+    """
+    limit, positions = options.max_prompt_length, model.max_positions
+
+    def too_long(record: ResponseRecord) -> str:
+        for _, text in record.rows:
+            if (count := len(model.response_ids(text))) > longest:
+                return f"a response of {count} tokens, but rollout.max_new_tokens is {longest}: {shown(text)}"
+        for prompt, _ in record.rows:
+            if limit is not None and (count := lengths[prompt.uid]) > limit:
+                return f"a prompt of {count} tokens, but data.max_prompt_length is {limit}: {shown(prompt.text)}"
+        return too_long_together(record)
+
+    def too_long_together(record: ResponseRecord) -> str:
+        for prompt, text in record.rows:
+            if prompt.size + len(text.encode()) + TEMPLATE < positions:
+                continue  # as a token has at least one byte
+            before = lengths.get(prompt.uid) or model.count_tokens(prompt.chat(), prompt.told(tools))
+            if (count := before + len(model.response_ids(text))) > positions:
+                return (
+                    f"a prompt and a response of {count} tokens, but the model has {positions} positions "
+                    f"({model.position_limit}): {shown(prompt.text)}"
+                )
+        return ""
+
+    problems = [too_long(record) for record in records]
+    kept = [record for record, problem in zip(records, problems, strict=True) if not problem]
+    if len(kept) < len(records) and (options.overlong == "error" or not kept):
+        head = (
+            f"{len(records) - len(kept)} of {len(records)} records are too long; raise the limit, shorten them, or "
+            "leave them out with data.overlong=filter"
+        )
+        raise data_error([problem for problem in problems if problem], head)
+    return kept

@@ -26,7 +26,7 @@ from burnish.utils.lru_cache import LruCache
 from burnish.utils.supervisor import ChildDied, LoadFailed, Server
 
 if TYPE_CHECKING:
-    from burnish.config.language import LanguageConfig
+    from burnish.language.config import LanguageConfig
 
 CACHED = 4 << 30  # bytes of tokens and pixels of prompts that are kept
 OVERHEAD = 1024  # of a prompt's tensors, beside their numbers
@@ -211,11 +211,12 @@ class Readers:
 
     def _server(self) -> Server:
         """This thread's process; a new one where the last has died."""
-        if getattr(self._own, "server", None) is None:
-            self._own.server = Server(_load, (self.config, self.tools), ENVIRONMENT)
-            self._servers.append(self._own.server)
-            self._own.server.load(STARTING, "")
-        return self._own.server
+        server: Server | None = getattr(self._own, "server", None)
+        if server is None:
+            server = self._own.server = Server(_load, (self.config, self.tools), ENVIRONMENT)
+            self._servers.append(server)
+            server.load(STARTING, "")
+        return server
 
 
 def _load(argument: tuple[LanguageConfig, Sequence[dict[str, Any]]]) -> Callable[[Prompt], tuple[str, Any]]:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from burnish.language.algorithms.base import token_budget_batches
 from burnish.language.decoding import Ended, Turn, decode
 from burnish.language.encode import CACHED, Encoder
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.universal import LanguageModel
-from burnish.language.packing import token_budget_batches
 from burnish.language.roles import LanguageRoles
 from burnish.language.sampling import Sampling
 from burnish.rewards.text.base import Response

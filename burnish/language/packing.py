@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from burnish.language.algorithms.base import token_budget_batches
 from burnish.language.attention import Plan, Segment
 from burnish.language.model.universal import LanguageModel
 from burnish.types.batch import Gathered, to_device
@@ -291,40 +292,3 @@ def cheapest_for_all(completion: Completion, size: Size, *, budget: int, mini_ba
             costs = estimate([lengths[one] for one in owner], [responses[row] for row in rows], owner, size)
             totals = {layout: total + costs[layout] for layout, total in totals.items()}
     return min(totals, key=totals.__getitem__)
-
-
-def token_budget_batches(completion: Completion, budget: int, *, together: int = 1) -> Iterator[list[int]]:
-    """Rows of micro-batches of at most ``budget`` tokens; responses of one prompt stay together if they fit.
-
-    A prompt counts once per micro-batch. A response that exceeds the budget with its prompt gets a micro-batch of its
-    own.
-
-    Args:
-        completion: [B * M] responses.
-        budget: tokens, prompts included.
-        together: M, the number of responses per row, all to one prompt.
-    """
-    lengths = completion.prompts.table.lengths
-    index = completion.prompts.index[::together].tolist()
-    responses = completion.length.view(-1, together).sum(1).tolist()
-    groups: dict[int, list[int]] = {}
-    for row, prompt in enumerate(index):
-        groups.setdefault(prompt, []).append(row)
-    batch: list[int] = []
-    used = 0
-    for prompt, rows in groups.items():
-        total = lengths[prompt] + sum(responses[row] for row in rows)
-        if batch and used + total > budget and total <= budget:
-            yield batch
-            batch, used = [], 0
-        counted = False  # whether this micro-batch holds the prompt already
-        for row in rows:
-            needed = responses[row] + (0 if counted else lengths[prompt])
-            if batch and used + needed > budget:
-                yield batch
-                batch, used, needed = [], 0, responses[row] + lengths[prompt]
-            batch.append(row)
-            used += needed
-            counted = True
-    if batch:
-        yield batch

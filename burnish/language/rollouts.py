@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnish.config.language import LanguageConfig, ResponseRolloutOptions
 from burnish.environments.base import Environment
 from burnish.language.algorithms.base import LanguageNeeds
-from burnish.language.completions import response_stats, token_ends
+from burnish.language.config import LanguageConfig, ResponseRolloutOptions
 from burnish.language.dialogues import dialogue_metrics
 from burnish.language.engine import ResponseEngine, ResponseJob
+from burnish.language.offline import token_ends
 from burnish.language.sampling import Sampling
 from burnish.options.language import LanguageValidationOptions
 from burnish.rewards.base import inputs_asked
@@ -27,7 +27,7 @@ from burnish.tasks.evaluate import TOKENS, SaidTokens
 from burnish.tasks.job import collector
 from burnish.tasks.sample_files import SampleFiles
 from burnish.types.completion import Completion
-from burnish.types.response_stats import Quote
+from burnish.types.response_stats import Quote, ResponseStats, outline, reflections
 from burnish.types.rollout import ScoredResponses, Scores, StepRewards, failures_of, settled
 from burnish.utils.timer import Stopwatch
 
@@ -236,3 +236,35 @@ def _sampling(
         max_new_tokens=rollout.max_new_tokens, stop=tuple(rollout.stop), temperature=section.temperature,
         top_k=section.top_k, top_p=section.top_p, min_p=section.min_p, **more,
     )  # fmt: skip
+
+
+RUN = 4  # tokens of a run
+FIRST = 8  # tokens whose entropy is watched
+
+
+def response_stats(trace: Completion, texts: Sequence[str]) -> list[ResponseStats]:
+    """Statistics of each response of a batch, whose texts are ``texts``.
+
+    Arrays of one move off the device: a batch has hundreds of responses, and PyTorch's call costs more than a row.
+    """
+    ids, masks, logprob = (value.cpu().numpy() for value in (trace.ids, trace.mask, trace.logprob))
+    found = []
+    for text, own, mask, probs, finished in zip(texts, ids, masks, logprob, trace.finished.tolist(), strict=True):
+        first = probs[mask][:FIRST].tolist()
+        found.append(
+            ResponseStats(
+                length=int(mask.sum()),
+                truncated=not finished,
+                repeated=repeated(own[mask].tolist()),
+                surprisal=-math.fsum(first) / len(first) if first else math.nan,
+                outline=outline(text),
+                reflections=reflections(text),
+            )
+        )
+    return found
+
+
+def repeated(ids: Sequence[int]) -> float:
+    """Share of the runs of ``RUN`` tokens that occurred before; 0 without any run."""
+    runs = list(zip(*(ids[start:] for start in range(RUN)), strict=False))
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0

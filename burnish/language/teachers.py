@@ -10,18 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from burnish.language.logprobs import (
-    Head,
-    ResponseStates,
-    TokenScores,
-    response_states,
-    rows_at_once,
-    scaled_logits,
-    score,
-)
+from burnish.language.algorithms.base import token_budget_batches
+from burnish.language.logprobs import Head, TokenScores, response_states, rows_at_once, scaled_logits, score
 from burnish.language.model.loading import check_files, load_language_model, read_config
 from burnish.language.model.universal import LanguageModel
-from burnish.language.packing import token_budget_batches
+from burnish.language.packing import ResponseStates
 from burnish.language.remote_teacher import ServedTeacher
 from burnish.options.language import LanguageModelOptions, TokenTeacher
 from burnish.types.batch import to_device

@@ -10,8 +10,9 @@ import torch
 
 from burnish.language import attention
 from burnish.language import logprobs as head
+from burnish.language.algorithms.base import token_budget_batches
 from burnish.language.attention import Plan, Segment, attend, has_kernel
-from burnish.language.packing import estimate, token_budget_batches
+from burnish.language.packing import estimate
 from tests.support.language_samples import encode_all, model_of, responses
 from tests.support.pretend_gpu import PretendGpu
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.language.completions import repeated, response_stats
 from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
+from burnish.language.rollouts import repeated, response_stats
 from burnish.language.sampling import Sampling, choose, keep_likely, penalise, philox, uniforms
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded

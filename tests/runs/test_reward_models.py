@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from burnish.language.completions import token_ends
+from burnish.language.offline import token_ends
 from burnish.rewards.text.base import Response
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from burnish.language.packing import token_budget_batches
 from burnish.options.language import TokenTeacher
 
 if TYPE_CHECKING:
@@ -143,3 +142,40 @@ def in_parts(
         parts = roles.distribute(run, batches)
     order = torch.tensor([row for some in batches for row in some]).argsort()
     return [torch.cat(list(column))[order] for column in zip(*parts, strict=True)]
+
+
+def token_budget_batches(completion: Completion, budget: int, *, together: int = 1) -> Iterator[list[int]]:
+    """Rows of micro-batches of at most ``budget`` tokens; responses of one prompt stay together if they fit.
+
+    A prompt counts once per micro-batch. A response that exceeds the budget with its prompt gets a micro-batch of its
+    own.
+
+    Args:
+        completion: [B * M] responses.
+        budget: tokens, prompts included.
+        together: M, the number of responses per row, all to one prompt.
+    """
+    lengths = completion.prompts.table.lengths
+    index = completion.prompts.index[::together].tolist()
+    responses = completion.length.view(-1, together).sum(1).tolist()
+    groups: dict[int, list[int]] = {}
+    for row, prompt in enumerate(index):
+        groups.setdefault(prompt, []).append(row)
+    batch: list[int] = []
+    used = 0
+    for prompt, rows in groups.items():
+        total = lengths[prompt] + sum(responses[row] for row in rows)
+        if batch and used + total > budget and total <= budget:
+            yield batch
+            batch, used = [], 0
+        counted = False  # whether this micro-batch holds the prompt already
+        for row in rows:
+            needed = responses[row] + (0 if counted else lengths[prompt])
+            if batch and used + needed > budget:
+                yield batch
+                batch, used, needed = [], 0, responses[row] + lengths[prompt]
+            batch.append(row)
+            used += needed
+            counted = True
+    if batch:
+        yield batch

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, S
 
 from pydantic import Field, model_validator
 
-from burnish.language.algorithms.base import LanguageNeeds, LanguageRoles, in_parts
-from burnish.language.packing import token_budget_batches
+from burnish.language.algorithms.base import LanguageNeeds, LanguageRoles, in_parts, token_budget_batches
 from burnish.options import Count, Finite, NonNegative, Positive, clip_range
 from burnish.registry import options, register
 from burnish.rl.algorithm import Memory, Metrics, PolicyGradient, advantages_of
@@ -29,6 +28,16 @@ if TYPE_CHECKING:
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+
+
+@options
+class Overlong:
+    """DAPO's soft penalty of responses that come near the limit."""
+
+    buffer: Count
+    """Tokens before rollout.max_new_tokens over which the penalty grows in a line."""
+    factor: Positive = 1.0
+    """The penalty at the limit."""
 
 
 @options
@@ -325,16 +334,6 @@ class GRPO(TokenPolicyGradient, advantage="group", surrogate="clip"):
 
     loss_agg_mode: Aggregation = "seq-mean-token-mean"
     """How the losses of tokens become one; the paper counts every response alike."""
-
-
-@options
-class Overlong:
-    """DAPO's soft penalty of responses that come near the limit."""
-
-    buffer: Count
-    """Tokens before rollout.max_new_tokens over which the penalty grows in a line."""
-    factor: Positive = 1.0
-    """The penalty at the limit."""
 
 
 class Shaping(Protocol):

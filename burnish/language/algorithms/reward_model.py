@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.language.algorithms.base import LanguageNeeds, LanguageRoles
-from burnish.language.packing import token_budget_batches
+from burnish.language.algorithms.base import LanguageNeeds, LanguageRoles, token_budget_batches
 from burnish.options import NonNegative, Positive
 from burnish.registry import options, register
 from burnish.rl.algorithm import Algorithm, Metrics

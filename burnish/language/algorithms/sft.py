@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.language.algorithms.base import LanguageNeeds, LanguageRoles, TokenRole, in_parts
-from burnish.language.packing import token_budget_batches
+from burnish.language.algorithms.base import LanguageNeeds, LanguageRoles, TokenRole, in_parts, token_budget_batches
 from burnish.options import Count, Finite, Positive
 from burnish.registry import options, register
 from burnish.rl.algorithm import Algorithm, Metrics, range_metrics

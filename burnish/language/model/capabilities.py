@@ -194,8 +194,8 @@ def _head(model: LanguageModel, completion: Completion) -> Capabilities:
     one = model.forwards.inputs(model.network, Conversation.of(completion, {})[:1])
     with torch.no_grad():
         states, logits = model.forwards.states(model.network, one, logits=True)
-        module: Any = model.network.get_output_embeddings()
-        plain = torch.nn.functional.linear(states.to(module.weight.dtype), module.weight)[0].float()
+        weight = model.head(model.network).weight
+        plain = torch.nn.functional.linear(states.to(weight.dtype), weight)[0].float()
     assert logits is not None
     found = logits[0].float()
     if found.shape != plain.shape:  # the last rows of its head pad the vocabulary, and have no logits (Inkling)

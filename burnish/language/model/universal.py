@@ -523,7 +523,7 @@ class LanguageModel:
 
         with torch.device("meta"):
             # not from the network's configuration, which names Burnish's attention
-            plain = type(self.network)(own_config(type(self.network), self.path))
+            plain: Any = type(self.network)(own_config(type(self.network), self.path))
         plain.load_state_dict(weights, assign=True)
         plain.tie_weights()
         with quietly("transformers"):

@@ -81,8 +81,8 @@ class DecoderOracle:
         """Probabilities of single tokens, of one forward pass per question."""
         import torch
 
-        from burnish.language.completions import offline_completion
         from burnish.language.logprobs import response_states, scaled_logits
+        from burnish.language.offline import offline_completion
 
         model = self.reader.model
         trace = offline_completion(model, encoded, [[model.end[0]]] * len(spelt))  # which nothing reads
@@ -104,8 +104,8 @@ class DecoderOracle:
         """Probabilities of answers of several tokens, every one of which is read."""
         import torch
 
-        from burnish.language.completions import offline_completion
         from burnish.language.logprobs import response_logprobs
+        from burnish.language.offline import offline_completion
 
         model = self.reader.model
         flat = [(row, ids) for row, answers in enumerate(spelt) for answer in answers for ids in answer]

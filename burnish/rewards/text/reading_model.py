@@ -66,8 +66,8 @@ class HeadedReader(Reader):
         self, prompts: Gathered[Encoded], texts: Sequence[str], ends: Sequence[Sequence[int] | None]
     ) -> list[list[list[float]]]:
         """Scores of responses [B][S][H]: at the ends of their steps, or of each as a whole."""
-        from burnish.language.completions import judged_completion
         from burnish.language.logprobs import response_states
+        from burnish.language.offline import judged_completion
         from burnish.types.judgements import at_steps
 
         trace = judged_completion(self.model, prompts, texts, ends)

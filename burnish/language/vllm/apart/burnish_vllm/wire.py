@@ -27,7 +27,7 @@ class Channel:
         shapes = {name: [array.dtype.str, array.shape] for name, array in flat.items()}
         self._end.send_bytes(json.dumps({"request": self.request, "header": header, "arrays": shapes}).encode())
         for array in flat.values():
-            self._end.send_bytes(array.reshape(-1).view(np.uint8))
+            self._end.send_bytes(array.reshape(-1).view(np.uint8).data)
 
     def receive(self) -> tuple[dict[str, Any], Arrays]:
         """The next message."""

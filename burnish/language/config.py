@@ -17,7 +17,6 @@ from burnish.environments.function import FunctionEnvironment
 from burnish.environments.tools import Tools
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.model.loading import check_files
-from burnish.language.teachers import check_teacher_files
 from burnish.models.adapters import SETTINGS, WEIGHTS
 from burnish.options import OptimizerOptions
 from burnish.options.language import (
@@ -131,6 +130,8 @@ class LanguageConfig(RunConfig):
         return replace(self, model=replace(self.model, device="cpu"))
 
     def check_model(self, folder: Path) -> None:
+        from burnish.language.teachers import check_teacher_files
+
         check_files(self.model)
         for number, teacher in enumerate(self.algorithm.needs().teachers):
             option = f"algorithm.teachers[{number}]"
