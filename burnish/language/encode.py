@@ -256,7 +256,6 @@ def unpacked(data: bytes, axes: dict[str, int], sizes: dict[str, Any]) -> Encode
 
 
 Encode = Callable[[Sequence[Prompt]], Gathered[Encoded]]
-OVERHEAD = 1024  # bytes of an outline, beside its tokens
 
 
 @dataclass(frozen=True)
@@ -327,7 +326,7 @@ class SharedPrompts:
             raise UserError(failed)
         every = [outline for several in gathered if not isinstance(several, str) for outline in several]
         for uid, outline in zip(new, every, strict=True):
-            known[uid] = self._known.get(uid, partial(_given, outline))
+            known[uid] = self._known.get(uid, lambda outline=outline: outline)  # type: ignore[misc]
         return known
 
     def _looked_at(self, prompts: Sequence[Prompt]) -> list[Outline]:
@@ -343,7 +342,3 @@ class SharedPrompts:
         sources = {name: Made(*about, partial(rows_of, name)) for name, about in outline.shapes.items()}
         features = replace(outline.features, tensors=LazyTensors(sources))
         return Encoded(ids=[outline.ids], positions=[outline.positions], features=[features])
-
-
-def _given(outline: Outline) -> Outline:
-    return outline

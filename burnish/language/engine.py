@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from burnish.language.algorithms.base import token_budget_batches
-from burnish.language.decoding import Ended, Turn, decode
+from burnish.language.decoding import decode
 from burnish.language.encode import CACHED, Encoder
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.universal import LanguageModel
@@ -24,9 +24,6 @@ from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
 from burnish.utils import random
 from burnish.utils.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 Finished = Callable[[Sequence[int], Sequence[Response]], None]
 
@@ -49,19 +46,8 @@ class ResponseJob(Job):
         )  # fmt: skip
 
 
-class Respond(Protocol):
-    """Samples one response to each of some conversations; see :func:`burnish.language.decoding.decode`."""
-
-    def __call__(
-        self,
-        prompts: Encoded,
-        index: Sequence[int],
-        keys: Sequence[int],
-        *,
-        limits: Sequence[int] | None = None,
-        on_ended: Ended | None = None,
-        turn: Turn | None = None,
-    ) -> Completion: ...
+# samples a response to each of some conversations: prompts, index, keys, and limits, on_ended and turn of ``decode``
+Respond = Callable[..., Completion]
 
 
 class ResponseEngine:
@@ -124,17 +110,10 @@ class LanguageEngine(ResponseEngine):
     @contextmanager
     def responding(self, job: ResponseJob) -> Iterator[Respond]:
         with self.roles.sampling() as network:
-
-            def respond(
-                prompts: Encoded, index: Sequence[int], keys: Sequence[int], *,
-                limits: Sequence[int] | None = None, on_ended: Ended | None = None, turn: Turn | None = None,
-            ) -> Completion:  # fmt: skip
-                return decode(
-                    self.roles.model, network, prompts, index, keys, job.sampling, batch_size=self.batch_size,
-                    limits=limits, check_cancelled=job.check_cancelled, on_ended=on_ended, turn=turn,
-                )  # fmt: skip
-
-            yield respond
+            yield partial(
+                decode, self.roles.model, network, sampling=job.sampling, batch_size=self.batch_size,
+                check_cancelled=job.check_cancelled,
+            )  # fmt: skip
 
     def entropy(self, trace: Completion, temperature: float) -> Tensor:
         model, size = self.roles.model, self.roles.micro_batch_size
@@ -154,9 +133,14 @@ class Told:
 
     def __call__(self, rows: Sequence[int], ids: Sequence[Sequence[int]], finished: Sequence[bool]) -> None:
         assert self._finished is not None, "nobody wants to be told"
-        some = [Response(self._model.decode(own), finished=one) for own, one in zip(ids, finished, strict=True)]
-        self._responses |= zip(rows, some, strict=True)
-        self._finished(rows, some)
+        # of those that an engine tells of again, as it had to begin anew, the first word holds
+        new = {
+            row: Response(self._model.decode(own), finished=one)
+            for row, own, one in zip(rows, ids, finished, strict=True)
+            if row not in self._responses
+        }
+        self._responses |= new
+        self._finished(list(new), list(new.values()))
 
     def all(self, completion: Completion) -> list[Response]:
         """Every response: as it was told of, or as it stands in the completion."""

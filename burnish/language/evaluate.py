@@ -217,17 +217,12 @@ class JudgementEvaluation(Evaluation):
 
 
 def rank_correlation(pairs: Tensor) -> float:
-    """Spearman's correlation of two columns [N, 2], equal values sharing their mean rank; 0 where one is constant."""
-    if len(pairs) < 2:
+    """Spearman's correlation of two columns [N, 2]; 0 where one is constant."""
+    from scipy.stats import spearmanr
+
+    if len(pairs) < 2 or bool((pairs == pairs[0]).all(0).any()):
         return 0.0
-    ranks = []
-    for column in pairs.unbind(1):
-        below = (column[None] < column[:, None]).sum(1)
-        same = (column[None] == column[:, None]).sum(1)
-        ranks.append(below.double() + (same.double() - 1) / 2)
-    first, second = (one - one.mean() for one in ranks)
-    spread = float((first.square().sum() * second.square().sum()).sqrt())
-    return float((first * second).sum()) / spread if spread else 0.0
+    return float(spearmanr(*pairs.unbind(1)).statistic)
 
 
 def _scores(outcome: Mapping[str, Tensor], heads: Sequence[str]) -> Scores:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from burnish.language.logprobs import Head, TokenScores, response_states, rows_a
 from burnish.language.model.loading import check_files, load_language_model, read_config
 from burnish.language.model.universal import LanguageModel
 from burnish.language.packing import ResponseStates
-from burnish.language.remote_teacher import ServedTeacher
+from burnish.language.remote_teacher import ServedReading, ServedTeacher
 from burnish.options.language import LanguageModelOptions, TokenTeacher
 from burnish.types.batch import to_device
 from burnish.types.completion import Completion
@@ -24,35 +25,11 @@ from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
     from burnish.language.encode import Encoder
-    from burnish.language.model.universal import LanguageModel
     from burnish.language.roles import LanguageRoles
 
 
 Measure = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 Load = Callable[[TokenTeacher, str], tuple[LanguageModel, set[int]]]
-
-
-class Reading(Protocol):
-    """What a teacher thinks of the tokens of some responses, in order."""
-
-    @property
-    def ids(self) -> Tensor | None:
-        """Tokens [R, K] that log-probs are of; None: all."""
-        ...
-
-    @property
-    def banned(self) -> Tensor:
-        """Tokens [K] without probability."""
-        ...
-
-    @property
-    def vocabulary(self) -> int:
-        """Tokens that student and teacher both have."""
-        ...
-
-    def logprobs(self, rows: Tensor) -> Tensor:
-        """Of the tokens at ``rows`` [n]: [n, V], or [n, K]."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -82,6 +59,9 @@ class Distributions:
         if len(self.banned):
             logits = logits.index_fill(-1, self.banned, -torch.inf)
         return logits.log_softmax(-1)
+
+
+Reading = Distributions | ServedReading
 
 
 class Teachers:
@@ -379,15 +359,10 @@ def _tokenizer(options: LanguageModelOptions) -> Any:
     return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 
 
-class _named:
+@contextmanager
+def _named(option: str) -> Iterator[None]:
     """Messages about ``model.`` are about a teacher's options."""
-
-    def __init__(self, option: str) -> None:
-        self.option = option
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, UserError):
-            raise UserError(str(error).replace("model.", f"{self.option}.")) from error
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace("model.", f"{option}.")) from error

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from burnish.options.language import TokenTeacher
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.language.logprobs import TokenScores
+    from burnish.language.roles import LanguageRoles
     from burnish.types.completion import Completion
-    from burnish.types.prompt import Prompt
-
-T = TypeVar("T")
-P = TypeVar("P")
 
 
 @dataclass(frozen=True)
@@ -48,81 +43,6 @@ class LanguageNeeds:
     def to_sample(self) -> LanguageNeeds:
         """What of it sampling needs: no network but the policy."""
         return replace(self, reference=False, refreshed=False, critic=False, teachers=())
-
-
-class TokenRole(Protocol):
-    """A network with a job: what it thinks of responses, at the sampling temperature."""
-
-    def __call__(self, completion: Completion) -> TokenScores:
-        """Log-prob and entropy [B, T] of every token that the policy chose."""
-        ...
-
-
-class TokenTeachers(Protocol):
-    """Networks to learn from. Each prompt has those of its label, and those without one."""
-
-    def begin(self, prompts: Sequence[Prompt], trace: Completion, top_k: int) -> None:
-        """Responses are about to be learned from: ask servers about them already."""
-        ...
-
-    def worth(
-        self, prompts: Sequence[Prompt], trace: Completion, measure: Callable[[Tensor, Tensor], Tensor]
-    ) -> Tensor:
-        """A measure of the sampler's and of the teachers' log-probs of each token, summed by weight: [B, T]."""
-        ...
-
-    def compare(
-        self,
-        prompts: Sequence[Prompt],
-        trace: Completion,
-        measure: Callable[[Tensor, Tensor, Tensor | None], Tensor],
-        top_k: int,
-    ) -> tuple[TokenScores, Tensor]:
-        """What the policy thinks of responses, and how far its distributions are from the teachers', [B, T].
-
-        Both have gradients and come from one forward pass. ``measure`` maps log-probs of policy and teacher [N, V] to
-        [N]; where it is given ids [N, K], the teacher's log-probs are of these alone.
-        """
-        ...
-
-
-class LanguageRoles(Protocol):
-    """The networks of a worker. Only ``policy`` and the critic have gradients."""
-
-    policy: TokenRole
-    teachers: TokenTeachers
-    reference: TokenRole
-    on_policy: bool  # the whole update is one optimizer step on samples of these very weights
-    moved: bool  # the policy differs from the one that sampled: it has been stepped, or was newer from the start
-    fresh: bool  # the policy is still the one that annotated this batch
-    sampler_rounds: bool  # the sampler's log-probs differ from the trainer's of the same weights by more than 1e-5
-    micro_batch_size: int  # tokens per forward
-    clock: Callable[[str], AbstractContextManager[None]]  # measures a part of the time of annotation
-    memory: Any  # what an algorithm remembers between updates, saved with checkpoints
-
-    def values(self, completion: Completion) -> Tensor:
-        """The critic's prediction before every token that the policy chose: [B, T], 0 elsewhere."""
-        ...
-
-    def judgements(self, completion: Completion) -> Tensor:
-        """What a reward model's heads make of the text before every token of the mask: [B, T, H], 0 elsewhere."""
-        ...
-
-    def scores_and_values(self, completion: Completion) -> tuple[TokenScores, Tensor]:
-        """Both with gradients, from one forward where policy and critic share a trunk."""
-        ...
-
-    def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
-        """What ``function`` makes of every part, in order, shared out among the ranks; its tensors are on the CPU."""
-        ...
-
-    def refresh_reference(self) -> None:
-        """reference = policy."""
-        ...
-
-    def frozen(self, update: int) -> bool:
-        """Whether the policy stays as it is in an update, while the critic warms up."""
-        ...
 
 
 def in_parts(

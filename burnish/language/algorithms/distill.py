@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.language.algorithms.base import LanguageNeeds, LanguageRoles
+from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.algorithms.policy_gradient import TokenPolicyGradient
 from burnish.options import Count, NonNegative, Positive
 from burnish.options.language import TokenTeacher
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.language.batches import AnnotatedTokens, TokenBatch
+    from burnish.language.roles import LanguageRoles
     from burnish.types.rollout import Loss, ScoredResponses
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.language.algorithms.base import LanguageNeeds, LanguageRoles, in_parts, token_budget_batches
+from burnish.language.algorithms.base import LanguageNeeds, in_parts, token_budget_batches
 from burnish.options import Count, Finite, NonNegative, Positive, clip_range
 from burnish.registry import options, register
 from burnish.rl.algorithm import Memory, Metrics, PolicyGradient, advantages_of
@@ -17,9 +17,9 @@ from burnish.rl.choices import TokenKl
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.language.algorithms.base import LanguageNeeds
     from burnish.language.batches import AnnotatedTokens, TokenBatch
     from burnish.language.logprobs import TokenScores
+    from burnish.language.roles import LanguageRoles
     from burnish.rl.choices import TokenKl
     from burnish.rl.rewards import Rewards
     from burnish.types.completion import Completion
@@ -139,10 +139,23 @@ class TokenPolicyGradient(PolicyGradient):
         )  # fmt: skip
 
     def complaints(self, samples: int, longest: int) -> Iterator[str]:
-        yield from complaints(self, samples, longest)
+        overlong, kl = self.overlong, self.kl
+        if overlong is not None and overlong.buffer >= longest:
+            yield (
+                f"algorithm.overlong.buffer is {overlong.buffer}, but rollout.max_new_tokens is {longest}: every "
+                "response would be punished; make it smaller"
+            )
+        if kl is not None and kl.target is not None and samples >= 5 * kl.horizon:
+            yield (
+                f"algorithm.kl.horizon is {kl.horizon:g} with {samples} responses per update: one step could "
+                f"make the coefficient negative; set it above {samples // 5}"
+            )
 
     def make_memory(self) -> Memory:
-        return memory_of(self)
+        from burnish.rl.advantages import RunningMoments
+
+        parts: dict[str, Any] = {"rewards": RunningMoments()} if self.reward_norm else {}
+        return Memory(parts | ({"kl": self.kl.make_controller()} if self.kl else {}))
 
     def annotate(self, scored: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
         from burnish.language.batches import AnnotatedTokens
@@ -336,43 +349,7 @@ class GRPO(TokenPolicyGradient, advantage="group", surrogate="clip"):
     """How the losses of tokens become one; the paper counts every response alike."""
 
 
-class Shaping(Protocol):
-    """Options of an algorithm that decide what its rewards are worth before they are compared."""
-
-    overlong: Overlong | None
-    reward_norm: bool
-    reward_clip: float | None
-    reward_clip_low: float | None
-    kl: TokenKl | None
-
-    def needs(self) -> LanguageNeeds:
-        """Among them, whether a greedy response is scored beside the others."""
-
-
-def complaints(algorithm: Shaping, samples: int, longest: int) -> Iterator[str]:
-    """What its options of shaping can't be used with: N responses per update, of at most ``longest`` tokens."""
-    overlong, kl = algorithm.overlong, algorithm.kl
-    if overlong is not None and overlong.buffer >= longest:
-        yield (
-            f"algorithm.overlong.buffer is {overlong.buffer}, but rollout.max_new_tokens is {longest}: every "
-            "response would be punished; make it smaller"
-        )
-    if kl is not None and kl.target is not None and samples >= 5 * kl.horizon:
-        yield (
-            f"algorithm.kl.horizon is {kl.horizon:g} with {samples} responses per update: one step could "
-            f"make the coefficient negative; set it above {samples // 5}"
-        )
-
-
-def memory_of(algorithm: Shaping) -> Memory:
-    """What shaping remembers from update to update: statistics of rewards, and the KL's coefficient."""
-    from burnish.rl.advantages import RunningMoments
-
-    parts: dict[str, Any] = {"rewards": RunningMoments()} if algorithm.reward_norm else {}
-    return Memory(parts | ({"kl": algorithm.kl.make_controller()} if algorithm.kl else {}))
-
-
-def shape(algorithm: Shaping, annotated: AnnotatedTokens) -> tuple[Rewards, float, Metrics]:
+def shape(algorithm: TokenPolicyGradient, annotated: AnnotatedTokens) -> tuple[Rewards, float, Metrics]:
     """What responses earned, the coefficient of a KL in the loss, and what there is to report.
 
     The memory takes in this batch: what it knew before decides the KL's weight, and what it knows then how
@@ -411,7 +388,9 @@ def shape(algorithm: Shaping, annotated: AnnotatedTokens) -> tuple[Rewards, floa
     return rewards, coef, metrics | measured
 
 
-def _scaled(algorithm: Shaping, annotated: AnnotatedTokens, missing: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+def _scaled(
+    algorithm: TokenPolicyGradient, annotated: AnnotatedTokens, missing: Tensor
+) -> tuple[Tensor, Tensor, Metrics]:
     """Rewards of the responses and of the greedy ones, [B] each, by the options of scale."""
     from burnish.rl.rewards import clip_values, overlong_penalty
 
@@ -439,7 +418,7 @@ def _scaled(algorithm: Shaping, annotated: AnnotatedTokens, missing: Tensor) -> 
     return reward.masked_fill(missing, 0.0), greedy, metrics
 
 
-def _penalty(algorithm: Shaping, annotated: AnnotatedTokens, mask: Tensor) -> tuple[Tensor, float, Metrics]:
+def _penalty(algorithm: TokenPolicyGradient, annotated: AnnotatedTokens, mask: Tensor) -> tuple[Tensor, float, Metrics]:
     """What the KL takes off each token [B, T], its coefficient in the loss, and the controller's step."""
     import torch
 

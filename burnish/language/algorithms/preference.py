@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.language.algorithms.base import LanguageNeeds, LanguageRoles
+from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.algorithms.sft import ReferenceAlgorithm
 from burnish.options import Finite, NonNegative, Positive
 from burnish.registry import options, register
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.language.batches import AnnotatedResponses, ResponseBatch
+    from burnish.language.roles import LanguageRoles
     from burnish.types.rollout import Loss, OfflineResponses, ScoredResponses
 
 

@@ -20,8 +20,7 @@
 | pass_at_k | pass_at_k | clip | over the batch |
 | dppo | group | dppo | over the batch |
 
-GRPO stands in ``policy_gradient``, Clip-Cov and KL-Cov in ``covariance``, and PPO, which trains a value network as
-well, in a file of its own.
+GRPO stands in ``policy_gradient``; Clip-Cov, KL-Cov and PPO, which trains a value network as well, at the end.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.language.algorithms.base import LanguageRoles
 from burnish.language.algorithms.policy_gradient import GRPO, Aggregation, Share, TokenPolicyGradient
 from burnish.options import Finite, Positive
 from burnish.registry import register
@@ -40,6 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.language.batches import AnnotatedTokens, TokenBatch
+    from burnish.language.roles import LanguageRoles
     from burnish.types.rollout import Loss
 
 

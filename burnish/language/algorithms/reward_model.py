@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.language.algorithms.base import LanguageNeeds, LanguageRoles, token_budget_batches
+from burnish.language.algorithms.base import LanguageNeeds, token_budget_batches
 from burnish.options import NonNegative, Positive
 from burnish.registry import options, register
 from burnish.rl.algorithm import Algorithm, Metrics
@@ -19,6 +19,7 @@ from burnish.rl.algorithm import Algorithm, Metrics
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from burnish.language.roles import LanguageRoles
     from burnish.types.judgements import OfflineJudgements
     from burnish.types.rollout import Loss
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.language.algorithms.base import LanguageNeeds, LanguageRoles, TokenRole, in_parts, token_budget_batches
+from burnish.language.algorithms.base import LanguageNeeds, in_parts, token_budget_batches
 from burnish.options import Count, Finite, Positive
 from burnish.registry import options, register
 from burnish.rl.algorithm import Algorithm, Metrics, range_metrics
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.language.batches import ResponseBatch
+    from burnish.language.roles import LanguageRoles, TokenRole
     from burnish.types.completion import Completion
     from burnish.types.rollout import Loss, OfflineResponses, ScoredResponses
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,10 +13,6 @@ from torch import Tensor
 
 from burnish.language.model.base import Audio, Shown, Video
 from burnish.types.completion import Completion, Encoded, Features, pad_and_cat
-
-if TYPE_CHECKING:
-    pass
-
 
 TEXT = ("input_ids", "attention_mask", "labels", "position_ids")  # what a processor returns beside media and kinds
 KINDS = "token_type_ids"  # how the names of kinds of tokens end
@@ -267,6 +262,3 @@ def samples(kind: str, rate: int = 0) -> list[Any]:
     if kind == "audio":
         return [Audio(draw.normal(0, 0.1, round(s * rate)).astype(np.float32), rate) for s in SECONDS]
     return [Video(draw.integers(0, 256, (count, 48, 64, 3), dtype=np.uint8), 2.0) for count in FRAMES]
-
-
-log = logging.getLogger(__name__)

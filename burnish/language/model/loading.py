@@ -257,8 +257,6 @@ def _checkpoint(model: Any, blocks: bool | int) -> None:
             layer.training = True
 
 
-log = logging.getLogger(__name__)
-
 REFERENCE = "sdpa"
 TOLERATED = {"float32": 1e-3, "bfloat16": 5e-2}  # largest difference of states after all layers, relative
 TOKENS = 40  # of what is compared

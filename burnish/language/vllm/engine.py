@@ -107,8 +107,7 @@ class VllmEngine(ResponseEngine):
                 # vLLM finds by itself what it has computed of a conversation
                 rows = Gathered(table=prompts, index=torch.tensor(index, dtype=torch.long))
                 most = [job.sampling.max_new_tokens] * len(index) if limits is None else limits
-                told = None if on_ended is None else _Once(on_ended)
-                completion = self._insist(lambda: self._sample(job, rows, keys, most, told))
+                completion = self._insist(lambda: self._sample(job, rows, keys, most, on_ended))
                 if not self._short:
                     self._probe = remembered(completion) or self._probe
                 return completion
@@ -246,8 +245,9 @@ class VllmEngine(ResponseEngine):
             )
 
     def _sample(
-        self, job: ResponseJob, prompts: Gathered[Encoded], keys: Sequence[int], limits: Sequence[int], told: Any
-    ) -> Completion:
+        self, job: ResponseJob, prompts: Gathered[Encoded], keys: Sequence[int], limits: Sequence[int],
+        told: Ended | None,
+    ) -> Completion:  # fmt: skip
         sampling = job.sampling
         self._check(sampling, prompts, limits)
         sizes, arrays = packed(prompts.table)
@@ -333,20 +333,6 @@ class VllmEngine(ResponseEngine):
                 "kept some of its old weights, or computes this model otherwise; use Burnish's own engine"
             )
         self._compared = True
-
-
-class _Once:
-    """Tells of each row once, also where vLLM has died and a job is repeated."""
-
-    def __init__(self, tell: Ended) -> None:
-        self._tell = tell
-        self._told: set[int] = set()
-
-    def __call__(self, rows: list[int], ids: list[list[int]], finished: list[bool]) -> None:
-        new = [i for i, row in enumerate(rows) if row not in self._told]
-        self._told.update(rows)
-        if new:
-            self._tell([rows[i] for i in new], [ids[i] for i in new], [finished[i] for i in new])
 
 
 def parameters(sampling: Sampling, stop: tuple[int, ...]) -> dict[str, Any]:
