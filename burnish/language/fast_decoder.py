@@ -134,7 +134,8 @@ class FastDecoder:
         ids = torch.cat([own[n:] for own, n in zip(chosen.ids, skipped, strict=True)])
         slots = torch.isin(ids, self.model.placeholders).to(self.device)
         features = [own for _, own in begun if own.size]
-        embedded = self.model.embed(self.network, ids.to(self.device), slots, features)
+        decoder = self.model.text(self.network)
+        embedded = self.model.forwards.embed(self.network, decoder, ids.to(self.device), slots, features)
         seen, deep = embedded.at(torch.arange(len(ids), device=self.device))
         positions = torch.cat([own[:, n:] for own, n in zip(chosen.positions, skipped, strict=True)], 1)
         segments, before = [], Before.of([cached for cached, _ in begun], chosen.lengths, self.device)

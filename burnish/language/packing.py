@@ -90,9 +90,6 @@ class PackedSequence:
     segments: list[Segment]
     predicts: Tensor  # [R] long: index in the sequence of the state that predicts each response token
 
-    def plan(self, device: torch.device) -> Plan:
-        return Plan(self.segments, device=device)
-
 
 def lay_out(table: Table, layout: Layout) -> PackedSequence:
     """The sequence of a table. The last token of a response predicts nothing, so it is left out."""
@@ -145,10 +142,12 @@ def packed_states(
         layout = "shared"  # it contains the prompts, so that there is a graph
     packed = lay_out(table, layout)
     device = next(network.parameters()).device
-    embedded = model.embed(network, to_device(table.ids, device), to_device(table.slots, device), table.features)
+    ids, slots = to_device(table.ids, device), to_device(table.slots, device)
+    decoder = model.text(network)
+    embedded = model.forwards.embed(network, decoder, ids, slots, table.features)
     source = to_device(packed.source, device)
     positions = to_device(table.positions, device)[:, source]
-    states = model.states(network, embedded, source, positions, packed.plan(device))
+    states = model.forwards.packed(decoder, embedded, source, positions, Plan(packed.segments, device=device))
     chosen = to_device(packed.predicts[table.chosen], device)
     return ResponseStates(states.index_select(0, chosen), to_device(completion.mask, device), chosen)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
-from burnish.language.model.base import NOTHING, Audio, Shown
+from burnish.language.model.base import NOTHING, Shown
 from burnish.language.model.class_cache import Cache, further
 from burnish.language.model.collation import Conversation, samples
 from burnish.language.model.forwards import HeadUnusedError, has_plan, switch
@@ -36,10 +36,6 @@ LONGEST = 512  # tokens of a prompt that is tried
 LENGTHS = (7, 5, 9)  # tokens of the responses
 SLIPS = (RuntimeError, ValueError, IndexError, AttributeError, TypeError, KeyError, NotImplementedError, AssertionError,
          StopIteration)  # fmt: skip
-
-
-SHORT, LEAST = 0.3, 1.0  # seconds: of a sound that is tried, and of the shortest where it matters
-RESPONSE = 3  # tokens
 
 
 @dataclass(frozen=True)
@@ -135,8 +131,6 @@ def check(model: LanguageModel) -> Capabilities:
         raise UserError(_refusal(said, "decoding token by token", differences["cache: none"], failed))
     known = _packed(model, cached, probe, agrees)
     model.capabilities = known
-    if "audio" in model.readable and "audio" not in model.unread:
-        lengthen_short(model, slack)
     shown = ", ".join(f"{what} {value:.1g}" for what, value in differences.items())
     log.warning("%s: %s (differences from its own forward of one row, in nats: %s)", name, known.name, shown)
     return known
@@ -244,7 +238,7 @@ def any_responses(model: LanguageModel) -> Completion:
     """
     long = " ".join(str(number) for number in range(LONGEST))[: 4 * min(window_of(model.config), LONGEST)]
     tried = [("Hello", NOTHING), (f"Count: {long}", NOTHING)]
-    if model.processor is not None:
+    if "image" in model.readable:
         pictures = samples("image")
         tried += [("What do you see?", Shown(images=pictures[:1])), ("Compare", Shown(images=pictures[1:]))]
     if "video" in model.readable:
@@ -322,47 +316,3 @@ def own_logits(model: LanguageModel, network: Any, completion: Completion, fill:
         start = lengths[int(completion.prompts.index[row])] - 1
         found.append(out.logits[0, start : start + int(completion.length[row])].float())
     return found
-
-
-def lengthen_short(model: LanguageModel, slack: float) -> None:
-    """Have silence put behind short sounds where the class hears them otherwise beside longer ones.
-
-    Args:
-        model: whose ``least_audio`` is set.
-        slack: nats that are rounding.
-
-    Raises:
-        UserError: silence doesn't help.
-    """
-    rate = model.audio_rate or 0
-    long = samples("audio", rate)[0]
-    sounds = [Audio(long.samples[: round(SHORT * rate)], rate), long]
-    before = _difference(model, sounds)
-    if before <= slack:
-        return
-    model.least_audio = LEAST
-    after = _difference(model, sounds)
-    name = type(model.network).__name__
-    if after > slack:
-        raise UserError(
-            f"model.path is {model.path}: log-probs of {name} for a sound of {SHORT:g} s differ by {after:.2g} nats "
-            "when a longer one is in the same forward; give another model"
-        )
-    log.warning(
-        "%s: sounds of less than %g s get silence behind them (beside longer ones they differed by %.2g nats)",
-        name, LEAST, before,
-    )  # fmt: skip
-
-
-def _difference(model: LanguageModel, sounds: Sequence[Audio]) -> float:
-    """Between log-probs by a forward of each prompt and by one of all: the largest in float32, else the mean."""
-    chat = [{"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "What is it?"}]}]
-    table = Encoded.cat([model.encode(chat, Shown(audios=[sound])) for sound in sounds])
-    index = torch.arange(len(sounds))
-    ids = table.ids[0][-1:].expand(len(sounds), RESPONSE)
-    length = torch.full((len(sounds),), RESPONSE)
-    completion = Completion.of_text(Gathered(table=table, index=index), ids, length, axes=model.axes)
-    with torch.no_grad():
-        found = response_logprobs(model, model.network, completion, temperature=1.0).logprob.cpu()
-    off = (found - own_logprobs(model, model.network, completion, model.capabilities.fill)).abs()
-    return float(off.max() if model.compute == torch.float32 else off.mean())

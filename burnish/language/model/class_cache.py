@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from burnish.language.decoding import IDLE, DecodingRows
-from burnish.language.model.collation import KINDS, Conversation, Inputs
+from burnish.language.model.collation import Conversation, Inputs
 from burnish.language.model.forwards import Forwards, caching
 
 Cache = Literal["padded", "alone", "none"]  # prompts share it, padded on the left; one has it; each token is read anew
@@ -27,7 +27,6 @@ class Cached:
         self.logits = torch.empty(len(self.ids), 0)  # [B, V] of the last token of each row
         self.arguments = inputs | {"use_cache": True} | self._new()  # of the next forward, beside them
         self._run(is_first_iteration=True)
-        self._count()
         kept = {"attention_mask", "position_ids", "use_cache", *caches()}
         aligned = {name for name in forwards.collation.rows | forwards.collation.per_token if name in inputs}
         kinds = {name for prompt in prompts for name in prompt.features.kinds}
@@ -47,7 +46,6 @@ class Cached:
         """Run a further token [B, 1] of each row."""
         self.ids = torch.cat([self.ids, tokens], 1)
         self._run(next_sequence_length=1)
-        self._count()
 
     def _new(self) -> Inputs:
         """An empty cache, as ``generate`` makes it."""
@@ -60,19 +58,9 @@ class Cached:
 
     def _run(self, **more: Any) -> None:
         inputs = self.network.prepare_inputs_for_generation(self.ids, **more, **self.arguments)
-        self._out, _ = self.forwards.call(self.network, inputs, logits="last")
-        self.logits = self._out.logits[:, -1].float()
-
-    def _count(self, tokens: int = 1) -> None:
-        """Extend mask, positions and kinds by further tokens, as the class does; its rule for kinds is for one."""
-        own = self.forwards.collation.per_token
-        kinds = {name: value for name, value in self.arguments.items() if name.endswith(KINDS) or name in own}
-        extended = further(self.network, self._out, kinds)
-        rest = {name: value for name, value in self.arguments.items() if name not in kinds}
-        self.arguments = further(self.network, self._out, rest, tokens)
-        for name, value in kinds.items():
-            last = extended[name][:, -1:]
-            self.arguments[name] = torch.cat([value, last.expand(-1, tokens, *last.shape[2:])], 1)
+        out, _ = self.forwards.call(self.network, inputs, logits="last")
+        self.logits = out.logits[:, -1].float()
+        self.arguments = further(self.network, out, self.arguments)
 
 
 class Uncached:
@@ -106,11 +94,9 @@ class Uncached:
         return torch.stack([found[row] for row in range(len(self._rows))])
 
 
-def further(network: Any, out: Any, arguments: Inputs, tokens: int = 1) -> Inputs:
-    """Arguments of the next forward after tokens were added, by the class's own rule."""
-    found: Inputs = network._update_model_kwargs_for_generation(
-        out, dict(arguments), is_encoder_decoder=False, num_new_tokens=tokens
-    )
+def further(network: Any, out: Any, arguments: Inputs) -> Inputs:
+    """Arguments of the next forward after a token was added, by the class's own rule."""
+    found: Inputs = network._update_model_kwargs_for_generation(out, dict(arguments), is_encoder_decoder=False)
     return found
 
 

@@ -90,9 +90,63 @@ class Forwards:
             logits=_joined(scores).index_select(0, order) if logits else None,
         )
 
+    def embed(
+        self, network: Any, decoder: nn.Module, ids: Tensor, slots: Tensor, features: Sequence[Features]
+    ) -> Embedded:
+        """Embeddings of ids [M] with their media, in order, as the decoder gets them from the class's forward.
+
+        Raises:
+            ValueError: the decoder gets tensors that are not told apart by token.
+        """
+        if not features:
+            return Embedded(network.get_input_embeddings()(ids), slots, [])
+        if unknown := {name for one in features for name in one.tensors} - self.collation.axes.keys():
+            raise ValueError(f"{', '.join(sorted(unknown))} of several prompts can't be joined")
+        inputs: Inputs = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None], "use_cache": False}
+        inputs |= self.placed(network, self.collation.media(features))
+        if "position_ids" in self.accepted:  # they are given to the decoder itself
+            inputs["position_ids"] = torch.arange(len(ids), device=ids.device)[None]
+        given = self._reached(network, decoder, inputs)
+        deep, mask = given.pop("deepstack_visual_embeds", None), given.pop("visual_pos_masks", None)
+        others = [name for name, value in given.items() if isinstance(value, Tensor | list) and name not in GIVEN]
+        if others or given.get("inputs_embeds") is None:
+            raise ValueError(f"the decoder is given {', '.join(others) or 'no embeddings'}")
+        return Embedded(given["inputs_embeds"][0], slots if mask is None else mask[0], list(deep or []))
+
+    def _reached(self, network: Any, decoder: nn.Module, inputs: Inputs) -> Inputs:
+        """What the class's forward gives to its decoder."""
+
+        def stop(module: nn.Module, args: Any, given: Inputs) -> None:
+            raise ReachedError(dict(given))
+
+        hook = decoder.register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            with self.precision(inputs):
+                network(**inputs)
+        except ReachedError as reached:
+            return reached.given
+        finally:
+            hook.remove()
+        raise ValueError("the forward doesn't call the decoder")
+
+    def packed(self, decoder: Any, embedding: Embedded, source: Tensor, positions: Tensor, plan: Plan) -> Tensor:
+        """Last hidden states [N, D] of a packed sequence ``source`` [N] of a table, at positions [A, N]."""
+        slots, deep = embedding.at(source)
+        inputs: Inputs = {"visual_pos_masks": slots, "deepstack_visual_embeds": deep} if deep else {}
+        inputs |= {
+            "inputs_embeds": embedding.tokens.index_select(0, source)[None],
+            "position_ids": positions[:, None] if len(positions) > 1 else positions,
+            # a mask that is made already; the plan takes its place
+            "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=source.device),
+        }
+        with self.precision(inputs):
+            found: Tensor = decoder(**inputs, use_cache=False, plan=plan).last_hidden_state[0]
+        return found
+
     def precision(self, inputs: Inputs) -> Any:
         """The context of a forward pass."""
         device = next(value.device.type for value in inputs.values() if isinstance(value, Tensor))
+        # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
         return torch.autocast(device, self.compute, enabled=self.compute != torch.float32, cache_enabled=False)
 
     def call(self, network: Any, inputs: Inputs, *, logits: Literal["all", "last"]) -> tuple[Any, Tensor]:
@@ -200,64 +254,3 @@ def has_plan(decoder: Any) -> bool:
     config = decoder.config
     kinds = set(getattr(config, "layer_types", None) or [])
     return config._attn_implementation == "sdpa" and kinds <= FORMS
-
-
-def embedded(
-    forwards: Forwards, network: Any, decoder: nn.Module, ids: Tensor, slots: Tensor, features: Sequence[Features]
-) -> Embedded:
-    """Embeddings of ids [M] with their media, as the decoder gets them from the class's forward.
-
-    Raises:
-        ValueError: the decoder gets tensors that are not told apart by token.
-    """
-    if not features:
-        return Embedded(network.get_input_embeddings()(ids), slots, [])
-    inputs: Inputs = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None], "use_cache": False}
-    media = _joined_inputs(forwards.collation, features)
-    inputs |= forwards.placed(network, media)
-    if "position_ids" in forwards.accepted:  # they are given to the decoder itself
-        inputs["position_ids"] = torch.arange(len(ids), device=ids.device)[None]
-    given = _reached(forwards, network, decoder, inputs)
-    deep, mask = given.pop("deepstack_visual_embeds", None), given.pop("visual_pos_masks", None)
-    unknown = [name for name, value in given.items() if isinstance(value, Tensor | list) and name not in GIVEN]
-    if unknown or given.get("inputs_embeds") is None:
-        raise ValueError(f"the decoder is given {', '.join(unknown) or 'no embeddings'}")
-    return Embedded(given["inputs_embeds"][0], slots if mask is None else mask[0], list(deep or []))
-
-
-def states(decoder: Any, embedding: Embedded, source: Tensor, positions: Tensor, plan: Plan) -> Tensor:
-    """States [N, D] of a packed sequence."""
-    slots, deep = embedding.at(source)
-    more: Inputs = {"visual_pos_masks": slots, "deepstack_visual_embeds": deep} if deep else {}
-    out = decoder(
-        inputs_embeds=embedding.tokens.index_select(0, source)[None],
-        position_ids=positions[:, None] if len(positions) > 1 else positions,
-        # a mask that is made already; the plan takes its place
-        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=source.device),
-        use_cache=False,
-        plan=plan,
-        **more,
-    )
-    found: Tensor = out.last_hidden_state[0]
-    return found
-
-
-def _reached(forwards: Forwards, network: Any, decoder: nn.Module, inputs: Inputs) -> Inputs:
-    def stop(module: nn.Module, args: Any, given: Inputs) -> None:
-        raise ReachedError(dict(given))
-
-    hook = decoder.register_forward_pre_hook(stop, with_kwargs=True)
-    try:
-        with forwards.precision(inputs):
-            network(**inputs)
-    except ReachedError as reached:
-        return reached.given
-    finally:
-        hook.remove()
-    raise ValueError("the forward doesn't call the decoder")
-
-
-def _joined_inputs(collation: Collation, features: Sequence[Features]) -> Inputs:
-    if unknown := {name for one in features for name in one.tensors} - collation.axes.keys():
-        raise ValueError(f"{', '.join(sorted(unknown))} of several prompts can't be joined")
-    return collation.media(features)

@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from burnish.language.attention import Plan
     from burnish.language.decoding import DecodingRows
     from burnish.language.logprobs import Head
-    from burnish.language.model.base import Audio, Chat, Embedded, Tools, Video
+    from burnish.language.model.base import Audio, Chat, Tools, Video
     from burnish.language.model.collation import Collation, Conversation, Inputs
     from burnish.language.packing import Layout, ResponseStates
     from burnish.types.completion import Completion, Encoded, Features
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 CUT = "\ue0f0\ue0f1"  # a token where texts are split before they become tokens; it is taken out again
 SEEN = ("image", "video", "audio", "media", "vision")  # in names of the ids that stand for media in config.json
 UNLIMITED = 2**31  # positions
+SHORTEST = 1.0  # seconds of a sound
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
@@ -42,21 +42,6 @@ class LanguageModel:
     """Runs the class's own forward; what is made of it beside one unpadded row is compared with that on load."""
 
     name: ClassVar[str] = "transformers"
-    network: nn.Module
-    compute: torch.dtype  # precision of the forward pass
-    device: torch.device  # where it runs
-    axes: int  # numbers per position: 3 for time, height and width, 1 along the text
-    vocabulary: int
-    readable_ids: int  # tokens that its embedding knows, of which some may never be sampled
-    placeholders: Tensor  # [K] long: ids of vision tokens
-    banned: Tensor  # [K] long: ids that are never sampled and have no probability in training
-    stop: tuple[int, ...]  # ids that end a response
-    end: tuple[int, ...]  # the ids that the chat template writes after a response
-    parameters_per_token: int  # weights of the decoder that each token is multiplied with
-    audio_rate: int | None  # samples per second of the sounds that it hears; None: it hears none
-    max_positions: int  # that the model was trained for: the limit of a prompt with its response
-    position_limit: str  # what that is called in its configuration
-    attention_width: int  # layers x heads x head width: multiplications per pair of tokens
 
     def __init__(self, path: Path, network: Any, tokenizer: Any, *, compute: torch.dtype) -> None:
         import torch
@@ -64,24 +49,29 @@ class LanguageModel:
         from burnish.language.model.capabilities import Capabilities
         from burnish.language.model.forwards import Forwards
 
-        self.path, self.network, self.tokenizer, self.compute = path, network, tokenizer, compute
+        self.path, self.tokenizer = path, tokenizer
+        self.compute = compute  # precision of the forward pass
+        self.network: nn.Module = network
         self.device = next(network.parameters()).device  # where it computes; ``load`` places it there afterwards
         self.config: Any = network.config
         text = self.config.get_text_config()
         self.processor = load_processor(path)
+        # samples per second of the sounds that it hears; None: it hears none
         self.audio_rate = None if self.processor is None else audio_rate_of(self.processor)
-        self.placeholders = torch.tensor(self._placeholders(), dtype=torch.long)
+        self.placeholders = torch.tensor(self._placeholders(), dtype=torch.long)  # [K] ids of vision tokens
         self.chat = ChatTokenizer(
             path, tokenizer, vision=len(self.placeholders) > 0, placeholders=self._placeholder_texts(),
             reads_parts=self.processor is not None,
         )  # fmt: skip
-        # a placeholder may have no place among the logits (Mllama)
+        # [K] ids that are never sampled; a placeholder may have no place among the logits (Mllama)
         self.banned = self.placeholders[self.placeholders < text.vocab_size]
         stop = self._stop_ids()
-        self.end = self.chat.turn_end(stop)
-        self.stop = tuple(dict.fromkeys([*stop, self.end[-1]]))
+        self.end = self.chat.turn_end(stop)  # the ids that the chat template writes after a response
+        self.stop = tuple(dict.fromkeys([*stop, self.end[-1]]))  # ids that end a response
         self.vocabulary: int = text.vocab_size
+        # tokens that its embedding knows, of which some may never be sampled
         self.readable_ids = max(self.vocabulary, network.get_input_embeddings().weight.shape[0])
+        # the limit of a prompt with its response, and what that is called in its configuration
         self.max_positions, self.position_limit = positions_within(text)
         self._within: dict[str, int] = {}  # axis along which further media of a prompt follow, by name of a tensor
         self._one_kind = False  # the processor loses pictures beside videos
@@ -89,17 +79,17 @@ class LanguageModel:
         self._single_forward = False
         self._nested = True  # whether pictures are given in a list for each prompt
         self.unread: dict[str, str] = {}  # what it says of prompts with media of a kind, or of text alone
-        self.least_audio = 0.0  # seconds; shorter sounds get silence behind them
         collation = self._learn_media()
         self._counts = self._counts_pictures()
         pad = tokenizer.pad_token_id
         pad = self.stop[0] if pad is None or pad in self.banned.tolist() else pad
         self.forwards = Forwards(network, collation, pad=pad, compute=compute)
         decoder = self.text(network)
+        # weights that each token is multiplied with, and multiplications per pair of tokens
         self.parameters_per_token = sum(parameter.numel() for parameter in decoder.parameters())
         layers = getattr(text, "num_hidden_layers", len(self.layers(network)))  # BLT names none for all of its parts
         self.attention_width = layers * getattr(text, "hidden_size", network.get_input_embeddings().weight.shape[-1])
-        self.axes = self._count_axes()
+        self.axes = self._count_axes()  # numbers per position: 3 for time, height and width, 1 along the text
         self.capabilities = Capabilities()  # beside a forward of one row: see ``try_out``
 
     @classmethod
@@ -206,13 +196,7 @@ class LanguageModel:
                 f"{self.path} takes no prompt of text alone ({self.unread['text']}); give each a picture or sound"
             )
         text, mark = self.chat.render(messages, tools)
-        self._check_sounds(shown)
         return self._encode(text, mark, shown, before=self.chat.opening)
-
-    def _check_sounds(self, shown: Shown) -> None:
-        if shown.audios and self.audio_rate is None:
-            raise UserError(f"{self.path} can't hear, but a prompt has sounds; remove them, or give a model that can")
-        assert all(one.rate == self.audio_rate for one in shown.audios), "sounds at another rate than the model's"
 
     def refusal(self, messages: Chat, tools: Tools = ()) -> str:
         """Why messages can't be asked: what the chat template refuses or leaves out; "" if they can."""
@@ -224,15 +208,14 @@ class LanguageModel:
 
     def turn(self, response: Sequence[int], messages: Chat, shown: Shown = NOTHING, tools: Tools = ()) -> Encoded:
         """What follows a response when the environment says ``messages``; its positions count from 0."""
-        for kind, media in (("image", shown.images), ("video", shown.videos), ("audio", shown.audios)):
-            if len(media) and not self._appends.get(kind, False):
+        for kind in shown.sizes:
+            if not self._appends.get(kind, False):
                 raise UserError(
                     f"an environment shows a {kind} in a later turn, but the processor of {self.path} processes all "
                     f"{kind}s of a conversation together, so that none can follow; give environment.history=template, "
                     "which reads the conversation anew for every turn"
                 )
         text, mark = self.chat.after(joined(messages), messages, tools)
-        self._check_sounds(shown)
         encoded = self._encode(text, mark, shown)
         ids = encoded.ids[0]
         begins = ids[: len(self.end)].tolist()
@@ -269,16 +252,13 @@ class LanguageModel:
         from burnish.language.model.collation import kinds_of, media_of
         from burnish.types.completion import Encoded, Features
 
+        self._refuse_unread(shown)
         if self.processor is None:
-            if shown.images or shown.videos:
-                raise UserError(f"{self.path} reads text only, but a prompt has images or videos; remove them")
             ids, features = torch.tensor([*before, *self.chat.ids(text, mark)], dtype=torch.long), Features.none()
         else:
-            self._refuse_unread(shown)
-            shown = replace(shown, audios=[_at_least(audio, self.least_audio) for audio in shown.audios])
+            shown = replace(shown, audios=[_lengthened(audio) for audio in shown.audios])
             found = self._processed([text.replace(mark, CUT)], [shown])
             ids = found["input_ids"][0].long()
-            self._refuse_dropped(text.replace(mark, CUT), shown, found)
             kept = ids != self.processor.tokenizer.convert_tokens_to_ids(CUT)
             kinds = {name: kind[kept] for name, kind in kinds_of(found).items()}
             aligned = self.forwards.collation.per_token
@@ -288,8 +268,13 @@ class LanguageModel:
         return Encoded(ids=[ids], positions=[self._positions(ids, features)], features=[features])
 
     def _refuse_unread(self, shown: Shown) -> None:
-        for kind, media in (("image", shown.images), ("video", shown.videos), ("audio", shown.audios)):
-            if media and kind in self.unread:
+        for kind in shown.sizes:
+            if kind not in self.readable:
+                raise UserError(
+                    f"{self.path} reads no prompts with {kind}s: its processor refuses them, or leaves them out; give "
+                    "a model that does, or take them out of prompts and environments"
+                )
+            if kind in self.unread:
                 raise UserError(
                     f"{self.path} can't read what a prompt brings as {kind}: the model and its processor, which is "
                     f"configured by {COMBINED} or {PICTURES}, don't go together: {self.unread[kind]}; fetch both again "
@@ -300,23 +285,6 @@ class LanguageModel:
                 f"a prompt has images and videos, of which the processor of {self.path} returns one kind alone; give "
                 "prompts of either"
             )
-
-    def _refuse_dropped(self, text: str, shown: Shown, found: Inputs) -> None:
-        """Refuse what a processor without a part for it has left out without a word, as Gemma 3's does with videos."""
-        from burnish.language.model.collation import media_of
-
-        for kind, media in (("image", shown.images), ("video", shown.videos)):
-            if not media or kind in self.readable:
-                continue
-            try:
-                without = self._processed([text], [replace(shown, **{f"{kind}s": ()})])
-            except Exception:  # it misses them, so it has read them
-                continue
-            if set(media_of(without)) == set(media_of(found)) and without["input_ids"].equal(found["input_ids"]):
-                raise UserError(
-                    f"{self.path} sees no {kind}s: its processor leaves them out; give a model that does, or take them "
-                    "out of prompts and environments"
-                )
 
     def _count_axes(self) -> int:
         """Numbers per position of the class: time, height and width, or one along the text."""
@@ -374,7 +342,7 @@ class LanguageModel:
 
         if self.processor is None:
             return Collation()
-        learned = partial(learn_all, self.processor, self._asked, self._processed, self.audio_rate)
+        learned = partial(learn_all, self._asked, self._processed, self.audio_rate)
         collation, self._within, self._appends = learned()
         if "image" not in self._appends and hasattr(self.processor, "image_processor"):
             self._nested = False  # lists of lists are pages of one picture for GOT-OCR 2
@@ -491,31 +459,12 @@ class LanguageModel:
         decoder = ClassDecoder(self.forwards, rows, begin, together=known.cache != "alone")
         decoder.run(network, batch_size, check_cancelled)
 
-    def embed(self, network: nn.Module, ids: Tensor, slots: Tensor, features: Sequence[Features]) -> Embedded:
-        """Embeddings of ids [M]; the pixels of ``features``, in order, go to the slots [M] and nowhere else."""
-        from burnish.language.model.forwards import embedded
-
-        return embedded(self.forwards, network, self.text(network), ids, slots, features)
-
-    def states(self, network: nn.Module, embedded: Embedded, source: Tensor, positions: Tensor, plan: Plan) -> Tensor:
-        """Last hidden states [N, D] of a packed sequence ``source`` [N] of the table, at positions [A, N]."""
-        from burnish.language.model.forwards import states
-
-        with self._autocast(source.device):
-            return states(self.text(network), embedded, source, positions, plan)
-
     def head(self, network: nn.Module) -> Head:
         """The language head."""
         from burnish.language.logprobs import Head
 
         module: Any = network.get_output_embeddings()  # type: ignore[operator]
         return Head(module.weight, self.capabilities.scale, self.capabilities.cap)
-
-    def _autocast(self, device: torch.device) -> Any:
-        import torch
-
-        # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
-        return torch.autocast(device.type, self.compute, enabled=self.compute != torch.float32, cache_enabled=False)
 
     def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
         """Write the full model directory with other weights, as transformers' ``from_pretrained`` reads it."""
@@ -548,11 +497,11 @@ class LanguageModel:
 register("language model", "transformers")(LanguageModel)
 
 
-def _at_least(audio: Audio, seconds: float) -> Audio:
-    """A sound with silence behind it, if it is shorter."""
+def _lengthened(audio: Audio) -> Audio:
+    """A sound with silence behind it, if it is short: some classes hear it otherwise beside others (Qwen3-Omni)."""
     import numpy
 
-    missing = max(round(seconds * audio.rate) - len(audio.samples), 0)
+    missing = max(round(SHORTEST * audio.rate) - len(audio.samples), 0)
     return replace(audio, samples=numpy.pad(audio.samples, (0, missing)))
 
 
