@@ -67,9 +67,9 @@ def check_messages(
     unusual = list({(prompt.where, prompt.uid): prompt for prompt in unusual}.values())
     if not unusual:
         return
-    model = reader()
+    chat = reader().chat
     found = [
-        (prompt.name, model.refusal(prompt.chat(), prompt.told(tools) if prompt.tools else ())) for prompt in unusual
+        (prompt.name, chat.refusal(prompt.chat(), prompt.told(tools) if prompt.tools else ())) for prompt in unusual
     ]
     if problems := [(name, why) for name, why in found if why]:
         count = len({(prompt.where, prompt.uid) for prompt in prompts})

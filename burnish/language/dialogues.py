@@ -15,7 +15,7 @@ from torch import Tensor
 
 from burnish.environments.base import Environment, Episode, Observation, is_video
 from burnish.environments.stepping import answers
-from burnish.language.decoding import Going, Kept, Turn
+from burnish.language.decoding import Past, Turn
 from burnish.language.encode import CACHED, Encoder
 from burnish.language.engine import LanguageEngine, Respond, ResponseEngine, ResponseJob
 from burnish.language.model.base import Shown, Video, decoded
@@ -62,16 +62,13 @@ class Dialogues(ResponseEngine):
         alike: dict[Any, Encoded] = {}  # what is said again goes through the processor once
         rows = self._begin(job, alike)
         told: set[int] = set()
-        kept = Kept(self.environment.kept_bytes)
         with self.engine.responding(job) as respond:
             for turn in range(self.environment.max_turns):
                 waiting = [row for row in rows if row.episode is not None]
                 if not waiting:
                     break
-                kept.drop_others([row.name for row in waiting])
-                going = Turn(
-                    kept, [Going(row.name, row.added) for row in waiting], last=turn + 1 == self.environment.max_turns
-                )
+                last = turn + 1 == self.environment.max_turns
+                going = Turn([row.computed for row in waiting], self.environment.kept_bytes, last)
                 self._respond(respond, waiting, job, turn, alike, going)
                 over = [number for number, row in enumerate(rows) if row.episode is None and number not in told]
                 told.update(over)
@@ -370,6 +367,7 @@ class DialogueRow:
     chat: list[dict[str, Any]]  # the same as messages, kept where the template writes it anew for every turn
     episode: Episode | None  # None where there is nothing to wait for any more
     opened: int = 0  # pictures and videos of the opening that are the environment's
+    computed: Past = field(default_factory=Past)
     past: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # ids and positions before it was written anew
     mask: list[Tensor] = field(default_factory=list)
     logprob: list[Tensor] = field(default_factory=list)
@@ -397,11 +395,6 @@ class DialogueRow:
         parts = [*self.past, self._last]
         return torch.cat([ids for ids, _ in parts]), torch.cat([positions for _, positions in parts], 1)
 
-    @property
-    def name(self) -> tuple[int, int]:
-        """Of what is computed of the conversation."""
-        return id(self), len(self.past)
-
     def observe(self, observation: Observation) -> None:
         """Add what the environment said."""
         if observation.content:
@@ -416,12 +409,7 @@ class DialogueRow:
 
     def end(self, failed: str = "") -> None:
         """The dialogue is over."""
-        self.failed, self.episode = failed, None
-
-    @property
-    def added(self) -> Features:
-        """Media of the environment's last turn."""
-        return self.features[-1] if self.features else Features.none()
+        self.failed, self.episode, self.computed = failed, None, Past()
 
     def append(self, response: Tensor, logprob: Tensor, turn: Encoded) -> None:
         """Go on with a response, and with what the environment says after it, as tokens."""
@@ -444,12 +432,13 @@ class DialogueRow:
         # those of the opening are known
         features = whole.features[0] if self.shown > self.opened else Features(kinds=whole.features[0].kinds)
         self._said(response, logprob, whole.lengths[0], placed(features, sum(len(ids) for ids, _ in self.past)))
-        self.conversation = whole
+        self.conversation, self.computed = whole, Past()
 
     def _said(self, response: Tensor, logprob: Tensor, added: int, features: Features) -> None:
         self.mask.append(torch.arange(len(response) + added) < len(response))
         self.logprob.append(F.pad(logprob, (0, added)))
-        self.features.append(Features.joined([Features.none(), features], [len(response), added]))
+        self.computed.added = Features.joined([Features.none(), features], [len(response), added])
+        self.features.append(self.computed.added)
 
     def response(self) -> Response:
         """What rewards get to see."""

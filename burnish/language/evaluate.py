@@ -20,7 +20,6 @@ from burnish.language.records import JudgedRecord
 from burnish.language.rollouts import response_columns, said_tokens, sampled_for, token_columns, validation_sampling
 from burnish.metrics import given_metrics, length_metrics
 from burnish.rewards.scoring import awaited
-from burnish.rewards.text.base import Response
 from burnish.rl.algorithm import Metrics
 from burnish.tasks.evaluate import SAID, SHOWN, Evaluated, Evaluation, prompt_pictures
 from burnish.tasks.job import Job
@@ -62,7 +61,8 @@ class LanguageEvaluation(Evaluation):
         records, names = [], []
         for i, (prompt, response) in enumerate(zip(job.prompts[:shown], found.samples, strict=False)):
             if i % n == 0:
-                names = _keep_media(target / "pictures", prompt, response, int(job.group[i]))
+                after = response.dialogue.pictures if response.dialogue is not None else ()
+                names = _keep_media(target / "pictures", prompt, after, int(job.group[i]))
             text = {"prompt": prompt.turns[-1].text, "response": response.full_text, "finished": response.finished}
             records.append(
                 text | {"tokens": int(found.lengths.response[i]), "images": names} | token_columns(found.tokens[i])
@@ -79,10 +79,9 @@ class LanguageEvaluation(Evaluation):
         return given_metrics(found.scores, job.prompts, "format") | {f"val-aux/{k}": v for k, v in more.items()}
 
 
-def _keep_media(folder: Path, prompt: Prompt, response: Response, group: int) -> list[str]:
-    """Keep what the question shows and plays, and what an environment shows after it; names of the files."""
-    shown = [picture for _, picture in prompt_pictures(prompt)]
-    shown += response.dialogue.pictures if response.dialogue is not None else ()
+def _keep_media(folder: Path, prompt: Prompt, after: Sequence[Any], group: int) -> list[str]:
+    """Keep what a question shows and plays, and the pictures that come after it; names of the files."""
+    shown = [*(picture for _, picture in prompt_pictures(prompt)), *after]
     with writing(folder):
         for number, picture in enumerate(shown):
             picture.save(folder / f"{group:03d}-{number}.png")
@@ -187,11 +186,7 @@ class JudgementEvaluation(Evaluation):
     def keep(self, target: Path, job: Job, n: int, found: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
         records = []
         for i, (prompt, judged) in enumerate(zip(job.prompts[:shown], found.samples, strict=False)):
-            names = []
-            with writing(target / "pictures"):
-                for number, (_, picture) in enumerate(prompt_pictures(prompt)):
-                    names.append(f"{int(job.group[i]):03d}-{number}.png")
-                    picture.save(target / "pictures" / names[-1])
+            names = _keep_media(target / "pictures", prompt, (), int(job.group[i]))
             records.append({"prompt": prompt.turns[-1].text, "response": judged.text(), "images": names})
         return records
 

@@ -101,19 +101,19 @@ class FastDecoder:
             row, count = int(live.row[place]), int(live.count[place])
             prompt = self.rows.index[row]
             columns = prompts.lengths[prompt] + count - 1  # nothing has read the last token
-            if turn.kept.has_room(columns * column):
-                ids = torch.cat([prompts.ids[prompt], self.rows.ids[row, : count - 1].cpu()])
-                own = cache.read(place, columns)
-                turn.kept.put(turn.rows[row].name, ids, own, own.nbytes)
+            if turn.has_room(columns * column):
+                past = turn.rows[row]
+                past.ids = torch.cat([prompts.ids[prompt], self.rows.ids[row, : count - 1].cpu()])
+                past.cached = cache.read(place, columns)
 
     def _begun(self, prompt: int) -> tuple[Tensor | None, Features]:
         """Keys and values of the beginning of a prompt, if they were kept, and the media of the rest."""
         turn, features = self.rows.turn, self.prompts.features[prompt]
         if turn is None:
             return None, features
-        going = turn.rows[self.rows.index.index(prompt)]
-        cached = turn.kept.take(going.name, self.prompts.ids[prompt])
-        return cached, features if cached is None else going.added
+        past = turn.rows[self.rows.index.index(prompt)]
+        cached = past.take(self.prompts.ids[prompt])
+        return cached, features if cached is None else past.added
 
     def _packs(self, prompts: list[int]) -> Iterator[list[int]]:
         """Prompts that are still to be computed, once each, as they are packed into forward passes."""

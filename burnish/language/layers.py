@@ -165,7 +165,6 @@ class Adapter:
     inner: Tensor  # [R, D]
     outer: Tensor  # [O, R], block-diagonal: 0 where an adapter and an output belong to different layers
     scale: Tensor  # [O]
-    gain: Tensor | None  # [O], of DoRA: learned over actual length of each row of the weight
 
     def __call__(self, x: Tensor) -> Tensor:
         """Their contribution [N, O] for inputs [N, D]."""
@@ -194,16 +193,13 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs [N, O] of inputs [N, D]."""
-        if self.adapter is not None and self.adapter.gain is not None:
-            out = (F.linear(x, self.weight) + self.adapter(x)) * self.adapter.gain
-            return out if self.bias is None else out + self.bias
         out = F.linear(x, self.weight, self.bias)
         return out if self.adapter is None else out + self.adapter(x)
 
 
 @dataclass(frozen=True)
 class Called:
-    """Linear layers of the same input that run as they are: quantised weights can't be joined."""
+    """Linear layers of the same input that run as they are: quantised weights can't be joined, nor DoRA's gains."""
 
     linears: Sequence[Any]
     dtype: torch.dtype
@@ -216,7 +212,10 @@ class Called:
 
 def fused(linears: Sequence[Any], dtype: torch.dtype) -> Linear | Called:
     """Linear layers of the same input as one, if their weights can be joined."""
-    if any(is_quantized(base(linear)) for linear in linears):
+    scaled = dtype != torch.float32 and any(
+        name in linear.lora_magnitude_vector for linear in linears for name in _active_adapters(linear)
+    )
+    if scaled or any(is_quantized(base(linear)) for linear in linears):
         return Called(linears, dtype)
     return Linear.fused(linears, dtype)
 
@@ -459,17 +458,6 @@ def merged(linear: Any) -> Tensor:
     return weight
 
 
-def _gain(linear: Any, name: str, dtype: torch.dtype) -> Tensor | None:
-    """What DoRA multiplies each output by, rounded as peft rounds it; None for plain LoRA."""
-    if name not in linear.lora_magnitude_vector:
-        return None
-    learned = linear.lora_magnitude_vector[name]
-    product = linear.lora_B[name].weight.to(dtype) @ linear.lora_A[name].weight.to(dtype)
-    actual = learned.get_weight_norm(base(linear).to(dtype), product, linear.scaling[name])
-    gain: Tensor = learned.weight / actual
-    return gain
-
-
 def _active_adapters(linear: Any) -> list[str]:
     if not hasattr(linear, "lora_A") or linear.disable_adapters or linear.merged:
         return []
@@ -478,15 +466,13 @@ def _active_adapters(linear: Any) -> list[str]:
 
 def _adapter(linears: Sequence[Any], dtype: torch.dtype) -> Adapter | None:
     """The active adapters of fused layers; None if there are none."""
-    inner, outer, scale, gains, rows = [], [], [], [], 0
+    inner, outer, scale, rows = [], [], [], 0
     for linear in linears:
         count = len(base(linear))
         for name in _active_adapters(linear):
             inner.append(linear.lora_A[name].weight.to(dtype))
             outer.append((rows, linear.lora_B[name].weight.to(dtype)))
             scale.append((rows, count, linear.scaling[name]))
-            if (gain := _gain(linear, name, dtype)) is not None:
-                gains.append((rows, count, gain))
         rows += count
     if not inner:
         return None
@@ -496,7 +482,4 @@ def _adapter(linears: Sequence[Any], dtype: torch.dtype) -> Adapter | None:
         fused[row : row + count, column : column + own.shape[1]] = own
         scales[row : row + count] = factor
         column += own.shape[1]
-    lengths = fused.new_ones(rows) if gains else None
-    for row, count, gain in gains:
-        lengths[row : row + count] = gain  # type: ignore[index]
-    return Adapter(torch.cat(inner), fused, scales, lengths)
+    return Adapter(torch.cat(inner), fused, scales)

@@ -35,8 +35,6 @@ def dpo(
         Loss [P], and values [P]: ``rewards/chosen``, ``rewards/rejected``, ``rewards/margins``,
         ``rewards/accuracies`` (the chosen one is ahead).
     """
-    if not 0 <= label_smoothing < 0.5:
-        raise ValueError(f"label_smoothing is {label_smoothing}; from 0.5 on pairs say nothing, so it must be below")
     won, lost = _log_ratio(chosen, reference_chosen), _log_ratio(rejected, reference_rejected)
     return preference_loss(won - lost, beta=beta, label_smoothing=label_smoothing), _values(beta, won, lost)
 
@@ -54,8 +52,6 @@ def ipo(
     Returns:
         As ``dpo``.
     """
-    if beta <= 0:
-        raise ValueError(f"beta is {beta}; IPO's target is 1 / (2 beta), so it must be above 0")
     won, lost = _log_ratio(chosen, reference_chosen), _log_ratio(rejected, reference_rejected)
     return preference_loss(won - lost, beta=beta, kind="ipo"), _values(beta, won, lost)
 
@@ -320,8 +316,6 @@ def value_loss(
     error = (value - returns).square()
     if clip is None:
         return error / 2, {"critic/vf_clipfrac": torch.zeros_like(error)}
-    if clip <= 0:
-        raise ValueError(f"the value clip is {clip}; it is a distance, so it must be above 0, or null for none")
     moved = value - old_value
     held = (old_value + moved.clamp(-clip, clip) - returns).square()
     # within the range the two differ by rounding alone, which is no clipping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +15,6 @@ from burnish.language.attention import Plan, Segment
 from burnish.language.model.universal import LanguageModel
 from burnish.types.batch import Gathered, to_device
 from burnish.types.completion import Completion, Encoded, Features
-
-if TYPE_CHECKING:
-    from burnish.types.completion import Completion
-
 
 Layout = Literal["padded", "packed", "shared"]
 
@@ -98,18 +94,13 @@ def lay_out(table: Table, layout: Layout) -> PackedSequence:
     source: list[int] = []
     predicts: list[int] = []
     segments = []
-    rows = [(table.prompt[owner], response) for owner, response in zip(table.owner, table.response, strict=True)]
-    longest = max(len(prompt) + max(len(response) - 1, 0) for prompt, response in rows)
-    for prompt, response in rows:
-        start, last = len(source), len(source) + len(prompt) - 1
-        if layout == "packed" and not response:
-            continue
-        predicts += range(last, last + len(response))
-        source += prompt
-        source += response[:-1]
-        if layout == "padded":
-            source += [prompt[0]] * (start + longest - len(source))
-        segments.append(Segment(start, len(source) - start))
+    for owner, response in zip(table.owner, table.response, strict=True):
+        if response:
+            prompt, start = table.prompt[owner], len(source)
+            last = start + len(prompt) - 1
+            predicts += range(last, last + len(response))
+            source += [*prompt, *response[:-1]]
+            segments.append(Segment(start, len(source) - start))
     return PackedSequence(torch.tensor(source, dtype=torch.long), segments, torch.tensor(predicts, dtype=torch.long))
 
 
@@ -136,11 +127,15 @@ def packed_states(
 ) -> ResponseStates:
     """States of a micro-batch, in one forward pass of the decoder; see ``LanguageModel.response_states``."""
     table = Table.of(completion, model.placeholders)
-    if layout == "auto":
-        layout = cheapest(table, model)
     if not any(len(response) for response in table.response):
-        layout = "shared"  # it contains the prompts, so that there is a graph
-    packed = lay_out(table, layout)
+        chosen: Layout = "shared"  # it contains the prompts, so that there is a graph
+    elif layout == "auto":
+        prompts = [len(table.prompt[owner]) for owner in table.owner]
+        costs = estimate(prompts, [max(len(own) - 1, 0) for own in table.response], table.owner, model)
+        chosen = min(WITHOUT_PADDING, key=costs.__getitem__)
+    else:
+        chosen = layout
+    packed = lay_out(table, chosen)
     device = next(network.parameters()).device
     ids, slots = to_device(table.ids, device), to_device(table.slots, device)
     decoder = model.text(network)
@@ -148,8 +143,8 @@ def packed_states(
     source = to_device(packed.source, device)
     positions = to_device(table.positions, device)[:, source]
     states = model.forwards.packed(decoder, embedded, source, positions, Plan(packed.segments, device=device))
-    chosen = to_device(packed.predicts[table.chosen], device)
-    return ResponseStates(states.index_select(0, chosen), to_device(completion.mask, device), chosen)
+    places = to_device(packed.predicts[table.chosen], device)
+    return ResponseStates(states.index_select(0, places), to_device(completion.mask, device), places)
 
 
 def placed(features: Features, place: int) -> Features:
@@ -220,22 +215,12 @@ def _without_places(features: Features, length: int) -> Features:
     return replace(features, tensors=tensors, kinds=kinds)
 
 
-class Size(Protocol):
-    """The size of a network, for estimates."""
-
-    parameters_per_token: int  # weights of the decoder that each token is multiplied with
-    attention_width: int  # layers x heads x head width: multiplications per pair of tokens
+WITHOUT_PADDING: tuple[Layout, ...] = ("packed", "shared")
 
 
-def cheapest(table: Table, size: Size) -> Layout:
-    """The layout whose forward pass has the fewest multiplications; the simplest on a tie."""
-    prompts = [len(table.prompt[owner]) for owner in table.owner]
-    responses = [max(len(response) - 1, 0) for response in table.response]
-    costs = estimate(prompts, responses, table.owner, size)
-    return min(costs, key=costs.__getitem__)
-
-
-def estimate(prompts: Sequence[int], responses: Sequence[int], owner: Sequence[int], size: Size) -> dict[Layout, float]:
+def estimate(
+    prompts: Sequence[int], responses: Sequence[int], owner: Sequence[int], size: LanguageModel
+) -> dict[Layout, float]:
     """Multiplications of a forward pass under each layout.
 
     Args:
@@ -246,7 +231,7 @@ def estimate(prompts: Sequence[int], responses: Sequence[int], owner: Sequence[i
     """
 
     def cost(tokens: float, pairs: float) -> float:
-        return tokens * size.parameters_per_token + 2 * pairs * size.attention_width
+        return float(tokens * size.parameters_per_token + 2 * pairs * size.attention_width)
 
     lengths = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
     longest, distinct = max(lengths), dict(zip(owner, prompts, strict=True)).values()
@@ -262,16 +247,16 @@ def estimate(prompts: Sequence[int], responses: Sequence[int], owner: Sequence[i
     }
 
 
-def multiplications(completion: Completion, size: Size, layout: Layout | Literal["auto"]) -> float:
+def multiplications(completion: Completion, size: LanguageModel, layout: Layout | Literal["auto"]) -> float:
     """Of a forward pass over responses."""
     rows = unfolded(completion)
     owner, lengths = rows.prompts.index.tolist(), rows.prompts.table.lengths
     responses = [max(length - 1, 0) for length in rows.length.tolist()]
     costs = estimate([lengths[prompt] for prompt in owner], responses, owner, size)
-    return min(costs.values()) if layout == "auto" else costs[layout]
+    return min(costs[one] for one in WITHOUT_PADDING) if layout == "auto" else costs[layout]
 
 
-def cheapest_for_all(completion: Completion, size: Size, *, budget: int, mini_batch: int | None) -> Layout:
+def cheapest_for_all(completion: Completion, size: LanguageModel, *, budget: int, mini_batch: int | None) -> Layout:
     """The layout with the fewest multiplications over all micro-batches of an update.
 
     Args:
@@ -281,7 +266,7 @@ def cheapest_for_all(completion: Completion, size: Size, *, budget: int, mini_ba
         mini_batch: responses of an optimizer step, which come from all prompts of the update; None is all.
     """
     steps = max(-(-len(completion) // (mini_batch or max(len(completion), 1))), 1)
-    totals: dict[Layout, float] = dict.fromkeys(("padded", "packed", "shared"), 0.0)
+    totals = dict.fromkeys(WITHOUT_PADDING, 0.0)
     for step in range(steps):
         mini = completion.select(range(step, len(completion), steps))
         lengths, index = mini.prompts.table.lengths, mini.prompts.index.tolist()

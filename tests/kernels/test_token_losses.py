@@ -114,8 +114,6 @@ def test_what_an_estimate_or_a_controller_cannot_read_is_refused():
         AdaptiveKl(0.1, target=0.5, horizon=200).update(0.0, 1000)
     with pytest.raises(ValueError, match="above 0"):
         AdaptiveKl(0.1, target=0.0, horizon=200)
-    with pytest.raises(ValueError, match="null for none"):
-        value_loss(*[torch.zeros(1, 1)] * 3, torch.ones(1, 1).bool(), clip=0.0)
     control = AdaptiveKl(0.1, target=0.5, horizon=1000)
     for bad in (math.nan, math.inf):
         control.update(bad, 256)
@@ -230,8 +228,6 @@ def test_a_smoothed_label_is_a_mixture_of_both_orders():
     wrong = dpo(rejected, chosen, *reference[::-1], beta=0.3)[0]
     smooth = dpo(chosen, rejected, *reference, beta=0.3, label_smoothing=0.1)[0]
     torch.testing.assert_close(smooth, 0.9 * right + 0.1 * wrong)
-    with pytest.raises(ValueError, match=r"label_smoothing is 0\.5"):
-        dpo(*PAIR, beta=0.3, label_smoothing=0.5)
 
 
 def test_ipo_has_a_target_it_does_not_overshoot():

@@ -198,10 +198,6 @@ class LanguageModel:
         text, mark = self.chat.render(messages, tools)
         return self._encode(text, mark, shown, before=self.chat.opening)
 
-    def refusal(self, messages: Chat, tools: Tools = ()) -> str:
-        """Why messages can't be asked: what the chat template refuses or leaves out; "" if they can."""
-        return self.chat.refusal(messages, tools)
-
     def count_tokens(self, messages: Chat, tools: Tools = ()) -> int:
         """Tokens of a prompt without running the processor: each image and video counts as one."""
         return len(self.chat.opening) + len(self.chat.ids(*self.chat.render(messages, tools)))
