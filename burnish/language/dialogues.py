@@ -326,7 +326,7 @@ def _fingerprint(observation: Observation) -> tuple[Any, ...]:
     """Equal for observations that say the same."""
     return (
         observation.role,
-        *(part if isinstance(part, str) else (np.shape(part), part.tobytes()) for part in observation.content),
+        *(part if isinstance(part, str) else (np.asarray(part).shape, part.tobytes()) for part in observation.content),
     )
 
 
