@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.config import load
 from burnish.config.hub import with_models
-from burnish.config.text import fields
-from burnish.registry import known, lookup
 from burnish.rewards.base import Reward
 from burnish.rewards.images.geneval import EXAMPLE
 from burnish.rewards.images.learned import ContrastiveReward, HpsV2
@@ -18,7 +16,6 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.utils import terminal
 from burnish.utils.errors import UserError
-from burnish.utils.weights import vocabulary_complaint
 
 if TYPE_CHECKING:
     import numpy as np

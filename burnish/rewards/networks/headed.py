@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from burnish.models.language.chat import apply_template, read_template, unused_character
+from burnish.language.model.chat import apply_template, read_template, unused_character
 from burnish.options import Count, Positive
 from burnish.registry import options
 from burnish.rewards.base import Verdict
