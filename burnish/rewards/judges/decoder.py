@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from burnish.rewards.judges.forms import Question, Reply
-from burnish.rewards.networks.language import Reader
-from burnish.rewards.networks.loading import batches
+from burnish.rewards.networks.language import encode
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from burnish.language.model.universal import LanguageModel
+    from burnish.rewards.networks.language import LoadedOptions
     from burnish.types.batch import Gathered
     from burnish.types.completion import Encoded
     from burnish.types.prompt import Prompt
@@ -25,25 +26,25 @@ Spelt = list[list[list[int]]]  # ids of each spelling of each answer
 class DecoderOracle:
     """Answers by a loaded model."""
 
-    reader: Reader
-    batch_size: int
-    max_length: int
+    options: LoadedOptions
+    model: LanguageModel
     max_new_tokens: int
     media: bool  # show what questions show
 
     def replies(self, shown: Sequence[Prompt], questions: Sequence[Question]) -> list[Reply]:
         if not questions:
             return []
-        encoded = self.reader.encode(shown, media=self.media)
+        encoded = encode(self.model, shown, media=self.media)
         lengths = [encoded.table.lengths[row] for row in encoded.index.tolist()]
-        longest = min(self.max_length, self.reader.model.max_positions)
+        longest = min(self.options.max_length, self.model.max_positions)
         replies = [Reply(problem=f"{n} tokens exceed max_length={longest}") for n in lengths]
         rows = sorted((i for i, n in enumerate(lengths) if n <= longest), key=lengths.__getitem__)
-        for batch in batches(rows, self.batch_size):
-            with self.reader.awake():
-                written = self._some(encoded.select(batch), [questions[i] for i in batch])
-            for i, reply in zip(batch, written, strict=True):
-                replies[i] = reply
+
+        def answered(batch: Sequence[int]) -> list[Reply]:
+            return self._some(encoded.select(batch), [questions[i] for i in batch])
+
+        for i, reply in zip(rows, self.options.in_batches(self.model.network, rows, answered), strict=True):
+            replies[i] = reply
         return replies
 
     def _some(self, encoded: Gathered[Encoded], questions: Sequence[Question]) -> list[Reply]:
@@ -59,7 +60,7 @@ class DecoderOracle:
 
     def _spelt(self, question: Question) -> Spelt:
         """Spellings as tokens; different spellings of the same tokens count once, unless only the first ones count."""
-        model = self.reader.model
+        model = self.model
         ids = [[model.response_ids(text)[: -len(model.end)] for text in spellings] for spellings in question.answers]
         if question.first:
             return [[tokens[:1] for tokens in answer] for answer in ids]
@@ -72,7 +73,7 @@ class DecoderOracle:
         from burnish.language.logprobs import response_states, scaled_logits
         from burnish.language.offline import offline_completion
 
-        model = self.reader.model
+        model = self.model
         trace = offline_completion(model, encoded, [[model.end[0]]] * len(spelt))  # which nothing reads
         states = response_states(model, model.network, trace)
         if states.logits is not None:
@@ -95,7 +96,7 @@ class DecoderOracle:
         from burnish.language.logprobs import response_logprobs
         from burnish.language.offline import offline_completion
 
-        model = self.reader.model
+        model = self.model
         flat = [(row, ids) for row, answers in enumerate(spelt) for answer in answers for ids in answer]
         place = torch.tensor([row for row, _ in flat])
         trace = offline_completion(model, encoded.select(place), [ids for _, ids in flat])
@@ -108,10 +109,10 @@ class DecoderOracle:
         from burnish.language.decoding import decode
         from burnish.language.sampling import Sampling
 
-        model = self.reader.model
+        model = self.model
         completion = decode(
             model, model.network, encoded.table, encoded.index.tolist(), [0] * len(encoded.index),
-            Sampling(max_new_tokens=self.max_new_tokens, temperature=0.0), batch_size=self.batch_size,
+            Sampling(max_new_tokens=self.max_new_tokens, temperature=0.0), batch_size=self.options.batch_size,
         )  # fmt: skip
         texts = [model.decode(ids[mask].tolist()) for ids, mask in zip(completion.ids, completion.mask, strict=True)]
         ended = completion.finished.tolist()

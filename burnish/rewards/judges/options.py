@@ -144,9 +144,7 @@ class DecoderOptions(LoadedOptions):
         from burnish.rewards.judges.decoder import DecoderOracle
 
         tokens: int = self._new_tokens  # type: ignore[attr-defined]
-        return DecoderOracle(
-            self.load(), self.batch_size, self.max_length, tokens, vars(self).get("media") != "leave_out"
-        )
+        return DecoderOracle(self, self.load(), tokens, media=vars(self).get("media") != "leave_out")
 
 
 @options

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
@@ -16,7 +14,7 @@ from burnish.language.model.reward_head import HeadFile, judged, read_about, rea
 from burnish.options import Count, Finite
 from burnish.options.language import LanguageModelOptions
 from burnish.registry import options
-from burnish.rewards.networks.loading import NetworkOptions, awake, batches
+from burnish.rewards.networks.loading import NetworkOptions
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,51 +26,39 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 
-@dataclass
-class Reader:
-    """A loaded model that stays as it is."""
+def encode(model: LanguageModel, prompts: Sequence[Prompt], *, media: bool = True) -> Gathered[Encoded]:
+    """Prompts as tokens and pixels, each distinct one once; ``media`` false leaves out what they show."""
+    import torch
 
-    model: LanguageModel
-    device: str
-    put_away: bool  # its weights are in CPU memory while nothing is read
+    from burnish.language.model.base import NOTHING, decoded
+    from burnish.types.batch import Gathered
+    from burnish.types.completion import Encoded
 
-    def awake(self) -> AbstractContextManager[None]:
-        """With its weights where they compute, and without gradients."""
-        return awake(self.model.network, self.device, self.put_away)
+    distinct = {prompt.uid: prompt for prompt in prompts}
+    table = [
+        model.encode(prompt.chat(), decoded(prompt, model.audio_rate))
+        if media
+        else model.encode([_words(message) for message in prompt.chat()], NOTHING)
+        for prompt in distinct.values()
+    ]
+    row = {uid: i for i, uid in enumerate(distinct)}
+    index = torch.tensor([row[prompt.uid] for prompt in prompts], dtype=torch.long)
+    return Gathered(table=Encoded.cat(table), index=index)
 
-    def encode(self, prompts: Sequence[Prompt], *, media: bool = True) -> Gathered[Encoded]:
-        """Prompts as tokens and pixels, each distinct one once; ``media`` false leaves out what they show."""
-        import torch
 
-        from burnish.language.model.base import NOTHING, decoded
-        from burnish.types.batch import Gathered
-        from burnish.types.completion import Encoded
+def head_scores(
+    model: LanguageModel, weight: Tensor, prompts: Gathered[Encoded], texts: Sequence[str],
+    ends: Sequence[Sequence[int] | None],
+) -> list[Tensor]:  # fmt: skip
+    """Scores of each response [S, H] by heads [H, D]: at the ends of its steps, or as a whole."""
+    from burnish.language.logprobs import response_states
+    from burnish.language.offline import judged_completion
 
-        distinct = {prompt.uid: prompt for prompt in prompts}
-        table = [
-            self.model.encode(prompt.chat(), decoded(prompt, self.model.audio_rate))
-            if media
-            else self.model.encode([_words(message) for message in prompt.chat()], NOTHING)
-            for prompt in distinct.values()
-        ]
-        row = {uid: i for i, uid in enumerate(distinct)}
-        index = torch.tensor([row[prompt.uid] for prompt in prompts], dtype=torch.long)
-        return Gathered(table=Encoded.cat(table), index=index)
-
-    def scores(
-        self, weight: Tensor, prompts: Gathered[Encoded], texts: Sequence[str], ends: Sequence[Sequence[int] | None]
-    ) -> Iterator[Tensor]:
-        """Scores of each response [S, H] by heads [H, D]: at the ends of its steps, or as a whole."""
-        from burnish.language.logprobs import response_states
-        from burnish.language.offline import judged_completion
-
-        trace = judged_completion(self.model, prompts, texts, ends)
-        with self.awake():
-            states = response_states(self.model, self.model.network, trace)
-            own = weight.to(states.hidden.device)
-            values = judged(lambda hidden: hidden @ own.T, states).cpu()
-        for row, mask in zip(values, trace.mask.cpu(), strict=True):
-            yield row[mask]
+    trace = judged_completion(model, prompts, texts, ends)
+    states = response_states(model, model.network, trace)
+    own = weight.to(states.hidden.device)
+    values = judged(lambda hidden: hidden @ own.T, states).cpu()
+    return [row[mask] for row, mask in zip(values, trace.mask.cpu(), strict=True)]
 
 
 def sees(folder: Path) -> bool:
@@ -81,27 +67,26 @@ def sees(folder: Path) -> bool:
 
 
 @cache
-def load_reader(folder: Path, dtype: str, device: Literal["cpu", "cuda"], put_away: bool) -> Reader:
-    """A model of a folder; it is loaded once, however many rewards read with it.
+def load_reader(folder: Path, dtype: str, device: str) -> LanguageModel:
+    """A model of a folder, which stays as it is; it is loaded once, however many rewards read with it.
 
     Raises:
         UserError: it can't be loaded.
     """
-    options: dict[str, Any] = {"path": str(folder), "dtype": dtype, "device": "cpu" if put_away else device}
+    options: dict[str, Any] = {"path": str(folder), "dtype": dtype, "device": device}
     try:
-        return Reader(load_language_model(LanguageModelOptions(**options), frozen=True), device, put_away)
+        return load_language_model(LanguageModelOptions(**options), frozen=True)
     except UserError as error:
         raise UserError(f"{folder} can't be loaded to score with: {error}") from None
 
 
 @cache
-def load_heads(folder: Path, dtype: str, device: Literal["cpu", "cuda"], put_away: bool) -> tuple[Reader, Tensor]:
+def load_heads(folder: Path, dtype: str, device: str) -> tuple[LanguageModel, Tensor]:
     """A reward model that Burnish wrote, and its heads [H, D]."""
-    reader = load_reader(folder, dtype, device, put_away)
-    heads, weight, model = read_about(folder).heads, read_head(folder), reader.model
+    model, heads, weight = load_reader(folder, dtype, device), read_about(folder).heads, read_head(folder)
     if weight.shape != (len(heads), model.head(model.network).weight.shape[1]):
         raise UserError(f"{folder} has heads of shape {list(weight.shape)}, which don't fit its model; export it again")
-    return reader, weight
+    return model, weight
 
 
 @options
@@ -114,7 +99,7 @@ class LoadedOptions(NetworkOptions):
     """Longest text that is read, in tokens; the reward of longer ones is missing, they are never truncated."""
 
     def load(self) -> Any:
-        return load_reader(self.folder(), self.dtype, self.device, self.put_away)
+        return load_reader(self.folder(), self.dtype, self.resting)
 
 
 @options
@@ -131,7 +116,7 @@ class HeadOptions(LoadedOptions):
         return self
 
     def load(self) -> Any:
-        return load_heads(self.folder(), self.dtype, self.device, self.put_away)
+        return load_heads(self.folder(), self.dtype, self.resting)
 
     def _about(self) -> HeadFile:
         """What the model says of its heads, which has all that are asked for."""
@@ -153,25 +138,26 @@ class HeadOptions(LoadedOptions):
             ends: characters at which steps end; None where a response is judged as a whole.
             media: read what the prompts show.
         """
-        about, (reader, weight) = self._about(), self.load()
-        encoded = reader.encode(prompts, media=media)
+        about, (model, weight) = self._about(), self.load()
+        encoded = encode(model, prompts, media=media)
         total = [
-            encoded.table.lengths[row] + len(reader.model.response_ids(text))
+            encoded.table.lengths[row] + len(model.response_ids(text))
             for row, text in zip(encoded.index.tolist(), texts, strict=True)
         ]
-        longest = min(self.max_length, reader.model.max_positions)
-        values: list[list[float] | str] = [
+        longest = min(self.max_length, model.max_positions)
+        rewards: list[list[float] | str] = [
             f"{n} tokens exceed max_length={longest}" if n > longest else "it has no step to judge" for n in total
         ]
         rows = [i for i, n in enumerate(total) if n <= longest and ends[i] != []]
         rows.sort(key=lambda i: (int(encoded.index[i]), total[i]))  # responses to one prompt share its forward pass
-        for batch in batches(rows, self.batch_size):
-            scores = reader.scores(weight, encoded.select(batch), [texts[i] for i in batch], [ends[i] for i in batch])
-            for i, rewards in zip(batch, scores, strict=True):
-                values[i] = [
-                    self._sum(about, row) for row in (rewards.sigmoid() if about.squashed else rewards).tolist()
-                ]
-        return values
+
+        def scores(batch: Sequence[int]) -> list[Tensor]:
+            own = [texts[i] for i in batch]
+            return head_scores(model, weight, encoded.select(batch), own, [ends[i] for i in batch])
+
+        for i, values in zip(rows, self.in_batches(model.network, rows, scores), strict=True):
+            rewards[i] = [self._sum(about, row) for row in (values.sigmoid() if about.squashed else values).tolist()]
+        return rewards
 
     def _sum(self, about: HeadFile, values: Sequence[float]) -> float:
         """Of the heads, or their mean."""

@@ -15,7 +15,7 @@ from burnish.language.model.reward_head import is_reward_model
 from burnish.registry import register
 from burnish.rewards.base import Verdict
 from burnish.rewards.networks.language import HeadOptions, sees
-from burnish.rewards.networks.loading import awake, batches, frozen
+from burnish.rewards.networks.loading import frozen
 from burnish.rewards.text.base import LanguageReward, Response
 from burnish.types.prompt import kinds_of
 from burnish.utils.errors import UserError
@@ -111,10 +111,9 @@ class RewardModel(HeadOptions, LanguageReward):
         verdicts = [Verdict(None, (), f"{n} tokens exceed max_length={self.max_length}") for n in lengths]
         short = [i for i, n in enumerate(lengths) if n <= self.max_length]
         short.sort(key=lengths.__getitem__)  # batches of similar length need little padding
-        with awake(network, self.device, self.put_away):
-            for batch in batches(short, self.batch_size):
-                for i, value in zip(batch, _logits(network, [rows[i] for i in batch]), strict=True):
-                    verdicts[i] = Verdict(value)
+        values = self.in_batches(network, short, lambda batch: _logits(network, [rows[i] for i in batch]))
+        for i, value in zip(short, values, strict=True):
+            verdicts[i] = Verdict(value)
         return verdicts
 
 
