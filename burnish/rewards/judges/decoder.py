@@ -29,12 +29,11 @@ class DecoderOracle:
     options: LoadedOptions
     model: LanguageModel
     max_new_tokens: int
-    media: bool  # show what questions show
 
     def replies(self, shown: Sequence[Prompt], questions: Sequence[Question]) -> list[Reply]:
         if not questions:
             return []
-        encoded = encode(self.model, shown, media=self.media)
+        encoded = encode(self.model, shown)
         lengths = [encoded.table.lengths[row] for row in encoded.index.tolist()]
         longest = min(self.options.max_length, self.model.max_positions)
         replies = [Reply(problem=f"{n} tokens exceed max_length={longest}") for n in lengths]

@@ -14,7 +14,7 @@ from functools import cache, partial
 from itertools import permutations
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from burnish.rewards.base import Verdict
 from burnish.rewards.judges.parsers import PAIRS, PARSERS, Parser, by_pattern, parsed
@@ -22,9 +22,6 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompt, about_media
 from burnish.utils.errors import UserError
 from burnish.utils.reading import read_text
-
-if TYPE_CHECKING:
-    from burnish.rewards.text.base import Response
 
 TEMPLATES = Path(__file__).parent / "templates"
 PLACES = re.compile(r"\{(prompt|negative|response|other|answer|question)\}")
@@ -220,15 +217,6 @@ class Subject:
         if other is not None:
             words["other"], images = other.words.get("response", ""), (*images, *other.images[other.given :])
         return about_media(PLACES.sub(lambda place: words.get(place[1], place[0]), template), images, self.videos)
-
-
-def response_subject(response: Response, prompt: Prompt, *, media: bool = True) -> Subject:
-    """A response, with the pictures and videos of its prompt, unless they are left out."""
-    text = prompt.turns[0].text
-    if len(prompt.turns) > 1:
-        text = "\n".join(f"{message.role}: {message.said}" for message in prompt.turns)
-    words = {"prompt": text, "response": response.text, "answer": prompt.answer or ""}
-    return Subject(words, prompt.images, prompt.videos, given=len(prompt.images)) if media else Subject(words)
 
 
 def scored(

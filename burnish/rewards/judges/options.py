@@ -143,8 +143,7 @@ class DecoderOptions(LoadedOptions):
     def _oracle(self) -> DecoderOracle:
         from burnish.rewards.judges.decoder import DecoderOracle
 
-        tokens: int = self._new_tokens  # type: ignore[attr-defined]
-        return DecoderOracle(self, self.load(), tokens, media=vars(self).get("media") != "leave_out")
+        return DecoderOracle(self, self.load(), self._new_tokens)  # type: ignore[attr-defined]
 
 
 @options

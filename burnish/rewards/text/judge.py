@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from burnish.registry import options, register
-from burnish.rewards.judges.forms import Subject, response_subject
+from burnish.rewards.judges.forms import Subject
 from burnish.rewards.judges.options import DecoderOptions, EndpointOptions, FormOptions, ResponseForm
 from burnish.rewards.text.base import LanguageReward, Response
 from burnish.utils.errors import UserError
@@ -27,7 +27,13 @@ class ResponseJudge(FormOptions, LanguageReward):
     subject: ClassVar[Literal["picture", "response"]] = "response"
 
     def _subject(self, sample: Response, prompt: Prompt) -> Subject:
-        return response_subject(sample, prompt, media=vars(self)["media"] != "leave_out")
+        text = prompt.turns[0].text
+        if len(prompt.turns) > 1:
+            text = "\n".join(f"{message.role}: {message.said}" for message in prompt.turns)
+        words = {"prompt": text, "response": sample.text, "answer": prompt.answer or ""}
+        if vars(self)["media"] == "leave_out":
+            return Subject(words)
+        return Subject(words, prompt.images, prompt.videos, given=len(prompt.images))
 
 
 @register("language reward", "judge")
