@@ -310,39 +310,23 @@ def _named(text: str, *, first: bool, last: bool) -> Answer:
     *before, result = re.split(r"[=≈]", text)
     if not before:
         return _item(text, first=first, last=last)
-    answers, name = [_item(result, first=False, last=last)], ""
-    for number, part in reversed(list(enumerate(before))):
+    numbers, name = [], ""
+    for place, part in enumerate(before):
         try:
-            answers.insert(0, _item(part, first=first and not number, last=False))
+            numbers.append(_number(_without_leading_words(part) if first and not place else part, last=False))
         except Unreadable:
-            if number or not NAME.fullmatch(part.strip()):
+            if place or not NAME.fullmatch(part.strip()):
                 raise Unreadable("has an equation that is not solved") from None
             _prose(part)
             letter = re.search(r"(?:^|\s)\\?([^\W\d_](?:_\{?\w+\}?)?)\s*$", part)
             name = letter[1] if letter else ""
-    values = [_value(answer) for answer in answers]
+    if not numbers:
+        return replace(_item(result, first=False, last=last), name=name)
+    numbers.append(_number(result, last=last))
     about = "≈" in text
-    if not all(close(value, values[0], 1e-2 if about else 1e-9) for value in values):
+    if not all(close(number.value, numbers[0].value, 1e-2 if about else 1e-9) for number in numbers):
         raise Unreadable("has an equation that does not hold")
-    # of 3 + 4 = 7 the number counts; of 1/3 ≈ 0.333 what is exact
-    numbers = [one for one in answers if isinstance(one, Quantity)]
-    return replace((numbers or answers)[0 if about else -1], name=name)
-
-
-def _value(answer: Answer) -> float:
-    """The number that an answer amounts to."""
-    if isinstance(answer, Quantity):
-        return answer.value
-    values = [_value(member) for member in answer.members]
-    if answer.kind == "+":
-        return sum(values)
-    if answer.kind == "*":
-        return math.prod(values)
-    if answer.kind == "-":
-        return values[0] - sum(values[1:])
-    if answer.kind in ("/", ":") and all(values[1:]):
-        return values[0] / math.prod(values[1:])
-    raise Unreadable("has an equation of more than numbers")
+    return replace(numbers[0 if about else -1], name=name)  # of 1/3 ≈ 0.333 what is exact
 
 
 def _item(text: str, *, first: bool, last: bool) -> Answer:
