@@ -14,6 +14,7 @@ from burnish.registry import options
 from burnish.rewards.base import NOTHING, Compared, Given, Verdict
 from burnish.rewards.judges import forms
 from burnish.rewards.networks.language import LoadedOptions, sees
+from burnish.rewards.remote import Url
 from burnish.utils.errors import UserError
 from burnish.utils.http import check_url, read_token, servers
 from burnish.utils.paths import resolve
@@ -152,7 +153,7 @@ class EndpointOptions:
 
     name: ClassVar[str]
 
-    url: str | list[str]
+    url: Url | Annotated[list[Url], Field(min_length=1)]
     """Address of a server with OpenAI's protocol, up to /v1; or several that serve the same model: the one with the
     fewest requests under way is asked, and one that fails is left alone until its /models answers."""
     model: Annotated[str, Field(min_length=1)]
@@ -175,13 +176,6 @@ class EndpointOptions:
     """File that keeps replies, by model, question and pictures, for all processes of a machine and for later runs; null
     keeps the last 4096 in memory alone."""
 
-    @model_validator(mode="after")
-    def _addresses_are_some(self) -> Self:
-        wrong = next((url for url in self._urls if not url.startswith(("http://", "https://"))), None)
-        if wrong is not None or not self._urls:
-            raise ValueError(f"url is {wrong or self.url!r:.80}; give addresses that begin with http:// or https://")
-        return self
-
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Refuse addresses, a token and a store that can't be used."""
         for url in self._urls:
@@ -194,8 +188,8 @@ class EndpointOptions:
 
     @property
     def _urls(self) -> tuple[str, ...]:
-        given = [self.url] if isinstance(self.url, str) else self.url
-        return tuple(one.rstrip("/").removesuffix("/chat/completions") for one in given)
+        urls = [self.url] if isinstance(self.url, str) else self.url
+        return tuple(url.rstrip("/").removesuffix("/chat/completions") for url in urls)
 
     @property
     def repeats(self) -> int:
