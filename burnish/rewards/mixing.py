@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.options.mixing import Gate, MixingOptions
 from burnish.rewards.base import AnyReward, Verdict
-from burnish.rewards.judging import LARGEST, failed, missing
+from burnish.rewards.calls import LARGEST, failed, missing
 from burnish.types.prompt import Prompts
 from burnish.utils.errors import UserError
 from burnish.utils.user_code import load_object

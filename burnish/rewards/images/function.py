@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from burnish.registry import register
 from burnish.rewards.base import Reward
-from burnish.rewards.calling import Half, place
-from burnish.rewards.function import FunctionReward
+from burnish.rewards.function import FunctionReward, Half, place
 from burnish.types.clips import Kind
 from burnish.utils.errors import UserError
 
