@@ -1,0 +1,282 @@
+"""Samples, prompts and scores as JSON, for reward services. What arrives is checked, never run."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
+
+from burnish.rewards.base import Verdict
+from burnish.rewards.calls import printable
+from burnish.rewards.text.base import Response
+from burnish.types.clips import Clip, Sound
+from burnish.types.media import HIGHEST_RATE, Media
+from burnish.types.message_keys import read_more
+from burnish.types.prompt import Message, Part, Prompt
+from burnish.types.tool_calls import read_calls
+from burnish.utils.pictures import as_rgb
+
+NOTE = 1000  # characters of a note that are sent
+
+Data = Annotated[bytes, PlainSerializer(lambda data: base64.b64encode(data).decode(), when_used="json")]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Rate = Annotated[int, Field(ge=1, le=HIGHEST_RATE)]
+
+
+class _Sent(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, val_json_bytes="base64")
+
+
+class ImageData(_Sent):
+    """An image in one of these forms; safetensors hold ``image``, uint8 [H, W, 3]."""
+
+    png: Data | None = None
+    jpeg: Data | None = None
+    webp: Data | None = None
+    safetensors: Data | None = None
+
+    def pixels(self, most: int) -> np.ndarray:
+        """uint8 [H, W, 3]."""
+        if self.safetensors is not None:
+            return _tensor(self.safetensors, "image", np.uint8, 3, most)
+        from PIL import Image
+
+        try:
+            with Image.open(io.BytesIO(self.encoded), formats=["PNG", "JPEG", "WEBP"]) as opened:
+                _check_size(opened.height, opened.width, most)
+                return np.asarray(as_rgb(opened))
+        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+            raise ValueError(f"the image can't be read: {str(error)[:200]}") from None
+
+    @property
+    def encoded(self) -> bytes:
+        """The file."""
+        data = self.png or self.jpeg or self.webp
+        if data is None:
+            raise ValueError("an image has one of png, jpeg, webp and safetensors; those of prompts none of the last")
+        return data
+
+
+class SoundData(_Sent):
+    """Safetensors hold ``sound``, float32 [channels, N]."""
+
+    rate: Rate
+    safetensors: Data
+
+    def sound(self) -> Sound:
+        return Sound.of(_tensor(self.safetensors, "sound", np.float32, 2), self.rate)
+
+
+class ClipData(_Sent):
+    """Safetensors hold ``frames``, uint8 [F, H, W, 3], and, where there is a rate, ``sound`` as well."""
+
+    fps: Annotated[float, Field(gt=0, le=HIGHEST_RATE)]
+    rate: Rate | None = None
+    safetensors: Data
+
+    def clip(self, most: int) -> Clip:
+        sound = None if self.rate is None else SoundData(rate=self.rate, safetensors=self.safetensors).sound()
+        return Clip(frames=_tensor(self.safetensors, "frames", np.uint8, 4, most), fps=self.fps, sound=sound)
+
+
+class SampleData(_Sent):
+    """A response, image, clip or sound."""
+
+    text: str | None = None
+    finished: bool = True
+    image: ImageData | None = None
+    clip: ClipData | None = None
+    sound: SoundData | None = None
+
+    @classmethod
+    def of(cls, sample: Any) -> SampleData:
+        if isinstance(sample, Response):
+            return cls(text=sample.text, finished=sample.finished)
+        if isinstance(sample, Sound):
+            return cls(sound=SoundData(rate=sample.rate, safetensors=_packed(sound=sample.samples)))
+        if not isinstance(sample, Clip):
+            return cls(image=ImageData(png=_png(sample)))
+        if sample.sound is None:
+            return cls(clip=ClipData(fps=sample.fps, safetensors=_packed(frames=sample.frames)))
+        data = _packed(frames=sample.frames, sound=sample.sound.samples)
+        return cls(clip=ClipData(fps=sample.fps, rate=sample.sound.rate, safetensors=data))
+
+    def sample(self, most: int) -> Any:
+        if len(self.model_fields_set - {"finished"}) != 1:
+            raise ValueError("it must have one of text, image, clip and sound")
+        if self.image is not None:
+            return self.image.pixels(most)
+        if self.clip is not None:
+            return self.clip.clip(most)
+        return Response(self.text or "", finished=self.finished) if self.sound is None else self.sound.sound()
+
+
+class _TurnPart(_Sent):
+    type: Literal["text", "image"]
+    text: str = ""
+
+
+class _Turn(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: str
+    content: list[_TurnPart]
+
+    def message(self) -> Message:
+        known = self.model_dump()
+        parts = tuple(Part(part.type, part.text) for part in self.content)
+        return Message(self.role, parts, read_calls(known.get("tool_calls")), read_more(known))
+
+
+class PromptData(_Sent):
+    """A prompt with its images, if they are wanted; ``info`` are the user's own keys."""
+
+    text: str
+    negative: str = ""
+    answer: str | None = None
+    source: str = "default"
+    label: str | None = None
+    info: dict[str, Any] = Field(default_factory=dict)
+    messages: list[_Turn] = Field(default_factory=list)
+    images: list[ImageData] = Field(default_factory=list)
+
+    @classmethod
+    def of(cls, prompt: Prompt, *, images: bool) -> PromptData:
+        return cls(
+            text=prompt.text,
+            negative=prompt.negative,
+            answer=prompt.answer,
+            source=prompt.source,
+            label=prompt.label,
+            info=prompt.info,
+            messages=[_Turn(**turn) for turn in prompt.chat()] if prompt.messages else [],
+            images=[_image(media) for media in prompt.images] if images else [],
+        )
+
+    def prompt(self, most: int) -> Prompt:
+        for image in self.images:
+            image.pixels(most)  # it stays encoded, once it is known that it can be decoded
+        return Prompt(
+            text=self.text,
+            negative=self.negative,
+            answer=self.answer,
+            source=self.source,
+            label=self.label,
+            extra=json.dumps(self.info, sort_keys=True) if self.info else "",
+            messages=tuple(turn.message() for turn in self.messages),
+            images=tuple(Media.encoded(image.encoded) for image in self.images),
+        )
+
+
+class Request(_Sent):
+    """What a service is asked."""
+
+    samples: list[SampleData]
+    prompts: list[PromptData]
+
+    @classmethod
+    def of(cls, samples: Sequence[Any], prompts: Sequence[Prompt], *, images: bool) -> Request:
+        return cls(
+            samples=[SampleData.of(sample) for sample in samples],
+            prompts=[PromptData.of(prompt, images=images) for prompt in prompts],
+        )
+
+    def read(self, most: int) -> tuple[list[Any], list[Prompt]]:
+        """Samples and prompts, whose images and frames have at most so many pixels.
+
+        Raises:
+            ValueError: with what is wrong and where.
+        """
+        if len(self.samples) != len(self.prompts):
+            raise ValueError(f"there are {len(self.samples)} samples, but {len(self.prompts)} prompts")
+        samples, prompts = [], []
+        for number, (sample, prompt) in enumerate(zip(self.samples, self.prompts, strict=True)):
+            try:
+                where = "samples"
+                samples.append(sample.sample(most))
+                where = "prompts"
+                prompts.append(prompt.prompt(most))
+            except ValueError as error:
+                raise ValueError(f"{where}.{number}: {error}") from None
+        return samples, prompts
+
+
+class ScoreData(BaseModel):
+    """What a service answers about one sample."""
+
+    value: Number | None
+    values: dict[str, Number] = Field(default_factory=dict)
+    note: str = ""
+    fault: str = ""
+    answer: str | None = None
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> ScoreData:
+        note, fault = printable(verdict.note), printable(verdict.fault.partition("\n")[0])
+        answer = None if verdict.answer is None else printable(verdict.answer)[:NOTE]
+        return cls(value=verdict.value, values=dict(verdict.named), note=note[:NOTE], fault=fault[:NOTE], answer=answer)
+
+    def verdict(self) -> Verdict:
+        note, fault = printable(self.note)[:NOTE], printable(self.fault)[:NOTE]
+        return Verdict(self.value, (), note, fault=fault, named=self.values, answer=self.answer)
+
+
+class Reply(BaseModel):
+    """What a service answers."""
+
+    scores: list[ScoreData]
+
+
+def problem(error: ValidationError) -> str:
+    """The first thing that is wrong with what was sent, and where."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+
+
+def _image(media: Media) -> ImageData:
+    """The file as it is, where services read its format; else as PNG."""
+    data = media.read()
+    heads = {"png": b"\x89PNG", "jpeg": b"\xff\xd8\xff", "webp": b"RIFF"}
+    form = next((name for name, head in heads.items() if data.startswith(head)), None)
+    if form is None or media.fit.min_pixels or media.fit.max_pixels:
+        return ImageData(png=_png(np.asarray(media.image())))
+    return ImageData(**{form: data})
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    return Media.array(np.asarray(pixels)).read()
+
+
+def _packed(**tensors: np.ndarray) -> bytes:
+    from safetensors.numpy import save
+
+    return save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
+
+
+def _tensor(data: bytes, name: str, dtype: type, dimensions: int, most: int | None = None) -> np.ndarray:
+    """One tensor of safetensors; RGB images where there is a limit of their pixels."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        tensors: Mapping[str, np.ndarray] = load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"the safetensors can't be read: {str(error)[:200]}") from None
+    tensor = tensors.get(name)
+    if tensor is None or tensor.dtype != dtype or tensor.ndim != dimensions or 0 in tensor.shape:
+        raise ValueError(f"{name} must be a tensor of {np.dtype(dtype)} with {dimensions} dimensions")
+    if most is not None:
+        if tensor.shape[-1] != 3:
+            raise ValueError(f"{name} must have 3 colours as its last dimension")
+        _check_size(*tensor.shape[-3:-1], most)
+    return tensor
+
+
+def _check_size(height: int, width: int, most: int) -> None:
+    if height * width > most:
+        raise ValueError(f"an image has {width}x{height} pixels, more than {most}")
