@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from burnish.rewards.base import NOTHING, AnyReward, Given, Verdict
 from burnish.types.execution import FAILED, RETRIED, TIMED_OUT
@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 LARGEST = 3.4e38  # of float32, in which rewards are stored
 MESSAGE = 1000  # characters of an error's message that are kept
 LONGEST = 8000  # last characters of a traceback that are kept
-DEATHS = 10  # of processes in a row, after which a request is given up; 7 find the culprit among 64 samples
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # a worker shares the machine with the trainer
 
 
@@ -132,55 +131,58 @@ def with_retries(
         given: says which samples are compared.
         ask: calls the reward for some rows; see ``score``. It may raise TimeoutError and ChildDied.
     """
-    single = [[row] for row in range(len(prompts))]
-    units = single if reward.compares() == "samples" else given.groups(prompts)
     verdicts, outcomes = [missing("")] * len(prompts), [0] * len(prompts)
-    waiting, deaths = [(units, reward.repeats)] if units else [], 0
+    groups = [[row] for row in range(len(prompts))] if reward.compares() == "samples" else given.groups(prompts)
+    waiting = [(groups, reward.repeats)] if groups else []
     while waiting:
         together, tries = waiting.pop()
-        rows = [row for unit in together for row in unit]
-        over = 0
+        rows = [row for group in together for row in group]
         try:
             answer = ask(rows)
-            deaths = 0
-        except (TimeoutError, ChildDied) as error:
-            late = isinstance(error, TimeoutError)
-            deaths += not late
-            why = str(error) if late else f"the process that scored it died ({error})"
+        except ChildDied as error:
+            why = f"the process that scored it died ({error})"
             answer = missing(why, why)
-            if late or deaths == DEATHS:
-                over = TIMED_OUT if late else FAILED
-                rows += [row for others, _ in waiting for unit in others for row in unit]
-                waiting, tries = [], 0
-        if isinstance(answer, Verdict) and len(together) > 1 and not over:
+        except TimeoutError as error:
+            late = missing(str(error), str(error))
+            unanswered = {*rows, *(row for others, _ in waiting for group in others for row in group)}
+            for row in unanswered:
+                verdicts[row], outcomes[row] = late, outcomes[row] | TIMED_OUT
+            break
+        if isinstance(answer, Verdict) and len(together) > 1:
             half = len(together) // 2
-            waiting += [(together[half:], tries), (together[:half], tries)]
-            again = together
+            again = [(together[half:], tries), (together[:half], tries)]
         else:
-            answer = [answer] * len(rows) if isinstance(answer, Verdict) else answer
-            for row, verdict in zip(rows, answer, strict=True):
-                verdicts[row], outcomes[row] = verdict, outcomes[row] | over
-            again = [unit for unit in together if tries and any(verdicts[row].fault for row in unit)]
-            waiting += [([unit], tries - 1) for unit in again]
-        for unit in again:
-            for row in unit:
-                outcomes[row] |= RETRIED
+            for row, verdict in zip(rows, [answer] * len(rows) if isinstance(answer, Verdict) else answer, strict=True):
+                verdicts[row] = verdict
+            faults = [group for group in together if any(verdicts[row].fault for row in group)]
+            again = [([group], tries - 1) for group in faults] if tries else []
+        waiting += again
+        for row in (row for groups, _ in again for group in groups for row in group):
+            outcomes[row] |= RETRIED
     return verdicts, [o | FAILED if verdict.fault else o for o, verdict in zip(outcomes, verdicts, strict=True)]
 
 
-class Worker:
-    """A process that scores. One that died, or was late, is replaced when it is needed again."""
+Tasks: TypeAlias = "SimpleQueue[Callable[[Worker], None] | None]"
 
-    def __init__(self, rewards: Mapping[str, AnyReward], timeout: float) -> None:
-        self._rewards, self._timeout = dict(rewards), timeout
+
+class Worker(threading.Thread):
+    """A process that scores, and the thread that asks it. One that died, or was late, is replaced when it is needed."""
+
+    def __init__(self, tasks: Tasks, rewards: Mapping[str, AnyReward], timeout: float) -> None:
+        """Start it, which loads the rewards; ``tasks`` may be those of several workers, and None ends one."""
+        super().__init__(name="scoring", daemon=True)
+        self._tasks, self._rewards, self._timeout = tasks, dict(rewards), timeout
         self._process: Server | None = None  # imports no torch, so that it is there in about a second
         self._holds: object = None  # the samples that were sent to it last
         self._lock, self._closed = threading.Lock(), False
+        self.start()
 
-    def prepare(self) -> None:
-        """Load the rewards before they are needed; what fails then fails again, with a note, at the first sample."""
-        with contextlib.suppress(TimeoutError, ChildDied, CancelledError):
-            self._ask(time.monotonic() + self._timeout, "its rewards to load")
+    def run(self) -> None:
+        with contextlib.suppress(TimeoutError, ChildDied, CancelledError):  # it fails again, at the first sample
+            self._ask(time.monotonic() + self._timeout)
+        while (task := self._tasks.get()) is not None:
+            task(self)
+        self._close()
 
     def score(self, label: str, samples: bytes, rows: Sequence[int], until: float) -> list[Verdict] | Verdict:
         """One call of a reward; see ``score``.
@@ -196,44 +198,39 @@ class Worker:
             ChildDied: the process ended.
             CancelledError: the worker was killed.
         """
-        what = f"its verdicts on {len(rows)} {self._rewards[label].judged}"
-        try:
-            found: list[Verdict] | Verdict = self._ask(until, what, label, list(rows), samples)
-        except ChildDied as error:
-            if not self._closed:
-                log.warning("a process that scored reward %s died (%s) and is replaced", label, error)
-            raise
-        return found
+        answer: list[Verdict] | Verdict = self._ask(until, label, list(rows), samples)
+        return answer
 
-    def _ask(self, until: float, what: str, label: str = "", rows: Sequence[int] = (), samples: bytes = b"") -> Any:
+    def _ask(self, until: float, label: str = "", rows: Sequence[int] = (), samples: bytes = b"") -> Any:
         with self._lock:
             if self._closed:
                 raise CancelledError
             if self._process is None:
                 self._process, self._holds = Server(_load, self._rewards, ENVIRONMENT), None
             process = self._process
+        late = f"timed out after {self._timeout:g} s (scoring.timeout) waiting for its "
         try:
-            late = f"timed out after {self._timeout:g} s (scoring.timeout) waiting for "
-            process.load(max(until - time.monotonic(), 0.0), f"{late}its rewards to load")
-            if not label:
-                return None
-            new = None if samples is self._holds else samples
-            answer = process.call(max(until - time.monotonic(), 0.0), late + what, label, rows, new)
-            self._holds = samples
-            return answer
-        except (TimeoutError, ChildDied):
-            self.close()
+            process.load(max(until - time.monotonic(), 0.0), f"{late}rewards to load")
+            if label:
+                what = f"{late}verdicts on {len(rows)} {self._rewards[label].judged}"
+                new = None if samples is self._holds else samples
+                self._holds = samples
+                return process.call(max(until - time.monotonic(), 0.0), what, label, rows, new)
+        except (TimeoutError, ChildDied) as error:
+            self._close()
+            if isinstance(error, ChildDied) and not self._closed:
+                log.warning("a process that scored rewards died (%s) and is replaced", error)
             raise
 
     def kill(self) -> None:
-        """End the process now and for good, from any thread."""
+        """End the process now and for good, from any thread; ``join`` waits for the worker's."""
         with self._lock:
             self._closed = True
             if self._process is not None:
                 self._process.kill()
+        self._tasks.put(None)
 
-    def close(self) -> None:
-        """End the process."""
+    def _close(self) -> None:
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
@@ -254,38 +251,3 @@ def _load(rewards: dict[str, AnyReward]) -> Callable[..., list[Verdict] | Verdic
         return score(rewards[label], [samples[row] for row in rows], [prompts[row] for row in rows], given.select(rows))
 
     return answer
-
-
-class WorkerPool:
-    """Workers with the same rewards, a thread to each, and the tasks that wait for them, in order."""
-
-    def __init__(self, rewards: Mapping[str, AnyReward], processes: int, timeout: float) -> None:
-        self._tasks: SimpleQueue[Callable[[Worker], None] | None] = SimpleQueue()
-        self._workers = [Worker(rewards, timeout) for _ in range(processes)]
-        self._threads = [
-            threading.Thread(target=self._serve, args=(worker,), name=f"scoring-{number}", daemon=True)
-            for number, worker in enumerate(self._workers)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def put(self, task: Callable[[Worker], None]) -> None:
-        """Have a worker's thread call this with the worker."""
-        self._tasks.put(task)
-
-    def kill(self) -> None:
-        """End the processes at once, which ends what waits for them; ``join`` waits for the threads."""
-        for worker in self._workers:
-            worker.kill()
-            self._tasks.put(None)
-
-    def join(self) -> None:
-        """Wait for the threads of a pool that was killed."""
-        for thread in self._threads:
-            thread.join()
-
-    def _serve(self, worker: Worker) -> None:
-        worker.prepare()
-        while (task := self._tasks.get()) is not None:
-            task(worker)
-        worker.close()

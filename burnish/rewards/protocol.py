@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -32,36 +32,6 @@ class _Sent(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, val_json_bytes="base64")
 
 
-class ImageData(_Sent):
-    """An image in one of these forms; safetensors hold ``image``, uint8 [H, W, 3]."""
-
-    png: Data | None = None
-    jpeg: Data | None = None
-    webp: Data | None = None
-    safetensors: Data | None = None
-
-    def pixels(self, most: int) -> np.ndarray:
-        """uint8 [H, W, 3]."""
-        if self.safetensors is not None:
-            return _tensor(self.safetensors, "image", np.uint8, 3, most)
-        from PIL import Image
-
-        try:
-            with Image.open(io.BytesIO(self.encoded), formats=["PNG", "JPEG", "WEBP"]) as opened:
-                _check_size(opened.height, opened.width, most)
-                return np.asarray(as_rgb(opened))
-        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-            raise ValueError(f"the image can't be read: {str(error)[:200]}") from None
-
-    @property
-    def encoded(self) -> bytes:
-        """The file."""
-        data = self.png or self.jpeg or self.webp
-        if data is None:
-            raise ValueError("an image has one of png, jpeg, webp and safetensors; those of prompts none of the last")
-        return data
-
-
 class SoundData(_Sent):
     """Safetensors hold ``sound``, float32 [channels, N]."""
 
@@ -80,8 +50,12 @@ class ClipData(_Sent):
     safetensors: Data
 
     def clip(self, most: int) -> Clip:
+        frames = _tensor(self.safetensors, "frames", np.uint8, 4)
+        if frames.shape[3] != 3:
+            raise ValueError("frames must be [F, H, W, 3]")
+        _check_size(*frames.shape[1:3], most)
         sound = None if self.rate is None else SoundData(rate=self.rate, safetensors=self.safetensors).sound()
-        return Clip(frames=_tensor(self.safetensors, "frames", np.uint8, 4, most), fps=self.fps, sound=sound)
+        return Clip(frames=frames, fps=self.fps, sound=sound)
 
 
 class SampleData(_Sent):
@@ -89,7 +63,7 @@ class SampleData(_Sent):
 
     text: str | None = None
     finished: bool = True
-    image: ImageData | None = None
+    image: Data | None = None  # a file: PNG, JPEG or WebP
     clip: ClipData | None = None
     sound: SoundData | None = None
 
@@ -100,7 +74,7 @@ class SampleData(_Sent):
         if isinstance(sample, Sound):
             return cls(sound=SoundData(rate=sample.rate, safetensors=_packed(sound=sample.samples)))
         if not isinstance(sample, Clip):
-            return cls(image=ImageData(png=_png(sample)))
+            return cls(image=Media.array(np.asarray(sample)).read())
         if sample.sound is None:
             return cls(clip=ClipData(fps=sample.fps, safetensors=_packed(frames=sample.frames)))
         data = _packed(frames=sample.frames, sound=sample.sound.samples)
@@ -110,7 +84,7 @@ class SampleData(_Sent):
         if len(self.model_fields_set - {"finished"}) != 1:
             raise ValueError("it must have one of text, image, clip and sound")
         if self.image is not None:
-            return self.image.pixels(most)
+            return _pixels(self.image, most)
         if self.clip is not None:
             return self.clip.clip(most)
         return Response(self.text or "", finished=self.finished) if self.sound is None else self.sound.sound()
@@ -143,7 +117,7 @@ class PromptData(_Sent):
     label: str | None = None
     info: dict[str, Any] = Field(default_factory=dict)
     messages: list[_Turn] = Field(default_factory=list)
-    images: list[ImageData] = Field(default_factory=list)
+    images: list[Data] = Field(default_factory=list)
 
     @classmethod
     def of(cls, prompt: Prompt, *, images: bool) -> PromptData:
@@ -160,7 +134,7 @@ class PromptData(_Sent):
 
     def prompt(self, most: int) -> Prompt:
         for image in self.images:
-            image.pixels(most)  # it stays encoded, once it is known that it can be decoded
+            _pixels(image, most)  # it stays encoded, once it is known that it can be decoded
         return Prompt(
             text=self.text,
             negative=self.negative,
@@ -169,7 +143,7 @@ class PromptData(_Sent):
             label=self.label,
             extra=json.dumps(self.info, sort_keys=True) if self.info else "",
             messages=tuple(turn.message() for turn in self.messages),
-            images=tuple(Media.encoded(image.encoded) for image in self.images),
+            images=tuple(map(Media.encoded, self.images)),
         )
 
 
@@ -238,18 +212,24 @@ def problem(error: ValidationError) -> str:
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
-def _image(media: Media) -> ImageData:
+def _image(media: Media) -> bytes:
     """The file as it is, where services read its format; else as PNG."""
     data = media.read()
-    heads = {"png": b"\x89PNG", "jpeg": b"\xff\xd8\xff", "webp": b"RIFF"}
-    form = next((name for name, head in heads.items() if data.startswith(head)), None)
-    if form is None or media.fit.min_pixels or media.fit.max_pixels:
-        return ImageData(png=_png(np.asarray(media.image())))
-    return ImageData(**{form: data})
+    if media.fit.min_pixels or media.fit.max_pixels or not data.startswith((b"\x89PNG", b"\xff\xd8\xff", b"RIFF")):
+        return Media.array(np.asarray(media.image())).read()
+    return data
 
 
-def _png(pixels: np.ndarray) -> bytes:
-    return Media.array(np.asarray(pixels)).read()
+def _pixels(data: bytes, most: int) -> np.ndarray:
+    """Of an image, uint8 [H, W, 3]."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data), formats=["PNG", "JPEG", "WEBP"]) as opened:
+            _check_size(opened.height, opened.width, most)
+            return np.asarray(as_rgb(opened))
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"the image can't be read: {str(error)[:200]}") from None
 
 
 def _packed(**tensors: np.ndarray) -> bytes:
@@ -258,22 +238,17 @@ def _packed(**tensors: np.ndarray) -> bytes:
     return save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
 
 
-def _tensor(data: bytes, name: str, dtype: type, dimensions: int, most: int | None = None) -> np.ndarray:
-    """One tensor of safetensors; RGB images where there is a limit of their pixels."""
+def _tensor(data: bytes, name: str, dtype: type, dimensions: int) -> np.ndarray:
+    """One tensor of safetensors."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     try:
-        tensors: Mapping[str, np.ndarray] = load(data)
+        tensor = load(data).get(name)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"the safetensors can't be read: {str(error)[:200]}") from None
-    tensor = tensors.get(name)
     if tensor is None or tensor.dtype != dtype or tensor.ndim != dimensions or 0 in tensor.shape:
         raise ValueError(f"{name} must be a tensor of {np.dtype(dtype)} with {dimensions} dimensions")
-    if most is not None:
-        if tensor.shape[-1] != 3:
-            raise ValueError(f"{name} must have 3 colours as its last dimension")
-        _check_size(*tensor.shape[-3:-1], most)
     return tensor
 
 

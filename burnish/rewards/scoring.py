@@ -7,19 +7,20 @@ import math
 import pickle
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import pairwise
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from burnish.options import ScoringOptions
 from burnish.options.mixing import MixingOptions
-from burnish.rewards.base import NOTHING, AnyReward, Given, Verdict, inputs_asked
-from burnish.rewards.calls import Worker, WorkerPool, missing, score, with_retries
+from burnish.rewards.base import NOTHING, AnyReward, Compared, Given, Verdict, inputs_asked
+from burnish.rewards.calls import Tasks, Worker, missing, score, with_retries
 from burnish.rewards.mixing import SUM, component_names, mix
 from burnish.types.clips import writable
 from burnish.types.execution import DROPS, FAILED, REPEATED, TIMED_OUT, Ran
@@ -121,37 +122,30 @@ class Breaker:
     def observe(
         self, verdicts: Sequence[Verdict], outcomes: Sequence[int], prompts: Sequence[Prompt]
     ) -> RewardsFailing | None:
-        """Take the verdicts of one request, and log each new reason for missing ones; the error that ends the run."""
+        """Take the verdicts of one request, and log new reasons for missing ones; the error that ends the run."""
         late = any(outcome & TIMED_OUT for outcome in outcomes)
         self._late, self._last = (self._late + 1, time.monotonic()) if late else (0, 0.0)
+        most = self.options.max_failures
         for verdict, prompt in zip(verdicts, prompts, strict=True):
             if not verdict.asked:
                 continue
             self._failures = self._failures + 1 if verdict.fault else 0
-            if verdict.value is None:
-                self._warn(verdict.note, prompt)
-                if problem := self._problem(prompt):
-                    return RewardsFailing(
-                        f"reward {self.label} {problem}: {' '.join(verdict.note.split())}; put the reward right and "
-                        "run the same command again: it resumes from the last checkpoint"
-                    )
+            if verdict.value is not None:
+                continue
+            if verdict.note not in self._warned and len(self._warned) < WARNINGS:
+                self._warned.add(verdict.note)
+                log.warning("reward %s is missing: %s; first for %s", self.label, verdict.note, prompt.name)
+            if self.reward.on_failure == "raise":
+                problem = f"has no value for {prompt.name}, and its on_failure is raise"
+            elif most is not None and self._failures >= most:
+                problem = f"failed for {self._failures} samples in a row (scoring.max_failures={most}), the last time"
+            else:
+                continue
+            return RewardsFailing(
+                f"reward {self.label} {problem}: {' '.join(verdict.note.split())}; put the reward right and run the "
+                "same command again: it resumes from the last checkpoint"
+            )
         return None
-
-    def _problem(self, prompt: Prompt) -> str:
-        if self.reward.on_failure == "raise":
-            return f"has no value for {prompt.name}, and its on_failure is raise"
-        most = self.options.max_failures
-        if most is None or self._failures < most:
-            return ""
-        return f"failed for {self._failures} samples in a row (scoring.max_failures={most}), the last time"
-
-    def _warn(self, why: str, prompt: Prompt) -> None:
-        if why in self._warned or len(self._warned) == WARNINGS:
-            return
-        self._warned.add(why)
-        log.warning("reward %s is missing: %s; first for %s", self.label, why, prompt.name)
-        if len(self._warned) == WARNINGS:
-            log.warning("further reasons why reward %s is missing are not logged", self.label)
 
 
 class Scorer:
@@ -175,7 +169,8 @@ class Scorer:
         self._around = around
         component_names(rewards)  # refuses two of one name, before anything is sampled
         self.rewards, self.options, self.mixing = dict(rewards), options, mixing
-        self._pools: dict[str, WorkerPool] = {}  # by where the rewards are
+        self._tasks: dict[str, Tasks] = {}  # of worker processes, by where their rewards are
+        self._workers: list[Worker] = []
         self._lock = threading.Lock()
         self._closed = False
         self._waiting: set[Batch] = set()
@@ -199,11 +194,13 @@ class Scorer:
         Raises:
             UserError: a reward can't be sent to another process.
         """
-        if self._pools or not self.options.processes:
+        if self._workers or not self.options.processes:
             return
         _check_sendable(self.rewards)
         for place, rewards in _by(_place, self.rewards).items():
-            self._pools[place] = WorkerPool(rewards, 1 if place else self.options.processes, self.options.timeout)
+            self._tasks[place] = SimpleQueue()
+            for _ in range(1 if place else self.options.processes):
+                self._workers.append(Worker(self._tasks[place], rewards, self.options.timeout))
 
     def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> Future[Scores]:
         """Start scoring samples: images, uint8 [H, W, 3] each, or responses. The future always gets a result.
@@ -220,14 +217,15 @@ class Scorer:
         if self._failing is not None:
             batch.scores.set_exception(self._failing)
             return batch.scores
-        parts = self._parts(len(samples))
-        batch.open = sum(len(rewards) for _, rewards in parts)
         with self._lock:
             self._waiting.add(batch)
         batch.scores.add_done_callback(lambda _: self._waiting.discard(batch))
-        for rows, rewards in parts:
-            if self._pools:
-                self._pools[_place(*rewards.values())].put(partial(self._score, batch, rows, rewards))
+        parts = [(range(*ends), place, rewards) for (place, compared), rewards in _by(_kind, self.rewards).items()
+                 for ends in self._bounds(len(samples), place, compared)]  # fmt: skip
+        batch.open = sum(len(rewards) for _, _, rewards in parts)
+        for rows, place, rewards in parts:
+            if self._tasks:
+                self._tasks[place].put(partial(self._score, batch, rows, rewards))
             else:
                 self._score(batch, rows, rewards)
         return batch.scores
@@ -239,19 +237,15 @@ class Scorer:
     def close(self) -> None:
         """End the processes at once; what is not answered yet is cancelled."""
         self._closed = True
-        for pool in self._pools.values():
-            pool.kill()
-        for pool in self._pools.values():
-            pool.join()
+        for worker in self._workers:
+            worker.kill()
+        for worker in self._workers:
+            worker.join()
 
-    def _parts(self, size: int) -> list[tuple[range, dict[str, AnyReward]]]:
-        """Rows of a batch and the rewards that one worker asks about them: processes share what is scored by itself."""
-        parts = []
-        for (place, compared), rewards in _by(lambda one: (_place(one), one.compares()), self.rewards).items():
-            count = 1 if place or compared != "samples" else max(1, min(self.options.processes, size))
-            bounds = [size * part // count for part in range(count + 1)]
-            parts += [(range(*ends), rewards) for ends in pairwise(bounds)]
-        return parts
+    def _bounds(self, size: int, place: str, compared: Compared) -> Iterable[tuple[int, int]]:
+        """Where the parts of a batch begin and end: processes share what is scored by itself."""
+        count = 1 if place or compared != "samples" else max(1, min(self.options.processes, size))
+        return pairwise(size * part // count for part in range(count + 1))
 
     def _score(self, batch: Batch, rows: range, rewards: Mapping[str, AnyReward], worker: Worker | None = None) -> None:
         """Have rewards score some rows one after another, in a worker or here."""
@@ -262,8 +256,8 @@ class Scorer:
             if worker is not None:
                 return worker.score(label, packed, own, until)
             with self._around():
-                some = [writable(samples[i]) for i in own]  # a reward may write to its samples
-                return score(rewards[label], some, [prompts[i] for i in own], given.select(own))
+                copies = [writable(samples[i]) for i in own]  # a reward may write to its samples
+                return score(rewards[label], copies, [prompts[i] for i in own], given.select(own))
 
         try:
             packed = b"" if worker is None else pickle.dumps((samples, prompts, given), pickle.HIGHEST_PROTOCOL)
@@ -313,9 +307,13 @@ class Scorer:
                 batch.scores.set_result(scores)
 
 
-def _place(reward: AnyReward, *_: AnyReward) -> str:
+def _place(reward: AnyReward) -> str:
     """Where a reward is scored: by the processes that all without weights share, or by that of a device."""
     return f"weights on {reward.device_name}" if reward.has_weights else ""
+
+
+def _kind(reward: AnyReward) -> tuple[str, Compared]:
+    return _place(reward), reward.compares()
 
 
 def _by(key: Callable[[AnyReward], Any], rewards: Mapping[str, AnyReward]) -> dict[Any, dict[str, AnyReward]]:
