@@ -303,8 +303,8 @@ def verdict_of(value: Any, who: str, tokens: int | None = None) -> Verdict:
 
     A dict has one score; ``steps`` or ``tokens`` that it is made of; further numbers by name; texts as notes; ``pred``.
     """
-    if isinstance(value, Verdict):
-        return value
+    if isinstance(value, Verdict | float):
+        return value if isinstance(value, Verdict) else Verdict(value)
     if value is None:
         return missing(f"{who} gave no value")
     further = dict(value) if isinstance(value, Mapping) else {"score": value}
