@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
@@ -48,19 +49,15 @@ class Row:
         return self.prompt.info
 
 
-def _sample(row: Row) -> Any:
-    return row.sample
-
-
 def _ground_truth(row: Row) -> Any:
     raw = row.info.get("reward_model")
     return raw["ground_truth"] if isinstance(raw, dict) and "ground_truth" in raw else row.prompt.answer
 
 
 VALUES: dict[str, Callable[[Row], Any]] = {  # what a parameter gets of each sample
-    "image": _sample,
-    "video": _sample,
-    "response": _sample,
+    "image": lambda row: row.sample,
+    "video": lambda row: row.sample,
+    "response": lambda row: row.sample,
     "audio": lambda row: getattr(row.sample, "sound", row.sample),
     "prompt": lambda row: row.prompt,
     "reference": lambda row: row.prompt.answer,
@@ -106,28 +103,25 @@ class Form:
 
 def _text_or_messages(row: Row) -> Any:
     """A prompt as TRL's and flow_grpo's rewards read it: messages of a conversation, plain text where that is all."""
-    if not row.prompt.conversational:
-        return row.prompt.text
-    chat = row.prompt.chat()
+    chat = row.prompt.chat() if row.prompt.conversational else []
     for message in chat:
         if all(part["type"] == "text" for part in message["content"]):
             message["content"] = "".join(part["text"] for part in message["content"])
-    return chat
+    return chat or row.prompt.text
 
 
 def _completion(row: Row) -> Any:
-    text = row.sample.text
-    return [{"role": "assistant", "content": text}] if row.prompt.conversational else text
+    return [{"role": "assistant", "content": row.sample.text}] if row.prompt.conversational else row.sample.text
 
 
 def _reward_input(row: Row) -> dict[str, Any]:
-    length = len(row.inputs["response_ids"])
-    return {"response": row.sample.text, "response_length": length, "ground_truth": _ground_truth(row)}
+    return {"response": row.sample.text, "response_length": len(row.inputs["response_ids"]),
+            "ground_truth": _ground_truth(row)}  # fmt: skip
 
 
 FORMS = (
     Form("verl", frozenset({"solution_str"}), True, {"solution_str": lambda row: row.sample.text}),
-    Form("verl", frozenset({"solution_image"}), True, {"solution_image": _sample}),
+    Form("verl", frozenset({"solution_image"}), True, {"solution_image": VALUES["image"]}),
     Form("EasyR1", frozenset({"reward_input"}), True, {"reward_input": _reward_input}),
     Form("EasyR1", frozenset({"reward_inputs"}), False, {"reward_inputs": _reward_input}),
     Form("TRL", frozenset({"completions"}), False,
@@ -142,25 +136,20 @@ class Call:
     """What a function is called with."""
 
     single: bool = False  # once for each sample
-    values: Mapping[str, Callable[[Row], Any]] | None = None  # by name; None: samples and prompts, in this order
-    columns: Mapping[str, Any] | None = None  # keys of the record that it names, with their defaults
+    values: Mapping[str, Callable[[Row], Any]] = field(default_factory=dict)  # {}: samples and prompts, in this order
+    columns: Mapping[str, Any] = field(default_factory=dict)  # keys of the record that it names, with their defaults
     rest: bool = False  # whether it takes all other keys of the record, too
     library: str = ""  # that it was written for
 
     @property
-    def fields(self) -> list[str]:
-        """The names of what it gets, keys of the record left out."""
-        return list(self.values or {})
-
-    @property
     def required(self) -> list[str]:
         """Keys that every record has to have."""
-        return [name for name, default in (self.columns or {}).items() if default is inspect.Parameter.empty]
+        return [name for name, default in self.columns.items() if default is inspect.Parameter.empty]
 
     def arguments(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Those of a call about a batch: lists with a value per sample."""
-        found = {name: [value(row) for row in rows] for name, value in (self.values or {}).items()}
-        columns = dict(self.columns or {})
+        found = {name: [value(row) for row in rows] for name, value in self.values.items()}
+        columns = dict(self.columns)
         if self.rest:
             columns |= {name: None for row in rows for name in row.info if name not in columns | found}
         for name, default in columns.items():
@@ -213,17 +202,14 @@ def call_of(thing: Any, half: Half, arguments: Mapping[str, Any]) -> Call:
 
 
 def _is_single(thing: Any, names: Sequence[str]) -> bool:
-    batch = [name for name in names if name in PLURAL]
+    several = [f"asks for {name} of a batch" for name in names if name in PLURAL]
+    if (compared := compared_by(thing)) != "samples":
+        several.append(f"compares {compared}")
     single = [name for name in names if name not in (*PLURAL, *EITHER)]
-    if single and batch:
+    if single and several:
         raise UserError(
-            f"{place(thing)} asks for {batch[0]} of a batch and for {single[0]} of one sample; name all of them for a "
-            f"batch ({', '.join(PLURAL)}), or all for one sample"
-        )
-    if single and (compared := compared_by(thing)) != "samples":
-        raise UserError(
-            f"{place(thing)} compares {compared}, but asks for {single[0]} of one sample; name its parameters for "
-            "several, as in images, responses, prompts"
+            f"{place(thing)} {several[0]}, and asks for {single[0]} of one sample; name all of them for a batch "
+            f"({', '.join(PLURAL)}), or all for one sample"
         )
     return bool(single)
 
@@ -290,7 +276,8 @@ def verdicts_of(returned: Any, who: str, tokens: Sequence[int | None]) -> list[V
         returned = returned[keys[0]]
     values = list(returned)
     if len(values) != len(tokens):
-        return [_fault(f"{who} returned {len(values)} values for {len(tokens)} samples")] * len(tokens)
+        why = f"{who} returned {len(values)} values for {len(tokens)} samples"
+        return [missing(why, why)] * len(tokens)
     if further:
         columns = [list(column) for column in further.values()]
         each = [dict(zip(further, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -323,7 +310,7 @@ def verdict_of(value: Any, who: str, tokens: int | None = None) -> Verdict:
         numbers = {name: _number(one, name) for name, one in further.items() if name not in notes and one is not None}
         score = None if score is None else _number(score, key)
     except (TypeError, ValueError) as error:
-        return _fault(f"{who} gave {error}")
+        return missing(why := f"{who} gave {error}", why)
     note = "; ".join(text if name == "note" else f"{name}: {text}" for name, text in notes.items())
     if score is None:
         return missing(f"{who} gave no value" + (f"; {note}" if note else ""))
@@ -333,17 +320,10 @@ def verdict_of(value: Any, who: str, tokens: int | None = None) -> Verdict:
 
 
 def _number(value: Any, name: str) -> float:
-    try:
+    with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: of several values
         if not isinstance(value, str | bytes):
             return float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several values
-        pass
     raise ValueError(f"{value!r:.100}{'' if name == 'score' else f' as {name!r}'}, which is not a number")
-
-
-def _fault(why: str) -> Verdict:
-    """A missing value, because the reward returned what it must not."""
-    return missing(why, why)
 
 
 @options
@@ -378,7 +358,7 @@ class FunctionReward(AnyReward):
         return call_of(self._thing, self.half, self.arguments)
 
     def asks(self) -> tuple[str, ...]:
-        return tuple(sorted({INPUT_OF[name] for name in self._call.fields if name in INPUT_OF}))
+        return tuple(sorted({INPUT_OF[name] for name in self._call.values if name in INPUT_OF}))
 
     def compares(self) -> Compared:
         return compared_by(self._thing)
@@ -427,7 +407,7 @@ class FunctionReward(AnyReward):
     def _called(self, rows: Sequence[Row], *, single: bool = False) -> Any:
         """What the function returns for several samples, or for one of itself."""
         own = {} if isinstance(self._thing, type) else self.arguments
-        if self._call.values is None:
+        if not self._call.values:
             return self._callable([row.sample for row in rows], [row.prompt for row in rows], **own)
         given = self._call.arguments(rows)
         return self._callable(**{name: values[0] for name, values in given.items()} if single else given, **own)
@@ -444,11 +424,8 @@ class FunctionReward(AnyReward):
         return [verdict_of(value, place(self._thing), length) for value, length in each]
 
     def _batch(self, rows: Sequence[Row]) -> list[Verdict]:
-        return verdicts_of(self._awaited_call(rows), place(self._thing), _lengths(rows))
-
-    def _awaited_call(self, rows: Sequence[Row]) -> Any:
         (returned,) = _awaited([self._called(rows)], keep=False)
-        return returned
+        return verdicts_of(returned, place(self._thing), _lengths(rows))
 
     def _means(self, rows: Sequence[Row]) -> list[Verdict]:
         """The verdicts on a group by comparing each two: means over the pairs; missing where no pair has a value."""
@@ -461,7 +438,7 @@ class FunctionReward(AnyReward):
 
     def _pair(self, rows: Sequence[Row]) -> list[Verdict]:
         """The verdicts on two samples: two values; or the chance p that the first is better, for p and 1 - p."""
-        returned = self._awaited_call(rows)
+        (returned,) = _awaited([self._called(rows)], keep=False)
         if isinstance(returned, list | tuple):
             return verdicts_of(returned, place(self._thing), [None, None])
         first = verdict_of(returned, place(self._thing))
