@@ -18,6 +18,7 @@ from pydantic import Field
 from burnish.registry import options
 from burnish.rewards.base import AnyReward, Compared, Given, Verdict
 from burnish.rewards.calls import failed, missing
+from burnish.utils.awaiting import awaited
 from burnish.utils.errors import UserError
 from burnish.utils.user_code import load_object
 
@@ -420,12 +421,13 @@ class FunctionReward(AnyReward):
                 returned.append(self._called([row], single=True))
             except (Exception, SystemExit) as error:
                 returned.append(failed(error))
-        each = zip(_awaited(returned), _lengths(rows), strict=True)
-        return [verdict_of(value, place(self._thing), length) for value, length in each]
+        if any(map(inspect.isawaitable, returned)):
+            returned = awaited(_together(returned))
+        who = place(self._thing)
+        return [verdict_of(value, who, length) for value, length in zip(returned, _lengths(rows), strict=True)]
 
     def _batch(self, rows: Sequence[Row]) -> list[Verdict]:
-        (returned,) = _awaited([self._called(rows)], keep=False)
-        return verdicts_of(returned, place(self._thing), _lengths(rows))
+        return verdicts_of(awaited(self._called(rows)), place(self._thing), _lengths(rows))
 
     def _means(self, rows: Sequence[Row]) -> list[Verdict]:
         """The verdicts on a group by comparing each two: means over the pairs; missing where no pair has a value."""
@@ -438,7 +440,7 @@ class FunctionReward(AnyReward):
 
     def _pair(self, rows: Sequence[Row]) -> list[Verdict]:
         """The verdicts on two samples: two values; or the chance p that the first is better, for p and 1 - p."""
-        (returned,) = _awaited([self._called(rows)], keep=False)
+        returned = awaited(self._called(rows))
         if isinstance(returned, list | tuple):
             return verdicts_of(returned, place(self._thing), [None, None])
         first = verdict_of(returned, place(self._thing))
@@ -462,15 +464,8 @@ def _lengths(rows: Sequence[Row]) -> list[int | None]:
     return [len(row.inputs["response_ids"]) if "response_ids" in row.inputs else None for row in rows]
 
 
-def _awaited(returned: Sequence[Any], *, keep: bool = True) -> Sequence[Any]:
-    """What calls returned, those of an async function awaited at the same time.
-
-    Args:
-        returned: some may be awaitables.
-        keep: the verdict of one that raises takes its place, and others go on.
-    """
-    if not any(map(inspect.isawaitable, returned)):
-        return returned
+async def _together(values: Sequence[Any]) -> list[Any]:
+    """What calls give, awaited at the same time; the verdict of one that raises takes its place."""
     gate = asyncio.Semaphore(TOGETHER)
 
     async def one(value: Any) -> Any:
@@ -478,11 +473,6 @@ def _awaited(returned: Sequence[Any], *, keep: bool = True) -> Sequence[Any]:
             try:
                 return await value if inspect.isawaitable(value) else value
             except (Exception, SystemExit) as error:
-                if not keep:
-                    raise
                 return failed(error)
 
-    async def all_of_them() -> list[Any]:
-        return list(await asyncio.gather(*map(one, returned)))
-
-    return asyncio.run(all_of_them())
+    return await asyncio.gather(*map(one, values))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import pickle
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +36,6 @@ POLL = 0.5  # seconds between checks of what is waited for
 WARNINGS = 10  # different reasons of one reward that are logged; a thousand would hide the first
 LATE = 2  # requests in a row that time out, after which those that waited behind them are not asked any more
 TOKENS = 8  # of a made-up response
-LONG = 10.0  # seconds after which a probe says what is waited for
 
 
 class RewardsFailing(UserError):
@@ -66,8 +65,6 @@ class AnyScorer(Protocol):
     def submit(
         self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING
     ) -> PendingScores | Future[Scores]: ...
-
-    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> Scores: ...
 
     def close(self) -> None: ...
 
@@ -325,13 +322,15 @@ def _by(key: Callable[[AnyReward], Any], rewards: Mapping[str, AnyReward]) -> di
 
 def _check_sendable(rewards: Mapping[str, AnyReward]) -> None:
     for label, reward in rewards.items():
-        way_out = "move its class to the top level of an importable module, or set scoring.processes=0"
         try:
+            if type(reward).__module__ == "__main__":
+                raise TypeError("it is defined in `__main__`")
             pickle.dumps(reward)
         except Exception as error:
-            raise UserError(f"reward {label} can't be sent to a scoring process: {error}; {way_out}") from None
-        if type(reward).__module__ == "__main__":
-            raise UserError(f"reward {label} is defined in `__main__`; {way_out}")
+            raise UserError(
+                f"reward {label} can't be sent to a scoring process: {error}; move its class to the top level of an "
+                "importable module, or set scoring.processes=0"
+            ) from None
 
 
 def _content(sample: Any) -> Any:
@@ -475,20 +474,10 @@ def probe(
     asked = [prompt for prompt in {p.uid: p for p in first if p is not None}.values() for _ in range(2)]
     if not asked:
         return
-    until = time.monotonic() + LONG
-
-    def tell() -> None:
-        nonlocal until
-        check_cancelled()
-        if time.monotonic() > until:
-            until = math.inf
-            log.warning(
-                "waiting for the first verdicts of %s (scoring.timeout=%g seconds)", ", ".join(rewards), timeout
-            )
-
     # tokens can be made up as well; what a model makes on its way to a sample can't
     given = Given(inputs={"response_ids": [list(range(TOKENS))] * len(asked)}, made_up=True)
-    scores = awaited(scorer.submit([sample] * len(asked), asked, given), tell)
+    log.info("waiting for the first verdicts of %s (scoring.timeout=%g seconds)", ", ".join(rewards), timeout)
+    scores = awaited(scorer.submit([sample] * len(asked), asked, given), check_cancelled)
     judged = next(iter(rewards.values())).judged
     for fault, prompt in zip(scores.faults, asked, strict=True):
         if fault:
@@ -497,15 +486,10 @@ def probe(
                 "put the reward right, or, if it can judge only what a model has made, start with scoring.probe=false"
             )
     if bool(scores.missing.all()):
-        values = dict(zip(scores.names, scores.components[0].tolist(), strict=True))
-        labels = [label for label, one in rewards.items() if math.isnan(values[label]) and one.judges(asked[0])]
-        log.warning(
-            "reward %s has no value for made-up %s: %s; training needs values, so look whether that is meant",
-            ", ".join(labels), judged, _line(scores.notes[0]),
-        )  # fmt: skip
+        why = _line(scores.notes[0])
+        log.warning("no reward has a value for made-up %s: %s; training needs values, so look why", judged, why)
 
 
 def _line(note: str) -> str:
     """The first line of a note, not too long for a message."""
-    text = note.partition("\n")[0]
-    return text if len(text) <= 500 else f"{text[:500]}..."
+    return textwrap.shorten(note.partition("\n")[0], 500, placeholder="...")

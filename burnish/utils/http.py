@@ -74,14 +74,11 @@ def read_token(variable: str | None, option: str) -> str | None:
     return token
 
 
-@dataclass
 class _Server:
     """One of several servers that do the same work."""
 
-    url: str
-    under_way: int = 0
-    failures: int = 0  # in a row
-    rests_until: float = 0.0
+    def __init__(self, url: str) -> None:
+        self.url, self.under_way, self.failures, self.rests_until = url, 0, 0, 0.0  # failures in a row
 
 
 @dataclass
