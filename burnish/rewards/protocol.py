@@ -189,14 +189,8 @@ class ScoreData(BaseModel):
     fault: str = ""
     answer: str | None = None
 
-    @classmethod
-    def of(cls, verdict: Verdict) -> ScoreData:
-        note, fault = printable(verdict.note), printable(verdict.fault.partition("\n")[0])
-        answer = None if verdict.answer is None else printable(verdict.answer)[:NOTE]
-        return cls(value=verdict.value, values=dict(verdict.named), note=note[:NOTE], fault=fault[:NOTE], answer=answer)
-
     def verdict(self) -> Verdict:
-        note, fault = printable(self.note)[:NOTE], printable(self.fault)[:NOTE]
+        note, fault = shortened(self.note), shortened(self.fault)
         return Verdict(self.value, (), note, fault=fault, named=self.values, answer=self.answer)
 
 
@@ -204,6 +198,11 @@ class Reply(BaseModel):
     """What a service answers."""
 
     scores: list[ScoreData]
+
+
+def shortened(text: str) -> str:
+    """The text of a note, whoever wrote it, as it may be sent and shown."""
+    return printable(text)[:NOTE]
 
 
 def problem(error: ValidationError) -> str:

@@ -7,6 +7,7 @@ import pickle
 import textwrap
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -393,9 +394,7 @@ class Collector:
         self._by_group = any(
             reward.compares() != "samples" or (one_by_one and reward.has_weights) for reward in rewards
         )
-        self._left: dict[int, int] = {}  # samples of each group that are not there yet
-        for number in self._group:
-            self._left[number] = self._left.get(number, 0) + 1
+        self._left = Counter(self._group)  # samples of each group that are not there yet
 
     def add(
         self, rows: Sequence[int], samples: Sequence[Any], inputs: Mapping[str, Sequence[Any]] | None = None
@@ -407,22 +406,18 @@ class Collector:
             samples: pictures, clips, sounds or responses.
             inputs: what else rewards may ask for, by name; the same names each time.
         """
-        new = [i for i, row in enumerate(rows) if row not in self._there]
-        for i in new:
-            self._there.add(rows[i])
-            self._samples[rows[i]] = samples[i]
-            self._left[self._group[rows[i]]] -= 1
+        for i, row in enumerate(rows):
+            if row in self._there:
+                continue
+            self._there.add(row)
+            self._samples[row] = samples[i]
+            self._left[self._group[row]] -= 1
             for name, values in (inputs or {}).items():
-                self._inputs.setdefault(name, {})[rows[i]] = values[i]
+                self._inputs.setdefault(name, {})[row] = values[i]
         self._tell(len(self._there), len(self._group))
-        if self._at_the_end:
-            return
-        if not self._by_group:
-            self._submit([rows[i] for i in new])
-            return
-        touched = {self._group[rows[i]] for i in new}
-        full = {number for number in touched if not self._left[number]}
-        self._submit([row for row, number in enumerate(self._group) if number in full])
+        if not self._at_the_end:
+            waits = self._left if self._by_group else {}
+            self._submit(sorted(row for row in self._samples if not waits.get(self._group[row])))
 
     def scores(self, check_cancelled: Callable[[], None]) -> Scores:
         """The scores of all rows, in order; ``check_cancelled`` is called while they are waited for, and may end that.
@@ -438,10 +433,7 @@ class Collector:
             return awaited(self._scorer.submit([], []), check_cancelled)
         found = Scores.cat([awaited(pending, check_cancelled) for _, pending in self._pending])
         order = [row for rows, _ in self._pending for row in rows]
-        if order == sorted(order):
-            return found
-        place = {row: i for i, row in enumerate(order)}
-        return found.select([place[row] for row in range(len(order))])
+        return found if order == sorted(order) else found.select(sorted(range(len(order)), key=order.__getitem__))
 
     def _submit(self, rows: Sequence[int]) -> None:
         if not rows:

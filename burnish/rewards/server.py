@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from burnish.options.service import ServiceOptions
 from burnish.rewards import protocol
-from burnish.rewards.base import Given, Verdict
+from burnish.rewards.base import Given
 from burnish.rewards.scoring import Scorer
 from burnish.types.execution import execution_of
 from burnish.types.prompt import Prompt
@@ -39,7 +39,9 @@ PATIENCE = 2.0  # seconds for what a refused client still sends: closing at once
 class _Asked:
     samples: Sequence[Any]
     prompts: Sequence[Prompt]
-    verdicts: asyncio.Future[list[Verdict]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    scores: asyncio.Future[list[protocol.ScoreData]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class Service:
@@ -98,10 +100,10 @@ class Service:
         self.waiting += len(samples)
         try:
             self._queue.put_nowait(asked)
-            verdicts = await asked.verdicts
+            scores = await asked.scores
         finally:
             self.waiting -= len(samples)
-        reply = protocol.Reply(scores=[protocol.ScoreData.of(verdict) for verdict in verdicts])
+        reply = protocol.Reply(scores=scores)
         self.counts['burnish_requests_total{status="200"}'] += 1
         self.counts["burnish_request_seconds_sum"] += time.perf_counter() - begun
         return Response(reply.model_dump_json(), media_type="application/json")
@@ -171,18 +173,18 @@ class Service:
                         while sum(len(asked.samples) for asked in batch) < self.options.batch_size:
                             batch.append(await self._queue.get())
             try:
-                verdicts = await self._verdicts(batch)
+                scores = await self._scores(batch)
             except Exception as error:
                 for asked in batch:
-                    if not asked.verdicts.done():
-                        asked.verdicts.set_exception(error)
+                    if not asked.scores.done():
+                        asked.scores.set_exception(error)
                 continue
             for asked in batch:
-                own, verdicts = verdicts[: len(asked.samples)], verdicts[len(asked.samples) :]
-                if not asked.verdicts.done():  # the client has not gone away
-                    asked.verdicts.set_result(own)
+                own, scores = scores[: len(asked.samples)], scores[len(asked.samples) :]
+                if not asked.scores.done():  # the client has not gone away
+                    asked.scores.set_result(own)
 
-    async def _verdicts(self, batch: Sequence[_Asked]) -> list[Verdict]:
+    async def _scores(self, batch: Sequence[_Asked]) -> list[protocol.ScoreData]:
         """On the samples of several requests, which are compared with those of the same prompt and request alone."""
         samples = [sample for asked in batch for sample in asked.samples]
         if not samples:
@@ -196,13 +198,17 @@ class Service:
             for outcome in ("failed", "retried", "timed_out", "repeated"):
                 name = f'burnish_outcomes_total{{reward="{label}",outcome="{outcome}"}}'
                 self.counts[name] += getattr(execution, outcome)
-        return [_verdict(scores, row) for row in range(len(samples))]
+        return [_score(scores, row) for row in range(len(samples))]
 
 
-def _verdict(scores: Scores, row: int) -> Verdict:
-    """What a service answers about a sample: the sum as the value, and each component by name."""
+def _score(scores: Scores, row: int) -> protocol.ScoreData:
+    """What is answered about a sample: the sum as the value, and each component by name."""
     named = dict(zip(scores.names, scores.components[row].tolist(), strict=True)) | scores.further[row]
-    value = None if scores.missing[row] else float(scores.reward[row])
-    numbers = {name: number for name, number in named.items() if not math.isnan(number)}
     answer = next(iter(scores.answers[row].values()), None)
-    return Verdict(value, (), scores.notes[row], fault=scores.faults[row], named=numbers, answer=answer)
+    return protocol.ScoreData(
+        value=None if scores.missing[row] else float(scores.reward[row]),
+        values={name: number for name, number in named.items() if not math.isnan(number)},
+        note=protocol.shortened(scores.notes[row]),
+        fault=protocol.shortened(scores.faults[row].partition("\n")[0]),
+        answer=None if answer is None else protocol.shortened(answer),
+    )
