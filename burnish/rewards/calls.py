@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LARGEST = 3.4e38  # of float32, in which rewards are stored
+NOT_ASKED = Verdict(None, asked=False)  # the reward doesn't apply to the prompt
 MESSAGE = 1000  # characters of an error's message that are kept
 LONGEST = 8000  # last characters of a traceback that are kept
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # a worker shares the machine with the trainer
@@ -59,13 +60,16 @@ def score(
 def _score(reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given) -> list[Verdict]:
     lacking = [name for name in reward.asks() if name not in given.inputs]
     if lacking and given.made_up:
-        return [Verdict(None, asked=False)] * len(samples)
+        return [NOT_ASKED] * len(samples)
     why = f"{reward.name} asks for {', '.join(lacking)}, which this model's samples don't have" if lacking else ""
-    verdicts = [
-        missing(why or reward.unable(sample)) if reward.judges(prompt) else Verdict(None, asked=False)
-        for sample, prompt in zip(samples, prompts, strict=True)
-    ]
-    able = [row for row, verdict in enumerate(verdicts) if verdict.asked and not verdict.note]
+    verdicts, able = [NOT_ASKED] * len(samples), []
+    for row, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
+        if not reward.judges(prompt):
+            continue
+        if note := why or reward.unable(sample):
+            verdicts[row] = missing(note)
+        else:
+            able.append(row)
     if not able:
         return verdicts
     known = given.only(reward.asks()).select(able)
@@ -79,7 +83,7 @@ def _score(reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Prompt],
 
 def _checked(reward: AnyReward, verdict: Verdict) -> Verdict:
     if not verdict.asked:
-        return Verdict(None, asked=False)
+        return NOT_ASKED
     if verdict.value is None:
         return missing(verdict.note or "it gave no value", verdict.fault)
     if not math.isfinite(verdict.value) or abs(verdict.value) > LARGEST:

@@ -234,8 +234,8 @@ def _parts(
 
 
 def _note(verdicts: Mapping[str, Verdict]) -> str:
-    notes = {label: verdict.note for label, verdict in verdicts.items() if verdict.note}
-    return next(iter(notes.values())) if len(notes) == 1 else "; ".join(f"{label}: {n}" for label, n in notes.items())
+    notes = [(label, verdict.note) for label, verdict in verdicts.items() if verdict.note]
+    return notes[0][1] if len(notes) == 1 else "; ".join(f"{label}: {note}" for label, note in notes)
 
 
 def _fault(verdicts: Mapping[str, Verdict]) -> str:
