@@ -99,7 +99,7 @@ class Form:
     library: str
     told_by: frozenset[str]
     single: bool
-    values: Mapping[str, Callable[[Row], Any]]
+    values: dict[str, Callable[[Row], Any]]
 
 
 def _text_or_messages(row: Row) -> Any:

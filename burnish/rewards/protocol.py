@@ -53,7 +53,7 @@ class ClipData(_Sent):
         frames = _tensor(self.safetensors, "frames", np.uint8, 4)
         if frames.shape[3] != 3:
             raise ValueError("frames must be [F, H, W, 3]")
-        _check_size(*frames.shape[1:3], most)
+        _check_size(frames.shape[1], frames.shape[2], most)
         sound = None if self.rate is None else SoundData(rate=self.rate, safetensors=self.safetensors).sound()
         return Clip(frames=frames, fps=self.fps, sound=sound)
 
