@@ -103,13 +103,10 @@ def failed(error: BaseException) -> Verdict:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(str(OURS)):
         trace = trace.tb_next  # Burnish's own frames don't help the author of the reward
-    try:
-        message = printable(str(error))
-    except Exception:  # of an exception class whose __str__ fails
-        message = "its message can't be read"
+    message = printable("".join(traceback.format_exception_only(error)).strip())
     message = message if len(message) <= MESSAGE else f"{message[:MESSAGE]}..."
     text = printable("".join(traceback.format_exception(type(error), error, trace)))
-    return missing(f"{type(error).__name__}: {message}{place_of(error)}", text[-LONGEST:].rstrip())
+    return missing(f"{message}{place_of(error)}", text[-LONGEST:].rstrip())
 
 
 def printable(text: str) -> str:

@@ -25,7 +25,7 @@ from burnish.options.service import ServiceOptions
 from burnish.rewards import protocol
 from burnish.rewards.base import Given
 from burnish.rewards.scoring import Scorer
-from burnish.types.execution import execution_of
+from burnish.types.execution import OUTCOMES, execution_of
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
 from burnish.utils.serving import is_loopback
@@ -195,7 +195,7 @@ class Service:
         scores = await asyncio.wrap_future(self.scorer.submit(samples, prompts, Given(group=numbers)))
         for label, execution in execution_of(scores.ran, [False] * len(samples)).items():
             self.counts[f'burnish_samples_total{{reward="{label}"}}'] += len(execution.seconds)
-            for outcome in ("failed", "retried", "timed_out", "repeated"):
+            for outcome in OUTCOMES:
                 name = f'burnish_outcomes_total{{reward="{label}",outcome="{outcome}"}}'
                 self.counts[name] += getattr(execution, outcome)
         return [_score(scores, row) for row in range(len(samples))]
