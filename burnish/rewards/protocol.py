@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic import BaseModel, Field, PlainSerializer, ValidationError
 
 from burnish.rewards.base import Verdict
 from burnish.rewards.calls import printable
@@ -28,8 +28,8 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Rate = Annotated[int, Field(ge=1, le=HIGHEST_RATE)]
 
 
-class _Sent(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, val_json_bytes="base64")
+class _Sent(BaseModel, extra="forbid", strict=True, val_json_bytes="base64"):
+    """A part of a request."""
 
 
 class SoundData(_Sent):
@@ -95,9 +95,7 @@ class _TurnPart(_Sent):
     text: str = ""
 
 
-class _Turn(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class _Turn(BaseModel, extra="allow", strict=True):
     role: str
     content: list[_TurnPart]
 
@@ -180,7 +178,7 @@ class Request(_Sent):
         return samples, prompts
 
 
-class ScoreData(BaseModel):
+class ScoreData(BaseModel, strict=True):
     """What a service answers about one sample."""
 
     value: Number | None

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from burnish.utils.addresses import secret_in
+from burnish.utils.awaiting import awaited
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 
@@ -189,7 +190,8 @@ def request(
             return await _ask(method, url, content, headers, largest)
 
     try:
-        return asyncio.run(within())
+        answer: bytes = awaited(within(), "http")  # a look-up of a name may outlast the deadline
+        return answer
     except TimeoutError:
         raise HttpError(f"timed out after {seconds:.3g} s") from None
     except HttpError as error:
