@@ -28,7 +28,7 @@ Compared = Literal["samples", "pairs", "groups"]  # what a reward judges: each b
 class Given:
     """Of a batch of samples. Only what a reward asks for is sent to the process that computes it."""
 
-    inputs: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # latents, embeddings, response_ids, by sample
+    inputs: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # latents, response_ids, by sample
     group: Sequence[int] = ()  # equal for the samples of one prompt; empty: those with the same prompt
     update: int = 0  # the policy update that the samples are for; 0 is validation
     made_up: bool = False  # the samples are made up, to try the rewards: nobody knows what their latents would be
@@ -135,7 +135,7 @@ class AnyReward(Named, ABC):
         return self.score_given(samples, prompts, given)
 
     def asks(self) -> tuple[str, ...]:
-        """Which of latents, embeddings and response_ids it reads; no others are sent to it."""
+        """Which of latents and response_ids it reads; no others are sent to it."""
         return ()
 
     def compares(self) -> Compared:

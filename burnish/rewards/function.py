@@ -65,7 +65,6 @@ VALUES: dict[str, Callable[[Row], Any]] = {  # what a parameter gets of each sam
     "label": lambda row: row.prompt.label,
     "source": lambda row: row.prompt.source,
     "latent": lambda row: row.inputs["latents"],
-    "embedding": lambda row: row.inputs["embeddings"],
     "response_ids": lambda row: row.inputs["response_ids"],
     "condition_images": lambda row: [media.image() for media in row.prompt.images],
     "ground_truth": _ground_truth,
@@ -75,13 +74,11 @@ VALUES: dict[str, Callable[[Row], Any]] = {  # what a parameter gets of each sam
 EITHER = ("response_ids", "condition_images", "ground_truth", "extra_info", "data_source")  # of a sample, or of all
 PLURAL = {f"{name}s": name for name in VALUES if name not in EITHER}
 INPUT_OF = {  # what a parameter needs of ``Given.inputs``
-    "latents": "latents", "latent": "latents", "embeddings": "embeddings", "embedding": "embeddings",
-    "response_ids": "response_ids", "completion_ids": "response_ids", "reward_inputs": "response_ids",
-    "reward_input": "response_ids",
+    "latents": "latents", "latent": "latents", "response_ids": "response_ids", "completion_ids": "response_ids",
+    "reward_inputs": "response_ids", "reward_input": "response_ids",
 }  # fmt: skip
 OF = {  # parameters that only samples of one half have
-    "drawn": {"images", "image", "videos", "video", "audios", "audio", "solution_image", "latents", "latent",
-              "embeddings", "embedding"},
+    "drawn": {"images", "image", "videos", "video", "audios", "audio", "solution_image", "latents", "latent"},
     "said": {"responses", "response", "solution_str", "completions", "completion_ids", "reward_inputs", "reward_input",
              "response_ids"},
 }  # fmt: skip
