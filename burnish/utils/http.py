@@ -194,10 +194,8 @@ def request(
         return answer
     except TimeoutError:
         raise HttpError(f"timed out after {seconds:.3g} s") from None
-    except HttpError as error:
-        if token is None or token not in str(error):
-            raise
-        why = str(error).replace(token, "***")  # a server may repeat what it was sent
+    except HttpError as error:  # a server may repeat what it was sent
+        why = str(error) if token is None else str(error).replace(token, "***")
         raise HttpError(why, status=error.status, pause=error.pause) from None
 
 
