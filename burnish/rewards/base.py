@@ -44,10 +44,10 @@ class Given:
 
     def groups(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """The rows of each group, in order of their first."""
-        found: dict[object, list[int]] = {}
+        groups: dict[object, list[int]] = {}
         for row, prompt in enumerate(prompts):
-            found.setdefault(self.group[row] if self.group else prompt.uid, []).append(row)
-        return list(found.values())
+            groups.setdefault(self.group[row] if self.group else prompt.uid, []).append(row)
+        return list(groups.values())
 
 
 NOTHING = Given()
@@ -291,16 +291,16 @@ class Reward(AnyReward):
 
     def verdicts(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> list[Verdict]:
         parts = [self._parts(sample) for sample in samples]
-        rows = [row for row, some in enumerate(parts) for _ in some]
+        rows = [row for row, frames in enumerate(parts) for _ in frames]
         repeated = [prompts[row] for row in rows]
         own = given if len(rows) == len(samples) else given.select(rows)
-        found = self.score_given([part for some in parts for part in some], repeated, own)
+        verdicts = self.score_given([part for frames in parts for part in frames], repeated, own)
         if len(repeated) == len(samples):
-            return found
-        if len(found) != len(repeated):
-            raise ValueError(f"it returned {len(found)} verdicts for {len(repeated)} frames")
-        scored = iter(found)
-        return [self._reduced([next(scored) for _ in some]) for some in parts]
+            return verdicts
+        if len(verdicts) != len(repeated):
+            raise ValueError(f"it returned {len(verdicts)} verdicts for {len(repeated)} frames")
+        scored = iter(verdicts)
+        return [self._reduced([next(scored) for _ in frames]) for frames in parts]
 
     def _parts(self, sample: Any) -> list[Any]:
         """What ``score`` gets of a sample."""

@@ -146,15 +146,15 @@ class Call:
 
     def arguments(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Those of a call about a batch: lists with a value per sample."""
-        found = {name: [value(row) for row in rows] for name, value in self.values.items()}
+        arguments = {name: [value(row) for row in rows] for name, value in self.values.items()}
         columns = dict(self.columns)
         if self.rest:
-            columns |= {name: None for row in rows for name in row.info if name not in columns | found}
+            columns |= {name: None for row in rows for name in row.info if name not in columns | arguments}
         for name, default in columns.items():
             instead = None if default is inspect.Parameter.empty else default
             if name in self.required or any(name in row.info for row in rows):
-                found[name] = [row.info.get(name, instead) for row in rows]
-        return found
+                arguments[name] = [row.info.get(name, instead) for row in rows]
+        return arguments
 
 
 def call_of(thing: Any, half: Half, arguments: Mapping[str, Any]) -> Call:
@@ -180,9 +180,13 @@ def call_of(thing: Any, half: Half, arguments: Mapping[str, Any]) -> Call:
     except (TypeError, ValueError):  # written in C: only a call can tell
         return Call()
     parameters = list(signature.parameters.values())[1 if isinstance(thing, type) else 0 :]
-    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    free = {one.name: one.default for one in named if one.name not in own}
-    form = next((one for one in FORMS if one.told_by <= free.keys()), None)
+    named = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    free = {parameter.name: parameter.default for parameter in named if parameter.name not in own}
+    form = next((form for form in FORMS if form.told_by <= free.keys()), None)
     known = VALUES | {name: VALUES[one] for name, one in PLURAL.items()} | (form.values if form else {})
     values = {name: known[name] for name in free if name in known}
     if foreign := [name for name in values if name in OF["said" if half == "drawn" else "drawn"]]:
@@ -193,7 +197,7 @@ def call_of(thing: Any, half: Half, arguments: Mapping[str, Any]) -> Call:
         _bind(thing, signature, called, ["images" if half == "drawn" else "responses", "prompts"], own)
         return Call()
     _bind(thing, signature, called, [], {**own, **free})
-    rest = any(one.kind == one.VAR_KEYWORD for one in parameters)
+    rest = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
     columns = {name: default for name, default in free.items() if name not in values}
     single = form.single if form else _is_single(thing, list(values))
     return Call(single, values, columns, rest, form.library if form else "")
@@ -305,7 +309,9 @@ def verdict_of(value: Any, who: str, tokens: int | None = None) -> Verdict:
         total = sum(worth for _, worth in steps) + sum(each)
         score = further.pop(key) if key else total
         notes = {name: text[:TEXT] for name, text in further.items() if isinstance(text, str)}
-        numbers = {name: _number(one, name) for name, one in further.items() if name not in notes and one is not None}
+        numbers = {
+            name: _number(number, name) for name, number in further.items() if name not in notes and number is not None
+        }
         score = None if score is None else _number(score, key)
     except (TypeError, ValueError) as error:
         return missing(why := f"{who} gave {error}", why)
@@ -465,11 +471,11 @@ async def _together(values: Sequence[Any]) -> list[Any]:
     """What calls give, awaited at the same time; the verdict of one that raises takes its place."""
     gate = asyncio.Semaphore(TOGETHER)
 
-    async def one(value: Any) -> Any:
+    async def settled(value: Any) -> Any:
         async with gate:
             try:
                 return await value if inspect.isawaitable(value) else value
             except (Exception, SystemExit) as error:
                 return failed(error)
 
-    return await asyncio.gather(*map(one, values))
+    return await asyncio.gather(*map(settled, values))

@@ -74,7 +74,7 @@ def mix(
             values.append([nan if verdict.value is None else verdict.extras[number] for verdict in own])
             counted.append(values[-1])
             applied.append([0.0] * len(own))
-    value, weight = (torch.tensor(some, dtype=torch.float64).T.contiguous() for some in (counted, applied))
+    value, weight = (torch.tensor(columns, dtype=torch.float64).T.contiguous() for columns in (counted, applied))
     rows = [dict(zip(rewards, row, strict=True)) for row in zip(*(verdicts[label] for label in rewards), strict=True)]
     further = [_further(row, names) for row in rows]
     weights = [dict(zip(names, row, strict=True)) for row in zip(*applied, strict=True)]
@@ -98,7 +98,9 @@ def mix(
         names=names,
         weights=tuple(w for reward in rewards.values() for w in (reward.weight, *[0.0] * len(reward.extras))),
         further=further,
-        answers=[{label: one.answer for label, one in row.items() if one.answer is not None} for row in rows],
+        answers=[
+            {label: verdict.answer for label, verdict in row.items() if verdict.answer is not None} for row in rows
+        ],
         notes=list(map(_note, noted)),
         faults=list(map(_fault, noted)),
         steps=[steps for steps, _ in parts],
@@ -166,8 +168,8 @@ def _counted(values: list[float], reward: AnyReward, verdicts: Mapping[str, Sequ
     if gate is None:
         return values
     return [
-        nan if one.asked and one.value is None else value if _is_open(gate, one) else gate.otherwise
-        for value, one in zip(values, verdicts[gate.by], strict=True)
+        nan if verdict.asked and verdict.value is None else value if _is_open(gate, verdict) else gate.otherwise
+        for value, verdict in zip(values, verdicts[gate.by], strict=True)
     ]
 
 
@@ -186,7 +188,7 @@ def _by_function(
     import torch
 
     function: Callable[..., Any] = load_object(path, "mixing function")
-    found, whys = [], {}
+    rewards, whys = [], {}
     for row, (values, own, prompt) in enumerate(zip(known, weights, prompts, strict=True)):
         number = nan
         try:
@@ -196,17 +198,17 @@ def _by_function(
                 number, whys[row] = nan, missing(f"{path} gave {given}")
         except (Exception, SystemExit) as error:
             whys[row] = failed(error)
-        found.append(number)
-    return torch.tensor(found, dtype=torch.float64), whys
+        rewards.append(number)
+    return torch.tensor(rewards, dtype=torch.float64), whys
 
 
 def _further(verdicts: Mapping[str, Verdict], names: Sequence[str]) -> dict[str, float]:
     """A sample's further values, as label_name."""
-    found = {f"{label}_{name}": value for label, one in verdicts.items() for name, value in one.named.items()}
-    for name in found:
+    further = {f"{label}_{name}": value for label, verdict in verdicts.items() for name, value in verdict.named.items()}
+    for name in further:
         if name in names:
             raise _twice(name)
-    return found
+    return further
 
 
 def _twice(name: str) -> UserError:
@@ -229,7 +231,7 @@ def _parts(
         for end, value in verdict.steps:
             steps[end] = steps.get(end, 0.0) + weight * value
         each = [weight * value for value in verdict.tokens]
-        tokens = [one + more for one, more in zip(tokens, each, strict=True)] if tokens and each else tokens or each
+        tokens = [value + more for value, more in zip(tokens, each, strict=True)] if tokens and each else tokens or each
     return tuple(sorted(steps.items())), tuple(tokens)
 
 

@@ -25,19 +25,19 @@ class Normaliser:
     def learned(self, rollouts: Any) -> Any:
         """The rollouts of an update, with rewards by statistics that take these in."""
         scores: Scores = rollouts.scores
-        for label, found in self._moments(scores).items():
-            self.known[label] = self.known.get(label, Moments()).merge(found)
-        told = {
+        for label, new in self._moments(scores).items():
+            self.known[label] = self.known.get(label, Moments()).merge(new)
+        running = {
             f"critic/{label}/running_{name}": value
-            for label, one in self.known.items()
-            for name, value in (("mean", one.mean), ("std", one.std(unbiased=True)))
+            for label, moments in self.known.items()
+            for name, value in (("mean", moments.mean), ("std", moments.std(unbiased=True)))
         }
-        return replace(rollouts, scores=self._mixed(scores, self.known), metrics=rollouts.metrics | told)
+        return replace(rollouts, scores=self._mixed(scores, self.known), metrics=rollouts.metrics | running)
 
     def validated(self, scores: Scores) -> Scores:
         """The scores of a validation, which moves no statistics: in units of the run's first one."""
         if not self.first:
-            self.first = {label: found for label, found in self._moments(scores).items() if found.count}
+            self.first = {label: own for label, own in self._moments(scores).items() if own.count}
         return self._mixed(scores, self.first)
 
     def _moments(self, scores: Scores) -> dict[str, Moments]:
@@ -57,11 +57,11 @@ class Normaliser:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on with."""
-        return {name: {label: vars(one).copy() for label, one in some.items()}
-                for name, some in (("known", self.known), ("first", self.first))}  # fmt: skip
+        return {name: {label: vars(moments).copy() for label, moments in statistics.items()}
+                for name, statistics in (("known", self.known), ("first", self.first))}  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.known, self.first = ({label: Moments(**one) for label, one in state[name].items()}
+        self.known, self.first = ({label: Moments(**moments) for label, moments in state[name].items()}
                                   for name in ("known", "first"))  # fmt: skip
 
 

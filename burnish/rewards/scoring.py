@@ -87,11 +87,11 @@ class Batch:
     def copies(self) -> dict[int, int]:
         """Rows whose sample and prompt an earlier row has as well, and that row."""
         first: dict[Any, int] = {}
-        found = {}
+        firsts = {}
         for row, (sample, prompt) in enumerate(zip(self.samples, self.prompts, strict=True)):
             if (content := _content(sample)) is not None:
-                found[row] = first.setdefault((prompt.uid, content), row)
-        return {row: earlier for row, earlier in found.items() if row != earlier}
+                firsts[row] = first.setdefault((prompt.uid, content), row)
+        return {row: earlier for row, earlier in firsts.items() if row != earlier}
 
     def fail(self, error: Exception) -> None:
         """Give an error to whoever waits for the scores."""
@@ -277,7 +277,7 @@ class Scorer:
             verdicts, outcomes = [missing(why, why)] * len(own), [FAILED | TIMED_OUT] * len(own)
         else:
             verdicts, outcomes = with_retries(
-                reward, prompts, given, lambda some: ask(label, [own[i] - rows.start for i in some], until)
+                reward, prompts, given, lambda asked: ask(label, [own[i] - rows.start for i in asked], until)
             )
         answers = dict(zip(own, zip(verdicts, outcomes, strict=True), strict=True))
         for copy, first in copies.items():
@@ -295,8 +295,8 @@ class Scorer:
                 self._failing = self._failing or self._breakers[label].observe(verdicts, outcomes, prompts)
             failing, waiting = self._failing, [batch, *self._waiting]
         if failing is not None:
-            for one in waiting:
-                one.fail(failing)
+            for waiter in waiting:
+                waiter.fail(failing)
         elif not batch.open:
             scores = mix(self.rewards, batch.verdicts, batch.prompts, self.mixing, batch.given.update)
             scores.ran = batch.ran
@@ -431,9 +431,9 @@ class Collector:
         self._submit(sorted(self._samples))
         if not self._pending:  # nothing was sampled
             return awaited(self._scorer.submit([], []), check_cancelled)
-        found = Scores.cat([awaited(pending, check_cancelled) for _, pending in self._pending])
+        scores = Scores.cat([awaited(pending, check_cancelled) for _, pending in self._pending])
         order = [row for rows, _ in self._pending for row in rows]
-        return found if order == sorted(order) else found.select(sorted(range(len(order)), key=order.__getitem__))
+        return scores if order == sorted(order) else scores.select(sorted(range(len(order)), key=order.__getitem__))
 
     def _submit(self, rows: Sequence[int]) -> None:
         if not rows:

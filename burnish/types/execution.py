@@ -42,24 +42,24 @@ class Execution:
 
 def execution_of(rows: Sequence[Mapping[str, Ran]], dropped: Sequence[bool]) -> dict[str, Execution]:
     """Of the samples of a batch, by reward; ``dropped`` are those that were left out with their group."""
-    found: dict[str, list[tuple[float, int, bool]]] = {}
+    samples: dict[str, list[tuple[float, int, bool]]] = {}
     for row, left_out in zip(rows, dropped, strict=True):
         for label, (seconds, outcome) in row.items():
-            found.setdefault(label, []).append((seconds, outcome, left_out))
+            samples.setdefault(label, []).append((seconds, outcome, left_out))
     return {
         label: Execution(
-            dropped=sum(left_out for _, _, left_out in some),
-            seconds=tuple(seconds for seconds, _, _ in some),
-            **{name: sum(bool(outcome & flag) for _, outcome, _ in some) for name, flag in OUTCOMES.items()},
+            dropped=sum(left_out for _, _, left_out in own),
+            seconds=tuple(seconds for seconds, _, _ in own),
+            **{name: sum(bool(outcome & flag) for _, outcome, _ in own) for name, flag in OUTCOMES.items()},
         )
-        for label, some in found.items()
+        for label, own in samples.items()
     }
 
 
 def joined(parts: Iterable[Mapping[str, Execution]]) -> dict[str, Execution]:
     """Of several batches."""
-    found: dict[str, Execution] = {}
+    whole: dict[str, Execution] = {}
     for part in parts:
         for label, execution in part.items():
-            found[label] = found.get(label, Execution()) + execution
-    return found
+            whole[label] = whole.get(label, Execution()) + execution
+    return whole
