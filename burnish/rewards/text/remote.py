@@ -73,9 +73,10 @@ class Remote(RemoteOptions, LanguageReward):
         values = reply.get(self.score_key) if isinstance(reply, dict) else None
         if not isinstance(values, list):
             raise ValueError(f"its reply has no list {self.score_key!r}")
-        return [self._verdict(value) for value in values]
-
-    def _verdict(self, value: Any) -> Verdict:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            return Verdict(None, (), f"{', '.join(self.urls)} returned {value!r:.80}, which is not a finite number")
-        return Verdict(float(value))
+        where = ", ".join(self.urls)
+        return [
+            Verdict(float(value))
+            if type(value) in (int, float) and math.isfinite(value)
+            else Verdict(None, (), f"{where} returned {value!r:.80}, which is not a finite number")
+            for value in values
+        ]
