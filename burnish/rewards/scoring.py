@@ -25,7 +25,7 @@ from burnish.rewards.calls import Tasks, Worker, missing, score, with_retries
 from burnish.rewards.mixing import SUM, component_names, mix
 from burnish.types.clips import writable
 from burnish.types.execution import DROPS, FAILED, REPEATED, TIMED_OUT, Ran
-from burnish.types.prompt import Prompt
+from burnish.types.prompt import Prompt, Prompts
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class Scorer:
                 return score(rewards[label], copies, [prompts[i] for i in own], given.select(own))
 
         try:
-            packed = b"" if worker is None else pickle.dumps((samples, prompts, given), pickle.HIGHEST_PROTOCOL)
+            packed = b"" if worker is None else pickle.dumps((samples, Prompts.of(prompts), given), 5)
             for label in rewards:
                 if not batch.scores.done():  # somebody waits for it
                     self._score_by(label, batch, rows, ask)
