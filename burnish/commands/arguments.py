@@ -145,7 +145,7 @@ transformers itself. 1 is returned where something is wrong.
 SERVE_REWARD = """\
 examples:
   burnish serve-reward ocr --port 8000
-  burnish serve-reward pickscore pickscore.device=cuda scoring.merge=true --port 8000
+  burnish serve-reward pickscore pickscore.device=cuda --port 8000
   burnish serve-reward numeric format format.weight=0.1                   their weighted sum
   burnish serve-reward my_recipe.yaml --host 10.0.0.5 --token-variable REWARD_TOKEN
 

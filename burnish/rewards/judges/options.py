@@ -201,7 +201,7 @@ class EndpointOptions:
 
         token = read_token(self.token_variable, f"token_variable of reward {self.name}")
         return EndpointOracle(
-            servers(self._urls, token, "/models"), self.model, self._new_tokens,  # type: ignore[attr-defined]
+            servers(self._urls, token), self.model, self._new_tokens,  # type: ignore[attr-defined]
             self.concurrency, self.deadline, self.patience, self.retries, self.extra,
             kept(self._urls) if self.store is None else Kept(resolve(self.store)),
         )  # fmt: skip
