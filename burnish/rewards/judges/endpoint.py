@@ -14,12 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from burnish.rewards.judges.forms import Question, Reply
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
-from burnish.utils.http import Servers
+
+if TYPE_CHECKING:
+    from burnish.rewards.judges.options import EndpointOptions
 
 CHAT = "/chat/completions"
 LISTED = 20  # likeliest tokens that servers of this protocol list at most
@@ -67,24 +69,18 @@ def kept(urls: tuple[str, ...]) -> Kept:
 class EndpointOracle:
     """Asks servers that serve the same model; replies are kept, and equal questions are asked once."""
 
-    servers: Servers
-    model: str
+    options: EndpointOptions
     max_new_tokens: int
-    concurrency: int
-    deadline: float  # seconds for all questions of a call
-    patience: float  # seconds for one try
-    retries: int
-    extra: Mapping[str, Any]  # further keys of the request; null leaves one out
     kept: Kept
 
     def replies(self, shown: Sequence[Prompt], questions: Sequence[Question]) -> list[Reply]:
-        until = time.monotonic() + self.deadline
+        until = time.monotonic() + self.options.deadline
         # questions of a form are answered alike: where probabilities are read, nothing is written
         limit = 0 if any(question.answers for question in questions) else self.max_new_tokens
         keys = [self._key(prompt, limit) for prompt in shown]
         known = {key: self.kept.find(key) for key in keys}
         asked = {key: prompt for key, prompt in zip(keys, shown, strict=True) if known[key] is None}
-        with ThreadPoolExecutor(self.concurrency) as pool:
+        with ThreadPoolExecutor(self.options.concurrency) as pool:
             replies = pool.map(partial(self._ask, limit, until), asked.values())
             for key, reply in zip(asked, replies, strict=True):
                 known[key] = reply
@@ -94,7 +90,7 @@ class EndpointOracle:
 
     def _key(self, prompt: Prompt, limit: int) -> str:
         """Of what the server is asked: answers don't count, as one list of tokens serves them all."""
-        what = [self.model, prompt.uid, limit, dict(self.extra)]
+        what = [self.options.model, prompt.uid, limit, self.options.extra]
         return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def _ask(self, limit: int, until: float, prompt: Prompt) -> dict[str, Any]:
@@ -106,21 +102,18 @@ class EndpointOracle:
             prompt: text and pictures.
         """
         body = {
-            "model": self.model,
+            "model": self.options.model,
             "messages": [{"role": "user", "content": content(prompt)}],
             "temperature": 0,
             "max_tokens": limit or 1,
             **({} if limit else {"logprobs": True, "top_logprobs": LISTED}),
-            **self.extra,
+            **self.options.extra,
         }
         try:
-            reply = self.servers.post_json(
-                {name: value for name, value in body.items() if value is not None}, path=CHAT,
-                deadline=max(until - time.monotonic(), 0.0), retries=self.retries, patience=self.patience,
-            )  # fmt: skip
+            reply = self.options.post({name: value for name, value in body.items() if value is not None}, until, CHAT)
             return _short(reply, listed=not limit)
         except (OSError, ValueError) as error:
-            why = f"{', '.join(self.servers.urls)}: {error}"
+            why = f"{', '.join(self.options.urls)}: {error}"
             return {"problem": why, "fault": why}
 
 

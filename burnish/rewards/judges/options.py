@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.options import BelowOne, Count, Finite, Seconds, Threads, Whole
+from burnish.options import BelowOne, Count, Finite, Seconds, Threads
 from burnish.registry import options
 from burnish.rewards.base import NOTHING, Compared, Given, Verdict
 from burnish.rewards.judges import forms
 from burnish.rewards.networks.language import LoadedOptions, sees
-from burnish.rewards.remote import Url
+from burnish.rewards.remote import ServerOptions, Url
 from burnish.utils.errors import UserError
-from burnish.utils.http import check_url, read_token, servers
 from burnish.utils.paths import resolve
 
 if TYPE_CHECKING:
@@ -148,63 +147,42 @@ class DecoderOptions(LoadedOptions):
 
 
 @options
-class EndpointOptions:
+class EndpointOptions(ServerOptions):
     """A judge behind one or several addresses."""
 
-    name: ClassVar[str]
-
-    url: Url | Annotated[list[Url], Field(min_length=1)]
+    url: Url | list[Url]
     """Address of a server with OpenAI's protocol, up to /v1; or several that serve the same model: the one with the
-    fewest requests under way is asked, and one that fails is left alone until its /models answers."""
+    fewest requests under way is asked, and one that fails rests for a while."""
     model: Annotated[str, Field(min_length=1)]
     """Name of the model, as the server knows it."""
-    token_variable: str | None = None
-    """Environment variable with a token for the Authorization header; null sends none. The token itself is not an
-    option, so that it is neither logged nor saved."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Further keys of the request, as {chat_template_kwargs: {enable_thinking: false}}; null leaves one of ours out."""
     concurrency: Threads = 16
-    """Requests under way at once."""
-    deadline: Seconds = 120.0
-    """Seconds for a batch of samples, all tries included; what has not arrived by then is missing. Keep it below
-    scoring.timeout."""
-    patience: Seconds = 60.0
-    """Seconds for one try."""
-    retries: Whole = 4
-    """Tries of a failed request after the first, with pauses that double, within the deadline."""
+    """Concurrent requests."""
+    patience: Seconds | None = 60.0
+    """Seconds for one try; null takes all that is left of the deadline."""
     store: str | None = None
     """File that keeps replies, by model, question and pictures, for all processes of a machine and for later runs; null
     keeps the last 4096 in memory alone."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Refuse addresses, a token and a store that can't be used."""
-        for url in self._urls:
-            check_url(url, f"url of reward {self.name}")
+        super().check(prompts)
         try:
             self._oracle()
         except OSError as error:
             raise UserError(f"store of reward {self.name} is {self.store}: {error}; give another file") from None
-        super().check(prompts)  # type: ignore[misc]
 
     @property
-    def _urls(self) -> tuple[str, ...]:
-        urls = [self.url] if isinstance(self.url, str) else self.url
-        return tuple(url.rstrip("/").removesuffix("/chat/completions") for url in urls)
-
-    @property
-    def repeats(self) -> int:
-        """How often whoever scores asks again: requests are repeated here, one by one."""
-        return 0
+    def urls(self) -> list[str]:
+        """Of all servers, up to /v1."""
+        return [url.rstrip("/").removesuffix("/chat/completions") for url in super().urls]
 
     def _oracle(self) -> EndpointOracle:
         from burnish.rewards.judges.endpoint import EndpointOracle, Kept, kept
 
-        token = read_token(self.token_variable, f"token_variable of reward {self.name}")
-        return EndpointOracle(
-            servers(self._urls, token), self.model, self._new_tokens,  # type: ignore[attr-defined]
-            self.concurrency, self.deadline, self.patience, self.retries, self.extra,
-            kept(self._urls) if self.store is None else Kept(resolve(self.store)),
-        )  # fmt: skip
+        store = kept(tuple(self.urls)) if self.store is None else Kept(resolve(self.store))
+        return EndpointOracle(self, self._new_tokens, store)  # type: ignore[attr-defined]
 
 
 def _check_pattern(pattern: str) -> None:
