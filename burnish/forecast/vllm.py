@@ -67,7 +67,7 @@ class VllmForecast:
         together = min(room // (self.token * self.expected), self.at_once)
         return (
             f"{text}. Of {shown(memory)} it takes {shown(self.takes(memory))}, which leaves {shown(room)} for cache: "
-            f"{together} of {self.at_once} responses (rollout.batch_size) at once at their greatest length."
+            f"{together} of {self.at_once} responses (rollout.vllm.max_num_seqs) at once at their greatest length."
         )
 
 
@@ -93,7 +93,7 @@ def vllm_forecast(config: LanguageConfig, model: LanguageModel, *, apart: bool) 
         token = 2 * text.num_hidden_layers * pairs * width * each
         states = 4 * text.hidden_size + 2 * text.intermediate_size // ranks
         known = options.max_model_len or text.max_position_embeddings
-        logits = 2 * 4 * config.rollout.batch_size * text.vocab_size
+        logits = 2 * 4 * options.max_num_seqs * text.vocab_size
     except AttributeError as error:
         raise UserError(f"what vLLM's cache takes can't be told from config.json: {error}") from None
     prompt = config.data.max_prompt_length or TEXT + UNLIMITED
@@ -108,5 +108,5 @@ def vllm_forecast(config: LanguageConfig, model: LanguageModel, *, apart: bool) 
         cache=None if options.kv_cache_gb is None else int(options.kv_cache_gb * 2**30),
         longest=known,
         expected=min(prompt + config.longest, known),
-        at_once=config.rollout.batch_size,
+        at_once=options.max_num_seqs,
     )

@@ -112,7 +112,7 @@ class LanguageAssembly(Assembly):
 
             path, _ = read_config(config.model)
             return VllmEngine(
-                self.roles, config.rollout.vllm, path=path, batch_size=config.rollout.batch_size, seed=config.seed,
+                self.roles, config.rollout.vllm, path=path, seed=config.seed,
                 example=lambda: self.learnable_prompts[0] if self.ranks.size > 1 else self.example,
                 cached=cached, lora=config.model.lora,
             )  # fmt: skip

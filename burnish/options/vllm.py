@@ -23,7 +23,7 @@ OURS = {
     "kv_cache_memory_bytes": "rollout.vllm.kv_cache_gb",
     "tensor_parallel_size": "rollout.vllm.tensor_parallel",
     "enable_sleep_mode": "rollout.vllm.sleep",
-    "max_num_seqs": "rollout.batch_size",
+    "max_num_seqs": "rollout.vllm.max_num_seqs",
 }
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that vLLM makes room for
 FIXED = (
@@ -47,8 +47,9 @@ class VllmOptions:
     max_model_len: Count | None = None
     """Most tokens of prompt and response together; null uses the model's limit. Less saves memory."""
     sleep: bool = False
-    """Free the GPU's memory during training, for a colocated trainer: weights are kept in CPU memory until the next
-    weight sync. On GPUs only."""
+    """Free the GPU's memory during training, for a colocated trainer, until the next weight sync. On GPUs only."""
+    max_num_seqs: Count = 256
+    """Responses that vLLM decodes at once; the others wait for a place."""
     tensor_parallel: Count = 1
     """Tensor parallel size."""
     devices: str | None = None

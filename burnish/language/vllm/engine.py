@@ -22,7 +22,7 @@ from burnish.language.model.universal import LanguageModel
 from burnish.language.roles import LanguageRoles
 from burnish.language.sampling import Sampling
 from burnish.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
-from burnish.language.vllm.weight_file import WeightFile, adapter_of, settings_of, weights_of
+from burnish.language.vllm.weights import SharedWeights, adapter_of, settings_of, weights_of
 from burnish.options.language import LanguageLoraOptions
 from burnish.options.vllm import RANKS, VllmOptions, sends_adapter
 from burnish.types.batch import Gathered
@@ -50,7 +50,6 @@ class VllmEngine(ResponseEngine):
         options: VllmOptions,
         *,
         path: Path,
-        batch_size: int,
         seed: int,
         cached: int = CACHED,
         example: Callable[[], Prompt | None] = lambda: None,
@@ -62,7 +61,6 @@ class VllmEngine(ResponseEngine):
             roles: of the trainer.
             options: of vLLM.
             path: directory of the model, of which vLLM reads all but the weights.
-            batch_size: responses that are decoded at once.
             seed: of the run.
             cached: bytes of encoded prompts that are kept.
             example: a prompt to compare the two sides with before anything was sampled. Without one that is done while
@@ -77,8 +75,8 @@ class VllmEngine(ResponseEngine):
         dtype = str(self.model.compute).removeprefix("torch.")
         # vLLM has the weights of the model's directory then, and gets the adapter alone
         self._adapter = lora if sends_adapter(options.adapter, lora, dtype) else None
-        self._first = {"arguments": self._arguments(path, batch_size), "banned": self.model.banned.tolist()}
-        self._published: WeightFile | None = None
+        self._first = {"arguments": self._arguments(path), "banned": self.model.banned.tolist()}
+        self._weights = SharedWeights()
         self._probe: Completion | None = None
         # a model that is shared out over GPUs is compared on the CPU, where only a short text is done in seconds
         self._short = options.tensor_parallel > 1 and roles.device.type == "cpu"
@@ -123,7 +121,7 @@ class VllmEngine(ResponseEngine):
         self._insist(lambda: self._process.ready(job.check_cancelled))  # it may still be starting
         if self._probe is None:
             self._probe = imagined(self.model, self.encode(job.prompts).table, self.seed)
-        if self._published is None:
+        if self._weights.message is None:
             self.publish(0)
         elif not self._compared:
             with self.roles.sampling(merge=self._adapter is None) as network:
@@ -141,27 +139,20 @@ class VllmEngine(ResponseEngine):
         if self._probe is None and (example := self._example()) is not None:
             self._probe = imagined(self.model, self.encode([example]).table, self.seed)
         with self.roles.sampling(merge=self._adapter is None) as network:
-            written = self._written(network, version)
-            if self._published is not None:
-                self._published.close()
-            self._published, self._compared = written, False
-            self._insist(lambda: self._load(written))
+            # what vLLM lacks of a version: the adapter, or all weights with the adapter folded in
+            weights = weights_of(network) if self._adapter is None else adapter_of(network)
+            settings = None if self._adapter is None else settings_of(self._adapter, weights)
+            self._weights.write(weights, version, dtype=self.model.compute, settings=settings)
+            self._compared = False
+            self._insist(self._load)
             if self._probe is not None:
                 self._compare(network)
         self.metrics |= {"timing_s/publish_vllm": time.monotonic() - begun, "vllm/restarts": float(self.restarts)}
 
-    def _written(self, network: nn.Module, version: int) -> WeightFile:
-        """What vLLM lacks of a version: the adapter, or all weights with the adapter folded in."""
-        if self._adapter is None:
-            return WeightFile(weights_of(network), version, dtype=self.model.compute)
-        adapter = adapter_of(network)
-        settings = settings_of(self._adapter, adapter)
-        return WeightFile(adapter, version, dtype=self.model.compute, settings=settings)
-
     def rest(self) -> None:
         """Have vLLM give its memory of the GPU back until the next weight sync, if it may."""
         if self.options.sleep and not self._resting and not self._cancelled:
-            self._insist(lambda: next(self._process.ask("rest", {"do": "rest"})))
+            self._insist(lambda: self._process.ask("rest", {"do": "rest"}))
             self._resting = True
 
     def score(self, completion: Completion, *, temperature: float) -> Tensor:
@@ -172,10 +163,9 @@ class VllmEngine(ResponseEngine):
         """End vLLM and free the memory of its weights."""
         super().close()
         self._process.close()
-        if self._published is not None:
-            self._published.close()
+        self._weights.close()
 
-    def _arguments(self, path: Path, batch_size: int) -> dict[str, Any]:
+    def _arguments(self, path: Path) -> dict[str, Any]:
         options = self.options
         found: dict[str, Any] = {
             "model": str(path),
@@ -191,7 +181,7 @@ class VllmEngine(ResponseEngine):
             "gpu_memory_utilization": options.memory_fraction,
             "tensor_parallel_size": options.tensor_parallel,
             "enable_sleep_mode": options.sleep,
-            "max_num_seqs": batch_size,
+            "max_num_seqs": options.max_num_seqs,
         }
         if options.kv_cache_gb is not None:
             found["kv_cache_memory_bytes"] = int(options.kv_cache_gb * 2**30)
@@ -224,20 +214,15 @@ class VllmEngine(ResponseEngine):
             self.restarts += 1
             self._process.close()
             self._process = self._started()
-            if self._published is not None:
-                self._load(self._published)
+            if self._weights.message is not None:
+                self._load()
 
-    def _load(self, written: WeightFile) -> None:
-        header = {
-            "do": "load", "path": written.path, "version": written.version, "digest": written.digest,
-            "adapter": written.settings,
-        }  # fmt: skip
+    def _load(self) -> None:
+        assert self._weights.message is not None, "nothing has been published"
         if self._resting:  # it wakes up, and what the trainer has freed of the GPU since is needed for that
             give_back_cached()
-        response, _ = next(self._process.ask(f"weights of version {written.version}", header))
+        response = self._process.ask(f"weights of version {self._weights.message['version']}", self._weights.message)
         self._resting = False
-        if (response["version"], response["digest"]) != (written.version, written.digest):
-            raise VllmFailedError(f"vLLM has weights of version {response['version']}, not {written.version}")
         if response["missing"]:
             raise VllmFailedError(
                 f"vLLM has weights that the trainer does not publish: {', '.join(response['missing'][:5])}; "
@@ -250,50 +235,41 @@ class VllmEngine(ResponseEngine):
     ) -> Completion:  # fmt: skip
         sampling = job.sampling
         self._check(sampling, prompts, limits)
-        sizes, arrays = packed(prompts.table)
-        numbers = {"seed": keys, "limit": limits}
-        arrays |= {name: np.asarray(found, dtype=np.int64) for name, found in numbers.items()}
-        arrays["prompt"] = prompts.index.numpy()
-        header = {"do": "sample", "sizes": sizes, "temperature": sampling.scored_at}
-        header["sampling"] = parameters(sampling, self.model.stop)
-        responses = self._rows(f"{len(keys)} responses", header, arrays, len(keys), job.check_cancelled, told)
+        message = {
+            "do": "sample", "prompts": packed(prompts.table), "temperature": sampling.scored_at,
+            "sampling": parameters(sampling, self.model.stop),
+            "rows": list(zip(prompts.index.tolist(), keys, limits, strict=True)),
+        }  # fmt: skip
+        responses = self._rows(f"{len(keys)} responses", message, len(keys), job.check_cancelled, told)
         ids, logprob, length, finished = unpacked(responses)
         return Completion.of_text(prompts, ids, length, axes=self.model.axes, logprob=logprob, finished=finished)
 
     def _score(self, completion: Completion, temperature: float) -> Tensor:
-        whole = with_responses(completion)
-        sizes, arrays = packed(whole)
-        header = {"do": "score", "sizes": sizes, "temperature": temperature}
-        responses = self._rows(f"log-probs of {len(completion)} responses", header, arrays, len(completion))
+        message = {"do": "score", "prompts": packed(with_responses(completion)), "temperature": temperature}
+        responses = self._rows(f"log-probs of {len(completion)} responses", message, len(completion))
         scores = torch.zeros(completion.ids.shape)
-        for row, (length, (_, own)) in enumerate(zip(completion.length.tolist(), responses, strict=True)):
+        for row, (length, response) in enumerate(zip(completion.length.tolist(), responses, strict=True)):
             if length:
-                scores[row, :length] = torch.from_numpy(own["logprob"][-length:])
+                scores[row, :length] = torch.from_numpy(response["logprob"][-length:])
         return torch.where(completion.mask, scores, 0)
 
     def _rows(
-        self, what: str, header: dict[str, Any], arrays: dict[str, np.ndarray], count: int,
+        self, what: str, message: dict[str, Any], count: int,
         check_cancelled: Callable[[], None] = lambda: None, told: Ended | None = None,
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[dict[str, Any]]:  # fmt: skip
         """Responses in order of their rows; ``told`` gets each as it comes."""
-        assert self._published is not None, "nothing has been published"
+        assert self._weights.message is not None, "nothing has been published"
         assert not self._resting, "nothing has been published since vLLM was put to rest"
-        found: dict[int, Any] = {}
-        for response, data in self._process.ask(what, header, arrays, check_cancelled):
+        version, rows = self._weights.message["version"], {}
+        for response in self._process.answers(what, message, check_cancelled):
             if "done" in response:
                 break
-            if response["version"] != self._published.version:
-                raise VllmFailedError(
-                    f"vLLM sampled with weights of version {response['version']}, not {self._published.version}"
-                )
-            if response["row"] in found or response["row"] not in range(count):
-                raise VllmFailedError(f"vLLM answered row {response['row']} of {count} twice, or without being asked")
-            found[response["row"]] = (response, data)
+            if response["version"] != version:
+                raise VllmFailedError(f"vLLM sampled with weights of version {response['version']}, not {version}")
+            rows[response["row"]] = response
             if told is not None:
-                told([response["row"]], [data["ids"].tolist()], [response["finished"]])
-        if len(found) != count:
-            raise VllmFailedError(f"vLLM answered {len(found)} of {count} rows")
-        return [found[row] for row in range(count)]
+                told([response["row"]], [response["ids"].tolist()], [response["finished"]])
+        return [rows[row] for row in range(count)]
 
     def _check(self, sampling: Sampling, prompts: Gathered[Encoded], limits: Sequence[int]) -> None:
         if sampling.first_temperature is not None:
@@ -321,14 +297,14 @@ class VllmEngine(ResponseEngine):
         """
         probe = self._probe
         assert probe is not None
-        assert self._published is not None
+        assert self._weights.message is not None
         ours = response_logprobs(self.model, network, probe, temperature=1.0).logprob.cpu()
         difference = (ours - self.score(probe, temperature=1.0))[probe.mask].abs()
         mean, largest = float(difference.mean()), float(difference.max())
         self.metrics |= {"vllm/logprob_abs_diff_mean": mean, "vllm/logprob_abs_diff_max": largest}
         if not mean <= self._tolerance:
             raise VllmFailedError(
-                f"after weight sync v{self._published.version}, vLLM's log-probs differ from the "
+                f"after weight sync v{self._weights.message['version']}, vLLM's log-probs differ from the "
                 f"trainer's by {mean:.2g} on average, more than rollout.vllm.tolerance = {self._tolerance:g}: it has "
                 "kept some of its old weights, or computes this model otherwise; use Burnish's own engine"
             )
@@ -408,17 +384,17 @@ def _telling(prompts: Encoded) -> list[int]:
     return sorted(range(len(prompts)), key=lambda row: -prompts.features[row].size)[:RESPONSES]
 
 
-def packed(prompts: Encoded) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
-    """The sizes of each prompt's media, by their kind, and the arrays of all prompts."""
-    arrays: dict[str, np.ndarray] = {}
-    for number, (ids, positions, features) in enumerate(
-        zip(prompts.ids, prompts.positions, prompts.features, strict=True)
-    ):
-        own = {"ids": ids}
-        if features.sizes:
-            own |= {"positions": positions, **{f"features/{name}": value for name, value in features.tensors.items()}}
-        arrays |= {f"{number}/{name}": _array(tensor) for name, tensor in own.items()}
-    return [features.sizes for features in prompts.features], arrays
+def packed(prompts: Encoded) -> list[dict[str, Any]]:
+    """Prompts as vLLM's process takes them (``Prompt`` there)."""
+    return [
+        {
+            "sizes": features.sizes,
+            "ids": ids.tolist(),
+            "positions": _array(positions),
+            "features": {name: _array(value) for name, value in features.tensors.items()},
+        }
+        for ids, positions, features in zip(prompts.ids, prompts.positions, prompts.features, strict=True)
+    ]
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -437,13 +413,11 @@ def with_responses(completion: Completion) -> Encoded:
     return Encoded(ids=ids, positions=positions, features=features)
 
 
-def unpacked(rows: Sequence[tuple[dict[str, Any], dict[str, np.ndarray]]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def unpacked(rows: Sequence[dict[str, Any]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Answers in order of their rows: ids [B, T] long, log-probs [B, T] float32, length [B] long, finished [B] bool."""
-    length = torch.tensor([len(arrays["ids"]) for _, arrays in rows], dtype=torch.long)
-    longest = int(length.max()) if rows else 0
-    ids, logprob = torch.zeros(len(rows), longest, dtype=torch.long), torch.zeros(len(rows), longest)
-    for row, (_, arrays) in enumerate(rows):
-        ids[row, : length[row]] = torch.from_numpy(arrays["ids"])
-        logprob[row, : length[row]] = torch.from_numpy(arrays["logprob"])
-    finished = torch.tensor([header["finished"] for header, _ in rows], dtype=torch.bool)
-    return ids, logprob, length, finished
+    ids, logprob = (
+        nn.utils.rnn.pad_sequence([torch.from_numpy(row[name]) for row in rows], batch_first=True)
+        for name in ("ids", "logprob")
+    )
+    length = torch.tensor([len(row["ids"]) for row in rows], dtype=torch.long)
+    return ids, logprob, length, torch.tensor([row["finished"] for row in rows], dtype=torch.bool)

@@ -6,13 +6,12 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from burnish.language.vllm.apart.burnish_vllm.wire import Arrays, Channel
 from burnish.utils.allocator import ON_GPU
 from burnish.utils.errors import UserError
 from burnish.utils.supervisor import Child, ChildDied
@@ -53,14 +52,17 @@ class VllmProcess(Child):
         self._asked = 0  # requests so far
         self._log = tempfile.NamedTemporaryFile(prefix="burnish-vllm-", suffix=".log")  # noqa: SIM115 (until close)
         try:
-            super().__init__(Channel, START, python=python, environment=_environment(devices), output=self._log.file)
+            super().__init__(
+                lambda end: Connection(end.detach()), START,
+                python=python, environment=_environment(devices), output=self._log.file,
+            )  # fmt: skip
         except OSError as error:
             raise UserError(
                 f"rollout.vllm.python is {python}, which can't be run ({error.strerror}); "
                 "it must be the Python of an environment with vLLM, see docs/vllm.md"
             ) from error
         with contextlib.suppress(OSError):  # it has ended already: so says the first question
-            self.wire.send(first)
+            self.wire.send((0, first))
 
     def ready(self, check_cancelled: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Wait until vLLM is there; at once where it is. Its version, and the longest text that it reads.
@@ -69,22 +71,21 @@ class VllmProcess(Child):
             VllmFailedError: it could not be built, or not in time.
         """
         if self._ready is None:
-            self._ready, _ = next(self._responses("its start", self._start_timeout, check_cancelled))
+            self._ready = next(self._responses("its start", self._start_timeout, check_cancelled))
         return self._ready
 
-    def ask(
-        self,
-        what: str,
-        header: Mapping[str, Any],
-        arrays: Mapping[str, np.ndarray] | None = None,
-        check_cancelled: Callable[[], None] = lambda: None,
-    ) -> Iterator[tuple[dict[str, Any], Arrays]]:
+    def ask(self, what: str, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a request that has one; see ``answers``."""
+        return next(self.answers(what, message))
+
+    def answers(
+        self, what: str, message: Mapping[str, Any], check_cancelled: Callable[[], None] = lambda: None
+    ) -> Iterator[dict[str, Any]]:
         """Send a request and yield the responses, until the caller has enough.
 
         Args:
             what: is asked for, in words.
-            header: the request.
-            arrays: that go with it.
+            message: the request.
             check_cancelled: called once a second; what it raises ends the wait, and the process is of no more use.
 
         Raises:
@@ -93,9 +94,8 @@ class VllmProcess(Child):
         """
         self.ready(check_cancelled)
         self._asked += 1
-        self.wire.request = self._asked
         with self._watched(what, self._timeout):
-            self.wire.send(header, arrays)
+            self.wire.send((self._asked, message))
         yield from self._responses(what, self._timeout, check_cancelled)
 
     def close(self) -> None:
@@ -104,19 +104,17 @@ class VllmProcess(Child):
             super().close()
             self._log.close()
 
-    def _responses(
-        self, what: str, limit: float, check_cancelled: Callable[[], None]
-    ) -> Iterator[tuple[dict[str, Any], Arrays]]:
+    def _responses(self, what: str, limit: float, check_cancelled: Callable[[], None]) -> Iterator[dict[str, Any]]:
         while True:
             with self._watched(what, limit):
                 self.await_message(check_cancelled)
-                response, data = self.wire.receive()
-            if self.wire.request != self._asked:
+                number, response = self.wire.recv()
+            if number != self._asked:
                 raise VllmDiedError(f"vLLM answered another request when it was asked for {what}")
             if "error" in response:
                 raise VllmFailedError(self._quoting_log(f"vLLM failed at {what}: {response['error']}"))
             if "alive" not in response:
-                yield response, data
+                yield response
 
     @contextlib.contextmanager
     def _watched(self, what: str, limit: float) -> Iterator[None]:

@@ -1,1 +1,1 @@
-"""What runs in vLLM's own environment. It imports nothing of Burnish, and Burnish reads only its ``wire``."""
+"""What runs in vLLM's own environment. It imports nothing of Burnish, and Burnish only its ``shared``."""

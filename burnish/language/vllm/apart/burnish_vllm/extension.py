@@ -1,8 +1,9 @@
-"""What vLLM's workers learn to do: read a file of weights, and score tokens as Burnish does."""
+"""What vLLM's workers learn to do: read weights in shared memory, and score tokens as Burnish does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,10 @@ import torch
 from torch import Tensor
 
 from .inputs import key_of
+from .shared import Places, mapped, tensors
+
+
+kept = lru_cache(maxsize=1)(mapped)  # mapping a page costs as much as copying it; a worker has one owner
 
 
 class Extension:
@@ -55,16 +60,13 @@ class Extension:
 
         model.get_mrope_input_positions = get_mrope_input_positions
 
-    def burnish_begin(self, temperature: float, positions: dict[str, tuple[list[int], bytes]]) -> None:
+    def burnish_begin(self, temperature: float, positions: dict[str, np.ndarray]) -> None:
         """Settle what a job is sampled or scored with: the temperature, and the positions of prompts with media."""
         self.burnish_temperature = temperature
-        self.burnish_positions = {
-            key: torch.from_numpy(np.frombuffer(raw, dtype=np.int64).reshape(shape).copy())
-            for key, (shape, raw) in positions.items()
-        }
+        self.burnish_positions = {key: torch.from_numpy(array) for key, array in positions.items()}
 
-    def burnish_load(self, path: str) -> list[str]:
-        """Put the weights of a file in place; the names of vLLM's own that the file said nothing about."""
+    def burnish_load(self, path: str, size: int, places: Places) -> list[str]:
+        """Put weights in place; the names of vLLM's own that were not among them."""
         model = self.model_runner.get_model()
         known = {name for name, _ in model.named_parameters()}
         load = model.load_weights
@@ -77,19 +79,11 @@ class Extension:
 
         model.load_weights = load_weights
         try:
-            self.reload_weights(weights_iterator=_tensors(path))
+            self.reload_weights(weights_iterator=tensors(kept(path, size), places))
         finally:
             del model.load_weights
         tied = _tie(model)
         return sorted(known - loaded - tied)
-
-
-def _tensors(path: str) -> Iterator[tuple[str, Tensor]]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 (it is no dictionary)
-            yield name, file.get_tensor(name)
 
 
 def _tie(model: Any) -> set[str]:

@@ -21,13 +21,21 @@ def key_of(ids: Sequence[int], names: Sequence[str]) -> str:
 class Prompt:
     """Tokens with their media.
 
-    ``sizes`` are those of the media before they were processed, by kind; ``arrays`` holds ``ids`` [L] and, where there
-    are media, ``positions`` [A, L] and ``features/NAME``, as the processor of transformers names them.
+    Args:
+        sizes: of the media before they were processed, by kind.
+        ids: [L].
+        positions: [A, L].
+        features: as the processor of transformers names them.
     """
 
-    def __init__(self, sizes: dict[str, list[list[float]]], arrays: dict[str, np.ndarray]) -> None:
-        self.ids: list[int] = arrays["ids"].tolist()
-        self.sizes, self.arrays = sizes, arrays
+    def __init__(
+        self,
+        sizes: dict[str, list[list[float]]],
+        ids: list[int],
+        positions: np.ndarray,
+        features: dict[str, np.ndarray],
+    ) -> None:
+        self.sizes, self.ids, self.positions, self.features = sizes, ids, positions, features
         self.names: list[str] = []  # of the media, in order of their places
 
     @property
@@ -49,7 +57,7 @@ class Prompt:
         blanks = {kind: [blank(kind, size) for size in sizes] for kind, sizes in self.sizes.items()}
         data = processor.info.parse_mm_data(blanks, validate=False)
         options = {"do_sample_frames": False} if any(chosen for *_, chosen in self.sizes.get("video", ())) else {}
-        with _in_place_of(self._features()):
+        with _in_place_of(self.features):
             processed = processor._apply_hf_processor_main(data, options)
         items = MultiModalKwargsItems.from_hf_inputs(processed, processor._get_mm_fields_config(processed, {}))
         found = processor._find_mm_placeholders(self.ids, processor._get_mm_prompt_updates(data, {}, items))
@@ -65,13 +73,6 @@ class Prompt:
         ]
         self.names = [name for _, name in sorted(places)]
         return mm_input(self.ids, items, names, {kind: [one.to_range() for one in found[kind]] for kind in self.sizes})
-
-    def _features(self) -> dict[str, Any]:
-        import torch
-
-        mark = "features/"
-        own = {name.removeprefix(mark): array for name, array in self.arrays.items() if name.startswith(mark)}
-        return {name: torch.from_numpy(array.copy()) for name, array in own.items()}
 
 
 def blank(kind: str, size: Sequence[float]) -> Any:
@@ -92,7 +93,7 @@ def blank(kind: str, size: Sequence[float]) -> Any:
 
 
 @contextmanager
-def _in_place_of(features: dict[str, Any]) -> Iterator[None]:
+def _in_place_of(features: dict[str, np.ndarray]) -> Iterator[None]:
     """Give vLLM these features in the place of those that the processor makes of blank media.
 
     Some of its models call the processor for one medium after the other: each call takes the next rows.
@@ -100,9 +101,11 @@ def _in_place_of(features: dict[str, Any]) -> Iterator[None]:
     Raises:
         ValueError: some are left.
     """
+    import torch
     from vllm.multimodal.processing.context import InputProcessingContext
 
-    rest, original = dict(features), InputProcessingContext.call_hf_processor
+    rest = {name: torch.from_numpy(array) for name, array in features.items()}
+    original = InputProcessingContext.call_hf_processor
 
     def call(*arguments: Any, **more: Any) -> Any:
         made = original(*arguments, **more)

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import pathlib
+import shutil
 import signal
-import socket
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
 from .inputs import Prompt
-from .wire import Arrays, Channel
+from .shared import mapped, tensors
 
 WHERE_KNOWN = {  # arguments that not every version of vLLM has
     "mm_device_do_normalize": False,  # the pixels are normalised already
@@ -40,11 +40,15 @@ def main(descriptor: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then ends this process
     os.set_inheritable(descriptor, False)
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
-    channel = Channel(socket.socket(fileno=descriptor))
+    channel = Channel(descriptor)
     # a closed connection: the parent is gone, or wants no more
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
-            _serve(channel)
+            first = channel.receive()
+            server = Server(channel, first["arguments"], first["banned"])
+            while True:
+                message = channel.receive()
+                getattr(server, message["do"])(message)
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
         except Exception as error:
@@ -53,25 +57,27 @@ def main(descriptor: int, parent: int) -> None:
             channel.send({"error": f"{type(error).__name__}: {error}{older}"})
 
 
+class Channel:
+    """The connection to the parent; every answer has the number of the question that was received last."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._end, self._number = Connection(descriptor), 0
+
+    def receive(self) -> dict[str, Any]:
+        """The next question."""
+        self._number, message = self._end.recv()
+        return dict(message)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Answer it; several times if need be."""
+        self._end.send((self._number, message))
+
+
 def _follow(parent: int) -> None:
     # a closed socket tells nothing to a process that is busy
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
-
-
-def _serve(channel: Channel) -> None:
-    header, _ = channel.receive()
-    server = Server(channel, header["arguments"], header["banned"])
-    while True:
-        header, arrays = channel.receive()
-        action: Callable[[dict[str, Any], Arrays], None] = {
-            "load": server.load,
-            "rest": server.rest,
-            "sample": server.sample,
-            "score": server.score,
-        }[header["do"]]
-        action(header, arrays)
 
 
 class Server:
@@ -99,43 +105,43 @@ class Server:
         longest = self.engine.model_config.max_model_len
         channel.send({"ready": vllm.__version__, "longest": longest})
 
-    def load(self, header: dict[str, Any], arrays: Arrays) -> None:
+    def load(self, message: dict[str, Any]) -> None:
         """Put weights in place, and forget what was computed with those before."""
-        with open(header["path"], "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != header["digest"]:
-            raise ValueError(f"{header['path']} has sha256 {digest}, but {header['digest']} was published")
         self.version = None  # torn until all ranks have them
         resting = self.engine.is_sleeping()
         if resting:
             self.engine.wake_up(["weights"])
         missing: set[str] = set()
-        if header["adapter"] is None:
-            missing = {name for names in self._everywhere("burnish_load", header["path"]) for name in names}
+        if message["adapter"] is None:
+            names = self._everywhere("burnish_load", message["path"], message["size"], message["places"])
+            missing = set().union(*names)
         else:
-            self._adapt(header)
+            self._adapt(message)
         if resting:
             self.engine.wake_up(["kv_cache"])
         if not self.engine.reset_prefix_cache():
             raise RuntimeError("vLLM keeps prompts that the old weights have read")
         self.engine.reset_encoder_cache()
         self.engine.reset_mm_cache()
-        self.version = header["version"]
-        self.channel.send({"version": self.version, "digest": digest, "missing": sorted(missing)})
+        self.version = message["version"]
+        self.channel.send({"version": self.version, "missing": sorted(missing)})
 
-    def _adapt(self, header: dict[str, Any]) -> None:
-        """Have requests use an adapter in the place of the one before."""
+    def _adapt(self, message: dict[str, Any]) -> None:
+        """Have requests use an adapter in the place of the one before; vLLM reads it from a folder."""
+        from safetensors.torch import save_file
         from vllm.lora.request import LoRARequest
 
         before, self.adapter = self.adapter, None
         if before is not None:
             self.engine.remove_lora(before.lora_int_id)
+            shutil.rmtree(before.lora_path)
         number = 1 if before is None else before.lora_int_id + 1
         folder = pathlib.Path(self._folder.name) / f"{number}"
         folder.mkdir()
-        (folder / "adapter_config.json").write_text(json.dumps(header["adapter"]))
-        (folder / "adapter_model.safetensors").symlink_to(header["path"])
-        adapter = LoRARequest(f"v{header['version']}-{number}", number, str(folder))
+        (folder / "adapter_config.json").write_text(json.dumps(message["adapter"]))
+        weights = tensors(mapped(message["path"], message["size"]), message["places"])
+        save_file({name: tensor.clone() for name, tensor in weights}, folder / "adapter_model.safetensors")
+        adapter = LoRARequest(f"v{message['version']}-{number}", number, str(folder))
         try:
             added = self.engine.add_lora(adapter)
         except Exception as error:
@@ -146,50 +152,51 @@ class Server:
             raise RuntimeError("vLLM did not take the adapter; set rollout.vllm.adapter=folded")
         self.adapter = adapter
 
-    def rest(self, header: dict[str, Any], arrays: Arrays) -> None:
-        """Give the memory of the GPU back until weights are loaded; those of now are kept in the CPU's."""
+    def rest(self, message: dict[str, Any]) -> None:
+        """Give the memory of the GPU back until weights are loaded; where these are an adapter's, the CPU keeps the
+        model's."""
         self.engine.reset_encoder_cache()
-        self.engine.sleep(1)
+        self.engine.sleep(2 if self.adapter is None else 1)
         self.channel.send({"resting": True})
 
-    def sample(self, header: dict[str, Any], arrays: Arrays) -> None:
+    def sample(self, message: dict[str, Any]) -> None:
         """Sample responses; each is sent as soon as it is there, in whatever order they come."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        prompts = self._prompts(header, arrays)
-        inputs = self._inputs(header["temperature"], prompts)
+        prompts, inputs = self._read(message)
         requests = []
-        own = (arrays[name].tolist() for name in ("prompt", "seed", "limit"))
-        least = header["sampling"]["min_tokens"]
-        for prompt, seed, limit in zip(*own, strict=True):
+        least = message["sampling"]["min_tokens"]
+        for prompt, seed, limit in message["rows"]:
             length = {"max_tokens": limit, "min_tokens": min(least, limit)}
-            parameters = SamplingParams(**header["sampling"] | length, seed=seed, logprobs=0)
+            parameters = SamplingParams(**message["sampling"] | length, seed=seed, logprobs=0)
             parameters.output_kind = RequestOutputKind.FINAL_ONLY
             requests.append((inputs[prompt], parameters))
         for row, output in self._run(requests):
-            self._check(output, prompts[int(arrays["prompt"][row])])
+            self._check(output, prompts[message["rows"][row][0]])
             answer = output.outputs[0]
             if answer.finish_reason not in ("stop", "length"):
                 raise RuntimeError(f"vLLM ended a response with {answer.finish_reason}")
             ids = np.asarray(answer.token_ids, dtype=np.int64)
             scores = [step[token].logprob for token, step in zip(answer.token_ids, answer.logprobs, strict=True)]
-            header = {"row": row, "finished": answer.finish_reason == "stop", "version": self.version}
-            self.channel.send(header, {"ids": ids, "logprob": np.asarray(scores, dtype=np.float32)})
+            self.channel.send({
+                "row": row, "version": self.version, "finished": answer.finish_reason == "stop",
+                "ids": ids, "logprob": np.asarray(scores, dtype=np.float32),
+            })  # fmt: skip
         self.channel.send({"done": True})
 
-    def score(self, header: dict[str, Any], arrays: Arrays) -> None:
+    def score(self, message: dict[str, Any]) -> None:
         """Log-probs of all tokens of given prompts but the first."""
         from vllm import SamplingParams
 
-        prompts = self._prompts(header, arrays)
+        prompts, inputs = self._read(message)
         parameters = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        requests = [(prompt, parameters) for prompt in self._inputs(header["temperature"], prompts)]
+        requests = [(prompt, parameters) for prompt in inputs]
         for row, output in self._run(requests):
             ids = prompts[row].ids
             self._check(output, prompts[row])
             scores = [step[token].logprob for token, step in zip(ids[1:], output.prompt_logprobs[1:], strict=True)]
-            self.channel.send({"row": row, "version": self.version}, {"logprob": np.asarray(scores, dtype=np.float32)})
+            self.channel.send({"row": row, "version": self.version, "logprob": np.asarray(scores, dtype=np.float32)})
         self.channel.send({"done": True})
 
     @property
@@ -200,25 +207,15 @@ class Server:
             self._processor = MULTIMODAL_REGISTRY.create_processor(self.engine.model_config)
         return self._processor
 
-    def _prompts(self, header: dict[str, Any], arrays: Arrays) -> list[Prompt]:
-        found = []
-        for number, sizes in enumerate(header["sizes"]):
-            mark = f"{number}/"
-            own = {name.removeprefix(mark): array for name, array in arrays.items() if name.startswith(mark)}
-            found.append(Prompt(sizes, own))
-        return found
-
-    def _inputs(self, temperature: float, prompts: list[Prompt]) -> list[Any]:
-        """What the engine takes of prompts; all workers know by which temperature they are scored, and positions."""
+    def _read(self, message: dict[str, Any]) -> tuple[list[Prompt], list[Any]]:
+        """Prompts, and what the engine takes of them; all workers know the temperature, and the positions of media."""
         if self.version is None:
             raise RuntimeError("no weights have been published")
-        inputs, positions = [prompt.engine_input(self._processing) for prompt in prompts], {}
-        for prompt in prompts:
-            if prompt.sizes:
-                array = np.ascontiguousarray(prompt.arrays["positions"])
-                positions[prompt.key] = (list(array.shape), array.tobytes())
-        self._everywhere("burnish_begin", temperature, positions)
-        return inputs
+        prompts = [Prompt(**prompt) for prompt in message["prompts"]]
+        inputs = [prompt.engine_input(self._processing) for prompt in prompts]
+        positions = {prompt.key: prompt.positions for prompt in prompts if prompt.sizes}
+        self._everywhere("burnish_begin", message["temperature"], positions)
+        return prompts, inputs
 
     def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
         answers: list[Any] = self.engine.collective_rpc(method, args=arguments)

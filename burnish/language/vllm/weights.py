@@ -1,25 +1,21 @@
-"""Weights on their way to vLLM: through a file in shared memory that has no name and goes when its owner does."""
+"""Weights on their way to vLLM: through shared memory, which goes when its owner does."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
 
-from burnish.checkpoint import tensor_file
+from burnish.language.vllm.apart.burnish_vllm.shared import mapped, tensors
 from burnish.models.adapters import PREFIX, saved_name
 from burnish.models.lora import adapter_parameters, plain_name
 from burnish.options.model import LoraOptions
 
-SHARED = Path("/dev/shm")
-SPARE = 1.1  # a file needs a little more than its tensors
+ALIGNMENT = 64  # bytes at which tensors begin
 
 
 def weights_of(network: nn.Module) -> dict[str, Tensor]:
@@ -58,18 +54,21 @@ def settings_of(lora: LoraOptions, names: Iterable[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class WeightFile:
-    """Weights of one version, written down once and readable as long as this object is open."""
+class SharedWeights:
+    """Weights of the last version, in memory that has no name and is mapped by vLLM's processes.
 
-    def __init__(
-        self,
-        weights: Mapping[str, Tensor],
-        version: int,
-        *,
-        dtype: torch.dtype,
-        settings: Mapping[str, Any] | None = None,
+    One copy is all that a publication makes: it rounds, leaves the GPU, and is used again by the next version.
+    """
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("burnish-weights")
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self.message: dict[str, Any] | None = None  # for vLLM: where the weights lie; None before the first version
+
+    def write(
+        self, weights: Mapping[str, Tensor], version: int, *, dtype: torch.dtype, settings: Mapping[str, Any] | None
     ) -> None:
-        """Write weights down, piece by piece.
+        """Put weights in the place of those before, which nobody may be reading.
 
         Args:
             weights: by their names.
@@ -77,23 +76,22 @@ class WeightFile:
             dtype: floating-point numbers are written with this precision.
             settings: of the adapter that they are, as peft has them; None where they are all weights of the network.
         """
-        self.version, self.settings = version, settings
-        pieces = {
-            name: tensor_file.Piece.full(value, dtype if value.is_floating_point() else value.dtype)
-            for name, value in weights.items()
-        }
-        size = sum(piece.tensor.numel() * piece.dtype.itemsize for piece in pieces.values())
-        roomy = SHARED.is_dir() and shutil.disk_usage(SHARED).free > SPARE * size
-        with tempfile.TemporaryDirectory(prefix="burnish-weights-", dir=SHARED if roomy else None) as folder:
-            path = Path(folder) / "weights.safetensors"
-            self.digest: str = tensor_file.write(path, pieces)["sha256"]  # of what is written, while it is
-            self._file = path.open("rb")
-
-    @property
-    def path(self) -> str:
-        """Where other processes of this user find the file, which has no name any more."""
-        return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+        places, size = {}, 0
+        for name, value in weights.items():
+            kind = dtype if value.is_floating_point() else value.dtype
+            places[name] = (str(kind).removeprefix("torch."), tuple(value.shape), size)
+            size += -(-value.numel() * kind.itemsize // ALIGNMENT) * ALIGNMENT
+        path = f"/proc/{os.getpid()}/fd/{self._file}"  # where processes of this user find it
+        if len(self._memory) != size:
+            self._memory = mapped(path, size)
+        for name, target in tensors(self._memory, places):
+            target.copy_(weights[name].detach())
+        self.message = {
+            "do": "load", "version": version, "path": path, "size": size, "places": places, "adapter": settings,
+        }  # fmt: skip
 
     def close(self) -> None:
         """Free the memory."""
-        self._file.close()
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._memory = -1, torch.empty(0, dtype=torch.uint8)
