@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -321,3 +322,16 @@ def value_loss(
     # within the range the two differ by rounding alone, which is no clipping
     clipped = (held > error) & (moved.abs() > clip)
     return torch.maximum(error, held) / 2, {"critic/vf_clipfrac": clipped.float()}
+
+
+def load_balancing(router_logits: Sequence[Tensor], top_k: int) -> Tensor:
+    """The Switch Transformer's auxiliary loss (Fedus et al. 2021, arXiv:2101.03961, eq. 4), as transformers defines it.
+
+    Args:
+        router_logits: per layer [N, E]; all layers count as one.
+        top_k: experts per token, which the loss is where all experts are used alike.
+    """
+    logits = torch.cat(list(router_logits)).float()
+    experts = logits.shape[-1]
+    load = torch.bincount(logits.topk(top_k, -1).indices.flatten(), minlength=experts) / len(logits)
+    return experts * (load * logits.softmax(-1).mean(0)).sum()

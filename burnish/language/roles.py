@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from burnish.language.algorithms.base import LanguageNeeds
-from burnish.language.balance import Balance
 from burnish.language.batches import trace_of
 from burnish.language.logprobs import TokenScores, response_states, score
+from burnish.language.losses import load_balancing
 from burnish.language.model.reward_head import judged, new_head
 from burnish.language.model.universal import LanguageModel
 from burnish.language.packing import ResponseStates, cheapest_for_all, multiplications
@@ -28,6 +29,7 @@ from burnish.training.profiling import Meter
 from burnish.training.ranks import Ranks
 from burnish.training.roles import TrainedRoles
 from burnish.training.sharding import local_shard
+from burnish.types.batch import numbers
 from burnish.types.completion import Completion
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredResponses
 from burnish.utils import random
@@ -278,3 +280,79 @@ class LanguageRoles(TrainedRoles):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.memory.load_state_dict(state["memory"])
+
+
+class Balance:
+    """The load balancing losses of mixtures of experts, one for each role that learns, beside the algorithm's own.
+
+    Those of micro-batches are weighted with their tokens, as everywhere else that trains such models.
+    """
+
+    def __init__(self, networks: Mapping[str, nn.Module], coef: float) -> None:
+        """Register hooks on the routers of networks, which must not be copied afterwards.
+
+        Args:
+            networks: by the roles that learn; of adapters the same one.
+            coef: weight of the loss.
+        """
+        self.coef, self._share = coef, 0.0
+        self._losses: dict[str, list[Tensor]] = {role: [] for role in networks}
+        self._router_logits: list[Tensor] | None = None  # of the forward pass that is recorded, by layer
+        for network in {id(network): network for network in networks.values()}.values():
+            routers: list[Any] = [module for module in network.modules() if hasattr(module, "top_k")]
+            routers = [module for module in routers if hasattr(module, "num_experts") and hasattr(module, "weight")]
+            assert routers, "a dense model should have been refused"
+            self.top_k = int(routers[0].top_k)
+            for router in routers:
+                router.register_forward_hook(self._observe)
+
+    def _observe(self, router: nn.Module, inputs: Any, output: tuple[Tensor, ...]) -> None:
+        if self._router_logits is not None:
+            self._router_logits.append(output[0])
+
+    @contextmanager
+    def learning(self, share: float) -> Iterator[None]:
+        """Forward passes in this context have that share of the loss; none with 0."""
+        self._share = share
+        try:
+            yield
+        finally:
+            self._share = 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """The losses of an optimizer batch, of this rank."""
+        found = {
+            f"{role.replace('policy', 'actor')}/router_aux_loss": sum(numbers(own))
+            for role, own in self._losses.items()
+            if own
+        }
+        for own in self._losses.values():
+            own.clear()
+        return found
+
+    def through(self, role: str, run: Callable[[], ResponseStates]) -> ResponseStates:
+        """Run a forward pass; the hidden states of a role that learns bring the loss's gradient."""
+        if not self._share or role not in self._losses or not torch.is_grad_enabled():
+            return run()
+        self._router_logits = []
+        try:
+            states = run()
+            logits = [layer.index_select(0, states.index) for layer in self._router_logits]
+        finally:
+            self._router_logits = None  # recomputation in a backward pass is not recorded
+        loss = self._share * load_balancing(logits, self.top_k)
+        self._losses[role].append(loss.detach())
+        hidden = _AttachLoss.apply(states.hidden, self.coef * loss)  # type: ignore[no-untyped-call]
+        return replace(states, hidden=hidden)
+
+
+class _AttachLoss(torch.autograd.Function):
+    """Identity on hidden states whose backward pass adds the gradient of a loss, unscaled."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, loss: Tensor) -> Tensor:
+        return states.view_as(states)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, gradient.new_ones((), dtype=torch.float32)

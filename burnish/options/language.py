@@ -75,8 +75,8 @@ class LanguageModelOptions(CommonModelOptions):
     """Parameters that are not trained: prefixes of their names, or patterns with * (model.visual*). One that matches
     nothing is an error."""
     router_aux_loss_coef: NonNegative = 0.0
-    """Weight of the load balancing loss of a mixture of experts, in the policy and in a critic with a trunk of its own,
-    which costs one more forward pass; 0 disables it. Dense models have none."""
+    """Weight of the load balancing loss of a mixture of experts, in the policy and in a critic with a trunk of its own;
+    0 disables it. It is that of micro-batches, weighted with their tokens. Dense models have none."""
 
 
 @options

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -299,23 +299,19 @@ class Trainer:
         share: defaultdict[str, float] = defaultdict(float, {"loss": 0.0})
         sums: list[tuple[str, Tensor | float]] = []
         balance = self.roles.balance
-        if balance is not None:
-            with balance.counting():
-                for part, weight in self._micro_batches(mini):
-                    with self._balanced(weight):
-                        self.algorithm.loss(part, self.roles)
-            balance.agree(self.rows)
-        with balance.learning() if balance else nullcontext():
-            for part, weight in self._micro_batches(mini):
-                with self._balanced(weight):
-                    loss = self.algorithm.loss(part, self.roles)
-                (loss.total * weight / size).backward()
-                if not weight:
-                    continue
-                sums.append(("loss", loss.total.detach()))
-                for name, (value, count) in loss.metrics.items():
-                    sums += [(f"sum {name}", value), (f"count {name}", count)]
-                sums += [(f"extreme {self.rows.rank} {name}", value) for name, value in loss.extremes.items()]
+        tokens = sum(mini.costs()) if balance else 0
+        for part, weight in self._micro_batches(mini):
+            own = balance.learning(sum(part.costs()) / tokens) if balance and weight else nullcontext()
+            # a micro-batch of weight 0 only keeps ranks in step: it counts neither as work nor for experts' balance
+            with own, nullcontext() if weight else self.usage.paused():
+                loss = self.algorithm.loss(part, self.roles)
+            (loss.total * weight / size).backward()
+            if not weight:
+                continue
+            sums.append(("loss", loss.total.detach()))
+            for name, (value, count) in loss.metrics.items():
+                sums += [(f"sum {name}", value), (f"count {name}", count)]
+            sums += [(f"extreme {self.rows.rank} {name}", value) for name, value in loss.extremes.items()]
         # read only now, so that the GPU need not be waited for between micro-batches
         for (name, _), number in zip(sums, numbers([value for _, value in sums]), strict=True):
             if name.startswith("extreme "):
@@ -329,17 +325,6 @@ class Trainer:
         """This rank's micro-batches of a mini-batch, on the networks' device, each with its weight."""
         for part, weight in rank_micro_batches(self.algorithm, mini, self.roles.micro_batch_size, self.rows):
             yield part.to(self.roles.device), weight
-
-    @contextmanager
-    def _balanced(self, weight: float) -> Iterator[None]:
-        """A micro-batch of weight 0 only keeps ranks in step: it counts neither as work nor for experts' balance."""
-        balance = self.roles.balance
-        with ExitStack() as pauses:
-            if not weight:
-                pauses.enter_context(self.usage.paused())
-                if balance:
-                    pauses.enter_context(balance.paused())
-            yield
 
     def _skip(self, total: float, norms: dict[str, float]) -> Metrics:
         """Skip the step: one non-finite batch must not end a run; several in a row do."""

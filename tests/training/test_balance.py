@@ -1,4 +1,4 @@
-"""Experts of a mixture in even use: the loss beside the algorithm's own, however a batch is cut and laid out."""
+"""Experts of a mixture in even use: the loss beside the algorithm's own, however a batch is laid out."""
 
 from __future__ import annotations
 
@@ -18,20 +18,17 @@ def learned(files, algorithm: str, *options: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    "cut",
-    [
-        ["trainer.micro_batch_tokens=40"],
-        *seldom(["trainer.layout=padded"], ["trainer.layout=shared"], ["model.gradient_checkpointing=true"]),
-    ],
+    "laid_out",
+    [["trainer.layout=padded"], *seldom(["trainer.layout=shared"], ["model.gradient_checkpointing=true"])],
 )
-def test_no_cut_and_no_layout_changes_it(cut, files):
+def test_no_layout_changes_it(laid_out, files):
     given = ["model.router_aux_loss_coef=0.3"]
-    whole, plain, parts = (learned(files, "grpo", *options) for options in (given, [], [*given, *cut]))
+    whole, plain, other = (learned(files, "grpo", *options) for options in (given, [], [*given, *laid_out]))
     assert whole["actor/router_aux_loss"] >= 1
     assert "actor/router_aux_loss" not in plain
     assert abs(whole["actor/grad_norm"] / plain["actor/grad_norm"] - 1) > 1e-2, "it has a gradient"
     for name in ("actor/router_aux_loss", "actor/grad_norm", "actor/loss"):
-        assert parts[name] == pytest.approx(whole[name], rel=1e-3, abs=1e-5), name
+        assert other[name] == pytest.approx(whole[name], rel=1e-3, abs=1e-5), name
 
 
 def test_a_critic_with_a_trunk_of_its_own_has_a_loss_of_its_own(files):

@@ -13,7 +13,6 @@ from torch import Tensor
 from .inputs import key_of
 from .shared import Places, mapped, tensors
 
-
 kept = lru_cache(maxsize=1)(mapped)  # mapping a page costs as much as copying it; a worker has one owner
 
 
