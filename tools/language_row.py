@@ -19,7 +19,7 @@ from burnish.language.model.base import Shown
 from burnish.language.model.capabilities import MOVING, own_logprobs
 from burnish.language.model.collation import samples
 from burnish.language.model.loading import load_language_model
-from burnish.language.sampling import Sampling
+from burnish.language.decoding import Sampling
 from burnish.loop import run
 from burnish.models.tiny.language.base import TinyLanguage
 from burnish.models.tiny.language.build import write

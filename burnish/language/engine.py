@@ -16,7 +16,7 @@ from burnish.language.encode import CACHED, Encoder
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.universal import LanguageModel
 from burnish.language.roles import LanguageRoles
-from burnish.language.sampling import Sampling
+from burnish.language.decoding import Sampling
 from burnish.rewards.text.base import Response
 from burnish.tasks.job import Job
 from burnish.types.batch import Gathered

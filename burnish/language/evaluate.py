@@ -112,7 +112,7 @@ class RespondingRunner(SuiteRunner):
         }  # fmt: skip
 
     def job(self, fields: Mapping[str, Any]) -> Any:
-        from burnish.language.sampling import Sampling
+        from burnish.language.decoding import Sampling
 
         how = self.settings
         names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")

@@ -20,7 +20,7 @@ from burnish.language.engine import Respond, ResponseEngine, ResponseJob
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.universal import LanguageModel
 from burnish.language.roles import LanguageRoles
-from burnish.language.sampling import Sampling
+from burnish.language.decoding import Sampling
 from burnish.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
 from burnish.language.vllm.weights import SharedWeights, adapter_of, settings_of, weights_of
 from burnish.options.language import LanguageLoraOptions
