@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from burnish.config import load
-from burnish.language.decoding import decode
+from burnish.language.decoding import Sampling, decode
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.base import Shown
 from burnish.language.model.capabilities import MOVING, own_logprobs
 from burnish.language.model.collation import samples
 from burnish.language.model.loading import load_language_model
-from burnish.language.decoding import Sampling
 from burnish.loop import run
 from burnish.models.tiny.language.base import TinyLanguage
 from burnish.models.tiny.language.build import write

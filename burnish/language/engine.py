@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from burnish.language.algorithms.base import token_budget_batches
-from burnish.language.decoding import decode
+from burnish.language.decoding import Sampling, decode
 from burnish.language.encode import CACHED, Encoder
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.universal import LanguageModel
 from burnish.language.roles import LanguageRoles
-from burnish.language.decoding import Sampling
 from burnish.rewards.text.base import Response
 from burnish.tasks.job import Job
 from burnish.types.batch import Gathered

@@ -13,10 +13,10 @@ from torch import Tensor
 from burnish.environments.base import Environment
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.config import LanguageConfig, ResponseRolloutOptions
+from burnish.language.decoding import Sampling
 from burnish.language.dialogues import dialogue_metrics
 from burnish.language.engine import ResponseEngine, ResponseJob
 from burnish.language.offline import token_ends
-from burnish.language.decoding import Sampling
 from burnish.options.language import LanguageValidationOptions
 from burnish.rewards.base import inputs_asked
 from burnish.rewards.scoring import AnyScorer, Collector

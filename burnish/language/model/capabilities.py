@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from burnish.language.decoding import decode
+from burnish.language.decoding import Sampling, decode
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.base import NOTHING, Shown
 from burnish.language.model.class_cache import Cache, further
 from burnish.language.model.collation import Conversation, samples
 from burnish.language.model.forwards import HeadUnusedError, has_plan, switch
-from burnish.language.decoding import Sampling
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.utils.errors import UserError, first_line

@@ -14,13 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from burnish.language.decoding import Ended, Turn
+from burnish.language.decoding import Ended, Sampling, Turn
 from burnish.language.encode import CACHED, Encoder
 from burnish.language.engine import Respond, ResponseEngine, ResponseJob
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.universal import LanguageModel
 from burnish.language.roles import LanguageRoles
-from burnish.language.decoding import Sampling
 from burnish.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
 from burnish.language.vllm.weights import SharedWeights, adapter_of, settings_of, weights_of
 from burnish.options.language import LanguageLoraOptions

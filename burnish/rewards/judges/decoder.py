@@ -105,8 +105,7 @@ class DecoderOracle:
 
     def _written(self, encoded: Gathered[Encoded]) -> list[Reply]:
         """What the model writes, greedily."""
-        from burnish.language.decoding import decode
-        from burnish.language.decoding import Sampling
+        from burnish.language.decoding import Sampling, decode
 
         model = self.model
         completion = decode(
