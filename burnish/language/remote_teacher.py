@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,11 +17,11 @@ from burnish.rl.surrogates import LEAST
 from burnish.types.batch import to_device
 from burnish.types.completion import Completion
 from burnish.utils.errors import UserError
-from burnish.utils.http import HttpError, request
+from burnish.utils.http import HttpError, Servers, read_token, request
 from burnish.utils.json_text import parse_json
 
 AT_ONCE = 16  # requests under way
-TRIES, PAUSE, PATIENCE = 4, 1.0, 120.0  # of a request; seconds, doubled after each; seconds that one may take
+RETRIES, PATIENCE = 3, 120.0  # of a request, and seconds that one may take
 LARGEST = 256 << 20  # bytes of a reply
 SENTENCE = "The quick brown fox jumps over 13 lazy dogs."  # whose tokens are compared
 Answer = tuple[Tensor, Tensor]  # ids [T, K] and log-probs [T, K] of the tokens of a response
@@ -49,7 +46,8 @@ class ServedTeacher:
     def __init__(self, teacher: TokenTeacher, option: str, student: LanguageModel) -> None:
         assert teacher.url is not None, "a teacher with a path is loaded"
         self.url, self.option, self.student = teacher.url.rstrip("/"), option, student
-        self._served_as, self._token_variable = teacher.served_as, teacher.token_variable
+        self._served_as, token = teacher.served_as, read_token(teacher.token_variable, f"{option}.token_variable")
+        self._server = Servers([self.url], token=token, largest=LARGEST)
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="teacher")
         self._asked: dict[tuple[Any, ...], Future[Answer]] = {}
 
@@ -58,7 +56,11 @@ class ServedTeacher:
         """Name of the model on the server."""
         if self._served_as is not None:
             return self._served_as
-        listed = self._request("/models", None).get("data") or []
+        try:
+            reply = request("GET", f"{self.url}/models", content=None, seconds=PATIENCE, token=self._server.token)
+            listed = parse_json(reply).get("data") or []
+        except (HttpError, ValueError) as error:
+            raise self._silent(error) from error
         if not listed or not isinstance(listed[0].get("id"), str):
             raise UserError(f"{self.option}.url is {self.url}, which lists no model; give {self.option}.served_as")
         return str(listed[0]["id"])
@@ -69,10 +71,6 @@ class ServedTeacher:
         Raises:
             UserError: naming the option.
         """
-        if self._token_variable is not None and not os.environ.get(self._token_variable, "").isprintable():
-            raise UserError(f"{self._token_variable} ({self.option}.token_variable) has a line break; export it again")
-        if self._token_variable is not None and not os.environ.get(self._token_variable):
-            raise UserError(f"{self.option}.token_variable is {self._token_variable}, which is not set; export it")
         ids = [*self.student.response_ids(SENTENCE)]
         for number, entry in zip(ids[1:], self._entries(ids, 1)[1:], strict=True):
             theirs, ours = entry[str(number)].get("decoded_token"), self.student.decode([number])
@@ -145,7 +143,12 @@ class ServedTeacher:
         asked = {
             "model": self.served_as, "prompt": list(ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": count,
         }  # fmt: skip
-        answer = self._request("/completions", asked)
+        try:
+            answer = self._server.post_json(
+                asked, path="/completions", retries=RETRIES, patience=PATIENCE, deadline=(RETRIES + 2) * PATIENCE
+            )
+        except HttpError as error:
+            raise self._silent(error) from error
         choices = answer.get("choices") or [{}]
         found: Any = choices[0].get("prompt_logprobs") or answer.get("prompt_logprobs")
         if not isinstance(found, list) or len(found) != len(ids) or not all(map(_has, ids[1:], found[1:])):
@@ -155,28 +158,8 @@ class ServedTeacher:
             )
         return [one or {} for one in found]
 
-    def _request(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        content = None if body is None else json.dumps(body).encode()
-        token = None if self._token_variable is None else os.environ[self._token_variable]
-        why = ""
-        for attempt in range(TRIES):
-            if attempt:
-                time.sleep(PAUSE * 2 ** (attempt - 1))
-            try:
-                found = parse_json(
-                    request(
-                        "GET" if content is None else "POST", self.url + path, content=content, seconds=PATIENCE,
-                        token=token, largest=LARGEST,
-                    )
-                )  # fmt: skip
-                return found if isinstance(found, dict) else {}
-            except HttpError as error:
-                why = str(error)
-                if error.is_final:  # asking again changes nothing
-                    break
-            except ValueError as error:
-                why = str(error)
-        raise UserError(f"{self.option}.url is {self.url}, which does not answer {path}: {why}; look after the server")
+    def _silent(self, error: Exception) -> UserError:
+        return UserError(f"{self.option}.url is {self.url}, which does not answer: {error}; look after the server")
 
 
 def _has(token: int, entry: Any) -> bool:

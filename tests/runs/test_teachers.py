@@ -169,7 +169,7 @@ def test_servers_that_can_not_teach_are_named(files, teacher, server):
     def refused(**more):
         return taught(files, [{"url": server.url} | more], "algorithm.over=sampled").train(status=2).message
 
-    assert "token_variable is NO_SUCH_TOKEN" in refused(token_variable="NO_SUCH_TOKEN")
+    assert "token_variable is 'NO_SUCH_TOKEN'" in refused(token_variable="NO_SUCH_TOKEN")
     server.fails += [404]
     assert "404" in refused()
     server.told = False
