@@ -30,7 +30,7 @@ from burnish.rewards.base import Reward
 from burnish.types.clips import Kind
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
-from burnish.utils.weights import complaints_about, pickle_complaint, refuse_quantized, vocabulary_complaint
+from burnish.utils.weights import complaints_about, pickle_complaint, refuse_quantized, tokenizer_complaint
 
 DENOISERS = ("transformer", "unet")  # usual names of the parts that are trained
 
@@ -109,7 +109,7 @@ class FlowConfig(RunConfig):
         parts = [folder / name for name in parts_of(index)]
         wrong = [one for part in parts if (part / "config.json").is_file() for one in complaints_about(part)]
         wrong += [one for part in parts if (part / "config.json").is_file() and (one := pickle_complaint(part))]
-        wrong += [one for part in parts if part.name.startswith("tokenizer") and (one := vocabulary_complaint(part))]
+        wrong += [one for part in parts if part.name.startswith("tokenizer") and (one := tokenizer_complaint(part))]
         if wrong:
             raise UserError("\n".join(f"model.path: {problem}" for problem in wrong))
         for part in parts:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.utils.errors import UserError, listed
 from burnish.utils.json_text import parse_json, read_object
+from burnish.utils.patterns import pattern_complaint
 from burnish.utils.reading import understood
 from burnish.utils.tensor_headers import WHOLE, contents, header_problem
 
@@ -105,6 +106,11 @@ def pickle_complaint(folder: Path) -> str:
         f"{folder} has its weights in {pickles[0]:.80} alone, a pickle that no library loads from there; save it as "
         "safetensors"
     )
+
+
+def tokenizer_complaint(folder: Path) -> str:
+    """What is wrong with a tokenizer's folder, or ""."""
+    return vocabulary_complaint(folder) or pattern_complaint(folder)
 
 
 def vocabulary_complaint(folder: Path) -> str:

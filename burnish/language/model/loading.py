@@ -19,7 +19,7 @@ from burnish.registry import lookup
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import understood
-from burnish.utils.weights import complaints_about, refuse_quantized, vocabulary_complaint, without_weights
+from burnish.utils.weights import complaints_about, refuse_quantized, tokenizer_complaint, without_weights
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +101,7 @@ def check_files(options: CommonModelOptions) -> None:
     if options.family in ("auto", UNIVERSAL):
         _refuse_unknown(options, config)
     found = list(complaints_about(path))
-    if complaint := vocabulary_complaint(path):
+    if complaint := tokenizer_complaint(path):
         found.append(complaint)
     if any(part in config for part in TOWERS) and not any((path / name).is_file() for name in PROCESSORS):
         found.append(f"{path} has no {PROCESSORS[0]}, which configures its processor; fetch the model again")

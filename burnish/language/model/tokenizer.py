@@ -22,7 +22,7 @@ from burnish.utils.errors import UserError
 from burnish.utils.hub import WORDS, model_folder
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import check_folder, checked_path, read_text
-from burnish.utils.weights import vocabulary_complaint
+from burnish.utils.weights import tokenizer_complaint
 
 INDEX = "tokenizer_config.json"
 TOKENIZER = (
@@ -64,7 +64,7 @@ def tokenizer_folder(options: LanguageModelOptions) -> Path | None:
     check_folder(folder)
     if not (folder / INDEX).is_file():
         raise UserError(f"{said}, which has no {INDEX}; give a directory as a tokenizer's save_pretrained writes it")
-    if complaint := vocabulary_complaint(folder):
+    if complaint := tokenizer_complaint(folder):
         raise UserError(f"{said}: {complaint}")
     return folder
 

@@ -37,7 +37,7 @@ from burnish.utils.hub import WORDS
 from burnish.utils.json_text import read_object
 from burnish.utils.paths import resolve
 from burnish.utils.reading import read_text
-from burnish.utils.weights import own_config, refuse_oversized, vocabulary_complaint
+from burnish.utils.weights import own_config, refuse_oversized, tokenizer_complaint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -353,7 +353,7 @@ class HeadedReward(LearnedReward):
             return refusal(self.files, place)
         if not (place / CONFIG).is_file():
             return f"{place} has no {CONFIG}; give the folder of the model that the reward was trained on"
-        return vocabulary_complaint(place)
+        return tokenizer_complaint(place)
 
     def files(self, place: Path) -> tuple[Path, ...]:
         """The files of weights in the directory that ``path`` means.
