@@ -23,8 +23,7 @@ from burnish.commands.export import export
 from burnish.commands.train import train
 from burnish.config import load
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.language.engine import ResponseJob
-from burnish.language.rollouts import rollout_sampling
+from burnish.language.engine import ResponseJob, rollout_sampling
 from burnish.rewards.text.base import Response
 from burnish.tasks import assemble
 from burnish.types.prompt import Prompt

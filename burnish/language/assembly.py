@@ -19,7 +19,14 @@ from burnish.language.config import LanguageConfig
 from burnish.language.data import check_inputs, check_messages, check_room, prompts_of, read_records, short_records
 from burnish.language.dialogues import Dialogues, try_out
 from burnish.language.encode import Encoder, Readers, SharedPrompts, prompt_lengths
-from burnish.language.engine import LanguageEngine, ResponseEngine, ResponseJob
+from burnish.language.engine import (
+    LanguageEngine,
+    ResponseEngine,
+    ResponseJob,
+    ResponseRollouts,
+    rollout_sampling,
+    validation_sampling,
+)
 from burnish.language.evaluate import JudgementEvaluation, LanguageEvaluation, RespondingRunner
 from burnish.language.model.base import Positions
 from burnish.language.model.loading import (
@@ -36,7 +43,6 @@ from burnish.language.model.universal import LanguageModel
 from burnish.language.offline import JudgementData, ResponseData
 from burnish.language.records import JudgedRecord, ResponseRecord, read_responses
 from burnish.language.roles import LanguageRoles
-from burnish.language.rollouts import ResponseRollouts, rollout_sampling, validation_sampling
 from burnish.language.teachers import load_teacher
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
 from burnish.tasks.assembly import Assembly

@@ -334,20 +334,6 @@ def _reason(error: BaseException) -> str:
     return f"the environment failed: {type(error).__name__}: {error}{place_of(error)}"
 
 
-def dialogue_metrics(responses: Sequence[Response]) -> dict[str, float]:
-    """How dialogues went; nothing where there are none."""
-    dialogues = [response.dialogue for response in responses if response.dialogue is not None]
-    if not dialogues:
-        return {}
-    turns = [len(dialogue.rewards) for dialogue in dialogues]
-    return {
-        "dialogue/turns/mean": sum(turns) / len(turns),
-        "dialogue/turns/max": float(max(turns)),
-        "dialogue/turns/min": float(min(turns)),
-        "dialogue/broken_ratio": sum(bool(dialogue.error) for dialogue in dialogues) / len(dialogues),
-    }
-
-
 @dataclass
 class DialogueRow:
     """A dialogue under way."""

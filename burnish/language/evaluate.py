@@ -13,11 +13,17 @@ from torch import Tensor
 
 from burnish.evaluation.results import sampled_settings
 from burnish.language.algorithms.base import token_budget_batches
-from burnish.language.dialogues import dialogue_metrics
-from burnish.language.engine import ResponseJob
+from burnish.language.engine import (
+    ResponseJob,
+    dialogue_metrics,
+    response_columns,
+    said_tokens,
+    sampled_for,
+    token_columns,
+    validation_sampling,
+)
 from burnish.language.offline import JudgementData
 from burnish.language.records import JudgedRecord
-from burnish.language.rollouts import response_columns, said_tokens, sampled_for, token_columns, validation_sampling
 from burnish.metrics import given_metrics, length_metrics
 from burnish.rewards.scoring import awaited
 from burnish.rl.algorithm import Metrics

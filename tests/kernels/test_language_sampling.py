@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from burnish.language.decoding import Sampling, choose, decode, keep_likely, penalise, philox, uniforms
+from burnish.language.engine import repeated, response_stats
 from burnish.language.logprobs import response_logprobs
-from burnish.language.rollouts import repeated, response_stats
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from tests.support.language_samples import encode_all, model_of, their_logits, theirs_of, trimmed
