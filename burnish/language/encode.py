@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
 from burnish.language.model.base import decoded
@@ -203,7 +203,8 @@ class Readers:
             else:
                 if complaint:
                     raise UserError(complaint)
-                return unpacked(*found)
+                encoded: Encoded = pickle.loads(found)
+                return encoded
         raise UserError(
             f"{prompt.name} shows what {TRIES} processes ({workers}) died of reading ({how}); take it out, or look at "
             "it with data.workers=0, and at the machine's free memory"
@@ -219,7 +220,7 @@ class Readers:
         return server
 
 
-def _load(argument: tuple[LanguageConfig, Sequence[dict[str, Any]]]) -> Callable[[Prompt], tuple[str, Any]]:
+def _load(argument: tuple[LanguageConfig, Sequence[dict[str, Any]]]) -> Callable[[Prompt], tuple[str, bytes]]:
     """In a process: the function that reads what a prompt shows, or says what is wrong with it."""
     from burnish.language.model.loading import load_outline
 
@@ -227,32 +228,13 @@ def _load(argument: tuple[LanguageConfig, Sequence[dict[str, Any]]]) -> Callable
     torch.set_num_threads(1)
     encode = Encoder(load_outline(config.model), tools, cached=0)
 
-    def read(prompt: Prompt) -> tuple[str, Any]:
+    def read(prompt: Prompt) -> tuple[str, bytes]:
         try:
-            return "", packed(encode([prompt]).table)
+            return "", pickle.dumps(encode([prompt]).table)  # by value: a pipe would share memory
         except UserError as error:
-            return str(error), None
+            return str(error), b""
 
     return read
-
-
-def packed(encoded: Encoded) -> tuple[bytes, dict[str, int], dict[str, Any]]:
-    """An encoded prompt for the way between processes."""
-    features = encoded.features[0]
-    named = {"ids": encoded.ids[0], "positions": encoded.positions[0]}
-    named |= {f"kind/{name}": value for name, value in features.kinds.items()}
-    named |= {f"media/{name}": value for name, value in features.tensors.items()}
-    return save({name: value.clone().contiguous() for name, value in named.items()}), features.axes, features.sizes
-
-
-def unpacked(data: bytes, axes: dict[str, int], sizes: dict[str, Any]) -> Encoded:
-    """The opposite."""
-    named = load(data)
-    kinds, media = (
-        {name.removeprefix(mark): value for name, value in named.items() if name.startswith(mark)}
-        for mark in ("kind/", "media/")
-    )
-    return Encoded(ids=[named["ids"]], positions=[named["positions"]], features=[Features(media, axes, kinds, sizes)])
 
 
 Encode = Callable[[Sequence[Prompt]], Gathered[Encoded]]
