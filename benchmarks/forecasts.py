@@ -19,12 +19,12 @@ from torch.utils._pytree import tree_map_only
 
 from burnish.config import load
 from burnish.diffusion.assembly import FlowAssembly
-from burnish.forecast.capabilities import known_capabilities
-from burnish.forecast.counter import LiveBytes, Peak
-from burnish.forecast.diffusion import FlowHalf
-from burnish.forecast.fakes import Pretending
-from burnish.forecast.language import LanguageHalf
-from burnish.forecast.phases import train_phases
+from burnish.plan.capabilities import known_capabilities
+from burnish.plan.counter import LiveBytes, Peak
+from burnish.plan.diffusion import FlowHalf
+from burnish.plan.fakes import Pretending
+from burnish.plan.language import LanguageHalf
+from burnish.plan.phases import train_phases
 from burnish.tasks import assemble
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.weights import without_weights

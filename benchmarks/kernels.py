@@ -32,7 +32,7 @@ from burnish.diffusion.options import ModelOptions, RolloutOptions
 from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
 from burnish.diffusion.pipeline.loading import load_model
 from burnish.diffusion.roles import FlowRoles
-from burnish.forecast.pretended import made_up_prompts
+from burnish.plan.made_up import made_up_prompts
 from burnish.models.lora import attach
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write

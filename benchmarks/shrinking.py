@@ -21,7 +21,7 @@ from benchmarks.loading import Peak
 from burnish.diffusion.algorithms.policy_gradient import FlowGRPO
 from burnish.diffusion.batches import StepBatch
 from burnish.diffusion.rollouts import ROWS, velocity_growth
-from burnish.forecast.counter import LiveBytes
+from burnish.plan.counter import LiveBytes
 from burnish.language.cache import Cache
 from burnish.runtime import transfer, weight_transfer
 from burnish.runtime.prompt_numbers import PromptNumbers

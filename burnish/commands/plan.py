@@ -11,10 +11,10 @@ from burnish.config import RunConfig, load
 from burnish.config.batches import smallest, with_sizes, written
 from burnish.config.hardware import Speed, made_for, read_machine
 from burnish.config.load import hardware_of
-from burnish.forecast.advice import remedies
-from burnish.forecast.batches import choose
-from burnish.forecast.counter import CATEGORIES
-from burnish.forecast.forecast import FRAGMENTS, OVERHEAD, Forecast, PoolForecast, forecast, needed, shown
+from burnish.plan.advice import remedies
+from burnish.plan.batches import choose
+from burnish.plan.counter import CATEGORIES
+from burnish.plan.forecast import FRAGMENTS, OVERHEAD, Forecast, PoolForecast, forecast, needed, shown
 from burnish.utils import terminal
 
 EXIT_TOO_LARGE = 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -11,13 +10,13 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from burnish.config import RunConfig
 from burnish.config.hardware import Speed
 from burnish.diffusion.assembly import FlowAssembly
-from burnish.forecast.brief import BACKWARD, STEP, UPDATE, Rests
-from burnish.forecast.capabilities import known_capabilities
-from burnish.forecast.counter import (
+from burnish.plan.capabilities import known_capabilities
+from burnish.plan.counter import (
     GRADIENTS,
     HOST,
     KERNELS,
@@ -29,15 +28,15 @@ from burnish.forecast.counter import (
     LiveBytes,
     Peak,
 )
-from burnish.forecast.diffusion import FlowHalf
-from burnish.forecast.fakes import CudaPrecision, Pretending
-from burnish.forecast.language import LanguageHalf
-from burnish.forecast.phases import ANNOTATE, BASELINE, PUBLISH, SAMPLE, SCORE, VALIDATE, rollout_phases, train_phases
-from burnish.forecast.published import located
-from burnish.forecast.quantized import stored_in_fewer_bits
-from burnish.forecast.ranks import pretend_ranks
-from burnish.forecast.scorers import loaded_by, scorers_of
-from burnish.forecast.vllm import VllmForecast, vllm_forecast
+from burnish.plan.diffusion import GeneratorHalf
+from burnish.plan.fakes import CudaPrecision, Pretending
+from burnish.plan.language import LanguageHalf
+from burnish.plan.measure import ANNOTATE, BACKWARD, BASELINE, PUBLISH, SAMPLE, SCORE, STEP, UPDATE, VALIDATE, Half, Rests, rollout_phases, train_phases
+from burnish.plan.published import located
+from burnish.plan.quantized import stored_in_fewer_bits
+from burnish.plan.ranks import pretend_ranks
+from burnish.plan.scorers import loaded_by, scorers_of
+from burnish.plan.vllm import VllmForecast, vllm_forecast
 from burnish.options.cluster import PoolOptions
 from burnish.tasks import assemble
 from burnish.tasks.suites import check_task, suites_of
@@ -211,10 +210,25 @@ def sharing(pool: PoolOptions) -> int:
 
 
 def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolForecast:
-    counter, pretending = LiveBytes(), Pretending()
+    counter, pretending, trains = LiveBytes(), Pretending(), name == "train"
+    on_host = not trains and config.sampler_config is not config
+    config = deepcopy(config if trains else config.sampler_config)
+    # these are refused on a CPU, where a forecast runs; it counts what they move apart
+    shards = config.sharding.offload and size > 1
+    states = config.optimizer.offload or shards
+    rests = Rests(
+        shards=HOST if shards else WEIGHTS,
+        gradients=HOST if shards else GRADIENTS,
+        states=HOST if states else OPTIMIZER,
+        average=HOST if shards or (config.ema is not None and config.ema.offload) else WEIGHTS,
+    )
+    offloads = bool(getattr(config.model, "offload", False))
+    for section in (config.ema, config.sharding, config.optimizer, *([config.model] if offloads else ())):
+        if section is not None:
+            section.offload = False
+    saved, vllm = 0, None
     with ExitStack() as contexts:
-        contexts.enter_context(garbage_by_phase(counter))
-        ranks = contexts.enter_context(pretend_ranks(size if name == "train" else 1))
+        ranks = contexts.enter_context(pretend_ranks(size if trains else 1))
         ranks = ranks.in_contexts(config.sharding.context_parallel)
         contexts.enter_context(_quietly())
         contexts.enter_context(known_capabilities(config, counter, shared=ranks.size > 1))
@@ -223,62 +237,34 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
         contexts.enter_context(pretending.active())
         contexts.enter_context(counter)
         contexts.enter_context(CudaPrecision())
-        on_host = name != "train" and config.sampler_config is not config
-        config = deepcopy(config if name == "train" else config.sampler_config)
-        # these are refused on a CPU, where a forecast runs; it counts what they move apart
-        shards = config.sharding.offload and ranks.size > 1
-        states = config.optimizer.offload or shards
-        rests = Rests(
-            shards=HOST if shards else WEIGHTS,
-            gradients=HOST if shards else GRADIENTS,
-            states=HOST if states else OPTIMIZER,
-            average=HOST if shards or (config.ema is not None and config.ema.offload) else WEIGHTS,
-        )
-        if config.ema is not None:
-            config.ema.offload = False
-        config.sharding.offload = False
-        away, config.optimizer.offload = getattr(config.model, "offload", False), False
-        if away:
-            config.model.offload = False
-        assembly = assemble(config, ranks, only_samples=name != "train")
-        half = (
-            FlowHalf(assembly, counter, away=away)
-            if isinstance(assembly, FlowAssembly)
-            else LanguageHalf(assembly, counter, pretending, samples=samples)  # type: ignore[arg-type]
-        )
-        if name == "train":
-            train_phases(assembly, counter, half, samples=samples, rests=rests)
+        assembly = assemble(config, ranks, only_samples=not trains)
+        half = half_of(assembly, counter, pretending, samples=samples, offloads=offloads)
+        if trains:
+            saved = train_phases(assembly, counter, half, samples=samples, rests=rests)
         else:
             rollout_phases(assembly, counter, half)
-        vllm = None
         if assembly.has_separate_engine:
-            vllm = vllm_forecast(assembly.config, assembly.roles.model, apart=name != "train")
+            vllm = vllm_forecast(assembly.config, assembly.roles.model, apart=not trains)
     phases = counter.peaks
     if on_host:
-        phases = {phase: Peak(host=peak.total + peak.host, wire=peak.wire) for phase, peak in phases.items()}
-    scorers = scorers_of(config, samples=samples, trains=name == "train")
+        phases = {phase: Peak(host=peak.total + peak.host) for phase, peak in phases.items()}
+    scorers = scorers_of(config, samples=samples, trains=trains)
     pool = config.pools.by_name().get(name) if config.runtime == "ray" else None
     crowd = 1 if pool is None else sharing(pool)
     work = {
         phase: Work(*(float(counter.work[phase, kind]) for kind in (OPERATIONS, KERNELS, MOVED)))
-        for phase in phases if isinstance(assembly, FlowAssembly) and phase in TIMED
+        for phase in phases if isinstance(half, GeneratorHalf) and phase in TIMED
     }  # fmt: skip
-    return PoolForecast(name, size, scorers.beside(phases), counter.saved, scorers.unknown, vllm, crowd, work)
+    return PoolForecast(name, size, scorers.beside(phases), saved, scorers.unknown, vllm, crowd, work)
 
 
-@contextmanager
-def garbage_by_phase(counter: LiveBytes) -> Iterator[None]:
-    """Have garbage collected before every phase, and only then: peaks don't depend on what else a process has done."""
-    collects = gc.isenabled()
-    gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
-    gc.disable()
-    counter.collects = True
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-        gc.unfreeze()
+def half_of(
+    assembly: Any, counter: LiveBytes, pretending: Pretending, *, samples: bool = True, offloads: bool = False
+) -> Half:
+    """What the task of an assembly has of its own."""
+    if isinstance(assembly, FlowAssembly):
+        return GeneratorHalf(assembly, counter, offloads=offloads)
+    return LanguageHalf(assembly, counter, pretending, samples=samples)
 
 
 @contextmanager

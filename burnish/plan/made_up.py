@@ -1,4 +1,4 @@
-"""What a forecast needs of a run besides its networks: prompts and rewards."""
+"""What a forecast needs of a run besides its networks: prompts, pictures and scores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ class Unwritten:
         return getattr(self._reward, name)
 
 
-def at_hand(reward: AnyReward) -> Any:
+def _at_hand(reward: AnyReward) -> Any:
     """A reward, or what stands in for it."""
     try:
         reward.asks()
@@ -78,10 +78,12 @@ class FixedScores:
 
     rewards: Mapping[str, AnyReward]
     mixing: MixingOptions
-    alike: int = 0  # first samples of an update, which are all rewarded alike
     overlaps: bool = True
-    _update: int | None = field(default=None, init=False)
-    _given: int = field(default=0, init=False)
+
+    @classmethod
+    def of(cls, config: Any) -> FixedScores:
+        """With the rewards of a run."""
+        return cls({label: _at_hand(reward) for label, reward in config.rewards.items()}, config.mixing)
 
     def start(self) -> None:
         """Nothing to start."""
@@ -98,17 +100,11 @@ class FixedScores:
         return found
 
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> Scores:
-        if given.update != self._update:
-            self._update, self._given = given.update, 0
-        first, self._given = self._given, self._given + len(prompts)
         verdicts = {
-            label: [Verdict(self._value(first + i), extras=(0.0,) * len(reward.extras)) for i in range(len(prompts))]
+            label: [Verdict(i % VALUES / VALUES, extras=(0.0,) * len(reward.extras)) for i in range(len(prompts))]
             for label, reward in self.rewards.items()
         }
         return mix(self.rewards, verdicts, prompts, self.mixing, given.update)
-
-    def _value(self, number: int) -> float:
-        return 0.0 if number < self.alike else number % VALUES / VALUES
 
 
 def made_up_prompts(count: int, picture: tuple[int, int] | None = None) -> Prompts:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from burnish.config import RunConfig
 from burnish.config.batches import smallest, with_sizes
-from burnish.forecast.brief import BACKWARD, UPDATE
-from burnish.forecast.forecast import Forecast, forecast
-from burnish.forecast.phases import BASELINE, SAMPLE, VALIDATE
+from burnish.plan.forecast import Forecast, forecast
+from burnish.plan.measure import BACKWARD, BASELINE, SAMPLE, UPDATE, VALIDATE
 from burnish.utils.errors import UserError
 
 DRAWS, READS = "text-to-image", "image-text-to-text"

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.forecasts import peaks
-from tests.forecast.plans import larger, plan
+from tests.plan.plans import larger, plan
 from tests.support.optional import seldom
 from tests.support.rank_runs import together
 from tests.support.tiny_run import TinyRun
@@ -142,7 +142,7 @@ def on_rank(options, ranks, folder):
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", RANKS)
 def test_every_phase_of_ranks_and_what_they_send(name, size, tmp_path):
-    from burnish.forecast.ranks import pretend_ranks
+    from burnish.plan.ranks import pretend_ranks
 
     options = [*SMALL, *RANKS[name], "runtime=ray", f"pools.train.processes={size}"]
     real = together(partial(on_rank, options), tmp_path, size=size)[0]
@@ -154,7 +154,7 @@ def test_every_phase_of_ranks_and_what_they_send(name, size, tmp_path):
 
 
 def test_what_is_chosen_by_unknown_values_is_as_much_as_there_could_be():
-    from burnish.forecast.fakes import Pretending
+    from burnish.plan.fakes import Pretending
 
     with Pretending().active(), torch.no_grad():
         rows = torch.nn.Linear(3, 5)(torch.randn(7, 3))

@@ -29,15 +29,8 @@ class Shape:
     seconds: int = 0  # of a sound; 0 brings none
     words: int = 1  # of text
 
-    def __str__(self) -> str:
-        seen = f"a picture of {self.side} x {self.side}" if self.side else ""
-        if self.frames:
-            seen = f"{self.frames} frames of {self.side} x {self.side}"
-        heard = f"{self.seconds} s of sound" if self.seconds else ""
-        return " and ".join(part for part in (seen, heard) if part) or "text"
 
-
-def longest_prompt(model: Any, data: LanguageDataOptions) -> tuple[Prompt, Shape]:
+def longest_prompt(model: Any, data: LanguageDataOptions) -> Prompt:
     """The longest prompt that the options let through, most of it picture where the model sees.
 
     Vision tokens cost the vision tower beside the decoder, so that no other prompt of this length costs more.
@@ -84,15 +77,13 @@ def _fitted(model: Any, data: LanguageDataOptions, shape: Shape, room: int) -> S
     return replace(shape, side=first * SIDE)
 
 
-def _lengthened(model: Any, data: LanguageDataOptions, shape: Shape, target: int) -> tuple[Prompt, Shape]:
+def _lengthened(model: Any, data: LanguageDataOptions, shape: Shape, target: int) -> Prompt:
     """A prompt of this shape with as much text as makes it ``target`` tokens long, or a few less."""
     one, more = (_length(model, _prompt(data, replace(shape, words=words))) for words in (1, 65))
-    each = max((more - one) / 64, 1e-2)
-    words = 1 + max(int((target - one) / each), 0)
+    words = 1 + max(int((target - one) / max((more - one) / 64, 1e-2)), 0)
     while words > 1 and _length(model, _prompt(data, replace(shape, words=words))) > target:
         words -= 1
-    found = replace(shape, words=words)
-    return _prompt(data, found), found
+    return _prompt(data, replace(shape, words=words))
 
 
 def _length(model: Any, prompt: Prompt) -> int:

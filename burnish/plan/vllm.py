@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.config.language import LanguageConfig
-from burnish.forecast.prompts import TEXT, UNLIMITED
+from burnish.plan.prompts import TEXT, UNLIMITED
 from burnish.language.model import LanguageModel
 from burnish.utils.errors import UserError
 
@@ -39,7 +39,7 @@ class VllmForecast:
 
     def complaint(self, memory: int) -> str:
         """Why vLLM would not start on GPUs of so many bytes; empty where it would."""
-        from burnish.forecast.forecast import shown
+        from burnish.plan.forecast import shown
 
         room, least = self.room(memory), self.token * self.longest
         if room >= least:
@@ -57,7 +57,7 @@ class VllmForecast:
 
     def line(self, memory: int | None) -> str:
         """What it holds on each of its GPUs, in one line; with their memory also what is left for the cache."""
-        from burnish.forecast.forecast import shown
+        from burnish.plan.forecast import shown
 
         held = f"vLLM holds {shown(self.weights)} of weights on each of its GPUs, and needs {shown(1000 * self.token)}"
         text = f"{held} of cache for 1,000 tokens; a prompt and a response have up to {self.expected:,}"

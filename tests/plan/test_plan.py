@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from burnish.config import load
-from burnish.forecast.forecast import forecast
+from burnish.plan.forecast import forecast
 from burnish.tasks import assemble
 from burnish.training.flop_counter import FlopCounter
-from tests.forecast.plans import larger, plan
+from tests.plan.plans import larger, plan
 from tests.support.optional import seldom
 from tests.support.tiny_run import TinyRun, burnish
 
@@ -169,7 +169,7 @@ def test_what_a_run_would_refuse_or_a_forecast_can_not_tell_is_said(options, wor
 
 def networks():
     """Of published models, of which large ones take seconds."""
-    from burnish.forecast.published import published
+    from burnish.plan.published import published
 
     return [
         pytest.param(model, part, n, id=f"{name} {part}", marks=() if 1e8 < n < (2e9 if part else 4e9) else thorough)

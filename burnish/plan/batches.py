@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from burnish.config import RunConfig
 from burnish.config.batches import Sizes, smallest, unsettled, with_sizes
-from burnish.forecast.advice import LEARNED, MADE
-from burnish.forecast.forecast import Forecast, forecast
+from burnish.plan.advice import LEARNED, MADE
+from burnish.plan.forecast import Forecast, forecast
 
 ROUNDS = 5  # forecasts with other sizes than the smallest
 SAMPLED = "rollout.batch_size"  # for what is MADE; the other one is for what is LEARNED from

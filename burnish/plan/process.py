@@ -11,9 +11,9 @@ from typing import Any
 
 from burnish.config import RunConfig, dump, load
 from burnish.config.batches import smallest, with_sizes
-from burnish.forecast.advice import Tried, remedies
-from burnish.forecast.batches import Chosen, choose
-from burnish.forecast.forecast import Forecast, forecast
+from burnish.plan.advice import Tried, remedies
+from burnish.plan.batches import Chosen, choose
+from burnish.plan.forecast import Forecast, forecast
 from burnish.utils.errors import UserError
 from burnish.utils.supervisor import ChildDied, Server
 from burnish.utils.terminal import cut

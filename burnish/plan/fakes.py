@@ -10,7 +10,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from burnish.forecast.counter import DEVICE, device_of, tensors_in
-from burnish.forecast.known import UNSURE, KnownResults
+from burnish.plan.counter import DEVICE, device_of, tensors_in
 
 aten = torch.ops.aten
 LARGE = 1 << 14  # floating-point numbers from which on a new tensor is fake
@@ -57,18 +55,16 @@ class Pretending(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
-        self._results = KnownResults(self.fake)
-        self.truth, self.integer, self.number = True, 1, 0.0  # answers
+        self.integer = 1  # the answer where one is asked for
         self._answers: dict[Any, Callable[..., Any]] = {
             aten._local_scalar_dense.default: self._scalar,
-            aten.equal.default: lambda *_: self.truth,
+            aten.equal.default: lambda *_: True,
             aten.nonzero.default: self._nonzero,
             aten._unique2.default: self._unique,
             aten.bincount.default: self._bincount,
             aten._grouped_mm.default: self._grouped_mm,
             aten.index.Tensor: self._index,
             aten.masked_select.default: lambda x, mask: self._index(x, [mask]),
-            aten._ctc_loss.Tensor: self._ctc_loss,
         }
 
     @contextmanager
@@ -80,7 +76,7 @@ class Pretending(TorchDispatchMode):
         for name, method in OWN_METHODS.items():
             setattr(FakeTensor, name, method)
         try:
-            with warnings.catch_warnings(), self._results.looked_up(), self:
+            with warnings.catch_warnings(), self:
                 warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
                 yield self
         finally:
@@ -112,15 +108,10 @@ class Pretending(TorchDispatchMode):
         if any(isinstance(one, FakeTensor) for one in tensors_in(args)):
             if (answer := self._answers.get(func)) is not None:
                 return answer(*args, **kwargs)
-            known = self._results.find(func, args, kwargs)
-            return func(*args, **kwargs) if known is UNSURE else known
-        if self._is_large(func, args, kwargs):
-            return self._results.call(partial(self._made_fake, func), func, args, kwargs)
+        elif self._is_large(func, args, kwargs):
+            with self.fake:
+                return func(*args, **kwargs)
         return func(*args, **kwargs)
-
-    def _made_fake(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        with self.fake:
-            return func(*args, **kwargs)
 
     def _is_large(self, func: Any, args: Any, kwargs: Any) -> bool:
         kind = func.overloadpacket
@@ -141,8 +132,8 @@ class Pretending(TorchDispatchMode):
 
     def _scalar(self, value: Tensor) -> bool | int | float:
         if value.dtype == torch.bool:
-            return self.truth
-        return self.number if value.dtype.is_floating_point else self.integer
+            return True
+        return 0.0 if value.dtype.is_floating_point else self.integer
 
     def _made(self, *shape: int, dtype: torch.dtype = torch.long) -> Tensor:
         with self.fake:
@@ -174,14 +165,6 @@ class Pretending(TorchDispatchMode):
             (3, 2): (a.shape[1], b.shape[-1]), (3, 3): (*a.shape[:2], b.shape[-1]),
         }[a.ndim, b.ndim]  # fmt: skip
         return self._made(*shape, dtype=out_dtype or a.dtype)
-
-    def _ctc_loss(
-        self, log_probs: Tensor, targets: Tensor, steps: Tensor, lengths: Tensor, *_: Any
-    ) -> tuple[Tensor, Tensor]:
-        """The losses, and what their backward pass needs: as wide as the longest target is long."""
-        states = 2 * int(lengths.max()) + 1
-        loss = log_probs.new_empty(log_probs.shape[1])
-        return loss, log_probs.new_empty(log_probs.shape[1], log_probs.shape[0], states)
 
     def _index(self, value: Tensor, indices: list[Tensor | None]) -> Tensor:
         if not any(one is not None and one.dtype == torch.bool for one in indices):

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from burnish.config.language import LanguageConfig
-from burnish.forecast.counter import WEIGHTS, LiveBytes
+from burnish.plan.counter import WEIGHTS, LiveBytes
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def known_capabilities(config: Any, counter: LiveBytes, *, shared: bool) -> Iter
         return
     import torch
 
-    from burnish.forecast.language import outside_of_modes
+    from torch.utils._python_dispatch import _disable_current_modes
+
     from burnish.models.language.capabilities import plannable
     from burnish.models.language.decoder_hook import switch
     from burnish.models.language.universal import UniversalModel
@@ -59,7 +60,7 @@ def known_capabilities(config: Any, counter: LiveBytes, *, shared: bool) -> Iter
             switch(self.network, self.text(self.network), on=True, tower=not found.unpacked)
 
     def learned(self: UniversalModel) -> Any:
-        with outside_of_modes():  # processors look at values
+        with _disable_current_modes():  # processors look at values
             return learn(self)
 
     replaced.try_out, replaced._learn_media = tried, learned

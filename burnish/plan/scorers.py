@@ -9,9 +9,9 @@ from typing import Any
 
 from burnish.config import RunConfig
 from burnish.config.yaml_text import parse
-from burnish.forecast.counter import REWARDS, Peak
-from burnish.forecast.phases import BASELINE, SAMPLE, VALIDATE
-from burnish.forecast.published import CONFIG, FOLDER, published_model
+from burnish.plan.counter import REWARDS, Peak
+from burnish.plan.measure import BASELINE, SAMPLE, VALIDATE
+from burnish.plan.published import CONFIG, FOLDER, published_model
 from burnish.rewards.base import AnyReward
 from burnish.tasks.suites import suites_of
 from burnish.utils.paths import resolve

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from tests.forecast.plans import plan
+from tests.plan.plans import plan
 from tools import hardware_table as table
 
 thorough = pytest.mark.thorough
