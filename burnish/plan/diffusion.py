@@ -111,9 +111,8 @@ class GeneratorHalf:
         model.encode_pictures = torch.no_grad()(once(model.encode_pictures))
         if isinstance(model, CalledPipeline):
             model._arrangement = partial(_arrangement, model)  # type: ignore[method-assign]
-        if self._waits:
-            for name in ("distribute", "kept"):
-                setattr(roles, name, self._stored(getattr(roles, name)))
+        for name in ("distribute", "kept"):
+            setattr(roles, name, self._stored(getattr(roles, name)))
         engine: Any = self.assembly.engine
         engine.sample = self._labelled(engine.sample)
         for data in self.assembly.finished:
@@ -125,9 +124,10 @@ class GeneratorHalf:
         return self.assembly.config.rollout.trajectories == "host" or self.assembly.ranks.size > 1
 
     def _stored(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def stored(*args: Any) -> Any:
-            found = function(*args)
-            self.counter.label(STORED, found)
+        def stored(each: Callable[..., Any], parts: Any) -> Any:
+            found = function(Once(each, self.counter), parts)
+            if self._waits:
+                self.counter.label(STORED, found)
             return found
 
         return stored

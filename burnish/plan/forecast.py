@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -227,7 +228,10 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
         if section is not None:
             section.offload = False
     saved, vllm = 0, None
+    gc.collect()
+    gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
     with ExitStack() as contexts:
+        contexts.callback(gc.unfreeze)
         ranks = contexts.enter_context(pretend_ranks(size if trains else 1))
         ranks = ranks.in_contexts(config.sharding.context_parallel)
         contexts.enter_context(_quietly())

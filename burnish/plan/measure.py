@@ -219,6 +219,7 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
     size = options.mini_batch_size or rows
     if options.mini_batch_size is None:
         counter.label(BATCH, mini)
+    mini = mini.select(range(min(len(mini), assembly.roles.micro_batch_size * assembly.ranks.rows.size)))
     with phases_of_updates(counter, trainer.groups, rests):
         trainer.learn(mini, update, more=size > len(mini))
     micro_batches = options.epochs * rows * trainer.micro_batches / len(mini)
