@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from burnish.plan.phases import train_phases
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -24,7 +25,6 @@ from burnish.plan.counter import LiveBytes, Peak
 from burnish.plan.diffusion import FlowHalf
 from burnish.plan.fakes import Pretending
 from burnish.plan.language import LanguageHalf
-from burnish.plan.phases import train_phases
 from burnish.tasks import assemble
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.weights import without_weights

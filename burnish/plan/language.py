@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from burnish.evaluation.prompts import data_options
-from burnish.language.cache import BLOCK, SLACK
+from burnish.language.assembly import LanguageAssembly
+from burnish.language.engine import LanguageEngine, ResponseJob
+from burnish.language.layers import BLOCK, SLACK
+from burnish.language.roles import LanguageRoles
 from burnish.plan.counter import CACHES, LiveBytes
 from burnish.plan.fakes import Pretending, is_fake
 from burnish.plan.made_up import made_up_prompts
 from burnish.plan.measure import Once, held_out, suite_jobs
 from burnish.plan.prompts import longest_prompt
 from burnish.rewards.text.base import Response
-from burnish.tasks.language.assembly import LanguageAssembly
-from burnish.tasks.language.engine import LanguageEngine, ResponseJob
-from burnish.tasks.language.roles import LanguageRoles
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
@@ -210,7 +210,7 @@ def cache_bytes(model: Any, rows: int, prompt: int, written: int) -> int:
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     tokens = prompt + written
-    if model.capabilities.fast:  # see ``burnish.language.cache``
+    if model.capabilities.fast:  # see ``burnish.language.layers``
         limit, columns = tokens + max(tokens // 8, SLACK), prompt
         while columns < tokens:
             columns = min(max(columns + 1, columns + max(BLOCK, columns // 4)), limit)

@@ -138,7 +138,9 @@ class Once:
     The others give tensors of the same shapes, and cost at their peak what the first one cost.
     """
 
-    def __init__(self, function: Callable[..., Any], counter: LiveBytes, held: Callable[[], Any] = lambda: None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], counter: LiveBytes, held: Callable[[], Any] = lambda: None
+    ) -> None:
         """Args: ``held`` is what else than the shapes of arguments tells calls apart that need other memory."""
         update_wrapper(self, function)
         self.function, self.counter, self.held = function, counter, held
