@@ -80,7 +80,8 @@ class GeneratorHalf:
         config = self.assembly.config
         rows = max(config.samples // config.records, 1)
         sampled = config.rollout.batch_size / config.sampled_per_prompt if config.online else 1
-        return math.ceil(max(config.trainer.micro_batch_size / rows, sampled))
+        needed: float = max(config.trainer.micro_batch_size / rows, sampled)
+        return math.ceil(needed)
 
     def caches(self) -> Any:
         """What a pipeline's encoders gave for prompts."""
@@ -96,7 +97,7 @@ class GeneratorHalf:
         once = partial(Once, counter=self.counter)
         for part in frozen:  # text encoders, VAE, and networks that are not trained: pipelines of two experts call both
             if hasattr(part, "decode"):
-                part.decode = _first(come, part, once(part.decode))  # type: ignore[assignment, operator]
+                part.decode = _first(come, part, once(part.decode))  # type: ignore[arg-type]
             else:
                 part.forward = _first(come, part, once(part.forward))
 

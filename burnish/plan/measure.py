@@ -306,7 +306,7 @@ def take_few(assembly: Assembly, counter: LiveBytes, half: Half, processes: int 
     groups = min(half.groups(), math.ceil(config.records / processes)) * processes
     config.data.train_batch_size = min(math.ceil(groups / batches), full)
     config.rollout.filter_groups = None
-    times = full / config.data.train_batch_size
+    times = float(full / config.data.train_batch_size)
     counter.times = {BATCH: times, STORED: times}
     return times
 
