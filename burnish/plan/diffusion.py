@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -197,6 +197,7 @@ def _first(come: Callable[[nn.Module], None] | None, part: nn.Module, function: 
     if come is None:
         return function
 
+    @wraps(function)
     def after(*args: Any, **kwargs: Any) -> Any:
         come(part)
         return function(*args, **kwargs)
