@@ -180,7 +180,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
-        torch.UntypedStorage.resize_ = self._resize
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def _did(self, kind: str, amount: float) -> None:
         self._done[kind] += amount  # type: ignore[assignment]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from burnish.diffusion.assembly import FlowAssembly
 from burnish.diffusion.engine import FlowJob
-from burnish.diffusion.pipeline.encoding import Arrangement, Taken
+from burnish.diffusion.pipeline.latents import LatentLayout, Taken
 from burnish.diffusion.pipeline.loading import family_of, read_index
-from burnish.diffusion.pipeline.universal import FORMS, SLIPS, CalledPipeline, Universal
+from burnish.diffusion.pipeline.model import FORMS, SLIPS, PipelineModel
 from burnish.diffusion.roles import FlowRoles
-from burnish.plan.counter import BATCH, HOST, STORED, WEIGHTS, LiveBytes, Peak, tensors_of
+from burnish.plan.counter import BATCH, HOST, STORED, WEIGHTS, LiveBytes, Peak
 from burnish.plan.made_up import MadeUpPictures, made_up_prompts
 from burnish.plan.measure import LOAD, Once, held_out, suite_jobs
 from burnish.types.clips import Clip
@@ -80,7 +80,8 @@ class GeneratorHalf:
         config = self.assembly.config
         rows = max(config.samples // config.records, 1)
         sampled = config.rollout.batch_size / config.sampled_per_prompt if config.online else 1
-        return math.ceil(max(config.trainer.micro_batch_size / rows, sampled))
+        needed: float = max(config.trainer.micro_batch_size / rows, sampled)
+        return math.ceil(needed)
 
     def caches(self) -> Any:
         """What a pipeline's encoders gave for prompts."""
@@ -96,21 +97,21 @@ class GeneratorHalf:
         once = partial(Once, counter=self.counter)
         for part in frozen:  # text encoders, VAE, and networks that are not trained: pipelines of two experts call both
             if hasattr(part, "decode"):
-                part.decode = _first(come, part, once(part.decode))  # type: ignore[assignment, operator]
+                part.decode = _first(come, part, once(part.decode))  # type: ignore[arg-type]
             else:
                 part.forward = _first(come, part, once(part.forward))
 
         def held() -> Any:
             """Full weights that this rank has for a while; of other networks every call gathers those of a block."""
             gathered = [sharded.is_gathered for sharded in roles.shards.networks.values()]
-            return tuple(gathered), model.unverified if isinstance(model, Universal) else None
+            return tuple(gathered), model.unverified if isinstance(model, PipelineModel) else None
 
         model.predict = once(_in_some_form(model), held=held)
         model.verify = lambda *args, **kwargs: None
         model.decode = once(model.decode)
         model.encode_pictures = torch.no_grad()(once(model.encode_pictures))
-        if isinstance(model, CalledPipeline):
-            model._arrangement = partial(_arrangement, model)  # type: ignore[method-assign]
+        if isinstance(model, PipelineModel):
+            model._latent_layout = partial(_latent_layout, model)  # type: ignore[method-assign]
         for name in ("distribute", "kept"):
             setattr(roles, name, self._stored(getattr(roles, name)))
         engine: Any = self.assembly.engine
@@ -196,6 +197,7 @@ def _first(come: Callable[[nn.Module], None] | None, part: nn.Module, function: 
     if come is None:
         return function
 
+    @wraps(function)
     def after(*args: Any, **kwargs: Any) -> Any:
         come(part)
         return function(*args, **kwargs)
@@ -206,7 +208,7 @@ def _first(come: Callable[[nn.Module], None] | None, part: nn.Module, function: 
 def _in_some_form(model: Any) -> Callable[..., Any]:
     """What predicts, row by row where rows turn out not to go together: a run tells by values that nobody has here."""
     predict: Callable[..., Any] = model.predict
-    if not isinstance(model, Universal):
+    if not isinstance(model, PipelineModel):
         return predict
 
     def predicted(*args: Any, **kwargs: Any) -> Any:
@@ -219,18 +221,18 @@ def _in_some_form(model: Any) -> Callable[..., Any]:
     return predicted
 
 
-def _arrangement(model: CalledPipeline, request: Any) -> Arrangement:
+def _latent_layout(model: PipelineModel, request: Any) -> LatentLayout:
     """How a picture becomes a state, which is found by values that nobody knows; here it stays as it is."""
-    shape, taken = tuple(model.first(request, 0).shape), []
+    shape, taken = tuple(model.initial_latents(request, 0).shape), []
 
     def take(latents: Tensor, *_: Any, **__: Any) -> None:
         taken.append(latents.shape)
         raise Taken
 
     with torch.no_grad(), suppress(Taken):
-        model.tail(request, torch.zeros(1, *shape), take)
+        model.output(request, torch.zeros(1, *shape), take)
     place = torch.arange(taken[0].numel()).view(taken[0])
-    return Arrangement(torch.ones(taken[0]), torch.zeros(taken[0]), place, shape)
+    return LatentLayout(torch.ones(taken[0]), torch.zeros(taken[0]), place, shape)
 
 
 def _corner(sample: Any) -> Any:

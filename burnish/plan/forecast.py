@@ -16,6 +16,7 @@ from typing import Any
 from burnish.config import RunConfig
 from burnish.config.hardware import Speed
 from burnish.diffusion.assembly import FlowAssembly
+from burnish.options.cluster import PoolOptions
 from burnish.plan.capabilities import known_capabilities
 from burnish.plan.counter import (
     GRADIENTS,
@@ -32,13 +33,26 @@ from burnish.plan.counter import (
 from burnish.plan.diffusion import GeneratorHalf
 from burnish.plan.fakes import CudaPrecision, Pretending
 from burnish.plan.language import LanguageHalf
-from burnish.plan.measure import ANNOTATE, BACKWARD, BASELINE, PUBLISH, SAMPLE, SCORE, STEP, UPDATE, VALIDATE, Half, Rests, rollout_phases, train_phases
+from burnish.plan.measure import (
+    ANNOTATE,
+    BACKWARD,
+    BASELINE,
+    PUBLISH,
+    SAMPLE,
+    SCORE,
+    STEP,
+    UPDATE,
+    VALIDATE,
+    Half,
+    Rests,
+    rollout_phases,
+    train_phases,
+)
 from burnish.plan.published import located
 from burnish.plan.quantized import stored_in_fewer_bits
 from burnish.plan.ranks import pretend_ranks
 from burnish.plan.scorers import loaded_by, scorers_of
 from burnish.plan.vllm import VllmForecast, vllm_forecast
-from burnish.options.cluster import PoolOptions
 from burnish.tasks import assemble
 from burnish.tasks.suites import check_task, suites_of
 from burnish.utils.errors import UserError

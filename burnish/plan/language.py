@@ -17,16 +17,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from burnish.evaluation.prompts import data_options
-from burnish.language.cache import BLOCK, SLACK
+from burnish.language import decoding
+from burnish.language.assembly import LanguageAssembly
+from burnish.language.engine import LanguageEngine, ResponseJob
+from burnish.language.layers import BLOCK, SLACK
+from burnish.language.roles import LanguageRoles
 from burnish.plan.counter import CACHES, LiveBytes
 from burnish.plan.fakes import Pretending, is_fake
 from burnish.plan.made_up import made_up_prompts
 from burnish.plan.measure import Once, held_out, suite_jobs
 from burnish.plan.prompts import longest_prompt
 from burnish.rewards.text.base import Response
-from burnish.tasks.language.assembly import LanguageAssembly
-from burnish.tasks.language.engine import LanguageEngine, ResponseJob
-from burnish.tasks.language.roles import LanguageRoles
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
@@ -70,7 +71,8 @@ class LanguageHalf:
         rows = max(config.samples // config.records, 1)
         tokens = rows * (self.engine.encode.length + config.longest if config.online else 1)
         sampled = config.rollout.batch_size / config.sampled_per_prompt if config.online else 1
-        return math.ceil(max(config.trainer.micro_batch_tokens / tokens, sampled))
+        needed: float = max(config.trainer.micro_batch_tokens / tokens, sampled)
+        return math.ceil(needed)
 
     def caches(self) -> Any:
         """What is kept from one batch to the next: tokens and pixels of prompts, in the memory of the machine."""
@@ -122,6 +124,8 @@ class LanguageHalf:
 
 class MadeUpResponses(LanguageEngine):
     """Responses of the greatest length to the longest prompt. The first tokens of a batch of them are decoded."""
+
+    encode: Any
 
     def __init__(self, half: LanguageHalf) -> None:
         self.half, self.seed, self.metrics = half, half.assembly.config.seed, {}
@@ -185,10 +189,9 @@ class MadeUpResponses(LanguageEngine):
     @contextmanager
     def _no_values(self) -> Iterator[None]:
         """Tokens are chosen without looking at probabilities, of which none is odd."""
-        import burnish.language.decoding as module
-
+        module: Any = decoding
         choose, integer = module.choose, self.half.pretending.integer
-        module.choose = lambda weights, noise: torch.full((len(weights),), ORDINARY)
+        module.choose = lambda weights, uniform: torch.full((len(weights),), ORDINARY)
         self.half.pretending.integer = 0
         try:
             yield
@@ -210,7 +213,7 @@ def cache_bytes(model: Any, rows: int, prompt: int, written: int) -> int:
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     tokens = prompt + written
-    if model.capabilities.fast:  # see ``burnish.language.cache``
+    if model.capabilities.fast:  # see ``burnish.language.layers``
         limit, columns = tokens + max(tokens // 8, SLACK), prompt
         while columns < tokens:
             columns = min(max(columns + 1, columns + max(BLOCK, columns // 4)), limit)

@@ -138,7 +138,9 @@ class Once:
     The others give tensors of the same shapes, and cost at their peak what the first one cost.
     """
 
-    def __init__(self, function: Callable[..., Any], counter: LiveBytes, held: Callable[[], Any] = lambda: None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], counter: LiveBytes, held: Callable[[], Any] = lambda: None
+    ) -> None:
         """Args: ``held`` is what else than the shapes of arguments tells calls apart that need other memory."""
         update_wrapper(self, function)
         self.function, self.counter, self.held = function, counter, held
@@ -304,7 +306,7 @@ def take_few(assembly: Assembly, counter: LiveBytes, half: Half, processes: int 
     groups = min(half.groups(), math.ceil(config.records / processes)) * processes
     config.data.train_batch_size = min(math.ceil(groups / batches), full)
     config.rollout.filter_groups = None
-    times = full / config.data.train_batch_size
+    times = float(full / config.data.train_batch_size)
     counter.times = {BATCH: times, STORED: times}
     return times
 
