@@ -153,13 +153,13 @@ def _reader(part: Mapping[str, Any]) -> Any:
 
 def _with_ends(config: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
     """A text encoder's configuration, with the special tokens that the tokenizer beside it has."""
-    from burnish.models.tiny.encoders import TOKENS
+    from burnish.models.tiny.base import read
 
     ends = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     if "text_config" not in config:
         return {**config, **ends}
-    known = tokenizer.get_vocab()
-    seen = {name: known[token] for name, token in TOKENS.items() if token in known and not name.endswith("_index")}
+    known, tokens = tokenizer.get_vocab(), read("parts")["tokens"].items()
+    seen = {name: known[token] for name, token in tokens if token in known and not name.endswith("_index")}
     return {**config, **seen, "text_config": {**config["text_config"], **ends}}
 
 
