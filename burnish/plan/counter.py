@@ -33,7 +33,7 @@ NO_KERNELS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_st
 EXCHANGES = ("c10d", "_c10d_functional", "fsdp")  # namespaces of what ranks do together
 
 
-@dataclass(eq=False)  # spans within one another may have equal ones
+@dataclass(eq=False)
 class Peak:
     """The most bytes that were alive at once in a phase."""
 

@@ -141,7 +141,7 @@ def on_rank(options, ranks, folder):
 @pytest.mark.cluster
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", RANKS)
-def test_every_phase_of_ranks_and_what_they_send(name, size, tmp_path):
+def test_every_phase_of_ranks(name, size, tmp_path):
     from burnish.plan.ranks import pretend_ranks
 
     options = [*SMALL, *RANKS[name], "runtime=ray", f"pools.train.processes={size}"]
@@ -149,8 +149,6 @@ def test_every_phase_of_ranks_and_what_they_send(name, size, tmp_path):
     with pretend_ranks(size) as ranks:
         fake = peaks("quickstart", options, fake=True, ranks=ranks)
     near(real, fake)
-    for phase, peak in real.items():
-        assert fake[phase].wire == pytest.approx(peak.wire, rel=1e-3), "bytes that come from other ranks"
 
 
 def test_what_is_chosen_by_unknown_values_is_as_much_as_there_could_be():

@@ -59,7 +59,6 @@ def test_what_is_shared_out_kept_and_sampled_is_counted(large):
     assert alone["publish"]["weights"] == pytest.approx(0.35, abs=0.03)
     for what in ("weights", "optimizer"):
         assert halves["publish"][what] == pytest.approx(alone["publish"][what] / 2, abs=0.02)
-    assert halves["sample"]["received"] > 0.1 > halves["publish"]["received"], "weights are gathered to sample"
     longer = large("model.lora=null", "rollout.max_new_tokens=2048", "rollout.batch_size=8").pools["train"]
     keys = 8 * 2048 * 2 * 4 * 4 * 64 * 4 / 2**30  # rows, tokens, keys and values, layers, heads, width, bytes
     assert keys <= longer["sample"]["caches"] < 2 * keys
@@ -95,7 +94,6 @@ def test_a_worker_that_samples_rests_in_low_precision_and_gets_what_is_trained(l
     found = large(*given, "memory=80GB")
     worker = found.pools["rollout"]
     assert worker["load"]["peak"] < 0.75 * found.pools["train"]["publish"]["weights"], "but for the head"
-    assert worker["receive"]["received"] == pytest.approx(worker["receive"]["buffers"], abs=0.02)
     assert "2 processes of pool rollout on one GPU" in found.said
 
 
