@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from burnish.evaluation.prompts import read_suite_prompts
@@ -34,6 +35,7 @@ from burnish.plan.counter import (
     size_of,
     tensors_of,
 )
+from burnish.plan.fakes import is_fake
 from burnish.plan.made_up import FixedScores
 from burnish.rollout.requests import join, split
 from burnish.tasks import Assembly
@@ -161,11 +163,18 @@ class Once:
 
 
 def _described(one: Any) -> Any:
-    """A tensor as what makes another one like it; other values as they are."""
+    """A tensor as what makes another one like it, with values if it has some; other values as they are."""
     if not isinstance(one, Tensor):
         return one
     size, dtype = one.shape, one.dtype
-    return lambda: torch.empty(size, dtype=dtype)
+    if is_fake(one):
+        return lambda: torch.empty(size, dtype=dtype)
+
+    def zeros() -> Tensor:
+        with _disable_current_modes():
+            return torch.zeros(size, dtype=dtype)
+
+    return zeros
 
 
 def _shapes(value: Any) -> Any:
