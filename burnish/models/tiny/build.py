@@ -59,9 +59,7 @@ def parts_of(tiny: Tiny, kind: type) -> dict[str, tuple[str, Config] | None]:
         if change is None:
             chosen[name] = None
             continue
-        own, config = (
-            (change, {}) if isinstance(change, str) else ("", change) if isinstance(change, Mapping) else change
-        )
+        own, config = _class_and_changes(change)
         named = own or _named(parameter.annotation)
         if not named and name.startswith(TOKENIZER):
             encoder = chosen_encoder(tiny, kind, name)
@@ -76,10 +74,18 @@ def parts_of(tiny: Tiny, kind: type) -> dict[str, tuple[str, Config] | None]:
 def chosen_encoder(tiny: Tiny, kind: type, tokenizer: str) -> str:
     """The class of the text encoder that a tokenizer is for."""
     name = tokenizer.replace(TOKENIZER, ENCODER)
-    change = tiny.parts.get(name, {})
+    own, _ = _class_and_changes(tiny.parts.get(name))
+    return own or _named(inspect.signature(kind).parameters[name].annotation)
+
+
+def _class_and_changes(change: Change) -> tuple[str, Config]:
+    """What describes a part: its class ("" where the signature names it), and changes to its configuration."""
+    if isinstance(change, str):
+        return change, {}
     if isinstance(change, Mapping):
-        return _named(inspect.signature(kind).parameters[name].annotation)
-    return change if isinstance(change, str) else str(change[0])
+        return "", change
+    own, config = change or ("", {})
+    return own, config
 
 
 def _named(annotation: Any) -> str:
