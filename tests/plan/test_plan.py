@@ -70,7 +70,7 @@ def test_a_cache_of_a_class_s_own_has_every_token_although_few_are_decoded(files
     short = ["data.max_prompt_length=8", "rollout.max_new_tokens=8", "rollout.n=1024", "rollout.batch_size=2048"]
     found = plan(run.recipe, *run.options, *short).pools["train"]["sample"]
     keys = 2048 * (8 + 8) * 2 * 2 * 1024 * 4 / 2**30  # rows, tokens, keys and values, layers, width, bytes
-    assert keys < found["peak"] - found["weights"] < 1.85 * keys, "with copies of a layer, which gets longer"
+    assert keys < found["peak"] - found["weights"] < 1.9 * keys, "with copies of a layer, which gets longer"
 
 
 @thorough
@@ -209,7 +209,7 @@ def test_seconds_are_of_what_an_update_computes(files):
         batch, _ = assembly.workers.credit(assembly.workers.annotate(scored))
         with FlopCounter() as learned:
             assembly.workers.update(batch, 2)
-    assert work["sample"].operations == pytest.approx(sampled.cost.forward, rel=0.05)
+    assert work["sample"].operations == pytest.approx(sampled.cost.forward, rel=0.1)
     update = work["update, forward"].operations + work["update, backward"].operations
     assert update == pytest.approx(learned.cost.forward, rel=0.02)
     said = plan(run.recipe, *run.options, "tflops=0.001", "launch=0.001").said
