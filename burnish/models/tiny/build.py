@@ -84,7 +84,7 @@ def _class_and_changes(change: Change) -> tuple[str, Config]:
         return change, {}
     if isinstance(change, Mapping):
         return "", change
-    own, config = change or ("", {})
+    own, config = list(change) if change else ("", {})
     return own, config
 
 
