@@ -65,6 +65,7 @@ class Pretending(TorchDispatchMode):
             aten._unique2.default: self._unique,
             aten.bincount.default: self._bincount,
             aten._grouped_mm.default: self._grouped_mm,
+            aten._ctc_loss.Tensor: self._ctc_loss,
             aten.index.Tensor: self._index,
             aten.masked_select.default: lambda x, mask: self._index(x, [mask]),
         }
@@ -110,8 +111,8 @@ class Pretending(TorchDispatchMode):
         if any(isinstance(one, FakeTensor) for one in tensors_in(args)):
             if (answer := self._answers.get(func)) is not None:
                 return answer(*args, **kwargs)
-            return self.known.call(func, func, args, kwargs)
-        elif self._is_large(func, args, kwargs):
+            return self.known.call(func, args, kwargs)
+        if self._is_large(func, args, kwargs):
             with self.fake:
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
@@ -168,6 +169,14 @@ class Pretending(TorchDispatchMode):
             (3, 2): (a.shape[1], b.shape[-1]), (3, 3): (*a.shape[:2], b.shape[-1]),
         }[a.ndim, b.ndim]  # fmt: skip
         return self._made(*shape, dtype=out_dtype or a.dtype)
+
+    def _ctc_loss(
+        self, log_probs: Tensor, targets: Tensor, steps: Tensor, lengths: Tensor, *_: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The losses, and what their backward pass needs: as wide as the longest target is long."""
+        states = 2 * int(lengths.max()) + 1
+        loss = log_probs.new_empty(log_probs.shape[1])
+        return loss, log_probs.new_empty(log_probs.shape[1], log_probs.shape[0], states)
 
     def _index(self, value: Tensor, indices: list[Tensor | None]) -> Tensor:
         if not any(one is not None and one.dtype == torch.bool for one in indices):

@@ -5,8 +5,7 @@ PyTorch remembers some of it too, and looks at every property of every tensor ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-
-from burnish.plan.counter import DEVICE
 
 aten = torch.ops.aten
 UNSURE = object()
@@ -55,46 +52,24 @@ class KnownResults:
         self._known: dict[Any, Any] = {}  # UNSURE of what has to be asked for each time
         self._attributes: dict[torch.device, dict[str, Any]] = {}  # of a fake tensor
 
-    def find(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What ``func`` returns: tensors with the shapes, strides and storages that PyTorch gives them, or UNSURE.
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What ``func`` returns: tensors with the shapes, strides and storages that PyTorch gives them.
 
         Args:
             func: an overload of an operation.
             args, kwargs: as a dispatch mode gets them.
         """
-        known = UNSURE if (key := self._key(func, args, kwargs)) is None else self._known.get(key, UNSURE)
-        return UNSURE if known is UNSURE else self._again(known, args)
-
-    def call(self, compute: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
-        """The same, and of a call that is like no other what ``compute`` returns for it."""
         key = self._key(func, args, kwargs)
         known = UNSURE if key is None else self._known.get(key)
         if known is not None and known is not UNSURE:
             return self._again(known, args)
-        found = compute(*args, **kwargs)
+        found = func(*args, **kwargs)
         if known is None:
             try:
                 self._known[key] = self._result(func, args, found)
             except _Unlike:
                 self._known[key] = UNSURE
         return found
-
-    @contextmanager
-    def looked_up(self) -> Iterator[None]:
-        """In this context all operations on fake tensors are looked up here first."""
-        original = FakeTensor.__torch_dispatch__
-
-        def dispatched(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is DEVICE or self.mode.in_kernel_invocation:
-                return original(func, types, args, kwargs or {})
-            with torch._C.DisableTorchFunction():
-                return self.call(lambda *args, **kwargs: original(func, types, args, kwargs), func, args, kwargs or {})
-
-        FakeTensor.__torch_dispatch__ = classmethod(dispatched)  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            FakeTensor.__torch_dispatch__ = original  # type: ignore[method-assign]
 
     def _key(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Equal for calls whose results have the same shapes; None where values may decide."""
