@@ -239,9 +239,10 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
         STEP: options.epochs * math.ceil(rows / size),
     }.items():  # fmt: skip
         counter.repeat_work(name, factor)
-    del scored, batch, mini
+    del batch, mini
     with counter.phase(PUBLISH):
         trainer.publish(update)
+    del scored
     if config.validates:
         with counter.phase(VALIDATE), assembly.trained_weights():
             half.validate()
