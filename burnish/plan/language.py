@@ -169,14 +169,22 @@ class MadeUpResponses(LanguageEngine):
         """Decode the first tokens of the first batch, beside a cache for all tokens and what dialogues keep."""
         half, model, job = self.half, self.roles.model, self._in_full(job)
         first, longest = job.select(slice(0, self.batch_size)), job.sampling.max_new_tokens
-        few = replace(job.sampling, max_new_tokens=min(WRITTEN, longest), min_new_tokens=0)
+        few = replace(
+            job.sampling, max_new_tokens=min(WRITTEN, longest), min_new_tokens=0,
+            temperature=job.sampling.temperature or 1.0,  # tokens are chosen, also greedy ones
+        )  # fmt: skip
         rows, prompt = len(first.prompts), self.encode.length
         more = cache_bytes(model, rows, prompt, longest) - cache_bytes(model, rows, prompt, few.max_new_tokens)
-        with half.counter.made_as(CACHES):
-            held = torch.empty(max(more, 0) + self._kept(job), dtype=torch.uint8)
-        with self._no_values():
+        held: list[Tensor] = []
+
+        def grow() -> None:
+            """The cache grows once the prompts are read, and no longer beside what reading them takes."""
+            if not held:
+                with half.counter.made_as(CACHES):
+                    held.append(torch.empty(max(more, 0) + self._kept(job), dtype=torch.uint8))
+
+        with self._no_values(grow):
             super().sample(replace(first, sampling=few, finished=None))
-        del held
 
     def _kept(self, job: ResponseJob) -> int:
         """Bytes of conversations that are kept for their next turn."""
@@ -187,11 +195,16 @@ class MadeUpResponses(LanguageEngine):
         return int(min(len(job.prompts) * cache_bytes(model, 1, 0, tokens), environment.kept_bytes))
 
     @contextmanager
-    def _no_values(self) -> Iterator[None]:
-        """Tokens are chosen without looking at probabilities, of which none is odd."""
+    def _no_values(self, before: Callable[[], None]) -> Iterator[None]:
+        """Tokens are chosen without looking at probabilities, of which none is odd, and after ``before``."""
         module: Any = decoding
         choose, integer = module.choose, self.half.pretending.integer
-        module.choose = lambda weights, uniform: torch.full((len(weights),), ORDINARY)
+
+        def chosen(weights: Tensor, noise: Tensor) -> Tensor:
+            before()
+            return torch.full((len(weights),), ORDINARY)
+
+        module.choose = chosen
         self.half.pretending.integer = 0
         try:
             yield
