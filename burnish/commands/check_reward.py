@@ -51,14 +51,25 @@ class Finding:
     told: str
 
 
-def check_reward(name: str, options: Sequence[str], *, weights: str | None, pictures: str | None) -> int:
-    """Score pictures with a reward; 0 if nothing is wrong with it.
+def check_reward(
+    name: str, options: Sequence[str] = (), *, weights: str | None = None, pictures: str | None = None
+) -> int:
+    """Try a reward on made pictures, and compare it.
+
+    Scores pictures that it makes with several prompts, and compares with what else computes the reward, where there is
+    something; it says what it could not compare. 1 is returned where something is wrong.
+
+    Examples:
+        burnish check-reward pickscore                              weights from the hub
+        burnish check-reward hpsv2 --weights HPS_v2.1_compressed.pt tokenizer=path/to/clip
+        burnish check-reward imagereward --weights DIR --pictures ImageReward/assets/images
+        burnish check-reward clip --weights DIR device=cuda scale=x100
 
     Args:
-        name: of a reward on pictures.
-        options: of the reward, OPTION=VALUE.
-        weights: directory, file or hub id of its network; None takes the reward's own.
-        pictures: folder whose pictures are scored in place of made ones.
+        name: a reward on pictures, such as pickscore
+        options (OPTION=VALUE): options of the reward, with values in YAML
+        weights (DIR): directory, file or name on the hub of its network
+        pictures (DIR): folder of pictures to score, in place of made ones
     """
     from rich.text import Text
 

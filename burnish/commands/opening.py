@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,23 +15,18 @@ from burnish.config.load import recipe_names
 from burnish.config.plugins import code_named
 from burnish.config.run_folder import RunFolder
 from burnish.config.tasks import DEFAULT, task_named
-from burnish.data.pixels import NAMES
 from burnish.report.runs import read_configuration
 from burnish.rewards.images.function import Function
 from burnish.rewards.remote import RemoteOptions
 from burnish.rewards.text.function import LanguageFunction
-from burnish.types.media import Kind, Media
 from burnish.utils.disk import write_atomically
 from burnish.utils.errors import UserError
 from burnish.utils.hub import is_hub_id
-from burnish.utils.json_text import parse_json
-from burnish.utils.paths import MARK, PREFIX, check_output, resolve
+from burnish.utils.paths import MARK, check_output, resolve
 from burnish.utils.reading import checked_path
 from burnish.utils.terminal import loading_pytorch, progress
 
 if TYPE_CHECKING:
-    from burnish.checkpoint.store import CheckpointStore
-    from burnish.controller import Controller
     from burnish.tasks import Assembly
 
 log = logging.getLogger(__name__)
@@ -42,44 +34,7 @@ log = logging.getLogger(__name__)
 LAYER = ".lora_A."  # behind the name of a layer
 NETWORKS = ("transformer", "transformer_2", "unet")  # usual names of those that have adapters
 BARE = Path(__file__).parents[1] / "evaluation" / "bare"  # recipes of models as they are, by task
-DRAWN = re.compile(r"\d{3,}-(\d{2,}\.(png|mp4|webp|wav)|input-[\w-]+\.png)")  # files that burnish sample writes
 LOOK = "check it first if the run is not yours"
-
-
-@dataclass(frozen=True)
-class SampleRequest:
-    """Arguments of ``burnish sample``."""
-
-    source: str
-    prompts: Sequence[str]
-    images: Sequence[str]
-    videos: Sequence[str]
-    audios: Sequence[str]
-    prompt_file: str | None
-    output: str
-    n: int
-    seed: int
-    changes: dict[str, Any]  # of options of rollout
-
-
-def given_media(path: str, kind: Kind) -> Media:
-    """An image, a video or a sound of the command line.
-
-    Raises:
-        UserError: it can't be read.
-    """
-    option, what = f"--{kind}", NAMES[kind].replace("picture", "image")
-    file = resolve(path) if path.startswith(PREFIX) else checked_path(path, option)
-    try:
-        media = Media.file(file, kind)
-        (media.decode if kind == "image" else media.check)()  # a picture's header alone may look right
-    except ImportError as error:
-        raise UserError(f"{option} is {path}, but {error}") from None
-    except (OSError, ValueError, SyntaxError) as error:
-        reason = getattr(error, "strerror", None) or f"it is no {what} of a known format"
-        article = "an" if what == "image" else "a"
-        raise UserError(f"{option} is {path}, which can't be read: {reason}; give {article} {what}") from None
-    return media
 
 
 def open_run(
@@ -269,31 +224,3 @@ def output_folder(output: str, command: str) -> Path:
     if command != "export":  # takes new folders alone, and others load or publish them
         write_atomically(folder / MARK, command.encode())
     return folder
-
-
-def remove_earlier(target: Path) -> None:
-    """Remove what an earlier call of burnish sample drew, as far as the list of it there says."""
-    listed = target / "samples.jsonl"
-    for line in listed.read_bytes().splitlines() if listed.is_file() else ():
-        with suppress(ValueError, KeyError, TypeError):
-            record = parse_json(line)
-            for name in (str(record["file"]), *map(str, record.get("images", ()))):
-                if DRAWN.fullmatch(name):
-                    (target / name).unlink(missing_ok=True)
-                    (target / name).with_suffix(".wav").unlink(missing_ok=True)
-                    (target / "grid.png").unlink(missing_ok=True)
-
-
-def open_controller(config: RunConfig, store: CheckpointStore) -> Controller:
-    """The controller of the option ``runtime``.
-
-    Raises:
-        UserError: Ray is needed and not installed.
-    """
-    if config.runtime == "local":
-        from burnish.controller import LocalController
-
-        return LocalController(config, store)
-    from burnish.runtime.controller import RayController
-
-    return RayController(config, store)

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from burnish.models.tiny import ALL, describe_any
 from burnish.models.tiny.base import Tiny
@@ -30,22 +30,35 @@ if TYPE_CHECKING:
 
     from burnish.models.tiny.language.base import Kind
 
-KINDS = {"image": "a picture", "video": "a video", "audio": "sound"}
 STEPS = 2  # of the call that tries what was written
+KINDS = {"image": "a picture", "video": "a video", "audio": "sound"}
 UNITS = {"images": "an image", "videos": "a video", "sound": "sound"}
 
 
-def tiny(name: str | None, directory: str | None, *, seed: int, force: bool, list_all: bool) -> int:
-    """Write a tiny pipeline or language model, load it with its library alone, and let it draw or answer once.
+def tiny(
+    name: str | None = None,
+    directory: str | None = None,
+    *,
+    seed: Annotated[int, 0, 9223372036854775807] = 0,
+    force: bool = False,
+    list_all: bool = False,
+) -> int:
+    """Write a tiny random model to try recipes with.
 
-    Of a learned reward it writes a checkpoint in the layout of the real one, and scores a picture with it.
+    Its library then loads it alone, and it draws, answers or scores once.
+
+    Examples:
+        burnish tiny --list                   every pipeline and every language model that can be made
+        burnish tiny wan2.2 my_tiny_wan       real classes, random weights: to try a recipe on a CPU in seconds
+        burnish tiny qwen3_vl my_tiny_qwen    language models by their model_type
+        burnish tiny FluxPipeline my_tiny_flux --seed 1
 
     Args:
-        name: of a model, of its class or of a reward; None with ``list_all``.
-        directory: folder to write; None with ``list_all``.
-        seed: of the weights.
-        force: replace what it wrote there before.
-        list_all: print every name instead.
+        name: a model such as wan2.2 or qwen3_vl, or a class
+        directory (DIR): new folder to write
+        seed (N): seed of the weights
+        force: replace a model that is there
+        list_all (--list): list every name
     """
     console = terminal.console(highlight=False, soft_wrap=True)
     if list_all:
@@ -56,38 +69,37 @@ def tiny(name: str | None, directory: str | None, *, seed: int, force: bool, lis
             "burnish tiny takes a name and a folder, such as 'burnish tiny wan2.2 my_tiny_wan'; --list shows the names"
         )
     scorer, folder = scorer_named(name), checked_path(directory, "DIR")
-    if scorer is not None:
-        _check(folder, force)
-        with writing(folder), terminal.progress(f"Writing {name}"):
-            if folder.is_dir():
-                shutil.rmtree(folder)
-            write_scorer(scorer, folder, seed)
-            (folder / MARK).write_text("tiny")
-        _tell_of_scores(scorer, folder, console)
-        return 0
-    if near := difflib.get_close_matches(name, [one.name for one in SCORERS], n=1, cutoff=0.8):
-        raise UserError(
-            f"{name!r} is nothing that can be made; did you mean {near[0]}? 'burnish tiny --list' shows all"
-        )
-    found = describe_any(name)
-    _check(folder, force)
+    near = difflib.get_close_matches(name, [one.name for one in SCORERS], n=1, cutoff=0.8)
+    if scorer is None and near:
+        raise UserError(f"{name!r} can't be made; did you mean {near[0]}? 'burnish tiny --list' shows all")
+    model = scorer or describe_any(name)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        check_output(folder, "tiny", "DIR")
+        if not force:
+            raise UserError(f"DIR is {folder}, which holds a model; choose another folder, or replace it with --force")
     with terminal.loading_pytorch():
         from burnish.models.tiny import build
         from burnish.models.tiny.language import build as build_language
-    if absent := build.missing(found):
-        raise UserError(f"{found.kind} needs {' and '.join(absent)}; run: pip install {' '.join(absent)}")
+    if not isinstance(model, TinyScorer) and (absent := build.missing(model)):
+        raise UserError(f"{model.kind} needs {' and '.join(absent)}; run: pip install {' '.join(absent)}")
     with writing(folder), terminal.progress(f"Writing {name}"):
         if folder.is_dir():
             shutil.rmtree(folder)
-        if isinstance(found, TinyLanguage):
-            build_language.write(found, folder, seed)
+        if isinstance(model, TinyScorer):
+            write_scorer(model, folder, seed)
+        elif isinstance(model, TinyLanguage):
+            build_language.write(model, folder, seed)
         else:
-            build.write(found, folder, seed)
+            build.write(model, folder, seed)
         (folder / MARK).write_text("tiny")
-    if isinstance(found, TinyLanguage):
-        _tell_of_answer(found, folder, seed, console)
+    if isinstance(model, TinyScorer):
+        lines = _scored(model, folder)
+    elif isinstance(model, TinyLanguage):
+        lines = _read(model, folder, seed)
     else:
-        _tell(found, folder, seed, console)
+        lines = _drawn(model, folder, seed)
+    for line in lines:
+        console.print(line, markup=False)
     return 0
 
 
@@ -104,88 +116,67 @@ def _list(console: Console) -> None:
     console.print(table)
 
 
-def _check(folder: Path, force: bool) -> None:
-    """Refuse to replace what must stay.
-
-    Raises:
-        UserError: the folder holds something else, or a model that is not to be replaced.
-    """
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    check_output(folder, "tiny", "DIR")
-    if not force:
-        raise UserError(f"DIR is {folder}, which holds a model; choose another folder, or replace it with --force")
-
-
-def _tell(found: Tiny, folder: Path, seed: int, console: Console) -> None:
-    """Call what was written, and say how it is used."""
+def _drawn(tiny: Tiny, folder: Path, seed: int) -> list[str]:
+    """Call a pipeline; what came of it, and how it is used."""
     from burnish.models.tiny.calls import load, trial
 
     pipeline = load(folder)
     started = time.perf_counter()
-    trial(found, pipeline, steps=STEPS, seed=seed)
+    trial(tiny, pipeline, steps=STEPS, seed=seed)
     took = time.perf_counter() - started
-    weights = sum(parameter.numel() for part in pipeline.components.values() for parameter in _parameters(part))
-    console.print(
-        f"{folder} is a {found.pipeline} of {weights:,} random weights. Loaded by diffusers, it made "
-        f"{UNITS[found.makes]}{_size(found)} in {STEPS} steps and {took:.2f} s.",
-        markup=False,
-    )
-    options = {"height": found.height, "width": found.width, "num_frames": found.num_frames}
+    networks = [part for part in pipeline.components.values() if hasattr(part, "parameters")]
+    frames = f" of {tiny.num_frames} frames" if tiny.num_frames is not None else ""
+    pixels = f" of {tiny.width} x {tiny.height} pixels" if tiny.height is not None else ""
+    options = {"height": tiny.height, "width": tiny.width, "num_frames": tiny.num_frames}
     given = [f"rollout.{option}={value}" for option, value in options.items() if value is not None]
-    console.print(f"In a recipe: {' '.join([f'model.path={folder}', *given])}", markup=False)
-    if found.inputs:
-        console.print(f"Its prompts bring {', '.join(found.inputs)}.", markup=False)
+    return [
+        f"{folder} is a {tiny.pipeline} of {sum(map(_count, networks)):,} random weights. Loaded by diffusers, it made "
+        f"{UNITS[tiny.makes]}{frames}{pixels} in {STEPS} steps and {took:.2f} s.",
+        f"In a recipe: {' '.join([f'model.path={folder}', *given])}",
+        *([f"Its prompts bring {', '.join(tiny.inputs)}."] if tiny.inputs else []),
+    ]
 
 
-def _tell_of_answer(found: TinyLanguage, folder: Path, seed: int, console: Console) -> None:
-    """Show prompts to what was written, one with each thing that it perceives, and say how it is used."""
+def _read(tiny: TinyLanguage, folder: Path, seed: int) -> list[str]:
+    """Show a language model a prompt with each thing that it perceives; what came of it, and how it is used."""
     from burnish.models.tiny.language.calls import example_prompt, load, trial
 
     network, reader = load(folder)
     started = time.perf_counter()
-    alone: list[tuple[Kind, ...]] = [(kind,) for kind in found.places]
+    alone: list[tuple[Kind, ...]] = [(kind,) for kind in tiny.places]
     for kinds in alone or [()]:  # not every class takes pictures beside a video
         trial(network, example_prompt(folder, reader, kinds, seed))
     took = time.perf_counter() - started
-    weights = sum(parameter.numel() for parameter in network.parameters())
-    media = [KINDS[kind] for kind in found.places]
+    media = [KINDS[kind] for kind in tiny.places]
     prompts = f"prompts with {', '.join(media)}" if len(media) > 1 else " with ".join(["a prompt", *media])
-    console.print(
-        f"{folder} is a {found.model} of {weights:,} random weights. Loaded by transformers, it read {prompts} "
+    return [
+        f"{folder} is a {tiny.model} of {_count(network):,} random weights. Loaded by transformers, it read {prompts} "
         f"in {took:.2f} s.",
-        markup=False,
-    )
-    console.print(f"In a recipe: model.path={folder}", markup=False)
+        f"In a recipe: model.path={folder}",
+    ]
 
 
-def _tell_of_scores(found: TinyScorer, folder: Path, console: Console) -> None:
-    """Score a picture with what was written, and say how it is used."""
+def _scored(tiny: TinyScorer, folder: Path) -> list[str]:
+    """Score a picture; what came of it, and how the reward is used."""
     import numpy as np
 
-    given = found.given(folder)
-    reward = lookup("flow reward", found.name)(**given)
+    given = tiny.given(folder)
+    reward = lookup("flow reward", tiny.name)(**given)
     picture = np.arange(48 * 48 * 3, dtype=np.uint8).reshape(48, 48, 3)
     prompt = Prompt(text="a red fox", images=(Media.array(picture),), extra=EXAMPLE)
     reward.check([prompt])
-    what = "a picture" if "image" in reward.reads else "a clip"
-    sample = picture if "image" in reward.reads else Clip(frames=np.stack([picture] * 4), fps=4.0)
+    still = "image" in reward.reads
     started = time.perf_counter()
-    value = reward.score([sample], [prompt])[0].value
-    console.print(
-        f"{folder} is a checkpoint of reward {found.name} with random weights. It scored {what} {value:.3f} in "
-        f"{time.perf_counter() - started:.2f} s.",
-        markup=False,
-    )
+    value = reward.score([picture if still else Clip(frames=np.stack([picture] * 4), fps=4.0)], [prompt])[0].value
+    took = time.perf_counter() - started
     written = {name: f"[{','.join(one)}]" if isinstance(one, list) else one or "null" for name, one in given.items()}
-    options = [shlex.quote(f"rewards.{found.name}.{name}={one}") for name, one in written.items()]
-    console.print(f"In a recipe: {' '.join([*options, f'rewards.{found.name}.weight=1'])}", markup=False)
+    options = [shlex.quote(f"rewards.{tiny.name}.{name}={one}") for name, one in written.items()]
+    return [
+        f"{folder} is a checkpoint of reward {tiny.name} with random weights. It scored "
+        f"{'a picture' if still else 'a clip'} {value:.3f} in {took:.2f} s.",
+        f"In a recipe: {' '.join([*options, f'rewards.{tiny.name}.weight=1'])}",
+    ]
 
 
-def _parameters(part: Any) -> Any:
-    return part.parameters() if hasattr(part, "parameters") else ()
-
-
-def _size(found: Tiny) -> str:
-    frames = f" of {found.num_frames} frames" if found.num_frames is not None else ""
-    return frames + (f" of {found.width} x {found.height} pixels" if found.height is not None else "")
+def _count(network: Any) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())

@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 from contextlib import ExitStack, closing, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
-from burnish.commands.epochs import with_steps
+from burnish.commands.export import ENVIRONMENT
 from burnish.commands.fitting import Fit
-from burnish.commands.hooks import RunHooks, Start
 from burnish.commands.messages import closing_message, opening_message
-from burnish.commands.opening import open_controller
-from burnish.commands.resuming import interrupted, starting_point
 from burnish.config import RunConfig
-from burnish.config.run_folder import RunFolder
+from burnish.config.run_folder import STEP, RunFolder
 from burnish.controller import Controller
+from burnish.hooks import Hook
+from burnish.hooks.alarms import Alarms, Forms
+from burnish.hooks.beside import Beside
+from burnish.hooks.checkpoints import BeforeValidation, Checkpoints
+from burnish.hooks.epochs import Epochs
 from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
-from burnish.hooks.failures import NothingLearned
+from burnish.hooks.failures import Failures, NothingLearned
+from burnish.hooks.metrics import MetricsLog
+from burnish.hooks.progress import Progress
+from burnish.hooks.recorded import GroupLog, Timeline
+from burnish.hooks.report import ReportWriter, SampleIndex
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
+from burnish.hooks.trackers import Trackers
+from burnish.hooks.validation import Validation
 from burnish.loop import run
+from burnish.options import MOST
 from burnish.report.page import write_report
 from burnish.rewards.judging import RewardsFailing
+from burnish.rl.algorithm import Metrics
+from burnish.tasks import assemble
 from burnish.training.profiling import controller_command
+from burnish.utils import terminal
 from burnish.utils.errors import Cancelled, UserError
-from burnish.utils.terminal import progress
+from burnish.utils.feed import Feed, Timing
 
 log = logging.getLogger(__name__)
 
@@ -77,19 +92,19 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
             checkpoint = starting_point(config, folder, store)
             if checkpoint is not None:
                 config = folder.with_its_batches(config)
-            controller = open_controller(config, store)
+            controller = _controller(config, store)
             if config.profiler is not None and config.profiler.tool == "nsys":
                 command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
                 log.warning("to profile this process with Nsight Systems, start it with: %s", shlex.join(command))
             fit = beside.enter_context(closing(Fit(config, resumes=checkpoint is not None)))
-            with progress("Reading the data"):
+            with terminal.progress("Reading the data"):
                 controller.check_data()
         controller.stop_when(lambda: stop.requested is not None)
         beside.enter_context(controller)
         with stop.cancellable():
             config = fit.settle(controller)
             controller.take(config)
-            with progress("Loading the model"):
+            with terminal.progress("Loading the model"):
                 controller.check()
         while True:
             try:
@@ -140,3 +155,194 @@ def _attempt(
                 )  # fmt: skip
         hooks.finish()
     return hooks.done
+
+
+def _controller(config: RunConfig, store: CheckpointStore) -> Controller:
+    """The controller of the option ``runtime``."""
+    if config.runtime == "local":
+        from burnish.controller import LocalController
+
+        return LocalController(config, store)
+    from burnish.runtime.controller import RayController
+
+    return RayController(config, store)
+
+
+def with_steps(config: RunConfig) -> RunConfig:
+    """The configuration with the ``steps`` that ``data.epochs`` makes of the training records; else as it is.
+
+    Raises:
+        UserError: the records can't be read, or other options don't fit that number of updates.
+    """
+    epochs = config.data.epochs
+    if epochs is None:
+        return config
+    count = len(assemble(config).all_records)
+    steps = max(1, math.ceil(epochs * count / config.records))
+    if steps > MOST:
+        raise UserError(
+            f"data.epochs is {epochs:g}, which makes {steps} updates of {count} records; the most are {MOST}: lower it"
+        )
+    counted = replace(config, steps=steps)
+    log.info("%g epochs of %d records, %d to an update: %d updates", epochs, count, config.records, counted.steps)
+    counted.check()
+    return counted
+
+
+def starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore) -> Checkpoint | None:
+    """The checkpoint to resume from, by the option ``resume``."""
+    if config.resume == "never":
+        if folder.has_run():
+            raise UserError(
+                f"output_dir is {config.output_dir}, which already contains a run, and resume is never; "
+                "give another output_dir, or set resume to auto to continue that run"
+            )
+        return None
+    checkpoint = store.latest() if config.resume == "auto" else store.open(config.resume)
+    if checkpoint is None:
+        if folder.checkpoints.is_dir() and any(path.name.isdecimal() for path in folder.checkpoints.iterdir()):
+            raise UserError(
+                f"{folder.checkpoints} has checkpoints, but none of them is complete, so the run can't resume; "
+                "give another output_dir, or delete them to start anew"
+            )
+        # without a checkpoint, options may differ from those of the earlier attempt
+        return None
+    folder.refuse_other_configuration(config)
+    log.info("resuming from %s", checkpoint.path)
+    return checkpoint
+
+
+def interrupted(folder: RunFolder) -> str:
+    """Message after a second Ctrl-C: which updates were not saved."""
+    learned = max((row[STEP] for row in folder.read_metrics()), default=0)
+    found = folder.checkpoints.iterdir() if folder.checkpoints.is_dir() else ()
+    saved = max((int(path.name) for path in found if path.name.isdecimal()), default=0)
+    again = f"the same command resumes after update {saved}" if saved else "the same command starts again"
+    if saved >= learned:
+        return f"interrupted by a second Ctrl-C; all updates are saved, and {again}"
+    lost = f"update {learned}" if saved + 1 == learned else f"updates {saved + 1} to {learned}"
+    return f"interrupted by a second Ctrl-C: {lost} not saved; {again}"
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a process takes up a run.
+
+    Attributes:
+        done: updates that are done.
+        unvalidated: metrics of the last of them, if its validation is still to be done.
+        begun: folder in which the run was begun, which differs from the run's own for a branch; None for a new run.
+        branch: whether it does.
+    """
+
+    done: int = 0
+    unvalidated: Metrics | None = None
+    begun: RunFolder | None = None
+    branch: bool = False
+
+    @classmethod
+    def at(cls, checkpoint: Checkpoint | None, folder: RunFolder) -> Start:
+        """At a checkpoint; None is the beginning."""
+        if checkpoint is None:
+            return cls()
+        saved = checkpoint.path.resolve().parent
+        branch = saved != folder.checkpoints.resolve()
+        return cls(checkpoint.update, checkpoint.unvalidated, RunFolder(saved.parent), branch)
+
+    @property
+    def recorded(self) -> int | None:
+        """Last update whose metrics stay; None for a new run. One that lacks its validation is recorded again."""
+        if self.begun is None:
+            return None
+        return self.done if self.unvalidated is None else self.done - 1
+
+
+def beside(config: RunConfig, folder: RunFolder) -> list[Hook]:
+    """Processes that copy and export every checkpoint, if the options ask for them."""
+    options, run = config.checkpoint, str(folder.path.absolute())
+    feeds = {}
+    if options.copy_to is not None:
+        told = {"run": run, "address": options.copy_to, "keep": options.copy_keep, "best": options.keep_best}
+        feeds["checkpoint_copy"] = Feed("checkpoint.copy_to", "burnish.checkpoint.copying", told, Timing())
+    if options.export is not None:
+        told = {"run": run, "what": options.export}
+        feeds["checkpoint_export"] = Feed(
+            "checkpoint.export", "burnish.commands.export", told, Timing(), environment=ENVIRONMENT
+        )
+    return [Beside(folder, feeds, wait=options.wait)] if feeds else []
+
+
+class RunHooks:
+    """What sees every update of a run: validation, checkpoints, the log, trackers, progress.
+
+    Attributes:
+        all: in the order in which they are called.
+    """
+
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, controller: Controller, start: Start, expiry: Expiry, *, early: bool
+    ) -> None:
+        """Make them; nothing is written before ``start``.
+
+        Args:
+            config: of the run.
+            folder: of the run.
+            controller: that trains.
+            start: where this process begins.
+            expiry: when the allocation ends.
+            early: also save after the first update, to measure how long it takes.
+        """
+        self._start, self._steps = start, config.steps
+
+        def evaluate(target: Path, guidance: float | None) -> Metrics:
+            with terminal.progress("Validation") as controller.assembly.tell:
+                return controller.evaluate(target, guidance)
+
+        self._validation = Validation(config, folder, evaluate)
+        unvalidated = None if start.unvalidated is None or start.branch else start.done
+        self._checkpoints = Checkpoints(config, controller, self._validation, early=early, unvalidated=unvalidated)
+        forms = Forms(folder, start.begun)
+        self.all: list[Hook] = [
+            *([] if config.alarms is None else [forms]),
+            BeforeValidation(self._checkpoints),
+            self._validation,
+            Timeline(folder, controller.watch, controller.assembly.memory, local=config.runtime == "local"),
+            Epochs(folder, config, lambda: controller.items),
+            GroupLog(folder, lambda: controller.workers.credited),
+            *([] if config.alarms is None else [Alarms(config, folder, config.alarms, forms.first)]),
+            *beside(config, folder),
+            MetricsLog(folder, resumed_at=start.recorded, names=config.trackers.names),
+            Failures(folder, config.trainer, steps=config.steps),
+            self._checkpoints,
+            SampleIndex(config, folder),
+            ReportWriter(folder),
+            Trackers(config, folder, lambda: self._validation.unfinished, resumed_at=start.recorded),
+            Progress(config, done=start.done),
+            expiry,
+        ]
+
+    @property
+    def done(self) -> bool:
+        """Whether all updates and their validations are done."""
+        return max(self._start.done, self._checkpoints.last) >= self._steps and not self._validation.unfinished
+
+    def start(self) -> None:
+        """Start all, and validate what the run begins with, if that is due or was left undone."""
+        done, metrics = self._start.done, self._start.unvalidated
+        for hook in self.all:
+            hook.start(done)
+        if done == 0 or metrics is not None:
+            first = dict(metrics or {})  # shared: hooks add to it for later ones
+            for hook in self.all:
+                hook(done, first)
+
+    def finish(self) -> None:
+        """Finish what the last update began."""
+        for hook in self.all:
+            hook.finish()
+
+    def close(self) -> None:
+        """Close all in reverse order, also if one of them fails."""
+        with ExitStack() as ends:
+            for hook in reversed(self.all):
+                ends.callback(hook.close)

@@ -63,7 +63,7 @@ def by_task(records: Sequence[Record], column: str) -> ByTask:
     }
 
 
-def compared(
+def changed(
     header: Header, before: Sequence[Record], after: Sequence[Record], column: str | None = None
 ) -> dict[str, Estimate]:
     """What changed between two evaluations: overall, and by task."""
