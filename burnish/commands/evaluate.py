@@ -19,9 +19,9 @@ from rich.table import Table
 from burnish.commands.opening import open_model, open_run, output_folder
 from burnish.config import RunConfig
 from burnish.config.overrides import read_overrides
-from burnish.evaluation.records import Folder, Header, Record
+from burnish.evaluation.records import Folder
 from burnish.evaluation.records import merged as merge_parts
-from burnish.evaluation.results import changed, check_comparable, result_of
+from burnish.evaluation.results import by_task, changes, check_comparable, result_of
 from burnish.evaluation.suite import read_suite, suite_names
 from burnish.utils import terminal
 from burnish.utils.disk import writing
@@ -97,10 +97,9 @@ def evaluate(
 def _refuse_mixed(source: str | None, suite: str | None, shard: str | None, others: Mapping[str, Any]) -> None:
     """Refuse arguments of which only one can be meant."""
     asked = [name for name, given in others.items() if given]
-    if len(asked) > 1 or (asked and (suite or shard)):
-        raise UserError(f"{asked[0]} is given with {'--suite or --shard' if suite or shard else asked[1]}; give one")
-    if asked and source is not None:
-        raise UserError(f"{asked[0]} reads evaluations that are there, and no model; leave {source} out")
+    also = asked[1:] + [name for name, given in (("--suite", suite), ("--shard", shard), (source, source)) if given]
+    if asked and also:
+        raise UserError(f"{asked[0]} reads evaluations that are there, and is given with {also[0]}; give one")
     if not asked and source is None:
         raise UserError("SOURCE is missing: give the folder of a run, a recipe, or with --suite a model")
     if shard and not suite:
@@ -188,10 +187,7 @@ def evaluate_suite(source: str, overrides: Sequence[str], suite: str, *, output:
                 target or Path(away), source=source, update=None if opened is not None else update, shard=part,
                 progress=progress,
             )  # fmt: skip
-    console = terminal.console()
-    _show(console, result, f"{wanted.title} of {source}" + (f", shard {shard}" if shard else ""))
-    if target:
-        console.print(f"Records and result are in [bold]{escape(str(target))}[/bold]")
+    _show(result, f"{wanted.title} of {source}" + (f", shard {shard}" if shard else ""), target)
     return 0
 
 
@@ -204,37 +200,32 @@ def merge(folders: Sequence[str], *, output: str | None) -> int:
     header, records = merge_parts(target, parts)
     result = result_of(header, records)
     target.finish(result)
-    console = terminal.console()
-    _show(console, result, f"{header.suite} of {header.source}, {len(parts)} shards")
-    console.print(f"Records and result are in [bold]{escape(output)}[/bold]")
+    _show(result, f"{header.suite} of {header.source}, {len(parts)} shards", target.path)
     return 0
 
 
 def compare(before: str, after: str) -> int:
     """Show what changed between two evaluations of a suite, paired by prompt."""
-    headers: list[Header] = []
-    records: list[list[Record]] = []
-    results: list[dict[str, Any]] = []
-    for folder in (before, after):
-        opened = Folder(checked_path(folder, "--compare"))
-        records.append(opened.complete())
-        header = opened.header()
+    sides = []
+    for place in (before, after):
+        folder = Folder(checked_path(place, "--compare"))
+        records, header = folder.complete(), folder.header()
         assert header is not None, "a complete evaluation has a header"
-        headers.append(header)
-        results.append(result_of(header, records[-1]))
-    differing = check_comparable(*headers)
+        sides.append((header, result_of(header, records), by_task(records, header.primary_metric)))
+    (header, was, old), (other, now, new) = sides
+    differing = check_comparable(header, other)
     console = terminal.console()
-    table = Table("", "before", "after", "change", title=escape(f"{headers[0].suite}: {before} and {after}"))
+    table = Table("", "before", "after", "change", title=escape(f"{header.suite}: {before} and {after}"))
     for column in table.columns[1:]:
         column.justify = "right"
-    for name, change in changed(headers[0], records[0], records[1]).items():
-        sides = [one["overall"] if name == "overall" else one["tasks"][name] for one in results]
-        table.add_row(escape(name), *(_told(side) for side in sides), _told(vars(change), signed=True))
+    for name, change in changes(header, old, new).items():
+        values = [result["overall"] if name == "overall" else result["tasks"][name] for result in (was, now)]
+        table.add_row(escape(name), *map(_value, values), _value(vars(change), signed=True))
     console.print(table)
     for problem in differing:
         console.print(f"[yellow]Not the model alone: {escape(problem)}[/yellow]")
-    for side, result in zip(("before", "after"), results, strict=True):
-        _doubt(console, result, f"The numbers {side} are")
+    for name, result in (("before", was), ("after", now)):
+        _doubt(console, result, f"The numbers {name} are")
     console.print("Changes are means over the same prompts with the same noise; brackets hold 95 % of the bootstrap.")
     return 0
 
@@ -271,34 +262,39 @@ def _shard(text: str | None) -> Shard | None:
     return number, count
 
 
-def _show(console: Console, result: Mapping[str, Any], title: str) -> None:
+def _show(result: Mapping[str, Any], title: str, folder: Path | None) -> None:
+    console = terminal.console()
     table = Table("", "value", "95 % interval", "prompts", title=escape(title))
     for column in table.columns[1:]:
         column.justify = "right"
-    rows = {f"{result['number']} (overall)": result["overall"]}
+    metric = result["primary_metric"]
+    rows = {f"{metric} (overall)": result["overall"]}
     rows |= result["tasks"] if len(result["tasks"]) > 1 else {}
-    rows |= {name: one for name, one in result["columns"].items() if name not in (result["number"], "reward")}
-    for name, one in rows.items():
-        value, _, interval = _told(one).partition(" ")
-        table.add_row(escape(name), value, interval, str(one["prompts"]))
+    rows |= {name: column for name, column in result["columns"].items() if name not in (metric, "reward")}
+    for name, row in rows.items():
+        value, _, interval = _value(row).partition(" ")
+        table.add_row(escape(name), value, interval, str(row["prompts"]))
     console.print(table)
     if result["changed"]:
         console.print(f"[yellow]Options of the suite were changed: {escape(', '.join(result['changed']))}[/yellow]")
     if result["unwatched"]:
-        console.print(f"No canary looks at {escape(', '.join(result['unwatched']))}.")
+        console.print(f"No sanity check looks at {escape(', '.join(result['unwatched']))}.")
     _doubt(console, result, "This result is")
+    if folder:
+        console.print(f"Records and result are in [bold]{escape(str(folder))}[/bold]")
 
 
 def _doubt(console: Console, result: Mapping[str, Any], subject: str) -> None:
-    if not result["believed"]:
+    if not result["valid"]:
         console.print(f"[bold red]{subject} not to be believed:[/bold red]")
         for reason in result["why_not"]:
             console.print(f"  {escape(reason)}")
 
 
-def _told(one: Mapping[str, Any], *, signed: bool = False) -> str:
-    if one["value"] is None:
+def _value(row: Mapping[str, Any], *, signed: bool = False) -> str:
+    """A number with its interval."""
+    if row["value"] is None:
         return "–"
     sign = "+" if signed else ""
-    interval = "" if one["low"] is None else f" [{one['low']:{sign}.4f}, {one['high']:{sign}.4f}]"
-    return f"{one['value']:{sign}.4f}{interval}"
+    interval = "" if row["low"] is None else f" [{row['low']:{sign}.4f}, {row['high']:{sign}.4f}]"
+    return f"{row['value']:{sign}.4f}{interval}"

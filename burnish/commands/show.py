@@ -162,7 +162,7 @@ def runs(folder: str = "runs") -> int:
     root = checked_path(folder, "FOLDER")
     if not root.is_dir():
         raise UserError(f"FOLDER is {folder}, which is no folder; give the one in which runs are, such as runs")
-    found = [run_row(name, path) for name, path in find_runs(root)[0].items()]
+    found = [run_row(name, path) for name, path in find_runs(root).items()]
     if not found:
         raise UserError(f"FOLDER is {folder}, in which there is no run; give the one in which runs are")
     table = Table(box=None, pad_edge=False)

@@ -43,11 +43,11 @@ def record_prompt(suite: Suite, values: dict[str, Any]) -> Prompt:
     Raises:
         UserError: something in it is wrong.
     """
-    record, options = Record(f"a canary of suite {suite.name}", Path(suite.folder), values), data_options(suite)
+    record, options = Record(f"a sanity check of suite {suite.name}", Path(suite.folder), values), data_options(suite)
     try:
         found = prompt_of(record, options) if suite.task == DEFAULT else question(record, options)
     except ValueError as error:
-        raise UserError(f"a canary of suite {suite.name} {error}") from None
+        raise UserError(f"a sanity check of suite {suite.name} {error}") from None
     return _instructed(found, suite.instruction)
 
 

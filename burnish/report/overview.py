@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from burnish.alarms.drift import LAST
@@ -39,8 +38,8 @@ ALARMS_ABOUT = (
 )
 
 
-def overview(folder: RunFolder, run: Summary, evaluated: Iterable[Path] = ()) -> dict[str, Any]:
-    """Everything but curves, samples and prompts; ``evaluated`` are folders that may be evaluations of the run."""
+def overview(folder: RunFolder, run: Summary) -> dict[str, Any]:
+    """Everything but curves, samples and prompts."""
     return {
         "title": folder.path.resolve().name, "sentence": run.sentence(), "headline": headline(run),
         "glimpse": glimpse(folder, run), "chosen": CHOSEN, "same": run.words.same,
@@ -49,7 +48,7 @@ def overview(folder: RunFolder, run: Summary, evaluated: Iterable[Path] = ()) ->
                     for point in verdict(run)],
         "warnings": run.warnings(), "alarms_about": ALARMS_ABOUT,
         "alarms": [_alarm(folder, run, raised) for raised in (*run.active, *run.over)],
-        "suites": suite_data(folder, evaluated), "suites_about": SUITES_ABOUT,
+        "suites": suite_data(folder), "suites_about": SUITES_ABOUT,
         "updates": run.updates, "steps": run.planned, "samples": run.words.samples, "gallery": run.words.gallery,
         "unit": run.words.unit, "validations": folder.validations(),
         "config": folder.config.read_text(encoding="utf-8")[:LONGEST] if folder.config.is_file() else "",
