@@ -14,7 +14,7 @@ from burnish.config.hub import with_models
 from burnish.config.load import recipe_names
 from burnish.config.plugins import code_named
 from burnish.config.run_folder import RunFolder
-from burnish.config.tasks import DEFAULT, task_named
+from burnish.config.tasks import DEFAULT, TASKS, task_named
 from burnish.report.runs import read_configuration
 from burnish.rewards.images.function import Function
 from burnish.rewards.remote import RemoteOptions
@@ -109,12 +109,12 @@ def open_run(
     return assembly, checkpoint.update
 
 
-def open_model(source: str, task: str, overrides: Sequence[str] = ()) -> tuple[Assembly, int] | None:
+def open_model(source: str, task: str | None = None, overrides: Sequence[str] = ()) -> tuple[Assembly, int] | None:
     """A model as it is, with or without an adapter: nothing of it is trained.
 
     Args:
         source: MODEL or MODEL+LORA, each a folder, the first also a name on the hub.
-        task: that the model is for.
+        task: that the model is for; None takes that of a folder's files.
         overrides: dotted options that differ from what a bare model is sampled with.
 
     Returns:
@@ -124,8 +124,13 @@ def open_model(source: str, task: str, overrides: Sequence[str] = ()) -> tuple[A
         UserError: model and adapter don't fit together.
     """
     path, adapter = _parted(source)
-    index = task_named(task).config.model_index
-    if not is_hub_id(path) and not (resolve(path) / index).is_file():
+    if task is None:
+        path = str(checked_path(path, "SOURCE"))
+        found = [name for name in TASKS if (resolve(path) / task_named(name).config.model_index).is_file()]
+        if not found:
+            return None
+        task = found[0]
+    elif not is_hub_id(path) and not (resolve(path) / task_named(task).config.model_index).is_file():
         return None
     options = [f"model.path={path}"]
     if adapter is not None:

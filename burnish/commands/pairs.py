@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import field
-from functools import cached_property
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter
-from pydantic.dataclasses import dataclass
+from pydantic import TypeAdapter
 from rich.markup import escape
 
 from burnish.commands.opening import output_folder
@@ -23,54 +20,12 @@ from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import RECORDS
 from burnish.utils.reading import checked_path
-from burnish.utils.records import leads_out, read_records
+from burnish.utils.records import is_number, leads_out, read_records
 
 MEDIA = "media"
 NAMES = {"pairs": "pairs", "sft": "samples to imitate", "scores": "scored samples"}  # of what each form makes
 STILL = (".png", ".jpg", ".jpeg", ".webp")
-Names = list[str] | None
-
-
-@dataclass(config=ConfigDict(strict=True, allow_inf_nan=False), kw_only=True)
-class Sample:
-    """A sample that a run has kept; see ``burnish.tasks.sample_files``."""
-
-    prompt: str
-    reward: float | None
-    components: dict[str, float | None]
-    update: int | None = None
-    uid: str = ""
-    file_name: str | None = None  # of what was drawn
-    response: str = ""
-    finished: bool = False
-    turns: int = 1
-    messages: str | None = None
-    negative_prompt: str | None = None
-    answer: str | None = None
-    data_source: str | None = None
-    label: str | None = None
-    images: Names = None
-    videos: Names = None
-    audios: Names = None
-    inputs: str | None = None
-    place: Path = field(default=Path(), init=False)  # the folder of its prompt
-
-    def score(self, by: str) -> float | None:
-        """Its reward, or one of its components; None where it is missing."""
-        return self.reward if by == "reward" else self.components.get(by)
-
-    @cached_property
-    def shown(self) -> dict[str, Any]:
-        """Names of the files of its prompt, by key of a record."""
-        shown = {kind: getattr(self, kind) for kind in ("images", "videos", "audios") if getattr(self, kind)}
-        return shown | (parse_json(self.inputs) if self.inputs else {})
-
-    @property
-    def content(self) -> bytes:
-        """What is preferred, or not."""
-        return self.response.encode() if self.file_name is None else (self.place / self.file_name).read_bytes()
-
-
+Sample = dict[str, Any]  # as ``burnish.tasks.sample_files`` records it, and its ``place``, the folder of its prompt
 _SAMPLE = TypeAdapter(Sample)
 
 
@@ -116,16 +71,18 @@ def pairs(
     if (target / name).exists():
         raise UserError(f"--output is {output}, which has {name}; give another folder")
     groups = list(filter(None, (_samples(place, folder) for place in sorted(kept.iterdir()))))
-    known = {component for group in groups for sample in group for component in sample.components}
+    known = {component for group in groups for sample in group for component in sample["components"]}
     if by not in ("reward", *known):
         raise UserError(f"--by is {by}, which {run} has no scores of; it has reward, {', '.join(sorted(known))}")
     why: Counter[str] = Counter()
+    ranked = [_ranked(group, by, why) for group in groups]
     with writing(target):
         (target / MEDIA).mkdir(exist_ok=True)
         if form == "pairs":
-            records = [record for group in groups for record in _pairs(group, by, margin, most or 1, target, why)]
+            records = [record for group in ranked for record in _pairs(group, margin, most or 1, target, why)]
         else:
-            records = list(_best(groups, form, by, most, least, target, why))
+            most = most or (1 if form == "sft" else None)
+            records = list(_best([group[:most] for group in ranked], form, least, target, why))
     if not records:
         reasons = "; ".join(f"{reason} ({count})" for reason, count in why.most_common())
         raise UserError(f"no record comes of {len(groups)} prompts in {kept}: {reasons or 'there are none'}")
@@ -139,35 +96,41 @@ def pairs(
 
 
 def _samples(place: Path, folder: RunFolder) -> list[Sample]:
-    """The samples of a prompt of an update, in order; those whose files are elsewhere are left out."""
+    """The samples of a prompt of an update, in order; what no run wrote, and what has files elsewhere, is left out."""
     samples = [] if place.name.startswith(".") else read_records(place / RECORDS, _SAMPLE, folder.path)
-    for sample in samples:
-        sample.place = place
-    return [sample for sample in samples if _is_here(sample)]
+    return [sample | {"place": place} for sample in samples if _is_sound(sample, place)]
 
 
-def _is_here(sample: Sample) -> bool:
+def _is_sound(sample: Sample, place: Path) -> bool:
     try:
-        shown = sample.shown.values()
-    except (ValueError, TypeError):  # inputs are no dictionary
+        values = [sample["reward"], *sample["components"].values()]
+        names = [name for value in _shown(sample).values() for name in ([value] if isinstance(value, str) else value)]
+        names += filter(None, [sample.get("file_name")])
+        inside = all(Path(name).name == name and not leads_out(place / name, place) for name in names)
+    except (ValueError, TypeError, KeyError, AttributeError):
         return False
-    names = [name for value in shown for name in (value if isinstance(value, list) else [value])]
-    files = [*names, *([] if sample.file_name is None else [sample.file_name])]
-    return all(Path(name).name == name and not leads_out(sample.place / name, sample.place) for name in files)
+    return inside and isinstance(sample["prompt"], str) and all(one is None or is_number(one) for one in values)
 
 
-def _usable(group: Sequence[Sample], by: str, why: Counter[str]) -> list[tuple[float, Sample]]:
+def _shown(sample: Sample) -> dict[str, Any]:
+    """Names of the files of a sample's prompt, by key of a record."""
+    shown = {kind: sample[kind] for kind in ("images", "videos", "audios") if sample.get(kind)}
+    return shown | (parse_json(sample["inputs"]) if sample.get("inputs") else {})
+
+
+def _ranked(group: list[Sample], by: str, why: Counter[str]) -> list[tuple[float, Sample]]:
     """The samples of a prompt that can be learned from with their scores, the best first."""
     usable = []
     for sample in group:
-        score = sample.score(by)
+        score = sample["reward"] if by == "reward" else sample["components"].get(by)
+        file = sample.get("file_name")
         if score is None:
             why["samples without a reward"] += 1
-        elif sample.file_name is not None and not sample.file_name.endswith(STILL):
+        elif file is not None and not file.endswith(STILL):
             why["clips and sounds, which no algorithm reads from files"] += 1
-        elif sample.file_name is None and not sample.finished:
+        elif file is None and not sample.get("finished"):
             why["responses that were cut off, whose end would be learned"] += 1
-        elif sample.turns != 1:
+        elif sample.get("turns", 1) != 1:
             why["dialogues of several turns"] += 1
         else:
             usable.append((score, sample))
@@ -175,57 +138,60 @@ def _usable(group: Sequence[Sample], by: str, why: Counter[str]) -> list[tuple[f
 
 
 def _best(
-    groups: Sequence[Sequence[Sample]], form: str, by: str, most: int | None, least: float | None, target: Path,
-    why: Counter[str],
-) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """The best samples of every prompt, each once."""
+    groups: list[list[tuple[float, Sample]]], form: str, least: float | None, target: Path, why: Counter[str]
+) -> Iterator[dict[str, Any]]:
+    """Samples, each once."""
     seen: set[tuple[str, bytes]] = set()
-    for group in groups:
-        for score, sample in _usable(group, by, why)[: most or (1 if form == "sft" else None)]:
-            if least is not None and score < least:
-                why[f"prompts whose best samples score below {least:g}"] += 1
-                break
-            key = (sample.uid or sample.prompt, sample.content)
-            if key in seen:
-                why["samples that came again"] += 1
-                continue
+    for score, sample in (pair for group in groups for pair in group):
+        key = (sample.get("uid") or sample["prompt"], _content(sample))
+        if least is not None and score < least:
+            why[f"samples that score below {least:g}"] += 1
+        elif key in seen:
+            why["samples that came again"] += 1
+        else:
             seen.add(key)
-            name = "response" if sample.file_name is None else "image"
+            name = "response" if sample.get("file_name") is None else "image"
             scored = "score" if form == "scores" else "reward"
             yield _about(sample, target) | {name: _made(sample, target), scored: score}
 
 
 def _pairs(
-    group: Sequence[Sample], by: str, margin: float, most: int, target: Path, why: Counter[str]
+    ranked: list[tuple[float, Sample]], margin: float, most: int, target: Path, why: Counter[str]
 ) -> Iterator[dict[str, Any]]:
     """Pairs of the samples of a prompt: the best with the worst, the second with the second, and so on."""
-    ranked, count = _usable(group, by, why), 0
-    for (high, better), (low, worse) in zip(ranked[: len(ranked) // 2], ranked[::-1], strict=False):
-        if count >= most or high <= low or high - low < margin:
-            break
-        if better.content != worse.content:
-            count += 1
-            record = _about(better, target) | {"margin": high - low, "chosen_reward": high, "rejected_reward": low}
-            yield record | {"chosen": _made(better, target), "rejected": _made(worse, target)}
-    if not count:
+    halves = zip(ranked[: len(ranked) // 2], ranked[::-1], strict=False)
+    pairs = [
+        (better, worse) for better, worse in halves
+        if better[0] > worse[0] and better[0] - worse[0] >= margin and _content(better[1]) != _content(worse[1])
+    ][:most]  # fmt: skip
+    for (high, better), (low, worse) in pairs:
+        record = _about(better, target) | {"margin": high - low, "chosen_reward": high, "rejected_reward": low}
+        yield record | {"chosen": _made(better, target), "rejected": _made(worse, target)}
+    if not pairs:
         why[f"prompts whose samples differ by less than {margin:g}" if margin else "prompts of equal rewards"] += 1
+
+
+def _content(sample: Sample) -> bytes:
+    """What is preferred, or not."""
+    file = sample.get("file_name")
+    return str(sample["response"]).encode() if file is None else (sample["place"] / file).read_bytes()
 
 
 def _about(sample: Sample, target: Path) -> dict[str, Any]:
     """A prompt with copies of its files, and where a sample comes from."""
-    prompt = parse_json(sample.messages) if sample.messages else sample.prompt
-    record: dict[str, Any] = {"prompt": prompt, "update": sample.update}
-    names = ("negative_prompt", "answer", "data_source", "label")
-    record |= {name: value for name in names if (value := getattr(sample, name))}
-    for key, files in sample.shown.items():
-        copies = [_copied(sample.place / file, target) for file in ([files] if isinstance(files, str) else files)]
+    prompt = parse_json(sample["messages"]) if sample.get("messages") else sample["prompt"]
+    record: dict[str, Any] = {"prompt": prompt, "update": sample.get("update")}
+    record |= {name: sample[name] for name in ("negative_prompt", "answer", "data_source", "label") if sample.get(name)}
+    for key, files in _shown(sample).items():
+        copies = [_copied(sample["place"] / file, target) for file in ([files] if isinstance(files, str) else files)]
         record[key] = copies[0] if isinstance(files, str) else copies
     return record
 
 
 def _made(sample: Sample, target: Path) -> str:
     """A response, or the copy of a picture."""
-    return sample.response if sample.file_name is None else _copied(sample.place / sample.file_name, target)
+    file = sample.get("file_name")
+    return str(sample["response"]) if file is None else _copied(sample["place"] / file, target)
 
 
 def _copied(file: Path, target: Path) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rich.markup import escape
 
-from burnish.commands.opening import open_run, output_folder
+from burnish.commands.opening import open_model, open_run, output_folder
 from burnish.config.tasks import DEFAULT
 from burnish.data.pixels import NAMES
 from burnish.types.media import Kind, Media
@@ -37,9 +37,7 @@ class SampleRequest:
 
     source: str
     prompts: Sequence[str]
-    images: Sequence[str]
-    videos: Sequence[str]
-    audios: Sequence[str]
+    media: dict[Kind, Sequence[str]]  # that the prompts are about
     prompt_file: str | None
     output: str
     n: int
@@ -76,8 +74,8 @@ def sample(
         burnish sample path/to/model "a lighthouse" --height 512 --width 512 --seed 7
 
     Args:
-        source: folder of a run or of one of its checkpoints, or a recipe for its untrained model; or a diffusers
-            model's directory
+        source: folder of a run or of one of its checkpoints, or a recipe for its untrained model; or a
+            model's directory, also MODEL+LORA
         prompts (PROMPT): prompts, in quotes
         images (-i, --image FILE): image that the prompts are about, or that samples begin from; burnish:PATH ships with
             Burnish; may be given several times
@@ -109,35 +107,38 @@ def sample(
     }  # fmt: skip
     check_output(checked_path(output, "--output"), "sample")
     changes = {name: value for name, value in wanted.items() if value is not None}
-    request = SampleRequest(source, prompts, images, videos, audios, prompt_file, output, n, seed, changes)
-    if (checked_path(source, "SOURCE") / "model_index.json").exists():
-        with terminal.loading_pytorch():
-            return draw(None, request)
-    assembly, _ = open_run(source)
+    media: dict[Kind, Sequence[str]] = {"image": images, "video": videos, "audio": audios}
+    request = SampleRequest(source, prompts, media, prompt_file, output, n, seed, changes)
+    options = [] if frames is None else [f"rollout.num_frames={frames}"]  # for which the model is loaded
+    assembly, _ = open_model(source, overrides=options) or open_run(source, options)
     return draw(assembly, request) if assembly.config.task == DEFAULT else answer(assembly, request)
 
 
 def draw(assembly: Any, request: SampleRequest) -> int:
-    """Images, clips or sounds; without an assembly, the source is a pipeline's directory."""
-    from burnish.diffusion.engine import FlowJob
+    """Images, clips or sounds."""
+    from burnish.diffusion.engine import FlowEngine, FlowJob
     from burnish.diffusion.rollouts import contact_sheet, write_inputs, write_sample
     from burnish.types.clips import is_finite, kind
 
-    n, seed = request.n, request.seed
-    if request.videos or request.audios:
+    n, seed, config = request.n, request.seed, assembly.config
+    if request.media["video"] or request.media["audio"]:
         raise UserError(
             "--video and --audio are for language models; leave them out, or give a --prompt-file with them"
         )
-    prompts = _prompts(assembly, request)
+    prompts = _prompts(config, request)
     target = output_folder(request.output, "sample")
-    with _engine(assembly, request) as engine:
-        job = FlowJob.groups(prompts, n, purpose="sample", update=0, **_how(assembly, request))
-        chunks = engine.sample(job)
-        samples: list[Any] = []
-        with terminal.progress("Sampling") as tell:
-            for _, _, chunk in chunks:
-                samples += chunk
-                tell(len(samples), len(prompts) * n)
+    names = {"num_inference_steps": "steps", "guidance_scale": "guidance"}  # of fields of a job
+    how = {
+        names.get(name, name): request.changes.get(name, getattr(config.validation, name))
+        for name in ("num_inference_steps", "guidance_scale", "solver", "height", "width")
+    }
+    job = FlowJob.groups(prompts, n, purpose="sample", update=0, **how)
+    rollout = replace(config.rollout, batch_size=min(config.rollout.batch_size, 16))
+    samples: list[Any] = []
+    with assembly.trained_weights(), terminal.progress("Sampling") as tell:
+        for _, _, chunk in FlowEngine(assembly.roles, rollout, seed=seed).sample(job):
+            samples += chunk
+            tell(len(samples), len(prompts) * n)
     remove_earlier(target)
     with writing(target), (target / "samples.jsonl").open("w") as lines:
         for i, (prompt, drawn) in enumerate(zip(job.prompts, samples, strict=True)):
@@ -158,61 +159,19 @@ def draw(assembly: Any, request: SampleRequest) -> int:
     return 0
 
 
-def _prompts(assembly: Any, request: SampleRequest) -> list[Prompt]:
+def _prompts(config: Any, request: SampleRequest) -> list[Prompt]:
     """The prompts of a request, all of those on the command line with all of its images; checked by the model."""
     from burnish.data.prompts import read_prompts
-    from burnish.diffusion.options import ModelOptions, RolloutOptions
     from burnish.diffusion.pipeline.loading import check_parts, family_of, read_index
 
-    images = tuple(given_media(path, "image") for path in request.images)
+    images = tuple(given_media(path, "image") for path in request.media["image"])
     prompts = [Prompt(text=text, images=images) for text in request.prompts]
     if request.prompt_file:
-        keys = None if assembly is None else assembly.config.data
-        prompts += read_prompts(str(checked_path(request.prompt_file, "--prompt-file")), keys)
-    options = ModelOptions(path=request.source) if assembly is None else assembly.config.model
-    rollout = RolloutOptions() if assembly is None else assembly.config.rollout
-    _, index = read_index(options)
-    family_of(options, index).check_inputs(index, rollout, prompts)
-    check_parts(options, rollout, prompts)
+        prompts += read_prompts(str(checked_path(request.prompt_file, "--prompt-file")), config.data)
+    _, index = read_index(config.model)
+    family_of(config.model, index).check_inputs(index, config.rollout, prompts)
+    check_parts(config.model, config.rollout, prompts)
     return prompts
-
-
-def _how(assembly: Any, request: SampleRequest) -> dict[str, Any]:
-    """Fields of the job: what was asked for, and as the run's validation samples in all else."""
-    if assembly is None:
-        return {}
-    validation = assembly.config.validation
-    fields = {"num_inference_steps": "steps", "guidance_scale": "guidance"}
-    return {
-        fields.get(name, name): request.changes.get(name, getattr(validation, name))
-        for name in ("num_inference_steps", "guidance_scale", "solver", "height", "width")
-    }
-
-
-@contextmanager
-def _engine(assembly: Any, request: SampleRequest) -> Iterator[Any]:
-    """The sampling engine, with the trained weights if there are any."""
-    from burnish.diffusion.algorithms.base import Needs
-    from burnish.diffusion.engine import FlowEngine
-    from burnish.diffusion.options import ModelOptions, RolloutOptions
-    from burnish.diffusion.pipeline.loading import load_model
-    from burnish.diffusion.roles import FlowRoles
-
-    source, changes, seed = request.source, request.changes, request.seed
-    if assembly is None:
-        defaults: dict[str, Any] = {"num_inference_steps": 28, "guidance_scale": 7.0, "batch_size": 8}
-        rollout = RolloutOptions(**(defaults | changes))
-        roles = FlowRoles(
-            load_model(ModelOptions(path=source), rollout), Needs(), None,
-            guidance=rollout.guidance_scale, micro_batch_size=8, on_policy=True, seed=seed,
-        )  # fmt: skip
-        yield FlowEngine(roles, rollout, seed=seed)
-        return
-    if "num_frames" in changes:  # which the model is loaded for; a job has the others
-        assembly, _ = open_run(source, [f"rollout.num_frames={changes['num_frames']}"])
-    rollout = replace(assembly.config.rollout, batch_size=min(assembly.config.rollout.batch_size, 16))
-    with assembly.trained_weights():
-        yield FlowEngine(assembly.roles, rollout, seed=seed)
 
 
 def answer(assembly: Any, request: SampleRequest) -> int:
@@ -232,10 +191,9 @@ def answer(assembly: Any, request: SampleRequest) -> int:
             "and after burnish export a run scores with it by rewards.reward_model.path"
         )
     data, n, seed = assembly.config.data, request.n, request.seed
-    paths: dict[Kind, Sequence[str]] = {"image": request.images, "video": request.videos, "audio": request.audios}
     media = {
         kind: tuple(replace(given_media(path, kind), fit=fit_of(data)) for path in given)
-        for kind, given in paths.items()
+        for kind, given in request.media.items()
     }
     asked = [_question(question, media, data.system_prompt) for question in request.prompts]
     target = output_folder(request.output, "sample")
@@ -251,7 +209,7 @@ def answer(assembly: Any, request: SampleRequest) -> int:
             console.print(f"[bold]{escape(terminal.cut(prompt.text))}[/bold]")
         cut = "" if response.finished else " [dim](cut at rollout.max_new_tokens)[/dim]"
         console.print(f"  {escape(response.full_text)}{cut}", highlight=False)
-        brought = {f"{kind}s": list(given) for kind, given in paths.items() if given or kind == "image"}
+        brought = {f"{kind}s": list(given) for kind, given in request.media.items() if given or kind == "image"}
         record = {"prompt": prompt.text, **brought, "response": response.full_text}
         records.append(json.dumps(record | {"finished": response.finished, "seed": seed}) + "\n")
     remove_earlier(target)

@@ -5,20 +5,14 @@ from __future__ import annotations
 import difflib
 import shlex
 import shutil
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from burnish.models.tiny import ALL, describe_any
 from burnish.models.tiny.base import Tiny
 from burnish.models.tiny.language import LANGUAGE, TinyLanguage
-from burnish.registry import lookup
-from burnish.rewards.images.geneval_rules import EXAMPLE
 from burnish.rewards.tiny import SCORERS, TinyScorer, scorer_named
 from burnish.rewards.tiny import write as write_scorer
-from burnish.types.clips import Clip
-from burnish.types.media import Media
-from burnish.types.prompt import Prompt
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
@@ -27,12 +21,6 @@ from burnish.utils.reading import checked_path
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from burnish.models.tiny.language.base import Kind
-
-STEPS = 2  # of the call that tries what was written
-KINDS = {"image": "a picture", "video": "a video", "audio": "sound"}
-UNITS = {"images": "an image", "videos": "a video", "sound": "sound"}
 
 
 def tiny(
@@ -44,8 +32,6 @@ def tiny(
     list_all: bool = False,
 ) -> int:
     """Write a tiny random model to try recipes with.
-
-    Its library then loads it alone, and it draws, answers or scores once.
 
     Examples:
         burnish tiny --list                   every pipeline and every language model that can be made
@@ -68,11 +54,7 @@ def tiny(
         raise UserError(
             "burnish tiny takes a name and a folder, such as 'burnish tiny wan2.2 my_tiny_wan'; --list shows the names"
         )
-    scorer, folder = scorer_named(name), checked_path(directory, "DIR")
-    near = difflib.get_close_matches(name, [one.name for one in SCORERS], n=1, cutoff=0.8)
-    if scorer is None and near:
-        raise UserError(f"{name!r} can't be made; did you mean {near[0]}? 'burnish tiny --list' shows all")
-    model = scorer or describe_any(name)
+    folder, model = checked_path(directory, "DIR"), _named(name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         check_output(folder, "tiny", "DIR")
         if not force:
@@ -92,15 +74,43 @@ def tiny(
         else:
             build.write(model, folder, seed)
         (folder / MARK).write_text("tiny")
-    if isinstance(model, TinyScorer):
-        lines = _scored(model, folder)
-    elif isinstance(model, TinyLanguage):
-        lines = _read(model, folder, seed)
-    else:
-        lines = _drawn(model, folder, seed)
-    for line in lines:
+    for line in _usage(model, folder):
         console.print(line, markup=False)
     return 0
+
+
+def _named(name: str) -> Tiny | TinyLanguage | TinyScorer:
+    if (scorer := scorer_named(name)) is not None:
+        return scorer
+    if near := difflib.get_close_matches(name, [one.name for one in SCORERS], n=1, cutoff=0.8):
+        raise UserError(f"{name!r} can't be made; did you mean {near[0]}? 'burnish tiny --list' shows all")
+    return describe_any(name)
+
+
+def _usage(model: Tiny | TinyLanguage | TinyScorer, folder: Path) -> list[str]:
+    """What was written, and the options by which a recipe uses it."""
+    if isinstance(model, TinyScorer):
+        given = {name: f"[{','.join(value)}]" if isinstance(value, list) else value or "null"
+                 for name, value in model.given(folder).items()}  # fmt: skip
+        options = [shlex.quote(f"rewards.{model.name}.{name}={value}") for name, value in given.items()]
+        options.append(f"rewards.{model.name}.weight=1")
+        return [
+            f"{folder} is a checkpoint of reward {model.name} with random weights.",
+            f"In a recipe: {' '.join(options)}",
+        ]
+    if isinstance(model, TinyLanguage):
+        return [f"{folder} is a {model.model} of random weights.", f"In a recipe: model.path={folder}"]
+    sizes = {"height": model.height, "width": model.width, "num_frames": model.num_frames}
+    options = [
+        f"model.path={folder}",
+        *(f"rollout.{name}={value}" for name, value in sizes.items() if value is not None),
+    ]
+    takes = [f"Its prompts bring {', '.join(model.inputs)}."] if model.inputs else []
+    return [
+        f"{folder} is a {model.pipeline} of random weights.",
+        f"In a recipe: {' '.join([f'model.path={folder}', *options])}",
+        *takes,
+    ]
 
 
 def _list(console: Console) -> None:
@@ -114,69 +124,3 @@ def _list(console: Console) -> None:
     for scorer in SCORERS:
         table.add_row(scorer.name, "reward", "scores", "picture, prompt")
     console.print(table)
-
-
-def _drawn(tiny: Tiny, folder: Path, seed: int) -> list[str]:
-    """Call a pipeline; what came of it, and how it is used."""
-    from burnish.models.tiny.calls import load, trial
-
-    pipeline = load(folder)
-    started = time.perf_counter()
-    trial(tiny, pipeline, steps=STEPS, seed=seed)
-    took = time.perf_counter() - started
-    networks = [part for part in pipeline.components.values() if hasattr(part, "parameters")]
-    frames = f" of {tiny.num_frames} frames" if tiny.num_frames is not None else ""
-    pixels = f" of {tiny.width} x {tiny.height} pixels" if tiny.height is not None else ""
-    options = {"height": tiny.height, "width": tiny.width, "num_frames": tiny.num_frames}
-    given = [f"rollout.{option}={value}" for option, value in options.items() if value is not None]
-    return [
-        f"{folder} is a {tiny.pipeline} of {sum(map(_count, networks)):,} random weights. Loaded by diffusers, it made "
-        f"{UNITS[tiny.makes]}{frames}{pixels} in {STEPS} steps and {took:.2f} s.",
-        f"In a recipe: {' '.join([f'model.path={folder}', *given])}",
-        *([f"Its prompts bring {', '.join(tiny.inputs)}."] if tiny.inputs else []),
-    ]
-
-
-def _read(tiny: TinyLanguage, folder: Path, seed: int) -> list[str]:
-    """Show a language model a prompt with each thing that it perceives; what came of it, and how it is used."""
-    from burnish.models.tiny.language.calls import example_prompt, load, trial
-
-    network, reader = load(folder)
-    started = time.perf_counter()
-    alone: list[tuple[Kind, ...]] = [(kind,) for kind in tiny.places]
-    for kinds in alone or [()]:  # not every class takes pictures beside a video
-        trial(network, example_prompt(folder, reader, kinds, seed))
-    took = time.perf_counter() - started
-    media = [KINDS[kind] for kind in tiny.places]
-    prompts = f"prompts with {', '.join(media)}" if len(media) > 1 else " with ".join(["a prompt", *media])
-    return [
-        f"{folder} is a {tiny.model} of {_count(network):,} random weights. Loaded by transformers, it read {prompts} "
-        f"in {took:.2f} s.",
-        f"In a recipe: model.path={folder}",
-    ]
-
-
-def _scored(tiny: TinyScorer, folder: Path) -> list[str]:
-    """Score a picture; what came of it, and how the reward is used."""
-    import numpy as np
-
-    given = tiny.given(folder)
-    reward = lookup("flow reward", tiny.name)(**given)
-    picture = np.arange(48 * 48 * 3, dtype=np.uint8).reshape(48, 48, 3)
-    prompt = Prompt(text="a red fox", images=(Media.array(picture),), extra=EXAMPLE)
-    reward.check([prompt])
-    still = "image" in reward.reads
-    started = time.perf_counter()
-    value = reward.score([picture if still else Clip(frames=np.stack([picture] * 4), fps=4.0)], [prompt])[0].value
-    took = time.perf_counter() - started
-    written = {name: f"[{','.join(one)}]" if isinstance(one, list) else one or "null" for name, one in given.items()}
-    options = [shlex.quote(f"rewards.{tiny.name}.{name}={one}") for name, one in written.items()]
-    return [
-        f"{folder} is a checkpoint of reward {tiny.name} with random weights. It scored "
-        f"{'a picture' if still else 'a clip'} {value:.3f} in {took:.2f} s.",
-        f"In a recipe: {' '.join([*options, f'rewards.{tiny.name}.weight=1'])}",
-    ]
-
-
-def _count(network: Any) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())

@@ -19,18 +19,20 @@ from burnish.config.run_folder import STEP, RunFolder
 from burnish.controller import Controller
 from burnish.hooks import Hook
 from burnish.hooks.alarms import Alarms, Forms
-from burnish.hooks.beside import Beside
-from burnish.hooks.checkpoints import BeforeValidation, Checkpoints
-from burnish.hooks.epochs import Epochs
-from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
-from burnish.hooks.failures import Failures, NothingLearned
-from burnish.hooks.metrics import MetricsLog
+from burnish.hooks.checkpoints import Beside, Checkpoints, Expiry, ReclaimTime, Validation, reclaim_time
+from burnish.hooks.log import (
+    Epochs,
+    Failures,
+    GroupLog,
+    MetricsLog,
+    NothingLearned,
+    ReportWriter,
+    SampleIndex,
+    Timeline,
+)
 from burnish.hooks.progress import Progress
-from burnish.hooks.recorded import GroupLog, Timeline
-from burnish.hooks.report import ReportWriter, SampleIndex
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 from burnish.hooks.trackers import Trackers
-from burnish.hooks.validation import Validation
 from burnish.loop import run
 from burnish.options import MOST
 from burnish.report.page import write_report
@@ -304,7 +306,6 @@ class RunHooks:
         forms = Forms(folder, start.begun)
         self.all: list[Hook] = [
             *([] if config.alarms is None else [forms]),
-            BeforeValidation(self._checkpoints),
             self._validation,
             Timeline(folder, controller.watch, controller.assembly.memory, local=config.runtime == "local"),
             Epochs(folder, config, lambda: controller.items),
