@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -48,7 +49,7 @@ def train(recipe: str, overrides: Sequence[str] = (), *, sweep: bool = False) ->
     parent = os.environ.pop("BURNISH_SWEEP", None)
     if parent is not None:
         end_with_parent(int(parent))
-    with StopRequest() as stop, stop.without_readers():
+    with StopRequest() as stop:
         try:
             with stop.cancellable():
                 with terminal.progress(f"Reading {recipe}"):
@@ -109,42 +110,42 @@ def combinations(recipe: str, overrides: Sequence[str]) -> dict[Path, tuple[Valu
     from burnish.config.disk import check_disk
     from burnish.config.hub import fetch_data, with_models
 
-    pairs = [one.partition("=")[::2] for one in overrides]
-    base = dict(pairs).get("output_dir")
     varied: dict[str, list[str]] = {}
-    for option, text in pairs:
-        several = split(option, text)
-        if len(several) == 1:
-            continue
-        if option in ("output_dir", "resume") or len(set(several)) < len(several):
+    fixed: list[str] = []
+    base = None
+    for option, text in (one.partition("=")[::2] for one in overrides):
+        values = split(option, text)
+        if len(values) > 1 and (option in ("output_dir", "resume") or len(set(values)) < len(values)):
             raise ConfigError(f"{option} is {text}; a sweep takes different values, and one output_dir")
-        if option in varied:
+        if len(values) > 1 and option in varied:
             raise ConfigError(f"--sweep varies {option} twice; give all its values at once")
-        varied[option] = several
+        if len(values) > 1:
+            varied[option] = values
+        elif option == "output_dir":
+            base = text
+        else:
+            fixed.append(f"{option}={text}")
     if not varied:
         raise ConfigError("--sweep has nothing to vary; separate values with commas, as in seed=0,1,2")
-    fixed = [f"{option}={text}" for option, text in pairs if option not in (*varied, "output_dir")]
+    fixed = [one for one in fixed if one.partition("=")[0] not in varied]
     members: dict[Path, tuple[Values, list[str]]] = {}
-    complaints: list[str] = []
+    problems: list[str] = []
     for chosen in itertools.product(*varied.values()):
-        values = dict(zip(varied, chosen, strict=True))
-        options = [*fixed, *(f"{option}={value}" for option, value in values.items())]
+        values_of = dict(zip(varied, chosen, strict=True))
+        own = [f"{option}={value}" for option, value in values_of.items()]
         try:
-            base = base or load(recipe, options).output_dir
-            folder = Path(base) / ",".join(options[len(fixed) :]).replace("/", "_")
-            options.append(f"output_dir={json.dumps(str(folder))}")
+            base = base or load(recipe, [*fixed, *own]).output_dir
+            folder = Path(base) / ",".join(own).replace("/", "_")
             if folder in members:
                 raise ConfigError(f"two runs of the sweep would share the folder {folder}; give them other values")
-            members[folder] = values, options
-            config = with_models(load(recipe, options))
+            members[folder] = values_of, [*fixed, *own, f"output_dir={json.dumps(str(folder))}"]
+            config = with_models(load(recipe, members[folder][1]))
             fetch_data(config)
             check_disk(config)
-        except ConfigError as error:
-            complaints += error.complaints
         except UserError as error:
-            complaints.append(str(error))
-    if complaints:
-        raise ConfigError(complaints)
+            problems += error.complaints if isinstance(error, ConfigError) else [str(error)]
+    if problems:
+        raise ConfigError(problems)
     return members
 
 
@@ -172,12 +173,11 @@ def _train_all(recipe: str, members: Mapping[Path, tuple[Values, list[str]]]) ->
                 process_group=0,  # so that Ctrl-C in a terminal reaches it once
                 env=os.environ | {"BURNISH_SWEEP": str(os.getpid())},
             )
-            asked = False
-            while (code := child.poll()) is None:
-                if stop.requested is not None and not asked:
-                    child.terminate()
-                    asked = True
+            while stop.requested is None and child.poll() is None:
                 time.sleep(0.1)
+            if stop.requested is not None:
+                child.terminate()
+            code = child.wait()
             codes.append(code if stop.requested is None else EXIT_STOPPED)
             if codes[-1] == EXIT_STOPPED:
                 break
@@ -190,18 +190,18 @@ def _show(members: Mapping[Path, tuple[Values, list[str]]], codes: Sequence[int]
     from rich.table import Table
     from rich.text import Text
 
-    started = list(zip(members.items(), map(_validated, members), codes, strict=False))
-    names = list(dict.fromkeys(name for _, (_, last), _ in started for name in last))
+    started = [(values, *_validated(folder), code)
+               for (folder, (values, _)), code in zip(members.items(), codes, strict=False)]  # fmt: skip
+    names = list(dict.fromkeys(name for _, _, last, _ in started for name in last))
     table = Table(title="first validation → last" if names else None, title_justify="left", box=None)
-    for title in (*started[0][0][1][0], *names, "run"):
+    for title in (*started[0][0], *names, "run"):
         table.add_column(Text(title), overflow="fold")
-    seeds: dict[tuple[str, ...], list[dict[str, float]]] = {}
-    for (_, (values, _)), (first, last), code in started:
+    seeds: defaultdict[tuple[str, ...], list[dict[str, float]]] = defaultdict(list)
+    for values, first, last, code in started:
         cells = [" → ".join(f"{row[name]:.4g}" for row in (first, last) if name in row) for name in names]
         ended = {0: "done", EXIT_STOPPED: "stopped"}.get(code, f"failed ({code})")
         table.add_row(*map(Text, [*values.values(), *cells, ended]))
-        same = tuple("mean ± std" if option == "seed" else value for option, value in values.items())
-        seeds.setdefault(same, []).append(last)
+        seeds[tuple("mean ± std" if option == "seed" else value for option, value in values.items())].append(last)
     for same, rows in seeds.items():
         columns = [[row[name] for row in rows if name in row] for name in names]
         cells = [f"{mean(column):.4g} ± {stdev(column):.2g}" if len(column) > 1 else "" for column in columns]
@@ -214,7 +214,9 @@ def _validated(folder: Path) -> tuple[dict[str, float], dict[str, float]]:
     """What the first and the last validation of a run came to."""
     from burnish.config.run_folder import RunFolder
 
-    core = ({name: value for name, value in row.items() if name.startswith(CORE) and value is not None}
-            for row in RunFolder(folder).read_metrics())  # fmt: skip
-    rows = [{name.removeprefix(CORE): value for name, value in row.items()} for row in core if row]
-    return (rows[0], rows[-1]) if rows else ({}, {})
+    rows = [
+        {name.removeprefix(CORE): value for name, value in row.items() if name.startswith(CORE) and value is not None}
+        for row in RunFolder(folder).read_metrics()
+    ]
+    validated = [row for row in rows if row] or [{}]
+    return validated[0], validated[-1]

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -68,25 +67,26 @@ def config(recipe: str, overrides: Sequence[str] = (), *, changed: bool = False)
 
 def _selected(lines: Sequence[str], sections: Sequence[str], changed: bool) -> Iterator[str]:
     """The lines of a configuration that are asked for, each below the names of its sections."""
-    above: list[tuple[int, str, str]] = []  # indent, name and line
-    shown: set[str] = set()
+    above: dict[int, tuple[str, str]] = {}  # by indent: name and line
+    printed: set[str] = set()
+    paths: set[str] = set()
     note = ""
     for line in lines:
         indent = len(line) - len(line.lstrip())
         if line[indent] == "#":
             note = line
             continue
-        above = [one for one in above if one[0] < indent] + [(indent, line[indent:].partition(":")[0], line)]
-        path = ".".join(name for _, name, _ in above)
+        above = {place: one for place, one in above.items() if place < indent}
+        above[indent] = line[indent:].partition(":")[0], line
+        path = ".".join(name for name, _ in above.values())
+        paths.add(path)
         wanted = not sections or any(f"{path}.".startswith(f"{section}.") for section in sections)
         if wanted and (not changed or "[default " in note + line):
-            yield from (one for _, name, one in above[:-1] if one not in shown)
+            yield from (one for _, one in list(above.values())[:-1] if one not in printed)
             yield from filter(None, [note, line])
-            shown.update(one for _, _, one in above)
+            printed.update(one for _, one in above.values())
         note = ""
-    if missing := [
-        section for section in sections if not any(line.startswith(f"{section}:") for line in map(str.strip, lines))
-    ]:
+    if missing := [section for section in sections if section not in paths]:
         raise UserError(f"{missing[0]} is no section of this run; burnish config RECIPE shows all")
 
 
@@ -170,27 +170,15 @@ def runs(folder: str = "runs") -> int:
                            ("at", "right"), ("now", "right"), ("took", "right"), ("last change", "left")):  # fmt: skip
         table.add_column(title, justify=justify, no_wrap=title != "run", overflow="fold")  # type: ignore[arg-type]
     for row in sorted(found, key=lambda row: (row["state"] != "running", -row["changed"])):
-        table.add_row(*_cells(row))
+        best = row["best"] or {"reward": None, "update": "–"}
+        changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["changed"])) if row["changed"] else "–"
+        highest, last = ("–" if value is None else f"{value:.3f}" for value in (best["reward"], row["last"]))
+        table.add_row(
+            Text(row["name"]), "unreadable configuration" if row["error"] else row["state"],
+            f"{row['updates']}/{row['steps']}", highest, str(best["update"]), last, _took(row["seconds"]), changed,
+        )  # fmt: skip
     terminal.console(highlight=False).print(table)
     return 0
-
-
-def _cells(row: dict[str, Any]) -> list[Any]:
-    best = row["best"] or {"reward": None, "update": "–"}
-    changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["changed"])) if row["changed"] else "–"
-    state = "unreadable configuration" if row["error"] else row["state"]
-    return [
-        Text(row["name"]), state, f"{row['updates']}/{row['steps']}", _reward(best["reward"]), str(best["update"]),
-        _reward(row["last"]), _took(row["seconds"]), changed,
-    ]  # fmt: skip
-
-
-def _reward(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
-def _listed(changed: Sequence[dict[str, Any]], place: int) -> str:
-    return ", ".join(f"{one['option']}={one['values'][place]}" for one in changed)
 
 
 def _took(seconds: float) -> str:
@@ -245,9 +233,13 @@ def compare(first: str, others: Sequence[str]) -> int:
     if shared:
         console.print(options)
     for place, name in enumerate(names):
-        own = [one for one in changed if None in one["values"] and one["values"][place] is not None]
+        own = [
+            f"{one['option']}={one['values'][place]}"
+            for one in changed
+            if None in one["values"] and one["values"][place] is not None
+        ]
         if own:
-            console.print(Text("\nOnly in ").append(f"{name}: ", "bold").append(_listed(own, place)))
+            console.print(Text("\nOnly in ").append(f"{name}: ", "bold").append(", ".join(own)))
     return 0
 
 

@@ -18,7 +18,7 @@ from burnish.config import RunConfig
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.controller import Controller
 from burnish.hooks import Hook
-from burnish.hooks.alarms import Alarms, Forms
+from burnish.hooks.alarms import Alarms, FirstUpdates
 from burnish.hooks.checkpoints import Beside, Checkpoints, Expiry, ReclaimTime, Validation, reclaim_time
 from burnish.hooks.log import (
     Epochs,
@@ -303,14 +303,14 @@ class RunHooks:
         self._validation = Validation(config, folder, evaluate)
         unvalidated = None if start.unvalidated is None or start.branch else start.done
         self._checkpoints = Checkpoints(config, controller, self._validation, early=early, unvalidated=unvalidated)
-        forms = Forms(folder, start.begun)
+        first = FirstUpdates(folder, start.begun)
         self.all: list[Hook] = [
-            *([] if config.alarms is None else [forms]),
+            *([] if config.alarms is None else [first]),
             self._validation,
             Timeline(folder, controller.watch, controller.assembly.memory, local=config.runtime == "local"),
             Epochs(folder, config, lambda: controller.items),
             GroupLog(folder, lambda: controller.workers.credited),
-            *([] if config.alarms is None else [Alarms(config, folder, config.alarms, forms.first)]),
+            *([] if config.alarms is None else [Alarms(config, folder, config.alarms, first)]),
             *beside(config, folder),
             MetricsLog(folder, resumed_at=start.recorded, names=config.trackers.names),
             Failures(folder, config.trainer, steps=config.steps),

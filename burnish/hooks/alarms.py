@@ -62,27 +62,6 @@ def detectors(config: RunConfig, options: AlarmOptions, folder: RunFolder) -> li
     return [one for one in found if one.name not in options.off]
 
 
-class Forms(Hook):
-    """How familiar the forms of responses are; it stands before checkpoints, which keep what it says of an update."""
-
-    def __init__(self, folder: RunFolder, begun: RunFolder | None = None) -> None:
-        """Args: ``begun`` is the folder that the run goes on from."""
-        self.first = FirstUpdates(folder, begun)
-        self._unfamiliar: float | None = None
-
-    def start(self, done: int) -> None:
-        self.first.begin(done)
-
-    def observe(self, update: int, collected: Collected) -> None:
-        self._unfamiliar = None
-        if isinstance(collected, ScoredResponses):
-            self._unfamiliar = self.first.unfamiliar(update, [one.outline for one in collected.stats], collected.quotes)
-
-    def __call__(self, update: int, metrics: dict[str, float]) -> None:
-        if self._unfamiliar is not None:
-            metrics["response/unfamiliar_form"] = self._unfamiliar
-
-
 class Alarms(Hook):
     """Observes every batch, and every update."""
 
@@ -174,20 +153,25 @@ class First:
 _FIRST = TypeAdapter(dict[str, First])  # by update
 
 
-class FirstUpdates:
-    """Forms and some responses of the first updates, kept in a file for a run that is resumed, here or elsewhere."""
+class FirstUpdates(Hook):
+    """Forms and some responses of the first updates, and how familiar later forms are.
+
+    They are kept in a file for a run that is resumed, here or elsewhere. It stands before checkpoints, which keep what
+    it says of an update.
+    """
 
     def __init__(self, folder: RunFolder, begun: RunFolder | None = None) -> None:
         """Args: ``begun`` is the folder that the run goes on from."""
         self.folder, self.begun = folder, begun
         self._updates: dict[int, First] = {}
+        self._unfamiliar: float | None = None
 
     @property
     def quotes(self) -> list[Quote]:
         """Responses of the first update."""
         return self._updates[min(self._updates)].quotes if self._updates else []
 
-    def begin(self, done: int) -> None:
+    def start(self, done: int) -> None:
         """Read what an earlier attempt kept of the updates that count."""
         files = [one.alarms_first for one in (self.folder, self.begun) if one is not None and done > 0]
         file = next((one for one in files if one.is_file()), None)
@@ -201,17 +185,24 @@ class FirstUpdates:
         if file != self.folder.alarms_first and self._updates:
             self._keep()
 
-    def unfamiliar(self, update: int, forms: list[str], quotes: list[Quote]) -> float | None:
-        """Share of responses whose form hardly any of the first ones had; None in the first updates, which are kept."""
+    def observe(self, update: int, collected: Collected) -> None:
+        """Share of responses whose form hardly any of the first ones had; the first updates are kept."""
+        self._unfamiliar = None
+        if not isinstance(collected, ScoredResponses):
+            return
+        forms = [one.outline for one in collected.stats]
         if len(self._updates) < FIRST and update not in self._updates:
-            self._updates[update] = First(dict(Counter(forms)), quotes)
+            self._updates[update] = First(dict(Counter(forms)), collected.quotes)
             self._keep()
-            return None
-        known: Counter[str] = Counter()
-        for first in self._updates.values():
-            known.update(first.forms)
-        least = FAMILIAR * known.total()
-        return sum(known[form] < least for form in forms) / len(forms) if forms else None
+        elif forms:
+            known: Counter[str] = Counter()
+            for first in self._updates.values():
+                known.update(first.forms)
+            self._unfamiliar = sum(known[form] < FAMILIAR * known.total() for form in forms) / len(forms)
+
+    def __call__(self, update: int, metrics: dict[str, float]) -> None:
+        if self._unfamiliar is not None:
+            metrics["response/unfamiliar_form"] = self._unfamiliar
 
     def _keep(self) -> None:
         with writing(self.folder.alarms_first):

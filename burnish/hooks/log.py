@@ -20,7 +20,7 @@ from burnish.hooks.checkpoints import validation_reward
 from burnish.options import StepOptions
 from burnish.report.page import write_report
 from burnish.tasks.sample_files import write_index
-from burnish.trackers.names import Names, renamed
+from burnish.trackers.records import Names, renamed
 from burnish.training.profiling import PhaseMemory
 from burnish.types.rollout import Collected, Failure, Rollouts
 from burnish.utils.disk import write_atomically, writing

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 SPACE = "\N{NO-BREAK SPACE}"
@@ -64,16 +63,6 @@ class Measure:
         if 0 < self.chance < math.inf:
             words += f"{PLUS_MINUS}{self.show(self.chance).partition(SPACE)[0]}"
         return f"{words}{SPACE}points" if points else words
-
-    def precise(self, values: Sequence[float]) -> Measure:
-        """The measure with one digit more if rounded values and rounded differences agree only then."""
-        for digits in (self.digits, self.digits + 1):
-            unit = 10.0**-digits
-            rounded = [round(value / unit) for value in values]
-            pairs = zip(pairwise(values), pairwise(rounded), strict=True)
-            if all(round(abs(b - a) / unit) == abs(d - c) for (a, b), (c, d) in pairs):
-                return replace(self, digits=digits)
-        return self
 
 
 REWARD = Measure("Validation reward", "val-core/*/reward/mean@*", 1)

@@ -174,9 +174,8 @@ class Summary:
         return [name[len(head) :].rpartition(end)[0] for name in last if name.startswith(head) and end in name]
 
     def doubted(self, measure: Measure) -> Measure:
-        """The measure with its confidence interval and matching digits."""
-        known = [value for row in (self.before, self.after) if (value := measure.of(row)) is not None]
-        return replace(measure.precise(known), chance=self.doubt.get(measure.key, 0.0))
+        """The measure with its confidence interval."""
+        return replace(measure, chance=self.doubt.get(measure.key, 0.0))
 
     def sentence(self) -> str:
         """What was trained, in one sentence."""
