@@ -15,6 +15,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean as mean
 from typing import Literal
 
 import numpy as np
@@ -65,31 +66,39 @@ class Series:
         self._spreads: list[float] = []  # of samples
         self._errors: list[float] = []  # squared standard errors that are known
 
-    def read(self, update: int, row: Row, prefix: str) -> None:
-        """Add the metrics of an update, if they are there."""
-        mean, std = number(row, f"{prefix}/mean"), number(row, f"{prefix}/std")
-        if mean is not None and std is not None:
-            self.add(update, mean, std, number(row, f"{prefix}/error"))
+    def add(self, update: int, mean: float | None, std: float | None, error: float | None) -> bool:
+        """Add an update, if its mean is known; whether it is.
 
-    def add(self, update: int, mean: float, std: float, error: float | None) -> None:
-        """Args: ``std`` of the samples; ``error`` is the standard error of the mean, None if it is unknown."""
+        Args:
+            update: its number.
+            mean: of the samples.
+            std: of the samples.
+            error: standard error of the mean, None if it is unknown.
+        """
+        if mean is None or std is None:
+            return False
         self.updates.append(update)
         self.means.append(mean)
         self._spreads.append(std)
         self._errors += [] if error is None else [error * error]
+        return True
+
+    def read(self, update: int, row: Row, prefix: str) -> bool:
+        """Add the metrics of an update, the same."""
+        return self.add(update, *(number(row, f"{prefix}/{name}") for name in ("mean", "std", "error")))
 
     def move(self, far: float) -> Move | None:
         """The move, if each of the last updates is at least ``far`` standard deviations away, and not by chance."""
         if len(self.means) < self.first + self.last:
             return None
-        before, now = self._before, sum(self.means[-self.last :]) / self.last
+        before, now = self._before, mean(self.means[-self.last :])
         enough, way = self._enough(far), math.copysign(1.0, now - before)
         if any(way * (mean - before) < enough for mean in self.means[-self.last :]):
             return None
         if abs(now - before) <= self._chance():
             return None
         half = next((n for n in range(len(self.means), 0, -1) if way * (self.means[n - 1] - before) < enough / 2), 0)
-        return Move(before, now, self._spread or self._enough(0), self.updates[half])
+        return Move(before, now, mean(self._spreads[: self.first]) or self._enough(0), self.updates[half])
 
     def back(self, far: float) -> bool:
         """Whether the mean is less than half of ``far`` standard deviations from where it was, after a move."""
@@ -97,15 +106,12 @@ class Series:
 
     @property
     def _before(self) -> float:
-        return sum(self.means[: self.first]) / self.first
-
-    @property
-    def _spread(self) -> float:
-        return sum(self._spreads[: self.first]) / self.first
+        return mean(self.means[: self.first])
 
     def _enough(self, far: float) -> float:
         """The smallest move that is one, also where the spread of samples is small."""
-        return max(far * self._spread, LEAST * abs(self._before), SHARE if 0 <= self._before <= 1 else 0.0)
+        before, spread = self._before, mean(self._spreads[: self.first])
+        return max(far * spread, LEAST * abs(before), SHARE if 0 <= before <= 1 else 0.0)
 
     def _chance(self) -> float:
         """The largest difference that counts as chance now."""
@@ -159,9 +165,8 @@ class Drift:
         self._far = options.shift
 
     def add(self, update: int, row: Row) -> None:
-        if number(row, f"{self.prefix}/mean") is None or number(row, f"{self.prefix}/std") is None:
+        if not self._series.read(update, row, self.prefix):
             return
-        self._series.read(update, row, self.prefix)
         if (correlation := number(row, f"{self.prefix}/reward_correlation")) is not None:
             self._correlations.append(correlation)
         if self.alarm is not None:
@@ -169,28 +174,22 @@ class Drift:
             return
         for way in self._ways:
             paid = self._paid(way)
-            if self._needed is not None and self._correlations and paid <= self._needed:
-                continue
-            far = self.options.shift * (1 - paid)
-            move = self._series.move(far)
-            if move is not None and math.copysign(1.0, move.spreads) == way:
-                self._far, self.alarm = far, self._raised(move, row, paid)
-                return
+            if self._needed is None or not self._correlations or paid > self._needed:
+                far = self.options.shift * (1 - paid)
+                move = self._series.move(far)
+                if move is not None and move.spreads * way > 0:
+                    self._far, self.alarm = far, self._raised(move, row, paid)
+                    return
 
     def _paid(self, way: float) -> float:
         """How strongly the reward pays for going on: the correlation that it has with the statistic for certain."""
-        if not self._correlations:
-            return 0.0
-        return max(way * self._correlation - SURE / math.sqrt(self._freedom * len(self._correlations)), 0.0)
-
-    @property
-    def _correlation(self) -> float:
-        return sum(self._correlations) / len(self._correlations)
+        known = len(self._correlations)
+        return max(way * mean(self._correlations) - SURE / math.sqrt(self._freedom * known), 0.0) if known else 0.0
 
     def _raised(self, move: Move, row: Row, paid: float) -> Alarm:
         text = f"{self.name} {'rose' if move.spreads > 0 else 'fell'} {_moved(move)}"
         if paid:
-            text += f"; the reward pays for it (correlation {self._correlation:+.2f} among samples of a prompt)"
+            text += f"; the reward pays for it (correlation {mean(self._correlations):+.2f} among samples of a prompt)"
         better, worse = number(row, f"{self.prefix}/better"), number(row, f"{self.prefix}/worse")
         if better is not None and worse is not None:
             text += f"; {amount(better)} where the reward is above its prompt's mean, {amount(worse)} below"
@@ -214,21 +213,18 @@ class RewardDominance:
             if (share := number(row, f"critic/{name}/reward_share")) is not None:
                 self._shares[name].append(share)
             series.read(update, row, f"critic/{name}")
-        shares = {name: sum(recent) / len(recent) for name, recent in self._shares.items() if recent}
-        dominant = next((name for name, share in shares.items() if share >= DOMINANT), None)
-        self.alarm = None if dominant is None else self._worse(dominant, shares[dominant])
-
-    def _worse(self, dominant: str, share: float) -> Alarm | None:
-        """The alarm, if another reward has become worse under this one."""
-        for name, series in self._series.items():
-            move = series.move(WORSE) if name != dominant else None
-            if move is not None and move.spreads * math.copysign(1.0, self.weights[name]) < 0:
-                text = (
-                    f"{dominant} makes {100 * share:.0f} % of the reward's differences among samples of a prompt, and "
-                    f"{name}, which counts too, got worse: {_moved(move)}"
-                )
-                return Alarm(self.name, "reward", move.since, text, f"critic/{name}/mean", move.before, move.spread)
-        return None
+        self.alarm = None
+        for dominant, share in ((name, mean(recent)) for name, recent in self._shares.items() if recent):
+            for name, series in self._series.items() if share >= DOMINANT and self.alarm is None else ():
+                move = series.move(WORSE) if name != dominant else None
+                if move is not None and move.spreads * self.weights[name] < 0:
+                    text = (
+                        f"{dominant} makes {100 * share:.0f} % of the reward's differences among samples of a prompt, "
+                        f"and {name}, which counts too, got worse: {_moved(move)}"
+                    )
+                    metric = f"critic/{name}/mean"
+                    self.alarm = Alarm(self.name, "reward", move.since, text, metric, move.before, move.spread)
+                    break
 
 
 def _moved(move: Move) -> str:

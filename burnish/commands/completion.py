@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -87,24 +86,22 @@ def _candidates(words: Sequence[str]) -> list[str]:
     *before, word = words
     if not before:
         every = [*VERBS, "--help", "--version"]
-    elif before[0] not in VERBS:
-        every = []
     else:
-        actions = VERBS[before[0]].parser(before[0])._actions
-        every = list(_of_verb(actions, before[1:], word))
+        every = list(_of_verb(before[0], before[1:], word)) if before[0] in VERBS else []
     return [candidate for candidate in every if candidate.startswith(word)]
 
 
-def _of_verb(actions: Sequence[argparse.Action], before: Sequence[str], word: str) -> Iterator[str]:
+def _of_verb(verb: str, before: Sequence[str], word: str) -> Iterator[str]:
+    actions = VERBS[verb].parser(verb)._actions
     flags = {flag: action for action in actions for flag in action.option_strings}
-    owners = [None, *(flags.get(word) for word in before)]  # of each word, the flag before it
     if word.startswith("-"):
         yield from (flag for flag in flags if word == "-" or flag.startswith("--"))
         return
-    free = [word for word, owner in zip(before, owners, strict=False)
-            if not word.startswith("-") and (owner is None or owner.nargs == 0)]  # fmt: skip
+    # of each word, the flag before it that takes a value
+    owners = [None, *(flag if (flag := flags.get(one)) is not None and flag.nargs != 0 else None for one in before)]
+    free = [one for one, owner in zip(before, owners, strict=False) if not one.startswith("-") and owner is None]
     places = [action for action in actions if not action.option_strings]
-    if owners[-1] is not None and owners[-1].nargs != 0:
+    if owners[-1] is not None:
         action = owners[-1]
     elif len(free) < len(places) or (places and places[-1].nargs in ("*", "+")):
         action = places[min(len(free), len(places) - 1)]
@@ -123,8 +120,8 @@ def _of_verb(actions: Sequence[argparse.Action], before: Sequence[str], word: st
         yield from suite_names()
     elif action.dest in ("recipe", "source", "run", "first", "others", "folder"):
         if action.dest in ("recipe", "source"):
-            recipes = (path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.yaml"))
-            yield from sorted(name for name in recipes if Path(name).name != "base")
+            names = (path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.yaml"))
+            yield from sorted(name for name in names if Path(name).name != "base")
         yield from _folders(word, recipes=action.dest == "recipe")
 
 

@@ -76,15 +76,11 @@ def open_run(
     wanted = path if path.parent.name == "checkpoints" else None
     folder = RunFolder(path.parent.parent if wanted else path)
     if not folder.config.exists():
-        index = next((name for name in ("model_index.json", "config.json") if (path / name).exists()), None)
-        if index is not None:
-            raise UserError(
-                f"{source} is a model ({index}), not a run, and has no prompts and rewards; give a recipe, with "
-                f"model.path={source}"
-            )
-        raise UserError(
-            f"{source} is neither a run (it has no config.yaml), a checkpoint of one, nor a recipe; give one of these"
+        models = [name for name in ("model_index.json", "config.json") if (path / name).exists()]
+        why = (
+            f" but a model ({models[0]}); give a recipe, with model.path={source}" if models else "; give one of these"
         )
+        raise UserError(f"{source} is neither a run (it has no config.yaml), a checkpoint of one, nor a recipe{why}")
     if imported := code_named(read_configuration(folder.config)):
         # the folder may come from somebody else, so this is said before anything is imported
         log.warning("%s executes %s on this machine; %s", folder.config, ", ".join(imported), LOOK)
@@ -123,7 +119,9 @@ def open_model(source: str, task: str | None = None, overrides: Sequence[str] = 
     Raises:
         UserError: model and adapter don't fit together.
     """
-    path, adapter = _parted(source)
+    path, plus, adapter = source.rpartition("+")
+    if not plus or checked_path(source, "SOURCE").exists():  # a folder may have a plus in its name
+        path, adapter = source, ""
     if task is None:
         path = str(checked_path(path, "SOURCE"))
         found = [name for name in TASKS if (resolve(path) / task_named(name).config.model_index).is_file()]
@@ -132,15 +130,12 @@ def open_model(source: str, task: str | None = None, overrides: Sequence[str] = 
         task = found[0]
     elif not is_hub_id(path) and not (resolve(path) / task_named(task).config.model_index).is_file():
         return None
-    options = [f"model.path={path}"]
-    if adapter is not None:
-        options += _adapter_options(adapter, task)
-    recipe = str(BARE / f"{task}.yaml")
-    config = with_models(load(recipe, [*options, *overrides]))
+    options = [f"model.path={path}", *(_adapter_options(adapter, task) if adapter else []), *overrides]
+    config = with_models(load(str(BARE / f"{task}.yaml"), options))
     try:
         return _matched(config), 0
     except UserError as error:
-        if adapter is None:
+        if not adapter:
             raise
         why = f"the adapter {adapter} is not one of the model {path}"
         raise UserError(f"SOURCE is {source}, but {why}: {error}; give the model that it was trained on") from error
@@ -154,14 +149,6 @@ def _matched(config: RunConfig) -> Assembly:
     assembly = assemble(config)
     check_layers(assembly)
     return assembly
-
-
-def _parted(source: str) -> tuple[str, str | None]:
-    """A model and its adapter, which a plus parts; a folder may have one in its name."""
-    model, plus, adapter = source.rpartition("+")
-    if not plus or checked_path(source, "SOURCE").exists():
-        return source, None
-    return model, adapter
 
 
 def _adapter_options(adapter: str, task: str) -> list[str]:
@@ -201,14 +188,14 @@ def _layer(name: str, networks: Sequence[str]) -> str:
 
 def external_code(config: RunConfig) -> list[str]:
     """Options that name functions, programs and servers, which using the run would call."""
-    found = []
+    named = []
     for label, reward in config.rewards.items():
         if isinstance(reward, Function | LanguageFunction):
-            found.append(f"rewards.{label}.path={reward.path}")
+            named.append(f"rewards.{label}.path={reward.path}")
         elif isinstance(reward, RemoteOptions):
             token = f" (with the token in {reward.token_variable})" if reward.token_variable else ""
-            found.append(f"rewards.{label}.url={', '.join(reward.urls)}{token}")
-    return found + config.programs()
+            named.append(f"rewards.{label}.url={', '.join(reward.urls)}{token}")
+    return named + config.programs()
 
 
 def output_folder(output: str, command: str) -> Path:
@@ -220,11 +207,11 @@ def output_folder(output: str, command: str) -> Path:
     folder = checked_path(output, "--output")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        reason = "" if os.access(folder, os.W_OK | os.X_OK) else "it is not writable"
     except OSError as error:
-        reason = "it is a file" if folder.is_file() else error.strerror
-        raise UserError(f"--output is {output}, which can't be written: {reason}; give another folder") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"--output is {output}, which is not writable; give another folder")
+        reason = "it is a file" if folder.is_file() else str(error.strerror)
+    if reason:
+        raise UserError(f"--output is {output}, which can't be written: {reason}; give another folder")
     check_output(folder, command)
     if command != "export":  # takes new folders alone, and others load or publish them
         write_atomically(folder / MARK, command.encode())

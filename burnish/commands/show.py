@@ -19,8 +19,6 @@ from burnish.config.hardware import listed, made_for, read_machine
 from burnish.config.load import BASE, find_recipe, hardware_of, recipe_names
 from burnish.config.run_folder import RunFolder
 from burnish.config.yaml_text import parse
-from burnish.report.runs import configuration, differences, find_runs, flat, other_rewards, run_row
-from burnish.report.summary import Summary
 from burnish.utils import terminal
 from burnish.utils.errors import UserError
 from burnish.utils.paths import RECIPES
@@ -159,6 +157,8 @@ def runs(folder: str = "runs") -> int:
     Args:
         folder: where runs are
     """
+    from burnish.report.runs import find_runs, run_row
+
     root = checked_path(folder, "FOLDER")
     if not root.is_dir():
         raise UserError(f"FOLDER is {folder}, which is no folder; give the one in which runs are, such as runs")
@@ -175,17 +175,11 @@ def runs(folder: str = "runs") -> int:
         highest, last = ("–" if value is None else f"{value:.3f}" for value in (best["reward"], row["last"]))
         table.add_row(
             Text(row["name"]), "unreadable configuration" if row["error"] else row["state"],
-            f"{row['updates']}/{row['steps']}", highest, str(best["update"]), last, _took(row["seconds"]), changed,
+            f"{row['updates']}/{row['steps']}", highest, str(best["update"]), last,
+            terminal.duration(row["seconds"]), changed,
         )  # fmt: skip
     terminal.console(highlight=False).print(table)
     return 0
-
-
-def _took(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def compare(first: str, others: Sequence[str]) -> int:
@@ -198,6 +192,9 @@ def compare(first: str, others: Sequence[str]) -> int:
         first (RUN): folder of a run
         others (RUN): folders of others
     """
+    from burnish.report.runs import configuration, differences, flat, other_rewards
+    from burnish.report.summary import Summary
+
     names = list(dict.fromkeys([first, *others]))
     if len(names) < 2:
         raise UserError("compare needs two different runs; give the folders of some")
@@ -212,7 +209,7 @@ def compare(first: str, others: Sequence[str]) -> int:
     for title in ("", *names):
         table.add_column(Text(title), justify="right" if title else "left", overflow="fold")
     table.add_row("updates", *(f"{run.updates}/{run.planned}" for run in summaries))
-    table.add_row("time of updates", *(_took(run.seconds) for run in summaries))
+    table.add_row("time of updates", *(terminal.duration(run.seconds) for run in summaries))
     measures = {one.key: one for run in summaries for one in run.measures() if not one.watched}
     for measure in measures.values():
         values = [(measure.of(run.before), measure.of(run.after)) for run in summaries]

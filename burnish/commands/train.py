@@ -6,10 +6,11 @@ import logging
 import math
 import shlex
 from contextlib import ExitStack, closing, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from burnish.checkpoint.files import Checkpoint
+from burnish.checkpoint.manifest import numbered
 from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.export import ENVIRONMENT
 from burnish.commands.fitting import Fit
@@ -132,26 +133,25 @@ def _attempt(
     """Resume from a checkpoint or start, and return whether all updates are done."""
     with stop.cancellable():
         controller.resume(checkpoint)
-    start = Start.at(checkpoint, folder)
+    expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: controller.saving)
+    hooks = RunHooks(config, folder, controller, checkpoint, expiry)
     try:
-        folder.begin(config, resumed_at=start.recorded)
+        folder.begin(config, resumed_at=hooks.recorded)
     except UserError as error:
         raise UserError(f"output_dir is {config.output_dir}: {error}") from error
-    expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: controller.saving)
-    hooks = RunHooks(config, folder, controller, start, expiry, early=expected is not None)
 
     def stopping() -> bool:
         return expiry.due() or stop.requested is not None
 
     controller.stop_when(stopping, stop.cancellable)
-    opening_message(config, controller.items, done=start.done)
+    opening_message(config, controller.items, done=hooks.begun)
     with closing(hooks):
-        with nullcontext() if start.done else stop.cancellable():
+        with nullcontext() if hooks.begun else stop.cancellable():
             hooks.start()
         if not stopping():
             with suppress(Cancelled):
                 run(
-                    range(start.done + 1, config.steps + 1), controller.source, controller.workers, hooks.all,
+                    range(hooks.begun + 1, config.steps + 1), controller.source, controller.workers, hooks.all,
                     observers=[hook.observe for hook in hooks.all], watch=controller.watch, stop=stopping,
                     around=controller.profiler.during, devices=config.devices,
                 )  # fmt: skip
@@ -217,46 +217,12 @@ def starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore)
 def interrupted(folder: RunFolder) -> str:
     """Message after a second Ctrl-C: which updates were not saved."""
     learned = max((row[STEP] for row in folder.read_metrics()), default=0)
-    found = folder.checkpoints.iterdir() if folder.checkpoints.is_dir() else ()
-    saved = max((int(path.name) for path in found if path.name.isdecimal()), default=0)
+    saved = max((int(path.name) for path in numbered(folder.checkpoints)), default=0)
     again = f"the same command resumes after update {saved}" if saved else "the same command starts again"
     if saved >= learned:
         return f"interrupted by a second Ctrl-C; all updates are saved, and {again}"
     lost = f"update {learned}" if saved + 1 == learned else f"updates {saved + 1} to {learned}"
     return f"interrupted by a second Ctrl-C: {lost} not saved; {again}"
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a process takes up a run.
-
-    Attributes:
-        done: updates that are done.
-        unvalidated: metrics of the last of them, if its validation is still to be done.
-        begun: folder in which the run was begun, which differs from the run's own for a branch; None for a new run.
-        branch: whether it does.
-    """
-
-    done: int = 0
-    unvalidated: Metrics | None = None
-    begun: RunFolder | None = None
-    branch: bool = False
-
-    @classmethod
-    def at(cls, checkpoint: Checkpoint | None, folder: RunFolder) -> Start:
-        """At a checkpoint; None is the beginning."""
-        if checkpoint is None:
-            return cls()
-        saved = checkpoint.path.resolve().parent
-        branch = saved != folder.checkpoints.resolve()
-        return cls(checkpoint.update, checkpoint.unvalidated, RunFolder(saved.parent), branch)
-
-    @property
-    def recorded(self) -> int | None:
-        """Last update whose metrics stay; None for a new run. One that lacks its validation is recorded again."""
-        if self.begun is None:
-            return None
-        return self.done if self.unvalidated is None else self.done - 1
 
 
 def beside(config: RunConfig, folder: RunFolder) -> list[Hook]:
@@ -282,28 +248,36 @@ class RunHooks:
     """
 
     def __init__(
-        self, config: RunConfig, folder: RunFolder, controller: Controller, start: Start, expiry: Expiry, *, early: bool
-    ) -> None:
+        self, config: RunConfig, folder: RunFolder, controller: Controller, checkpoint: Checkpoint | None,
+        expiry: Expiry,
+    ) -> None:  # fmt: skip
         """Make them; nothing is written before ``start``.
 
         Args:
             config: of the run.
             folder: of the run.
             controller: that trains.
-            start: where this process begins.
+            checkpoint: from which this process goes on; None at the beginning.
             expiry: when the allocation ends.
-            early: also save after the first update, to measure how long it takes.
         """
-        self._start, self._steps = start, config.steps
+        self.begun = 0 if checkpoint is None else checkpoint.update  # updates that are done
+        self._steps = config.steps
+        # metrics of the last of them, if its validation is still to be done; it is then recorded again
+        self._unvalidated = None if checkpoint is None else checkpoint.unvalidated
+        saved = None if checkpoint is None else checkpoint.path.resolve().parent
+        branch = saved is not None and saved != folder.checkpoints.resolve()
+        self.recorded = None if checkpoint is None else self.begun - (self._unvalidated is not None)
+        unvalidated = None if self._unvalidated is None or branch else self.begun
 
         def evaluate(target: Path, guidance: float | None) -> Metrics:
             with terminal.progress("Validation") as controller.assembly.tell:
                 return controller.evaluate(target, guidance)
 
         self._validation = Validation(config, folder, evaluate)
-        unvalidated = None if start.unvalidated is None or start.branch else start.done
+        # without an early checkpoint nobody knows how long saving takes
+        early = expiry.expected is not None
         self._checkpoints = Checkpoints(config, controller, self._validation, early=early, unvalidated=unvalidated)
-        first = FirstUpdates(folder, start.begun)
+        first = FirstUpdates(folder, None if saved is None else RunFolder(saved.parent))
         self.all: list[Hook] = [
             *([] if config.alarms is None else [first]),
             self._validation,
@@ -312,30 +286,29 @@ class RunHooks:
             GroupLog(folder, lambda: controller.workers.credited),
             *([] if config.alarms is None else [Alarms(config, folder, config.alarms, first)]),
             *beside(config, folder),
-            MetricsLog(folder, resumed_at=start.recorded, names=config.trackers.names),
+            MetricsLog(folder, resumed_at=self.recorded, names=config.trackers.names),
             Failures(folder, config.trainer, steps=config.steps),
             self._checkpoints,
             SampleIndex(config, folder),
             ReportWriter(folder),
-            Trackers(config, folder, lambda: self._validation.unfinished, resumed_at=start.recorded),
-            Progress(config, done=start.done),
+            Trackers(config, folder, lambda: self._validation.unfinished, resumed_at=self.recorded),
+            Progress(config, done=self.begun),
             expiry,
         ]
 
     @property
     def done(self) -> bool:
         """Whether all updates and their validations are done."""
-        return max(self._start.done, self._checkpoints.last) >= self._steps and not self._validation.unfinished
+        return max(self.begun, self._checkpoints.last) >= self._steps and not self._validation.unfinished
 
     def start(self) -> None:
         """Start all, and validate what the run begins with, if that is due or was left undone."""
-        done, metrics = self._start.done, self._start.unvalidated
         for hook in self.all:
-            hook.start(done)
-        if done == 0 or metrics is not None:
-            first = dict(metrics or {})  # shared: hooks add to it for later ones
+            hook.start(self.begun)
+        if self.begun == 0 or self._unvalidated is not None:
+            metrics = dict(self._unvalidated or {})  # shared: hooks add to it for later ones
             for hook in self.all:
-                hook(done, first)
+                hook(self.begun, metrics)
 
     def finish(self) -> None:
         """Finish what the last update began."""

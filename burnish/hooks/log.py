@@ -9,7 +9,6 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,83 +31,39 @@ from burnish.utils.timer import Span, Stopwatch
 log = logging.getLogger(__name__)
 
 
-class MetricsLog(Hook):
-    """One line per update in metrics.jsonl, flushed to disk before the next update."""
-
-    def __init__(self, folder: RunFolder, *, resumed_at: int | None, names: Names = "verl") -> None:
-        """Args: ``names`` are those that TensorBoard gets."""
-        self.folder, self.resumed_at, self.names = folder, resumed_at, names
-        self._lines: IO[str] | None = None
-        self._scalars: Any = None  # TensorBoard's
-
-    def start(self, done: int) -> None:
-        """Drop the metrics after the checkpoint that this process resumes from."""
-        with writing(self.folder.metrics):
-            self.folder.path.mkdir(parents=True, exist_ok=True)
-            drop_after(self.folder, -1 if self.resumed_at is None else self.resumed_at)
-            self._lines = self.folder.metrics.open("a", encoding="utf-8")
-        from torch.utils.tensorboard import SummaryWriter
-
-        purge = None if self.resumed_at is None else self.resumed_at + 1  # the first step to discard of earlier files
-        self._scalars = SummaryWriter(str(self.folder.tensorboard), purge_step=purge)
-
-    def __call__(self, update: int, metrics: dict[str, float]) -> None:
-        assert self._lines is not None, "start comes first"
-        line: dict[str, Any] = {STEP: update}
-        # JSON has no NaN
-        line |= {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        with writing(self.folder.metrics):
-            self._lines.write(json.dumps(line, ensure_ascii=False) + "\n")
-            self._lines.flush()
-            os.fsync(self._lines.fileno())
-        for name, value in renamed(update, metrics, self.names).items():
-            self._scalars.add_scalar(name, value, update)
-        self._scalars.flush()
-
-    def close(self) -> None:
-        with ExitStack() as ends:
-            if self._scalars is not None:
-                ends.callback(self._scalars.close)
-            if self._lines is not None:
-                ends.enter_context(writing(self.folder.metrics))
-                ends.callback(self._lines.close)
-
-
-def drop_after(folder: RunFolder, update: int) -> None:
-    """Remove, atomically, truncated lines and those after an update."""
-    if folder.metrics.exists():
-        rows = [row for row in folder.read_metrics() if row[STEP] <= update]
-        write_atomically(folder.metrics, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-
-
-MOST_GROUPS = 64  # of an update
-LONGEST = 500  # characters of a prompt
-DIGITS = 5
-
-
 class Lines:
     """A file with a JSON object per update."""
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    def __init__(self, file: Path, key: str = "update") -> None:
+        """Args: ``key`` of the update's number."""
+        self.file, self.key = file, key
         self._opened: IO[str] | None = None
 
     def begin(self, done: int) -> None:
-        """Drop what comes after ``done`` updates, which will be done again."""
+        """Drop, atomically, truncated lines and those of updates after ``done``, which will be done again."""
         if self.file.is_symlink():  # the folder may come from somebody else, and the file is written below
             raise UserError(f"{self.file} is a link to elsewhere; remove it")
         with writing(self.file):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
             if self.file.exists():
-                kept = [line for line in read_file(self.file).splitlines() if _update(line) <= done]
+                kept = [line for line in read_file(self.file).splitlines() if self._update(line) <= done]
                 write_atomically(self.file, b"".join(line + b"\n" for line in kept))
             self._opened = self.file.open("a", encoding="utf-8")
 
+    def _update(self, line: bytes) -> float:
+        """The update of a line; infinity for a truncated one."""
+        try:
+            return float(parse_json(line)[self.key])
+        except (ValueError, KeyError, TypeError):
+            return math.inf
+
     def write(self, record: Mapping[str, Any]) -> None:
-        """Add an object."""
+        """Add an object; when this returns it is on the disk."""
         assert self._opened is not None, "begin comes first"
         with writing(self.file):
             self._opened.write(json.dumps(record, allow_nan=False) + "\n")
             self._opened.flush()
+            os.fsync(self._opened.fileno())
 
     def close(self) -> None:
         """Close the file."""
@@ -117,12 +72,39 @@ class Lines:
                 self._opened.close()
 
 
-def _update(line: bytes) -> float:
-    """The update of a line; infinity for a truncated one."""
-    try:
-        return float(parse_json(line)["update"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf
+class MetricsLog(Hook):
+    """Metrics of every update, in metrics.jsonl and for TensorBoard."""
+
+    def __init__(self, folder: RunFolder, *, resumed_at: int | None, names: Names = "verl") -> None:
+        """Args: ``names`` are those that TensorBoard gets."""
+        self.folder, self.resumed_at, self.names = folder, resumed_at, names
+        self.lines = Lines(folder.metrics, STEP)
+        self._scalars: Any = None  # TensorBoard's
+
+    def start(self, done: int) -> None:
+        """Drop the metrics after the checkpoint that this process resumes from."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.lines.begin(-1 if self.resumed_at is None else self.resumed_at)
+        purge = None if self.resumed_at is None else self.resumed_at + 1  # the first step to discard of earlier files
+        self._scalars = SummaryWriter(str(self.folder.tensorboard), purge_step=purge)
+
+    def __call__(self, update: int, metrics: dict[str, float]) -> None:
+        # JSON has no NaN
+        self.lines.write({STEP: update} | {name: v if math.isfinite(v) else None for name, v in metrics.items()})
+        for name, value in renamed(update, metrics, self.names).items():
+            self._scalars.add_scalar(name, value, update)
+        self._scalars.flush()
+
+    def close(self) -> None:
+        self.lines.close()
+        if self._scalars is not None:
+            self._scalars.close()
+
+
+MOST_GROUPS = 64  # of an update
+LONGEST = 500  # characters of a prompt
+DIGITS = 5
 
 
 class GroupLog(Hook):

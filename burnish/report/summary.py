@@ -32,6 +32,7 @@ from burnish.report.runs import read_configuration
 from burnish.report.samples import Samples, read_samples, read_scores
 from burnish.report.statistics import PassAtK, Pattern, chance, lost_patterns, pass_at_k
 from burnish.utils.json_text import parse_json
+from burnish.utils.terminal import duration
 
 TITLES = {  # names that are not just capitals
     "bradley_terry": "Bradley-Terry",
@@ -189,7 +190,7 @@ class Summary:
         drawn = sum(row.get(words.total) or 0 for row in self.rows)
         done = f"{self.updates}{f' of {self.planned}' if self.updates < self.planned else ''} policy updates"
         begin = f"{algorithm_title(config['algorithm']['name'])} trained {what} of {config['model']['path']}"
-        time = _time(self.seconds)
+        time = duration(self.seconds)
         if self.judges:
             return f"{begin} as a reward model for {done} of {prompts} records: {_count(drawn)} responses in {time}."
         pace = f"{_count(drawn)} {words.samples} in {time}" if drawn else f"no {words.sample} yet"
@@ -267,13 +268,6 @@ def _is_component(key: str) -> bool:
 
 def _count(value: float) -> str:
     return f"{value:,.0f}".replace(",", " ")
-
-
-def _time(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:
