@@ -13,8 +13,7 @@ import numpy as np
 from PIL import Image
 from pydantic import TypeAdapter
 
-from burnish.alarms.drift import FIRST, Drift, RewardDominance
-from burnish.alarms.levels import LIMITS, Threshold
+from burnish.alarms.detectors import FIRST, LIMITS, Drift, RewardDominance, Threshold
 from burnish.alarms.record import Alarm, Detector, Raised, Row, amount, read_alarms
 from burnish.config import RunConfig
 from burnish.config.run_folder import STEP, RunFolder

@@ -57,13 +57,14 @@ class Lines:
         except (ValueError, KeyError, TypeError):
             return math.inf
 
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Add an object; when this returns it is on the disk."""
+    def write(self, record: Mapping[str, Any], *, sync: bool = False) -> None:
+        """Add an object; with ``sync`` it is on the disk when this returns."""
         assert self._opened is not None, "begin comes first"
         with writing(self.file):
             self._opened.write(json.dumps(record, allow_nan=False) + "\n")
             self._opened.flush()
-            os.fsync(self._opened.fileno())
+            if sync:
+                os.fsync(self._opened.fileno())
 
     def close(self) -> None:
         """Close the file."""
@@ -91,7 +92,8 @@ class MetricsLog(Hook):
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
         # JSON has no NaN
-        self.lines.write({STEP: update} | {name: v if math.isfinite(v) else None for name, v in metrics.items()})
+        values = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self.lines.write({STEP: update} | values, sync=True)
         for name, value in renamed(update, metrics, self.names).items():
             self._scalars.add_scalar(name, value, update)
         self._scalars.flush()

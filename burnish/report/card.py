@@ -18,8 +18,7 @@ from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.curves import curves_picture
 from burnish.report.media import png, sheet
 from burnish.report.overview import CHOSEN, glimpse, numbers
-from burnish.report.plain import cut
-from burnish.report.samples import newest_samples
+from burnish.report.samples import cut, newest_samples
 from burnish.report.summary import Summary, algorithm_title
 from burnish.report.verdict import headline, verdict
 from burnish.utils.errors import UserError

@@ -12,10 +12,8 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.report.measures import REWARD, Measure, mean
-from burnish.report.plain import MOST_POINTS, MOST_SCORED, Points, chosen, fewer, series, short
-from burnish.report.samples import read_scores
-from burnish.report.statistics import Interval, by_source, over_sources
+from burnish.report.samples import MOST_POINTS, MOST_SCORED, Points, chosen, fewer, read_scores, series, short
+from burnish.report.statistics import REWARD, Interval, Measure, by_source, over_sources, value_of
 from burnish.report.summary import Summary
 from burnish.utils.images import RIGHT, WRONG
 from burnish.utils.records import RECORD, fresh, is_number, read_records
@@ -160,7 +158,7 @@ def trained_key(measure: Measure) -> str:
 
 def points_of(run: Summary, key: str) -> Points:
     """Points (update, value) of a metric."""
-    return [(row[STEP], value) for row in run.rows if (value := mean(row, key)) is not None]
+    return [(row[STEP], value) for row in run.rows if (value := value_of(row, key)) is not None]
 
 
 def _validation(folder: RunFolder, run: Summary, most: int) -> Iterator[dict[str, Any]]:

@@ -15,9 +15,8 @@ from typing import Any
 
 from burnish.config.run_folder import LARGEST_METRICS, LONGEST_ROW, STEP, RunFolder, is_row
 from burnish.config.yaml_text import LARGEST, parse
-from burnish.report.measures import REWARD
-from burnish.report.plain import Points, cut, relative, series
-from burnish.report.samples import first_sample, prompt_texts
+from burnish.report.samples import Points, cut, first_sample, prompt_texts, relative, series
+from burnish.report.statistics import REWARD
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import CLAIM, CONFIG, METRICS

@@ -13,7 +13,9 @@ from burnish.alarms.record import Raised, read_alarms
 from burnish.config.run_folder import STEP, RunFolder, is_row
 from burnish.config.tasks import DEFAULT, TASKS
 from burnish.config.words import DRAWN, FILES, JUDGEMENTS, Words
-from burnish.report.measures import (
+from burnish.report.runs import read_configuration
+from burnish.report.samples import Samples, read_samples, read_scores
+from burnish.report.statistics import (
     BORDER,
     EXACT,
     FORMAT,
@@ -25,12 +27,14 @@ from burnish.report.measures import (
     STRICT,
     VARIETY,
     Measure,
+    PassAtK,
+    Pattern,
     Row,
+    chance,
+    lost_patterns,
+    pass_at_k,
     votes,
 )  # fmt: skip
-from burnish.report.runs import read_configuration
-from burnish.report.samples import Samples, read_samples, read_scores
-from burnish.report.statistics import PassAtK, Pattern, chance, lost_patterns, pass_at_k
 from burnish.utils.json_text import parse_json
 from burnish.utils.terminal import duration
 
