@@ -124,38 +124,29 @@ def _write(
 def _forget_machine(folder: Path, hub: str | None) -> None:
     """Replace paths of this machine, which libraries write into configurations, by the base's name on the hub."""
     for file in sorted(folder.rglob("*.json")):
-        if file.stat().st_size > SMALL:
-            continue
-        with suppress(UserError):  # a list, such as of merges
-            content = read_object(file)
-            found = [name for name in ORIGINS if isinstance(content.get(name), str) and content[name] != hub]
-            if found:
-                content |= dict.fromkeys(found, hub)
-                file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        if file.stat().st_size <= SMALL:
+            with suppress(UserError):  # a list, such as of merges
+                content = read_object(file)
+                if found := [name for name in ORIGINS if content.get(name, hub) != hub]:
+                    content |= dict.fromkeys(found, hub)
+                    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _list(place: Path, to: str, *, private: bool, dry_run: bool) -> None:
     """Say what is sent, and to where."""
     from huggingface_hub import constants
+    from rich.filesize import decimal
 
     console = terminal.console(highlight=False, soft_wrap=True)
     sizes = {file: file.stat().st_size for file in sorted(place.rglob("*")) if file.is_file()}
-    seen, address = "private" if private else "public", f"{constants.ENDPOINT}/{to}"
-    what = f"{len(sizes)} files, {_size(sum(sizes.values()))}"
+    what = f"{len(sizes)} files, {decimal(sum(sizes.values()))}"
     sending = f"Nothing was sent. Without --dry-run {what}, would go" if dry_run else f"Sending {what},"
-    console.print(f"{sending} to {address} ({seen}):", markup=False)
+    seen = "private" if private else "public"
+    console.print(f"{sending} to {constants.ENDPOINT}/{to} ({seen}):", markup=False)
     for file, size in sizes.items():
-        console.print(f"  {file.relative_to(place).as_posix():<40} {_size(size):>9}", markup=False)
+        console.print(f"  {file.relative_to(place).as_posix():<40} {decimal(size):>9}", markup=False)
     if dry_run:
         console.print(f"They are in {place}; look at README.md there first.", markup=False)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
 
 
 # the hub

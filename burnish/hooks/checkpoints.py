@@ -211,34 +211,31 @@ class ReclaimTime:
         return f"{datetime.fromtimestamp(self.at, UTC):%Y-%m-%d %H:%M:%S} UTC ({self.by})"
 
 
-def reclaim_time(
-    options: StepOptions, environment: Mapping[str, str] = os.environ, clock: Callable[[], float] = time.time
-) -> ReclaimTime | None:
+def reclaim_time(options: StepOptions) -> ReclaimTime | None:
     """The time of the options, else the earliest of the environment; None if there is none.
 
     Raises:
         UserError: it is no time, or past.
     """
+    times = []
     if options.expires_at is not None:
-        found = [ReclaimTime(at=unix_seconds(options.expires_at), by="trainer.expires_at")]
+        times = [ReclaimTime(at=unix_seconds(options.expires_at), by="trainer.expires_at")]
     else:
-        found = [_of_variable(name, environment[name]) for name in VARIABLES if environment.get(name)]
-    if not found:
-        return None
-    first = min(found, key=lambda one: one.at)
-    if first.at <= clock():
+        for name in VARIABLES:
+            if value := os.environ.get(name):
+                try:
+                    times.append(ReclaimTime(at=unix_seconds(float(value)), by=name))
+                except ValueError:
+                    raise UserError(
+                        f"{name} is {value!r}, which is not Unix seconds; unset it, or correct it"
+                    ) from None
+    first = min(times, key=lambda one: one.at, default=None)
+    if first is not None and first.at <= time.time():
         raise UserError(
             f"the time at which this machine will be reclaimed is past: {first}; correct {first.by}, or unset it if it "
             "belongs to an earlier machine"
         )
     return first
-
-
-def _of_variable(name: str, value: str) -> ReclaimTime:
-    try:
-        return ReclaimTime(at=unix_seconds(float(value)), by=name)
-    except ValueError:
-        raise UserError(f"{name} is {value!r}, which is not Unix seconds; unset it, or correct it") from None
 
 
 class Expiry(Hook):

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from queue import SimpleQueue
@@ -46,7 +46,7 @@ class Delivery:
         self.ended = Event()  # all is sent, and the run is closed there
         self._queue: SimpleQueue[Update | None] = SimpleQueue()
         self._closing, self._outcome = Event(), "failed"
-        self._due = self._done = 0  # updates
+        self._due = self._done = self._missed = 0  # updates; those that were missed before this process
         self._full = False
         self._id: str | None = None  # by which the tracker knows the run
         self._sent = -1  # last update that it has
@@ -68,15 +68,17 @@ class Delivery:
         os.environ.update(QUIET)
         (self.folder.trackers / self.kind).mkdir(parents=True, exist_ok=True)
         self._read_progress()
-        rows = self.folder.read_metrics() if self._sent < recorded else []
-        missed = [(row.pop(STEP), row) for row in rows if self._sent < row[STEP] <= recorded]
-        self._due = len(missed)
-        Thread(target=self._work, args=(missed,), name=f"trackers.{self.kind}", daemon=True).start()
+        for row in self.folder.read_metrics() if self._sent < recorded else []:
+            if self._sent < row[STEP] <= recorded:
+                self._due += 1
+                self._queue.put((row.pop(STEP), row))
+        self._missed = self._due
+        Thread(target=self._work, name=f"trackers.{self.kind}", daemon=True).start()
 
     def put(self, update: int, metrics: Mapping[str, float]) -> None:
         """Send an update when those before it are sent."""
         self._due += 1
-        if self._full or self._queue.qsize() >= MOST:
+        if self._full or self._queue.qsize() >= MOST + self._missed:
             self._full = True  # also for later updates: a tracker's steps only rise
             self._warn(f"{MOST} updates wait; later ones are sent when the run is started again")
         else:
@@ -88,17 +90,12 @@ class Delivery:
         self._closing.set()
         self._queue.put(None)
 
-    def _work(self, missed: Iterable[Update]) -> None:
-        for update, metrics in self._updates(missed):
+    def _work(self) -> None:
+        for update, metrics in iter(self._queue.get, None):
             if not self._attempt(partial(self._send, update, metrics)):
                 return
         if self._attempt(lambda: self._library.finish(self._outcome)):
             self.ended.set()
-
-    def _updates(self, missed: Iterable[Update]) -> Iterator[Update]:
-        yield from missed
-        while (item := self._queue.get()) is not None:
-            yield item
 
     def _attempt(self, action: Callable[[], None]) -> bool:
         """Do something with the tracker, again after pauses until it works; False if it doesn't before the end."""
