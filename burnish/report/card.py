@@ -95,7 +95,7 @@ def read_licence(content: Mapping[str, Any], hub: str | None = None) -> dict[str
         content: the head, parsed.
         hub: the model's name there, to which files are relative.
     """
-    stated = {key: content.get(key) for key in _LICENCE if isinstance(content.get(key), str)}
+    stated = {key: value for key in _LICENCE if isinstance(value := content.get(key), str)}
     if hub and _FILE.fullmatch(stated.get("license_link", "")):
         stated["license_link"] = f"https://huggingface.co/{hub}/blob/main/{stated['license_link']}"
     licence = {key: value for key, value in stated.items() if value and _LICENCE[key].fullmatch(value)}

@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.report.samples import MOST_POINTS, MOST_SCORED, Points, chosen, fewer, read_scores, series, short
-from burnish.report.statistics import REWARD, Interval, Measure, by_source, over_sources, value_of
+from burnish.report.samples import MOST_POINTS, MOST_SCORED, Interval, Points, chosen, fewer, read_scores, series, short
+from burnish.report.statistics import REWARD, Measure, by_source, over_sources, value_of
 from burnish.report.summary import Summary
 from burnish.utils.images import RIGHT, WRONG
 from burnish.utils.records import RECORD, fresh, is_number, read_records
