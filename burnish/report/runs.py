@@ -15,7 +15,7 @@ from typing import Any
 
 from burnish.config.run_folder import LARGEST_METRICS, LONGEST_ROW, STEP, RunFolder, is_row
 from burnish.config.yaml_text import LARGEST, parse
-from burnish.report.samples import Points, cut, first_sample, prompt_texts, relative, series
+from burnish.report.samples import Points, cut, prompt_texts, read_samples, relative, series
 from burnish.report.statistics import REWARD
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.json_text import parse_json
@@ -129,8 +129,8 @@ def run_row(name: str, path: Path) -> dict[str, Any]:
 
 def _thumbnail(folder: RunFolder) -> dict[str, Any] | None:
     """The first sample of the newest validation: its file, or the response with the picture of its prompt."""
-    newest = max(folder.validations(), default=None)
-    sample = None if newest is None else first_sample(folder.validation(newest))
+    newest = max(folder.validations(), default=0)
+    sample = next(iter(read_samples(folder.validation(newest)).values()), None)
     if sample is None:
         return None
     files = [sample.picture] if sample.response is None else sample.shown

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from burnish.config.run_folder import RunFolder
 from burnish.utils.records import RECORD, fresh, leads_out, read_records
 
 SAMPLES, SCORES, PROMPTS = "samples.jsonl", "scores.jsonl", "prompts.jsonl"
-LONGEST = 1 << 20  # bytes of a sample that is shown in the table of runs
 
 Tokens = list[tuple[str, float, float | None]]  # text, log-prob, entropy if it is known
 Place = tuple[int, int]  # index of the prompt and of the sample
@@ -116,20 +114,6 @@ def _with_media(sample: Sample, validation: Path) -> bool:
     """Say where the files of a sample are; whether they are all of this run."""
     sample.media = validation / "pictures"
     return not any(leads_out(path, validation.parents[1]) for path in (sample.picture, *sample.shown))
-
-
-def first_sample(validation: Path) -> Sample | None:
-    """The first sample of a validation; None if it kept none."""
-    return fresh(_read_first, validation, SAMPLES, most=1000)
-
-
-def _read_first(validation: Path) -> Sample | None:
-    file = validation / SAMPLES
-    if file.is_file() and not leads_out(file, validation.parents[1]):
-        with file.open("rb") as opened, suppress(ValidationError):
-            sample = _SAMPLE.validate_json(opened.readline(LONGEST))
-            return sample if _with_media(sample, validation) else None
-    return None
 
 
 def read_scores(validation: Path) -> Scores:
