@@ -80,7 +80,7 @@ def open_run(
         why = (
             f" but a model ({models[0]}); give a recipe, with model.path={source}" if models else "; give one of these"
         )
-        raise UserError(f"{source} is neither a run (it has no config.yaml), a checkpoint of one, nor a recipe{why}")
+        raise UserError(f"{source} is not a run (it has no config.yaml), a checkpoint of one or a recipe{why}")
     if imported := code_named(read_configuration(folder.config)):
         # the folder may come from somebody else, so this is said before anything is imported
         log.warning("%s executes %s on this machine; %s", folder.config, ", ".join(imported), LOOK)
