@@ -255,8 +255,8 @@ def _refuse_pinned(overrides: Sequence[str], settings: Mapping[str, Any]) -> Non
 def _shard(text: str | None) -> Shard | None:
     if text is None:
         return None
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
-    number, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= number <= count:
         raise UserError(f"--shard is {text!r}; write i/n with i from 1 to n, as in 1/4")
     return number, count

@@ -71,8 +71,8 @@ def open_run(
                 f"{source} does not exist; give the folder of a run, one of its checkpoints, or a recipe (burnish "
                 "recipes lists those that ship with Burnish)"
             )
-        check(found := load(source, list(overrides)))
-        return _matched(with_models(found)), 0
+        check(recipe_config := load(source, list(overrides)))
+        return _matched(with_models(recipe_config)), 0
     wanted = path if path.parent.name == "checkpoints" else None
     folder = RunFolder(path.parent.parent if wanted else path)
     if not folder.config.exists():
@@ -124,10 +124,10 @@ def open_model(source: str, task: str | None = None, overrides: Sequence[str] = 
         path, adapter = source, ""
     if task is None:
         path = str(checked_path(path, "SOURCE"))
-        found = [name for name in TASKS if (resolve(path) / task_named(name).config.model_index).is_file()]
-        if not found:
+        tasks = [name for name in TASKS if (resolve(path) / task_named(name).config.model_index).is_file()]
+        if not tasks:
             return None
-        task = found[0]
+        task = tasks[0]
     elif not is_hub_id(path) and not (resolve(path) / task_named(task).config.model_index).is_file():
         return None
     options = [f"model.path={path}", *(_adapter_options(adapter, task) if adapter else []), *overrides]
@@ -163,9 +163,9 @@ def _adapter_options(adapter: str, task: str) -> list[str]:
         from burnish.diffusion.pipeline.adapters import read_adapter
 
         networks = tuple(one.name for one in folder.iterdir() if one.is_dir()) or NETWORKS[:1]
-        found = read_adapter(folder, option, networks)
-        weights, rank, rslora = found.weights, found.rank, found.rslora
-        alpha = float(rank if found.alpha is None else found.alpha)
+        saved_adapter = read_adapter(folder, option, networks)
+        weights, rank, rslora = saved_adapter.weights, saved_adapter.rank, saved_adapter.rslora
+        alpha = float(rank if saved_adapter.alpha is None else saved_adapter.alpha)
     else:
         if not (folder / WEIGHTS).is_file():
             raise UserError(f"{option} is {folder}, which has no {WEIGHTS}; give the folder of an adapter of peft")

@@ -168,15 +168,15 @@ def fetched(config: RunConfig) -> RunConfig:
             ):
                 log.info("%s has no checkpoint yet: the run begins", address)
                 return replace(config, resume="auto")
-            found = _fetch(remote, there, wanted, folder) if there or folder.checkpoints.is_dir() else None
+            checkpoint = _fetch(remote, there, wanted, folder) if there or folder.checkpoints.is_dir() else None
     except UserError:
         raise
     except Exception as error:  # whatever a file system raises
         why = redacted(" ".join(f"{type(error).__name__}: {error}".split()))[:500]
         raise UserError(f"resume is {config.resume}, which can't be read: {why}") from error
-    if found is None:
+    if checkpoint is None:
         raise UserError(f"resume is {config.resume}, which has no complete checkpoint")
-    return replace(config, resume="auto" if wanted is None else str(found))
+    return replace(config, resume="auto" if wanted is None else str(checkpoint))
 
 
 def _fetch(remote: Remote, there: list[int], wanted: int | None, folder: RunFolder) -> Path | None:
@@ -185,10 +185,10 @@ def _fetch(remote: Remote, there: list[int], wanted: int | None, folder: RunFold
     folder.claim()
     with writing(folder.path):
         folder.checkpoints.mkdir(exist_ok=True)
-    found = _newest(remote, there, wanted, folder.checkpoints)
-    if found is not None:
+    checkpoint = _newest(remote, there, wanted, folder.checkpoints)
+    if checkpoint is not None:
         remote.fetch_records(folder.path)
-    return found
+    return checkpoint
 
 
 def _parted(address: str) -> tuple[str, int | None]:

@@ -127,8 +127,8 @@ def _forget_machine(folder: Path, hub: str | None) -> None:
         if file.stat().st_size <= SMALL:
             with suppress(UserError):  # a list, such as of merges
                 content = read_object(file)
-                if found := [name for name in ORIGINS if content.get(name, hub) != hub]:
-                    content |= dict.fromkeys(found, hub)
+                if origins := [name for name in ORIGINS if content.get(name, hub) != hub]:
+                    content |= dict.fromkeys(origins, hub)
                     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -222,10 +222,10 @@ def answer(assembly: Any, request: SampleRequest) -> int:
 
 
 def _question(question: str, media: Mapping[Kind, tuple[Media, ...]], system: str | None) -> Prompt:
-    said = [Message("system", (Part("text", system),))] if system else []
+    messages = [Message("system", (Part("text", system),))] if system else []
     parts = (*(Part(kind) for kind, given in media.items() for _ in given), Part("text", question))
     return Prompt(
-        text=question, messages=(*said, Message("user", parts)),
+        text=question, messages=(*messages, Message("user", parts)),
         images=media["image"], videos=media["video"], audios=media["audio"],
     )  # fmt: skip
 

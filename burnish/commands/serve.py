@@ -93,9 +93,9 @@ def serve_reward(
     with closing(bound(host, port)) as listening, Scorer(config.rewards, config.scoring, config.mixing) as scorer:
         app = Service(scorer, config.service, token).app()
         server = _server(app, connections=config.service.max_connections, idle=5, farewell=30)
-        shown = f"[{host}]" if ":" in host else host
+        address = f"[{host}]" if ":" in host else host
         print(
-            f"Serving {', '.join(config.rewards)} at http://{shown}:{listening.getsockname()[1]}; Ctrl-C ends it",
+            f"Serving {', '.join(config.rewards)} at http://{address}:{listening.getsockname()[1]}; Ctrl-C ends it",
             flush=True,
         )
         _serve(server, listening)

@@ -162,14 +162,14 @@ def runs(folder: str = "runs") -> int:
     root = checked_path(folder, "FOLDER")
     if not root.is_dir():
         raise UserError(f"FOLDER is {folder}, which is no folder; give the one in which runs are, such as runs")
-    found = [run_row(name, path) for name, path in find_runs(root).items()]
-    if not found:
+    rows = [run_row(name, path) for name, path in find_runs(root).items()]
+    if not rows:
         raise UserError(f"FOLDER is {folder}, in which there is no run; give the one in which runs are")
     table = Table(box=None, pad_edge=False)
     for title, justify in (("run", "left"), ("state", "left"), ("updates", "right"), ("best", "right"),
                            ("at", "right"), ("now", "right"), ("took", "right"), ("last change", "left")):  # fmt: skip
         table.add_column(title, justify=justify, no_wrap=title != "run", overflow="fold")  # type: ignore[arg-type]
-    for row in sorted(found, key=lambda row: (row["state"] != "running", -row["changed"])):
+    for row in sorted(rows, key=lambda row: (row["state"] != "running", -row["changed"])):
         best = row["best"] or {"reward": None, "update": "–"}
         changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["changed"])) if row["changed"] else "–"
         highest, last = ("–" if value is None else f"{value:.3f}" for value in (best["reward"], row["last"]))
@@ -213,8 +213,8 @@ def compare(first: str, others: Sequence[str]) -> int:
     measures = {one.key: one for run in summaries for one in run.measures() if not one.watched}
     for measure in measures.values():
         values = [(measure.of(run.before), measure.of(run.after)) for run in summaries]
-        shown = [f"{measure.show(before)} → {measure.show(after)}" for before, after in values]
-        table.add_row(Text(measure.title), *shown)
+        cells = [f"{measure.show(before)} → {measure.show(after)}" for before, after in values]
+        table.add_row(Text(measure.title), *cells)
     console.print(table)
     configurations = {name: flat(configuration(folder)) for name, folder in zip(names, folders, strict=True)}
     if warning := other_rewards(configurations):

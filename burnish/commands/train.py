@@ -230,12 +230,12 @@ def beside(config: RunConfig, folder: RunFolder) -> list[Hook]:
     options, run = config.checkpoint, str(folder.path.absolute())
     feeds = {}
     if options.copy_to is not None:
-        told = {"run": run, "address": options.copy_to, "keep": options.copy_keep, "best": options.keep_best}
-        feeds["checkpoint_copy"] = Feed("checkpoint.copy_to", "burnish.checkpoint.copying", told, Timing())
+        about = {"run": run, "address": options.copy_to, "keep": options.copy_keep, "best": options.keep_best}
+        feeds["checkpoint_copy"] = Feed("checkpoint.copy_to", "burnish.checkpoint.copying", about, Timing())
     if options.export is not None:
-        told = {"run": run, "what": options.export}
+        about = {"run": run, "what": options.export}
         feeds["checkpoint_export"] = Feed(
-            "checkpoint.export", "burnish.commands.export", told, Timing(), environment=ENVIRONMENT
+            "checkpoint.export", "burnish.commands.export", about, Timing(), environment=ENVIRONMENT
         )
     return [Beside(folder, feeds, wait=options.wait)] if feeds else []
 

@@ -104,10 +104,10 @@ class Verb:
             value = ... if default is None else ast.literal_eval(default)
             kind, inside = _kind(parameter.annotation)
             names, options = _argument(parameter.arg, kind, inside, value, written, free=parameter in given.args)
-            shown = (
+            default_text = (
                 f" ({value})" if isinstance(value, int | float | str) and not isinstance(value, bool) and value else ""
             )
-            parser.add_argument(*names, help=(help + shown).replace("%", "%%"), **options)
+            parser.add_argument(*names, help=(help + default_text).replace("%", "%%"), **options)
 
     def act(self, args: argparse.Namespace) -> int:
         """Call the function."""

@@ -153,13 +153,13 @@ class Folder:
         header = self.header()
         if header is None:
             raise UserError(f"{self.path} has no {HEADER}: no evaluation of a suite; give the folder of one")
-        found = _complete(header, self.records())
-        if lacking := [unit for unit in header.own() if unit not in found]:
+        units = _complete(header, self.records())
+        if lacking := [unit for unit in header.own() if unit not in units]:
             raise UserError(
                 f"{self.path} is not complete: {len(lacking)} of {len(header.own())} batches are missing; run the "
                 "same evaluation again, which goes on where it stopped"
             )
-        return [record for unit in sorted(found) for record in found[unit]]
+        return [record for unit in sorted(units) for record in units[unit]]
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the result."""
@@ -172,7 +172,7 @@ def merged(target: Folder, parts: Sequence[Folder]) -> tuple[Header, list[Record
     Raises:
         UserError: they are not parts of one evaluation, one is not complete, or one is missing.
     """
-    headers, found = [], dict[tuple[int, int], Record]()
+    headers, by_place = [], dict[tuple[int, int], Record]()
     for part in parts:
         records, header = part.complete(), part.header()
         assert header is not None, "a complete evaluation has a header"
@@ -183,19 +183,19 @@ def merged(target: Folder, parts: Sequence[Folder]) -> tuple[Header, list[Record
                 f"{parts[0].path} and {part.path} are no parts of one evaluation: {name} is "
                 f"{headers[0].identity[name]!r:.80} and {header.identity[name]!r:.80}"
             )
-        found |= {(record["index"], record["sample"]): record for record in records}
+        by_place |= {(record["index"], record["sample"]): record for record in records}
     first = headers[0]
     doubts = dict.fromkeys(one for header in headers for one in header.wrong)
     whole = Header(**first.identity, shard=None, wrong=list(doubts), unwatched=first.unwatched)
-    if len(found) != whole.prompts * whole.n:
+    if len(by_place) != whole.prompts * whole.n:
         shards = ", ".join("/".join(map(str, header.shard or (1, 1))) for header in headers)
         raise UserError(
-            f"{len(found)} of {whole.prompts * whole.n} samples are there (shards {shards}); give the folders of all"
+            f"{len(by_place)} of {whole.prompts * whole.n} samples are there (shards {shards}); give the folders of all"
         )
     if target.header() is not None:
         raise UserError(f"{target.path} holds an evaluation; give another --output")
     target.begin(whole)
-    records = [found[place] for place in sorted(found)]
+    records = [by_place[place] for place in sorted(by_place)]
     target.append(records)
     for record in records:
         name = str(record.get("file"))
@@ -222,7 +222,9 @@ def _complete(header: Header, records: Iterator[Record]) -> dict[int, list[Recor
         units[record["unit"]][record["index"], record["sample"]] = record
     wanted = {unit: {(i, s) for i in header.rows(unit) for s in range(header.n)} for unit in units}
     return {
-        unit: [some[place] for place in sorted(some)] for unit, some in units.items() if some.keys() == wanted[unit]
+        unit: [records_of[place] for place in sorted(records_of)]
+        for unit, records_of in units.items()
+        if records_of.keys() == wanted[unit]
     }
 
 

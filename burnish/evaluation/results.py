@@ -103,12 +103,14 @@ def _doubts(header: Header, columns: Mapping[str, Sequence[float | None]]) -> li
 
 def by_task(records: Sequence[Record], column: str) -> ByTask:
     """The mean of every prompt's known samples."""
-    found: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    values_of: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         value = record["values"].get(column)
         if value is not None:
-            found[record["task"]][f"{record['index']} {record['key']}"].append(value)
-    return {task: {key: math.fsum(values) / len(values) for key, values in own.items()} for task, own in found.items()}
+            values_of[record["task"]][f"{record['index']} {record['key']}"].append(value)
+    return {
+        task: {key: math.fsum(values) / len(values) for key, values in own.items()} for task, own in values_of.items()
+    }
 
 
 def changes(header: Header, before: ByTask, after: ByTask) -> dict[str, Estimate]:

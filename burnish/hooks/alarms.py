@@ -39,26 +39,26 @@ def detectors(config: RunConfig, options: AlarmOptions, folder: RunFolder) -> li
     """What looks at each thing that a run of this configuration has."""
     drift = partial(Drift, prompts=config.records, samples=config.sampled_per_prompt)
     watched = {name: reward for name, reward in config.rewards.items() if not reward.counts}
-    found: list[Detector] = [
+    detecting: list[Detector] = [
         drift(
             f"critic/{name}", options, worse="lower" if one.higher_is_better else None, alike=one.compares() == "groups"
         )
         for name, one in watched.items()
     ]
     # responses become surer in any training; where nothing is left of that, entropy_collapse says it
-    found += [drift(f"response/{name}", options, worse=None if name == "length" else "higher") for name in WATCHED]
+    detecting += [drift(f"response/{name}", options, worse=None if name == "length" else "higher") for name in WATCHED]
     weights = {
         name: next(filter(None, [one.weight, *one.weight_by.values()]))
         for name, one in config.rewards.items()
         if one.counts
     }
     if len(weights) > 1:
-        found.append(RewardDominance(weights, options, prompts=config.records))
-    found += [Threshold(name, options) for name in LIMITS]
+        detecting.append(RewardDominance(weights, options, prompts=config.records))
+    detecting += [Threshold(name, options) for name in LIMITS]
     varied = [name for name, one in watched.items() if isinstance(one, ImageVariety)]
-    found += [Threshold("variety_collapse", options, of=name) for name in varied]
-    found.append(ModeCollapse(folder))
-    return [one for one in found if one.name not in options.off]
+    detecting += [Threshold("variety_collapse", options, of=name) for name in varied]
+    detecting.append(ModeCollapse(folder))
+    return [one for one in detecting if one.name not in options.off]
 
 
 class Alarms(Hook):
@@ -121,7 +121,7 @@ class Alarms(Hook):
             seen = f"; compare {first} with {now}"
         quotes = (tuple(self._first.quotes), tuple(self._quotes)) if self._quotes else ()
         if quotes:
-            seen = "; best rewarded at first: " + ", now: ".join(_best(some) for some in quotes if some)
+            seen = "; best rewarded at first: " + ", now: ".join(_best(side) for side in quotes if side)
         self.lines.write(Raised(**vars(alarm), update=update, sheets=sheets, quotes=quotes).record())
         log.warning("update %d: alarm %s: %s%s", update, alarm.name, alarm.text, seen)
 
@@ -137,8 +137,8 @@ def _best(quotes: tuple[Quote, ...]) -> str:
     """The response of some that has the highest reward, for the log."""
     one = max(quotes, key=lambda quote: -math.inf if quote.reward is None else quote.reward)
     text = " ".join(one.response.split())
-    shown = text if len(text) <= LOGGED else f"{text[:LOGGED]}..."
-    return f'"{shown}" (reward {"missing" if one.reward is None else f"{one.reward:.3g}"})'
+    words = text if len(text) <= LOGGED else f"{text[:LOGGED]}..."
+    return f'"{words}" (reward {"missing" if one.reward is None else f"{one.reward:.3g}"})'
 
 
 @dataclass
@@ -228,13 +228,13 @@ class ModeCollapse:
             return
         if self._first is None:
             self._first = read_scores(self.folder.validation(0))
-        found = pass_at_k(self._first, read_scores(self.folder.validation(update)), REWARD)
-        if found is None or found.kind != "collapse":
+        compared = pass_at_k(self._first, read_scores(self.folder.validation(update)), REWARD)
+        if compared is None or compared.kind != "collapse":
             self.alarm = None
         elif self.alarm is None:
-            (was, now, doubt), (before, after, _) = found.best, found.mean
+            (was, now, doubt), (before, after, _) = compared.best, compared.mean
             text = (
-                f"the best of {found.n} samples of a validation prompt fell from {amount(was)} to {amount(now)} "
+                f"the best of {compared.n} samples of a validation prompt fell from {amount(was)} to {amount(now)} "
                 f"({now - was:+.3f} ± {doubt:.3f}) while the mean rose from {amount(before)} to {amount(after)}: it "
                 "does fewer things, more often"
             )

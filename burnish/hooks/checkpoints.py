@@ -137,8 +137,8 @@ class Checkpoints(Hook):
 
 def validation_reward(metrics: Metrics) -> float | None:
     """Mean validation reward over all data sources; None if this update was not validated."""
-    found = [v for k, v in metrics.items() if k.startswith("val-core/") and "/reward/mean@" in k]
-    return sum(found) / len(found) if found else None
+    rewards = [v for k, v in metrics.items() if k.startswith("val-core/") and "/reward/mean@" in k]
+    return sum(rewards) / len(rewards) if rewards else None
 
 
 FAILED = 10.0  # seconds that a run which failed, or is interrupted, waits for them
@@ -187,9 +187,9 @@ class Beside(Hook):
             )  # fmt: skip
 
     def _tell(self) -> None:
-        found = [int(path.name) for path in numbered(self.folder.checkpoints)]
+        updates = [int(path.name) for path in numbered(self.folder.checkpoints)]
         for feed in self.feeds.values():
-            feed.allow(max(found, default=-1))
+            feed.allow(max(updates, default=-1))
 
 
 VARIABLES = (

@@ -141,19 +141,19 @@ def groups_of(batch: Rollouts, advantages: list[float] | None) -> list[dict[str,
     rows: defaultdict[int, list[int]] = defaultdict(list)
     for row, group in enumerate(batch.group.tolist()):
         rows[group].append(row)
-    found = []
-    for group, some in list(rows.items())[:MOST_GROUPS]:
-        prompt = batch.prompts[some[0]]
+    groups = []
+    for group, members in list(rows.items())[:MOST_GROUPS]:
+        prompt = batch.prompts[members[0]]
         text = prompt.turns[-1].text if prompt.messages else prompt.text
-        found.append(
+        groups.append(
             {
                 "group": group, "uid": prompt.uid, "prompt": text[:LONGEST], "source": prompt.source,
-                "samples": [int(batch.sample[row]) for row in some],
-                "rewards": [None if batch.scores.missing[row] else _short(rewards[row]) for row in some],
-                "advantages": [_short(advantages[row]) for row in some],
+                "samples": [int(batch.sample[row]) for row in members],
+                "rewards": [None if batch.scores.missing[row] else _short(rewards[row]) for row in members],
+                "advantages": [_short(advantages[row]) for row in members],
             }
         )  # fmt: skip
-    return found
+    return groups
 
 
 def _short(value: float) -> float | None:
@@ -177,9 +177,11 @@ class Timeline(Hook):
         if self.local:
             metrics |= self.memory.metrics()
         lanes = {"this process" if self.local else "controller": own, **dict(sorted(others.items()))}
-        found = {name: [span for span in spans if span[0] != "step"] for name, spans in lanes.items()}
-        begun = min((start for spans in found.values() for _, start, _ in spans), default=0.0)
-        self.lines.write({"update": update, "lanes": {name: _from(spans, begun) for name, spans in found.items()}})
+        spans_by_lane = {name: [span for span in spans if span[0] != "step"] for name, spans in lanes.items()}
+        begun = min((start for spans in spans_by_lane.values() for _, start, _ in spans), default=0.0)
+        self.lines.write(
+            {"update": update, "lanes": {name: _from(spans, begun) for name, spans in spans_by_lane.items()}}
+        )
 
     def close(self) -> None:
         self.lines.close()
