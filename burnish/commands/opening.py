@@ -76,11 +76,11 @@ def open_run(
     wanted = path if path.parent.name == "checkpoints" else None
     folder = RunFolder(path.parent.parent if wanted else path)
     if not folder.config.exists():
-        models = [name for name in ("model_index.json", "config.json") if (path / name).exists()]
-        why = (
-            f" but a model ({models[0]}); give a recipe, with model.path={source}" if models else "; give one of these"
+        if any((path / name).exists() for name in ("model_index.json", "config.json")):
+            raise UserError(f"{source} is a model, not a run; give a recipe, with model.path={source}")
+        raise UserError(
+            f"{source} is neither a run (it has no config.yaml), a checkpoint of one, nor a recipe; give one of these"
         )
-        raise UserError(f"{source} is not a run (it has no config.yaml), a checkpoint of one or a recipe{why}")
     if imported := code_named(read_configuration(folder.config)):
         # the folder may come from somebody else, so this is said before anything is imported
         log.warning("%s executes %s on this machine; %s", folder.config, ", ".join(imported), LOOK)
