@@ -177,8 +177,8 @@ def _prompts(config: Any, request: SampleRequest) -> list[Prompt]:
 def answer(assembly: Any, request: SampleRequest) -> int:
     """Print and save ``n`` responses to each prompt, all of which come with all media, in order."""
     from burnish.data.language.prompts import fit_of
-    from burnish.tasks.language.engine import ResponseJob
-    from burnish.tasks.language.sampling import validation_sampling
+    from burnish.language.engine import ResponseJob
+    from burnish.language.rollouts import validation_sampling
 
     if request.changes or request.prompt_file:
         raise UserError(
