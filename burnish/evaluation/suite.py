@@ -20,7 +20,6 @@ from burnish.config.yaml_text import parse
 from burnish.options import Count, DenoisingSteps, Guidance, Pixels, Solver, TemperatureOrGreedy, Tokens
 from burnish.options.language import SamplingOptions
 from burnish.registry import known, lookup, names, options
-from burnish.rewards.base import AnyReward
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.reading import read_text
 
@@ -241,7 +240,9 @@ def _nearest(kind: Any, place: Sequence[Any]) -> str:
 
 def _contradictions(suite: Suite) -> list[str]:
     """What in it does not go together."""
-    columns = [REWARD, *(name for label, one in suite.scorers.items() for name in (label, *_extras(label, one)))]
+    columns = [REWARD]
+    for label, scorer in suite.scorers.items():
+        columns += [label, *(f"{label}_{name}" for name in scorer.extras)]
     problems = [
         f"{option} is {value}, which no scorer reports; the columns are {', '.join(columns)}"
         for option, value in (("primary_metric", suite.primary_metric), ("alive", suite.alive))
@@ -264,7 +265,3 @@ def _contradictions(suite: Suite) -> list[str]:
     if not any(reward.weight for reward in suite.scorers.values()):
         problems.append("every scorer has weight 0, so that nothing would be scored; give one a weight")
     return problems
-
-
-def _extras(label: str, reward: AnyReward) -> Sequence[str]:
-    return [f"{label}_{name}" for name in reward.extras]

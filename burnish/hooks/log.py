@@ -26,7 +26,7 @@ from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.reading import read_file
-from burnish.utils.timer import Span, Stopwatch
+from burnish.utils.timer import Stopwatch
 
 log = logging.getLogger(__name__)
 
@@ -179,17 +179,14 @@ class Timeline(Hook):
         lanes = {"this process" if self.local else "controller": own, **dict(sorted(others.items()))}
         spans_by_lane = {name: [span for span in spans if span[0] != "step"] for name, spans in lanes.items()}
         begun = min((start for spans in spans_by_lane.values() for _, start, _ in spans), default=0.0)
-        self.lines.write(
-            {"update": update, "lanes": {name: _from(spans, begun) for name, spans in spans_by_lane.items()}}
-        )
+        lanes_from = {  # spans that are too short to be seen are left out
+            name: [[what, round(start - begun, 4), round(took, 4)] for what, start, took in spans if took >= 1e-4]
+            for name, spans in spans_by_lane.items()
+        }
+        self.lines.write({"update": update, "lanes": lanes_from})
 
     def close(self) -> None:
         self.lines.close()
-
-
-def _from(spans: list[Span], begun: float) -> list[list[Any]]:
-    """Spans with their beginnings in seconds after that of the first one; those too short to be seen are left out."""
-    return [[name, round(start - begun, 4), round(took, 4)] for name, start, took in spans if took >= 1e-4]
 
 
 EPOCH = "training/epoch"

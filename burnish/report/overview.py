@@ -19,7 +19,6 @@ from burnish.report.samples import MOST_SCORED, chosen, cut, read_samples, relat
 from burnish.report.statistics import PLUS_MINUS, REWARD, SPACE, Measure, mean
 from burnish.report.summary import Summary, next_steps
 from burnish.report.verdict import headline, verdict
-from burnish.types.response_stats import Quote
 from burnish.utils.errors import UserError
 from burnish.utils.paths import SUITES
 from burnish.utils.records import fresh, leads_out, stamp
@@ -67,13 +66,13 @@ def glimpse(folder: RunFolder, run: Summary) -> list[dict[str, Any]]:
     prompts = []
     for index in sorted({prompt for prompt, _ in last})[:most]:
         firsts = {update: own[0] for update in updates if (own := of_prompt(folder, update, index))}
-        sides = [{"title": _title(update)} | sample_data(folder, sample) for update, sample in firsts.items()]
+        sides = [
+            {"title": f"after {update} update{'s' * (update > 1)}" if update else "before training"}
+            | sample_data(folder, sample)
+            for update, sample in firsts.items()
+        ]
         prompts.append(prompt_data(folder, firsts[updates[-1]]) | {"index": index, "sides": sides})
     return prompts
-
-
-def _title(update: int) -> str:
-    return f"after {update} update{'s' * (update > 1)}" if update else "before training"
 
 
 def _alarm(folder: RunFolder, run: Summary, raised: Raised) -> dict[str, Any]:
@@ -89,14 +88,11 @@ def _alarm(folder: RunFolder, run: Summary, raised: Raised) -> dict[str, Any]:
     return {
         "name": raised.name.replace("_", " "), "texts": texts, "over": raised.over is not None,
         "sheets": [{"title": title, "file": file} for title, file in zip(titles, files, strict=False) if file],
-        "quotes": [{"title": title, "said": [_quoted(quote) for quote in quotes[:QUOTES]]}
-                   for title, quotes in zip(titles, raised.quotes, strict=False)],
+        "quotes": [{"title": title, "said": [
+            {"prompt": cut(quote.prompt, LONGEST_TEXT), "response": cut(quote.response, LONGEST_TEXT),
+             "reward": quote.reward} for quote in quotes[:QUOTES]
+        ]} for title, quotes in zip(titles, raised.quotes, strict=False)],
     }  # fmt: skip
-
-
-def _quoted(quote: Quote) -> dict[str, Any]:
-    prompt, response = cut(quote.prompt, LONGEST_TEXT), cut(quote.response, LONGEST_TEXT)
-    return {"prompt": prompt, "response": response, "reward": quote.reward}
 
 
 def _drift_now(run: Summary, raised: Raised) -> list[str]:
