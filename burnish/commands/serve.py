@@ -64,7 +64,7 @@ def serve_reward(
 
     Examples:
         burnish serve-reward ocr --port 8000
-        burnish serve-reward pickscore pickscore.device=cuda scoring.merge=true --port 8000
+        burnish serve-reward pickscore pickscore.device=cuda --port 8000
         burnish serve-reward numeric format format.weight=0.1                   their weighted sum
         burnish serve-reward my_recipe.yaml --host 10.0.0.5 --token-variable REWARD_TOKEN
 
@@ -78,7 +78,7 @@ def serve_reward(
     """
     from burnish.config.serving import load_service
     from burnish.rewards.scoring import Scorer
-    from burnish.service.app import Service
+    from burnish.rewards.server import Service
     from burnish.utils.http import read_token
 
     token = read_token(token_variable, "--token-variable")

@@ -37,7 +37,7 @@ from burnish.hooks.trackers import Trackers
 from burnish.loop import run
 from burnish.options import MOST
 from burnish.report.page import write_report
-from burnish.rewards.judging import RewardsFailing
+from burnish.rewards.scoring import RewardsFailing
 from burnish.rl.algorithm import Metrics
 from burnish.tasks import assemble
 from burnish.training.profiling import controller_command
