@@ -6,59 +6,46 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from burnish.checkpoint import manifest
-from burnish.checkpoint.manifest import numbered
+from burnish.checkpoint.files import numbered, read_manifest
 from burnish.config.run_folder import RunFolder
-from burnish.utils import feed_process
 from burnish.utils.errors import UserError
-from burnish.utils.feed_process import Orders
+from burnish.utils.sidecar import Report
 
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # of the process: the run needs the rest
 MARK = "checkpoint.json"  # which checkpoint an export is of
 OFTEN = 5.0  # seconds between two messages that work goes on
 
 
-def serve(end: socket.socket, lines: IO[str], parent: int) -> None:
-    """The process; see ``burnish.utils.feed_process``."""
-    os.nice(10)
-    feed_process.serve(end, lines, parent, export_all)
+class Exports:
+    """Exports every checkpoint of a run; see ``burnish.utils.sidecar``."""
 
-
-def export_all(told: dict[str, Any], orders: Orders, say: Callable[..., None]) -> None:
-    """Export every checkpoint that appears, the newest first, until the run ends; remove what has none any more.
-
-    Args:
+    def __init__(self, told: Mapping[str, Any], report: Report) -> None:
+        """Args:
         told: ``run``, its folder, and ``what`` is exported.
-        orders: of the run.
-        say: what is to be logged.
-    """
-    folder, done = RunFolder(told["run"]), -1
-    say(step=done)
-    while True:
-        orders.changed.clear()
-        ended = orders.outcome is not None
-        _remove_old(folder)
-        while (checkpoint := _pending(folder)) is not None:
+        report: what is to be logged, and that work goes on.
+        """
+        os.nice(10)
+        self.folder, self.what, self.report = RunFolder(told["run"]), told["what"], report
+
+    def __call__(self) -> None:
+        """Export what is not exported yet, the newest first; remove what has no checkpoint any more."""
+        _remove_old(self.folder)
+        while (checkpoint := _pending(self.folder)) is not None:
             try:
-                with _alive(say, done):
-                    _export(checkpoint, folder.exported / checkpoint.name, told["what"])
+                with _alive(self.report):
+                    _export(checkpoint, self.folder.exported / checkpoint.name, self.what)
             except (UserError, FileNotFoundError):
                 if checkpoint.is_dir():
                     raise
-                say(warning=f"{checkpoint} was removed before it was exported; raise checkpoint.keep_last")
+                self.report.warning(f"{checkpoint} was removed before it was exported; raise checkpoint.keep_last")
                 continue
-            done = max(done, int(checkpoint.name))
-            say(step=done)
-        if ended:
-            return
-        orders.changed.wait()
+            self.report.done(int(checkpoint.name))
 
 
 def _export(checkpoint: Path, target: Path, what: Any) -> None:
@@ -90,7 +77,7 @@ def _pending(folder: RunFolder) -> Path | None:
 
 
 def _mark(checkpoint: Path) -> str:
-    files = json.dumps(manifest.read(checkpoint)["files"], sort_keys=True)
+    files = json.dumps({name: entry.sha256 for name, entry in read_manifest(checkpoint).files.items()}, sort_keys=True)
     return json.dumps({"update": int(checkpoint.name), "files": hashlib.sha256(files.encode()).hexdigest()})
 
 
@@ -110,13 +97,13 @@ def _remove(export: Path) -> None:
 
 
 @contextmanager
-def _alive(say: Callable[..., None], done: int) -> Iterator[None]:
+def _alive(report: Report) -> Iterator[None]:
     """Say again and again that work goes on: loading a large model takes a while."""
     over = threading.Event()
 
     def repeat() -> None:
         while not over.wait(OFTEN):
-            say(step=done)
+            report.alive()
 
     thread = threading.Thread(target=repeat, daemon=True)
     thread.start()

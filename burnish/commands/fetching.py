@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from burnish.checkpoint.manifest import VISIBLE, numbered
-from burnish.checkpoint.remote import Damaged, Remote, intact
+from burnish.checkpoint.files import VISIBLE, numbered, read
+from burnish.checkpoint.remote import Damaged, Remote
 from burnish.config.run import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.utils.addresses import address_complaint, is_address, library_complaint
@@ -81,8 +81,9 @@ def _newest(remote: Remote, there: list[int], wanted: int | None, checkpoints: P
     visible = {int(path.name): path for path in numbered(checkpoints)}
     here = {update: path for update, path in visible.items() if wanted in (None, update)}
     for update in sorted({*there, *here}, reverse=True):
-        if update in here and intact(here[update]):
-            return here[update]
+        if update in here:
+            with suppress(UserError):
+                return read(here[update]).path
         if update in there:
             log.info("fetching checkpoint %d from %s", update, remote.root)
             try:

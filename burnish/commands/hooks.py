@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from burnish.checkpoint.files import Checkpoint
-from burnish.commands.exporting import ENVIRONMENT
+from burnish.checkpoint.remote import Copies
+from burnish.commands.exporting import ENVIRONMENT, Exports
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.controller import Controller
@@ -26,7 +27,7 @@ from burnish.hooks.trackers import Trackers
 from burnish.hooks.validation import Validation
 from burnish.rl.algorithm import Metrics
 from burnish.utils import terminal
-from burnish.utils.feed import Feed, Timing
+from burnish.utils.sidecar import Sidecar
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,10 @@ def beside(config: RunConfig, folder: RunFolder) -> list[Hook]:
     feeds = {}
     if options.copy_to is not None:
         told = {"run": run, "address": options.copy_to, "keep": options.copy_keep, "best": options.keep_best}
-        feeds["checkpoint_copy"] = Feed("checkpoint.copy_to", "burnish.checkpoint.copying", told, Timing())
+        feeds["checkpoint_copy"] = Sidecar("checkpoint.copy_to", Copies, told)
     if options.export is not None:
         told = {"run": run, "what": options.export}
-        feeds["checkpoint_export"] = Feed(
-            "checkpoint.export", "burnish.commands.exporting", told, Timing(), environment=ENVIRONMENT
-        )
+        feeds["checkpoint_export"] = Sidecar("checkpoint.export", Exports, told, ENVIRONMENT)
     return [Beside(folder, feeds, wait=options.wait)] if feeds else []
 
 

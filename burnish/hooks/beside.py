@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from burnish.checkpoint.manifest import numbered
+from burnish.checkpoint.files import numbered
 from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
-from burnish.utils.feed import Feed, end_all
-from burnish.utils.feed_process import Outcome
+from burnish.utils.sidecar import Sidecar, end_all
 
 FAILED = 10.0  # seconds that a run which failed, or is interrupted, waits for them
 log = logging.getLogger(__name__)
@@ -18,7 +17,7 @@ log = logging.getLogger(__name__)
 class Beside(Hook):
     """Tells them that there may be another checkpoint. It stands before ``MetricsLog``, for what it counts."""
 
-    def __init__(self, folder: RunFolder, feeds: Mapping[str, Feed], *, wait: float) -> None:
+    def __init__(self, folder: RunFolder, feeds: Mapping[str, Sidecar], *, wait: float) -> None:
         """Take them over.
 
         Args:
@@ -27,7 +26,7 @@ class Beside(Hook):
             wait: seconds that they may still take at the end of the run, a stop included.
         """
         self.folder, self.feeds, self.wait = folder, dict(feeds), wait
-        self._outcome: Outcome = "failed"
+        self._finished = False
 
     def start(self, done: int) -> None:
         for feed in self.feeds.values():
@@ -41,16 +40,16 @@ class Beside(Hook):
             metrics[f"perf/{name}/updates_behind"] = float(max(feed.upto, 0) - max(feed.delivered, 0))
 
     def finish(self) -> None:
-        self._outcome = "finished"
+        self._finished = True
 
     def close(self) -> None:
         """Wait until they have done the last one; what is not done the same command does later."""
-        seconds = self.wait if self._outcome == "finished" else min(self.wait, FAILED)
+        seconds = self.wait if self._finished else min(self.wait, FAILED)
         self._tell()
         for feed in self.feeds.values():
-            if feed.left > 0:
+            if feed.upto > feed.delivered:
                 log.info("%s: waiting until it has done update %d", feed.option, feed.upto)
-        for feed in end_all(list(self.feeds.values()), self._outcome, seconds):
+        for feed in end_all(list(self.feeds.values()), seconds):
             why = feed.problem or f"it took longer than {seconds:g} s (checkpoint.wait)"
             log.warning(
                 "%s: not done for all checkpoints up to update %d: %s; the same command does what is left",
