@@ -20,7 +20,6 @@ from pydantic import AfterValidator, Field, FiniteFloat, NonNegativeInt, TypeAda
 
 from burnish.utils.disk import sync, write_atomically
 from burnish.utils.errors import UserError
-from burnish.utils.reading import check_folder
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -200,14 +199,13 @@ def opened(path: Path) -> Checkpoint:
         raise UserError(
             f"{path} is not a checkpoint: no such folder; give a numbered folder in a run's checkpoints{names}"
         )
-    check_folder(path)
     manifest = read_manifest(path)
     if VISIBLE.fullmatch(path.name) and int(path.name) != manifest.update:
         raise UserError(f"{path} is of policy update {manifest.update}; rename it to {manifest.update:08d}")
     for name, entry in manifest.files.items():
         file = path / name
-        if not file.exists():
-            raise UserError(f"{file} is missing")
+        if not file.is_file():
+            raise UserError(f"{file} is missing, or no file")
         if not file.resolve().is_relative_to(path.resolve()):
             raise UserError(f"{file} links outside the checkpoint; replace the link by its file, or use another one")
         if (size := file.stat().st_size) != entry.size:

@@ -129,9 +129,7 @@ class CheckpointStore:
         writing, self._writing = self._writing, None
         if writing is not None:
             if not wait_for([writing], TIMEOUT).done:
-                raise TimeoutError(
-                    f"timed out after {TIMEOUT:g} s writing a checkpoint to {self.folder}"
-                )
+                raise TimeoutError(f"timed out after {TIMEOUT:g} s writing a checkpoint to {self.folder}")
             writing.result()
 
     def __enter__(self) -> Self:

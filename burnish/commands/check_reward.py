@@ -22,7 +22,7 @@ from burnish.types.prompt import Prompt
 from burnish.utils import terminal
 from burnish.utils.errors import UserError
 from burnish.utils.reading import checked_path
-from burnish.utils.weights import vocabulary_complaint
+from burnish.utils.weights import tokenizer_complaint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,7 +97,7 @@ def _reward(name: str, options: Sequence[str], weights: str | None) -> Reward:
         beside = place if place.is_dir() else place.parent
         named = [option.partition("=")[0] for option in options]
         if known(KIND, name) and "tokenizer" in fields(lookup(KIND, name)) and "tokenizer" not in named:
-            given += ["tokenizer=null"] if place.exists() and not vocabulary_complaint(beside) else []
+            given += ["tokenizer=null"] if place.exists() and not tokenizer_complaint(beside) else []
     # a recipe with this reward alone, so that options are checked, and networks fetched, as in a run
     alone = [f"rewards.{label}=null" for label in load("quickstart").rewards if label != name]
     config = load("quickstart", [*alone, f"rewards.{name}.weight=1", *(f"rewards.{name}.{one}" for one in given)])

@@ -29,21 +29,14 @@ def parse_object(text: str) -> dict[str, Any]:
     """A JSON object.
 
     Raises:
-        ValueError: the text is not JSON, not an object, or has a key twice.
+        ValueError: the text is not JSON, or not an object.
     """
     try:
-        record = parse_json(text, _unique)
+        record = parse_json(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
     if not isinstance(record, dict):
         raise ValueError(f"holds {type(record).__name__}, not an object like {{'prompt': 'a cat'}}")
-    return record
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        raise ValueError(f"has {repeated([key for key, _ in pairs])!r} twice; keep one")
     return record
 
 

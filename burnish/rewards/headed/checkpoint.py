@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from burnish.models.loading import quietly
 from burnish.rewards.headed.names import Parts
 from burnish.rewards.headed.reading import QuestionReader
-from burnish.rewards.images.learned import CONFIG, frozen, read_weights, weight_file
+from burnish.rewards.images.learned import frozen, read_weights, weight_file
 from burnish.utils.errors import UserError, listed
 from burnish.utils.json_text import parse_json
 from burnish.utils.reading import read_file
-from burnish.utils.weights import own_config, refuse_oversized
+from burnish.utils.weights import own_config
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -108,7 +108,6 @@ def _config(weights: Mapping[str, Tensor], base: Path, family: str, where: str) 
     """The configuration of the base, with as many tokens as the checkpoint has."""
     import transformers
 
-    refuse_oversized(base / CONFIG)
     config: Any = own_config(transformers.AutoModel, base)
     if config.model_type != family:
         raise UserError(f"base is {base}, a {config.model_type}; this reward was trained on a {family}: give one")

@@ -20,14 +20,12 @@ from burnish.rewards.preprocessing import Preprocessing
 from burnish.rewards.text.reading_model import awake
 from burnish.utils.errors import UserError, first_line, listed
 from burnish.utils.hub import WORDS, model_folder
-from burnish.utils.patterns import pattern_complaint
 from burnish.utils.weights import (
     PICKLED,
     complaints_about,
     load_network,
     refuse_non_finite,
     tokenizer_complaint,
-    vocabulary_complaint,
 )
 
 if TYPE_CHECKING:
@@ -223,9 +221,9 @@ class PromptedReward(PixelReward):
         why = self.network_complaint(place)
         if why or self.tokenizer is not None:
             return why
-        if vocabulary_complaint(self.vocabulary):
+        if tokenizer_complaint(self.vocabulary):
             return f"{self.vocabulary} has no tokenizer beside the weights; give one as tokenizer"
-        return pattern_complaint(self.vocabulary)
+        return ""
 
     def network_complaint(self, place: Path) -> str:
         """Why there is no network that it can load, or ""."""

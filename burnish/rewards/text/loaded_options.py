@@ -14,7 +14,6 @@ from burnish.registry import options
 from burnish.rewards.text.reading_model import load_reader
 from burnish.utils.errors import UserError
 from burnish.utils.hub import model_folder
-from burnish.utils.patterns import pattern_complaint
 from burnish.utils.weights import complaints_about
 
 
@@ -55,8 +54,6 @@ class LoadedOptions:
             raise UserError(f"path of reward {self.name} is {self.path!r}, which has no config.json; give {wanted}")
         if cut := list(complaints_about(folder)):
             raise UserError(f"path of reward {self.name} is {self.path!r}: {'; '.join(cut)}")
-        if slow := pattern_complaint(folder):
-            raise UserError(f"path of reward {self.name} is {self.path!r}: {slow}")
         return folder
 
 
