@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from burnish.data.forms import asked
+from burnish.data.conversation import asked
 from burnish.data.language.prompts import fit_of, text_at
 from burnish.data.pictures import BEGINNING, KEYS, Holds, picture_at
 from burnish.data.pixels import images_of
 from burnish.data.records import Record
-from burnish.data.template import templated
-from burnish.data.values import find, listed, shown
+from burnish.data.values import find, listed, shown, templated
 from burnish.models.language.reward_head import about_picture
 from burnish.options.language import LanguageDataOptions
 from burnish.types.prompt import Prompt, about_media

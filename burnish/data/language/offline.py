@@ -10,7 +10,7 @@ import torch
 
 from burnish.data.language.judgements import JudgedRecord
 from burnish.data.language.responses import ResponseRecord
-from burnish.data.lines import data_error
+from burnish.data.records import data_error
 from burnish.data.values import shown
 from burnish.language.model import LanguageModel
 from burnish.language.offline import judged_completion, offline_completion

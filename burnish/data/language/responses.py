@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from burnish.data.conversation import ONLY_TEXT, response_text
-from burnish.data.forms import asked, response_of
+from burnish.data.conversation import ONLY_TEXT, asked, response_of, response_text
 from burnish.data.language.prompts import conversation_of, converse_with_media, prompt_of, question
 from burnish.data.records import PROMPT, RESPONSE, Record, read_files
 from burnish.data.values import find

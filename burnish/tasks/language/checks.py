@@ -11,7 +11,7 @@ from burnish.algorithms.language.base import LanguageNeeds
 from burnish.config.language import LanguageConfig
 from burnish.data.language.offline import TEMPLATE
 from burnish.data.language.prompts import check_positions
-from burnish.data.lines import data_error
+from burnish.data.records import data_error
 from burnish.language.model import LanguageModel, Positions
 from burnish.models.language.loading import check_experts, check_readable, check_words
 from burnish.models.language.teachers import check_tokens
