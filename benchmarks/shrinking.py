@@ -22,7 +22,7 @@ from burnish.diffusion.algorithms.policy_gradient import FlowGRPO
 from burnish.diffusion.batches import StepBatch
 from burnish.diffusion.rollouts import ROWS, policy_vs_reference_norm
 from burnish.forecast.counter import LiveBytes
-from burnish.language.cache import Cache
+from burnish.language.layers import Cache
 from burnish.runtime import transfer, weight_transfer
 from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.weight_transfer import Sender

@@ -92,7 +92,7 @@ class Snapshot:
         sync(folder / tensor_file.FOLDER)
         manifest = Manifest(
             update=self.update, identity=self.identity, score=self.score, files={NAME: rest} | files,
-            unvalidated=self.unvalidated,
+            unvalidated=None if self.unvalidated is None else {**self.unvalidated},
         )  # fmt: skip
         return publish_manifest(folder, manifest)
 

@@ -42,7 +42,7 @@ class Start:
     """
 
     done: int = 0
-    unvalidated: Metrics | None = None
+    unvalidated: Any = None  # metrics of the last update, if its validation is to be done
     begun: RunFolder | None = None
     branch: bool = False
 
