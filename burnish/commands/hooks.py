@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.remote import Copies
@@ -42,7 +43,7 @@ class Start:
     """
 
     done: int = 0
-    unvalidated: Any = None  # metrics of the last update, if its validation is to be done
+    unvalidated: Metrics | None = None
     begun: RunFolder | None = None
     branch: bool = False
 
@@ -53,7 +54,8 @@ class Start:
             return cls()
         saved = checkpoint.path.resolve().parent
         branch = saved != folder.checkpoints.resolve()
-        return cls(checkpoint.update, checkpoint.unvalidated, RunFolder(saved.parent), branch)
+        metrics: Any = checkpoint.unvalidated  # of which none is null once it is read
+        return cls(checkpoint.update, metrics, RunFolder(saved.parent), branch)
 
     @property
     def recorded(self) -> int | None:
