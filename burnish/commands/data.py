@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from burnish.config import load
 from burnish.config.load import recipe_names
 from burnish.config.tasks import task_named
-from burnish.data.sets import SETS, prepare, prepared
-from burnish.data.sets.catalogue import FOLDER
+from burnish.data.sets import FOLDER, SETS, prepare, prepared
 from burnish.types.prompt import Prompt
 from burnish.utils import terminal
 from burnish.utils.errors import UserError

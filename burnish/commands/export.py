@@ -6,28 +6,26 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.markup import escape
 
 from burnish import __version__
-from burnish.checkpoint import manifest
-from burnish.checkpoint.manifest import numbered
+from burnish.checkpoint.files import numbered, read_manifest
 from burnish.commands.opening import open_run, output_folder
 from burnish.config.run_folder import RunFolder
 from burnish.report.card import head
-from burnish.utils import feed_process, terminal
+from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
-from burnish.utils.feed_process import Orders
 from burnish.utils.paths import check_output
 from burnish.utils.reading import checked_path
+from burnish.utils.sidecar import Report
 
 if TYPE_CHECKING:
     import torch
@@ -164,40 +162,30 @@ def write_weights(assembly: Assembly, folder: Path, what: Format, *, dtype: torc
 # in a process beside a run, which exports every checkpoint
 
 
-def serve(end: socket.socket, lines: IO[str], parent: int) -> None:
-    """The process; see ``burnish.utils.feed_process``."""
-    os.nice(10)
-    feed_process.serve(end, lines, parent, export_all)
+class Exports:
+    """Exports every checkpoint of a run; see ``burnish.utils.sidecar``."""
 
-
-def export_all(told: dict[str, Any], orders: Orders, say: Callable[..., None]) -> None:
-    """Export every checkpoint that appears, the newest first, until the run ends; remove what has none any more.
-
-    Args:
+    def __init__(self, told: Mapping[str, Any], report: Report) -> None:
+        """Args:
         told: ``run``, its folder, and ``what`` is exported.
-        orders: of the run.
-        say: what is to be logged.
-    """
-    folder, done = RunFolder(told["run"]), -1
-    say(step=done)
-    while True:
-        orders.changed.clear()
-        ended = orders.outcome is not None
-        _remove_old(folder)
-        while (checkpoint := _pending(folder)) is not None:
+        report: what is to be logged, and that work goes on.
+        """
+        os.nice(10)
+        self.folder, self.what, self.report = RunFolder(told["run"]), told["what"], report
+
+    def __call__(self) -> None:
+        """Export what is not exported yet, the newest first; remove what has no checkpoint any more."""
+        _remove_old(self.folder)
+        while (checkpoint := _pending(self.folder)) is not None:
             try:
-                with _alive(say, done):
-                    _export(checkpoint, folder.exported / checkpoint.name, told["what"])
+                with _alive(self.report):
+                    _export(checkpoint, self.folder.exported / checkpoint.name, self.what)
             except (UserError, FileNotFoundError):
                 if checkpoint.is_dir():
                     raise
-                say(warning=f"{checkpoint} was removed before it was exported; raise checkpoint.keep_last")
+                self.report.warning(f"{checkpoint} was removed before it was exported; raise checkpoint.keep_last")
                 continue
-            done = max(done, int(checkpoint.name))
-            say(step=done)
-        if ended:
-            return
-        orders.changed.wait()
+            self.report.done(int(checkpoint.name))
 
 
 def _export(checkpoint: Path, target: Path, what: Any) -> None:
@@ -227,7 +215,7 @@ def _pending(folder: RunFolder) -> Path | None:
 
 
 def _mark(checkpoint: Path) -> str:
-    files = json.dumps(manifest.read(checkpoint)["files"], sort_keys=True)
+    files = json.dumps({name: entry.sha256 for name, entry in read_manifest(checkpoint).files.items()}, sort_keys=True)
     return json.dumps({"update": int(checkpoint.name), "files": hashlib.sha256(files.encode()).hexdigest()})
 
 
@@ -247,13 +235,13 @@ def _remove(export: Path) -> None:
 
 
 @contextmanager
-def _alive(say: Callable[..., None], done: int) -> Iterator[None]:
+def _alive(report: Report) -> Iterator[None]:
     """Say again and again that work goes on: loading a large model takes a while."""
     over = threading.Event()
 
     def repeat() -> None:
         while not over.wait(OFTEN):
-            say(step=done)
+            report.alive()
 
     thread = threading.Thread(target=repeat, daemon=True)
     thread.start()

@@ -7,12 +7,12 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from burnish.checkpoint.manifest import VISIBLE, numbered
-from burnish.checkpoint.remote import Damaged, Remote, intact
+from burnish.checkpoint.files import VISIBLE, numbered, read
+from burnish.checkpoint.remote import Damaged, Remote
 from burnish.config import RunConfig
 from burnish.config.disk import check_disk
 from burnish.config.hardware import Machine, Origin, listed, read_machine
@@ -204,8 +204,9 @@ def _newest(remote: Remote, there: list[int], wanted: int | None, checkpoints: P
     visible = {int(path.name): path for path in numbered(checkpoints)}
     here = {update: path for update, path in visible.items() if wanted in (None, update)}
     for update in sorted({*there, *here}, reverse=True):
-        if update in here and intact(here[update]):
-            return here[update]
+        if update in here:
+            with suppress(UserError):
+                return read(here[update]).path
         if update in there:
             log.info("fetching checkpoint %d from %s", update, remote.root)
             try:

@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from burnish.checkpoint.files import Checkpoint
-from burnish.checkpoint.manifest import numbered
+from burnish.checkpoint.files import numbered
+from burnish.checkpoint.remote import Copies
 from burnish.checkpoint.store import CheckpointStore
-from burnish.commands.export import ENVIRONMENT
+from burnish.commands.export import ENVIRONMENT, Exports
 from burnish.commands.fitting import Fit
 from burnish.commands.messages import closing_message, opening_message
 from burnish.config import RunConfig
@@ -43,7 +44,7 @@ from burnish.tasks import assemble
 from burnish.training.profiling import controller_command
 from burnish.utils import terminal
 from burnish.utils.errors import Cancelled, UserError
-from burnish.utils.feed import Feed, Timing
+from burnish.utils.sidecar import Sidecar
 
 log = logging.getLogger(__name__)
 
@@ -231,12 +232,10 @@ def beside(config: RunConfig, folder: RunFolder) -> list[Hook]:
     feeds = {}
     if options.copy_to is not None:
         about = {"run": run, "address": options.copy_to, "keep": options.copy_keep, "best": options.keep_best}
-        feeds["checkpoint_copy"] = Feed("checkpoint.copy_to", "burnish.checkpoint.copying", about, Timing())
+        feeds["checkpoint_copy"] = Sidecar("checkpoint.copy_to", Copies, about)
     if options.export is not None:
         about = {"run": run, "what": options.export}
-        feeds["checkpoint_export"] = Feed(
-            "checkpoint.export", "burnish.commands.export", about, Timing(), environment=ENVIRONMENT
-        )
+        feeds["checkpoint_export"] = Sidecar("checkpoint.export", Exports, about, ENVIRONMENT)
     return [Beside(folder, feeds, wait=options.wait)] if feeds else []
 
 
@@ -306,7 +305,7 @@ class RunHooks:
         for hook in self.all:
             hook.start(self.begun)
         if self.begun == 0 or self._unvalidated is not None:
-            metrics = dict(self._unvalidated or {})  # shared: hooks add to it for later ones
+            metrics: dict[str, Any] = dict(self._unvalidated or {})  # shared: hooks add to it for later ones
             for hook in self.all:
                 hook(self.begun, metrics)
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from burnish.checkpoint.manifest import numbered
+from burnish.checkpoint.files import numbered
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
@@ -21,8 +21,7 @@ from burnish.options import StepOptions, unix_seconds
 from burnish.rl.algorithm import Metrics
 from burnish.utils.disk import writing
 from burnish.utils.errors import Cancelled, UserError
-from burnish.utils.feed import Feed, end_all
-from burnish.utils.feed_process import Outcome
+from burnish.utils.sidecar import Sidecar, end_all
 
 if TYPE_CHECKING:
     from burnish.controller import Controller
@@ -147,7 +146,7 @@ FAILED = 10.0  # seconds that a run which failed, or is interrupted, waits for t
 class Beside(Hook):
     """Tells them that there may be another checkpoint. It stands before ``MetricsLog``, for what it counts."""
 
-    def __init__(self, folder: RunFolder, feeds: Mapping[str, Feed], *, wait: float) -> None:
+    def __init__(self, folder: RunFolder, feeds: Mapping[str, Sidecar], *, wait: float) -> None:
         """Take them over.
 
         Args:
@@ -156,7 +155,7 @@ class Beside(Hook):
             wait: seconds that they may still take at the end of the run, a stop included.
         """
         self.folder, self.feeds, self.wait = folder, dict(feeds), wait
-        self._outcome: Outcome = "failed"
+        self._finished = False
 
     def start(self, done: int) -> None:
         for feed in self.feeds.values():
@@ -170,16 +169,16 @@ class Beside(Hook):
             metrics[f"perf/{name}/updates_behind"] = float(max(feed.upto, 0) - max(feed.delivered, 0))
 
     def finish(self) -> None:
-        self._outcome = "finished"
+        self._finished = True
 
     def close(self) -> None:
         """Wait until they have done the last one; what is not done the same command does later."""
-        seconds = self.wait if self._outcome == "finished" else min(self.wait, FAILED)
+        seconds = self.wait if self._finished else min(self.wait, FAILED)
         self._tell()
         for feed in self.feeds.values():
-            if feed.left > 0:
+            if feed.upto > feed.delivered:
                 log.info("%s: waiting until it has done update %d", feed.option, feed.upto)
-        for feed in end_all(list(self.feeds.values()), self._outcome, seconds):
+        for feed in end_all(list(self.feeds.values()), seconds):
             why = feed.problem or f"it took longer than {seconds:g} s (checkpoint.wait)"
             log.warning(
                 "%s: not done for all checkpoints up to update %d: %s; the same command does what is left",
