@@ -8,9 +8,9 @@ import shlex
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from burnish.checkpoint.files import Checkpoint
-from burnish.checkpoint.files import numbered
+from burnish.checkpoint.files import Checkpoint, numbered
 from burnish.checkpoint.remote import Copies
 from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.export import ENVIRONMENT, Exports
