@@ -27,10 +27,9 @@ from burnish.config import RunConfig, load
 from burnish.config.run_folder import RunFolder
 from burnish.controller import LocalController
 from burnish.hooks import Hook
-from burnish.hooks.checkpoints import Checkpoints
-from burnish.hooks.metrics import MetricsLog
+from burnish.hooks.checkpoints import Checkpoints, Validation
+from burnish.hooks.log import MetricsLog
 from burnish.hooks.progress import Progress
-from burnish.hooks.validation import Validation
 from burnish.loop import run
 from burnish.utils.timer import Stopwatch
 

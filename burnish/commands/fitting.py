@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from burnish.commands.hardware import say
+from burnish.commands.prepare import say
 from burnish.config import RunConfig
 from burnish.config.batches import unforeseen, unsettled, with_sizes, written
 from burnish.controller import Controller

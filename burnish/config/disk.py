@@ -9,9 +9,9 @@ from functools import partial
 from burnish.config.hub import missing_model, missing_scorers
 from burnish.config.machine import machine_complaints
 from burnish.config.run import RunConfig
-from burnish.data.own import own_data
+from burnish.data.records import own_data
 from burnish.data.sets import named_by
-from burnish.data.template import check_template
+from burnish.data.values import check_template
 from burnish.rewards.function import FunctionReward
 from burnish.utils.addresses import address_complaint, is_address, library_complaint
 from burnish.utils.errors import ConfigError, UserError

@@ -21,7 +21,6 @@ class Task:
     config_path: str  # module:name, as those below
     words: Words  # of reports and of the opening message
     assembly_path: str
-    sample_path: str
     read_path: str
 
     @property
@@ -40,11 +39,6 @@ class Task:
         """The class of ``burnish.tasks.Assembly`` that builds a run."""
         return _imported(self.assembly_path)
 
-    @property
-    def sample(self) -> Any:
-        """What ``burnish sample`` does with an assembly."""
-        return _imported(self.sample_path)
-
 
 def _imported(path: str) -> Any:
     module, _, name = path.partition(":")
@@ -57,14 +51,12 @@ TASKS = {
         config_path="burnish.diffusion.config:FlowConfig",
         words=PICTURES,
         assembly_path="burnish.diffusion.assembly:FlowAssembly",
-        sample_path="burnish.commands.drawing:draw",
         read_path="burnish.data.prompts:read_prompts",
     ),
     "image-text-to-text": Task(
         config_path="burnish.language.config:LanguageConfig",
         words=RESPONSES,
         assembly_path="burnish.language.assembly:LanguageAssembly",
-        sample_path="burnish.commands.answer:answer",
         read_path="burnish.data.language.prompts:read_questions",
     ),
 }

@@ -240,10 +240,10 @@ class FlowAssembly(Assembly):
         Raises:
             UserError: naming what does not fit.
         """
-        self._check_drawn(suite.rewards, prompts, f"suite {suite.name}: scorers")
+        self._check_drawn(suite.scorers, prompts, f"suite {suite.name}: scorers")
         drawing, validation = suite.drawing, self.config.validation
         sized = prompts, drawing.height or validation.height, drawing.width or validation.width
-        self._check_sizes(suite.rewards, sized)
+        self._check_sizes(suite.scorers, sized)
 
     def _check_sizes(
         self, rewards: Mapping[str, Reward], *sized: tuple[Sequence[Prompt], int | None, int | None]

@@ -56,7 +56,7 @@ def scorers_of(config: RunConfig, *, samples: bool, trains: bool) -> Scorers:
     if not pooled and config.scored and (samples or (trains and (config.validates or config.scoring.probe))):
         found += loaded_by(config.rewards, config.scoring.processes, "rewards")
     for suite in suites_of(config) if trains and config.validates else ():
-        found += loaded_by(suite.rewards, config.scoring.processes, f"suite {suite.name}: scorers")
+        found += loaded_by(suite.scorers, config.scoring.processes, f"suite {suite.name}: scorers")
     return found
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from burnish.config import RunConfig
 from burnish.config.memory import has_quantized_weights
-from burnish.data.decoding import check_media
-from burnish.data.keys import check_keys
+from burnish.data.pixels import check_media
 from burnish.data.stream import Stream, limited
+from burnish.data.values import check_keys
 from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore, saved
 from burnish.rewards.scoring import AnyScorer, Scorer, probe

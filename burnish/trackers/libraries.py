@@ -24,8 +24,17 @@ from accelerate.tracking import WandBTracker as AccelerateWandb
 from PIL import Image
 
 from burnish.report.samples import Sample
-from burnish.trackers.names import Names
-from burnish.trackers.records import AlarmEvent, caption_of, file_of, gif, kind_of, output_of, playable, sendable
+from burnish.trackers.records import (
+    AlarmEvent,
+    Names,
+    caption_of,
+    file_of,
+    gif,
+    kind_of,
+    output_of,
+    playable,
+    sendable,
+)
 from burnish.utils.json_text import flattened
 
 GENERATIONS = "val/generations"  # verl's name of the table of validation samples

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from burnish.hooks.expiry import Expiry, ReclaimTime
+from burnish.hooks.checkpoints import Expiry, ReclaimTime
 from burnish.hooks.stop import StopRequest
 from tests.support.tiny_run import TinyRun
 

@@ -117,7 +117,8 @@ def accept(command: str) -> None:
 
 def _train(args: argparse.Namespace) -> None:
     """Of a sweep the first run."""
-    swept = [re.sub(r",[^\[{]*$", "", one) if getattr(args, "sweep", False) else one for one in args.overrides]
+    options = [one for one in args.overrides if "=" in one or not hasattr(args, "changed")]  # else sections to show
+    swept = [re.sub(r",[^\[{]*$", "", one) if getattr(args, "sweep", False) else one for one in options]
     load(args.recipe, *(one for one in read_speed(swept)[1] if not one.startswith("memory=")))
 
 

@@ -16,8 +16,7 @@ from PIL import Image
 from burnish.alarms.record import Raised
 from burnish.config import load
 from burnish.config.run_folder import RunFolder
-from burnish.hooks.metrics import MetricsLog
-from burnish.hooks.recorded import Lines
+from burnish.hooks.log import Lines, MetricsLog
 from burnish.hooks.trackers import Trackers
 from burnish.utils.video import clip_format, encode_clip, encode_sound
 

@@ -86,7 +86,7 @@ class WeightFile:
         roomy = SHARED.is_dir() and shutil.disk_usage(SHARED).free > SPARE * size
         with tempfile.TemporaryDirectory(prefix="burnish-weights-", dir=SHARED if roomy else None) as folder:
             path = Path(folder) / "weights.safetensors"
-            self.digest: str = tensor_file.write(path, pieces)["sha256"]  # of what is written, while it is
+            self.digest: str = tensor_file.write(path, pieces).sha256  # of what is written, while it is
             self._file = path.open("rb")
 
     @property
