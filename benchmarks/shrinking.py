@@ -23,9 +23,9 @@ from burnish.diffusion.batches import StepBatch
 from burnish.diffusion.rollouts import ROWS, velocity_growth
 from burnish.forecast.counter import LiveBytes
 from burnish.language.cache import Cache
-from burnish.runtime import transfer, weight_transfer
+from burnish.runtime import transfer
 from burnish.runtime.prompt_numbers import PromptNumbers
-from burnish.runtime.weight_transfer import Sender
+from burnish.runtime.weights import Sender
 from burnish.training.exchange import bring, kept_by_owners
 from burnish.training.ranks import shares
 from burnish.training.sharding import mesh_of
@@ -136,13 +136,12 @@ def publication(size: int, millions: int) -> Row:
         from torch.distributed.tensor import DTensor, Shard
 
         large = DTensor.from_local(torch.ones(rows, 1024), mesh_of(ranks, None, "cpu"), [Shard(0)])
-        stored: Any = weight_transfer
-        stored.ray = type("Store", (), {"put": staticmethod(lambda array: None)})
         little = {"large": DTensor.from_local(torch.ones(8, 1024), mesh_of(ranks, None, "cpu"), [Shard(0)])}
         for weights in (little, {"large": large}):  # threads and imports are no part of what is measured
             meter = Meter()
             sender = Sender(lambda full, weights=weights: weights, rank=ranks.rank, bucket_mb=4)
-            sender.to_store(1, True, {"large": "bfloat16"})
+            sender._send = lambda content: ""
+            sender.broadcast(1, sender.entries(True, {"large": torch.bfloat16}))
         return meter.stop()["above"] * MIB
 
     held = max(processes(size, send))

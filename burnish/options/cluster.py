@@ -65,11 +65,8 @@ class PoolsOptions:
 class WeightSyncOptions:
     """Weight sync from the trainer to a separate rollout pool."""
 
-    carrier: Literal["auto", "store", "broadcast"] = "auto"
-    """store: Ray's object store; broadcast: a process group of trainer and rollout workers, NCCL on GPUs and gloo on
-    CPUs; auto: the store for at most two buckets, such as adapters, and broadcast for more."""
     bucket_mb: Positive = 64.0
-    """Bucket size in MiB."""
+    """Bucket size in MiB; a larger tensor is a bucket of its own."""
     timeout: Seconds = 600.0
     """Timeout of a weight sync in seconds."""
 

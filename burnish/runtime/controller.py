@@ -31,8 +31,8 @@ from burnish.runtime.rollout_actor import RolloutActor
 from burnish.runtime.rollout_pool import RolloutPool
 from burnish.runtime.trainer_actor import TrainerActor
 from burnish.runtime.trainer_group import RankSource, TrainerGroup, TrainerRolloutWorker, cancelled
-from burnish.runtime.weight_stream import Mismatch
 from burnish.runtime.weight_sync import WeightSync
+from burnish.runtime.weights import Mismatch
 from burnish.training.profiling import nsight
 from burnish.training.ranks import SINGLE_RANK, RanksLost
 from burnish.types.rollout import Collected

@@ -13,7 +13,7 @@ from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.reward_pool import PooledScorer
 from burnish.runtime.rollout_result import RolloutResult, generate
 from burnish.runtime.transfer import Packed
-from burnish.runtime.weight_transfer import Receiver
+from burnish.runtime.weights import Receiver
 from burnish.tasks import assemble
 from burnish.training.profiling import Profiler
 from burnish.types.prompt import Prompt

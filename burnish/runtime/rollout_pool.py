@@ -49,8 +49,7 @@ class WorkerState:
 
     version: int | None = None  # of the weights that it has after all of its orders
     spare: int | None = None  # of those in its second buffer
-    switch: Call | None = None  # the last one, and to which version
-    switched_to: int = -1
+    switch: Call | None = None  # the last one
     orders: list[Order] = field(default_factory=list)  # not finished yet, in a row
     replaced: int = 0  # how often
 
@@ -233,7 +232,7 @@ class RolloutPool:
                             f"{len(order.request)} samples; check its log"
                         )
                 if order.switch is not None:
-                    self.weight_sync.switched(order.switch, order.request.version)
+                    order.switch.result()
                 result: RolloutResult = call.result()
             except (WorkerDied, WorkerTimeout) as error:
                 if isinstance(error, WorkerTimeout):
@@ -265,11 +264,11 @@ class RolloutPool:
                     f"timed out after {limit:g} s (ray.call_timeout) waiting for the rollout workers to use the "
                     f"weights before v{version}; check their logs"
                 )
-            last = [(state.switch, state.switched_to) for state in self._states]
-        for switch, to in last:
+            last = [state.switch for state in self._states]
+        for switch in last:
             if switch is not None:
                 with contextlib.suppress(WorkerDied):  # which the weight sync finds out, too
-                    self.weight_sync.switched(switch, to)
+                    switch.result()
 
     def _send(self, order: Order) -> None:
         order.switch = self._ready(order.rank, order.request.version)
@@ -280,14 +279,11 @@ class RolloutPool:
         state = self._states[rank]
         if state.version == version:
             return None
-        switch = None
-        if state.spare == version:
-            switch = state.switch = self.weight_sync.switch(rank, version)
-            state.switched_to = version
-        else:
-            self.weight_sync.send_to(rank, version)
+        if state.spare != version:
+            self.weight_sync.send(version, full=True, to=[rank])
+        state.switch = self.weight_sync.switch(rank, version)
         state.version, state.spare = version, None
-        return switch
+        return state.switch
 
     def _replace(self, rank: int, error: WorkerDied) -> None:
         """Replace a worker, and give the new one its orders again.

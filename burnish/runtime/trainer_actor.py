@@ -23,7 +23,7 @@ from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.reward_pool import PooledScorer
 from burnish.runtime.rollout_result import RolloutResult, from_saved, generate, to_save
 from burnish.runtime.transfer import Packed, resolved
-from burnish.runtime.weight_transfer import Sender
+from burnish.runtime.weights import Sender
 from burnish.training.profiling import Profiler
 from burnish.training.ranks import join_ranks
 from burnish.types.rollout import Collected, RemoteBatch

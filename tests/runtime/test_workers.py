@@ -24,8 +24,8 @@ from burnish.runtime.cluster import Cluster, cluster
 from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
 from burnish.runtime.reward_pool import PooledScorer
 from burnish.runtime.transfer import Pointers, Stored
-from burnish.runtime.weight_stream import Mismatch
 from burnish.runtime.weight_sync import WeightSync
+from burnish.runtime.weights import Mismatch
 from burnish.utils.errors import ConfigError, UserError
 from tests.runtime.test_batches import everything
 from tests.support.equality import same
@@ -179,8 +179,8 @@ def sides(pools):
         yield trains, samples
 
 
-def syncs(sides, carrier: str = "broadcast") -> WeightSync:
-    return WeightSync(*sides, WeightSyncOptions(carrier=carrier, bucket_mb=BUCKET, timeout=SLOW))
+def syncs(sides) -> WeightSync:
+    return WeightSync(*sides, WeightSyncOptions(bucket_mb=BUCKET, timeout=SLOW))
 
 
 def publish(sides, syncing: WeightSync, version: int) -> None:
@@ -188,7 +188,7 @@ def publish(sides, syncing: WeightSync, version: int) -> None:
     sides[0].call("learn", version)
     syncing.send(version, full=True)
     for rank in range(2):
-        syncing.switched(syncing.switch(rank, version), version)
+        syncing.switch(rank, version).result()
     one, other = sides[1].call("seen")
     assert one == other
 
@@ -207,7 +207,8 @@ def test_a_changed_byte_stops_a_publication_and_who_dies_in_one_is_replaced(side
     with pytest.raises(WorkerDied):
         samples.call_one(0, "seen")
     samples.restart(0)
-    syncing.send_to(0, 5)  # what the others have
+    syncing.send(5, full=True, to=[0])  # what the others have
+    syncing.switch(0, 5).result()
     one, other = samples.call("seen")
     assert one == other
     publish(sides, syncing, 6)  # and the next broadcast reaches both
