@@ -139,7 +139,7 @@ def publication(size: int, millions: int) -> Row:
         little = {"large": DTensor.from_local(torch.ones(8, 1024), mesh_of(ranks, None, "cpu"), [Shard(0)])}
         for weights in (little, {"large": large}):  # threads and imports are no part of what is measured
             meter = Meter()
-            sender = Sender(lambda full, weights=weights: weights, rank=ranks.rank, bucket_mb=4)
+            sender = Sender(lambda full, weights=weights: weights, rank=ranks.rank, bucket=4 * MIB)
             sender._send = lambda content: ""
             sender.broadcast(1, sender.entries(True, {"large": torch.bfloat16}))
         return meter.stop()["above"] * MIB

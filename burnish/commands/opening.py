@@ -291,9 +291,9 @@ def open_controller(config: RunConfig, store: CheckpointStore) -> Controller:
         UserError: Ray is needed and not installed.
     """
     if config.runtime == "local":
-        from burnish.controller import LocalController
+        from burnish.controller import Controller
 
-        return LocalController(config, store)
+        return Controller(config, store)
     from burnish.runtime.controller import RayController
 
     return RayController(config, store)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ray.exceptions import ObjectLostError
 
@@ -34,7 +34,7 @@ from burnish.runtime.trainer_group import RankSource, TrainerGroup, TrainerRollo
 from burnish.runtime.weight_sync import WeightSync
 from burnish.runtime.weights import Mismatch
 from burnish.training.profiling import nsight
-from burnish.training.ranks import SINGLE_RANK, RanksLost
+from burnish.training.ranks import RanksLost
 from burnish.types.rollout import Collected
 from burnish.utils.errors import Cancelled
 
@@ -53,7 +53,7 @@ class RayController(Controller):
     """The driver of a run: it leads the workers, and holds prompts and plans, but no networks and no samples."""
 
     def __init__(self, config: RunConfig, store: CheckpointStore) -> None:
-        super().__init__(config, store, SINGLE_RANK, role="controller", profiled=True)
+        super().__init__(config, store, role="controller")
         self.workers: TrainerGroup
         self._saving = 0.0
         self._numbers = PromptNumbers(lambda: self.assembly.train_prompts)
@@ -63,6 +63,9 @@ class RayController(Controller):
         self._end: Exception | None = None  # of a weight sync, until somebody is to sample
         self._stack = ExitStack()
         self._started = False  # whether there is a trainer
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         with self._stack:
@@ -122,7 +125,7 @@ class RayController(Controller):
         if workers is not None:
             self.samplers = RolloutPool(
                 workers,
-                WeightSync(self.trainers, workers, config.ray.publication),
+                WeightSync(self.trainers, workers, config.ray.call_timeout),
                 config.ray,
                 needed=lambda version: version + 1 + config.pipeline.lag <= config.steps,
                 add_phases=self.watch.add,

@@ -13,7 +13,7 @@ from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
-from burnish.controller import LocalController
+from burnish.controller import Controller
 from burnish.metrics import collected_metrics, measured
 from burnish.rewards.normalising import restore, with_first
 from burnish.rl.algorithm import Metrics
@@ -47,7 +47,7 @@ class TrainerActor:
         ranks = join_ranks(place.rank, place.size, place.address, place.port, place.device, self.seconds)
         self.ranks = ranks.in_contexts(config.sharding.context_parallel)
         store = CheckpointStore(RunFolder(config.output_dir).checkpoints, config.checkpoint, self.ranks)
-        self.controller = LocalController(config, store, self.ranks)
+        self.controller = Controller(config, store, self.ranks)
         self.assembly = self.controller.assembly
         if judges:
             self.assembly.scorer = PooledScorer(config.rewards, judges, first=place.rank, seconds=self.seconds)
@@ -68,7 +68,6 @@ class TrainerActor:
         self.sender = Sender(
             lambda full: roles.sampler_weights(full=full),
             rank=self.ranks.rank,
-            bucket_mb=self.config.ray.publication.bucket_mb,
             versions=self.versions,
         )
         return self.controller.items

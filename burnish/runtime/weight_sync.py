@@ -6,14 +6,12 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
-from burnish.options.cluster import WeightSyncOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call, all_done
 from burnish.runtime.channel import device_for
 from burnish.runtime.faults import WorkerDied, WorkerTimeout
 from burnish.runtime.weights import Entry, Mismatch, Transfer
 
-OPTION = "ray.publication.timeout"
 ABORT = 30.0  # seconds that the sender may take to give up
 
 
@@ -28,8 +26,9 @@ class WeightSync:
     with it, after what they do.
     """
 
-    def __init__(self, trainers: ActorGroup, samplers: ActorGroup, options: WeightSyncOptions) -> None:
-        self.trainers, self.samplers, self.options = trainers, samplers, options
+    def __init__(self, trainers: ActorGroup, samplers: ActorGroup, seconds: float) -> None:
+        """Args: ``seconds`` that joining, and each broadcast, may take."""
+        self.trainers, self.samplers, self.seconds = trainers, samplers, seconds
         self._one_at_a_time = threading.Lock()
         self._joined: object = None  # restarts of both sides and the receivers, when the channel was opened
         self._types: object = None  # of the receivers' tensors by name: weights travel in these
@@ -50,8 +49,8 @@ class WeightSync:
         receivers = range(len(self.samplers)) if to is None else to
         with self._one_at_a_time:
             if self._types is None:
-                self._types = self._ask(self.samplers, receivers[0], "receiver.types", beside=True).result()
-            entries: list[Entry] = self._all("sender.entries", full, self._types).results()[0]
+                self._types = self.samplers.submit_one(receivers[0], "receiver.types", beside=True).result()
+            entries: list[Entry] = self.trainers.submit("sender.entries", full, self._types).results()[0]
             sent, received = self._broadcast(version, entries, receivers)
         for rank, transfer in zip(receivers, received, strict=True):
             for entry, one, other in zip(entries, sent.checksums, transfer.checksums, strict=True):
@@ -75,9 +74,9 @@ class WeightSync:
             self._rendezvous(receivers)
             self._joined = members
         receiving = [
-            self._ask(self.samplers, rank, "receiver.receive", version, entries, beside=True) for rank in receivers
+            self.samplers.submit_one(rank, "receiver.receive", version, entries, beside=True) for rank in receivers
         ]
-        sending = self._all("sender.broadcast", version, entries)
+        sending = self.trainers.submit("sender.broadcast", version, entries)
         try:
             all_done([*receiving, sending])
         except BaseException as error:
@@ -96,27 +95,21 @@ class WeightSync:
         """Have the sender give up, or it would wait for a receiver that is dead until the deadline."""
         if self.trainers.ended is None:
             with suppress(WorkerDied, WorkerTimeout, RuntimeError):
-                self.trainers.submit_one(0, "sender.abort", beside=True, seconds=ABORT, option=OPTION).result()
+                self.trainers.submit_one(0, "sender.abort", beside=True, seconds=ABORT).result()
 
     def _rendezvous(self, receivers: Sequence[int]) -> None:
         """Open a channel. Its members come from all sides at once, each waiting for the others."""
         for rank in self.samplers.dead():  # the trainer would wait for it
             raise WorkerDied(self.samplers.name, rank, "it died before a channel to it was opened")
-        seconds, size = self.options.timeout, 1 + len(receivers)
-        places = [self._ask(self.trainers, 0, "sender.place")]
-        places += [self._ask(self.samplers, rank, "receiver.place", beside=True) for rank in receivers]
+        seconds, size = self.seconds, 1 + len(receivers)
+        places = [self.trainers.submit_one(0, "sender.place")]
+        places += [self.samplers.submit_one(rank, "receiver.place", beside=True) for rank in receivers]
         device = device_for([call.result() for call in places])
         address = self.trainers.address
-        port = self._ask(self.trainers, 0, "sender.rendezvous", address, seconds).result()
-        joining = [self._ask(self.trainers, 0, "sender.join", size, device, seconds)]
+        port = self.trainers.submit_one(0, "sender.rendezvous", address, seconds).result()
+        joining = [self.trainers.submit_one(0, "sender.join", size, device, seconds)]
         joining += [
-            self._ask(self.samplers, rank, "receiver.join", address, port, place, size, device, seconds, beside=True)
+            self.samplers.submit_one(rank, "receiver.join", address, port, place, size, device, seconds, beside=True)
             for place, rank in enumerate(receivers, start=1)
         ]
         all_done(joining)
-
-    def _all(self, method: str, *arguments: object) -> Call:
-        return self.trainers.submit(method, *arguments, seconds=self.options.timeout, option=OPTION)
-
-    def _ask(self, group: ActorGroup, rank: int, method: str, *arguments: object, beside: bool = False) -> Call:
-        return group.submit_one(rank, method, *arguments, beside=beside, seconds=self.options.timeout, option=OPTION)

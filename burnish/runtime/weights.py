@@ -20,6 +20,7 @@ from burnish.training.sharding import local_shard
 from burnish.types.batch import is_sharded
 from burnish.utils.timer import Stopwatch
 
+BUCKET = 64 << 20  # bytes that travel at a time
 ALIGNMENT = 8  # bytes: where tensors begin in a bucket
 WORDS = 1 << 20  # 64-bit words that are summed at a time
 ODD = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64: 2^64 divided by the golden ratio
@@ -145,7 +146,7 @@ class Sender:
     """One of the ranks that train. All of them gather each bucket; rank 0 sends it while the next one is gathered."""
 
     def __init__(
-        self, weights: Callable[[bool], Mapping[str, Tensor]], *, rank: int, bucket_mb: float, versions: int = 1
+        self, weights: Callable[[bool], Mapping[str, Tensor]], *, rank: int, versions: int = 1, bucket: int = BUCKET
     ) -> None:
         """Take over the weights.
 
@@ -153,12 +154,12 @@ class Sender:
             weights: gives what is to be sent now, by names that receivers know, in the same order on every rank; all
                 of it if asked, else what training has changed.
             rank: of this process among those that train.
-            bucket_mb: MiB that travel at a time.
             versions: newest versions that can be sent again, to replace a receiver that is not at the newest one.
+            bucket: bytes that travel at a time.
         """
         self._weights, self._rank, self._versions = weights, rank, versions
         self._kept: dict[int, dict[str, Tensor]] = {}  # by version: this rank's shards of what training changes
-        self._bucket = bucket_mb * 2**20
+        self._bucket = bucket
         self._store: dist.Store | None = None  # where the channel's members find each other
         self._channel: Channel | None = None
 
@@ -262,17 +263,17 @@ class Receiver:
     """
 
     def __init__(
-        self, weights: Mapping[str, Tensor], *, bucket_mb: float, engine: Callable[[int], None] | None = None
+        self, weights: Mapping[str, Tensor], *, engine: Callable[[int], None] | None = None, bucket: int = BUCKET
     ) -> None:
         """Take over the weights.
 
         Args:
             weights: the network's own tensors; the first weight sync has to bring them all, later ones some.
-            bucket_mb: MiB that travel at a time.
             engine: has an engine that samples in place of the network take the network's weights over, as a version.
+            bucket: bytes that travel at a time.
         """
         self._weights, self._engine = {name: weight.detach() for name, weight in weights.items()}, engine
-        self._bucket = bucket_mb * 2**20
+        self._bucket = bucket
         self._channel: Channel | None = None
         self._device = next((value.device for value in weights.values()), torch.device("cpu"))
         # of its own, or what arrives would wait for all that the sampler has asked of the GPU

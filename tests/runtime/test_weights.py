@@ -15,7 +15,7 @@ from burnish.runtime.weights import Mismatch, Receiver, Sender, buckets, checksu
 from burnish.training.sharding import mesh_of
 from tests.support.rank_runs import together
 
-BUCKET = 100 / 2**20  # MiB
+BUCKET = 100  # bytes
 LIMIT = 30.0  # seconds
 Weights = dict[str, torch.Tensor]
 
@@ -80,13 +80,13 @@ class Trainer:
 
     def __init__(self) -> None:
         self.now = weights(1)
-        self.sender = Sender(lambda full: self.now, rank=0, bucket_mb=BUCKET)
+        self.sender = Sender(lambda full: self.now, rank=0, bucket=BUCKET)
 
 
 @pytest.fixture
 def joined() -> Iterator[Any]:
     """A trainer and two receivers on one channel; each member joins in a thread."""
-    trainer, receivers = Trainer(), [Receiver(weights(0), bucket_mb=BUCKET) for _ in range(2)]
+    trainer, receivers = Trainer(), [Receiver(weights(0), bucket=BUCKET) for _ in range(2)]
     with ThreadPoolExecutor(3) as pool:
         port = trainer.sender.rendezvous("127.0.0.1", LIMIT)
         came = [pool.submit(trainer.sender.join, 3, "cpu", LIMIT)]
@@ -125,7 +125,7 @@ def test_a_broadcast_fills_the_second_buffer_and_a_switch_takes_it_over(joined):
 
 
 def test_what_does_not_fit_or_did_not_come_is_named():
-    receiver = Receiver(weights(0), bucket_mb=BUCKET)
+    receiver = Receiver(weights(0), bucket=BUCKET)
     receiver._channel = object()  # which is never asked
     with pytest.raises(Mismatch, match="holds nothing"):
         receiver.switch(1)
@@ -154,7 +154,7 @@ def publish(ranks: Any, folder: Path) -> dict[str, Any]:
     from torch.distributed.tensor import Shard, distribute_tensor
 
     mesh = mesh_of(ranks, None, "cpu")
-    sender = Sender(lambda full: now, rank=ranks.rank, bucket_mb=40 / 2**20, versions=2)
+    sender = Sender(lambda full: now, rank=ranks.rank, bucket=40, versions=2)
     lower, found = dict.fromkeys(uneven(1), torch.bfloat16), {}
     for name, version, types in (("first", 1, {}), ("second", 2, lower), ("again", 1, {})):
         given = uneven(2 if name == "again" else version)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions, WeightSyncOptions
+from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import first_done
 from burnish.runtime.cluster import Cluster, cluster
@@ -124,8 +124,9 @@ def test_a_worker_killed_in_mid_call_is_noticed_at_once_and_replaced(three, tmp_
 
 
 @pytest.mark.thorough
-def test_a_failed_device_is_a_death_and_nobody_waits_for_the_others(pools):
-    options = replace(OPTIONS, max_restarts=1, restart_window=0.1)
+def test_a_failed_device_is_a_death_and_nobody_waits_for_the_others(pools, monkeypatch):
+    monkeypatch.setattr("burnish.runtime.actor_group.WINDOW", 0.1)
+    options = replace(OPTIONS, max_restarts=1)
     with pools(options, train=2) as opened, ActorGroup(opened["train"], Toy, collective=True) as group:
         for _ in range(2):  # each is long past when the next one comes
             start, pids = time.monotonic(), list(group.pids)
@@ -166,7 +167,7 @@ def test_a_worker_that_judges_is_asked_again_by_the_same_handle_until_the_limit(
             scorer.score(["c"], [])
 
 
-BUCKET = 100 / 2**20  # MiB
+BUCKET = 100  # bytes
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +181,7 @@ def sides(pools):
 
 
 def syncs(sides) -> WeightSync:
-    return WeightSync(*sides, WeightSyncOptions(bucket_mb=BUCKET, timeout=SLOW))
+    return WeightSync(*sides, SLOW)
 
 
 def publish(sides, syncing: WeightSync, version: int) -> None:

@@ -16,18 +16,18 @@ def weights(version: int) -> dict[str, torch.Tensor]:
 
 
 class Trains:
-    def __init__(self, place: RankInfo, bucket_mb: float):
+    def __init__(self, place: RankInfo, bucket: int):
         self.now = weights(0)
-        self.sender = Sender(lambda full: self.now, rank=place.rank, bucket_mb=bucket_mb)
+        self.sender = Sender(lambda full: self.now, rank=place.rank, bucket=bucket)
 
     def learn(self, version):
         self.now = weights(version)
 
 
 class Samples:
-    def __init__(self, place: RankInfo, bucket_mb: float):
+    def __init__(self, place: RankInfo, bucket: int):
         self.network = weights(0)
-        self.receiver = Receiver(self.network, bucket_mb=bucket_mb)
+        self.receiver = Receiver(self.network, bucket=bucket)
         self.own = Channel.finish, self.receiver._buffers
 
     def seen(self):
