@@ -25,15 +25,16 @@ from burnish.diffusion.pipeline.base import FlowModel
 from burnish.diffusion.pipeline.contexts import check_contexts
 from burnish.diffusion.pipeline.loading import (
     check_parts,
+    check_teacher,
     family_of,
     load_model,
     load_outline,
+    load_teacher,
     match_layers,
     parts_of,
     read_index,
     standard_side,
 )
-from burnish.diffusion.pipeline.teachers import check_teacher, load_teacher
 from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.rollouts import FlowRollouts
 from burnish.evaluation.suite import Suite

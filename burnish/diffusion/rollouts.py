@@ -19,7 +19,7 @@ from burnish.diffusion.algorithms.base import Needs
 from burnish.diffusion.engine import FlowEngine, FlowJob
 from burnish.diffusion.options import RolloutOptions
 from burnish.diffusion.roles import FlowRoles
-from burnish.diffusion.times import diffuse
+from burnish.diffusion.steps import diffuse
 from burnish.metrics import group_diversity
 from burnish.rewards.base import inputs_asked
 from burnish.rewards.scoring import AnyScorer

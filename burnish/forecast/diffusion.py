@@ -19,7 +19,7 @@ from burnish.diffusion.assembly import FlowAssembly
 from burnish.diffusion.engine import BranchIds, FlowEngine, FlowJob
 from burnish.diffusion.pipeline.encoding import Arrangement, Taken
 from burnish.diffusion.pipeline.loading import family_of, read_index
-from burnish.diffusion.pipeline.universal import FORMS, SLIPS, CalledPipeline, Universal
+from burnish.diffusion.pipeline.universal import FORMS, SLIPS, Universal
 from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.steps import finished
 from burnish.forecast.brief import Once, alike, shapes
@@ -156,7 +156,7 @@ class FlowHalf:
         model.verify = self._idle(model.verify)
         model.decode = self.once(model.decode, shapes)
         model.encode_pictures = torch.no_grad()(self.once(model.encode_pictures, _sizes))
-        if isinstance(model, CalledPipeline):
+        if isinstance(model, Universal):
             model._arrangement = partial(_arrangement, model)  # type: ignore[method-assign]
         for name in ("distribute", "kept"):
             setattr(roles, name, partial(self._brief_parts, getattr(roles, name)))
@@ -344,7 +344,7 @@ def _sizes(pictures: Sequence[np.ndarray], *_: Any) -> Any:
     return tuple(picture.shape for picture in pictures)
 
 
-def _arrangement(model: CalledPipeline, request: Any) -> Arrangement:
+def _arrangement(model: Universal, request: Any) -> Arrangement:
     """How a picture becomes a state, which is found by values that nobody knows; here it stays as it is."""
     shape, taken = tuple(model.first(request, 0).shape), []
 

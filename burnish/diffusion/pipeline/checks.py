@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
 from burnish.diffusion.pipeline.levels import Timetable, Unsupported
+from burnish.diffusion.pipeline.program import driven
 from burnish.diffusion.pipeline.runs import Blank, Recorded, Visit
-from burnish.diffusion.pipeline.segments import driven
 
 if TYPE_CHECKING:
     from burnish.diffusion.pipeline.universal import Universal

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 from burnish.diffusion.options import RolloutOptions
 from burnish.diffusion.pipeline.forwards import Forwards
 from burnish.diffusion.pipeline.levels import Unsupported, once_a_step, shifted
-from burnish.diffusion.pipeline.segments import NOISE, PROMPT, STATE, TIME, Value
+from burnish.diffusion.pipeline.program import NOISE, PROMPT, STATE, TIME, Value
 from burnish.diffusion.pipeline.trace import Trace
 from burnish.types.batch import to_device
 
@@ -406,7 +406,7 @@ class Recorded(Blank):
                 return network(**arguments)
         with self.trace.paused():
             arguments = tree_map_only(Tensor, self.trace.beside, arguments)
-        call = self.forwards.noted(name, arguments)
+        call = self.forwards.noted(name, arguments, lambda one: bool(self.trace.depends(one) & (STATE | NOISE)))
         return self.trace.call(call, lambda: self.blank(network, call))
 
     def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:

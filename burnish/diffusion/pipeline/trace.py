@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_iter, tree_leaves, tree_map
 
 from burnish.diffusion.pipeline.forwards import Call, Whole
 from burnish.diffusion.pipeline.levels import Unsupported
-from burnish.diffusion.pipeline.segments import (
+from burnish.diffusion.pipeline.program import (
     NOISE,
     STATE,
     NetworkCall,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -32,9 +32,8 @@ from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
 from burnish.diffusion.pipeline.levels import Timetable, Unsupported, check_scheduler
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
 from burnish.diffusion.pipeline.networks import attention_layers, by_name
-from burnish.diffusion.pipeline.program import Program, placed, signature_of
+from burnish.diffusion.pipeline.program import Alone, Otherwise, Program, driven, placed, signature_of
 from burnish.diffusion.pipeline.runs import DECODE, Blank, Encoded, Encoding, Recorded, Runner, Tape, Visit
-from burnish.diffusion.pipeline.segments import Alone, Otherwise
 from burnish.diffusion.pipeline.trace import Momentum
 from burnish.diffusion.pipeline.truncation import refuse_unknown, tokenizers_of, truncated, vocabularies_of
 from burnish.registry import register
@@ -111,11 +110,30 @@ class PixelSpace(nn.Module):
 LATEST = 256  # prompts with pictures whose schedules and masks are kept
 
 
-class CalledPipeline(LoadedPipeline):
-    """A pipeline whose conditioning is the prompt itself, and whose samples are what its call returns.
+GUIDED = 2.0  # some guidance
+KEPT = 2**30  # bytes of programs on the networks' device
+TRIED = 4  # steps of the pipeline's own run that velocities are compared with
+EXACT, ROUNDED = 1e-4, 5e-2  # largest relative difference in float32, and in half precision
+TOGETHER = 2**14  # numbers of states that are decoded at once: large samples take the memory of a decoder one by one
+SLIPS = (
+    Alone,
+    RuntimeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    Unsupported,
+)  # of a pipeline that is run otherwise
+FORMS = ((True, True), (False, True), (True, False), (False, False))  # the fastest first
 
-    A family adds how its runs begin and end.
+
+@register("flow model", "pipeline")
+class Universal(LoadedPipeline):
+    """Any pipeline that steps one scheduler once per iteration.
+
+    Its conditioning is the prompt itself, and its samples are what its call returns.
     """
+
+    pipeline_class: ClassVar[str] = ""  # all that no family of a plugin takes
 
     def __init__(self, pipeline: Any, options: ModelOptions, rollout: RolloutOptions, *, compute: torch.dtype) -> None:
         super().__init__(pipeline, options, rollout, compute=compute)
@@ -126,15 +144,19 @@ class CalledPipeline(LoadedPipeline):
             )
         self.arguments = Arguments(type(pipeline), rollout)
         self.arguments.read_rate(pipeline.components.values())
+        self._forms: dict[Any, tuple[bool, bool]] = {}  # of each way to run it that was compared
+        self.unverified = FORMS[0]  # of the others
+        self.decodes_together = False  # whether small samples are the same, decoded together
+        self._verified: set[Any] = set()
+        self.forwards = Forwards(self.compute)
+        with explained(self.class_name):
+            self._run = Runner(pipeline, self.names, lambda: self.device, self.rollout)
         self._arranged: LruCache[Arrangement] = LruCache(LATEST)
-
-    def first(self, request: Requests, seed: int) -> Tensor:
-        """The pipeline's own first state for a seed: [...] float32."""
-        raise NotImplementedError
-
-    def tail(self, request: Requests, x: Tensor, decode: Any = None) -> Any:
-        """What the pipeline returns for a final state [1, ...]; ``decode`` is in place of the VAE's method."""
-        raise NotImplementedError
+        self._tapes: LruCache[Tape] = LruCache(in_bytes(options.cache_gb), lambda tape: tape.bytes)
+        self._tables: LruCache[Timetable] = LruCache(LATEST)
+        self._masks: LruCache[Tensor | None] = LruCache(LATEST)
+        self._programs: LruCache[Program] = LruCache(KEPT, lambda program: program.bytes)
+        self._known: dict[Any, list[Program]] = {}  # that may be those of other prompts, too
 
     def key(self, request: Requests) -> Any:
         """What decides on schedule, states and masks: for prompts with pictures, the prompt too."""
@@ -201,11 +223,14 @@ class CalledPipeline(LoadedPipeline):
         return torch.stack([self.first(one, random.key(*key)) for one, key in zip(requests, keys, strict=True)])
 
     def decode(self, latents: Tensor, conditioning: Requests) -> list[Any]:
+        size = max(TOGETHER // latents[0].numel(), 1) if self.decodes_together else 1
+        requests, states, samples = conditioning.each(), latents.split(1), list[Any]()
         with torch.no_grad():
-            return [
-                self.arguments.sample(self.tail(request, x), finite=x.isfinite().all())
-                for request, x in zip(conditioning.each(), latents.split(1), strict=True)
-            ]
+            for start in range(0, len(states), size):
+                some = states[start : start + size]
+                for x, returned in zip(some, self.tails(requests[start : start + size], some), strict=True):
+                    samples.append(self.arguments.sample(returned, finite=x.isfinite().all()))
+        return samples
 
     def decode_tensor(self, latents: Tensor, conditioning: Requests) -> Tensor:
         rows = zip(conditioning.each(), latents.split(1), strict=True)
@@ -233,42 +258,6 @@ class CalledPipeline(LoadedPipeline):
             raise Unsupported("it has no VAE")
         shape = self.first(request, 0).shape
         return Arrangement.of(lambda x, decode: self.tail(request, x, decode), shape, self.device)
-
-
-GUIDED = 2.0  # some guidance
-KEPT = 2**30  # bytes of programs on the networks' device
-TRIED = 4  # steps of the pipeline's own run that velocities are compared with
-EXACT, ROUNDED = 1e-4, 5e-2  # largest relative difference in float32, and in half precision
-SLIPS = (
-    Alone,
-    RuntimeError,
-    ValueError,
-    IndexError,
-    AttributeError,
-    Unsupported,
-)  # of a pipeline that is run otherwise
-FORMS = ((True, True), (False, True), (True, False), (False, False))  # the fastest first
-
-
-@register("flow model", "pipeline")
-class Universal(CalledPipeline):
-    """Any pipeline that steps one scheduler once per iteration."""
-
-    pipeline_class: ClassVar[str] = ""  # all that no family of a plugin takes
-
-    def __init__(self, pipeline: Any, options: ModelOptions, *args: Any, **settings: Any) -> None:
-        super().__init__(pipeline, options, *args, **settings)
-        self._forms: dict[Any, tuple[bool, bool]] = {}  # of each way to run it that was compared
-        self.unverified = FORMS[0]  # of the others
-        self._verified: set[Any] = set()
-        self.forwards = Forwards(self.autocast)
-        with explained(self.class_name):
-            self._run = Runner(pipeline, self.names, lambda: self.device, self.rollout)
-        self._tapes: LruCache[Tape] = LruCache(in_bytes(options.cache_gb), lambda tape: tape.bytes)
-        self._tables: LruCache[Timetable] = LruCache(LATEST)
-        self._masks: LruCache[Tensor | None] = LruCache(LATEST)
-        self._programs: LruCache[Program] = LruCache(KEPT, lambda program: program.bytes)
-        self._known: dict[Any, list[Program]] = {}  # that may be those of other prompts, too
 
     def noised(self, conditioning: Gathered[Requests]) -> Tensor | None:
         return self._mask(conditioning.rows())
@@ -298,35 +287,37 @@ class Universal(CalledPipeline):
         order = [row for rows in runs.values() for row in rows]
         adjacent = order == list(range(len(order)))
         states = (x if adjacent else x[to_device(torch.tensor(order), x.device)]).split([*map(len, runs.values())])
-        with explained(self.class_name):
-            started = [
-                self._begun(requests[rows[0]], guidance, some, times[rows[0]])
-                for rows, some in zip(runs.values(), states, strict=True)
-            ]
+        computed = [
+            self._velocity(requests[rows[0]], guidance, some, times[rows[0]])
+            for rows, some in zip(runs.values(), states, strict=True)
+        ]
         networks = self._run.answering | dict(by_name(network, self.names))
-        found = self.forwards.answered(networks, started, agree, self.names, shares=shares)
+        found = self.forwards.answered(networks, computed, agree, self.names, shares=shares)
         velocity = found[0] if len(found) == 1 else torch.cat(found)
         if not adjacent:
             velocity = velocity[to_device(torch.tensor(order).argsort(), x.device)]
         mask = self._mask(conditioning)
         return velocity if mask is None else torch.where(mask, velocity, 0.0)
 
-    def _begun(self, request: Requests, guidance: float, x: Tensor, time: float) -> tuple[Any, list[Call]]:
-        """A computation of velocities, and the first calls that it waits for."""
-        program = self.program(request, guidance)
-        run = program.velocity(self._run.scheduler, x, time)
+    def _velocity(
+        self, request: Requests, guidance: float, x: Tensor, time: float
+    ) -> Generator[list[Call], list[Any], Tensor]:
+        """Velocities at states [B, ...] of one prompt at one time."""
+        with explained(self.class_name):
+            program = self.program(request, guidance)
         try:
-            return run, next(run)
-        except Otherwise:  # recorded anew, with this time in the place of its own
+            return (yield from program.velocity(self._run.scheduler, x, time))
+        except Otherwise:
             at = program.before(time)
 
-            def tables(scheduler: Any) -> None:
-                for name in ("timesteps", "sigmas"):
-                    if isinstance(table := getattr(scheduler, name, None), Tensor):
-                        setattr(scheduler, name, placed(program.table, table, name, at, time))
+        def tables(scheduler: Any) -> None:
+            for name in ("timesteps", "sigmas"):
+                if isinstance(table := getattr(scheduler, name, None), Tensor):
+                    setattr(scheduler, name, placed(program.table, table, name, at, time))
 
-            run = self.program(request, guidance, time, tables).velocity(self._run.scheduler, x, time, at)
-            return run, next(run)
+        with explained(self.class_name):  # recorded anew, with this time in the place of its own
+            program = self.program(request, guidance, time, tables)
+        return (yield from program.velocity(self._run.scheduler, x, time, at))
 
     def verify(self, conditioning: Gathered[Requests], *, guidance: float) -> None:
         row = conditioning.select([0]).rows()
@@ -360,6 +351,7 @@ class Universal(CalledPipeline):
 
         Returns the first step that agrees: what a pipeline keeps of a picture may be noise until that.
         """
+        self.program(request, guidance)  # which tells the precision of arguments
         witness = Visit(self.forwards, self.names)
         drawn = self.arguments.checked(self.visit(request, guidance, witness))
         for other in {1.0, max(self.rollout.guidance_scale, GUIDED)} - {guidance}:
@@ -401,9 +393,14 @@ class Universal(CalledPipeline):
                     break
         if not self._forms[way][1]:
             log.warning("%s: rows are computed one by one, as together they differ", type(self.pipeline).__name__)
-        decoded = self.tail(request, witness.last[:1].float() / table.scale(float(table.times[-1])))
-        if not (left := distance(self.arguments.values(decoded), drawn)) <= tolerance:
+        last = witness.last[:1].float() / table.scale(float(table.times[-1]))
+        decoded = self.arguments.values(self.tail(request, last))
+        if not (left := distance(decoded, drawn)) <= tolerance:
             raise Unsupported(f"decoded from its own last state, a sample differs by {left:.2g} (relative)")
+        if 2 * last.numel() <= TOGETHER:
+            with suppress(*SLIPS):
+                _, both = self.tails([request] * 2, [last / 2, last])
+                self.decodes_together = distance(self.arguments.values(both), decoded) <= tolerance
         return start
 
     def visit(self, request: Requests, guidance: float, visit: Visit, *, seed: int | None = None) -> Any:
@@ -466,6 +463,7 @@ class Universal(CalledPipeline):
         return self._tapes.get((uid, request.height, request.width, guidance > 1), lambda: Tape(seed_of(uid)))
 
     def first(self, request: Requests, seed: int) -> Tensor:
+        """The pipeline's own first state for a seed: [...] float32."""
         program = self.program(request, self.rollout.guidance_scale)
         with torch.no_grad(), explained(self.class_name):
             x = program.begin(seed)
@@ -476,20 +474,27 @@ class Universal(CalledPipeline):
         return self._tables.get(self.key(request), lambda: self.program(request, self.rollout.guidance_scale).table)
 
     def tail(self, request: Requests, x: Tensor, decode: Any = None) -> Any:
+        """What the pipeline returns for a final state [1, ...]; ``decode`` is in place of the VAE's method."""
         program = self.program(request, self.rollout.guidance_scale)
         if program.end is not None:
-            answering = self._run.answering
-
-            def answer(call: Call) -> Any:
-                if decode is not None and call.network == DECODE:
-                    return decode(*call.arguments.values())
-                return self.forwards(answering[call.network], call)
-
-            return program.returned(x, answer)
+            return driven(program.returned(x), partial(self._answer, decode=decode))
         parts = {call.network for step in program.steps if step for call in step.calls}
         end = x * program.table.scale(float(program.table.times[-1]))
         visit = Blank(self.forwards, self.names, parts, end=end, count=len(program.steps), decode=decode)
         return self.visit(request, self.rollout.guidance_scale, visit)
+
+    def _answer(self, call: Call, *, decode: Any) -> Any:
+        if decode is not None and call.network == DECODE:
+            return decode(*call.arguments.values())
+        return self.forwards(self._run.answering[call.network], call)
+
+    def tails(self, requests: Sequence[Requests], states: Sequence[Tensor]) -> list[Any]:
+        """``tail`` of several states, which are decoded together."""
+        programs = [self.program(request, self.rollout.guidance_scale) for request in requests]
+        if len(states) == 1 or any(program.end is None for program in programs):
+            return [self.tail(request, x) for request, x in zip(requests, states, strict=True)]
+        runs = [program.returned(x) for program, x in zip(programs, states, strict=True)]
+        return self.forwards.answered(self._run.answering, runs, shares=True)
 
     def _mask(self, requests: Requests) -> Tensor | None:
         """The elements of states that reach the networks, [B, ...] bool; None if all do."""
@@ -502,7 +507,7 @@ class Universal(CalledPipeline):
         draw = torch.Generator().manual_seed(0)  # weights that no sum of elements cancels
         with torch.enable_grad():
             # a step that calls networks that are trained
-            _, calls = self._begun(request, self.rollout.guidance_scale, x, table.last_trained)
+            calls = next(self._velocity(request, self.rollout.guidance_scale, x, table.last_trained))
             inputs = tree_leaves([call.arguments for call in calls])
             inputs = [leaf.value if isinstance(leaf, Whole) else leaf for leaf in inputs]
             inputs = [leaf for leaf in inputs if isinstance(leaf, Tensor) and leaf.requires_grad]
