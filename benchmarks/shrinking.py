@@ -24,7 +24,7 @@ from burnish.diffusion.rollouts import ROWS, velocity_growth
 from burnish.forecast.counter import LiveBytes
 from burnish.language.cache import Cache
 from burnish.runtime import transfer
-from burnish.runtime.prompt_numbers import PromptNumbers
+from burnish.runtime.transfer import PromptNumbers
 from burnish.runtime.weights import Sender
 from burnish.training.exchange import bring, kept_by_owners
 from burnish.training.ranks import shares

@@ -11,9 +11,8 @@ from typing import Any, Self
 import ray
 
 from burnish.runtime.actor import BESIDE, LIFE, RankInfo, WorkerProcess, directory, environment
-from burnish.runtime.calls import POLL, Call
-from burnish.runtime.faults import RestartLimit, WorkerDied, WorkerTimeout
-from burnish.runtime.pools import Pool
+from burnish.runtime.calls import POLL, Call, RestartLimit, WorkerDied, WorkerTimeout
+from burnish.runtime.cluster import Pool
 
 log = logging.getLogger(__name__)
 

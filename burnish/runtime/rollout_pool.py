@@ -19,10 +19,8 @@ import ray
 from burnish.options.cluster import RayOptions
 from burnish.rollout.requests import RolloutRequest, split
 from burnish.runtime.actor_group import ActorGroup
-from burnish.runtime.calls import POLL, Call
-from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
-from burnish.runtime.prompt_numbers import PromptNumbers
-from burnish.runtime.rollout_result import RolloutResult, joined
+from burnish.runtime.calls import POLL, Call, RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
+from burnish.runtime.transfer import PromptNumbers, RolloutResult, joined
 from burnish.runtime.weight_sync import Broken, WeightSync
 from burnish.types.rollout import Rollouts
 from burnish.utils.errors import Cancelled
@@ -63,7 +61,7 @@ class PendingRollouts:
         self._rollouts: Rollouts | None = None
 
     def result(self, timeout: float) -> Rollouts:
-        """The complete batch, with pointers as its traces; see ``burnish.rollout.asynchronous.Handle``."""
+        """The complete batch, with pointers as its traces; see ``burnish.rollout.pipelined.Handle``."""
         if self._rollouts is None:
             deadline = time.monotonic() + timeout
             parts = [self.pool.finished(order, deadline) for order in self.orders]
@@ -75,7 +73,7 @@ class PendingRollouts:
 
 
 class RolloutPool:
-    """Samples with published versions of the weights; see ``burnish.rollout.asynchronous.AsyncRolloutWorker``."""
+    """Samples with published versions of the weights; see ``burnish.rollout.pipelined.AsyncRolloutWorker``."""
 
     def __init__(
         self,

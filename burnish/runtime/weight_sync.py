@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from burnish.runtime.actor_group import ActorGroup
-from burnish.runtime.calls import Call, all_done
+from burnish.runtime.calls import Call, WorkerDied, WorkerTimeout, all_done
 from burnish.runtime.channel import device_for
-from burnish.runtime.faults import WorkerDied, WorkerTimeout
 from burnish.runtime.weights import Entry, Mismatch, Transfer
 
 ABORT = 30.0  # seconds that the sender may take to give up

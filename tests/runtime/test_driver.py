@@ -11,9 +11,9 @@ import torch
 from torch import distributed as dist
 
 from burnish.options.cluster import PoolOptions, PoolsOptions
-from burnish.runtime.capacity import Node, lacking, needs
+from burnish.runtime.calls import device_failure
 from burnish.runtime.channel import Channel, device_for, place_of
-from burnish.runtime.faults import device_failure
+from burnish.runtime.cluster import Node, lacking, needs
 from burnish.training.ranks import RanksLost
 from burnish.training.rendezvous import open_store
 from burnish.utils.errors import UserError

@@ -19,9 +19,8 @@ import ray
 
 from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions
 from burnish.runtime.actor_group import ActorGroup
-from burnish.runtime.calls import first_done
+from burnish.runtime.calls import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout, first_done
 from burnish.runtime.cluster import Cluster, cluster
-from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
 from burnish.runtime.reward_pool import PooledScorer
 from burnish.runtime.transfer import Pointers, Stored
 from burnish.runtime.weight_sync import WeightSync
