@@ -95,11 +95,8 @@ def _not_renamed(network: nn.Module, targets: Sequence[str]) -> Sequence[str]:
     as those of the experts that an older version had; also when somebody loads the adapter. Then it may lose more.
     """
     from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
-    try:
-        from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
-    except ImportError:  # other versions of peft rename nothing
-        return targets
     config = LoraConfig(target_modules=list(targets))
     convert_peft_config_for_transformers(config, network, None)
     left = [target for target in targets if target in (config.target_modules or ())]
@@ -118,11 +115,8 @@ def _lost(network: nn.Module, names: Sequence[str]) -> list[str]:
     """Layers whose adapters peft would look for under other names when it loads them, so that they stay as drawn."""
     import torch
     from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_adapter_state_dict_for_transformers
 
-    try:
-        from peft.utils.transformers_weight_conversion import convert_peft_adapter_state_dict_for_transformers
-    except ImportError:  # other versions of peft rename nothing
-        return []
     keys = {f"base_model.model.{name}.lora_A.weight": name for name in names}
     found = convert_peft_adapter_state_dict_for_transformers(
         network, LoraConfig(), {key: torch.zeros(1, 1) for key in keys}

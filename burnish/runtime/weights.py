@@ -15,7 +15,7 @@ from torch import distributed as dist
 from torch.nn.functional import pad
 
 from burnish.runtime.channel import Channel, place_of
-from burnish.training.rendezvous import open_store, reach_store
+from burnish.training.ranks import open_store, reach_store
 from burnish.training.sharding import local_shard
 from burnish.types.batch import is_sharded
 from burnish.utils.timer import Stopwatch

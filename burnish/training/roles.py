@@ -17,8 +17,7 @@ from burnish.options.model import LoraOptions
 from burnish.training.balance import Balance
 from burnish.training.profiling import Meter
 from burnish.training.ranks import SINGLE_RANK, Ranks
-from burnish.training.replicated import Replicated
-from burnish.training.sharding import Shards, copy_full, mesh_of, shard
+from burnish.training.sharding import Replicated, Shards, copy_full, mesh_of, shard
 from burnish.utils import random
 from burnish.utils.errors import UserError
 

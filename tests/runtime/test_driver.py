@@ -14,8 +14,7 @@ from burnish.options.cluster import PoolOptions, PoolsOptions
 from burnish.runtime.calls import device_failure
 from burnish.runtime.channel import Channel, device_for, place_of
 from burnish.runtime.cluster import Node, lacking, needs
-from burnish.training.ranks import RanksLost
-from burnish.training.rendezvous import open_store
+from burnish.training.ranks import RanksLost, open_store
 from burnish.utils.errors import UserError
 from tests.support.sockets import listening
 
