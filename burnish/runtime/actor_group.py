@@ -16,7 +16,7 @@ from burnish.runtime.cluster import Pool
 
 log = logging.getLogger(__name__)
 
-WINDOW = 86400.0  # seconds after which a restart no longer counts toward ray.max_restarts
+DAY = 86_400.0  # seconds after which a restart no longer counts
 LINES: dict[str, Any] = {"concurrency_groups": {BESIDE: 1, LIFE: 1}}  # of calls that do not wait for each other
 
 
@@ -220,7 +220,7 @@ class ActorGroup:
         """
         options, now = self.pool.options, time.monotonic()
         self.restarts += 1
-        self._counted = [then for then in self._counted if now - then < WINDOW] + [now]
+        self._counted = [then for then in self._counted if now - then < DAY] + [now]
         if len(self._counted) > options.max_restarts:
             why = f"; the last time: {self.ended}" if self.ended else ""
             raise RestartLimit(

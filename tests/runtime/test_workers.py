@@ -124,7 +124,7 @@ def test_a_worker_killed_in_mid_call_is_noticed_at_once_and_replaced(three, tmp_
 
 @pytest.mark.thorough
 def test_a_failed_device_is_a_death_and_nobody_waits_for_the_others(pools, monkeypatch):
-    monkeypatch.setattr("burnish.runtime.actor_group.WINDOW", 0.1)
+    monkeypatch.setattr("burnish.runtime.actor_group.DAY", 0.1)
     options = replace(OPTIONS, max_restarts=1)
     with pools(options, train=2) as opened, ActorGroup(opened["train"], Toy, collective=True) as group:
         for _ in range(2):  # each is long past when the next one comes
