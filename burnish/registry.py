@@ -61,9 +61,7 @@ KINDS = {
     "language reward": Kind("burnish.rewards.text", "burnish.rewards.text.base:LanguageReward"),
     "environment": Kind("burnish.environments", "burnish.environments.base:Environment"),
     "call format": Kind("burnish.environments", f"{CALLS}:CallFunction", part=f"{CALLS}:CallFormat"),
-    "flow model": Kind(
-        "burnish.diffusion.pipeline.universal", "burnish.diffusion.pipeline.base:FlowModel", options=False
-    ),
+    "flow model": Kind("burnish.diffusion.pipeline.model", "burnish.diffusion.pipeline.base:FlowModel", options=False),
     "language model": Kind("burnish.models.language", "burnish.language.model:LanguageModel", options=False),
 }
 

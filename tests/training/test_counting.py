@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from burnish.diffusion.options import ModelOptions, RolloutOptions
-from burnish.diffusion.pipeline.base import Drawing
+from burnish.diffusion.pipeline.base import SampleSize
 from burnish.diffusion.pipeline.loading import load_model
 from burnish.models.lora import add_adapters
 from burnish.models.tiny import describe
@@ -40,7 +40,7 @@ def test_generators(tmp_path, name, adapted):
         add_adapters(model.network, LoraOptions(rank=3), ["policy"], seed=0, default_targets=model.lora_targets)
     else:
         model.network.requires_grad_(True)
-    drawing = Drawing(height=tiny.height, width=tiny.width, steps=4)
+    drawing = SampleSize(height=tiny.height, width=tiny.width, steps=4)
     asked = model.condition([Prompt(text=text, negative="grey") for text in ("fox", "two apples", "fox")], drawing)
     model.verify(asked, guidance=3.0)
     x = model.start(asked, drawing, [("row", row) for row in range(3)])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves, tree_map, tree_map_only, tree_map_with_path
 
 from burnish.diffusion.pipeline.base import Agree
-from burnish.diffusion.pipeline.levels import Unsupported
+from burnish.diffusion.pipeline.schedules import Unsupported
 from burnish.types.batch import is_sharded
 
 

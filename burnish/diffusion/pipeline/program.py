@@ -15,20 +15,20 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map, tree_unflatten
 
 from burnish.diffusion.pipeline.forwards import Call, Whole, tiled
-from burnish.diffusion.pipeline.levels import Levels, Timetable, Unsupported, sigma_at
+from burnish.diffusion.pipeline.schedules import NoiseSchedule, Sigmas, Unsupported, sigma_at
 
 if TYPE_CHECKING:
-    from burnish.diffusion.pipeline.runs import Recorded
+    from burnish.diffusion.pipeline.runs import RecordedRun
 
 # bits of what a value depends on: the scheduler's times, a state or an output, drawn noise, what encoders gave
 TIME, STATE, NOISE, PROMPT = 1, 2, 4, 8
 
 
-class Otherwise(Exception):
+class ControlFlowChanged(Exception):
     """At this time the pipeline would do something else than what was recorded."""
 
 
-class Alone(Exception):
+class NotBatchable(Exception):
     """What was recorded can't be computed for several states at once."""
 
 
@@ -74,7 +74,7 @@ class NetworkCall:
                 return one
             value, several = values[one.number], count > 1 and one.number in self.of_states
             if several and row is None:
-                raise Alone
+                raise NotBatchable
             return value[row] if several else value
 
         def made(rowed: Any, given: Any) -> Any:
@@ -199,11 +199,11 @@ class Segment:
             The roots.
 
         Raises:
-            Otherwise: the pipeline would do something else at these times.
-            Alone: it can't be computed for several states at once.
+            ControlFlowChanged: the pipeline would do something else at these times.
+            NotBatchable: it can't be computed for several states at once.
         """
         if count > 1 and self._in_order:
-            raise Alone
+            raise NotBatchable
         values = dict(self._values) if times is None else self._constants | dict(times)
         values |= {number: bound[number] for number in self._bound[times is not None]}
         values |= {number: x.clone() for number, x in given.items()} if self._in_order else given
@@ -326,7 +326,7 @@ def compute(one: Operation, values: dict[int, Any], generator: torch.Generator |
     """Add what an operation makes of values; noise is drawn from ``generator``.
 
     Raises:
-        Otherwise: a number that it reads is another one.
+        ControlFlowChanged: a number that it reads is another one.
     """
 
     def own(arg: Any) -> Any:
@@ -342,7 +342,7 @@ def compute(one: Operation, values: dict[int, Any], generator: torch.Generator |
     out = one.function(*[own(arg) for arg in one.args], **{name: own(arg) for name, arg in one.kwargs.items()})
     if not one.outputs:
         if out != one.read:
-            raise Otherwise
+            raise ControlFlowChanged
         return
     results = [out] if isinstance(out, Tensor) else [item for item in out if isinstance(item, Tensor)]
     values |= zip(one.outputs, results, strict=True)
@@ -356,12 +356,12 @@ class Program:
 
     confirmed = False
 
-    def __init__(self, run: Recorded, returned: Any) -> None:
+    def __init__(self, run: RecordedRun, returned: Any) -> None:
         """Raises: Unsupported: its steps depend on more than the state, the time and the prompt."""
         if not run.steps:
             raise Unsupported("it takes no step of its own scheduler")
         trace = run.trace
-        levels = Levels.of(run.scheduler, torch.stack([name for name, _, _ in run.steps]))
+        levels = Sigmas.of(run.scheduler, torch.stack([name for name, _, _ in run.steps]))
         skipped = len(run.scheduler.timesteps) - len(run.steps)
         self.rows = run.rows
         self._tables = run.times
@@ -383,7 +383,7 @@ class Program:
                 self.steps.append(None)  # what the pipeline begins with is no state yet
         last = [k for k, step in enumerate(self.steps) if step and any(c.network in run.trained for c in step.calls)]
         own = levels.times[:-1].tolist()
-        self.table = Timetable(levels, skipped, own[min(max(last, default=-1), len(own) - 1)])
+        self.table = NoiseSchedule(levels, skipped, own[min(max(last, default=-1), len(own) - 1)])
         leaves, self._returned = tree_flatten(returned if isinstance(returned, tuple) else vars(returned))
         self.end: Segment | None = None
         if all(leaf is None or isinstance(leaf, Tensor | int | float | str) for leaf in leaves):
@@ -430,7 +430,7 @@ class Program:
         """The program of another prompt, by what encoders gave for it.
 
         Raises:
-            Otherwise: the pipeline would do something else.
+            ControlFlowChanged: the pipeline would do something else.
         """
         values = self._fixed | {
             one.number: leaf for one, leaf in zip(self.prompt, leaves, strict=True) if isinstance(one, Value)
@@ -499,7 +499,7 @@ class Program:
         return found if isinstance(found, tuple) else SimpleNamespace(**found)
 
 
-def placed(table: Timetable, values: Tensor, name: str, k: int, time: float) -> Tensor:
+def placed(table: NoiseSchedule, values: Tensor, name: str, k: int, time: float) -> Tensor:
     """A scheduler's timesteps or sigmas, with the time at which step ``k`` begins."""
     if name == "timesteps":
         called = table.levels.name(time)

@@ -25,16 +25,31 @@ from torch.utils._pytree import tree_leaves
 
 from burnish.diffusion.options import ModelOptions
 from burnish.diffusion.pipeline.arguments import Arguments
-from burnish.diffusion.pipeline.base import Agree, Drawing
-from burnish.diffusion.pipeline.checks import distance, land, rehearse, seen, turned_off
-from burnish.diffusion.pipeline.encoding import Arrangement
+from burnish.diffusion.pipeline.base import Agree, SampleSize
+from burnish.diffusion.pipeline.checks import (
+    check_last_step,
+    check_steps,
+    distance,
+    how_to_turn_off,
+    states_and_velocities,
+)
 from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
-from burnish.diffusion.pipeline.levels import Timetable, Unsupported, check_scheduler
+from burnish.diffusion.pipeline.latents import LatentLayout
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
 from burnish.diffusion.pipeline.networks import attention_layers, by_name
-from burnish.diffusion.pipeline.program import Alone, Otherwise, Program, driven, placed, signature_of
-from burnish.diffusion.pipeline.runs import DECODE, Blank, Encoded, Encoding, Recorded, Runner, Tape, Visit
-from burnish.diffusion.pipeline.trace import Momentum
+from burnish.diffusion.pipeline.program import ControlFlowChanged, NotBatchable, Program, driven, placed, signature_of
+from burnish.diffusion.pipeline.runs import (
+    DECODE,
+    BlankRun,
+    EncoderCache,
+    EncoderRun,
+    EncodersDone,
+    PipelineRun,
+    RecordedRun,
+    Runner,
+)
+from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported, check_scheduler
+from burnish.diffusion.pipeline.trace import DependsOnHistory
 from burnish.diffusion.pipeline.truncation import refuse_unknown, tokenizers_of, truncated, vocabularies_of
 from burnish.registry import register
 from burnish.types.batch import Gathered, to_device
@@ -116,7 +131,7 @@ TRIED = 4  # steps of the pipeline's own run that velocities are compared with
 EXACT, ROUNDED = 1e-4, 5e-2  # largest relative difference in float32, and in half precision
 TOGETHER = 2**14  # numbers of states that are decoded at once: large samples take the memory of a decoder one by one
 SLIPS = (
-    Alone,
+    NotBatchable,
     RuntimeError,
     ValueError,
     IndexError,
@@ -127,7 +142,7 @@ FORMS = ((True, True), (False, True), (True, False), (False, False))  # the fast
 
 
 @register("flow model", "pipeline")
-class Universal(LoadedPipeline):
+class PipelineModel(LoadedPipeline):
     """Any pipeline that steps one scheduler once per iteration.
 
     Its conditioning is the prompt itself, and its samples are what its call returns.
@@ -151,9 +166,9 @@ class Universal(LoadedPipeline):
         self.forwards = Forwards(self.compute)
         with explained(self.class_name):
             self._run = Runner(pipeline, self.names, lambda: self.device, self.rollout)
-        self._arranged: LruCache[Arrangement] = LruCache(LATEST)
-        self._tapes: LruCache[Tape] = LruCache(in_bytes(options.cache_gb), lambda tape: tape.bytes)
-        self._tables: LruCache[Timetable] = LruCache(LATEST)
+        self._latent_layouts: LruCache[LatentLayout] = LruCache(LATEST)
+        self._tapes: LruCache[EncoderCache] = LruCache(in_bytes(options.cache_gb), lambda tape: tape.bytes)
+        self._tables: LruCache[NoiseSchedule] = LruCache(LATEST)
         self._masks: LruCache[Tensor | None] = LruCache(LATEST)
         self._programs: LruCache[Program] = LruCache(KEPT, lambda program: program.bytes)
         self._known: dict[Any, list[Program]] = {}  # that may be those of other prompts, too
@@ -209,18 +224,20 @@ class Universal(LoadedPipeline):
             log.warning(warning)
 
     def condition(
-        self, prompts: Sequence[Prompt], drawing: Drawing, check_cancelled: Callable[[], None] = lambda: None
+        self, prompts: Sequence[Prompt], size: SampleSize, check_cancelled: Callable[[], None] = lambda: None
     ) -> Gathered[Requests]:
         unique = {prompt.uid: prompt for prompt in prompts}
         row = {uid: i for i, uid in enumerate(unique)}
-        table = Requests(prompts=list(unique.values()), height=drawing.height, width=drawing.width, steps=drawing.steps)
+        table = Requests(prompts=list(unique.values()), height=size.height, width=size.width, steps=size.steps)
         return Gathered(table=table, index=torch.tensor([row[prompt.uid] for prompt in prompts]))
 
     def start(
-        self, conditioning: Gathered[Requests], drawing: Drawing, keys: Sequence[tuple[random.Part, ...]]
+        self, conditioning: Gathered[Requests], size: SampleSize, keys: Sequence[tuple[random.Part, ...]]
     ) -> Tensor:
         requests = conditioning.rows().each()
-        return torch.stack([self.first(one, random.key(*key)) for one, key in zip(requests, keys, strict=True)])
+        return torch.stack(
+            [self.initial_latents(one, random.key(*key)) for one, key in zip(requests, keys, strict=True)]
+        )
 
     def decode(self, latents: Tensor, conditioning: Requests) -> list[Any]:
         size = max(TOGETHER // latents[0].numel(), 1) if self.decodes_together else 1
@@ -228,14 +245,14 @@ class Universal(LoadedPipeline):
         with torch.no_grad():
             for start in range(0, len(states), size):
                 some = states[start : start + size]
-                for x, returned in zip(some, self.tails(requests[start : start + size], some), strict=True):
+                for x, returned in zip(some, self.outputs(requests[start : start + size], some), strict=True):
                     samples.append(self.arguments.sample(returned, finite=x.isfinite().all()))
         return samples
 
     def decode_tensor(self, latents: Tensor, conditioning: Requests) -> Tensor:
         rows = zip(conditioning.each(), latents.split(1), strict=True)
         try:
-            return torch.cat([self.arguments.tensor(self.tail(request, x)) for request, x in rows])
+            return torch.cat([self.arguments.tensor(self.output(request, x)) for request, x in rows])
         except RuntimeError as error:
             if "numpy() on Tensor that requires grad" not in str(error):
                 raise
@@ -247,22 +264,22 @@ class Universal(LoadedPipeline):
     def encode_pictures(self, pictures: Sequence[np.ndarray], conditioning: Requests) -> Tensor:
         request = conditioning.select([0])
         try:
-            arranged = self._arranged.get(self.key(request), lambda: self._arrangement(request))
+            arranged = self._latent_layouts.get(self.key(request), lambda: self._latent_layout(request))
             return arranged.encoded(self.pipeline.vae, pictures)
         except Unsupported as error:
             who = f"a {type(self.pipeline).__name__} can't learn from finished pictures"
             raise UserError(f"{who}: {error}; learn from its own samples") from error
 
-    def _arrangement(self, request: Requests) -> Arrangement:
+    def _latent_layout(self, request: Requests) -> LatentLayout:
         if getattr(self.pipeline, "vae", None) is None:
             raise Unsupported("it has no VAE")
-        shape = self.first(request, 0).shape
-        return Arrangement.of(lambda x, decode: self.tail(request, x, decode), shape, self.device)
+        shape = self.initial_latents(request, 0).shape
+        return LatentLayout.of(lambda x, decode: self.output(request, x, decode), shape, self.device)
 
     def noised(self, conditioning: Gathered[Requests]) -> Tensor | None:
         return self._mask(conditioning.rows())
 
-    def schedule(self, conditioning: Gathered[Requests], drawing: Drawing) -> Tensor:
+    def schedule(self, conditioning: Gathered[Requests], size: SampleSize) -> Tensor:
         return self.table(conditioning.select([0]).rows()).times
 
     def visitors(self, conditioning: Gathered[Requests], times: Sequence[float]) -> list[frozenset[str]]:
@@ -307,7 +324,7 @@ class Universal(LoadedPipeline):
             program = self.program(request, guidance)
         try:
             return (yield from program.velocity(self._run.scheduler, x, time))
-        except Otherwise:
+        except ControlFlowChanged:
             at = program.before(time)
 
         def tables(scheduler: Any) -> None:
@@ -331,8 +348,8 @@ class Universal(LoadedPipeline):
             if self._way(row, 1.0) not in self._forms:
                 with suppress(Unsupported):  # which a sample would say; what learns may do without guidance
                     self._compare(replace(row, steps=min(full.steps, TRIED)), 1.0)
-            rehearse(self, full, guidance, start)
-            land(self, full, guidance)
+            check_steps(self, full, guidance, start)
+            check_last_step(self, full, guidance)
         self._verified.add(way)
 
     def _steps(self, request: Requests) -> int:
@@ -352,13 +369,13 @@ class Universal(LoadedPipeline):
         Returns the first step that agrees: what a pipeline keeps of a picture may be noise until that.
         """
         self.program(request, guidance)  # which tells the precision of arguments
-        witness = Visit(self.forwards, self.names)
-        drawn = self.arguments.checked(self.visit(request, guidance, witness))
+        own_run = PipelineRun(self.forwards, self.names)
+        drawn = self.arguments.checked(self.run(request, guidance, own_run))
         for other in {1.0, max(self.rollout.guidance_scale, GUIDED)} - {guidance}:
             with suppress(UserError):  # networks are called with other sizes, which tell what has a row for each state
                 self.program(request, other)
         table = self.table(request)
-        states, expected = seen(witness, table, self._run.scheduler)
+        states, expected = states_and_velocities(own_run, table, self._run.scheduler)
         times, mask = to_device(table.times[:-1], states.device), self._mask(request)
         tolerance = EXACT if self.compute == torch.float32 else ROUNDED
 
@@ -373,15 +390,15 @@ class Universal(LoadedPipeline):
         if mask is not None and len(states) > 1 and not distance(found[:1], expected[:1]) <= tolerance:
             start = 1
         if not (left := distance(found[start:], expected[start:])) <= tolerance:
-            if witness.rows > 1:
+            if own_run.rows > 1:
                 raise Unsupported(
-                    f"its scheduler steps {witness.rows} rows for one sample, such as frames one by one, so that "
+                    f"its scheduler steps {own_run.rows} rows for one sample, such as frames one by one, so that "
                     "these are not the state that its network reads; choose a pipeline that steps a sample as one"
                 )
             raise Unsupported(
                 f"at a step of its own run the velocity differs by {left:.2g} (relative), so that its steps depend on "
                 "more than the state, the time and the prompt: noise drawn in each step, or momentum of guidance "
-                f"({turned_off(self.pipeline)})"
+                f"({how_to_turn_off(self.pipeline)})"
                 + (", or rounding (model.dtype=float32 has none)" if self.compute != torch.float32 else "")
             )
         some = torch.cat([states[[0, -1]], states[[-1, 0]] / 2]), times[[0, -1, 0, -1]]
@@ -393,29 +410,29 @@ class Universal(LoadedPipeline):
                     break
         if not self._forms[way][1]:
             log.warning("%s: rows are computed one by one, as together they differ", type(self.pipeline).__name__)
-        last = witness.last[:1].float() / table.scale(float(table.times[-1]))
-        decoded = self.arguments.values(self.tail(request, last))
+        last = own_run.last[:1].float() / table.scale(float(table.times[-1]))
+        decoded = self.arguments.values(self.output(request, last))
         if not (left := distance(decoded, drawn)) <= tolerance:
             raise Unsupported(f"decoded from its own last state, a sample differs by {left:.2g} (relative)")
         if 2 * last.numel() <= TOGETHER:
             with suppress(*SLIPS):
-                _, both = self.tails([request] * 2, [last / 2, last])
+                _, both = self.outputs([request] * 2, [last / 2, last])
                 self.decodes_together = distance(self.arguments.values(both), decoded) <= tolerance
         return start
 
-    def visit(self, request: Requests, guidance: float, visit: Visit, *, seed: int | None = None) -> Any:
+    def run(self, request: Requests, guidance: float, run: PipelineRun, *, seed: int | None = None) -> Any:
         """A run of the pipeline. What is random in a condition is drawn from the prompt's seed, for all its samples."""
         tape, own = self._tape(request, guidance), seed_of(request.prompts[0].uid)
-        return self._run(self.arguments.of(request, guidance), tape, visit, own if seed is None else seed)
+        return self._run(self.arguments.of(request, guidance), tape, run, own if seed is None else seed)
 
-    def recorded(self, request: Requests, guidance: float, visit: Recorded) -> Program:
+    def recorded(self, request: Requests, guidance: float, run: RecordedRun) -> Program:
         """A run that is recorded."""
         with torch.no_grad(), explained(self.class_name):
-            returned = self.visit(request, guidance, visit)
+            returned = self.run(request, guidance, run)
             try:
-                return Program(visit, returned)
-            except Momentum as error:
-                raise Unsupported(f"{error} ({turned_off(self.pipeline)})") from error
+                return Program(run, returned)
+            except DependsOnHistory as error:
+                raise Unsupported(f"{error} ({how_to_turn_off(self.pipeline)})") from error
 
     def program(
         self, request: Requests, guidance: float, time: float | None = None,
@@ -423,7 +440,7 @@ class Universal(LoadedPipeline):
     ) -> Program:  # fmt: skip
         """The pipeline's run for a prompt; ``tables`` places another time among its own."""
         prompt, shape = request.prompts[0], (request.height, request.width, request.steps, guidance, time)
-        make = partial(Recorded, self.forwards, self.names, self.device, tables)
+        make = partial(RecordedRun, self.forwards, self.names, self.device, tables)
 
         def found() -> Program:
             if prompt.images or prompt.inputs or tables is not None:
@@ -434,7 +451,7 @@ class Universal(LoadedPipeline):
                 if leaves is None or one.signature != signature_of(leaves):
                     continue
                 if one.confirmed:
-                    with suppress(Otherwise):
+                    with suppress(ControlFlowChanged):
                         return one.of(leaves)
                     continue
                 other = self.recorded(request, guidance, make())
@@ -453,46 +470,46 @@ class Universal(LoadedPipeline):
         """What encoders give for a prompt, in their first so many results; None if there are fewer."""
         tape = self._tape(request, guidance)
         if len(tape) < count:
-            with torch.no_grad(), suppress(Encoded), explained(self.class_name):
-                self.visit(request, guidance, Encoding(self.forwards, self.names, count))
+            with torch.no_grad(), suppress(EncodersDone), explained(self.class_name):
+                self.run(request, guidance, EncoderRun(self.forwards, self.names, count))
                 return None
         return tape.leaves(count)
 
-    def _tape(self, request: Requests, guidance: float) -> Tape:
+    def _tape(self, request: Requests, guidance: float) -> EncoderCache:
         uid = request.prompts[0].uid
-        return self._tapes.get((uid, request.height, request.width, guidance > 1), lambda: Tape(seed_of(uid)))
+        return self._tapes.get((uid, request.height, request.width, guidance > 1), lambda: EncoderCache(seed_of(uid)))
 
-    def first(self, request: Requests, seed: int) -> Tensor:
+    def initial_latents(self, request: Requests, seed: int) -> Tensor:
         """The pipeline's own first state for a seed: [...] float32."""
         program = self.program(request, self.rollout.guidance_scale)
         with torch.no_grad(), explained(self.class_name):
             x = program.begin(seed)
         return x[0].float() / program.table.scale(float(program.table.times[0]))
 
-    def table(self, request: Requests) -> Timetable:
+    def table(self, request: Requests) -> NoiseSchedule:
         """The pipeline's own schedule."""
         return self._tables.get(self.key(request), lambda: self.program(request, self.rollout.guidance_scale).table)
 
-    def tail(self, request: Requests, x: Tensor, decode: Any = None) -> Any:
+    def output(self, request: Requests, x: Tensor, decode: Any = None) -> Any:
         """What the pipeline returns for a final state [1, ...]; ``decode`` is in place of the VAE's method."""
         program = self.program(request, self.rollout.guidance_scale)
         if program.end is not None:
             return driven(program.returned(x), partial(self._answer, decode=decode))
         parts = {call.network for step in program.steps if step for call in step.calls}
         end = x * program.table.scale(float(program.table.times[-1]))
-        visit = Blank(self.forwards, self.names, parts, end=end, count=len(program.steps), decode=decode)
-        return self.visit(request, self.rollout.guidance_scale, visit)
+        run = BlankRun(self.forwards, self.names, parts, end=end, count=len(program.steps), decode=decode)
+        return self.run(request, self.rollout.guidance_scale, run)
 
     def _answer(self, call: Call, *, decode: Any) -> Any:
         if decode is not None and call.network == DECODE:
             return decode(*call.arguments.values())
         return self.forwards(self._run.answering[call.network], call)
 
-    def tails(self, requests: Sequence[Requests], states: Sequence[Tensor]) -> list[Any]:
-        """``tail`` of several states, which are decoded together."""
+    def outputs(self, requests: Sequence[Requests], states: Sequence[Tensor]) -> list[Any]:
+        """``output`` of several states, which are decoded together."""
         programs = [self.program(request, self.rollout.guidance_scale) for request in requests]
         if len(states) == 1 or any(program.end is None for program in programs):
-            return [self.tail(request, x) for request, x in zip(requests, states, strict=True)]
+            return [self.output(request, x) for request, x in zip(requests, states, strict=True)]
         runs = [program.returned(x) for program, x in zip(programs, states, strict=True)]
         return self.forwards.answered(self._run.answering, runs, shares=True)
 
@@ -503,7 +520,7 @@ class Universal(LoadedPipeline):
         return None if some is None else torch.stack([torch.ones_like(some) if one is None else one for one in found])
 
     def _reached(self, request: Requests) -> Tensor | None:
-        x, table = self.first(request, 0)[None].requires_grad_(), self.table(request)
+        x, table = self.initial_latents(request, 0)[None].requires_grad_(), self.table(request)
         draw = torch.Generator().manual_seed(0)  # weights that no sum of elements cancels
         with torch.enable_grad():
             # a step that calls networks that are trained

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.diffusion.pipeline.levels import Unsupported
+from burnish.diffusion.pipeline.schedules import Unsupported
 from burnish.utils.errors import UserError
 
 Decode = Callable[[Tensor, Callable[..., Any]], Any]
@@ -28,7 +28,7 @@ class Taken(Exception):
 
 
 @dataclass(frozen=True)
-class Arrangement:
+class LatentLayout:
     """Where each element of a final state lies in what the VAE decodes."""
 
     slope: Tensor  # [*z] a
@@ -37,7 +37,7 @@ class Arrangement:
     shape: tuple[int, ...]  # of a state
 
     @classmethod
-    def of(cls, decode: Decode, shape: tuple[int, ...], device: torch.device) -> Arrangement:
+    def of(cls, decode: Decode, shape: tuple[int, ...], device: torch.device) -> LatentLayout:
         """Learn it from ``decode``, which decodes a state [1, ...] with a method in place of the VAE's.
 
         Raises:

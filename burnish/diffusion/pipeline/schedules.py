@@ -91,7 +91,7 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True)
-class Levels:
+class Sigmas:
     """Times of the scheduler's steps, and what it calls them."""
 
     times: Tensor  # [N + 1] float32, decreasing: t of each step, and where the last one ends
@@ -100,7 +100,7 @@ class Levels:
     dense: tuple[np.ndarray, np.ndarray]  # increasing times, and their names, to interpolate between
 
     @classmethod
-    def of(cls, scheduler: Any, names: Tensor) -> Levels:
+    def of(cls, scheduler: Any, names: Tensor) -> Sigmas:
         """Of a scheduler's timesteps [N], which it is set to.
 
         Raises:
@@ -254,10 +254,10 @@ def _bound(scheduler: Any) -> Callable[[Tensor], Tensor] | None:
 
 
 @dataclass(frozen=True)
-class Timetable:
+class NoiseSchedule:
     """Steps of a scheduler at times, t from 1 to 0, whatever it calls them."""
 
-    levels: Levels
+    levels: Sigmas
     skipped: int  # entries of the scheduler's table that the pipeline doesn't use, before the first step
     last_trained: float  # time of the last step that calls a network that is trained
 
