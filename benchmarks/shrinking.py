@@ -22,7 +22,7 @@ from burnish.diffusion.algorithms.policy_gradient import FlowGRPO
 from burnish.diffusion.batches import StepBatch
 from burnish.diffusion.rollouts import ROWS, policy_vs_reference_norm
 from burnish.forecast.counter import LiveBytes
-from burnish.language.cache import Cache
+from burnish.language.layers import Cache
 from burnish.runtime import transfer
 from burnish.runtime.transfer import PromptNumbers
 from burnish.runtime.weights import Sender

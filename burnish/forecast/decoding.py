@@ -33,9 +33,9 @@ def endless(
         most: bytes that they may take.
     """
     import burnish.language.decoding as module
-    from burnish.language.fast_decoding import FastDecoder
+    from burnish.language.fast_decoder import FastDecoder
     from burnish.language.layers import Layers
-    from burnish.models.language.class_cache import Cached, ClassDecoder
+    from burnish.language.model.class_cache import Cached, ClassDecoder
 
     way = _Way(counter, skips=skips)
 
@@ -116,7 +116,7 @@ def _lengthened(counter: LiveBytes, cache: Any, columns: int) -> None:
 
 def _layers(cached: Any) -> list[Any]:
     """The layers of a class's own cache, where it is of a kind that transformers has in common."""
-    from burnish.models.language.class_cache import caches
+    from burnish.language.model.class_cache import caches
 
     found: list[Any] = []
     for name in caches():
