@@ -17,7 +17,7 @@ from burnish.rewards.judging import RewardsFailing
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.sources import Source
 from burnish.tasks import assemble
-from burnish.tasks.outline import check_layers
+from burnish.tasks.assembly import check_layers
 from burnish.training.profiling import LOCAL, Profiler, gpu_bytes
 from burnish.training.ranks import SINGLE_RANK, Ranks
 

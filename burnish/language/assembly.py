@@ -40,8 +40,7 @@ from burnish.language.rollouts import ResponseRollouts, rollout_sampling, valida
 from burnish.language.teachers import load_teacher
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
 from burnish.tasks.assembly import Assembly
-from burnish.tasks.job import Job
-from burnish.tasks.shares import learned_in_an_update
+from burnish.tasks.job import Job, learned_in_an_update
 from burnish.training.optimizer import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK, Ranks, own_rows
 from burnish.training.trainer import AuxiliaryLoss

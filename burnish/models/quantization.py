@@ -176,7 +176,7 @@ def _fp8_cast(
     network: nn.Module, layers: dict[str, nn.Linear], compute: torch.dtype, device: torch.device | str
 ) -> None:
     """Storage in fp8 without scales; a layer casts its weight when it runs, and again in the backward pass."""
-    from burnish.models.cast_linear import CastLinear
+    from burnish.models.linear import CastLinear
 
     for name, layer in layers.items():
         if float(layer.weight.abs().max()) > LARGEST:

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,8 @@ from burnish.config.memory import has_quantized_weights
 from burnish.data.decoding import check_media
 from burnish.data.keys import check_keys
 from burnish.data.stream import Stream, limited
+from burnish.options.language import LanguageLoraOptions
+from burnish.options.model import CommonModelOptions
 from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore, saved
 from burnish.rewards.probe import probe
@@ -28,12 +31,12 @@ from burnish.rl.algorithm import Metrics
 from burnish.rollout.requests import RolloutRequest, RolloutWorker
 from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule, StreamSource
 from burnish.tasks.evaluate import Evaluation
+from burnish.tasks.job import steps_of_an_update
 from burnish.tasks.sample_files import SampleFiles
-from burnish.tasks.shares import steps_of_an_update
 from burnish.tasks.suites import SuiteRunner, run_anew, runners_of
 from burnish.training.ema import Ema
+from burnish.training.flop_counter import device_peak
 from burnish.training.optimizer import ParameterGroup
-from burnish.training.peak_flops import device_peak
 from burnish.training.profiling import PhaseMemory
 from burnish.training.ranks import SINGLE_RANK, Ranks, group_of_one
 from burnish.training.roles import Publisher, TrainedRoles
@@ -42,7 +45,7 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompts
 from burnish.types.rollout import Prompt
 from burnish.utils.allocator import grow_segments, keep_freed_memory
-from burnish.utils.errors import Cancelled
+from burnish.utils.errors import Cancelled, UserError
 from burnish.utils.hub import model_folder
 from burnish.utils.paths import KEPT, VALIDATED
 from burnish.utils.reading import understood
@@ -414,3 +417,49 @@ class Assembly:
     def loading_lines(self, base: Path, adapter: Path | None) -> list[str]:
         """Python that loads the model from ``base`` with its library alone, and the adapter, if there is one."""
         raise NotImplementedError
+
+
+def check_layers(assembly: Assembly) -> None:
+    """Make the networks without memory, by their configuration files, and do to them what the options name layers for.
+
+    Adapters, modules trained in full, frozen and excluded layers, and an adapter to go on from: the same code matches
+    them here that does so in the run.
+
+    Args:
+        assembly: of the run; stays as it is.
+
+    Raises:
+        UserError: an option names layers that the network doesn't have, or an adapter is of other ones.
+    """
+    model = assembly.config.model
+    if not _names_layers(model):
+        return
+    from accelerate import init_empty_weights
+
+    try:
+        outline = assembly.outline()
+    except UserError as error:
+        log.debug("layers are matched when weights are loaded: %s", error)  # which says what is wrong with the files
+        return
+    assembly.match_layers(outline)
+    outline.device = torch.device("meta")
+    with init_empty_weights():
+        _without_forwards(assembly).load_roles(outline)
+
+
+def _names_layers(model: CommonModelOptions) -> bool:
+    """Whether options of a model stand for layers or blocks that it may not have; a family's own do not."""
+    lora, blocks = model.lora, model.gradient_checkpointing
+    named = [] if lora is None else [lora.targets is not None, lora.exclude, lora.path]
+    if isinstance(lora, LanguageLoraOptions):
+        named += [lora.modules_to_save, lora.vision]
+    counted = not isinstance(blocks, bool)
+    return counted or model.quantization is not None or any(named) or bool(getattr(model, "freeze", ()))
+
+
+def _without_forwards(assembly: Assembly) -> Assembly:
+    """The like of an assembly, but that nothing is asked for which the networks would have to be run for."""
+    config = deepcopy(assembly.config)
+    if hasattr(config.model, "router_aux_loss_coef"):
+        config.model.router_aux_loss_coef = 0.0  # how its class can be run is found out by running it
+    return type(assembly)(config)

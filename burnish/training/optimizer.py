@@ -70,8 +70,8 @@ class ParameterGroup:
         self.steps += 1
 
     def state_dict(self) -> dict[str, Any]:
-        states = [optimizer.state_dict() for optimizer in self.optimizers]
-        return {"name": self.options.name, "optimizers": states, "steps": self.steps}
+        states = {number: optimizer.state_dict() for number, optimizer in enumerate(self.optimizers)}
+        return {"name": self.options.name, "optimizer": states, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["name"] != self.options.name:
@@ -79,7 +79,7 @@ class ParameterGroup:
                 f"optimizer.name is {self.options.name}, but the checkpoint has the state of {state['name']}; set "
                 f"optimizer.name={state['name']}"
             )
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+        for optimizer, saved in zip(self.optimizers, state["optimizer"].values(), strict=True):
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
             moments = {
                 number: {name: _placed(value, weights[number]) for name, value in some.items()}

@@ -206,7 +206,7 @@ class TrainedRoles:
                 yield
                 return
             if not merge:
-                from burnish.models.lora_linear import cast_once
+                from burnish.models.linear import cast_once
 
                 with cast_once(self._carriers, name):
                     yield

@@ -145,7 +145,7 @@ def test_a_group_goes_on_as_if_nothing_had_happened(name):
         assert torch.equal(resumed.parameters[key], weight)
 
     saved = stopped.state_dict()
-    saved["optimizers"][0]["param_groups"] = [7]  # options are those of now
+    saved["optimizer"][0]["param_groups"] = [7]  # options are those of now
     options.weight_decay = 0.5
     (changed := group(options)).load_state_dict(saved)
     steps(changed, [3])
