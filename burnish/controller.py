@@ -14,6 +14,7 @@ from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.loop import Workers
 from burnish.rewards.judging import RewardsFailing
+from burnish.rewards.scoring import AnyScorer
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.sources import Source
 from burnish.tasks import assemble
@@ -35,12 +36,17 @@ class Controller:
     items: int = 0  # training prompts or records
 
     def __init__(
-        self, config: RunConfig, store: CheckpointStore, ranks: Ranks = SINGLE_RANK, *, role: str = LOCAL
+        self,
+        config: RunConfig,
+        store: CheckpointStore,
+        ranks: Ranks = SINGLE_RANK,
+        *,
+        role: str = LOCAL,
+        scorer: AnyScorer | None = None,
     ) -> None:
-        """Args: ``role`` is this process's in recordings of the profiler."""
+        """Args: ``role`` is this process's in recordings of the profiler; ``scorer`` see ``burnish.tasks.assemble``."""
         self.config, self.store = config, store
-        self.assembly = assemble(config, ranks)
-        self.assembly.trains = True
+        self.assembly = assemble(config, ranks, trains=True, scorer=scorer)
         self.watch = self.assembly.watch
         # the ranks of a cluster are recorded by their actors
         options = None if role == LOCAL and config.runtime != "local" else config.profiler
@@ -68,7 +74,7 @@ class Controller:
             stop: whether to.
             cancellable: around what can't ask: a request to stop ends it, by Cancelled.
         """
-        self.assembly.stop, self.assembly.cancellable = stop, cancellable
+        self.assembly.stop.asked, self.assembly.stop.around = stop, cancellable
 
     @property
     def saving(self) -> float:

@@ -103,7 +103,7 @@ class FlowAssembly(Assembly):
     def rollout_worker(self) -> FlowRollouts:
         return FlowRollouts(
             self.engine, self.scorer, self.needs,
-            rollout=self.config.rollout, watch=self.watch, check_cancelled=self.check_cancelled,
+            rollout=self.config.rollout, watch=self.watch, check_cancelled=self.stop.check,
             files=self.sample_files,
         )  # fmt: skip
 

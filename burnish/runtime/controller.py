@@ -233,7 +233,7 @@ class RayController(Controller):
                 config.ray,
                 needed=lambda version: version + 1 + config.pipeline.lag <= config.steps,
                 add_phases=self.watch.add,
-                stop=lambda: self.assembly.stop(),
+                stop=lambda: self.assembly.stop.asked(),
                 numbers=self._numbers,
             )
         self._source = self._make_source()
@@ -257,7 +257,7 @@ class RayController(Controller):
                 TrainerRolloutWorker(
                     self.trainers,
                     self.watch,
-                    lambda: self.assembly.stop(),
+                    lambda: self.assembly.stop.asked(),
                     self._numbers,
                     together=config.sharding.context_parallel,
                 ),
@@ -277,10 +277,10 @@ class RayController(Controller):
         self._announce()
 
     def evaluate(self, target: Path | None, guidance: float | None) -> Metrics:
-        if self.assembly.stop():
+        if self.assembly.stop.asked():
             raise Cancelled
         call = self.trainers.submit("evaluate", target, guidance)
-        cancelled(self.trainers, [call], lambda: self.assembly.stop())
+        cancelled(self.trainers, [call], lambda: self.assembly.stop.asked())
         found: Metrics | None = call.results()[0]
         if found is None:
             raise Cancelled

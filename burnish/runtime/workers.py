@@ -25,10 +25,16 @@ from burnish.runtime.weights import Receiver, Sender
 from burnish.tasks import assemble
 from burnish.training.profiling import Profiler
 from burnish.training.ranks import join_ranks
-from burnish.types.prompt import Prompt
 from burnish.types.rollout import Collected, RemoteBatch
 from burnish.utils.errors import Cancelled
 from burnish.utils.timer import Span
+
+
+def _pooled(config: RunConfig, judges: Sequence[Any], place: RankInfo) -> PooledScorer | None:
+    """The reward pool's workers as a scorer; None where there are none."""
+    if not judges:
+        return None
+    return PooledScorer(config.rewards, judges, first=place.rank, seconds=config.ray.call_timeout)
 
 
 class TrainerActor:
@@ -47,10 +53,8 @@ class TrainerActor:
         ranks = join_ranks(place.rank, place.size, place.address, place.port, place.device, self.seconds)
         self.ranks = ranks.in_contexts(config.sharding.context_parallel)
         store = CheckpointStore(RunFolder(config.output_dir).checkpoints, config.checkpoint, self.ranks)
-        self.controller = Controller(config, store, self.ranks)
+        self.controller = Controller(config, store, self.ranks, scorer=_pooled(config, judges, place))
         self.assembly = self.controller.assembly
-        if judges:
-            self.assembly.scorer = PooledScorer(config.rewards, judges, first=place.rank, seconds=self.seconds)
         self.profiler = Profiler(
             config.profiler, role="trainer", rank=place.rank, folder=RunFolder(config.output_dir).profiles,
             watch=self.assembly.watch,
@@ -102,7 +106,7 @@ class TrainerActor:
 
     def cancel(self) -> None:
         """Stop sampling and scoring: the run is to stop."""
-        self.assembly.stop = lambda: True
+        self.assembly.stop.asked = lambda: True
 
     def collect(self, update: int) -> RemoteBatch:
         """Read the batch of an update from data, and hold it."""
@@ -190,12 +194,8 @@ class RolloutActor:
             judges: the reward pool's workers; without any, samples are scored here.
         """
         config = config.sampler_config
-        self.assembly = assembly = assemble(config, only_samples=True)
-        if judges:
-            assembly.scorer = PooledScorer(config.rewards, judges, first=place.rank, seconds=config.ray.call_timeout)
+        self.assembly = assembly = assemble(config, only_samples=True, scorer=_pooled(config, judges, place))
         assembly.scorer.start()
-        # its weights are compared when they are published, for afterwards the network gets those of the next version
-        assembly.example = Prompt(text="What is this?")
         _ = assembly.engine
         weights = assembly.roles.sampler_weights(full=True)
         engine = assembly.publisher.publish if assembly.publisher and assembly.has_separate_engine else None

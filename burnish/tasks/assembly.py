@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict
 from functools import cached_property
@@ -31,7 +31,7 @@ from burnish.rl.algorithm import Metrics
 from burnish.rollout.requests import RolloutRequest, RolloutWorker
 from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule, StreamSource
 from burnish.tasks.evaluate import Evaluation
-from burnish.tasks.job import steps_of_an_update
+from burnish.tasks.job import Stop, steps_of_an_update
 from burnish.tasks.sample_files import SampleFiles
 from burnish.tasks.suites import SuiteRunner, run_anew, runners_of
 from burnish.training.ema import Ema
@@ -43,9 +43,8 @@ from burnish.training.roles import Publisher, TrainedRoles
 from burnish.training.trainer import AuxiliaryLoss, Trainer
 from burnish.types.media import Media
 from burnish.types.prompt import Prompts
-from burnish.types.rollout import Prompt
 from burnish.utils.allocator import grow_segments, keep_freed_memory
-from burnish.utils.errors import Cancelled, UserError
+from burnish.utils.errors import UserError
 from burnish.utils.hub import model_folder
 from burnish.utils.paths import KEPT, VALIDATED
 from burnish.utils.reading import understood
@@ -70,28 +69,34 @@ class Assembly:
     suite_runner: type[SuiteRunner]
     library: str  # that loads what is exported
 
-    def __init__(self, config: RunConfig, ranks: Ranks = SINGLE_RANK) -> None:
-        """Args: ``ranks`` are those that hold the trained networks together, each with an assembly of its own."""
-        self.config, self.ranks = config, ranks
+    measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
+    reads_ahead = False  # whether other threads read what prompts show before it is needed
+    has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
+
+    def __init__(
+        self,
+        config: RunConfig,
+        ranks: Ranks = SINGLE_RANK,
+        *,
+        trains: bool = False,
+        only_samples: bool = False,
+        scorer: AnyScorer | None = None,
+    ) -> None:
+        """See ``burnish.tasks.assemble``."""
+        self.config, self.ranks, self.trains, self.only_samples = config, ranks, trains, only_samples
         torch.set_num_threads(config.threads)
         keep_freed_memory()
         grow_segments()
         self.watch, self.memory = Stopwatch(), PhaseMemory()
         self.watch.memory = self.memory.during
-        self.needs: Any = config.algorithm.needs()
-        self.stop: Callable[[], bool] = lambda: False  # whether to stop sampling, as nobody would learn from it
+        needs: Any = config.algorithm.needs()
+        self.needs = needs.to_sample() if only_samples else needs
+        self.stop = Stop()
+        self._given_scorer = scorer
         self.tell: Callable[[int, int], None] = lambda done, of: None  # how many samples of a validation are there
-        self.measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
-        self.trains = False  # whether weights are learned, not only read
-        self.only_samples = False  # whether nothing is trained or evaluated here
         self._until_closed = ExitStack()
         if config.deterministic:
             self._until_closed.enter_context(in_one_order())
-        self.reads_ahead = False  # whether other processes read what prompts show before it is needed
-        self.has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
-        self.example: Prompt | None = None  # for an engine of its own, to be compared with before it has sampled
-        # around what can't poll ``stop``: a request to stop ends it, by Cancelled
-        self.cancellable: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @cached_property
     def train_prompts(self) -> Prompts:
@@ -137,7 +142,9 @@ class Assembly:
     def scorer(self) -> AnyScorer:
         """Scores samples with the run's rewards."""
         config = self.config
-        return Scorer(config.rewards, config.scoring, config.mixing, around=lambda: self.cancellable())
+        return self._given_scorer or Scorer(
+            config.rewards, config.scoring, config.mixing, around=lambda: self.stop.around()
+        )
 
     @cached_property
     def normaliser(self) -> Normaliser | None:
@@ -343,7 +350,7 @@ class Assembly:
         """
         prompts = self.train_prompts + self.val_prompts if self.config.online else self.val_prompts
         timeout = self.config.scoring.timeout
-        probe(self.scorer, prompts, self.dummy_sample(), timeout=timeout, check_cancelled=self.check_cancelled)
+        probe(self.scorer, prompts, self.dummy_sample(), timeout=timeout, check_cancelled=self.stop.check)
 
     def dummy_sample(self) -> Any:
         """A placeholder sample, to try the rewards on."""
@@ -359,15 +366,6 @@ class Assembly:
     def trial(self) -> None:
         """Sample once, as briefly as possible: options that the network can't work with fail here, not in training."""
         raise NotImplementedError
-
-    def check_cancelled(self) -> None:
-        """Called between steps of sampling, and while others are waited for.
-
-        Raises:
-            Cancelled: the run is to stop.
-        """
-        if self.stop():
-            raise Cancelled
 
     def close(self) -> None:
         """End the processes that this one has started, and its process group."""

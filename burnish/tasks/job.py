@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, TypeVar
 
@@ -15,8 +16,26 @@ from burnish.training.ranks import Ranks, own_rows, shares
 from burnish.training.trainer import learned_rows
 from burnish.types.prompt import Prompt
 from burnish.utils import random
+from burnish.utils.errors import Cancelled
 
 Purpose = Literal["rollout", "greedy", "validation", "sample", "trial"]  # draws of one are never those of another
+
+
+@dataclass
+class Stop:
+    """Whether sampling is to be cancelled, as nobody would learn from it."""
+
+    asked: Callable[[], bool] = lambda: False
+    around: Callable[[], AbstractContextManager[None]] = nullcontext  # what can't ask: a request ends it, by Cancelled
+
+    def check(self) -> None:
+        """Called between steps of sampling, and while others are waited for.
+
+        Raises:
+            Cancelled: the run is to stop.
+        """
+        if self.asked():
+            raise Cancelled
 
 
 @dataclass(frozen=True, kw_only=True)

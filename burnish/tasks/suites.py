@@ -51,7 +51,7 @@ class SuiteRunner:
         """Args: ``prompts`` are taken in place of those that the suite's files have."""
         self.assembly, self.suite = assembly, suite
         self.prompts = read_suite_prompts(suite) if prompts is None else list(prompts)
-        self.scorer = Scorer(suite.rewards, assembly.config.scoring, around=lambda: assembly.cancellable())
+        self.scorer = Scorer(suite.rewards, assembly.config.scoring, around=lambda: assembly.stop.around())
         self._asked: tuple[list[str], list[str]] | None = None
 
     def check(self) -> None:
@@ -131,7 +131,7 @@ class SuiteRunner:
                 every = rows(asked)
                 with self.scorer.silent():
                     pending = self.scorer.submit([sample for sample, _ in every], [prompt for _, prompt in every])
-                    scores = awaited(pending, self.assembly.check_cancelled)
+                    scores = awaited(pending, self.assembly.stop.check)
                 found = wrong_answers(asked, _columns(scores))
             self._asked = found, unwatched(self.suite, asked)
         return self._asked
@@ -153,7 +153,7 @@ class SuiteRunner:
         numbers = torch.arange(len(prompts))
         return self.job({
             "prompts": prompts, "group": numbers // n, "sample": numbers % n, "purpose": "validation", "update": 0,
-            "check_cancelled": self.assembly.check_cancelled, "noise": self.suite.noise,
+            "check_cancelled": self.assembly.stop.check, "noise": self.suite.noise,
         })  # fmt: skip
 
     @property
