@@ -44,7 +44,7 @@ class Channel:
             RuntimeError: not all joined in time.
         """
         self.device = torch.device(device)
-        self._seconds, self._gone = seconds, threading.Event()
+        self.seconds, self._gone = seconds, threading.Event()
         self._begun: tuple[Any, Tensor] | None = None  # a broadcast, and the bucket that it needs
         store.set_timeout(timedelta(seconds=seconds))
         self._store = dist.PrefixStore("members", store)
@@ -107,9 +107,9 @@ class Channel:
                     self.abort()
             if self._gone.is_set():
                 raise RuntimeError(GIVEN_UP)
-            if now > begun + self._seconds:
+            if now > begun + self.seconds:
                 self.abort()
-                raise RuntimeError(f"timed out after {self._seconds:g} s waiting for a member of the channel")
+                raise RuntimeError(f"timed out after {self.seconds:g} s waiting for a member of the channel")
             time.sleep(PAUSE)
 
     def _others_gave_up(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from burnish.runtime.actor_group import ActorGroup
-from burnish.runtime.calls import Call, WorkerDied, WorkerTimeout, all_done
+from burnish.runtime.calls import WorkerDied, WorkerTimeout, all_done
 from burnish.runtime.channel import device_for
 from burnish.runtime.weights import Entry, Mismatch, Transfer
 
@@ -21,8 +21,7 @@ class Broken(RuntimeError):
 class WeightSync:
     """From workers that have a ``Sender`` as ``sender`` to workers that have a ``Receiver`` as ``receiver``.
 
-    ``send`` brings a version into the receivers' second buffers, beside what they do; ``switch`` makes them sample
-    with it, after what they do.
+    A version comes into the receivers' second buffers, beside what they do.
     """
 
     def __init__(self, trainers: ActorGroup, samplers: ActorGroup, seconds: float) -> None:
@@ -60,10 +59,6 @@ class WeightSync:
                     )
         sides = [sent.seconds, *(transfer.seconds for transfer in received)]  # at once, so the slowest counts
         return {phase: max(side.get(phase, 0.0) for side in sides) for phase in ("gather", "transfer", "load", "check")}
-
-    def switch(self, rank: int, version: int) -> Call:
-        """Make a receiver sample with a version that it holds, after what it is doing."""
-        return self.samplers.submit_one(rank, "receiver.switch", version)
 
     def _broadcast(
         self, version: int, entries: list[Entry], receivers: Sequence[int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -280,6 +281,7 @@ class Receiver:
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._spare: dict[str, Tensor] = {}
         self._held: int | None = None  # the version in the second buffer
+        self._switched = threading.Condition()
         self.version: int | None = None  # what the network holds; None before the first switch
 
     def types(self) -> dict[str, torch.dtype]:
@@ -297,7 +299,7 @@ class Receiver:
         self._channel = Channel(reach_store(address, port, seconds), rank, size, device=device, seconds=seconds)
 
     def receive(self, version: int, entries: Sequence[Entry]) -> Transfer:
-        """Fill the second buffer from the channel.
+        """Fill the second buffer from the channel, when what it holds is in use.
 
         Raises:
             Mismatch: the weights do not fit.
@@ -305,8 +307,12 @@ class Receiver:
         """
         channel, watch = self._channel, Stopwatch()
         assert channel is not None, "no channel was joined"
-        check_entries(entries, entries_of(self._weights), version, full=self.version is None)
-        self._held = None
+        with self._switched:
+            # the same version or an earlier one comes after a sync that failed, or from a checkpoint
+            if not self._switched.wait_for(lambda: self._held is None or self._held >= version, channel.seconds):
+                raise RuntimeError(f"v{self._held} was not sampled with in {channel.seconds:g} s")
+            check_entries(entries, entries_of(self._weights), version, full=self.version is None)
+            self._held = None
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             target = self._buffers(entries)
             for bucket in buckets(entries, self._bucket):
@@ -319,30 +325,30 @@ class Receiver:
                         target[entry.name].copy_(view)
             with watch("check"):
                 checksums = _read([checksum(target[entry.name]) for entry in entries])
-        self._held = version
+        with self._switched:
+            self._held = version
         return Transfer(checksums, watch.drain())
 
     def switch(self, version: int) -> None:
-        """Sample with the second buffer's weights from now on.
-
-        The version that the network holds already is no switch: trainers that resume from a checkpoint publish it
-        again, and it may have been asked for before they were lost, too.
+        """Sample with a version from now on: the second buffer's, or the one that the network holds already.
 
         Raises:
-            Mismatch: the second buffer holds another version.
+            Mismatch: there is none of that version.
         """
-        if self._held is None and self.version == version:
-            return
-        if self._held != version:
-            there = "nothing" if self._held is None else f"v{self._held}"
-            raise Mismatch(f"weight sync v{version}: asked to switch, but the second buffer holds {there}")
-        self._held = None
-        if self._engine is not None:
-            self._engine(version)
-        else:
-            for name, tensor in self._spare.items():
-                self._weights[name].copy_(tensor)
-        self.version = version
+        with self._switched:
+            if self._held != version:
+                if self.version != version:
+                    raise Mismatch(
+                        f"weight sync v{version}: asked to switch, but there are v{self.version} and v{self._held}"
+                    )
+                return
+            if self._engine is not None:
+                self._engine(version)
+            else:
+                for name, tensor in self._spare.items():
+                    self._weights[name].copy_(tensor)
+            self.version, self._held = version, None
+            self._switched.notify_all()
 
     def _buffers(self, entries: Sequence[Entry]) -> dict[str, Tensor]:
         """What arriving weights are put into."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,8 +127,8 @@ def test_a_broadcast_fills_the_second_buffer_and_a_switch_takes_it_over(joined):
 
 def test_what_does_not_fit_or_did_not_come_is_named():
     receiver = Receiver(weights(0), bucket=BUCKET)
-    receiver._channel = object()  # which is never asked
-    with pytest.raises(Mismatch, match="holds nothing"):
+    receiver._channel = SimpleNamespace(seconds=LIMIT)
+    with pytest.raises(Mismatch, match="there are vNone and vNone"):
         receiver.switch(1)
     for sent, said in (
         (adapter(2), r"first sync must bring all weights.*base\.weight"),

@@ -188,7 +188,7 @@ def publish(sides, syncing: WeightSync, version: int) -> None:
     sides[0].call("learn", version)
     syncing.send(version, full=True)
     for rank in range(2):
-        syncing.switch(rank, version).result()
+        sides[1].call_one(rank, "receiver.switch", version)
     one, other = sides[1].call("seen")
     assert one == other
 
@@ -202,13 +202,13 @@ def test_a_changed_byte_stops_a_publication_and_who_dies_in_one_is_replaced(side
         syncing.send(3, full=True)
     samples.call_one(1, "repair")
 
-    publish(sides, syncing, 5)
+    publish(sides, syncing, 3)
     os.kill(samples.pids[0], signal.SIGKILL)
     with pytest.raises(WorkerDied):
         samples.call_one(0, "seen")
     samples.restart(0)
-    syncing.send(5, full=True, to=[0])  # what the others have
-    syncing.switch(0, 5).result()
+    syncing.send(3, full=True, to=[0])  # what the others have
+    samples.call_one(0, "receiver.switch", 3)
     one, other = samples.call("seen")
     assert one == other
     publish(sides, syncing, 6)  # and the next broadcast reaches both
