@@ -135,8 +135,11 @@ def _lengthened_own(counter: LiveBytes, cached: Any, columns: int) -> None:
     """The same for a class's own cache, a layer after the other: each is copied when a token is added."""
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+    width = cached.ids.shape[1]
     cached.ids = torch.cat([cached.ids, cached.ids[:, -1:].expand(-1, columns)], 1)
-    cached._count(columns)
+    for name, value in cached.arguments.items():  # masks, positions and kinds
+        if isinstance(value, Tensor) and value.shape[-1] in (width, width + 1):
+            cached.arguments[name] = torch.cat([value, value[..., -1:].expand(*value.shape[:-1], columns)], -1)
     for layer in _layers(cached):
         if not isinstance(layer, DynamicLayer) or not layer.is_initialized:
             continue  # recurrent states are as large as before

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from burnish.environments.base import Environment, Episode, Observation, is_video
+from burnish.environments.base import Environment, Episode, Observation
 from burnish.environments.stepping import answers
 from burnish.language.decoding import Past, Turn
 from burnish.language.encode import CACHED, Encoder
@@ -116,7 +117,8 @@ class Dialogues(ResponseEngine):
                 try:
                     with _readable(observation):
                         if same not in alike:
-                            alike[same] = self._open(row.prompt, observation)
+                            opened = _opened(row.prompt, observation)
+                            alike[same] = self._written(row.prompt, opened, observation.pictures, observation.videos)
                 except UnreadableError as error:
                     row.end(_reason(error))
                     continue
@@ -135,10 +137,6 @@ class Dialogues(ResponseEngine):
             deadline=environment.deadline,
             check_cancelled=job.check_cancelled,
         )
-
-    def _open(self, prompt: Prompt, observation: Observation) -> Encoded:
-        """A prompt and what the environment adds to it."""
-        return self._written(prompt, _opened(prompt, observation), observation.pictures, observation.videos)
 
     def _written(
         self, prompt: Prompt, chat: list[dict[str, Any]], pictures: Sequence[Any], videos: Sequence[Any]
@@ -298,9 +296,7 @@ def try_out(environment: Environment, prompt: Prompt, response: str) -> None:
         UserError: the environment fails.
     """
     try:
-        episode = environment.episode()
-        observation = awaited(episode.reset(prompt, 0))
-        _check_first(observation)
+        episode, _ = _start(environment, prompt, 0)
         _check_next(awaited(episode.step(response)))
     except (Exception, SystemExit) as error:
         raise UserError(
@@ -330,12 +326,8 @@ def _fingerprint(observation: Observation) -> tuple[Any, ...]:
     """Equal for observations that say the same."""
     return (
         observation.role,
-        *(part if isinstance(part, str) else (_size(part), part.tobytes()) for part in observation.content),
+        *(part if isinstance(part, str) else (np.asarray(part).shape, part.tobytes()) for part in observation.content),
     )
-
-
-def _size(shown: Any) -> Any:
-    return shown.shape if is_video(shown) else shown.size
 
 
 def _reason(error: BaseException) -> str:
