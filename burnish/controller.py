@@ -19,6 +19,7 @@ from burnish.rl.algorithm import Metrics
 from burnish.rollout.sources import Source
 from burnish.tasks import assemble
 from burnish.tasks.assembly import check_layers
+from burnish.tasks.suites import run_anew
 from burnish.training.profiling import LOCAL, Profiler, gpu_bytes
 from burnish.training.ranks import SINGLE_RANK, Ranks
 
@@ -118,7 +119,9 @@ class Controller:
         assembly = self.assembly
         with assembly.trained_weights():
             metrics = assembly.evaluate(target, n=assembly.config.validation.n, guidance=guidance)
-            return metrics | (assembly.evaluate_suites(target) if guidance is None else {})
+            if guidance is None:
+                metrics |= run_anew(assembly.suites, assembly.ranks, target, source=self.config.output_dir)
+            return metrics
 
     def save(self, update: int, score: float | None, unvalidated: Metrics | None) -> Path:
         """Write a checkpoint of everything after ``update`` policy updates; see ``burnish.hooks.checkpoints``."""

@@ -76,7 +76,7 @@ class TrainerGroup:
 
     def publish(self, version: int) -> None:
         """Sample with these weights from now on."""
-        self.ranks.call("publish", version)
+        self.ranks.call("assembly.workers.publish", version)
         self.version = version
         self.published(version)
 
@@ -290,15 +290,15 @@ class RayController(Controller):
         return self._save(update, score, unvalidated, self._source.state_dict())
 
     def validated(self, update: int, score: float | None) -> None:
-        self.trainers.call("validated", update, score)
+        self.trainers.call("controller.validated", update, score)
 
     def raise_failed(self) -> None:
         if self.config.checkpoint.asynchronous:
-            self.trainers.call("raise_failed")
+            self.trainers.call("controller.raise_failed")
 
     def settle(self) -> None:
         if self.config.checkpoint.asynchronous and self.trainers.ended is None:
-            self.trainers.call("settle")
+            self.trainers.call("controller.settle")
 
     def recover(self, error: Exception) -> None:
         """Start the trainer again after a loss of its ranks; before any other end, save what was learned."""

@@ -143,10 +143,6 @@ class TrainerActor:
             self._recorded = update
             self._recording.enter_context(self.profiler.during(update))
 
-    def publish(self, version: int) -> None:
-        """The weights are those of a version from now on."""
-        self.assembly.workers.publish(version)
-
     def evaluate(self, target: Path | None, guidance: float | None) -> Metrics | None:
         """Evaluate the weights that are exported; the first rank keeps samples. None if that was cancelled."""
         metrics: Metrics | None = None
@@ -168,18 +164,6 @@ class TrainerActor:
         return self.controller.store.save(
             update, state, identity=self.assembly.identity, score=score, unvalidated=unvalidated
         )
-
-    def validated(self, update: int, score: float | None) -> None:
-        """Write down that the validation of a checkpoint is done, which was saved before it."""
-        self.controller.validated(update, score)
-
-    def raise_failed(self) -> None:
-        """Raise the error of a checkpoint that could not be written in the background."""
-        self.controller.raise_failed()
-
-    def settle(self) -> None:
-        """Wait until what was saved is written."""
-        self.controller.settle()
 
 
 class RolloutActor:

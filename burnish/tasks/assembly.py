@@ -28,18 +28,18 @@ from burnish.rewards.normalising import Normaliser, normaliser_of, restore, save
 from burnish.rewards.probe import probe
 from burnish.rewards.scoring import AnyScorer, Scorer
 from burnish.rl.algorithm import Metrics
-from burnish.rollout.requests import RolloutRequest, RolloutWorker
+from burnish.rollout.requests import RolloutRequest
 from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule, StreamSource
 from burnish.tasks.evaluate import Evaluation
 from burnish.tasks.job import Stop, steps_of_an_update
 from burnish.tasks.sample_files import SampleFiles
-from burnish.tasks.suites import SuiteRunner, run_anew, runners_of
+from burnish.tasks.suites import SuiteRunner, runners_of
 from burnish.training.ema import Ema
 from burnish.training.flop_counter import device_peak
 from burnish.training.optimizer import ParameterGroup
 from burnish.training.profiling import PhaseMemory
 from burnish.training.ranks import SINGLE_RANK, Ranks, group_of_one
-from burnish.training.roles import Publisher, TrainedRoles
+from burnish.training.roles import Publisher
 from burnish.training.trainer import AuxiliaryLoss, Trainer
 from burnish.types.media import Media
 from burnish.types.prompt import Prompts
@@ -68,7 +68,19 @@ class Assembly:
     evaluation: type[Evaluation]
     suite_runner: type[SuiteRunner]
     library: str  # that loads what is exported
-
+    records: Any  # of the data set, where nothing is sampled
+    rollout_worker: Any  # samples and scores in this process
+    load_roles: Callable[..., Any]  # the networks, in full; or those of a model that is given
+    outline: Callable[[], Any]  # the model without memory: its names, its shapes, and what reads prompts
+    match_layers: Callable[[Any], None]  # refuses options about layers that an outline lacks, but those of adapters
+    prepare: Callable[[list[Any], int], Any]  # some of the records as the model has them, for a policy update
+    read: Callable[[Any], Prompts]  # prompts from files, checked by the rewards
+    media: Callable[[], Iterator[tuple[str, Media]]]  # pictures and videos of the data, each with where it is named
+    dummy_sample: Callable[[], Any]  # a placeholder sample, to try the rewards on
+    trial: Callable[[], None]  # samples once, so that options that the network can't work with fail before training
+    weight_files: Callable[[], tuple[str, list[Path]]]  # kind of the model, and files of its untrained weights
+    save: Callable[[Path, dict[str, Tensor]], None]  # writes the complete model with these weights, as its library does
+    loading_lines: Callable[[Path, Path | None], list[str]]  # Python that loads what was exported, and an adapter
     measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
     reads_ahead = False  # whether other threads read what prompts show before it is needed
     has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
@@ -173,18 +185,6 @@ class Assembly:
             return not has_quantized_weights(self.config)
         return self.trains and bool(self.config.sharding.offload)
 
-    def load_roles(self, model: Any = None) -> TrainedRoles:
-        """Load the networks, in full; or take those of a model that is given."""
-        raise NotImplementedError
-
-    def outline(self) -> Any:
-        """The model without memory: its names, its shapes, and what reads prompts."""
-        raise NotImplementedError
-
-    def match_layers(self, outline: Any) -> None:
-        """Refuse options about layers that an ``outline`` doesn't have, other than those that roles are made by."""
-        raise NotImplementedError
-
     @cached_property
     def ema(self) -> Ema | None:
         """The running average of the trained weights."""
@@ -239,29 +239,11 @@ class Assembly:
             tells=self.reads_ahead,
         )
 
-    @cached_property
-    def rollout_worker(self) -> RolloutWorker:
-        """Samples and scores in this process."""
-        raise NotImplementedError
-
     def generate(self, request: RolloutRequest | None) -> Any:
         """Samples of this rank's own chunk, if there is one; None without. Ranks call it together: the weights that
         sample are gathered for that long, unless an engine has its own."""
         with nullcontext() if self.has_separate_engine else self.roles.gathered():
             return None if request is None else self.rollout_worker.generate(request)
-
-    @property
-    def records(self) -> Sequence[Any]:
-        """Records of the data set, where nothing is sampled."""
-        raise NotImplementedError
-
-    def prepare(self, records: list[Any], update: int) -> Any:
-        """Some of these records as the model has them, for a policy update."""
-        raise NotImplementedError
-
-    def read(self, files: Any) -> Prompts:
-        """Prompts from files, checked by the rewards."""
-        raise NotImplementedError
 
     def evaluate(self, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
         """Sample and score held-out prompts; see ``Evaluation``. Ranks call it together."""
@@ -285,19 +267,11 @@ class Assembly:
         """What a validation runs beside its own prompts."""
         return runners_of(self)
 
-    def evaluate_suites(self, target: Path | None) -> Metrics:
-        """Run the suites of validations, all of them anew; see ``SuiteRunner.run``."""
-        return run_anew(self.suites, self.ranks, target, source=self.config.output_dir)
-
     @property
     def model_folder(self) -> Path:
         """The directory of the untrained model."""
         options = self.config.model
         return model_folder(options.path, options.revision, index=self.config.model_index)
-
-    def weight_files(self) -> tuple[str, list[Path]]:
-        """The kind of the model, and the files that its untrained weights lie in."""
-        raise NotImplementedError
 
     @cached_property
     def identity(self) -> dict[str, str]:
@@ -315,10 +289,6 @@ class Assembly:
             "trained_parameters": hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()[:16],
             "algorithm": self.config.algorithm.name,
         }
-
-    def media(self) -> Iterator[tuple[str, Media]]:
-        """Pictures and videos of the data, each with where it is named."""
-        raise NotImplementedError
 
     def unfit(self, width: int, height: int) -> str:
         """Why the model can't take a picture of this size; empty where it can."""
@@ -352,20 +322,12 @@ class Assembly:
         timeout = self.config.scoring.timeout
         probe(self.scorer, prompts, self.dummy_sample(), timeout=timeout, check_cancelled=self.stop.check)
 
-    def dummy_sample(self) -> Any:
-        """A placeholder sample, to try the rewards on."""
-        raise NotImplementedError
-
     def check(self) -> None:
         """Find what only the loaded model can tell, before a run has left anything behind."""
         _ = self.engine, self.workers, self.source
         if self.ranks.size == 1 and not self.has_separate_engine:
             with understood(f"model.path is {self.config.model.path}, whose parts don't work together"):
                 self.trial()
-
-    def trial(self) -> None:
-        """Sample once, as briefly as possible: options that the network can't work with fail here, not in training."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """End the processes that this one has started, and its process group."""
@@ -404,17 +366,9 @@ class Assembly:
             with self.ema.applied():
                 yield
 
-    def save(self, target: Path, weights: dict[str, Tensor]) -> None:
-        """Write the complete model with these weights, as its library loads it."""
-        raise NotImplementedError
-
     def save_adapter(self, target: Path) -> None:
         """Write the trained adapter alone, as peft loads it."""
         self.roles.model.save_lora(target, "policy")
-
-    def loading_lines(self, base: Path, adapter: Path | None) -> list[str]:
-        """Python that loads the model from ``base`` with its library alone, and the adapter, if there is one."""
-        raise NotImplementedError
 
 
 def check_layers(assembly: Assembly) -> None:
