@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.placing import as_placed, place
-from burnish.models.targets import check_rank, chosen, is_transposed, linear_kinds, saved_in_full
+from burnish.models.targets import chosen, is_transposed, linear_kinds, saved_in_full
 from burnish.options.model import LoraOptions
 from burnish.utils.errors import UserError
 from burnish.utils.weights import is_quantized
@@ -40,7 +40,7 @@ def add_adapters(
         default_targets: the family's, used if ``options`` name none; those that the network lacks are ignored.
 
     Raises:
-        UserError: a target matches no layer, or the rank is too large.
+        UserError: a target matches no layer.
     """
     import torch
     from peft import LoraConfig
@@ -50,7 +50,6 @@ def add_adapters(
     if options.targets is None:
         default_targets = _not_renamed(network, default_targets)
     targets, adapted = chosen(linear, options, default_targets, saved)
-    check_rank(options.rank, [linear[name] for name in adapted])
     alpha = options.alpha if options.alpha is not None else 2 * options.rank
     config = LoraConfig(
         r=options.rank, lora_alpha=alpha, target_modules=targets, use_rslora=options.rslora,  # type: ignore[arg-type]

@@ -113,30 +113,17 @@ class ActorGroup:
     def submit(
         self, method: str, *arguments: Any, beside: bool = False, seconds: float | None = None, option: str = ""
     ) -> Call:
-        """Like ``call``, without waiting; see ``submit_each``. Arguments are sent to Ray's store only once."""
-        shared = [_stored(argument, len(self)) for argument in arguments]
-        return self.submit_each(method, [shared] * len(self), beside=beside, seconds=seconds, option=option)
-
-    def submit_each(
-        self,
-        method: str,
-        arguments: Sequence[Sequence[Any]],
-        *,
-        beside: bool = False,
-        seconds: float | None = None,
-        option: str = "",
-    ) -> Call:
-        """Call a method of all workers, each with its own arguments, without waiting.
+        """Like ``call``, without waiting. Arguments are sent to Ray's store only once.
 
         Args:
             method: of the workers.
-            arguments: one row per rank. A reference to a stored object arrives as that object.
+            arguments: of the method. A reference to a stored object arrives as that object.
             beside: run it while another call goes on, not after it. The method has to stand that.
             seconds: deadline; None is ray.call_timeout.
             option: where the user sets that deadline, for messages.
         """
-        assert len(arguments) == len(self), f"{len(arguments)} rows of arguments, {len(self)} workers"
-        responses = {rank: self._ask(rank, method, row, beside, 1) for rank, row in enumerate(arguments)}
+        shared = [_stored(argument, len(self)) for argument in arguments]
+        responses = {rank: self._ask(rank, method, shared, beside, 1) for rank in range(len(self))}
         return self._call(method, responses, seconds, option)
 
     def submit_one(
@@ -149,7 +136,7 @@ class ActorGroup:
         seconds: float | None = None,
         option: str = "",
     ) -> Call:
-        """Like ``call_one``, without waiting; see ``submit_each``.
+        """Like ``call_one``, without waiting; see ``submit``.
 
         With ``keep`` the method gives a pair: its first half is the result, its second half stays in the object
         store, as ``kept[rank]`` of the call, where it outlives the worker.
