@@ -371,9 +371,6 @@ class RunConfig:
                 "trainer.shuffle is given, but trainer.mini_batch_size is null: all samples of an update are one "
                 "mini-batch; leave it out"
             )
-        merges = "scoring.merge" in given and self.scoring.merge
-        if merges and not any(reward.has_weights for reward in self.rewards.values()):
-            yield "scoring.merge is given, but no reward here has weights of its own; leave it out"
         if "data.shuffle" in given and self.data.sampler is not None and self.data.train_max_samples is None:
             yield "data.shuffle is given, but data.sampler chooses the records; leave it out"
         if not self.validates and self.reference_guidance is None:

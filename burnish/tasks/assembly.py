@@ -25,8 +25,7 @@ from burnish.options.language import LanguageLoraOptions
 from burnish.options.model import CommonModelOptions
 from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore, saved
-from burnish.rewards.probe import probe
-from burnish.rewards.scoring import AnyScorer, Scorer
+from burnish.rewards.scoring import AnyScorer, Scorer, probe
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.requests import RolloutRequest
 from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule, StreamSource
