@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -14,8 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from burnish.models.placing import place_buffers, resting
 from burnish.options.cluster import ShardingOptions
-from burnish.training.exchange import kept_by_owners
-from burnish.training.ranks import SINGLE_RANK, Ranks, distribute
+from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.saved import SavedTensor, own_slice
 from burnish.types.batch import is_sharded
 from burnish.utils.errors import UserError
@@ -170,14 +169,6 @@ class Shards:
         waiting, self._waiting = self._waiting, []
         for begin in waiting:
             begin()
-
-    def distribute(self, function: Callable[[P], T], items: Iterable[P]) -> list[T]:
-        """``[function(item) for item in items]``, distributed over the ranks."""
-        return distribute(self.ranks, function, items)
-
-    def kept(self, function: Callable[[R], Tensor], parts: Sequence[R]) -> Tensor:
-        """What ``function`` makes of the rows of all parts; of several ranks each keeps what it made."""
-        return kept_by_owners(self.ranks, function, parts)
 
     def agree(self, name: str, counts: dict[str, int]) -> dict[str, int]:
         """The largest of each count over the ranks that use a network together; the counts as they are otherwise."""
