@@ -135,13 +135,14 @@ def publication(size: int, millions: int) -> Row:
     def send(ranks: Any) -> float:
         from torch.distributed.tensor import DTensor, Shard
 
-        large = DTensor.from_local(torch.ones(rows, 1024), mesh_of(ranks, None, "cpu"), [Shard(0)])
-        little = {"large": DTensor.from_local(torch.ones(8, 1024), mesh_of(ranks, None, "cpu"), [Shard(0)])}
-        for weights in (little, {"large": large}):  # threads and imports are no part of what is measured
+        mesh = mesh_of(ranks, None, "cpu")
+        layers = {f"{i}": DTensor.from_local(torch.ones(rows // 16, 1024), mesh, [Shard(0)]) for i in range(16)}
+        little = {"0": DTensor.from_local(torch.ones(8, 1024), mesh, [Shard(0)])}
+        for weights in (little, layers):  # threads and imports are no part of what is measured
             meter = Meter()
             sender = Sender(lambda full, weights=weights: weights, rank=ranks.rank, bucket=4 * MIB)
             sender._send = lambda content: ""
-            sender.broadcast(1, sender.entries(True, {"large": torch.bfloat16}))
+            sender.broadcast(1, sender.entries(True, dict.fromkeys(weights, torch.bfloat16)))
         return meter.stop()["above"] * MIB
 
     held = max(processes(size, send))
