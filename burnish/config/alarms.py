@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, get_args
 
 from burnish.options.alarms import Level
-from burnish.rewards.images.image_variety import ImageVariety
+from burnish.rewards.images.similarity import ImageVariety
 from burnish.types.response_stats import WATCHED
 
 if TYPE_CHECKING:
