@@ -145,7 +145,7 @@ def _matched(config: RunConfig) -> Assembly:
     """An assembly whose networks have the layers that options, or an adapter's files, name."""
     with loading_pytorch():
         from burnish.tasks import assemble
-        from burnish.tasks.outline import check_layers
+        from burnish.tasks.assembly import check_layers
     assembly = assemble(config)
     check_layers(assembly)
     return assembly

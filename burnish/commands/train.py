@@ -163,9 +163,9 @@ def _attempt(
 def _controller(config: RunConfig, store: CheckpointStore) -> Controller:
     """The controller of the option ``runtime``."""
     if config.runtime == "local":
-        from burnish.controller import LocalController
+        from burnish.controller import Controller
 
-        return LocalController(config, store)
+        return Controller(config, store)
     from burnish.runtime.controller import RayController
 
     return RayController(config, store)

@@ -156,9 +156,3 @@ def _pools(config: RunConfig, given: Collection[str]) -> Iterator[str]:
             "rollout.vllm.sleep is true, but vLLM runs in the rollout pool, where no trainer needs the memory; leave it"
             " out"
         )
-    weight_sync = [option for option in given if option.startswith("ray.publication")]
-    if weight_sync and rollout is None:
-        yield (
-            f"{weight_sync[0]} is given, but there is no rollout pool to sync weights to; leave it out, or set "
-            "pools.rollout.processes"
-        )

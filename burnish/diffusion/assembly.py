@@ -41,7 +41,7 @@ from burnish.evaluation.suite import Suite
 from burnish.rewards.base import Reward
 from burnish.rollout.requests import RolloutRequest
 from burnish.tasks.assembly import Assembly
-from burnish.tasks.shares import learned_in_a_step, learned_in_an_update
+from burnish.tasks.job import learned_in_a_step, learned_in_an_update
 from burnish.tasks.suites import suites_of
 from burnish.training.optimizer import ParameterGroup
 from burnish.training.trainer import AuxiliaryLoss
@@ -103,7 +103,7 @@ class FlowAssembly(Assembly):
     def rollout_worker(self) -> FlowRollouts:
         return FlowRollouts(
             self.engine, self.scorer, self.needs,
-            rollout=self.config.rollout, watch=self.watch, check_cancelled=self.check_cancelled,
+            rollout=self.config.rollout, watch=self.watch, check_cancelled=self.stop.check,
             files=self.sample_files,
         )  # fmt: skip
 

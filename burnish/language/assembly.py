@@ -40,10 +40,9 @@ from burnish.language.rollouts import ResponseRollouts, rollout_sampling, valida
 from burnish.language.teachers import load_teacher
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
 from burnish.tasks.assembly import Assembly
-from burnish.tasks.job import Job
-from burnish.tasks.shares import learned_in_an_update
+from burnish.tasks.job import Job, learned_in_an_update
 from burnish.training.optimizer import ParameterGroup
-from burnish.training.ranks import SINGLE_RANK, Ranks, own_rows
+from burnish.training.ranks import own_rows
 from burnish.training.trainer import AuxiliaryLoss
 from burnish.types.media import Media
 from burnish.types.prompt import Prompts
@@ -60,8 +59,8 @@ class LanguageAssembly(Assembly):
     config: LanguageConfig
     library = "transformers"
 
-    def __init__(self, config: LanguageConfig, ranks: Ranks = SINGLE_RANK) -> None:
-        super().__init__(config, ranks)
+    def __init__(self, config: LanguageConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
         self.measures_prompts = config.data.max_prompt_length is not None
         self.has_separate_engine = config.rollout.vllm is not None
         self.reads_ahead = config.data.workers > 0
@@ -113,10 +112,19 @@ class LanguageAssembly(Assembly):
             path, _ = read_config(config.model)
             return VllmEngine(
                 self.roles, config.rollout.vllm, path=path, batch_size=config.rollout.batch_size, seed=config.seed,
-                example=lambda: self.learnable_prompts[0] if self.ranks.size > 1 else self.example,
+                example=self._compared,
                 cached=cached, lora=config.model.lora,
             )  # fmt: skip
         return LanguageEngine(self.roles, batch_size=config.rollout.batch_size, seed=config.seed, cached=cached)
+
+    def _compared(self) -> Prompt | None:
+        """What an engine of its own is compared with when weights are published; None is what it has sampled.
+
+        In a rollout worker the network gets the weights of the next version while samples are made.
+        """
+        if self.only_samples:
+            return Prompt(text="What is this?")
+        return self.learnable_prompts[0] if self.ranks.size > 1 else None
 
     @property
     def publisher(self) -> ResponseEngine:
@@ -160,7 +168,7 @@ class LanguageAssembly(Assembly):
         return ResponseRollouts(
             self.engine, self.scorer, self.needs,
             sampling=rollout_sampling(self.config), environment=self.config.environment, watch=self.watch,
-            check_cancelled=self.check_cancelled, files=self.sample_files,
+            check_cancelled=self.stop.check, files=self.sample_files,
         )  # fmt: skip
 
     @cached_property

@@ -62,19 +62,6 @@ class PoolsOptions:
 
 
 @options
-class WeightSyncOptions:
-    """Weight sync from the trainer to a separate rollout pool."""
-
-    carrier: Literal["auto", "store", "broadcast"] = "auto"
-    """store: Ray's object store; broadcast: a process group of trainer and rollout workers, NCCL on GPUs and gloo on
-    CPUs; auto: the store for at most two buckets, such as adapters, and broadcast for more."""
-    bucket_mb: Positive = 64.0
-    """Bucket size in MiB."""
-    timeout: Seconds = 600.0
-    """Timeout of a weight sync in seconds."""
-
-
-@options
 class RayOptions:
     """Ray cluster of runtime=ray."""
 
@@ -94,11 +81,7 @@ class RayOptions:
     call_timeout: Seconds = 3600.0
     """Timeout of a call to a worker in seconds."""
     max_restarts: Whole = 3
-    """Restarts of a pool's workers (dead, hanging, or with a failed device) within restart_window before it stops."""
-    restart_window: Seconds = 86400.0
-    """Seconds after which a restart no longer counts toward max_restarts."""
-    publication: WeightSyncOptions = Field(default_factory=WeightSyncOptions)
-    """Weight sync from the trainer to a separate rollout pool."""
+    """Restarts of a pool's workers (dead, hanging, or with a failed device) within a day before it stops."""
 
     @model_validator(mode="after")
     def _arguments_are_free(self) -> Self:

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from burnish.training.ranks import SINGLE_RANK, Ranks, SingleRank, exchanged
+from burnish.training.ranks import SINGLE_RANK, Ranks, exchanged
 
 T = TypeVar("T")
 
 
-class PretendRanks(SingleRank):
+class PretendRanks(Ranks):
     """Ranks that all do what this one does."""
 
     timeout = 1.0

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from burnish.types.batch import Batch
     from burnish.types.rollout import Loss
 
+OldLogprobs = Literal["own", "sampler", "recomputed"]  # the policy's own, and before its first step; see old_logprob
+
 
 @options
 class AdvantagePart:
@@ -283,12 +285,8 @@ class PolicyGradient(Algorithm):
         """A difference of log-probs that can't be seen in the loss."""
         return float(self.part("surrogate").clip) / 100
 
-    def is_old(self, roles: Any) -> bool:
-        """Whether the policy is the one that sampled, until it is stepped: its own log-probs are exactly the old."""
-        return self.old_logprob == "auto" and not roles.moved and not self.bypasses
-
-    def recomputes(self, roles: Any, difference: Callable[[], float]) -> tuple[bool, Metrics]:
-        """Whether log-probs of the actions are computed again before learning, and what there is to report.
+    def old_logprobs(self, roles: Any, difference: Callable[[], float]) -> tuple[OldLogprobs, Metrics]:
+        """Whose log-probs ratios refer to, and what there is to report.
 
         Args:
             roles: the networks.
@@ -300,8 +298,13 @@ class PolicyGradient(Algorithm):
         if compares and not recompute and (roles.moved or not roles.on_policy):
             metrics["old_policy/logprob_check"] = apart = difference()
             recompute = apart > self.tolerance
-        metrics["old_policy/recomputed"] = float(recompute and not self.bypasses)
-        return recompute, metrics
+        old: OldLogprobs = "own" if self.old_logprob == "auto" and not roles.moved else "sampler"
+        if self.bypasses:
+            old = "sampler"
+        elif recompute:
+            old = "recomputed"
+        metrics["old_policy/recomputed"] = float(old == "recomputed")
+        return old, metrics
 
     def clipped(self, advantage: Tensor, mask: Tensor) -> tuple[Tensor, Metrics]:
         """Advantages [B, K] within their bounds, and the share that was outside."""

@@ -52,7 +52,7 @@ class SuiteRunner:
         """Args: ``prompts`` are taken in place of those that the suite's files have."""
         self.assembly, self.suite = assembly, suite
         self.prompts = read_suite_prompts(suite) if prompts is None else list(prompts)
-        self.scorer = Scorer(suite.scorers, assembly.config.scoring, around=lambda: assembly.cancellable())
+        self.scorer = Scorer(suite.scorers, assembly.config.scoring, around=lambda: assembly.stop.around())
         self._asked: tuple[list[str], list[str]] | None = None
 
     def check(self) -> None:
@@ -133,7 +133,7 @@ class SuiteRunner:
                 every = rows(asked)
                 samples, prompts = [sample for sample, _ in every], [prompt for _, prompt in every]
                 pending = self.scorer.submit(samples, prompts, Given(made_up=True))
-                scores = awaited(pending, self.assembly.check_cancelled)
+                scores = awaited(pending, self.assembly.stop.check)
                 found = wrong_answers(asked, _columns(scores))
             self._asked = found, unwatched(self.suite, asked)
         return self._asked
@@ -155,7 +155,7 @@ class SuiteRunner:
         numbers = torch.arange(len(prompts))
         return self.job({
             "prompts": prompts, "group": numbers // n, "sample": numbers % n, "purpose": "validation", "update": 0,
-            "check_cancelled": self.assembly.check_cancelled, "noise": self.suite.noise,
+            "check_cancelled": self.assembly.stop.check, "noise": self.suite.noise,
         })  # fmt: skip
 
     @property

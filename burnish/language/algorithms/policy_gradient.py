@@ -162,10 +162,11 @@ class TokenPolicyGradient(PolicyGradient):
         from burnish.rl.importance import correction_metrics
 
         trace, needs = scored.trace, self.needs()
-        recompute, metrics = self.recomputes(roles, lambda: difference(trace, roles))
+        old_logprobs, metrics = self.old_logprobs(roles, lambda: difference(trace, roles))
+        recomputed = old_logprobs == "recomputed"
         # a sampler that rounds otherwise would show a KL where there is none
         own = self.kl is not None and self.kl.early and roles.sampler_rounds
-        logprob = recompute or self.high_entropy_fraction < 1 or own
+        logprob = recomputed or self.rollout_correction is not None or self.high_entropy_fraction < 1 or own
         learner, entropy, value = forward(trace, roles, logprob=logprob, critic=needs.critic)
         if learner.shape[1]:
             metrics |= correction_metrics(learner, trace.logprob, trace.mask)
@@ -173,8 +174,7 @@ class TokenPolicyGradient(PolicyGradient):
         if needs.reference:
             with roles.clock("ref"):
                 (reference,) = in_parts(lambda part: [roles.reference(part).logprob], trace, roles)
-        recompute = recompute and not self.bypasses
-        old = learner if recompute else trace.logprob
+        old = learner if recomputed else trace.logprob
         return AnnotatedTokens(
             scored=scored,
             old=old,
@@ -183,7 +183,7 @@ class TokenPolicyGradient(PolicyGradient):
             reference=reference,
             compared=learner if roles.sampler_rounds else old,
             value=value,
-            recomputed=recompute,
+            old_logprobs=old_logprobs,
             memory=roles.memory,
             metrics=metrics,
         )
@@ -222,7 +222,7 @@ class TokenPolicyGradient(PolicyGradient):
             held=self._held(annotated, trained, advantage),
             prompts=list(scored.prompts),
             kl_coef=coef,
-            recomputed=annotated.recomputed,
+            old_logprobs=annotated.old_logprobs,
             kl_measured=self.kl is None or annotated.kl_is_known,
             limit=scored.limit,
             update=scored.update,
@@ -267,7 +267,7 @@ class TokenPolicyGradient(PolicyGradient):
 
         mask, logprob = part.mask, scores.logprob
         # then its own log-probs are exactly the old ones; another micro-batch may have rounded them otherwise
-        itself = self.is_old(roles) or (part.recomputed and roles.fresh)
+        itself = part.old_logprobs != "sampler" and roles.fresh
         old = logprob.detach() if itself else part.old
         loss, values = self.objective(logprob, old, part.advantage, mask, part.weight)
         summed = {"actor/pg_loss": loss}

@@ -1,4 +1,4 @@
-"""A rank of the trainer in a process of its own: it learns together with the other ranks."""
+"""What a driver calls on a worker: on a rank of the trainer, and on one that samples."""
 
 from __future__ import annotations
 
@@ -13,22 +13,28 @@ from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
-from burnish.controller import LocalController
+from burnish.controller import Controller
 from burnish.metrics import collected_metrics, measured
 from burnish.rewards.normalising import restore, with_first
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.requests import RolloutRequest
 from burnish.runtime.actor import RankInfo
-from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.reward_pool import PooledScorer
-from burnish.runtime.rollout_result import RolloutResult, from_saved, generate, to_save
-from burnish.runtime.transfer import Packed, resolved
-from burnish.runtime.weight_transfer import Sender
+from burnish.runtime.transfer import Packed, PromptNumbers, RolloutResult, from_saved, generate, resolved, to_save
+from burnish.runtime.weights import Receiver, Sender
+from burnish.tasks import assemble
 from burnish.training.profiling import Profiler
 from burnish.training.ranks import join_ranks
 from burnish.types.rollout import Collected, RemoteBatch
 from burnish.utils.errors import Cancelled
 from burnish.utils.timer import Span
+
+
+def _pooled(config: RunConfig, judges: Sequence[Any], place: RankInfo) -> PooledScorer | None:
+    """The reward pool's workers as a scorer; None where there are none."""
+    if not judges:
+        return None
+    return PooledScorer(config.rewards, judges, first=place.rank, seconds=config.ray.call_timeout)
 
 
 class TrainerActor:
@@ -47,10 +53,8 @@ class TrainerActor:
         ranks = join_ranks(place.rank, place.size, place.address, place.port, place.device, self.seconds)
         self.ranks = ranks.in_contexts(config.sharding.context_parallel)
         store = CheckpointStore(RunFolder(config.output_dir).checkpoints, config.checkpoint, self.ranks)
-        self.controller = LocalController(config, store, self.ranks)
+        self.controller = Controller(config, store, self.ranks, scorer=_pooled(config, judges, place))
         self.assembly = self.controller.assembly
-        if judges:
-            self.assembly.scorer = PooledScorer(config.rewards, judges, first=place.rank, seconds=self.seconds)
         self.profiler = Profiler(
             config.profiler, role="trainer", rank=place.rank, folder=RunFolder(config.output_dir).profiles,
             watch=self.assembly.watch,
@@ -68,7 +72,6 @@ class TrainerActor:
         self.sender = Sender(
             lambda full: roles.sampler_weights(full=full),
             rank=self.ranks.rank,
-            bucket_mb=self.config.ray.publication.bucket_mb,
             versions=self.versions,
         )
         return self.controller.items
@@ -103,7 +106,7 @@ class TrainerActor:
 
     def cancel(self) -> None:
         """Stop sampling and scoring: the run is to stop."""
-        self.assembly.stop = lambda: True
+        self.assembly.stop.asked = lambda: True
 
     def collect(self, update: int) -> RemoteBatch:
         """Read the batch of an update from data, and hold it."""
@@ -140,10 +143,6 @@ class TrainerActor:
             self._recorded = update
             self._recording.enter_context(self.profiler.during(update))
 
-    def publish(self, version: int) -> None:
-        """The weights are those of a version from now on."""
-        self.assembly.workers.publish(version)
-
     def evaluate(self, target: Path | None, guidance: float | None) -> Metrics | None:
         """Evaluate the weights that are exported; the first rank keeps samples. None if that was cancelled."""
         metrics: Metrics | None = None
@@ -166,14 +165,31 @@ class TrainerActor:
             update, state, identity=self.assembly.identity, score=score, unvalidated=unvalidated
         )
 
-    def validated(self, update: int, score: float | None) -> None:
-        """Write down that the validation of a checkpoint is done, which was saved before it."""
-        self.controller.validated(update, score)
 
-    def raise_failed(self) -> None:
-        """Raise the error of a checkpoint that could not be written in the background."""
-        self.controller.raise_failed()
+class RolloutActor:
+    """What a driver calls on a rollout worker. It has a full copy of the networks that sample, and trains nothing."""
 
-    def settle(self) -> None:
-        """Wait until what was saved is written."""
-        self.controller.settle()
+    def __init__(self, place: RankInfo, config: RunConfig, judges: Sequence[Any]) -> None:
+        """Load the networks.
+
+        Args:
+            place: among the rollout workers.
+            config: of the run.
+            judges: the reward pool's workers; without any, samples are scored here.
+        """
+        config = config.sampler_config
+        self.assembly = assembly = assemble(config, only_samples=True, scorer=_pooled(config, judges, place))
+        assembly.scorer.start()
+        _ = assembly.engine
+        weights = assembly.roles.sampler_weights(full=True)
+        engine = assembly.publisher.publish if assembly.publisher and assembly.has_separate_engine else None
+        self.receiver = Receiver(weights, engine=engine)
+        folder = RunFolder(config.output_dir).profiles
+        self.profiler = Profiler(config.profiler, role="rollout", rank=place.rank, folder=folder, watch=assembly.watch)
+        self._numbers = PromptNumbers(lambda: assembly.train_prompts)
+
+    def generate(self, request: RolloutRequest) -> tuple[RolloutResult | None, Packed | None]:
+        """Sample and score; the second half is for the object store."""
+        self.receiver.switch(request.version)
+        with self.profiler.during(request.update):
+            return generate(self.assembly, request, self._numbers)
