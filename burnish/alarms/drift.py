@@ -20,11 +20,13 @@ from typing import Literal
 import numpy as np
 
 from burnish.alarms.record import Alarm, Row, amount, number
-from burnish.options.alarms import AlarmOptions
+from burnish.options import AlarmOptions
 
 FIRST, LAST = 2, 2  # updates that the start is the mean of, and those for which a statistic has to have moved
 PROMPTS, MOST = (16, 8), (8, 4)  # prompts of each together: where they are fewer it takes more updates, up to these
 LEAST, SHARE = 0.05, 0.02  # smaller is nothing: of the start, and of the largest value of a statistic that is at most 1
+FAR = 2.0  # standard deviations of the first samples that a mean has to move by, unless the reward pays for it
+FALSE_ALARMS = 0.001  # probability, at most, that a statistic raises one at any time though it doesn't change
 ENOUGH = 4  # second differences that say something
 MEDIAN = 0.6745 * math.sqrt(6)  # median of the absolute second difference of standard normal numbers
 
@@ -153,10 +155,10 @@ class Drift:
         self.alarm: Alarm | None = None
         self._ways = {"higher": (1.0,), "lower": (-1.0,), None: (1.0, -1.0)}[worse]
         self._needed = ALIKE if alike else 0.0 if worse is None else None
-        self._series = Series(prompts, options.false_alarms)
+        self._series = Series(prompts, FALSE_ALARMS)
         self._correlations: deque[float] = deque(maxlen=RECENT)
         self._freedom = max(prompts * (samples - 1), 1)
-        self._far = options.shift
+        self._far = FAR
 
     def add(self, update: int, row: Row) -> None:
         if number(row, f"{self.prefix}/mean") is None or number(row, f"{self.prefix}/std") is None:
@@ -171,7 +173,7 @@ class Drift:
             paid = self._paid(way)
             if self._needed is not None and self._correlations and paid <= self._needed:
                 continue
-            far = self.options.shift * (1 - paid)
+            far = FAR * (1 - paid)
             move = self._series.move(far)
             if move is not None and math.copysign(1.0, move.spreads) == way:
                 self._far, self.alarm = far, self._raised(move, row, paid)
@@ -207,7 +209,7 @@ class RewardDominance:
         self.weights = dict(weights)
         self.alarm: Alarm | None = None
         self._shares: dict[str, deque[float]] = {name: deque(maxlen=RECENT) for name in weights}
-        self._series = {name: Series(prompts, options.false_alarms) for name in weights}
+        self._series = {name: Series(prompts, FALSE_ALARMS) for name in weights}
 
     def add(self, update: int, row: Row) -> None:
         for name, series in self._series.items():

@@ -10,9 +10,10 @@ from typing import Literal
 
 from burnish.alarms.drift import FIRST
 from burnish.alarms.record import Alarm, Row, amount, number
-from burnish.options.alarms import AlarmOptions, Level
+from burnish.options import AlarmOptions, Level
 
 ROUNDING = 5e-4  # of a log-prob: bfloat16 alone made up to 2e-4, and 1e-3 are ten clip ranges of a generator
+IN_A_ROW = 3  # updates for which a metric has to be beyond its limit
 RECENT = 20  # updates that the usual size of a metric is the median of
 
 
@@ -104,7 +105,7 @@ LIMITS: dict[Level, Limit] = {
     ),
     "stale_samples": Limit(
         "rollout_corr/rollout_is_eff_sample_size", 0.3, "below", "the effective sample size as a fraction",
-        "samples are too old for these weights: lower pipeline.max_staleness", value=_applied,
+        "samples are too old for these weights: lower async_rollout.max_staleness", value=_applied,
     ),
     "velocity": Limit(
         "actor/velocity_norm_ratio", 0.5, "above",
@@ -142,7 +143,7 @@ class Threshold:
         """Args: ``of`` is a reward whose mean is watched by this rule, in place of the rule's own metric."""
         self.name: str = name if of is None else f"{of}_collapse"
         self.alarm: Alarm | None = None
-        self.rule, self.updates = LIMITS[name], options.updates
+        self.rule, self.updates = LIMITS[name], IN_A_ROW
         if of is not None:
             self.rule = replace(self.rule, metric=f"critic/{of}/mean")
         self.limit = options.limits.get(name, self.rule.limit)

@@ -17,7 +17,7 @@ from burnish.checkpoint import tensor_file
 from burnish.checkpoint.files import Checkpoint, mark_validated, read, write, write_tensors
 from burnish.checkpoint.manifest import VISIBLE, numbered
 from burnish.checkpoint.snapshot import Snapshot
-from burnish.options.checkpoint import CheckpointOptions
+from burnish.options import CheckpointOptions
 from burnish.rl.algorithm import Metrics
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.background import Background

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.config import load
 from burnish.config.hub import with_models
-from burnish.config.text import fields
+from burnish.registry import fields
 from burnish.registry import known, lookup
 from burnish.rewards.base import Reward
 from burnish.rewards.images.geneval_rules import EXAMPLE

@@ -117,11 +117,12 @@ def _positional(place: argparse.Action, free: Sequence[str], word: str) -> Itera
     if place.choices is not None:
         yield from (str(one) for one in place.choices if str(one).startswith(word))
     elif metavar == "OPTION=VALUE":
-        from burnish.config.completing import completed
+        from burnish.config.load import context_of
+        from burnish.config.names import completed
 
         recipe = _recipe_of(free)
         given = [one for one in free[1:] if "=" in one]
-        yield from completed(recipe, given, word) if recipe else ()
+        yield from completed(context_of(recipe, given), word) if recipe else ()
     else:
         if metavar in ("RECIPE", "SOURCE"):
             yield from (name for name in _recipes() if name.startswith(word))

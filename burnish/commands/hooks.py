@@ -116,7 +116,7 @@ class RunHooks:
             GroupLog(folder, lambda: controller.workers.credited),
             *([] if config.alarms is None else [Alarms(config, folder, config.alarms, forms.first)]),
             *beside(config, folder),
-            MetricsLog(folder, resumed_at=start.recorded, names=config.trackers.names),
+            MetricsLog(folder, resumed_at=start.recorded),
             Failures(folder, config.trainer, steps=config.steps),
             self._checkpoints,
             SampleIndex(config, folder),

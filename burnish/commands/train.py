@@ -120,7 +120,7 @@ def _attempt(
         folder.begin(config, resumed_at=start.recorded)
     except UserError as error:
         raise UserError(f"output_dir is {config.output_dir}: {error}") from error
-    expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: controller.saving)
+    expiry = Expiry(expected, stop, margin=config.trainer.grace_period, saving=lambda: controller.saving)
     hooks = RunHooks(config, folder, controller, start, expiry, early=expected is not None)
 
     def stopping() -> bool:

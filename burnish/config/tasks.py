@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.config.complaints import wrong_choice
+from burnish.config.errors import wrong_choice
 from burnish.config.run import RunConfig
 from burnish.config.words import PICTURES, RESPONSES, Words
 from burnish.registry import known, names
@@ -92,27 +92,10 @@ def chosen_task(trees: Sequence[Mapping[str, Any]]) -> Any:
             return tree["task"]
     # plugins of installed packages are opened only where somebody names what is not ours
     for is_there in (lambda kind, name: name in names(kind), known):
-        fitting = [
-            name
-            for name, task in TASKS.items()
-            if all(is_there(getattr(task.config, kind), used) for kind, used in _used(trees))
-        ]
-        if len(fitting) == 1:
-            return fitting[0]
+        for name, task in TASKS.items():
+            if all(is_there(getattr(task.config, kind), used) for kind, used in _used(trees)):
+                return name
     return DEFAULT
-
-
-def owner(kind: str, name: Any, config: type[RunConfig]) -> str | None:
-    """Another task that has an algorithm or a reward of that name; None if none has.
-
-    Args:
-        kind: ``config``'s of algorithms or of rewards.
-        name: unknown to it.
-        config: the class of configuration that was read.
-    """
-    of = "algorithm_kind" if kind == config.algorithm_kind else "reward_kind"
-    others = ((other, task.config) for other, task in TASKS.items() if task.config is not config)
-    return next((other for other, theirs in others if name in names(getattr(theirs, of))), None)
 
 
 def _used(trees: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:

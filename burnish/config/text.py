@@ -13,6 +13,7 @@ from burnish import __version__
 from burnish.config.plugins import portable
 from burnish.config.run import RunConfig
 from burnish.config.yaml_text import show
+from burnish.registry import explanation, fields
 from burnish.utils.json_text import flattened
 
 COLUMN = 34  # of the explanations
@@ -55,19 +56,6 @@ def describe(config: RunConfig, title: str) -> str:
         "# This is a recipe: save it and train it. [default ...] marks options that differ from their default.",
     ]
     return "\n".join([*head, *_section(config, 0)]) + "\n"
-
-
-def fields(options: Any) -> dict[str, FieldInfo]:
-    """The options of a class or of a section, by name."""
-    return {name: field for name, field in options.__pydantic_fields__.items() if not field.exclude}
-
-
-def explanation(options: Any, name: str) -> str:
-    """The docstring of an option on one line; that of a base class if the class itself has none."""
-    cls = options if isinstance(options, type) else type(options)
-    own = (fields(base).get(name) for base in cls.__mro__ if dataclasses.is_dataclass(base))
-    words = (field.description for field in own if field is not None and field.description)
-    return " ".join(next(words, "").split())
 
 
 def _section(section: Any, depth: int) -> Iterator[str]:

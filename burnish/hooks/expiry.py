@@ -40,8 +40,8 @@ def reclaim_time(
     Raises:
         UserError: it is no time, or past.
     """
-    if options.expires_at is not None:
-        found = [ReclaimTime(at=unix_seconds(options.expires_at), by="trainer.expires_at")]
+    if options.walltime is not None:
+        found = [ReclaimTime(at=unix_seconds(options.walltime), by="trainer.walltime")]
     else:
         found = [_of_variable(name, environment[name]) for name in VARIABLES if environment.get(name)]
     if not found:

@@ -18,7 +18,6 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks import Hook
-from burnish.trackers.names import Names, renamed
 from burnish.utils.disk import write_atomically, writing
 
 EVENT_VERSION = "brain.Event:2"
@@ -27,9 +26,8 @@ EVENT_VERSION = "brain.Event:2"
 class MetricsLog(Hook):
     """One line per update in metrics.jsonl, flushed to disk before the next update."""
 
-    def __init__(self, folder: RunFolder, *, resumed_at: int | None, names: Names = "verl") -> None:
-        """Args: ``names`` are those that TensorBoard gets."""
-        self.folder, self.resumed_at, self.names = folder, resumed_at, names
+    def __init__(self, folder: RunFolder, *, resumed_at: int | None) -> None:
+        self.folder, self.resumed_at = folder, resumed_at
         self._lines: IO[str] | None = None
         self._scalars: ScalarWriter | None = None
 
@@ -51,7 +49,7 @@ class MetricsLog(Hook):
             self._lines.write(json.dumps(line, ensure_ascii=False) + "\n")
             self._lines.flush()
             os.fsync(self._lines.fileno())
-        self._scalars.add(update, renamed(update, metrics, self.names))
+        self._scalars.add(update, metrics)
 
     def close(self) -> None:
         with ExitStack() as ends:

@@ -253,7 +253,7 @@ class PolicyGradient(Algorithm):
     the sampler's if a check shows that they are the trainer's, else recomputed."""
     rollout_correction: RolloutCorrection | None = None
     """Importance correction between the policy that sampled and the one that learns: weights and rejection; null
-    trusts the sampler. Where pipeline.depth is above 0 it is on unless it is set to null."""
+    trusts the sampler. Where async_rollout.depth is above 0 it is on unless it is set to null."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

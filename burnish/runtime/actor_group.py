@@ -17,6 +17,7 @@ from burnish.runtime.pools import Pool
 
 log = logging.getLogger(__name__)
 
+DAY = 86_400.0  # seconds after which a restart no longer counts
 LINES: dict[str, Any] = {"concurrency_groups": {BESIDE: 1, LIFE: 1}}  # of calls that do not wait for each other
 
 
@@ -186,7 +187,7 @@ class ActorGroup:
         """Replace one worker by a fresh one in the same place; what it held is gone.
 
         Raises:
-            RestartLimit: that happened too often (ray.max_restarts within ray.restart_window).
+            RestartLimit: that happened too often (ray.max_restarts within a day).
             Unschedulable: its machine was lost, and the cluster has no other in time.
             WorkerTimeout: it takes too long.
         """
@@ -216,16 +217,16 @@ class ActorGroup:
         """Count one.
 
         Raises:
-            RestartLimit: there were too many in the last ray.restart_window seconds.
+            RestartLimit: there were too many in the last day.
         """
         options, now = self.pool.options, time.monotonic()
         self.restarts += 1
-        self._counted = [then for then in self._counted if now - then < options.restart_window] + [now]
+        self._counted = [then for then in self._counted if now - then < DAY] + [now]
         if len(self._counted) > options.max_restarts:
             why = f"; the last time: {self.ended}" if self.ended else ""
             raise RestartLimit(
                 f"workers of pool {self.name} had to be replaced {len(self._counted)} times "
-                f"(ray.max_restarts={options.max_restarts}) within {options.restart_window:g} s (ray.restart_window)"
+                f"(ray.max_restarts={options.max_restarts}) within a day"
                 f"{why}; look for the cause in Ray's logs, and start the same command again to resume"
             )
 

@@ -40,7 +40,7 @@ class RolloutActor:
         _ = assembly.engine
         weights = assembly.roles.sampler_weights(full=True)
         engine = assembly.publisher.publish if assembly.publisher and assembly.has_separate_engine else None
-        self.receiver = Receiver(weights, bucket_mb=config.ray.publication.bucket_mb, engine=engine)
+        self.receiver = Receiver(weights, bucket_mb=config.weight_sync.bucket_mb, engine=engine)
         folder = RunFolder(config.output_dir).profiles
         self.profiler = Profiler(config.profiler, role="rollout", rank=place.rank, folder=folder, watch=assembly.watch)
         self._numbers = PromptNumbers(lambda: assembly.train_prompts)

@@ -68,7 +68,7 @@ class TrainerActor:
         self.sender = Sender(
             lambda full: roles.sampler_weights(full=full),
             rank=self.ranks.rank,
-            bucket_mb=self.config.ray.publication.bucket_mb,
+            bucket_mb=self.config.weight_sync.bucket_mb,
             versions=self.versions,
         )
         return self.controller.items

@@ -14,10 +14,10 @@ from burnish.runtime.faults import WorkerDied, WorkerTimeout
 from burnish.runtime.weight_stream import Layout, Mismatch
 from burnish.runtime.weight_transfer import WeightAck, WeightPayload
 
-OPTION = "ray.publication.timeout"
+OPTION = "weight_sync.timeout"
 REMEMBERED = 1000  # versions whose hashes are kept
 ABORT = 30.0  # seconds that the sender may take to give up
-STORED = 2  # buckets up to which carrier=auto takes the object store
+STORED = 2  # buckets up to which backend=auto takes the object store
 
 
 class Broken(RuntimeError):
@@ -127,8 +127,8 @@ class WeightSync:
                 self.trainers.submit_one(0, "sender.abort", beside=True, seconds=ABORT, option=OPTION).result()
 
     def _transport(self, layout: Layout) -> str:
-        if self.options.carrier != "auto":
-            return self.options.carrier
+        if self.options.backend != "auto":
+            return self.options.backend
         return "store" if layout.size <= STORED * self.options.bucket_mb * 2**20 else "broadcast"
 
     def _rendezvous(self) -> None:

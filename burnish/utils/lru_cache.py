@@ -9,6 +9,9 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
+ENCODED = 4 << 30  # bytes of host memory, in each process, for what prompts were encoded to
+
+
 def in_bytes(gigabytes: float) -> int:
     """Of GiB."""
     return int(gigabytes * 2**30)

@@ -5,7 +5,7 @@ import pytest
 from burnish.alarms.drift import Drift
 from burnish.alarms.levels import LIMITS, Threshold
 from burnish.alarms.record import Alarm
-from burnish.options.alarms import AlarmOptions
+from burnish.options import AlarmOptions
 
 OPTIONS = AlarmOptions()
 

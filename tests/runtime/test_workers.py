@@ -18,6 +18,7 @@ import pytest
 import ray
 
 from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions, WeightSyncOptions
+from burnish.runtime import actor_group
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import first_done
 from burnish.runtime.cluster import Cluster, cluster
@@ -124,8 +125,9 @@ def test_a_worker_killed_in_mid_call_is_noticed_at_once_and_replaced(three, tmp_
 
 
 @pytest.mark.thorough
-def test_a_failed_device_is_a_death_and_nobody_waits_for_the_others(pools):
-    options = replace(OPTIONS, max_restarts=1, restart_window=0.1)
+def test_a_failed_device_is_a_death_and_nobody_waits_for_the_others(pools, monkeypatch):
+    monkeypatch.setattr(actor_group, "DAY", 0.1)
+    options = replace(OPTIONS, max_restarts=1)
     with pools(options, train=2) as opened, ActorGroup(opened["train"], Toy, collective=True) as group:
         for _ in range(2):  # each is long past when the next one comes
             start, pids = time.monotonic(), list(group.pids)
@@ -180,7 +182,7 @@ def sides(pools):
 
 
 def syncs(sides, carrier: str = "broadcast") -> WeightSync:
-    return WeightSync(*sides, WeightSyncOptions(carrier=carrier, bucket_mb=BUCKET, timeout=SLOW))
+    return WeightSync(*sides, WeightSyncOptions(backend=carrier, bucket_mb=BUCKET, timeout=SLOW))
 
 
 def publish(sides, syncing: WeightSync, version: int) -> None:

@@ -43,7 +43,7 @@ from burnish.types.prompt import Prompt, texts_of
 from burnish.types.rollout import Requests
 from burnish.utils import random
 from burnish.utils.errors import UserError, out_of_memory
-from burnish.utils.lru_cache import LruCache, in_bytes
+from burnish.utils.lru_cache import ENCODED, LruCache
 
 if TYPE_CHECKING:
     from burnish.diffusion.options import ModelOptions, RolloutOptions
@@ -264,7 +264,7 @@ class Universal(CalledPipeline):
         self.forwards = Forwards(self.autocast)
         with explained(self.class_name):
             self._run = Runner(pipeline, self.names, lambda: self.device, self.rollout)
-        self._tapes: LruCache[Tape] = LruCache(in_bytes(options.cache_gb), lambda tape: tape.bytes)
+        self._tapes: LruCache[Tape] = LruCache(ENCODED, lambda tape: tape.bytes)
         self._tables: LruCache[Timetable] = LruCache(LATEST)
         self._masks: LruCache[Tensor | None] = LruCache(LATEST)
         self._programs: LruCache[Program] = LruCache(KEPT, lambda program: program.bytes)

@@ -53,7 +53,7 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompts
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, Prompt
 from burnish.utils.errors import UserError
-from burnish.utils.lru_cache import in_bytes
+from burnish.utils.lru_cache import ENCODED
 
 DUMMY = "A placeholder response, to try the rewards before the run begins."
 
@@ -102,7 +102,7 @@ class LanguageAssembly(Assembly):
 
     @cached_property
     def engine(self) -> ResponseEngine:
-        engine, environment, cached = self._own_engine(), self.config.environment, in_bytes(self.config.model.cache_gb)
+        engine, environment, cached = self._own_engine(), self.config.environment, ENCODED
         if environment is not None:
             engine = Dialogues(engine, environment, cached=cached)
         if self.reads_ahead and isinstance(engine.encode, Encoder):
@@ -110,7 +110,7 @@ class LanguageAssembly(Assembly):
         return engine
 
     def _own_engine(self) -> ResponseEngine:
-        config, cached = self.config, in_bytes(self.config.model.cache_gb)
+        config, cached = self.config, ENCODED
         if config.rollout.vllm is not None:
             from burnish.tasks.language.vllm.engine import VllmEngine
 
@@ -233,7 +233,7 @@ class LanguageAssembly(Assembly):
         if self.ranks.size == 1:
             return kind(records, model, self.engine.encode)
         return kind(
-            records, model, SharedPrompts(self.engine.encode, self.ranks, cached=in_bytes(config.model.cache_gb))
+            records, model, SharedPrompts(self.engine.encode, self.ranks, cached=ENCODED)
         )
 
     @cached_property
