@@ -279,18 +279,19 @@ def open_entry_points() -> dict[str, str]:
 
 def _entry(kind: str, name: str, given: Any) -> Any:
     """Check and enter a class or a function: what a recipe's section is made into."""
-    entries = KINDS[kind].entries
-    if not given.__module__.startswith("burnish."):
+    entries, its = KINDS[kind].entries, KINDS[kind]
+    theirs = not given.__module__.startswith("burnish.")
+    if theirs:
         _import_all(kind)  # so that a name of ours is found to be taken by whoever takes it second
     before = entries.get(name)
     if before is not None and _origin(before) != _origin(given):  # a file may be imported twice, a cell run again
         raise UserError(f"{_what(kind, name, given)} is registered already, by {place(before)}; give it another name")
-    if (other := _rather(kind, given)) is not None:
+    if theirs and (other := _rather(kind, given)) is not None:
         raise UserError(
             f"{_what(kind, name, given)} is of kind {other}: register it as such, or set the task that uses it"
         )
-    its = KINDS[kind]
-    if lacking := unfulfilled(given, _load(its.part if its.part and isinstance(given, type) else its.contract)):
+    contract = its.part if its.part and isinstance(given, type) else its.contract
+    if theirs and (lacking := unfulfilled(given, _load(contract))):
         raise UserError(f"{_what(kind, name, given)} {'; '.join(lacking)}")
     made: Any = given if isinstance(given, type) else _of_function(given, name, its.part_of_function or its.part)
     if its.part:
@@ -316,7 +317,7 @@ def _origin(thing: Any) -> tuple[str, str]:
 
 def _rather(kind: str, given: Any) -> str | None:
     """Another kind that a class of the user is of: its contract is narrower, or one of our bases is of that kind."""
-    if not isinstance(given, type) or given.__module__.startswith("burnish."):
+    if not isinstance(given, type):
         return None
     own = _load(KINDS[kind].contract)
     for other, its in KINDS.items():

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.config import load
 from burnish.config.hub import with_models
-from burnish.registry import fields
-from burnish.registry import known, lookup
+from burnish.registry import fields, known, lookup
 from burnish.rewards.base import Reward
 from burnish.rewards.images.geneval_rules import EXAMPLE
 from burnish.rewards.images.learned import LearnedReward, PromptedReward

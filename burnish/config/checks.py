@@ -38,9 +38,7 @@ def may_change(run: RunConfig, option: str) -> bool:
     return False
 
 
-def _problems(
-    run: RunConfig, section: Any, path: str, given: Collection[str], above: Sequence[Mark]
-) -> Iterator[str]:
+def _problems(run: RunConfig, section: Any, path: str, given: Collection[str], above: Sequence[Mark]) -> Iterator[str]:
     if hasattr(section, "contradictions"):
         yield from (message for is_wrong, message in section.contradictions(run) if is_wrong)
     for name, field in fields(section).items():
@@ -50,12 +48,14 @@ def _problems(
         inner = dict(_sections(value, option))
         for place, one in inner.items():
             yield from _problems(run, one, f"{place}.", given, marks)
-        if inner or value is None or (unread := next((one for one in marks if not _holds(one, run)), None)) is None:
+        unread = next((one for one in marks if not _holds(one, run)), None)
+        if unread is None or value is None:
             continue
         mark, _, where = unread
-        beside = where is section and hasattr(section, mark.option)
+        beside = not inner and where is section and hasattr(section, mark.option)
         in_recipe = beside and value != field.get_default(call_default_factory=True)
-        if in_recipe or any(one == option or one.startswith(f"{option}.") for one in given):
+        on_line = option in given or (not inner and any(one.startswith(f"{option}.") for one in given))
+        if in_recipe or on_line:
             yield _message(option, value, unread, run)
 
 

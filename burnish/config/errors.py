@@ -83,7 +83,8 @@ def _not_chosen(option: str, value: Any, details: Any, context: Context) -> str:
     if "name" not in details:
         example = f"{option}.weight=1" if label else f"{option}.name={choices[0]}"
         return f"{option} is {_short(value)}; it must contain options, as in {example}"
-    name, key = details["name"], option if option == "algorithm" else f"{option}.name"
+    name = details["name"]
+    key = option if option == "algorithm" or isinstance(value, str) else f"{option}.name"
     if name is None:
         return f"{option} is required; set {key}=NAME, one of {', '.join(choices)}"
     short = name == label
@@ -161,7 +162,7 @@ def foreign_name(option: str, half: str, *, short: bool) -> str | None:
     ]
     for project, name in found[:1]:
         ours, remark = ours_and_remark(table()[project][name])
-        whose = "former name" if project == OLD else f"{project}'s name"
+        whose = "a former name" if project == OLD else f"{project}'s name"
         note = f" ({remark})".replace("`", "") if remark else ""
         return f"{whose}{'' if name == option else f' {name}'}; here it is {' and '.join(ours)}{note}"
     return None

@@ -82,7 +82,9 @@ class LanguageConfig(RunConfig):
     """How a batch becomes optimizer steps."""
     critic: Annotated[CriticOptions, CRITIC] = Field(default_factory=CriticOptions)
     """The value network, for algorithms that need one."""
-    validation: Annotated[LanguageValidationOptions, EVALUATED, SCORED] = Field(default_factory=LanguageValidationOptions)
+    validation: Annotated[LanguageValidationOptions, EVALUATED, SCORED] = Field(
+        default_factory=LanguageValidationOptions
+    )
     """Validation on held-out questions, always with the same random numbers."""
     ptx: PtxOptions | None = None
     """Also imitate responses of the user at every optimizer step; null does not."""

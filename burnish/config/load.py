@@ -69,8 +69,8 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     task = task_named(chosen_task(trees)).config
     tree, layers = _merged(given, trees[0], layers, task)
     tree = _corrected(_opened(tree, plugins, task), task)
-    context = Context(layers, given, tree, task)
-    config: RunConfig = checked(task, _complete(tree, task), context)
+    tree = _complete(tree, task)
+    config: RunConfig = checked(task, tree, Context(layers, given, tree, task))
     config.origin = origin
     config.check(given)
     return config
@@ -100,7 +100,7 @@ def context_of(recipe: str, overrides: Sequence[str] = ()) -> Context:
     tree: dict[str, Any] = {}
     for one in reversed(trees):
         tree = merge(tree, one)
-    return Context(layers, given, _labelled(tree), task_named(chosen_task(trees)).config)
+    return Context(layers, given, labelled(tree), task_named(chosen_task(trees)).config)
 
 
 def recipe_names() -> list[str]:
@@ -221,7 +221,11 @@ def _merged(
     tree: dict[str, Any] = {}
     for file, layer in reversed(layers):
         data = layer.get("data")
-        if "steps" in layer and not (isinstance(data, dict) and "epochs" in data) and isinstance(tree.get("data"), dict):
+        if (
+            "steps" in layer
+            and not (isinstance(data, dict) and "epochs" in data)
+            and isinstance(tree.get("data"), dict)
+        ):
             tree["data"] = without(tree["data"], "epochs")  # steps decide, which are nearer
         if file:
             tree = _without_replaced(tree, file, layer)
@@ -350,10 +354,10 @@ def _corrected(tree: dict[str, Any], task: type[RunConfig]) -> dict[str, Any]:
 def _complete(tree: dict[str, Any], task: type[RunConfig]) -> dict[str, Any]:
     """A tree with every section that a run must have, if empty, so that messages name what is missing inside."""
     required = {name: {} for name, field in fields(task).items() if field.is_required()}
-    return required | _labelled(tree)
+    return required | labelled(tree)
 
 
-def _labelled(tree: dict[str, Any]) -> dict[str, Any]:
+def labelled(tree: dict[str, Any]) -> dict[str, Any]:
     """A tree whose rewards have names, which are their labels unless they say otherwise; null removes one.
 
     Raises:

@@ -16,7 +16,6 @@ from burnish.config.hardware import Origin
 from burnish.config.plugins import open_plugins
 from burnish.config.words import Words
 from burnish.options import (
-    EVALUATED,
     ON_RAY,
     SCORED,
     AlarmOptions,

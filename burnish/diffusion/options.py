@@ -104,8 +104,10 @@ class DataOptions(OrderOptions, PromptOptions):
     """Validation prompts; null validates on the training prompts, with a warning."""
     train_batch_size: Count = 8
     """Prompts (or images, or pairs) per policy update."""
-    fit: Annotated[Literal["exact", "centre_crop"], ReadIf("learns_images", why="{run.algorithm.name} learns from "
-                   "prompts, which have no size")] = "exact"
+    fit: Annotated[
+        Literal["exact", "centre_crop"],
+        ReadIf("learns_images", why="{run.algorithm.name} learns from prompts, which have no size"),
+    ] = "exact"
     """Images whose size differs from the run's resolution: exact refuses them, centre_crop scales and crops them."""
     decode_check: Annotated[bool, ReadIf("may_read_images", why="files of text alone name no images")] = True
     """Look at every image and video before training starts and list the records of broken ones: up to 2,000 are
@@ -140,14 +142,22 @@ class CandidateOptions:
     own steps and the same seeds. null samples candidates once, with the run's own steps."""
 
     def contradictions(self, run: RunConfig) -> Rules:
-        needs, n, steps, own = run.algorithm.needs(), run.rollout.n, run.rollout.num_inference_steps, "rollout.candidates"
+        needs, n, steps, own = (
+            run.algorithm.needs(),
+            run.rollout.n,
+            run.rollout.num_inference_steps,
+            "rollout.candidates",
+        )
         fewer, shared = self.num_inference_steps, needs.recording is not None and needs.recording.shared_noise
         return [
             (
                 self.n <= n,
                 f"{own}.n is {self.n}, but rollout.n is {n}: all would be kept; raise the one or lower the other",
             ),
-            (needs.tree, f"{own} is given, but {run.algorithm.name} learns from complete trees of samples; leave it out"),
+            (
+                needs.tree,
+                f"{own} is given, but {name} learns from complete trees of samples; leave it out",
+            ),
             (
                 fewer is not None and fewer >= steps,
                 f"{own}.num_inference_steps is {fewer}, which is no fewer than rollout.num_inference_steps {steps}; "
@@ -155,7 +165,7 @@ class CandidateOptions:
             ),
             (
                 fewer is not None and shared,
-                f"{own}.num_inference_steps is {fewer}, but {run.algorithm.name} starts all samples of a prompt from "
+                f"{own}.num_inference_steps is {fewer}, but {name} starts all samples of a prompt from "
                 "the same noise, and only noise on the way tells them apart; null draws candidates with it",
             ),
         ]
@@ -213,7 +223,9 @@ class RolloutOptions:
     """Keep samples of training as files, to look at or to learn from (burnish pairs); null keeps none."""
     merge_lora: Annotated[
         Literal["auto"] | bool,
-        ReadIf("model.lora", why="model.lora is null: there are no adapters to fold in; train some by model.lora.rank=16"),
+        ReadIf(
+            "model.lora", why="model.lora is null: there are no adapters to fold in; set model.lora.rank=16"
+        ),
     ] = "auto"
     """Merge the adapters into the weights for sampling: a third faster, and in float32 the same images to 1e-6. In
     bfloat16 merging rounds the adapters, so that the sampling policy differs from the trained one; auto merges only

@@ -28,10 +28,8 @@ ALWAYS = ReadIf("")  # in place of what the section is read for
 SCORED = ReadIf("scored", why="{run.algorithm.name} samples nothing")  # that rewards could score
 SAMPLED = ReadIf("online", why="{run.algorithm.name} samples nothing to learn from here")
 ON_RAY = ReadIf("runtime", "ray", why="runtime is local, which is a single process; add runtime=ray")
-EVALUATED = ReadIf(
-    "evaluates",
-    why="nothing is validated, as validation.every is null and validation.before false; set validation.every",
-)
+UNVALIDATED = "nothing is validated, as validation.every is null and validation.before false; set validation.every"
+VALIDATED, EVALUATED = ReadIf("validates", why=UNVALIDATED), ReadIf("evaluates", why=UNVALIDATED)
 
 
 def _not_vanishing(value: float) -> float:
@@ -334,13 +332,11 @@ class CommonValidationOptions:
     """Also validate before training, which is what later validations are compared with."""
     max_prompts: Annotated[Count | None, ALWAYS, EVALUATED] = None
     """Use only the first N prompts; null uses all."""
-    suites: Annotated[list[Annotated[str, Field(min_length=1)]], MayChange()] = Field(
-        default_factory=list
-    )
+    suites: Annotated[list[Annotated[str, Field(min_length=1)]], MayChange(), VALIDATED] = Field(default_factory=list)
     """Suites that every validation runs, too: names (burnish eval --list), or paths of .yaml files."""
     suite_prompts: Annotated[Count | None, MayChange(), ReadIf("suites")] = 32
     """Prompts of each suite that are used, always the same ones; null takes all."""
-    save: Annotated[ValidationSaveOptions | None, MayChange()] = None
+    save: Annotated[ValidationSaveOptions | None, MayChange(), VALIDATED] = None
     """Keep samples of validations as files, with every field of their records; null keeps the few that reports show."""
 
     @model_validator(mode="after")
@@ -440,6 +436,8 @@ class CheckpointOptions:
 
 
 Role = Literal["trainer", "rollout", "reward", "controller"]
+
+
 @options
 class ProfilerOptions:
     """Which policy updates are profiled, and how."""

@@ -59,7 +59,9 @@ class QuantizationOptions:
     def contradictions(self, run: RunConfig) -> Rules:
         lora, rollout, text = run.model.lora, run.rollout, getattr(self, "text_encoders", None)
         if self.weights is None:
-            nothing = "model.quantization is given, but names no weights to quantise; set model.quantization.weights=nf4"
+            nothing = (
+                "model.quantization is given, but names no weights; set model.quantization.weights=nf4"
+            )
             return [(text is None, nothing)]
         what = f"model.quantization.weights is {self.weights}"
         return [
@@ -123,7 +125,8 @@ class CommonModelOptions:
     """Store frozen weights in fewer bits, for small cards; null stores them in dtype."""
 
     def contradictions(self, run: RunConfig) -> Rules:
-        attention, ranks, families = self.attention, run.ranks, names(run.model_kind)
+        attention, ranks = self.attention, run.ranks
+        families = [] if self.family == "auto" else names(run.model_kind)  # which imports those of diffusers
         lacks = attention_complaint(attention)
         return [
             (

@@ -159,7 +159,11 @@ class RayController(Controller):
         if config.async_rollout.depth == 0:
             return OnlineSource(assembly.prompt_schedule, self.samplers, assembly.normaliser)
         return PipelinedSource(
-            assembly.prompt_schedule, self.samplers, config.async_rollout, steps=config.steps, normaliser=assembly.normaliser
+            assembly.prompt_schedule,
+            self.samplers,
+            config.async_rollout,
+            steps=config.steps,
+            normaliser=assembly.normaliser,
         )
 
     def resume(self, checkpoint: Checkpoint | None) -> None:

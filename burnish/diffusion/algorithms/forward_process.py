@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from burnish.diffusion.algorithms.base import Counts, Decay, Lag, Needs, Ramp, Role, Roles, check_lag
 from burnish.options import BelowOne, Count, Finite, Fraction, NonNegative, Positive, clip_range
-from burnish.registry import Choice, options
+from burnish.registry import Choice, ReadIf, options
 from burnish.rl.algorithm import Algorithm, Metrics, advantage_metrics, advantages_of, chosen, refuse_of_responses
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
     lagged: dict[str, Lag] = Field(default_factory=dict)
     """Further policies that lag behind, by names of yours, each with decay, ema, linear, counts and update_interval;
     options that name a policy choose among them."""
-    sample_with: str = "old"
+    sample_with: Annotated[str, ReadIf("online")] = "old"
     """Who samples: old, policy, which is the one that learns, or one of lagged."""
     advantage_clip: Positive = 5.0
     """Largest size of an advantage."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import model_validator
 
 from burnish.diffusion.algorithms.base import Needs, Roles
 from burnish.diffusion.algorithms.forward_process import WithOldPolicy, bounded_advantages, summed
 from burnish.options import NonNegative, Positive, SomeGuidance
-from burnish.registry import register
+from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Metrics, weighted
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class CRD(WithOldPolicy):
     centres once, at the plain average."""
     baseline: Literal["old", "reference"] = "old"
     """Whose matching error the policy's is compared with: the old policy's, which moves, or the reference's."""
-    sample_with: str = "policy"
+    sample_with: Annotated[str, ReadIf("online")] = "policy"
     """Who samples: policy, which is the one that learns, and keeps sampling apart from a slow baseline, whose ratio
     would collapse to 1; old; or one of lagged."""
     adaptive_weighting: bool = False

@@ -228,7 +228,7 @@ class LanguageAssembly(Assembly):
 
     def _as_learned(self, records: list[ResponseRecord]) -> ResponseData:
         """Records, as the model has them."""
-        model, config = self.roles.model, self.config
+        model = self.roles.model
         kind = JudgementData if any(isinstance(record, JudgedRecord) for record in records) else ResponseData
         if self.ranks.size == 1:
             return kind(records, model, self.engine.encode)
