@@ -142,13 +142,9 @@ class CandidateOptions:
     own steps and the same seeds. null samples candidates once, with the run's own steps."""
 
     def contradictions(self, run: RunConfig) -> Rules:
-        needs, n, steps, own = (
-            run.algorithm.needs(),
-            run.rollout.n,
-            run.rollout.num_inference_steps,
-            "rollout.candidates",
-        )
-        fewer, shared = self.num_inference_steps, needs.recording is not None and needs.recording.shared_noise
+        needs, name, n = run.algorithm.needs(), run.algorithm.name, run.rollout.n
+        own, fewer, steps = "rollout.candidates", self.num_inference_steps, run.rollout.num_inference_steps
+        shared = needs.recording is not None and needs.recording.shared_noise
         return [
             (
                 self.n <= n,

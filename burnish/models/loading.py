@@ -80,6 +80,7 @@ def placement_of(options: CommonModelOptions, *, frozen: bool = False) -> tuple[
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("model.device is cuda, but PyTorch finds no GPU; use model.device=cpu or auto")
     compute = getattr(torch, options.dtype)
+    torch.set_float32_matmul_precision(options.float32_matmul_precision)
     # frozen weights may be stored in half precision; trained ones keep a float32 master copy
     return device, compute if options.lora is not None or frozen else torch.float32, compute
 

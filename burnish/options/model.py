@@ -119,6 +119,9 @@ class CommonModelOptions:
     gradient_checkpointing: Annotated[bool | Count, MayChange()] = False
     """Recompute activations in the backward pass, block by block: less memory, about one third slower. A number does so
     in the first N blocks only."""
+    float32_matmul_precision: Literal["highest", "high"] = "highest"
+    """Products of float32 matrices, such as those of language heads and of model.dtype=float32: high lets a GPU take
+    TF32, with 10 bits of mantissa, for the whole process (torch.set_float32_matmul_precision)."""
     compile: bool = False
     """Compile the repeated blocks (torch.compile): minutes at the start, then faster; rounds otherwise."""
     quantization: QuantizationOptions | None = None

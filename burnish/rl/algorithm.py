@@ -12,7 +12,7 @@ import pydantic
 from pydantic import model_validator
 
 from burnish.options import Finite, Positive, clip_range
-from burnish.registry import Choice, lookup, options
+from burnish.registry import Choice, explanation, lookup, options
 from burnish.rl.correction import RolloutCorrection
 from burnish.utils.user_code import path_of
 
@@ -92,15 +92,8 @@ def adopt(cls: type, part: type) -> None:
         if name != "name":
             taken[name] = hints[name]
             if name not in own:
-                setattr(cls, name, pydantic.Field(default=field.default, description=_explained(part, name)))
+                setattr(cls, name, pydantic.Field(default=field.default, description=explanation(part, name)))
     cls.__annotations__ = taken | own
-
-
-def _explained(part: type, option: str) -> str:
-    """The text below an option, which stands where its class or a base of it names the option last."""
-    classes = [one for one in part.__mro__ if option in vars(one).get("__pydantic_fields__", {})]
-    texts = (one.__pydantic_fields__[option].description for one in classes)  # type: ignore[attr-defined]
-    return next(filter(None, texts), "")
 
 
 def chosen(algorithm: Any, kind: str) -> Any:

@@ -48,7 +48,8 @@ class _Batch:
             missing = f": {error}" if str(error) else ""
             raise UserError(
                 f"timed out after {timeout:g} s (async_rollout.timeout) waiting for the samples of update "
-                f"{self.update}, by weights v{self.version}{missing}; check the rollout workers' logs, or raise async_rollout.timeout"
+                f"{self.update}, by weights v{self.version}{missing}; check the rollout workers' logs, or "
+                "raise async_rollout.timeout"
             ) from error
         return rollouts
 
@@ -235,7 +236,8 @@ class PipelinedSource:
         version = max(self._floor, update - 1 - self.options.lag)
         raise UserError(
             f"timed out after {self.options.timeout:g} s (async_rollout.timeout) waiting for weights v{version} to "
-            f"reach the rollout workers (update {update}); check the rollout workers' logs, or raise async_rollout.timeout"
+            f"reach the rollout workers (update {update}); check the rollout workers' logs, or "
+            "raise async_rollout.timeout"
         )
 
     def _staleness(self, batch: _Batch) -> dict[str, float]:
