@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.language_meter import Meter
 from burnish.config.load import load
+from burnish.language.model.capabilities import Capabilities
 from burnish.loop import run
-from burnish.models.language.capabilities import Capabilities
 from burnish.tasks import assemble
 
 RECIPE = """

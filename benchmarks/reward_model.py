@@ -23,10 +23,10 @@ from burnish.commands.export import export
 from burnish.commands.train import train
 from burnish.config import load
 from burnish.config.run_folder import STEP, RunFolder
+from burnish.language.engine import ResponseJob
+from burnish.language.rollouts import rollout_sampling
 from burnish.rewards.text.base import Response
 from burnish.tasks import assemble
-from burnish.tasks.language.engine import ResponseJob
-from burnish.tasks.language.sampling import rollout_sampling
 from burnish.types.prompt import Prompt
 from burnish.utils.random import permutation
 from tools.tiny_vlm_data import split, write_questions

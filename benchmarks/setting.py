@@ -14,7 +14,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, St
 from burnish.diffusion.algorithms.policy_gradient import FlowGRPO
 from burnish.diffusion.engine import FlowEngine, FlowJob
 from burnish.diffusion.options import ModelOptions, RolloutOptions, TrainerOptions
-from burnish.diffusion.pipeline.universal import PixelSpace, Universal
+from burnish.diffusion.pipeline.model import PipelineModel, PixelSpace
 from burnish.diffusion.roles import FlowRoles
 from burnish.options import OptimizerOptions
 from burnish.options.model import LoraOptions
@@ -48,7 +48,7 @@ class RandomPipeline(StableDiffusion3Pipeline):
         return each[0], each[2], each[1], each[3]
 
 
-class RandomSD3(Universal):
+class RandomSD3(PipelineModel):
     """Such a pipeline without a VAE, whose latents are not decoded."""
 
     def __init__(self, network: SD3Transformer2DModel, text_tokens: int) -> None:

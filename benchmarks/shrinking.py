@@ -20,9 +20,9 @@ from benchmarks.checkpoints import Meter, processes
 from benchmarks.loading import Peak
 from burnish.diffusion.algorithms.policy_gradient import FlowGRPO
 from burnish.diffusion.batches import StepBatch
-from burnish.diffusion.rollouts import ROWS, velocity_growth
+from burnish.diffusion.rollouts import ROWS, policy_vs_reference_norm
 from burnish.forecast.counter import LiveBytes
-from burnish.language.cache import Cache
+from burnish.language.layers import Cache
 from burnish.runtime import transfer, weight_transfer
 from burnish.runtime.prompt_numbers import PromptNumbers
 from burnish.runtime.weight_transfer import Sender
@@ -179,7 +179,7 @@ def forward_of_a_metric() -> Row:
     scored, peaks = ours.rollout(ROWS, 1, 1), []
     for size in (ROWS, 1):
         with LiveBytes() as counter, counter.phase("metric"):
-            velocity_growth(ours.roles, scored, size)
+            policy_vs_reference_norm(ours.roles, scored, size)
         peaks.append(counter.peaks["metric"].total)
     return row(f"activations of a metric on {ROWS} samples", *peaks)
 

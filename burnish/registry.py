@@ -51,7 +51,7 @@ class Kind:
 
 KINDS = {
     "flow algorithm": Kind("burnish.diffusion.algorithms", "burnish.rl.algorithm:Algorithm"),
-    "language algorithm": Kind("burnish.algorithms.language", "burnish.rl.algorithm:Algorithm"),
+    "language algorithm": Kind("burnish.language.algorithms", "burnish.rl.algorithm:Algorithm"),
     "advantage": Kind("burnish.rl.choices", f"{PARTS}:AdvantageFunction", part=f"{PARTS}:AdvantagePart"),
     "surrogate": Kind(
         "burnish.rl.choices",
@@ -64,10 +64,10 @@ KINDS = {
     "language reward": Kind("burnish.rewards.text", "burnish.rewards.text.base:LanguageReward"),
     "environment": Kind("burnish.environments", "burnish.environments.base:Environment"),
     "call format": Kind("burnish.environments", f"{CALLS}:CallFunction", part=f"{CALLS}:CallFormat"),
-    "flow model": Kind(
-        "burnish.diffusion.pipeline.universal", "burnish.diffusion.pipeline.base:FlowModel", options=False
+    "flow model": Kind("burnish.diffusion.pipeline.model", "burnish.diffusion.pipeline.base:FlowModel", options=False),
+    "language model": Kind(
+        "burnish.language.model.universal", "burnish.language.model.universal:LanguageModel", options=False
     ),
-    "language model": Kind("burnish.models.language", "burnish.language.model:LanguageModel", options=False),
 }
 
 

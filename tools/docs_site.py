@@ -201,8 +201,8 @@ def papers() -> str:
 
 def options() -> str:
     """The sections of a run's options, of both halves."""
-    from burnish.config.language import LanguageConfig
     from burnish.diffusion.config import FlowConfig
+    from burnish.language.config import LanguageConfig
 
     lines = ["# Options", "", "Of every section of a recipe. `burnish config RECIPE` shows those of one run.", ""]
     before: set[str] = set()

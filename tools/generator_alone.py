@@ -14,7 +14,7 @@ from torch import Tensor
 
 from burnish.diffusion.engine import FlowJob
 from burnish.diffusion.pipeline.arguments import Arguments
-from burnish.diffusion.pipeline.levels import EULER
+from burnish.diffusion.pipeline.schedules import EULER
 from burnish.models.loading import quietly
 from burnish.models.tiny.base import Tiny
 from burnish.models.tiny.calls import example_call

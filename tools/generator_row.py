@@ -262,7 +262,7 @@ def drawn(assembly: Assembly) -> list[tuple[Tensor, Tensor, Tensor | None]]:
             for state, request, sample in zip(path.latents, rows.each(), samples, strict=True):
                 table = model.table(request)
                 heard = isinstance(sample, Sound)  # whose samples are clipped
-                output = (model.arguments.values(model.tail(request, state[None])) if heard
+                output = (model.arguments.values(model.output(request, state[None])) if heard
                           else model.decode_tensor(state[None], request))  # fmt: skip
                 found.append((state * table.scale(path.schedule[-1]), output, model.noised(path.conditioning)))
     return found

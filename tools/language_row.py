@@ -15,12 +15,12 @@ from torch import Tensor
 from burnish.config import load
 from burnish.language.decoding import decode
 from burnish.language.logprobs import response_logprobs
-from burnish.language.model import Shown
+from burnish.language.model.base import Shown
+from burnish.language.model.capabilities import MOVING, own_logprobs
+from burnish.language.model.collation import samples
+from burnish.language.model.loading import load_language_model
 from burnish.language.sampling import Sampling
 from burnish.loop import run
-from burnish.models.language.capabilities import MOVING, own_logprobs
-from burnish.models.language.loading import load_language_model
-from burnish.models.language.trials import samples
 from burnish.models.tiny.language.base import TinyLanguage
 from burnish.models.tiny.language.build import write
 from burnish.options.language import LanguageModelOptions

@@ -2,7 +2,7 @@
 
     python tools/mutants.py record build/mutants            # once: which test runs which line (the whole suite, slower)
     python tools/mutants.py run build/mutants --count 300   # draws mutants by --seed, tries them, prints what survived
-    python tools/mutants.py run build/mutants --only burnish/losses
+    python tools/mutants.py run build/mutants --only burnish/rl
 
 A mutant is one changed statement: a comparison turned round, a sign, a constant, a condition, a call or a guard that is
 gone. Statements are drawn at random over the whole package, in functions and methods. A mutant is killed when a test

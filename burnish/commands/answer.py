@@ -12,8 +12,8 @@ from rich.markup import escape
 
 from burnish.commands.opening import SampleRequest, given_media, output_folder, remove_earlier
 from burnish.data.language.prompts import fit_of
-from burnish.tasks.language.engine import ResponseJob
-from burnish.tasks.language.sampling import validation_sampling
+from burnish.language.engine import ResponseJob
+from burnish.language.rollouts import validation_sampling
 from burnish.types.media import Kind, Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.utils import terminal

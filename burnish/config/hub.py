@@ -10,7 +10,7 @@ from typing import Any
 
 from burnish.config.run import RunConfig
 from burnish.config.yaml_text import parse
-from burnish.models.language.overlaid import INDEX as TOKENIZER
+from burnish.language.model.tokenizer import INDEX as TOKENIZER
 from burnish.options.language import LanguageModelOptions
 from burnish.rewards.images.learned import CONFIG as MODEL_CONFIG
 from burnish.rewards.images.learned import LearnedReward, Source

@@ -61,9 +61,9 @@ TASKS = {
         read_path="burnish.data.prompts:read_prompts",
     ),
     "image-text-to-text": Task(
-        config_path="burnish.config.language:LanguageConfig",
+        config_path="burnish.language.config:LanguageConfig",
         words=RESPONSES,
-        assembly_path="burnish.tasks.language.assembly:LanguageAssembly",
+        assembly_path="burnish.language.assembly:LanguageAssembly",
         sample_path="burnish.commands.answer:answer",
         read_path="burnish.data.language.prompts:read_questions",
     ),

@@ -19,21 +19,22 @@ from burnish.data.stream import Stream
 from burnish.diffusion.algorithms.sft import SFT
 from burnish.diffusion.config import DENOISERS, FlowConfig
 from burnish.diffusion.engine import FlowEngine, FlowJob
-from burnish.diffusion.evaluate import DrawingRunner, FlowEvaluation
-from burnish.diffusion.offline import OfflinePictures, PictureFiles, ScoredPictures
+from burnish.diffusion.evaluate import FlowEvaluation, GeneratorSuite
+from burnish.diffusion.offline import ImageFiles, OfflineImages, ScoredImages
 from burnish.diffusion.pipeline.base import FlowModel
 from burnish.diffusion.pipeline.contexts import check_contexts
 from burnish.diffusion.pipeline.loading import (
     check_parts,
+    check_teacher,
     family_of,
     load_model,
     load_outline,
+    load_teacher,
     match_layers,
     parts_of,
     read_index,
     standard_side,
 )
-from burnish.diffusion.pipeline.teachers import check_teacher, load_teacher
 from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.rollouts import FlowRollouts
 from burnish.evaluation.suite import Suite
@@ -60,7 +61,7 @@ class FlowAssembly(Assembly):
 
     config: FlowConfig
     evaluation = FlowEvaluation
-    suite_runner = DrawingRunner
+    suite_runner = GeneratorSuite
     library = "diffusers"
 
     def load_roles(self, model: FlowModel | None = None) -> FlowRoles:
@@ -121,20 +122,20 @@ class FlowAssembly(Assembly):
         return None if self.ranks.context.rank else scored  # one answers for those that drew the same
 
     @cached_property
-    def pictures(self) -> PictureFiles | None:
+    def pictures(self) -> ImageFiles | None:
         """Finished pictures that the algorithm learns from in place of prompts."""
         if self.needs.data == "prompts":
             return None
-        return PictureFiles(self.config, self.config.data, self.needs.data, self.limited)
+        return ImageFiles(self.config, self.config.data, self.needs.data, self.limited)
 
     @cached_property
-    def supervised_pictures(self) -> PictureFiles | None:
+    def supervised_pictures(self) -> ImageFiles | None:
         """Finished pictures that are imitated beside."""
         section = self.config.supervised
-        return PictureFiles(self.config, section, "pictures") if section is not None else None
+        return ImageFiles(self.config, section, "pictures") if section is not None else None
 
     @cached_property
-    def finished(self) -> list[OfflinePictures]:
+    def finished(self) -> list[OfflineImages]:
         """All these pictures, as the model has them."""
         every = (self.pictures, self.supervised_pictures)
         return [files.learned_by(self.engine, shared=self.ranks.size > 1) for files in every if files is not None]
@@ -146,11 +147,11 @@ class FlowAssembly(Assembly):
 
     def prepare(self, records: list[Any], update: int) -> OfflineSamples | Scored:
         data, seed = self.finished[0], self.config.seed
-        if isinstance(data, ScoredPictures):
+        if isinstance(data, ScoredImages):
             records = data.drawn(records, update=update, seed=seed)
         batch = data.batch(records, self.offline_times, update=update, seed=seed)
         if self.ranks.size > 1:
-            if isinstance(data, ScoredPictures) and self.config.rows_per_group == 1:
+            if isinstance(data, ScoredImages) and self.config.rows_per_group == 1:
                 records = [member for group in records for member in group.members]
             costs = [len(record.pictures) for record in records] if isinstance(batch, Scored) else batch.costs()
             data.ready(learned_in_an_update(records, costs, self.config, self.ranks.rows, update))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from burnish.diffusion.times import diffuse, logit_normal, stratify, to_normal, uniform
+from burnish.diffusion.steps import diffuse, logit_normal, stratify, to_normal, uniform
 from burnish.diffusion.windows import steps_between, steps_in
 from burnish.rl.rewards import select_best_worst
 from burnish.types.batch import Batch, Gathered, shared, to_device

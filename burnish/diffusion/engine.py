@@ -14,7 +14,7 @@ from torch import Tensor
 
 from burnish.diffusion.algorithms.base import Recording, Role
 from burnish.diffusion.options import RolloutOptions
-from burnish.diffusion.pipeline.base import Drawing
+from burnish.diffusion.pipeline.base import SampleSize
 from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.steps import Plan, denoise, finished, returning, thinned
 from burnish.models.lora import merging_rounds
@@ -91,26 +91,26 @@ class FlowEngine:
 
     def sample(self, job: FlowJob) -> Generator[tuple[slice, Denoising, list[np.ndarray]]]:
         """Denoise and decode, ``batch_size`` pictures at a time, in order: rows, trajectories, pictures uint8."""
-        drawing = self.drawing(job)
+        size = self.sample_size(job)
         merge = self.options.merge_lora
         if merge == "auto":
             merge = not merging_rounds(self.model.network)
         with Lockstep(self.roles.context) as step, ExitStack() as until_sampled:
             try:
-                conditioning = self.model.condition(job.prompts, drawing, job.check_cancelled)
+                conditioning = self.model.condition(job.prompts, size, job.check_cancelled)
             finally:
                 self.roles.shards.gather()  # also where a prompt can't be encoded: other ranks wait for this one
             role = until_sampled.enter_context(self.roles.sampling(job.role, merge=merge))
             role = replace(role, around=partial(step.forward, job.check_cancelled))
             with step.forward():
                 self.model.verify(conditioning, guidance=self.roles.guidance if job.guidance is None else job.guidance)
-                schedule = self.model.schedule(conditioning, drawing)
+                schedule = self.model.schedule(conditioning, size)
             plan = self._plan(job, schedule)
             branches = BranchIds.of(job, plan.recorded)
             shared = job.recording is not None and job.recording.shared_noise
             plan = replace(plan, branch=branches.node if shared else None)
-            size, count = self.options.batch_size, len(job.prompts)
-            batches = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+            step_size, count = self.options.batch_size, len(job.prompts)
+            batches = [slice(start, min(start + step_size, count)) for start in range(0, count, step_size)]
             pauses = self._pauses(conditioning, plan)
             runs: Iterator[Generator[Any, None, Denoising]] = (
                 self._denoise(job, rows, role, plan.select(rows), branches.select(rows), conditioning, schedule, pauses)
@@ -130,31 +130,31 @@ class FlowEngine:
         experts = self.model.visitors(conditioning, plan.times[:-1].tolist())
         return [i for i in range(1, len(experts)) if experts[i] != experts[i - 1]]
 
-    def drawing(self, job: FlowJob | None = None) -> Drawing:
+    def sample_size(self, job: FlowJob | None = None) -> SampleSize:
         """The size of samples, and their steps: a job's, or the run's."""
         options = self.options
         if job is None:
-            return Drawing(height=options.height, width=options.width, steps=options.num_inference_steps)
-        return Drawing(
+            return SampleSize(height=options.height, width=options.width, steps=options.num_inference_steps)
+        return SampleSize(
             height=job.height or options.height, width=job.width or options.width,
             steps=job.steps or options.num_inference_steps,
         )  # fmt: skip
 
     def condition(self, prompts: Sequence[Prompt]) -> Gathered[Conditioning]:
         """What the run's samples of prompts are drawn from."""
-        return self.model.condition(prompts, self.drawing())
+        return self.model.condition(prompts, self.sample_size())
 
     def schedule(self, prompt: Prompt) -> Tensor:
         """Times of the run's denoising steps, [N + 1]."""
         with self.roles.sampling("policy", merge=False):
-            return self.model.schedule(self.condition([prompt]), self.drawing())
+            return self.model.schedule(self.condition([prompt]), self.sample_size())
 
     def latent_shape(self, prompt: Prompt, job: FlowJob | None = None) -> tuple[int, ...]:
         """Shape of a sample's latents, of a job or of the run."""
-        drawing = self.drawing(job)
+        size = self.sample_size(job)
         with self.roles.sampling("policy", merge=False):
-            conditioning = self.model.condition([prompt], drawing)
-            return tuple(self.model.start(conditioning, drawing, [("shape",)]).shape[1:])
+            conditioning = self.model.condition([prompt], size)
+            return tuple(self.model.start(conditioning, size, [("shape",)]).shape[1:])
 
     def _denoise(
         self,
@@ -176,7 +176,7 @@ class FlowEngine:
             for key, sample in zip(keys, job.sample[rows].tolist(), strict=True)
         ]
 
-        x = to_device(self.model.start(conditioning, self.drawing(job), starts), device)
+        x = to_device(self.model.start(conditioning, self.sample_size(job), starts), device)
         shape, mask = x.shape[1:], self.model.noised(conditioning)
         noised = all_noised(x) if mask is None else to_device(mask, device)
         kept_noise = None if mask is None else to_device(mask, "cpu")

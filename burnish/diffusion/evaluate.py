@@ -88,7 +88,7 @@ class FlowEvaluation(Evaluation):
         return {"val-aux/variety": group_diversity([drawn.structure for drawn in found.samples], job.group)}
 
 
-class DrawingRunner(SuiteRunner):
+class GeneratorSuite(SuiteRunner):
     """A suite of a generator."""
 
     def check(self) -> None:

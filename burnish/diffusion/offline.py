@@ -45,7 +45,7 @@ class Engine(Protocol):
         """Shape of a sample's latents."""
 
 
-class OfflinePictures(Protocol):
+class OfflineImages(Protocol):
     """Records, and how they become tensors."""
 
     @property
@@ -74,7 +74,7 @@ class OfflinePictures(Protocol):
         ...
 
 
-class EncodedPictures:
+class EncodedImages:
     """Pictures that are decoded and encoded by the VAE when they are first needed."""
 
     def __init__(
@@ -184,10 +184,10 @@ class EncodedPictures:
         return np.array(image)
 
 
-class ScoredPictures:
+class ScoredImages:
     """Pictures with rewards, as if they had been sampled and scored: groups of a prompt, N pictures each at most."""
 
-    def __init__(self, records: Sequence[ScoredGroup], pictures: EncodedPictures, n: int) -> None:
+    def __init__(self, records: Sequence[ScoredGroup], pictures: EncodedImages, n: int) -> None:
         """Take over the prompts; ``pictures`` encodes those of all of them."""
         self.records, self.pictures, self.n = records, pictures, n
 
@@ -235,7 +235,7 @@ class ScoredPictures:
         )  # fmt: skip
 
 
-class PictureFiles:
+class ImageFiles:
     """What a section of the configuration names, checked as far as that goes without a model."""
 
     def __init__(
@@ -270,10 +270,10 @@ class PictureFiles:
         """Of all pictures."""
         return [record.prompt for record in self.groups or self.read]
 
-    def learned_by(self, engine: FlowEngine, *, shared: bool) -> OfflinePictures:
+    def learned_by(self, engine: FlowEngine, *, shared: bool) -> OfflineImages:
         """The pictures as the engine's model has them; ``shared`` says that several ranks learn from every batch."""
-        encoded = EncodedPictures(self.read, engine, crop=self.crop, cached=self.cached, shared=shared)
-        return ScoredPictures(self.groups, encoded, self.n) if self.groups else encoded
+        encoded = EncodedImages(self.read, engine, crop=self.crop, cached=self.cached, shared=shared)
+        return ScoredImages(self.groups, encoded, self.n) if self.groups else encoded
 
     def _check_groups(self, config: FlowConfig) -> None:
         """Refuse pictures with rewards that leave nothing to compare, or fewer of a prompt than the run takes."""

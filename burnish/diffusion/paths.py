@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from burnish.diffusion.batches import groups_of, together
-from burnish.diffusion.times import diffuse, uniform_above
+from burnish.diffusion.steps import diffuse, uniform_above
 from burnish.types.batch import Batch, Gathered, shared, to_device
 from burnish.types.columns import at, read
 from burnish.types.rollout import Conditioning, Prompt, Scored, share_of
@@ -237,7 +237,7 @@ def preference_target(x: Tensor, noise: Tensor, time: Tensor, level: Tensor, a: 
         x: [M, ...] the state.
         noise: [M, ...] that was added to it.
         time, level: [M].
-        a, b: see ``burnish.diffusion.times.diffuse_further``.
+        a, b: see ``burnish.diffusion.steps.diffuse_further``.
     """
     t, tau = (value.view(-1, *[1] * (x.ndim - 1)) for value in (time, level))
     return noise / b * (tau + t.square() * a / (1 - t)) - x / (1 - t)

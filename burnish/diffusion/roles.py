@@ -18,7 +18,7 @@ from burnish.models.lora_linear import joined
 from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions
 from burnish.rewards.base import Reward
-from burnish.training.profiling import CallMeter
+from burnish.training.profiling import Meter
 from burnish.training.ranks import Ranks
 from burnish.training.roles import TrainedRoles
 from burnish.training.sharding import Sharded, local_shard
@@ -128,7 +128,7 @@ class FlowRoles(TrainedRoles):
         return [self._teacher(teacher) for teacher in self.needs.teachers]
 
     def measure(self, peak: float) -> None:
-        self.meter = meter = CallMeter(peak, self.device)
+        self.meter = meter = Meter(peak)
         for network in self._networks.values():
             meter.watch(network, self.active_adapter)
 
@@ -144,7 +144,7 @@ class FlowRoles(TrainedRoles):
             return partial(self.reference, guidance=scale)
         assert self._load_teacher is not None, "no teachers can be loaded here"
         model = self._load_teacher(teacher, self.model)
-        if isinstance(self.meter, CallMeter):
+        if self.meter is not None:
             self.meter.watch(model.network)
         return NetworkRole(model, scale, lambda: nullcontext(model.network))
 

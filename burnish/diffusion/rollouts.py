@@ -19,7 +19,7 @@ from burnish.diffusion.algorithms.base import Needs
 from burnish.diffusion.engine import FlowEngine, FlowJob
 from burnish.diffusion.options import RolloutOptions
 from burnish.diffusion.roles import FlowRoles
-from burnish.diffusion.times import diffuse
+from burnish.diffusion.steps import diffuse
 from burnish.metrics import group_diversity
 from burnish.rewards.base import inputs_asked
 from burnish.rewards.scoring import AnyScorer
@@ -98,7 +98,7 @@ class FlowRollouts:
         if scored is not None:
             looked = scored.select(watched(self._positions(scored.group), groups * self.rollout.n))
         with self.watch("ref"):
-            grown = velocity_growth(self.engine.roles, looked, self.rollout.batch_size)
+            grown = policy_vs_reference_norm(self.engine.roles, looked, self.rollout.batch_size)
         if scored is None or looked is None:
             return None
         counts = scored.counts | dict.fromkeys(grown, float(len(looked)))
@@ -176,7 +176,7 @@ def watched(places: Tensor, total: int) -> Tensor:
     return ((places % stride == 0) & (places < stride * ROWS)).nonzero().flatten()
 
 
-def velocity_growth(roles: FlowRoles, some: Scored | None, size: int) -> Metrics:
+def policy_vs_reference_norm(roles: FlowRoles, some: Scored | None, size: int) -> Metrics:
     """Norm of the policy's velocity over the reference's, and the norm of their difference over the reference's.
 
     Both are means over the samples, noised again halfway, ``size`` in a forward; nothing where there is no reference.

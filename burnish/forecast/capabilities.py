@@ -13,12 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from burnish.config.language import LanguageConfig
 from burnish.forecast.counter import WEIGHTS, LiveBytes
+from burnish.language.config import LanguageConfig
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from burnish.models.language.capabilities import Capabilities
+    from burnish.language.model.capabilities import Capabilities
 
 
 @contextmanager
@@ -36,15 +36,15 @@ def known_capabilities(config: Any, counter: LiveBytes, *, shared: bool) -> Iter
     import torch
 
     from burnish.forecast.language import outside_of_modes
-    from burnish.models.language.capabilities import plannable
-    from burnish.models.language.decoder_hook import switch
-    from burnish.models.language.universal import UniversalModel
+    from burnish.language.model.capabilities import plannable
+    from burnish.language.model.forwards import switch
+    from burnish.language.model.universal import LanguageModel
 
     known = {kind: found for kind in _kinds(config) if (found := measured(kind)) is not None}
-    replaced: Any = UniversalModel
-    try_out, learn = UniversalModel.try_out, UniversalModel._learn_media
+    replaced: Any = LanguageModel
+    try_out, learn = LanguageModel.try_out, LanguageModel._learn_media
 
-    def tried(self: UniversalModel) -> None:
+    def tried(self: LanguageModel) -> None:
         found = known.get(self.config.model_type)
         if found is None:
             try_out(self)
@@ -58,7 +58,7 @@ def known_capabilities(config: Any, counter: LiveBytes, *, shared: bool) -> Iter
         if self.capabilities.packed:
             switch(self.network, self.text(self.network), on=True, tower=not found.unpacked)
 
-    def learned(self: UniversalModel) -> Any:
+    def learned(self: LanguageModel) -> Any:
         with outside_of_modes():  # processors look at values
             return learn(self)
 
@@ -71,8 +71,8 @@ def known_capabilities(config: Any, counter: LiveBytes, *, shared: bool) -> Iter
 
 def _kinds(config: LanguageConfig) -> Iterator[str]:
     """The model_type of every model of a run."""
-    from burnish.models.language.loading import read_config
-    from burnish.models.language.teachers import options_of
+    from burnish.language.model.loading import read_config
+    from burnish.language.teachers import options_of
 
     teachers = getattr(config.algorithm, "teachers", None) or ()
     for options in (config.model, *(options_of(config.model, one) for one in teachers if one.path is not None)):
@@ -84,7 +84,7 @@ def measured(model_type: str) -> Capabilities | None:
     """What a class can do; None without a tiny model of it."""
     import torch
 
-    from burnish.models.language.universal import UniversalModel
+    from burnish.language.model.universal import LanguageModel
     from burnish.models.tiny import describe_language
     from burnish.models.tiny.language.build import write
 
@@ -94,6 +94,6 @@ def measured(model_type: str) -> Capabilities | None:
         return None
     with TemporaryDirectory() as folder:
         write(tiny, Path(folder), seed=0)
-        model = UniversalModel.load(Path(folder), dtype=torch.float32, compute=torch.float32, device="cpu")
+        model = LanguageModel.load(Path(folder), dtype=torch.float32, compute=torch.float32, device="cpu")
         model.try_out()
     return model.capabilities

@@ -33,9 +33,9 @@ def endless(
         most: bytes that they may take.
     """
     import burnish.language.decoding as module
-    from burnish.language.fast_decoding import FastDecoder
+    from burnish.language.fast_decoder import FastDecoder
     from burnish.language.layers import Layers
-    from burnish.models.language.class_cache import Cached, ClassDecoder
+    from burnish.language.model.class_cache import Cached, ClassDecoder
 
     way = _Way(counter, skips=skips)
 
@@ -116,7 +116,7 @@ def _lengthened(counter: LiveBytes, cache: Any, columns: int) -> None:
 
 def _layers(cached: Any) -> list[Any]:
     """The layers of a class's own cache, where it is of a kind that transformers has in common."""
-    from burnish.models.language.class_cache import caches
+    from burnish.language.model.class_cache import caches
 
     found: list[Any] = []
     for name in caches():
@@ -135,8 +135,11 @@ def _lengthened_own(counter: LiveBytes, cached: Any, columns: int) -> None:
     """The same for a class's own cache, a layer after the other: each is copied when a token is added."""
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+    width = cached.ids.shape[1]
     cached.ids = torch.cat([cached.ids, cached.ids[:, -1:].expand(-1, columns)], 1)
-    cached._count(columns)
+    for name, value in cached.arguments.items():  # masks, positions and kinds
+        if isinstance(value, Tensor) and value.shape[-1] in (width, width + 1):
+            cached.arguments[name] = torch.cat([value, value[..., -1:].expand(*value.shape[:-1], columns)], -1)
     for layer in _layers(cached):
         if not isinstance(layer, DynamicLayer) or not layer.is_initialized:
             continue  # recurrent states are as large as before

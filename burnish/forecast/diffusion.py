@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from burnish.diffusion.assembly import FlowAssembly
 from burnish.diffusion.engine import BranchIds, FlowEngine, FlowJob
-from burnish.diffusion.pipeline.encoding import Arrangement, Taken
+from burnish.diffusion.pipeline.latents import LatentLayout, Taken
 from burnish.diffusion.pipeline.loading import family_of, read_index
-from burnish.diffusion.pipeline.universal import FORMS, SLIPS, CalledPipeline, Universal
+from burnish.diffusion.pipeline.model import FORMS, SLIPS, PipelineModel
 from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.steps import finished
 from burnish.forecast.brief import Once, alike, shapes
@@ -156,8 +156,8 @@ class FlowHalf:
         model.verify = self._idle(model.verify)
         model.decode = self.once(model.decode, shapes)
         model.encode_pictures = torch.no_grad()(self.once(model.encode_pictures, _sizes))
-        if isinstance(model, CalledPipeline):
-            model._arrangement = partial(_arrangement, model)  # type: ignore[method-assign]
+        if isinstance(model, PipelineModel):
+            model._latent_layout = partial(_latent_layout, model)  # type: ignore[method-assign]
         for name in ("distribute", "kept"):
             setattr(roles, name, partial(self._brief_parts, getattr(roles, name)))
         self.assembly.engine = BriefEngine(roles, self.assembly.config.rollout, self.assembly.config.seed, self)
@@ -316,7 +316,7 @@ class BriefEngine(FlowEngine):
 def _in_some_form(model: Any) -> Callable[..., Any]:
     """What predicts, row by row where rows turn out not to go together: a run tells by values that nobody has here."""
     predict: Callable[..., Any] = model.predict
-    if not isinstance(model, Universal):
+    if not isinstance(model, PipelineModel):
         return predict
 
     def predicted(*args: Any, **kwargs: Any) -> Any:
@@ -337,25 +337,25 @@ def how(job: FlowJob) -> Any:
 
 def _form(model: Any) -> Any:
     """How a model puts rows together."""
-    return model.unverified if isinstance(model, Universal) else None
+    return model.unverified if isinstance(model, PipelineModel) else None
 
 
 def _sizes(pictures: Sequence[np.ndarray], *_: Any) -> Any:
     return tuple(picture.shape for picture in pictures)
 
 
-def _arrangement(model: CalledPipeline, request: Any) -> Arrangement:
+def _latent_layout(model: PipelineModel, request: Any) -> LatentLayout:
     """How a picture becomes a state, which is found by values that nobody knows; here it stays as it is."""
-    shape, taken = tuple(model.first(request, 0).shape), []
+    shape, taken = tuple(model.initial_latents(request, 0).shape), []
 
     def take(latents: Tensor, *_: Any, **__: Any) -> None:
         taken.append(latents.shape)
         raise Taken
 
     with torch.no_grad(), suppress(Taken):
-        model.tail(request, torch.zeros(1, *shape), take)
+        model.output(request, torch.zeros(1, *shape), take)
     place = torch.arange(taken[0].numel()).view(taken[0])
-    return Arrangement(torch.ones(taken[0]), torch.zeros(taken[0]), place, shape)
+    return LatentLayout(torch.ones(taken[0]), torch.zeros(taken[0]), place, shape)
 
 
 def _repeated(value: Tensor, count: int) -> Tensor:

@@ -20,10 +20,10 @@ from burnish.forecast.pretended import made_up_prompts
 from burnish.forecast.prompts import Shape, longest_prompt
 from burnish.forecast.recomputed import recompute_alike
 from burnish.forecast.suites import first_batch, first_unit, suite_runners
+from burnish.language.assembly import LanguageAssembly
+from burnish.language.engine import LanguageEngine, ResponseEngine, ResponseJob
+from burnish.language.roles import LanguageRoles
 from burnish.rewards.text.base import Response
-from burnish.tasks.language.assembly import LanguageAssembly
-from burnish.tasks.language.engine import LanguageEngine, ResponseEngine, ResponseJob
-from burnish.tasks.language.roles import LanguageRoles
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from burnish.data.pictures import PictureRecord, ScoredGroup
-from burnish.diffusion.offline import EncodedPictures, OfflinePictures, ScoredPictures
+from burnish.diffusion.offline import EncodedImages, OfflineImages, ScoredImages
 from burnish.options.mixing import MixingOptions
 from burnish.rewards.base import NOTHING, AnyReward, Given, Verdict
 from burnish.rewards.mixing import mix
@@ -67,9 +67,9 @@ class MadeUpPictures:
     def prompts(self) -> list[Prompt]:
         return [record.prompt for record in self.records]
 
-    def learned_by(self, engine: Any, *, shared: bool) -> OfflinePictures:
-        encoded = EncodedPictures(self.records, engine, crop=None, shared=shared)
-        return ScoredPictures(self.records, encoded, self.n) if self.n else encoded
+    def learned_by(self, engine: Any, *, shared: bool) -> OfflineImages:
+        encoded = EncodedImages(self.records, engine, crop=None, shared=shared)
+        return ScoredImages(self.records, encoded, self.n) if self.n else encoded
 
 
 @dataclass

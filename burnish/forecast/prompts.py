@@ -96,7 +96,7 @@ def _lengthened(model: Any, data: LanguageDataOptions, shape: Shape, target: int
 
 
 def _length(model: Any, prompt: Prompt) -> int:
-    from burnish.language.media import decoded
+    from burnish.language.model.base import decoded
 
     return int(model.encode(prompt.chat(), decoded(prompt, model.audio_rate)).lengths[0])
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.config.language import LanguageConfig
 from burnish.forecast.prompts import TEXT, UNLIMITED
-from burnish.language.model import LanguageModel
+from burnish.language.config import LanguageConfig
+from burnish.language.model.universal import LanguageModel
 from burnish.utils.errors import UserError
 
 BATCHED = 8192  # tokens of prompts that vLLM computes at once on cards of 70 GB and more

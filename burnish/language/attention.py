@@ -1,16 +1,18 @@
 """Attention over a packed sequence: each segment attends to itself, and to its prefix if it has one.
 
-On GPUs in half precision one kernel call takes segments of any length (``segments.py``); elsewhere, segments of similar
-length are padded to batches. Everything else runs on the tokens without padding. It is registered with transformers'
-attention interface; the name contains "flash" because transformers' vision towers then pass all images in one call.
+On GPUs in half precision one kernel call takes segments of any length without masks or padding; elsewhere segments are
+padded to batches. Everything else runs on the tokens without padding. It is registered with transformers' attention
+interface; the name contains "flash" because transformers' vision towers then pass all images in one call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import pairwise
+import inspect
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -18,163 +20,133 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from burnish.language.segments import Lengths, Segment, as_computed, say_once, unsupported, varying
 from burnish.types.batch import to_device
 
+log = logging.getLogger(__name__)
+
 PAIRS = 2**26  # of tokens in the mask of one call, if it has several segments
-MIN_FILL = 0.8  # segments share a call if the shortest has at least this fraction of the longest one's length
+WIDEST = 256  # width of a head, that the kernel has been written for
+HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """Segments of similar length, attended in one call."""
+class Segment:
+    """A contiguous part of the sequence with causal attention, and full attention to the segment ``prefix``."""
+
+    start: int
+    length: int
+    prefix: int | None = None
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Segments that are attended in one call."""
 
     queries: Tensor  # [S, T] long, indices in the sequence; padded with the first index
     keys: Tensor  # [S, P + T] long
-    mask: Tensor | None  # [S or 1, 1, T or 1, P + T] bool; None is causal
-    contiguous: slice | None  # the queries, where they are a slice of the sequence
-    prefix: Tensor  # [S] long: length of each segment's prefix
-    _additive: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False, repr=False)
+    mask: Tensor | None  # [S, 1, T, P + T] bool; None: causal, or full
 
-    def to(self, device: torch.device | str) -> Bucket:
+    @classmethod
+    def of(
+        cls, segments: Sequence[Segment], prefixes: Sequence[Segment], *, causal: bool, window: int | None
+    ) -> tuple[Padded, Tensor]:
+        """Segments with their prefixes, and which of the queries [S, T] are real."""
+        starts, lengths, begins, before = (
+            torch.tensor(values)[:, None]
+            for values in (
+                [segment.start for segment in segments], [segment.length for segment in segments],
+                [prefix.start for prefix in prefixes], [prefix.length for prefix in prefixes],
+            )
+        )  # fmt: skip
+        index, shared = torch.arange(int(lengths.max())), torch.arange(int(before.max()))
+        real, seen = index < lengths, shared < before
+        queries = torch.where(real, starts + index, starts)
+        keys = torch.cat([torch.where(seen, begins + shared, starts), queries], 1)
+        place = before + index  # [S, T], within prefix and segment
+        distance = place[:, :, None] - torch.cat([shared.expand(len(seen), -1), place], 1)[:, None]
+        mask = torch.cat([seen, real], 1)[:, None].expand_as(distance)
+        if causal:
+            mask = mask & (distance >= 0)
+            if window is not None:
+                mask = mask & (distance < window)
+        # padding comes last, so a causal call hides it
+        plain = not len(shared) and (window is None or len(index) <= window) if causal else bool(real.all())
+        return cls(queries, keys, None if plain else mask[:, None]), real
+
+    def to(self, device: torch.device) -> Padded:
         mask = None if self.mask is None else to_device(self.mask, device)
-        queries, keys, prefix = (to_device(value, device) for value in (self.queries, self.keys, self.prefix))
-        return Bucket(queries, keys, mask, self.contiguous, prefix)
+        return Padded(to_device(self.queries, device), to_device(self.keys, device), mask)
 
-    def within(self, window: int) -> Bucket:
-        """The same with a sliding window of ``window`` tokens, the current one included."""
-        own, longest = self.queries.shape[1], self.keys.shape[1]
-        if longest <= window:
-            return self
-        device = self.keys.device
-        index = self.prefix[:, None] + torch.arange(own, device=device)  # [S, T], within prefix and segment
-        shared = torch.arange(longest - own, device=device).expand(len(index), -1)
-        distance = index[:, :, None] - torch.cat([shared, index], 1)[:, None]
-        mask = (distance >= 0 if self.mask is None else self.mask[:, 0]) & (distance < window)
-        return replace(self, mask=mask[:, None])
 
-    def additive(self, dtype: torch.dtype) -> Tensor | None:
-        """What is added to the scores, made once for all layers: attention makes it of a mask of bools in each."""
-        if self.mask is None:
-            return None
-        if dtype not in self._additive:
-            shown = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
-            self._additive[dtype] = shown.masked_fill_(~self.mask, -torch.inf)
-        return self._additive[dtype]
+@dataclass(frozen=True)
+class Lengths:
+    """Where segments begin among queries, which are the sequence, and among keys."""
+
+    queries: Tensor  # [S + 1] int32
+    keys: Tensor  # [S + 1] int32
+    index: Tensor | None  # [K] long, of the keys in the sequence; None: the keys are the sequence
+    most_queries: int
+    most_keys: int
 
 
 class Plan:
     """How the segments of a packed sequence are attended; what a kernel needs is made when it is first asked for."""
 
-    def __init__(self, segments: Sequence[Segment], *, causal: bool, device: torch.device | str) -> None:
+    def __init__(self, segments: Sequence[Segment], *, causal: bool = True, device: torch.device | str = "cpu") -> None:
+        """Args: ``segments`` cover the sequence exactly."""
         self.segments, self.causal, self.device = segments, causal, torch.device(device)
-        self._groups: dict[int | None, Groups] = {}
+        self._padded: dict[int | None, tuple[list[Padded], Tensor]] = {}
 
-    @classmethod
-    def of(cls, segments: Sequence[Segment], *, causal: bool = True, device: torch.device | str = "cpu") -> Plan:
-        """Plan for segments that cover the sequence exactly."""
-        return cls(segments, causal=causal, device=device)
+    def _prefix(self, segment: Segment) -> Segment:
+        return Segment(segment.start, 0) if segment.prefix is None else self.segments[segment.prefix]
 
-    def groups(self, window: int | None = None) -> Groups:
-        """Padded groups of segments, with a sliding window where layers have one."""
-        if None not in self._groups:
-            self._groups[None] = Groups.of(self.segments, causal=self.causal, device=self.device)
-        if window not in self._groups and window is not None:
-            self._groups[window] = self._groups[None].within(window)
-        return self._groups[window]
+    def padded(self, window: int | None) -> tuple[list[Padded], Tensor]:
+        """The segments as padded batches, and the place [N] of each token's output among theirs, one after the other.
+
+        Args:
+            window: tokens that a token of a layer with a sliding window sees, itself included; None: all.
+        """
+        if window not in self._padded:
+            parts, tokens = [], []
+            for segments in self._calls():
+                prefixes = [self._prefix(segment) for segment in segments]
+                part, real = Padded.of(segments, prefixes, causal=self.causal, window=window)
+                parts.append(part.to(self.device))
+                tokens.append(torch.where(real, part.queries, -1).flatten())
+            joined = torch.cat(tokens)
+            # a stable sort keeps padding first, and each token has one place
+            order = joined.argsort(stable=True)[int((joined < 0).sum()) :]
+            self._padded[window] = parts, to_device(order, self.device)
+        return self._padded[window]
+
+    def _calls(self) -> Iterator[list[Segment]]:
+        """Segments without a prefix, then those with one, as many in a call as its mask may have pairs."""
+        for has_prefix in (False, True):
+            rest = [one for one in self.segments if one.length and (one.prefix is not None) == has_prefix]
+            if not rest:
+                continue
+            longest = max(segment.length for segment in rest)
+            before = max(self._prefix(segment).length for segment in rest)
+            count = max(PAIRS // (longest * (before + longest)), 1)
+            yield from (rest[start : start + count] for start in range(0, len(rest), count))
 
     @cached_property
     def lengths(self) -> Lengths:
-        """What kernels for segments of any length need."""
-        return Lengths.of(self.segments, device=self.device)
-
-
-@dataclass(frozen=True)
-class Groups:
-    """Segments as padded batches, for kernels that know one length only."""
-
-    buckets: list[Bucket] = field(repr=False)
-    places: list[int]  # the buckets in the order in which their outputs are joined: that of their first tokens
-    order: Tensor | None  # [N] long: index of each token's output among the joined ones; None: they are in order
-
-    def within(self, window: int) -> Groups:
-        """The same for layers with a sliding window."""
-        return replace(self, buckets=[bucket.within(window) for bucket in self.buckets])
-
-    def queries(self, packed: Tensor) -> list[Tensor]:
-        """The queries [S, H, T, D] of every bucket, of tokens [N, H, D]."""
-        if self.order is not None:
-            return [_rows(packed, bucket.queries, bucket.contiguous) for bucket in self.buckets]
-        # the gradient of parts that make up the sequence is made of theirs, without zeros that are added up
-        sizes = [self.buckets[number].queries.numel() for number in self.places]
-        parts = dict(zip(self.places, packed.split(sizes) if len(sizes) > 1 else [packed], strict=True))
-        return [_unpacked(parts[number], bucket.queries) for number, bucket in enumerate(self.buckets)]
-
-    def joined(self, outputs: list[Tensor]) -> Tensor:
-        """The outputs [S T, H, D] of all buckets as one of the sequence [N, H, D]."""
-        out = torch.cat([outputs[number] for number in self.places]) if len(outputs) > 1 else outputs[0]
-        return out if self.order is None else out.index_select(0, self.order)
-
-    @classmethod
-    def of(cls, segments: Sequence[Segment], *, causal: bool, device: torch.device) -> Groups:
-        """Segments of similar length together."""
-        total = sum(segment.length for segment in segments)
-        chosen = [number for number, segment in enumerate(segments) if segment.length]
-        chosen.sort(key=lambda n: (segments[n].prefix is not None, segments[n].length))
-        before = max((_before(segments[n], segments) for n in chosen), default=0)
-        buckets, real = [], []
-        while chosen:
-            longest = segments[chosen[-1]]
-            pairs = 0 if longest.prefix is None else longest.length * (before + longest.length)
-            first = len(chosen) - 1
-            while first and _fit(segments[chosen[first - 1]], longest) and (len(chosen) - first) * pairs < PAIRS:
-                first -= 1
-            chosen, last = chosen[:first], chosen[first:]
-            bucket, own = _bucket([segments[n] for n in sorted(last)], segments, causal)
-            buckets.append(bucket)
-            real.append(own)
-        places = sorted(range(len(buckets)), key=lambda number: int(buckets[number].queries[0, 0]))
-        order, offset = torch.empty(total, dtype=torch.long), 0
-        for bucket, own in ((buckets[number], real[number]) for number in places):
-            order[bucket.queries[own]] = offset + own.flatten().nonzero().flatten()
-            offset += own.numel()
-        ordered = offset == total and bool((order == torch.arange(total)).all())
-        return cls([bucket.to(device) for bucket in buckets], places, None if ordered else to_device(order, device))
-
-
-def _before(segment: Segment, segments: Sequence[Segment]) -> int:
-    """Tokens of a segment's prefix."""
-    return 0 if segment.prefix is None else segments[segment.prefix].length
-
-
-def _fit(segment: Segment, longest: Segment) -> bool:
-    """Whether two segments can share a call without much padding."""
-    return segment.length >= MIN_FILL * longest.length and (segment.prefix is None) == (longest.prefix is None)
-
-
-def _bucket(chosen: list[Segment], segments: Sequence[Segment], causal: bool) -> tuple[Bucket, Tensor]:
-    """The bucket of some segments, and which of its queries [S, T] are real."""
-    starts = torch.tensor([segment.start for segment in chosen])[:, None]
-    lengths = torch.tensor([segment.length for segment in chosen])[:, None]
-    index = torch.arange(int(lengths.max()))
-    own = index < lengths
-    queries = torch.where(own, starts + index, starts)
-    first, count = int(starts[0]), own.numel()
-    in_order = bool((queries.flatten() == torch.arange(first, first + count)).all())
-    contiguous = slice(first, first + count) if in_order else None
-    if chosen[0].prefix is None:
-        # padding comes last, so a causal mask hides it; full attention needs a mask of its own
-        mask = None if causal or bool(own.all()) else own[:, None, None, :]
-        return Bucket(queries, queries, mask, contiguous, torch.zeros(len(chosen), dtype=torch.long)), own
-    prefixes = [segments[segment.prefix] for segment in chosen if segment.prefix is not None]
-    before = torch.arange(max(prefix.length for prefix in prefixes))
-    seen = before < torch.tensor([prefix.length for prefix in prefixes])[:, None]
-    begins = torch.tensor([prefix.start for prefix in prefixes])[:, None]
-    keys = torch.cat([torch.where(seen, begins + before, begins), queries], 1)
-    triangle = torch.ones(len(index), len(index), dtype=torch.bool).tril()
-    rows = seen[:1] if bool(seen.all()) else seen  # prefixes of one length have one mask
-    mask = torch.cat([rows[:, None, :].expand(-1, len(index), -1), triangle.expand(len(rows), -1, -1)], 2)
-    return Bucket(queries, keys, mask[:, None], contiguous, seen.sum(1)), own
+        """What the kernel for segments of any length needs."""
+        chosen = sorted((segment for segment in self.segments if segment.length), key=lambda segment: segment.start)
+        own = [segment.length for segment in chosen]
+        assert [segment.start for segment in chosen] == [0, *accumulate(own)][:-1], "segments leave gaps or overlap"
+        before = [self._prefix(segment) for segment in chosen]
+        counts = [prefix.length + length for prefix, length in zip(before, own, strict=True)]
+        index = None
+        if counts != own:
+            pairs = zip(before, chosen, strict=True)
+            ranges = [torch.arange(part.start, part.start + part.length) for pair in pairs for part in pair]
+            index = to_device(torch.cat(ranges), self.device)
+        queries, keys = (
+            to_device(torch.tensor([0, *accumulate(sizes)], dtype=torch.int32), self.device) for sizes in (own, counts)
+        )
+        return Lengths(queries, keys, index, max(own, default=0), max(counts, default=0))
 
 
 def attend(
@@ -197,31 +169,82 @@ def attend(
         assert cu_seq_lens_q is not None, "neither a plan nor the boundaries of images"
         plan = _images(cu_seq_lens_q)
     window = window_of(module) if plan.causal else None
-    query, key, value = as_computed(query, key, value)
-    reason = unsupported(query, dropout)
-    say_once(query.device, reason)
-    packed = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
-    if not reason:
-        out = varying(packed[0], packed[1], packed[2], plan.lengths, causal=plan.causal, window=window, scale=scaling)
-        return out[None], None
-    groups = plan.groups(window)
+    kind = query.device.type
+    if query.is_cuda and torch.is_autocast_enabled(kind):  # whose list doesn't have the kernel
+        query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))
+    q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
+    if takes(query) and not dropout and has_kernel(query.device):
+        return _in_one_call(q, k, v, plan, window=window, scale=scaling)[None], None
+    parts, order = plan.padded(window)
     outputs = []
-    for bucket, q in zip(groups.buckets, groups.queries(packed[0]), strict=True):
-        contiguous = bucket.contiguous if bucket.keys.shape == bucket.queries.shape else None
-        k, v = (_rows(tensor, bucket.keys, contiguous) for tensor in packed[1:])
-        if bucket.mask is not None and q.is_cuda and q.shape[1] != k.shape[1]:
+    for part in parts:
+        queries, keys, values = _rows(q, part.queries), _rows(k, part.keys), _rows(v, part.keys)
+        if part.mask is not None and q.is_cuda:
             # CUDA's kernels that take masks take no groups of heads; what is left would hold all scores in float32
-            k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
+            keys, values = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (keys, values))
         out = F.scaled_dot_product_attention(
-            q, k, v,
-            attn_mask=bucket.additive(_computed(q)),
-            dropout_p=dropout,
-            is_causal=plan.causal and bucket.mask is None,
-            scale=scaling,
-            enable_gqa=q.shape[1] != k.shape[1],
+            queries, keys, values,
+            attn_mask=part.mask, dropout_p=dropout, is_causal=plan.causal and part.mask is None, scale=scaling,
+            enable_gqa=queries.shape[1] != keys.shape[1],
         )  # fmt: skip
         outputs.append(out.transpose(1, 2).flatten(0, 1))
-    return groups.joined(outputs)[None], None
+    return torch.cat(outputs).index_select(0, order)[None], None
+
+
+def _rows(packed: Tensor, index: Tensor) -> Tensor:
+    """Tokens [N, H, D] of a packed sequence by an index [S, T] as [S, H, T, D]."""
+    return packed.index_select(0, index.flatten()).view(*index.shape, *packed.shape[1:]).transpose(1, 2)
+
+
+def _in_one_call(
+    query: Tensor, key: Tensor, value: Tensor, plan: Plan, *, window: int | None, scale: float | None
+) -> Tensor:
+    """Attention of queries [N, H, D] over keys and values [N, K, D], segment by segment: [N, H, D].
+
+    Flash attention aligns a causal mask at the end of keys and queries, so that a response whose keys begin with those
+    of its prompt sees all of the prompt and, of itself, what came before.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    lengths = plan.lengths
+    if lengths.index is not None:
+        key, value = key.index_select(0, lengths.index), value.index_select(0, lengths.index)
+    left = -1 if window is None else window - 1  # the kernel doesn't count the token itself
+    out = varlen_attn(
+        query, key, value,
+        lengths.queries, lengths.keys, lengths.most_queries, lengths.most_keys,
+        scale=scale, window_size=(left, 0 if plan.causal else -1), enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
+    assert isinstance(out, Tensor)  # nothing else was asked for
+    return out
+
+
+def takes(query: Tensor) -> bool:
+    """Whether the kernel has been written for queries [.., D]."""
+    return query.is_cuda and query.dtype in HALF and query.shape[-1] <= WIDEST and query.shape[-1] % 8 == 0
+
+
+@cache
+def has_kernel(device: torch.device) -> bool:
+    """Whether PyTorch and the GPU have the kernel for segments of any length."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        named: set[str] = set()
+    else:
+        named = set(inspect.signature(varlen_attn).parameters)
+    if (
+        {"scale", "window_size", "enable_gqa"} <= named
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+        and torch.backends.cuda.is_flash_attention_available()
+    ):
+        return True
+    log.warning(
+        "packed sequences are attended in padded batches, which is slower: PyTorch %s on %s has no "
+        "torch.nn.attention.varlen with windows and groups of heads", torch.__version__,
+        torch.cuda.get_device_name(device),
+    )  # fmt: skip
+    return False
 
 
 def window_of(attention: Any) -> int | None:
@@ -245,23 +268,6 @@ def _images(boundaries: Tensor) -> Plan:
     """A plan for images, once for all layers, because their boundaries have to be read from the device."""
     if boundaries not in _PLANS:
         segments = [Segment(start, end - start) for start, end in pairwise(boundaries.tolist())]
-        _PLANS[boundaries] = Plan.of(segments, causal=False, device=boundaries.device)
-    found: Plan = _PLANS[boundaries]
-    return found
-
-
-def _rows(packed: Tensor, index: Tensor, contiguous: slice | None) -> Tensor:
-    """Tokens [N, H, D] of a packed sequence as [S, H, T, D]."""
-    taken = packed[contiguous] if contiguous is not None else packed.index_select(0, index.flatten())
-    return _unpacked(taken, index)
-
-
-def _unpacked(taken: Tensor, index: Tensor) -> Tensor:
-    """The tokens [S T, H, D] of an index [S, T] as [S, H, T, D]."""
-    return taken.reshape(*index.shape, *taken.shape[1:]).transpose(1, 2)
-
-
-def _computed(tensor: Tensor) -> torch.dtype:
-    """The precision in which attention takes its inputs."""
-    kind = tensor.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
+        _PLANS[boundaries] = Plan(segments, causal=False, device=boundaries.device)
+    plan: Plan = _PLANS[boundaries]
+    return plan

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from burnish.language.kept import Turn
-from burnish.language.model import LanguageModel
+from burnish.language.model.universal import LanguageModel
 from burnish.language.sampling import Sampling, choose, keep_likely, penalise, uniforms
 from burnish.types.batch import Gathered, to_device
-from burnish.types.completion import Completion, Encoded
+from burnish.types.completion import Completion, Encoded, Features
 from burnish.utils.errors import UserError
 
 Ended = Callable[[list[int], list[list[int]], list[bool]], None]  # rows, their ids, whether each was finished
@@ -283,3 +282,31 @@ def _weights(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Unnormalized probabilities [B, V], and the logits [B] of the most likely tokens, which have 1."""
     top = logits.amax(-1, keepdim=True)
     return (logits - top).exp_(), top.squeeze(-1)
+
+
+@dataclass
+class Past:
+    """What has been computed of a conversation that may go on."""
+
+    ids: Tensor | None = None  # [L]
+    cached: Tensor | None = None  # keys and values of those
+    added: Features = field(default_factory=Features.none)  # media of what was said since
+
+    def take(self, ids: Tensor) -> Tensor | None:
+        """What is kept, if ids [N] go on with it, else None; it is kept no longer."""
+        known, cached, self.ids, self.cached = self.ids, self.cached, None, None
+        goes_on = known is not None and len(known) < len(ids) and torch.equal(ids[: len(known)], known)
+        return cached if goes_on else None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of conversations, one a row."""
+
+    rows: list[Past]
+    most: int  # bytes that may be kept of all of them; what has no room is computed again
+    last: bool  # nothing is said after it
+
+    def has_room(self, size: int) -> bool:
+        """Whether as many bytes more may be kept."""
+        return size + sum(past.cached.nbytes for past in self.rows if past.cached is not None) <= self.most

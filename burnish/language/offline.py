@@ -3,15 +3,73 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from burnish.language.model import LanguageModel
+from burnish.language.model.universal import LanguageModel
+from burnish.language.records import JudgedRecord, ResponseRecord
 from burnish.types.batch import Gathered
-from burnish.types.completion import Completion, Encoded
-from burnish.types.judgements import read_at
+from burnish.types.completion import Completion, Encoded, ResponseRows
+from burnish.types.judgements import OfflineJudgements, read_at
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import OfflineResponses
+
+
+class ResponseData:
+    """Records, and how they become tensors."""
+
+    def __init__(
+        self,
+        records: Sequence[ResponseRecord],
+        model: LanguageModel,
+        encode: Callable[[Sequence[Prompt]], Gathered[Encoded]],
+    ) -> None:
+        self.records, self.model, self.encode = list(records), model, encode
+
+    def batch(self, records: Sequence[Any], *, update: int, seed: int) -> Any:
+        """Records as tensors, in order.
+
+        Args:
+            records: some of ``self.records``.
+            update: policy update that trains on them.
+            seed: of the run.
+        """
+        rows = [row for record in records for row in record.rows]
+        prompts = self.encode([prompt for prompt, _ in rows])
+        trace = offline_completion(self.model, prompts, [self.model.response_ids(text) for _, text in rows])
+        return OfflineResponses(
+            answers=ResponseRows(trace=trace, members=len(records[0].responses)),
+            good=torch.tensor([record.good for record in records]),
+            update=update,
+            version=update - 1,
+            seed=seed,
+        )
+
+
+class JudgementData(ResponseData):
+    """Records with labels, for a reward model."""
+
+    def batch(self, records: Sequence[JudgedRecord], *, update: int, seed: int) -> OfflineJudgements:
+        rows = [row for record in records for row in record.rows]
+        ends = [record.ends or None for record in records for _ in record.rows]
+        prompts = self.encode([prompt for prompt, _ in rows])
+        trace = judged_completion(self.model, prompts, [text for _, text in rows], ends)
+        steps = max(len(record.target) for record in records)
+        heads = len(records[0].margin)
+        nothing = (math.nan,) * heads
+        target = [[*record.target, *[nothing] * (steps - len(record.target))] for record in records]
+        return OfflineJudgements(
+            answers=ResponseRows(trace=trace, members=len(records[0].responses)),
+            target=torch.tensor(target),
+            margin=torch.tensor([[record.margin] * steps for record in records]),
+            update=update,
+            version=update - 1,
+            seed=seed,
+        )
 
 
 def judged_completion(

@@ -38,22 +38,6 @@ class Sampling:
     repetition_penalty: float = 1.0  # divides logits of earlier tokens (CTRL, arXiv:1909.05858)
     stop: tuple[str, ...] = ()  # strings that end a response; they stay part of it
 
-    def __post_init__(self) -> None:
-        wrong = {
-            "max_new_tokens": (self.max_new_tokens < 1, ">= 1"),
-            "min_new_tokens": (not 0 <= self.min_new_tokens <= self.max_new_tokens, "between 0 and max_new_tokens"),
-            "temperature": (not self.temperature >= 0, ">= 0"),
-            "first_temperature": (self.first_temperature is not None and not self.first_temperature > 0, "> 0 or None"),
-            "top_k": (self.top_k < 0, ">= 0; 0 keeps all"),
-            "top_p": (not 0 < self.top_p <= 1, "in (0, 1]; 1 keeps all"),
-            "min_p": (not 0 <= self.min_p < 1, "in [0, 1); 0 keeps all"),
-            "repetition_penalty": (not self.repetition_penalty > 0, "> 0; 1 is none"),
-            "stop": (any(not text for text in self.stop), "strings that are not empty"),
-        }
-        for name, (is_wrong, range_) in wrong.items():
-            if is_wrong:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be {range_}")
-
     @property
     def scored_at(self) -> float:
         """Temperature of the distribution that log-probs refer to."""

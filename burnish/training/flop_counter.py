@@ -1,17 +1,13 @@
-"""Counts floating-point operations of a network's products, on tensors without values: nothing is computed."""
+"""Counts floating-point operations of a network's products, as it runs; also on tensors without values."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
-
-from burnish.models.placing import resting
 
 aten = torch.ops.aten
 
@@ -52,10 +48,11 @@ class FlopCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is aten.index.Tensor:
+        if func is aten.index.Tensor and isinstance(args[0], FakeTensor):
             args = (args[0], _places(args[1]))
         kind = func.overloadpacket
-        out = _experts(*args) if kind is aten._grouped_mm else func(*args, **kwargs)
+        fake = kind is aten._grouped_mm and isinstance(args[0], FakeTensor)
+        out = _experts(*args) if fake else func(*args, **kwargs)
         if kind in self.formulas:
             flops = float(self.formulas[kind](*args, **kwargs, out_val=out))
             self.cost = self.cost.plus(Cost(flops, flops * self._gradients(kind, args)))
@@ -88,32 +85,3 @@ def _places(indices: Any) -> list[Tensor | None]:
         masks = one is not None and one.dtype == torch.bool and not isinstance(one, FakeTensor)
         found += list(one.nonzero().unbind(1)) if masks else [one]
     return found
-
-
-class Skeleton:
-    """A copy of a network without values or memory, that runs on tensors without values."""
-
-    def __init__(self, network: nn.Module, device: torch.device) -> None:
-        """Args: ``network`` is not sharded yet; ``device`` is where it will be."""
-        self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        memo: dict[int, Any] = {}
-        for weight in network.parameters():
-            memo[id(weight)] = nn.Parameter(self._empty(weight, device), requires_grad=weight.requires_grad)
-        for buffer in network.buffers():
-            known = not buffer.is_floating_point() and buffer.device.type != "meta"
-            memo[id(buffer)] = buffer.to(device) if known else self._empty(buffer, device)
-        self.network: nn.Module = copy.deepcopy(network, memo)
-
-    def fake(self, tree: Any) -> Any:
-        """The tensors of floating-point numbers in a tree without their values; all else as it is."""
-
-        def convert(value: Tensor) -> Tensor:
-            if not value.is_floating_point() or isinstance(value, FakeTensor):
-                return value
-            return self._empty(value, value.device).requires_grad_(value.requires_grad)
-
-        return tree_map_only(Tensor, convert, tree)
-
-    def _empty(self, like: Tensor, device: torch.device) -> Tensor:
-        with self._fakes:
-            return torch.empty(like.shape, dtype=resting(like), device=device)

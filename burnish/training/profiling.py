@@ -2,125 +2,93 @@
 
 from __future__ import annotations
 
-import logging
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from burnish.models.lora import carriers, switch_adapter
 from burnish.options import ProfilerOptions
-from burnish.training.flop_counter import Cost, FlopCounter, Skeleton
+from burnish.training.flop_counter import Cost, FlopCounter
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
 from burnish.utils.timer import Stopwatch
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Meter:
-    """Operations of the networks of this rank. A family of tasks says what its calls cost."""
+    """Operations of the networks of this rank: the first call of each shape is counted as it runs."""
 
     def __init__(self, peak: float) -> None:
         """Args: ``peak`` is what the device could do, in operations per second."""
         self.peak = peak
         self.counted = 0.0  # operations, until they are read
-        self.spent = 0.0  # seconds that counting took
         self.active = False  # whether what runs now counts
-        self.works = True  # until something can't be counted
+        self._known: dict[Any, tuple[Cost, float]] = {}  # of a call, and its size
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count what runs in this context."""
-        self.active = self.works
+        self.active = True
         try:
             yield
         finally:
             self.active = False
 
-    def add(self, cost: Callable[[], Cost], times: float = 1.0) -> None:
-        """Count a call of a network, with its backward pass where it will have one.
+    def run(self, key: Any, call: Callable[[], T], size: float = 1.0) -> T:
+        """Run a network, and count that with its backward pass where it will have one.
 
         Args:
-            cost: of it. What can't be run without values raises anything, and then nothing is counted any more.
-            times: how many such calls.
+            key: of calls that cost the same by their size.
+            call: runs it.
+            size: that the cost grows with.
         """
         if not self.active:
-            return
-        start = time.perf_counter()
-        try:
-            found = cost()
-        except Exception as error:
-            self.active = self.works = False
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            log.warning("perf/mfu isn't logged: the operations of the network can't be counted (%s)", reason)
-            return
-        self.spent += time.perf_counter() - start
-        self.counted += times * (found.forward + (found.backward if torch.is_grad_enabled() else 0.0))
+            return call()
+        key = key, torch.is_grad_enabled()
+        if key in self._known:
+            out = call()
+        else:
+            with FlopCounter() as operations:
+                out = call()
+            self._known[key] = operations.cost, size
+        cost, of = self._known[key]
+        self.add(cost, size / of)
+        return out
 
+    def add(self, cost: Cost, times: float = 1.0) -> None:
+        """Count operations."""
+        if self.active:
+            self.counted += times * (cost.forward + (cost.backward if torch.is_grad_enabled() else 0.0))
 
-class CallMeter(Meter):
-    """Counts calls of networks by the shapes of what they are given; each shape is run once without values."""
-
-    def __init__(self, peak: float, device: torch.device) -> None:
-        super().__init__(peak)
-        self.device = device
-        self._known: dict[Any, Cost] = {}
-
-    def watch(self, network: nn.Module, adapter: Callable[[], str | None] | None = None) -> None:
-        """Count the calls of a network that is complete and not sharded yet.
+    def watch(self, network: nn.Module, adapter: Callable[[], str | None] = lambda: None) -> None:
+        """Count the calls of a network that is complete and not sharded yet, by the shapes of what it is given.
 
         Args:
             network: or several, in one module.
             adapter: the name of the one that is active, if that changes.
         """
         for one in network.children() if isinstance(network, nn.ModuleDict) else [network]:
-            skeleton = Skeleton(one, self.device)
-            if layers := carriers(skeleton.network):
-                from burnish.models.lora_linear import apart
+            one.forward = self._watched(one.forward, adapter)
 
-                apart(layers)
-            one.register_forward_pre_hook(_Call(self, skeleton, layers, adapter), with_kwargs=True)
+    def _watched(self, forward: Callable[..., Any], adapter: Callable[[], str | None]) -> Callable[..., Any]:
+        @wraps(forward)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            shapes = tuple(
+                (leaf.shape, leaf.dtype, leaf.requires_grad) if isinstance(leaf, Tensor) else leaf is None
+                for leaf in tree_leaves((args, kwargs))
+            )
+            return self.run((id(forward), adapter(), shapes), lambda: forward(*args, **kwargs))
 
-    def cost(self, key: Any, run: Callable[[], Any]) -> Cost:
-        """What a call costs: that of an earlier one like it, or by running it."""
-        if key not in self._known:
-            with FlopCounter() as operations:
-                run()
-            self._known[key] = operations.cost
-        return self._known[key]
-
-
-class _Call:
-    """Looks at the arguments of a network before it runs."""
-
-    def __init__(self, meter: CallMeter, skeleton: Skeleton, layers: list[Any], adapter: Any) -> None:
-        self.meter, self.skeleton, self.layers, self.adapter = meter, skeleton, layers, adapter
-
-    def __call__(self, network: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if not self.meter.active:
-            return
-        switches = bool(self.layers) and self.adapter is not None
-        adapter = self.adapter() if switches else None
-        shapes = tuple(
-            (leaf.shape, leaf.dtype, leaf.requires_grad) if isinstance(leaf, Tensor) else leaf is None
-            for leaf in tree_leaves((args, kwargs))
-        )
-
-        def run() -> None:
-            if switches:
-                switch_adapter(self.layers, adapter)
-            given, named = self.skeleton.fake((args, dict(kwargs)))
-            self.skeleton.network(*given, **named)
-
-        self.meter.add(lambda: self.meter.cost((id(self), adapter, torch.is_grad_enabled(), shapes), run))
+        return run
 
 
 class Usage:
@@ -138,10 +106,10 @@ class Usage:
         if self.meter is None:
             yield
             return
-        start, spent = time.perf_counter(), self.meter.spent
+        start = time.perf_counter()
         with self.meter.counting():
             yield
-        self._seconds[phase] = time.perf_counter() - start - (self.meter.spent - spent)
+        self._seconds[phase] = time.perf_counter() - start
         self._here |= self._taken(phase)
 
     @contextmanager
@@ -154,7 +122,7 @@ class Usage:
             yield
         finally:
             if self.meter is not None:
-                self.meter.active = active and self.meter.works
+                self.meter.active = active
 
     def share(self, phase: str) -> dict[str, float]:
         """This rank's part of the sums of a step: what was counted since the last one."""
@@ -172,7 +140,7 @@ class Usage:
         """The share of the devices' peak that each phase used since the last call."""
         total, seconds = self._total, self._seconds
         self._total, self._seconds, self._here = {}, {}, {}
-        if self.meter is None or not self.meter.works:
+        if self.meter is None:
             return {}
         full = self.meter.peak * self.ranks
         return {f"perf/mfu/{name}": total[name] / (seconds[name] * full) for name in seconds if total.get(name)}

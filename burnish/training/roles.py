@@ -14,7 +14,6 @@ from burnish.models.lora import adapter_parameters, add_adapters, carriers, merg
 from burnish.models.placing import rest_frozen, twin, unshare
 from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions
-from burnish.training.balance import Balance
 from burnish.training.profiling import Meter
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.replicated import Replicated
@@ -46,7 +45,7 @@ class TrainedRoles:
     counts_tokens = False  # whether batches are of texts, so that what a row costs is its tokens
     never_stepped: tuple[str, ...] = ("reference",)  # roles that all of their weights belong to, as none is learned
 
-    balance: Balance | None = None  # of the experts of a mixture, if the network is one
+    balance: Any = None  # of the experts of a mixture, if the network is one
     clock: Callable[[str], AbstractContextManager[None]] = nullcontext  # type: ignore[assignment]  # measures a part of what is going on
     meter: Meter | None = None  # of what the networks compute, where the device's peak is known
 

@@ -12,11 +12,6 @@ T = TypeVar("T")
 ENCODED = 4 << 30  # bytes of host memory, in each process, for what prompts were encoded to
 
 
-def in_bytes(gigabytes: float) -> int:
-    """Of GiB."""
-    return int(gigabytes * 2**30)
-
-
 class LruCache(Generic[T]):
     """Entries by key; those that were used longest ago make room for new ones."""
 

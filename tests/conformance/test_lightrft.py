@@ -10,10 +10,8 @@ import pytest
 import torch
 
 import burnish
-from burnish.language.head import chosen_scores
-from burnish.losses.entropy import entropy, high_entropy_mask
-from burnish.losses.responses import kto, kto_reference_point
-from burnish.losses.value import value_loss
+from burnish.language.logprobs import chosen_scores
+from burnish.language.losses import entropy, high_entropy_mask, kto, kto_reference_point, value_loss
 from burnish.registry import lookup
 from burnish.rl.kl import AdaptiveKl, kl_estimate
 from burnish.rl.surrogates import masked, sequence_mean

@@ -6,8 +6,17 @@ import pytest
 import torch
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
 
-from burnish.diffusion.steps import Plan, denoise, finished, guide, transition
-from burnish.diffusion.times import diffuse, logit_normal, stratify, to_normal
+from burnish.diffusion.steps import (
+    Plan,
+    denoise,
+    diffuse,
+    finished,
+    guide,
+    logit_normal,
+    stratify,
+    to_normal,
+    transition,
+)
 from burnish.diffusion.windows import Window
 from tests.conformance import case, cases
 from tests.support.schedules import schedule

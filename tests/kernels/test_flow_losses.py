@@ -12,7 +12,7 @@ from torch.autograd import gradcheck
 from torch.nn.functional import logsigmoid
 
 from burnish.diffusion.losses import advantage_weighted_matching, awm_logprob
-from burnish.diffusion.times import diffuse
+from burnish.diffusion.steps import diffuse
 from burnish.registry import lookup
 from burnish.rl.advantages import optimality
 from burnish.rl.preference import (

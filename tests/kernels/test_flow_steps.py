@@ -9,8 +9,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler
 
-from burnish.diffusion.steps import transition
-from burnish.diffusion.times import stratify
+from burnish.diffusion.steps import stratify, transition
 from burnish.diffusion.windows import Window
 from tests.support.exact_flows import gaussian_velocity
 from tests.support.schedules import schedule

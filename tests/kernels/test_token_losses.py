@@ -8,11 +8,22 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from burnish.losses.balance import expert_load, load_balancing
-from burnish.losses.entropy import covariance, entropy, high_entropy_mask
-from burnish.losses.responses import bco, dpo, ipo, kto, kto_reference_point, simpo
-from burnish.losses.reward_model import comparison, log_outcomes, regression
-from burnish.losses.value import value_loss
+from burnish.language.balance import expert_load, load_balancing
+from burnish.language.losses import (
+    bco,
+    comparison,
+    covariance,
+    dpo,
+    entropy,
+    high_entropy_mask,
+    ipo,
+    kto,
+    kto_reference_point,
+    log_outcomes,
+    regression,
+    simpo,
+    value_loss,
+)
 from burnish.rl.kl import AdaptiveKl, FixedKl, kl_estimate
 from burnish.rl.surrogates import gaussian_kl, squared_distance
 from tests.conformance import case
@@ -103,8 +114,6 @@ def test_what_an_estimate_or_a_controller_cannot_read_is_refused():
         AdaptiveKl(0.1, target=0.5, horizon=200).update(0.0, 1000)
     with pytest.raises(ValueError, match="above 0"):
         AdaptiveKl(0.1, target=0.0, horizon=200)
-    with pytest.raises(ValueError, match="null for none"):
-        value_loss(*[torch.zeros(1, 1)] * 3, torch.ones(1, 1).bool(), clip=0.0)
     control = AdaptiveKl(0.1, target=0.5, horizon=1000)
     for bad in (math.nan, math.inf):
         control.update(bad, 256)
@@ -219,8 +228,6 @@ def test_a_smoothed_label_is_a_mixture_of_both_orders():
     wrong = dpo(rejected, chosen, *reference[::-1], beta=0.3)[0]
     smooth = dpo(chosen, rejected, *reference, beta=0.3, label_smoothing=0.1)[0]
     torch.testing.assert_close(smooth, 0.9 * right + 0.1 * wrong)
-    with pytest.raises(ValueError, match=r"label_smoothing is 0\.5"):
-        dpo(*PAIR, beta=0.3, label_smoothing=0.5)
 
 
 def test_ipo_has_a_target_it_does_not_overshoot():

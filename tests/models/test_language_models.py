@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from burnish.models.language.universal import positions_within
+from burnish.language.model.universal import positions_within
 from tests.support.model_runs import changed, refused, run_of
 from tests.support.optional import seldom
 from tests.support.talkers import load, written

@@ -15,7 +15,7 @@ import transformers
 from transformers.utils import is_torchvision_available, is_torchvision_v2_available
 
 from burnish.language.logprobs import response_logprobs
-from burnish.language.model import Audio, Shown, Video
+from burnish.language.model.base import Audio, Shown, Video
 from burnish.types.completion import Encoded
 from tests.support.language_samples import model_of, responses
 from tests.support.model_runs import changed

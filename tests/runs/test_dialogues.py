@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from burnish.environments.base import Environment, Observation
-from burnish.language.contexts import unfolded
 from burnish.language.logprobs import response_logprobs
+from burnish.language.packing import unfolded
 from burnish.language.sampling import Sampling
 from burnish.registry import options
 from burnish.rewards.text.base import POLICY, Response

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from burnish.diffusion.options import ModelOptions, RolloutOptions
-from burnish.diffusion.pipeline.base import Drawing
+from burnish.diffusion.pipeline.base import SampleSize
 from burnish.diffusion.pipeline.loading import load_model
 from burnish.models.lora import add_adapters, merged_state
 from burnish.models.tiny import describe
@@ -67,7 +67,7 @@ class Generator:
         self.model: Any = load_model(self.options, self.rollout)
         self.network, self.guidance, self.steps = self.model.network, guidance, steps
         self.negative = negative
-        self.drawing = Drawing(height=self.rollout.height, width=self.rollout.width, steps=steps)
+        self.size = SampleSize(height=self.rollout.height, width=self.rollout.width, steps=steps)
         if options is not None:
             add_adapters(self.network, options, ["policy"], seed=0, default_targets=self.model.lora_targets)
             with torch.no_grad():
@@ -88,7 +88,7 @@ class Generator:
 
     def asked(self, *texts: str, check: bool = True) -> Any:
         """What rows of prompts are drawn from, compared with the pipeline's own run."""
-        asked = self.model.condition([self.prompt(text) for text in texts], self.drawing)
+        asked = self.model.condition([self.prompt(text) for text in texts], self.size)
         if check:
             self.verify(asked)
         return asked
@@ -97,10 +97,10 @@ class Generator:
         self.model.verify(asked, guidance=self.guidance if guidance is None else guidance)
 
     def start(self, asked: Any) -> Tensor:
-        return self.model.start(asked, self.drawing, [("row", i) for i in range(len(asked.index))])
+        return self.model.start(asked, self.size, [("row", i) for i in range(len(asked.index))])
 
     def times(self, asked: Any) -> Tensor:
-        return self.model.schedule(asked, self.drawing)
+        return self.model.schedule(asked, self.size)
 
     def velocity(
         self, asked: Any, x: Tensor, times: Tensor, rows: Sequence[int] | None = None, guidance: float | None = None
@@ -133,7 +133,7 @@ class Generator:
         found = []
         for row, text in enumerate(texts):
             call: dict[str, Any] = {"prompt": text, "negative_prompt": self.negative or None, guided: self.guidance}
-            call |= {"height": self.drawing.height, "width": self.drawing.width, "num_inference_steps": self.steps}
+            call |= {"height": self.size.height, "width": self.size.width, "num_inference_steps": self.steps}
             call |= self.rollout.call
             call["generator"] = torch.Generator().manual_seed(random.key("row", row))
             call = {name: value for name, value in call.items() if name in taken and value is not None}

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from burnish.diffusion.options import ModelOptions
-from burnish.models.language.loading import load_language_model
+from burnish.language.model.loading import load_language_model
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from tests.support.tiny_language import SEEING, chat, film, picture, tiny_language

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnish.batches.tokens import AnnotatedTokens
+from burnish.language.batches import AnnotatedTokens
 from burnish.language.logprobs import TokenScores
 from burnish.rl.algorithm import Algorithm
 from burnish.types.batch import Gathered

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from burnish.models.language.loading import load_language_model
+from burnish.language.model.loading import load_language_model
 from burnish.models.tiny.language import TinyLanguage
 from burnish.models.tiny.language.build import write
 from burnish.options.language import LanguageModelOptions

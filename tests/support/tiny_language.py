@@ -13,7 +13,7 @@ import transformers
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from burnish.language.model import Shown, Video
+from burnish.language.model.base import Shown, Video
 
 SEEING = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm"]
 FAMILIES = [*SEEING, "llama", "qwen2", "qwen3_moe"]

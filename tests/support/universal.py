@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from burnish.diffusion.options import ModelOptions
-from burnish.models.language.loading import load_language_model
+from burnish.language.model.loading import load_language_model
 from burnish.models.tiny.language import LANGUAGE
 from burnish.models.tiny.language.build import write
 from burnish.types.completion import Completion

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import diffusers
 import pytest
 import torch
 import transformers
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from burnish.diffusion.options import ModelOptions, RolloutOptions
-from burnish.diffusion.pipeline.base import Drawing
+from burnish.diffusion.pipeline.base import SampleSize
 from burnish.diffusion.pipeline.loading import load_model
 from burnish.models.lora import add_adapters
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
 from burnish.options.model import LoraOptions
-from burnish.training.flop_counter import FlopCounter, Skeleton
+from burnish.training.flop_counter import FlopCounter
 from burnish.training.peak_flops import peak_of
-from burnish.training.profiling import CallMeter
+from burnish.training.profiling import Meter
 from burnish.types.prompt import Prompt
 from tests.support.flops import torch_flops
 from tests.support.optional import seldom
 
-CPU = torch.device("cpu")
 UNREAD = {"qwen-image": 0.1, "z-image": 0.1}  # of two blocks, the last one makes a text of which nothing is learned
 MORE = ["flux", "wan2.2", "qwen-image", "z-image", "ltx"]
 
@@ -40,23 +42,22 @@ def test_generators(tmp_path, name, adapted):
         add_adapters(model.network, LoraOptions(rank=3), ["policy"], seed=0, default_targets=model.lora_targets)
     else:
         model.network.requires_grad_(True)
-    drawing = Drawing(height=tiny.height, width=tiny.width, steps=4)
+    drawing = SampleSize(height=tiny.height, width=tiny.width, steps=4)
     asked = model.condition([Prompt(text=text, negative="grey") for text in ("fox", "two apples", "fox")], drawing)
     model.verify(asked, guidance=3.0)
     x = model.start(asked, drawing, [("row", row) for row in range(3)])
     time, some = model.schedule(asked, drawing)[torch.tensor([0, 0, 2])], asked.rows()
-    meter = CallMeter(1.0, CPU)
+    meter = Meter(1.0)
     meter.watch(model.network)
 
     def velocity():
         return model.predict(model.network, x, time, some, guidance=3.0)
 
     with meter.counting():
-        velocity()  # each shape is run without values, once
+        velocity()  # each shape is counted once, as it runs
         once, meter.counted = meter.counted, 0.0
         with torch_flops() as counter:
             velocity().sum().backward()
-    assert meter.works
     assert once == meter.counted == pytest.approx(counter.get_total_flops(), rel=UNREAD.get(name, 0))
 
 
@@ -65,25 +66,24 @@ def by_hand(layers, tokens, width, hidden):
     return layers * (2 * tokens * (4 * width**2 + hidden) + 4 * tokens**2 * width)
 
 
-def counted(network, given):
-    """Of a forward pass of a network on the meta device, and of its backward pass."""
-    skeleton = Skeleton(network, CPU)
-    with FlopCounter() as operations:
-        skeleton.network(**skeleton.fake(given))
+def counted(make, given):
+    """Of a forward pass of a network without values, and of its backward pass."""
+    with FakeTensorMode(), FlopCounter() as operations:
+        make()(**{name: torch.zeros(*shape, dtype=dtype) for name, (shape, dtype) in given.items()})
     return operations.cost
 
 
 def test_stable_diffusion_3_by_hand():
-    with torch.device("meta"):
-        network = diffusers.SD3Transformer2DModel(
-            sample_size=128, num_layers=4, num_attention_heads=24, attention_head_dim=64, joint_attention_dim=4096,
-            caption_projection_dim=1536, pooled_projection_dim=2048, pos_embed_max_size=192,
-        )  # fmt: skip
+    make = partial(
+        diffusers.SD3Transformer2DModel, sample_size=128, num_layers=4, num_attention_heads=24, attention_head_dim=64,
+        joint_attention_dim=4096, caption_projection_dim=1536, pooled_projection_dim=2048, pos_embed_max_size=192,
+    )  # fmt: skip
     image, text, width = 4096, 333, 1536
-    cost = counted(network.requires_grad_(True), {
-        "hidden_states": torch.zeros(1, 16, 128, 128), "encoder_hidden_states": torch.zeros(1, text, 4096),
-        "pooled_projections": torch.zeros(1, 2048), "timestep": torch.ones(1),
-    })  # fmt: skip
+    sizes = {
+        "hidden_states": (1, 16, 128, 128), "encoder_hidden_states": (1, text, 4096), "pooled_projections": (1, 2048),
+        "timestep": (1,),
+    }  # fmt: skip
+    cost = counted(make, {name: (size, torch.float32) for name, size in sizes.items()})
     # the last block makes nothing of the text any more but its keys and values
     unused = 2 * text * (width**2 + 8 * width**2)
     expected = by_hand(4, image + text, width, 8 * width**2) - unused + 2 * text * 4096 * width
@@ -96,10 +96,8 @@ def test_qwen_by_hand():
         hidden_size=3584, intermediate_size=18944, num_hidden_layers=2, num_attention_heads=28,
         num_key_value_heads=4, vocab_size=152064,
     )  # fmt: skip
-    with torch.device("meta"):
-        network = transformers.Qwen2ForCausalLM(config)
     tokens, width = 2048, 3584
-    cost = counted(network, {"input_ids": torch.zeros(1, tokens, dtype=torch.long), "use_cache": False})
+    cost = counted(partial(transformers.Qwen2ForCausalLM, config), {"input_ids": ((1, tokens), torch.long)})
     keys = 2 * width * (28 * 128 - 4 * 128)  # eight groups share keys and values
     layers = by_hand(2, tokens, width, 3 * width * 18944 - keys)
     assert cost.forward == pytest.approx(layers + 2 * tokens * width * 152064, rel=0.02)

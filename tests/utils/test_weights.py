@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from burnish.models.language.loading import check_files, load_language_model
+from burnish.language.model.loading import check_files, load_language_model
 from burnish.options.language import LanguageModelOptions
 from burnish.types.prompt import Prompt
 from burnish.utils import tensor_headers
@@ -140,7 +140,7 @@ def test_a_pipeline_lacks_words_of_its_tokenizer_or_the_end_of_a_file(damaged):
 
 
 def test_a_tokenizer_of_another_model_is_found_by_the_prompts(damaged):
-    from burnish.tasks.language.engine import Encoder
+    from burnish.language.encode import Encoder
 
     language = load_language_model(LanguageModelOptions(path=str(damaged("qwen2_vl")[0]), device="cpu"))
     language.readable_ids = 10

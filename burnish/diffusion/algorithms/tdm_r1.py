@@ -133,7 +133,7 @@ class TDMR1(Algorithm, advantage="flow_group"):
         import torch
 
         from burnish.diffusion.losses import matching_error
-        from burnish.diffusion.times import diffuse_further
+        from burnish.diffusion.steps import diffuse_further
         from burnish.rl.surrogates import squared_distance
 
         x, _, _ = diffuse_further(reached, part.fake_noise, part.time_next, part.level, part.noised)
@@ -151,7 +151,7 @@ class TDMR1(Algorithm, advantage="flow_group"):
 
         from burnish.diffusion.losses import matching_error
         from burnish.diffusion.paths import hold_astray, preference_target
-        from burnish.diffusion.times import diffuse_further
+        from burnish.diffusion.steps import diffuse_further
         from burnish.rl.preference import group_preference, hold_clipped
         from burnish.rl.surrogates import squared_distance
 
@@ -178,8 +178,7 @@ class TDMR1(Algorithm, advantage="flow_group"):
         import torch
 
         from burnish.diffusion.paths import mean_distance, pulled
-        from burnish.diffusion.steps import guide
-        from burnish.diffusion.times import diffuse_further
+        from burnish.diffusion.steps import diffuse_further, guide
 
         x, _, _ = diffuse_further(reached, part.noise, part.time_next, part.level, part.noised)
         y, _, _ = diffuse_further(reached, part.reward_noise, part.time_next, part.reward_level, part.noised)

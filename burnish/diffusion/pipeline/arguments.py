@@ -239,7 +239,7 @@ class Arguments:
         Raises:
             Unsupported: it is no single picture, clip or sound.
         """
-        from burnish.diffusion.pipeline.levels import Unsupported
+        from burnish.diffusion.pipeline.schedules import Unsupported
 
         if (name := next(iter(_names(returned)), "")).endswith(EMBEDDINGS):
             raise Unsupported(

@@ -25,7 +25,7 @@ Agree = Callable[[dict[str, int]], dict[str, int]]  # forwards of each network h
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
+class SampleSize:
     """The size of samples, and the number of steps to them."""
 
     height: int | None = None  # in pixels; None takes the model's default
@@ -96,18 +96,18 @@ class FlowModel(Protocol):
         ...
 
     def condition(
-        self, prompts: Sequence[Prompt], drawing: Drawing, check_cancelled: Callable[[], None] = lambda: None
+        self, prompts: Sequence[Prompt], size: SampleSize, check_cancelled: Callable[[], None] = lambda: None
     ) -> Gathered[Conditioning]:
         """What samples of prompts are drawn from, by reference: encoded once, however many samples use it.
 
         Args:
             prompts: one per row.
-            drawing: the size of samples.
+            size: the size of samples.
             check_cancelled: called before a prompt is encoded; what it raises ends the work.
         """
         ...
 
-    def start(self, conditioning: Gathered[Conditioning], drawing: Drawing, keys: Sequence[tuple[Part, ...]]) -> Tensor:
+    def start(self, conditioning: Gathered[Conditioning], size: SampleSize, keys: Sequence[tuple[Part, ...]]) -> Tensor:
         """First states [B, ...] in float32: row i depends on its conditioning and on the seeds ``keys[i]`` alone.
 
         Raises:
@@ -120,7 +120,7 @@ class FlowModel(Protocol):
         first frame. None where all are."""
         ...
 
-    def schedule(self, conditioning: Gathered[Conditioning], drawing: Drawing) -> Tensor:
+    def schedule(self, conditioning: Gathered[Conditioning], size: SampleSize) -> Tensor:
         """Times of the denoising steps, [N + 1] decreasing from 1 to 0; those of the first row count."""
         ...
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
-from burnish.diffusion.pipeline.levels import Timetable, Unsupported
-from burnish.diffusion.pipeline.runs import Blank, Recorded, Visit
-from burnish.diffusion.pipeline.segments import driven
+from burnish.diffusion.pipeline.program import driven
+from burnish.diffusion.pipeline.runs import BlankRun, PipelineRun, RecordedRun
+from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported
 
 if TYPE_CHECKING:
-    from burnish.diffusion.pipeline.universal import Universal
+    from burnish.diffusion.pipeline.model import PipelineModel
     from burnish.types.rollout import Requests
 
 CLOSE, ROUNDED = 1e-3, 5e-2  # largest difference, relative to the largest value: in float32, and in less
@@ -25,15 +25,15 @@ FAR = 0.5  # of the largest value: some schedulers leave a little noise at the e
 SPREAD = 0.5  # of the noise before the last step, in our scale
 
 
-def seen(visit: Visit, table: Timetable, scheduler: Any) -> tuple[Tensor, Tensor]:
+def states_and_velocities(run: PipelineRun, table: NoiseSchedule, scheduler: Any) -> tuple[Tensor, Tensor]:
     """The state before each step of a run, [N, ...], and the velocity there."""
-    steps = list(zip(table.times[:-1].tolist(), visit.steps, strict=False))
+    steps = list(zip(table.times[:-1].tolist(), run.steps, strict=False))
     states = [x[:1].float() / table.scale(at) for at, (_, x, _) in steps]
     velocities = [table.velocity(scheduler, output[:1], x[:1], at) for at, (_, x, output) in steps]
     return torch.cat(states), torch.cat(velocities)
 
 
-class Drawn(Recorded):
+class RandomRun(RecordedRun):
     """A recorded run whose networks answer with what is drawn, step by step."""
 
     def __init__(self, forwards: Forwards, trained: tuple[str, ...], device: torch.device) -> None:
@@ -51,7 +51,7 @@ class Drawn(Recorded):
         return super().step(*args)
 
 
-def rehearse(model: Universal, request: Requests, guidance: float, start: int) -> None:
+def check_steps(model: PipelineModel, request: Requests, guidance: float, start: int) -> None:
     """Compare each step of a run with what was recorded of it. No network computes.
 
     What a pipeline makes of a step may depend on nothing but the state, the time and what networks answer.
@@ -66,10 +66,10 @@ def rehearse(model: Universal, request: Requests, guidance: float, start: int) -
         Unsupported: a step differs.
     """
     program, tolerance = model.program(request, guidance), CLOSE if model.compute == torch.float32 else ROUNDED
-    run = Drawn(model.forwards, model.names, model.device)
-    model.visit(request, guidance, run)
+    run = RandomRun(model.forwards, model.names, model.device)
+    model.run(request, guidance, run)
     scheduler = model._run.scheduler
-    states, velocities = seen(run, program.table, scheduler)
+    states, velocities = states_and_velocities(run, program.table, scheduler)
     for k in range(start, len(states)):
         again, left = program.velocity(scheduler, states[k : k + 1], float(program.table.times[k])), list(run.made[k])
         velocity = None
@@ -78,7 +78,7 @@ def rehearse(model: Universal, request: Requests, guidance: float, start: int) -
         if velocity is None or not _close(velocity, velocities[k : k + 1], tolerance):
             raise Unsupported(
                 f"its step {k + 1} of {len(states)} does something else than the same step by itself: it depends on "
-                f"the steps before, or on what networks answer ({turned_off(model.pipeline)})"
+                f"the steps before, or on what networks answer ({how_to_turn_off(model.pipeline)})"
             )
 
 
@@ -95,12 +95,12 @@ def _answer(call: Call, left: list[tuple[Call, Any]], tolerance: float) -> Any:
     raise _Other
 
 
-class Landing(Blank):
+class LastStepRun(BlankRun):
     """Takes the scheduler's own steps from states on a straight path, whatever the pipeline makes of it."""
 
     off = 0.0  # relative distance from the path after the last step
 
-    def __init__(self, table: Timetable, *args: Any) -> None:
+    def __init__(self, table: NoiseSchedule, *args: Any) -> None:
         super().__init__(*args, count=len(table.times))
         self._table = table
 
@@ -131,7 +131,7 @@ class Landing(Blank):
         return distance(landed / self._table.scale(after), there)
 
 
-def land(model: Universal, request: Requests, guidance: float) -> None:
+def check_last_step(model: PipelineModel, request: Requests, guidance: float) -> None:
     """Compare where a scheduler's last step ends with the sample that is predicted. No network computes.
 
     Raises:
@@ -139,8 +139,8 @@ def land(model: Universal, request: Requests, guidance: float) -> None:
     """
     program = model.program(request, guidance)
     parts = {call.network for step in program.steps if step for call in step.calls}
-    landing = Landing(program.table, model.forwards, model.names, parts)
-    model.visit(request, guidance, landing)
+    landing = LastStepRun(program.table, model.forwards, model.names, parts)
+    model.run(request, guidance, landing)
     if not landing.off <= FAR:
         raise Unsupported(
             f"the last step of its {type(model.pipeline.scheduler).__name__} ends {landing.off:.2g} (relative) from "
@@ -148,7 +148,7 @@ def land(model: Universal, request: Requests, guidance: float) -> None:
         )
 
 
-def turned_off(pipeline: Any) -> str:
+def how_to_turn_off(pipeline: Any) -> str:
     """How to turn off what a pipeline's guidance keeps from step to step, for a message."""
     from diffusers.guiders.guider_utils import GUIDER_CONFIG_NAME, BaseGuidance
 

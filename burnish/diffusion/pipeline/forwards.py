@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves, tree_map, tree_map_only, tree_map_with_path
 
 from burnish.diffusion.pipeline.base import Agree
-from burnish.diffusion.pipeline.levels import Unsupported
+from burnish.diffusion.pipeline.schedules import Unsupported
 from burnish.types.batch import is_sharded
 
 
@@ -129,17 +130,26 @@ def joined(calls: Sequence[Call]) -> Call:
 class Forwards:
     """Runs networks, and knows the shapes of what they have returned for inputs of a size."""
 
-    def __init__(self, autocast: Callable[[], AbstractContextManager[None]]) -> None:
-        """Args: ``autocast`` is the precision of the run."""
-        self._autocast = autocast
+    def __init__(self, compute: torch.dtype) -> None:
+        """Args: ``compute`` is the precision of forward passes."""
+        self._compute = compute
+        self._published = WeakKeyDictionary[nn.Module, bool]()
+        self._types: dict[tuple[str, str], torch.dtype] = {}  # of arguments in the pipeline's own run
         self._known: dict[Any, tuple[Any, Rows]] = {}  # by the size of the first input
         self._whole = set[tuple[str, str]]()  # arguments of networks that were once longer or shorter than the rows
 
-    def noted(self, network: str, arguments: dict[str, Any]) -> Call:
-        """A call as the pipeline makes it for a state."""
+    def noted(
+        self, network: str, arguments: dict[str, Any], of_states: Callable[[Any], bool] = lambda value: False
+    ) -> Call:
+        """A call as the pipeline makes it for a state; ``of_states`` tells which arguments are made of states."""
         rows = Call(network, arguments).rows
 
         def marked(path: Any, value: Any) -> Any:
+            for one in tree_leaves(value):
+                if isinstance(one, Tensor) and one.is_floating_point():
+                    self._types.setdefault((network, keystr(path)), one.dtype)
+                    if of_states(one):  # which are float32 here, also where the pipeline's own are not
+                        self._types[network, keystr(path)] = self._compute
             if not (isinstance(value, Tensor) and value.ndim) and not isinstance(value, list):
                 return value
             if not rows.has(value):
@@ -150,8 +160,7 @@ class Forwards:
 
     def __call__(self, network: Callable[..., Any], call: Call) -> Any:
         """The output of a network, in float32."""
-        with self._autocast() if isinstance(network, nn.Module) else nullcontext():
-            output = network(**tree_map_only(Whole, lambda whole: whole.value, call.arguments))
+        output = self._output(network, call)
         if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)):
             raise Unsupported(f"its {call.network} returns a {type(output).__name__}, whose tensors can't be found")
         output = tree_map_only(Tensor, lambda value: value.float() if value.is_floating_point() else value, output)
@@ -160,6 +169,37 @@ class Forwards:
             zeros = tree_map_only(Tensor, lambda value: value.new_zeros(()).expand(value.shape), output)
             self._known[size] = zeros, call.rows
         return output
+
+    def _output(self, network: Callable[..., Any], call: Call) -> Any:
+        """As diffusers runs it; under autocast where its weights rest in float32, or its arguments would not fit."""
+        if self._compute != torch.float32 and isinstance(network, nn.Module):
+            if network not in self._published:
+                self._published[network] = _is_published(network)
+                with suppress(RuntimeError):
+                    if self._published[network]:
+                        return network(**self._as_published(call))
+                self._published[network] = False
+            if self._published[network]:
+                return network(**self._as_published(call))
+        arguments = tree_map_only(Whole, lambda whole: whole.value, call.arguments)
+        if self._compute == torch.float32 or not isinstance(network, nn.Module):
+            return network(**arguments)
+        # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
+        with torch.autocast(next(network.parameters()).device.type, self._compute, cache_enabled=False):
+            return network(**arguments)
+
+    def _as_published(self, call: Call) -> dict[str, Any]:
+        """Arguments in the precision that the pipeline would give them in."""
+
+        def typed(path: Any, value: Any) -> Any:
+            value = value.value if isinstance(value, Whole) else value
+            dtype = self._types.get((call.network, keystr(path)))
+            if dtype is None:
+                return value
+            return tree_map_only(Tensor, lambda one: one.to(dtype) if one.is_floating_point() else one, value)
+
+        found: dict[str, Any] = tree_map_with_path(typed, call.arguments, is_leaf=call.rows.has)
+        return found
 
     def blank(self, network: Callable[..., Any], call: Call) -> Any:
         """An output of zeros; the network runs for inputs of a size that is new, unless ranks hold it together."""
@@ -175,22 +215,31 @@ class Forwards:
         return rows.map(lambda value: tiled(value[:1], call.rows.length), zeros)
 
     def answered(
-        self, networks: Mapping[str, Callable[..., Any]], started: Sequence[tuple[Any, list[Call]]],
-        agree: Agree | None, trained: Sequence[str], *, shares: bool,
+        self, networks: Mapping[str, Callable[..., Any]], runs: Sequence[Generator[list[Call], Any, Any]],
+        agree: Agree | None = None, trained: Sequence[str] = (), *, shares: bool,
     ) -> list[Any]:  # fmt: skip
         """What computations return, when networks have answered all their calls.
 
         Args:
             networks: by the names of calls.
-            started: computations, and the calls that each waits for first.
+            runs: computations, which yield the calls that each waits for.
             agree: ranks agree on how many forwards of the networks that are ``trained`` they make.
             trained: their names.
             shares: whether rows may share a forward.
         """
-        found: list[Any] = [None] * len(started)
-        waiting = dict(enumerate(started))
-        while waiting:
-            calls = [call for _, asked in waiting.values() for call in asked]
+        found: list[Any] = [None] * len(runs)
+        asked: dict[int, list[Call]] = {}
+
+        def resume(i: int, answers: list[Any] | None) -> None:
+            try:
+                asked[i] = runs[i].send(answers)
+            except StopIteration as done:
+                found[i] = done.value
+
+        for i in range(len(runs)):
+            resume(i, None)
+        while asked:
+            calls = [call for some in asked.values() for call in some]
             outputs: list[Any] = [None] * len(calls)
             here: dict[str, list[list[int]]] = {name: [] for name in networks}
             for part in groups(calls) if shares else [[i] for i in range(len(calls))]:
@@ -209,10 +258,16 @@ class Forwards:
             if isinstance(spare, Tensor):
                 outputs[0] = tree_map_only(Tensor, spare.add, outputs[0])
             answers = iter(outputs)
-            for i, (run, asked) in list(waiting.items()):
-                try:
-                    waiting[i] = run, run.send([next(answers) for _ in asked])
-                except StopIteration as done:
-                    found[i] = done.value
-                    del waiting[i]
+            for i, some in list(asked.items()):
+                del asked[i]
+                resume(i, [next(answers) for _ in some])
         return found
+
+
+def _is_published(network: nn.Module) -> bool:
+    """Whether its weights rest in less than float32, but for adapters and those that its class keeps in float32."""
+    kept = {"lora_A", "lora_B", *(getattr(network, "_keep_in_fp32_modules", None) or ())}
+    return not any(
+        weight.dtype == torch.float32 and kept.isdisjoint(name.split("."))
+        for name, weight in network.named_parameters()
+    )

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.diffusion.pipeline.adapters import FILE, check_adapter
-from burnish.diffusion.pipeline.kernels import choose_attention, compile_blocks, recompute
 from burnish.diffusion.pipeline.loading import LENGTH
-from burnish.diffusion.pipeline.networks import by_name, denoisers, leave_out_unread_text, together
+from burnish.diffusion.pipeline.networks import (
+    by_name,
+    choose_attention,
+    compile_blocks,
+    denoisers,
+    leave_out_unread_text,
+    recompute,
+    together,
+)
 from burnish.models.adapters import WEIGHTS, adapter_folder
 from burnish.models.loading import quietly
 from burnish.models.lora import adapter_state, merging_rounds, save_for_peft
@@ -284,15 +290,6 @@ class LoadedPipeline:
             pipeline = kind(**(parts | absent | plain | numbers))
             pipeline.register_to_config(**{key: value for key, value in config.items() if key == LENGTH})
             pipeline.save_pretrained(folder)
-
-    def autocast(self) -> AbstractContextManager[None]:
-        """The precision of a forward pass."""
-        import torch
-
-        # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
-        return torch.autocast(
-            self.device.type, self.compute, enabled=self.compute != torch.float32, cache_enabled=False
-        )
 
 
 def _place_frozen(

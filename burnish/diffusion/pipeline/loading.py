@@ -18,8 +18,9 @@ from burnish.models.quantization import layers_to_quantize, quantize
 from burnish.registry import entries, lookup
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
+from burnish.utils.paths import resolve
 from burnish.utils.reading import understood
-from burnish.utils.weights import without_weights
+from burnish.utils.weights import complaints_about, without_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -107,14 +108,18 @@ def with_length(index: dict[str, Any], rollout: RolloutOptions) -> RolloutOption
 
 def standard_side(path: Path) -> int:
     """The side in pixels of a pipeline's default picture, by its configurations."""
-    transformer, vae = (_config(path / part / "config.json") for part in ("transformer", "vae"))
+    transformer, vae = (_config(path, part) for part in ("transformer", "vae"))
     side = transformer.get("sample_size") or STANDARD_SIDE
     factor: int = 2 ** (len(vae.get("block_out_channels", [0])) - 1)
     return int(side) * factor
 
 
-def _config(file: Path) -> dict[str, Any]:
-    return read_object(file) if file.is_file() else {}
+def _config(pipeline: Path, part: str) -> dict[str, Any]:
+    """The configuration of a part of a pipeline; {} if there is none."""
+    file = pipeline / part / "config.json"
+    if not file.is_file():
+        return {}
+    return {key: value for key, value in read_object(file).items() if key not in IGNORED}
 
 
 def family_of(options: ModelOptions, index: dict[str, Any]) -> Any:
@@ -295,3 +300,85 @@ def class_of(library: str, named: object) -> Any:
         if isinstance(found, type) and hasattr(found, "from_pretrained"):
             return found
     return None
+
+
+SHAPES = ("in_channels", "joint_attention_dim", "pooled_projection_dim")  # of latents and of embeddings
+IGNORED = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")  # keys of a configuration
+
+
+def check_teacher(
+    student: ModelOptions, path: str | None, lora: str | None, option: str, *, revision: str | None = None
+) -> None:
+    """Refuse a teacher that can't read the student's latents and embeddings.
+
+    Args:
+        student: the model that is trained.
+        path: directory of the teacher's pipeline; None is the student's.
+        lora: directory of an adapter for it, or None.
+        option: the teacher's option in the configuration.
+        revision: of the path, if that is a model of the hub.
+
+    Raises:
+        UserError: its family, latents, embeddings or text encoders differ, or the adapter is missing.
+    """
+    if lora is not None and not list(resolve(lora).glob("*.safetensors")):
+        raise UserError(f"{option}.lora is {lora}, which is not a directory with an adapter (.safetensors) in it")
+    if path is None:
+        return
+    try:
+        theirs, their_index = read_index(replace(student, path=path, revision=revision))
+    except UserError as error:
+        raise UserError(str(error).replace("model.", f"{option}.")) from None
+    ours, our_index = read_index(student)
+    cut = [
+        one for part in ("transformer", "vae") if (theirs / part).is_dir() for one in complaints_about(theirs / part)
+    ]
+    if cut:
+        raise UserError(f"{option}.path is {path}: {'; '.join(cut)}")
+    kinds = their_index.get("_class_name"), our_index.get("_class_name")
+    if kinds[0] != kinds[1]:
+        raise UserError(
+            f"{option}.path is {path}, a {kinds[0]}, but model.path is a {kinds[1]}; use one of the same class"
+        )
+    for name in SHAPES:
+        values = [_config(where, "transformer").get(name) for where in (theirs, ours)]
+        if values[0] != values[1]:
+            raise UserError(
+                f"{option}.path is {path}, whose {name} is {values[0]}, but that of model.path is {values[1]}; "
+                "a teacher must read the same latents and embeddings"
+            )
+    for part in sorted(_encoders(their_index) | _encoders(our_index)):
+        if _config(theirs, part) != _config(ours, part):
+            raise UserError(
+                f"{option}.path is {path}, whose {part} differs from that of model.path; a teacher must have the "
+                "student's text encoders, because it reads their embeddings"
+            )
+
+
+def load_teacher(
+    options: ModelOptions,
+    student: FlowModel,
+    path: str | None,
+    lora: str | None,
+    rollout: RolloutOptions | None = None,
+    *,
+    revision: str | None = None,
+) -> FlowModel:
+    """A frozen model in the student's precision, with the student's text encoders and an optional adapter merged."""
+    from burnish.diffusion.pipeline.loaded import LoadedPipeline
+
+    options = replace(options, quantization=None)
+    given = student.text_encoders if isinstance(student, LoadedPipeline) else {}
+    if path is not None:
+        options = replace(options, path=path, revision=revision)
+    try:
+        model = load_model(options, rollout, given=given, frozen=True)
+    except UserError as error:
+        raise UserError(str(error).replace("model.path is", "algorithm.teachers has")) from error
+    if lora is not None:
+        model.fold_lora(resolve(lora))
+    return model
+
+
+def _encoders(index: dict[str, Any]) -> set[str]:
+    return {name for name in parts_of(index) if name.startswith("text_encoder")}

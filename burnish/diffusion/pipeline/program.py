@@ -3,19 +3,350 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map, tree_unflatten
 
-from burnish.diffusion.pipeline.forwards import Call
-from burnish.diffusion.pipeline.levels import Levels, Timetable, Unsupported, sigma_at
-from burnish.diffusion.pipeline.runs import Recorded
-from burnish.diffusion.pipeline.segments import Operation, Segment, Value, alike, compute, driven
+from burnish.diffusion.pipeline.forwards import Call, Whole, tiled
+from burnish.diffusion.pipeline.schedules import NoiseSchedule, Sigmas, Unsupported, sigma_at
+
+if TYPE_CHECKING:
+    from burnish.diffusion.pipeline.runs import RecordedRun
+
+# bits of what a value depends on: the scheduler's times, a state or an output, drawn noise, what encoders gave
+TIME, STATE, NOISE, PROMPT = 1, 2, 4, 8
+
+
+class ControlFlowChanged(Exception):
+    """At this time the pipeline would do something else than what was recorded."""
+
+
+class NotBatchable(Exception):
+    """What was recorded can't be computed for several states at once."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """Stands for a tensor that was recorded, in arguments."""
+
+    number: int
+
+
+@dataclass(eq=False, slots=True)
+class Operation:
+    """On tensors. One without outputs reads a number, and says what it was."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[int]
+    depends: int
+    writes: bool = False
+    read: Any = None
+    drawn: Tensor | None = None  # noise
+
+
+@dataclass(eq=False, slots=True)
+class NetworkCall:
+    """Of a network, or of another part that is answered from outside."""
+
+    network: str
+    arguments: dict[str, Any]  # by name, with values
+    flags: dict[str, Any]  # which arguments have rows
+    kind: str  # equal for calls that may share a forward
+    alone: set[int]  # values of arguments that have no rows
+    outputs: list[int] = field(default_factory=list)
+    of_states: set[int] = field(default_factory=set)  # values that differ between states
+    of_times: set[int] = field(default_factory=set)  # and between times
+
+    def at(self, values: Mapping[int, Tensor], count: int, *, fresh: bool) -> Call:
+        """The call for so many states; ``fresh`` is at another time than the recorded one."""
+
+        def own(one: Any, row: int | None = None) -> Any:
+            if not isinstance(one, Value):
+                return one
+            value, several = values[one.number], count > 1 and one.number in self.of_states
+            if several and row is None:
+                raise NotBatchable
+            return value[row] if several else value
+
+        def made(rowed: Any, given: Any) -> Any:
+            if not rowed:
+                if isinstance(given, Whole):
+                    return Whole(own(given.value))
+                return tree_map(own, given)
+            if isinstance(given, list):
+                return [own(one, row) for row in range(count) for one in given]
+            if isinstance(given, Value) and count > 1 and given.number in self.of_states:
+                return values[given.number].flatten(0, 1)
+            return tiled(own(given), count)
+
+        differs = self.alone & (self.of_states | self.of_times if fresh else self.of_states)
+        kind = f"{self.kind} {id(values)}" if differs else self.kind
+        return Call(self.network, tree_map(made, self.flags, self.arguments), kind)
+
+    def results(self, output: Any, count: int) -> Iterator[tuple[int, Tensor]]:
+        """The values of its outputs for so many states."""
+        found = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        single = len(self.outputs)
+        if count > 1 and len(found) == single:
+            found = [leaf.unflatten(0, (count, -1)) for leaf in found]
+        elif count > 1:  # lists of rows
+            found = [torch.stack(found[i::single]) for i in range(single)]
+        return zip(self.outputs, found, strict=True)
+
+
+def is_noise(entry: Operation | NetworkCall) -> bool:
+    """Whether it draws."""
+    return isinstance(entry, Operation) and entry.drawn is not None
+
+
+def inputs_of(entry: Operation | NetworkCall) -> Iterator[int]:
+    """Numbers of the values that an entry reads."""
+    return numbers_in((entry.args, entry.kwargs) if isinstance(entry, Operation) else entry.arguments)
+
+
+def numbers_in(tree: Any) -> Iterator[int]:
+    """Numbers of the values in a tree."""
+    for leaf in tree_iter(tree):
+        leaf = leaf.value if isinstance(leaf, Whole) else leaf
+        if isinstance(leaf, Value):
+            yield leaf.number
+
+
+T = TypeVar("T")
+Asks = Generator[list[Call], list[Any], list[Tensor]]
+
+
+class Segment:
+    """Entries that lead from given values to roots, in rounds: operations, and then calls that need no later ones."""
+
+    def __init__(
+        self, entries: list[Operation | NetworkCall], roots: list[Any], given: list[int], tensors: Sequence[Tensor],
+        depends: Sequence[int], *, draws: bool = False,
+    ) -> None:  # fmt: skip
+        """Args: ``tensors`` as they were recorded and what they depend on, by number; ``draws``: it begins with noise.
+
+        Raises:
+            Unsupported: its code reads numbers of the state.
+        """
+        self.roots, self.given, self.entries = roots, given, entries
+        moving, timed = set(given), set[int]()
+        moves: list[bool] = []
+        for entry in entries:
+            moves.append(
+                isinstance(entry, NetworkCall) or (draws and is_noise(entry)) or not moving.isdisjoint(inputs_of(entry))
+            )
+            if moves[-1]:
+                if not entry.outputs and not draws:
+                    raise Unsupported("its own code reads numbers of the state, and does what they say")
+                moving |= set(entry.outputs)
+        # what is written to must be made anew for every state
+        self._in_order = any(
+            entry.writes for entry, own in zip(entries, moves, strict=True) if own and isinstance(entry, Operation)
+        )
+        steps: list[Operation | NetworkCall] = []
+        self._timed: list[Operation] = []  # that depend on times, but on no state
+        self.settled: list[Operation] = []  # that depend on the prompt, but on no state
+        for entry, own in zip(entries, moves, strict=True):
+            if own or self._in_order:
+                moving |= set(entry.outputs)
+                steps.append(entry)
+                continue
+            assert isinstance(entry, Operation)
+            if entry.depends & TIME:
+                timed |= set(entry.outputs)
+                self._timed.append(entry)
+            if entry.depends & PROMPT or any(depends[number] & PROMPT for number in entry.outputs):
+                self.settled.append(entry)
+        self.noisy = not draws and any(map(is_noise, entries))
+        self.rounds = _rounds(steps, in_order=self._in_order)
+        self._done = _last_readers(self.rounds, {root.number for root in roots if isinstance(root, Value)})
+        self.calls = [call for _, calls in self.rounds for call in calls]
+        for call in self.calls:
+            call.of_states, call.of_times = moving, timed
+        self._moving = moving
+        needed = {root.number for root in roots if isinstance(root, Value)}.union(*map(inputs_of, steps)) - moving
+        given_anew = needed.union(*map(inputs_of, self._timed)) - moving - timed
+        # what depends on the prompt is bound to it, at the recorded times and at others
+        self._bound = tuple({n for n in some if depends[n] & PROMPT} for some in (needed, given_anew))
+        self._values = {n: tensors[n] for n in needed - self._bound[0]}
+        self._constants = {n: tensors[n] for n in given_anew - self._bound[1]}
+        self.prompted = self._bound[0] | self._bound[1]
+        self.fixed = {n: tensors[n] for n in needed.union(*map(inputs_of, self.settled)) - moving - self.prompted}
+
+    def run(
+        self, given: Mapping[int, Tensor], count: int = 1, *, bound: Mapping[int, Tensor],
+        times: Mapping[int, Tensor] | None = None, generator: torch.Generator | None = None,
+    ) -> Asks:  # fmt: skip
+        """Compute it: calls of networks are yielded, and their outputs sent.
+
+        Args:
+            bound: what depends on the prompt.
+            given: of each value that it begins with a tensor; of ``count`` states along a first axis if it is not 1.
+            count: how many states.
+            times: other values of the scheduler's tables.
+            generator: that noise is drawn from.
+
+        Returns:
+            The roots.
+
+        Raises:
+            ControlFlowChanged: the pipeline would do something else at these times.
+            NotBatchable: it can't be computed for several states at once.
+        """
+        if count > 1 and self._in_order:
+            raise NotBatchable
+        values = dict(self._values) if times is None else self._constants | dict(times)
+        values |= {number: bound[number] for number in self._bound[times is not None]}
+        values |= {number: x.clone() for number, x in given.items()} if self._in_order else given
+        for one in () if times is None else self._timed:
+            compute(one, values)
+        for operations, calls in self.rounds:
+            if count > 1 and operations:
+                self._compute_each(operations, values)
+            for one in operations if count == 1 else ():
+                compute(one, values, generator)
+                self._drop(values, one)
+            if calls:
+                asked = [call.at(values, count, fresh=times is not None) for call in calls]
+                for call in calls:
+                    self._drop(values, call)
+                outputs = yield asked
+                del asked
+                for call, output in zip(calls, outputs, strict=True):
+                    values |= call.results(output, count)
+                del outputs
+        return [values[root.number] if isinstance(root, Value) else root for root in self.roots]
+
+    def _drop(self, values: dict[int, Any], entry: Operation | NetworkCall) -> None:
+        """Forget what nobody reads after an entry."""
+        for number in self._done.get(id(entry), ()):
+            values.pop(number, None)
+
+    def _compute_each(self, operations: list[Operation], values: dict[int, Any]) -> None:
+        """Operations for several states at once."""
+        made = {number for one in operations for number in one.outputs}
+        inputs = {number for one in operations for number in inputs_of(one)}
+        done = {number for one in operations for number in self._done.get(id(one), ())}
+        batched, left = sorted((inputs - made) & self._moving), sorted(made - done)
+
+        def together(*each: Tensor) -> list[Tensor]:
+            local = values | dict(zip(batched, each, strict=True))
+            for one in operations:
+                compute(one, local)
+                self._drop(local, one)
+            return [local[number] for number in left]
+
+        results = torch.func.vmap(together)(*[values[number] for number in batched])
+        for number in done:
+            values.pop(number, None)
+        values |= zip(left, results, strict=True)
+
+
+def driven(run: Generator[list[Call], list[Any], T], answer: Callable[[Call], Any]) -> T:
+    """What a computation returns, with calls of networks answered one by one."""
+    outputs: list[Any] | None = None
+    while True:
+        try:
+            calls = next(run) if outputs is None else run.send(outputs)
+        except StopIteration as done:
+            found: T = done.value
+            return found
+        outputs = [answer(call) for call in calls]
+
+
+def _last_readers(rounds: Sequence[tuple[list[Operation], list[NetworkCall]]], roots: set[int]) -> dict[int, list[int]]:
+    """By the identity of an entry, the values that nobody reads after it."""
+    last: dict[int, int] = {}
+    for operations, calls in rounds:
+        every: list[Operation | NetworkCall] = [*operations, *calls]
+        for entry in every:
+            last |= dict.fromkeys((*inputs_of(entry), *entry.outputs), id(entry))
+    found: dict[int, list[int]] = {}
+    for number, reader in last.items():
+        if number not in roots:
+            found.setdefault(reader, []).append(number)
+    return found
+
+
+def _rounds(
+    entries: Sequence[Operation | NetworkCall], *, in_order: bool
+) -> list[tuple[list[Operation], list[NetworkCall]]]:
+    """Entries by how many calls they have to wait for, one after the other; each with what can be done then."""
+    found: list[tuple[list[Operation], list[NetworkCall]]] = []
+    level: dict[int, int] = {}
+    latest = 0
+    for entry in entries:
+        at = max((level.get(number, 0) for number in inputs_of(entry)), default=0)
+        at = max(at, latest) if in_order else at
+        while len(found) <= at:
+            found.append(([], []))
+        if isinstance(entry, Operation):
+            found[at][0].append(entry)
+        else:
+            found[at][1].append(entry)
+        latest = max(latest, at + isinstance(entry, NetworkCall))
+        level |= dict.fromkeys(entry.outputs, at + isinstance(entry, NetworkCall))
+    return found
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two recordings are the same, but for what drawn noise was."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Segment):
+        return all(alike(getattr(one, name), getattr(other, name)) for name in ("roots", "given", "entries", "fixed"))
+    if isinstance(one, Operation | NetworkCall):
+        names = {part.name for part in fields(one)} - {"drawn", "of_states", "of_times"}
+        return all(alike(getattr(one, name), getattr(other, name)) for name in names)
+    if isinstance(one, Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+            return False
+        return isinstance(one, FakeTensor) or torch.equal(one, other)
+    if isinstance(one, torch.Generator):
+        return True
+    if isinstance(one, Whole):
+        return alike(one.value, other.value)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(alike(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool(one == other)
+
+
+def compute(one: Operation, values: dict[int, Any], generator: torch.Generator | None = None) -> None:
+    """Add what an operation makes of values; noise is drawn from ``generator``.
+
+    Raises:
+        ControlFlowChanged: a number that it reads is another one.
+    """
+
+    def own(arg: Any) -> Any:
+        if isinstance(arg, Value):
+            return values[arg.number]
+        if isinstance(arg, list):
+            return [own(item) for item in arg]
+        return generator if isinstance(arg, torch.Generator) else arg
+
+    if one.drawn is not None and generator is None:
+        values[one.outputs[0]] = one.drawn.clone()
+        return
+    out = one.function(*[own(arg) for arg in one.args], **{name: own(arg) for name, arg in one.kwargs.items()})
+    if not one.outputs:
+        if out != one.read:
+            raise ControlFlowChanged
+        return
+    results = [out] if isinstance(out, Tensor) else [item for item in out if isinstance(item, Tensor)]
+    values |= zip(one.outputs, results, strict=True)
+
 
 OBJECTS = 2**17  # bytes, roughly, of Python's objects
 
@@ -25,12 +356,12 @@ class Program:
 
     confirmed = False
 
-    def __init__(self, run: Recorded, returned: Any) -> None:
+    def __init__(self, run: RecordedRun, returned: Any) -> None:
         """Raises: Unsupported: its steps depend on more than the state, the time and the prompt."""
         if not run.steps:
             raise Unsupported("it takes no step of its own scheduler")
         trace = run.trace
-        levels = Levels.of(run.scheduler, torch.stack([name for name, _, _ in run.steps]))
+        levels = Sigmas.of(run.scheduler, torch.stack([name for name, _, _ in run.steps]))
         skipped = len(run.scheduler.timesteps) - len(run.steps)
         self.rows = run.rows
         self._tables = run.times
@@ -52,7 +383,7 @@ class Program:
                 self.steps.append(None)  # what the pipeline begins with is no state yet
         last = [k for k, step in enumerate(self.steps) if step and any(c.network in run.trained for c in step.calls)]
         own = levels.times[:-1].tolist()
-        self.table = Timetable(levels, skipped, own[min(max(last, default=-1), len(own) - 1)])
+        self.table = NoiseSchedule(levels, skipped, own[min(max(last, default=-1), len(own) - 1)])
         leaves, self._returned = tree_flatten(returned if isinstance(returned, tuple) else vars(returned))
         self.end: Segment | None = None
         if all(leaf is None or isinstance(leaf, Tensor | int | float | str) for leaf in leaves):
@@ -99,7 +430,7 @@ class Program:
         """The program of another prompt, by what encoders gave for it.
 
         Raises:
-            Otherwise: the pipeline would do something else.
+            ControlFlowChanged: the pipeline would do something else.
         """
         values = self._fixed | {
             one.number: leaf for one, leaf in zip(self.prompt, leaves, strict=True) if isinstance(one, Value)
@@ -159,16 +490,16 @@ class Program:
             run = self.start.run({}, bound=self.bound, generator=torch.Generator().manual_seed(seed))
             return driven(run, lambda call: None)[0][:1]
 
-    def returned(self, x: Tensor, answer: Callable[[Call], Any]) -> Any:
-        """What the pipeline returns for a last state [1, ...]."""
+    def returned(self, x: Tensor) -> Generator[list[Call], list[Any], Any]:
+        """What the pipeline returns for a last state [1, ...], as its parts answer."""
         assert self.end is not None
         state = self._scaled(x, float(self.table.times[-1]))
-        run = self.end.run({self.end.given[0]: state}, bound=self.bound)
-        found = tree_unflatten(driven(run, answer), self._returned)
+        leaves = yield from self.end.run({self.end.given[0]: state}, bound=self.bound)
+        found = tree_unflatten(leaves, self._returned)
         return found if isinstance(found, tuple) else SimpleNamespace(**found)
 
 
-def placed(table: Timetable, values: Tensor, name: str, k: int, time: float) -> Tensor:
+def placed(table: NoiseSchedule, values: Tensor, name: str, k: int, time: float) -> Tensor:
     """A scheduler's timesteps or sigmas, with the time at which step ``k`` begins."""
     if name == "timesteps":
         called = table.levels.name(time)

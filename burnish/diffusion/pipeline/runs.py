@@ -18,13 +18,13 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from burnish.diffusion.options import RolloutOptions
 from burnish.diffusion.pipeline.forwards import Forwards
-from burnish.diffusion.pipeline.levels import Unsupported, once_a_step, shifted
-from burnish.diffusion.pipeline.segments import NOISE, PROMPT, STATE, TIME, Value
+from burnish.diffusion.pipeline.program import NOISE, PROMPT, STATE, TIME, Value
+from burnish.diffusion.pipeline.schedules import Unsupported, once_a_step, shifted
 from burnish.diffusion.pipeline.trace import Trace
 from burnish.types.batch import to_device
 
 
-class StandIn:
+class Proxy:
     """A part of a pipeline that answers some calls otherwise; all else is the part's own."""
 
     def __init__(self, part: nn.Module, call: Callable[..., Any] | None = None, **known: Any) -> None:
@@ -53,7 +53,7 @@ def precise(part: Any, method: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(method)(called)
 
 
-class Tape:
+class EncoderCache:
     """Results in the order of the calls.
 
     What is drawn for them comes from generators of their own, so that the noise of a sample doesn't depend on what is
@@ -124,7 +124,7 @@ READ = ("sample", "hidden_states")  # what networks call the state
 
 
 class Runner:
-    """A pipeline whose runs a visit sees: at every call of one of its parts, and at every step."""
+    """Runs a pipeline, whose parts and steps are answered by a ``PipelineRun``."""
 
     def __init__(
         self, pipeline: Any, names: tuple[str, ...], device: Callable[[], torch.device], rollout: RolloutOptions
@@ -158,32 +158,28 @@ class Runner:
             name: {"dtype": self.parts[name].dtype, "device": where} for name in self.names if name in self.parts
         }
 
-    def __call__(self, arguments: Mapping[str, Any], tape: Tape, visit: Visit, seed: int) -> Any:
+    def __call__(self, arguments: Mapping[str, Any], tape: EncoderCache, run: PipelineRun, seed: int) -> Any:
         """What the pipeline returns."""
-        clone, answering = copy.copy(self._pipeline), tape.answering(visit.paused, visit.answered)
+        clone, answering = copy.copy(self._pipeline), tape.answering(run.paused, run.answered)
         clone.__class__, facts = self._facts
         own = clone.__dict__  # its __setattr__ would also write its configuration
 
-        def network(name: str, part: nn.Module) -> StandIn:
-            return StandIn(
-                part, lambda *a, **k: visit.call(name, part, named(part.forward, a, k)), **facts.get(name, {})
-            )
+        def network(name: str, part: nn.Module) -> Proxy:
+            return Proxy(part, lambda *a, **k: run.call(name, part, named(part.forward, a, k)), **facts.get(name, {}))
 
         own |= {name: network(name, part) for name, part in self.parts.items()}
-        own["scheduler"] = stand_in_scheduler(self.scheduler, visit, linear=self._linear)
+        own["scheduler"] = stand_in_scheduler(self.scheduler, run, linear=self._linear)
         if (guider := getattr(clone, "guider", None)) is not None:
             own["guider"] = copy.deepcopy(guider)  # some have a memory of the steps before
         vae: Any = getattr(clone, "vae", None)
         if vae is not None:
             own_methods = {"encode": answering(precise(vae, vae.encode))} if hasattr(vae, "encode") else {}
             if (decode := self.answering.get(DECODE)) is not None:
-                own_methods["decode"] = lambda *a, **k: visit.call(DECODE, decode, named(vae.decode, a, k))
-            own["vae"] = StandIn(
-                vae, dtype=torch.float32, **own_methods
-            )  # what it is given is cast here, and no earlier
+                own_methods["decode"] = lambda *a, **k: run.call(DECODE, decode, named(vae.decode, a, k))
+            own["vae"] = Proxy(vae, dtype=torch.float32, **own_methods)  # what it is given is cast here, and no earlier
         own |= {name: answering(getattr(clone, name)) for name in self._encoders}
         try:
-            with torch.random.fork_rng(devices=[]), visit.entered():
+            with torch.random.fork_rng(devices=[]), run.entered():
                 torch.default_generator.manual_seed(seed)
                 return self._call(clone, **arguments, generator=torch.Generator().manual_seed(seed))
         finally:  # stand-ins know the run, and would keep its tensors until garbage is collected
@@ -192,8 +188,8 @@ class Runner:
             own.clear()
 
 
-def stand_in_scheduler(scheduler: Any, visit: Visit, *, linear: bool) -> Any:
-    """A copy whose steps are the visit's; all else is the scheduler's own.
+def stand_in_scheduler(scheduler: Any, run: PipelineRun, *, linear: bool) -> Any:
+    """A copy whose steps are those of a run; all else is the scheduler's own.
 
     Args: ``linear`` gives it noise levels to shift that are evenly spaced, in place of its own.
     """
@@ -205,13 +201,13 @@ def stand_in_scheduler(scheduler: Any, visit: Visit, *, linear: bool) -> Any:
     @functools.wraps(scheduler.set_timesteps)  # pipelines look at what these take
     def set_timesteps(*args: Any, **kwargs: Any) -> None:
         given = takes.bind(fresh, *args, **kwargs)
-        if visit.reads_times and "device" in takes.parameters:
+        if run.reads_times and "device" in takes.parameters:
             given.arguments["device"] = "cpu"
         if linear:
             own = given.arguments.get("sigmas")
             given.arguments["sigmas"] = evenly(given.arguments["num_inference_steps"] if own is None else len(own))
         kind.set_timesteps(*given.args, **given.kwargs)
-        visit.placed(fresh)
+        run.placed(fresh)
 
     @functools.wraps(scheduler.step)
     def step(
@@ -224,7 +220,7 @@ def stand_in_scheduler(scheduler: Any, visit: Visit, *, linear: bool) -> Any:
 
         # with a time for each token, schedulers step forward along the negative of what a network predicts
         backward = kwargs.get("per_token_timesteps") is not None
-        landed = visit.step(fresh, -model_output if backward else model_output, timestep, sample, own)
+        landed = run.step(fresh, -model_output if backward else model_output, timestep, sample, own)
         # schedulers that also return what they predict: it is the sample, where the last step lands on it
         return DDIMSchedulerOutput(landed, landed) if return_dict else (landed, landed)
 
@@ -254,7 +250,7 @@ def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     return dict(zip(signature.parameters, bound.args, strict=False)) | bound.kwargs
 
 
-class Visit:
+class PipelineRun:
     """The pipeline's own run: its parts and its solver do what they do."""
 
     reads_times = False  # whether times lie in the CPU's memory, where nobody waits for them
@@ -306,11 +302,11 @@ class Visit:
         return max((len(x) for _, x, _ in self.steps), default=1)
 
 
-class Encoded(BaseException):
+class EncodersDone(BaseException):
     """All that a run was for; not an Exception, which pipelines may catch."""
 
 
-class Encoding(Visit):
+class EncoderRun(PipelineRun):
     """Ends with the last of so many results of encoders."""
 
     def __init__(self, forwards: Forwards, trained: tuple[str, ...], count: int) -> None:
@@ -320,11 +316,11 @@ class Encoding(Visit):
     def answered(self, result: Any) -> Any:
         self._left -= 1
         if not self._left:
-            raise Encoded
+            raise EncodersDone
         return result
 
 
-class Blank(Visit):
+class BlankRun(PipelineRun):
     """Some parts answer with zeros, or with what is drawn, while the pipeline takes its steps, and states stay."""
 
     def __init__(
@@ -356,7 +352,7 @@ class Blank(Visit):
         return x.clone()
 
 
-class Recorded(Blank):
+class RecordedRun(BlankRun):
     """A run that is recorded."""
 
     reads_times = True
@@ -406,7 +402,7 @@ class Recorded(Blank):
                 return network(**arguments)
         with self.trace.paused():
             arguments = tree_map_only(Tensor, self.trace.beside, arguments)
-        call = self.forwards.noted(name, arguments)
+        call = self.forwards.noted(name, arguments, lambda one: bool(self.trace.depends(one) & (STATE | NOISE)))
         return self.trace.call(call, lambda: self.blank(network, call))
 
     def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:

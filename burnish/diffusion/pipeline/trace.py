@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_leaves, tree_map
 
 from burnish.diffusion.pipeline.forwards import Call, Whole
-from burnish.diffusion.pipeline.levels import Unsupported
-from burnish.diffusion.pipeline.segments import (
+from burnish.diffusion.pipeline.program import (
     NOISE,
     STATE,
     NetworkCall,
@@ -30,6 +29,7 @@ from burnish.diffusion.pipeline.segments import (
     is_noise,
     numbers_in,
 )
+from burnish.diffusion.pipeline.schedules import Unsupported
 from burnish.types.batch import to_device
 
 aten = torch.ops.aten
@@ -37,7 +37,7 @@ aten = torch.ops.aten
 RESHAPED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 
 
-class Momentum(Unsupported):
+class DependsOnHistory(Unsupported):
     """A step depends on those before."""
 
 
@@ -219,7 +219,7 @@ class Trace(TorchDispatchMode):
             if not draws and is_noise(self.entries[place]) and (place > self.setup or place in noise):
                 raise Unsupported(MORE + "noise drawn in each step")
         if others and self._matters(others, entries, values):
-            raise Momentum(MORE + "momentum of guidance")
+            raise DependsOnHistory(MORE + "momentum of guidance")
         return Segment(entries, values, list(given), self._tensors, self._depends, draws=draws)
 
     def noise_of(self, tensor: Tensor) -> set[int]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from heapq import nlargest
 from itertools import islice
-from operator import le
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from burnish.utils.json_text import read_object
 from burnish.utils.reading import understood
 
 LENGTH = "max_sequence_length"
-TOGETHER = 1000  # texts that a tokenizer reads at once: one by one a million take minutes
+TOGETHER = 1000  # texts that a tokenizer reads at once
+LOOKED_AT = 10_000  # texts that are tokenised: a million would take minutes
 
 
 def tokenizers_of(path: Path, index: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,66 +59,19 @@ def vocabularies_of(path: Path, index: Mapping[str, Any]) -> dict[str, int]:
 
 
 def longer(tokenizer: Any, texts: Iterable[str], limit: int) -> dict[str, int]:
-    """The texts that have more than ``limit`` tokens, and how many each has. Short ones are not tokenised."""
-    spare = limit - tokenizer.num_special_tokens_to_add()
-    words = _Words(tokenizer)
-    # a token has a character at least, but for a space that some put first; of other characters than ASCII a normalizer
-    # may make several
-    lengthy = (text for text in texts if (len(text) >= spare and words.most(text) > spare) or not text.isascii())
-    found: dict[str, int] = {}
-    for some in _batched(lengthy):
-        words.read([text for text in some if text.isascii()])
-        left = dict.fromkeys(text for text in some if words.most(text) > spare or not text.isascii())
-        found |= {text: len(ids) for text, ids in _tokenised(tokenizer, left) if len(ids) > limit}
-    return found
+    """The texts of more than ``limit`` tokens, and how many each has; only the longest texts are tokenised."""
+    spare = limit - tokenizer.num_special_tokens_to_add()  # a token has a byte at least
+    sizes = {text: len(text.encode()) for text in texts}
+    longest = nlargest(LOOKED_AT, (text for text, size in sizes.items() if size >= spare), key=sizes.__getitem__)
+    return {text: len(ids) for text, ids in _tokenised(tokenizer, longest) if len(ids) > limit}
 
 
-class _Words(dict[str, int]):
-    """How many tokens each word of a text has at most: a million texts have few words, which are tokenised once.
-
-    A word that is not known has a token for each character, and one for the space that stands before it.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._bound = True  # as long as no text has more tokens than its words
-
-    def __missing__(self, word: str) -> int:
-        return len(word) + 1
-
-    def most(self, text: str) -> int:
-        """How many tokens it has at most, without special ones."""
-        return sum(map(self.__getitem__, text.split(" ")))
-
-    def read(self, texts: list[str]) -> None:
-        """Tokenise the words that several of these texts have; none, once a text was seen to have more tokens."""
-        counts = Counter(word for text in texts for word in text.split(" "))
-        new = [word for word, count in counts.items() if count > 1 and word not in self]
-        if not self._bound or not new:
-            return
-        checked = [] if self else texts
-        # some tokenizers have another token for a word that begins the text
-        forms = [self._plain(form) for form in (new, [f" {word}" for word in new])]
-        self.update(zip(new, map(max, *forms), strict=True))
-        self._bound = all(map(le, self._plain(checked), map(self.most, checked)))
-        if not self._bound:
-            self.clear()
-
-    def _plain(self, texts: list[str]) -> list[int]:
-        return [len(ids) for _, ids in _tokenised(self._tokenizer, texts, add_special_tokens=False)]
-
-
-def _batched(texts: Iterable[str]) -> Iterator[list[str]]:
-    remaining = iter(texts)
-    while some := list(islice(remaining, TOGETHER)):
-        yield some
-
-
-def _tokenised(tokenizer: Any, texts: Iterable[str], **options: Any) -> Iterator[tuple[str, list[int]]]:
+def _tokenised(tokenizer: Any, texts: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
     """The texts with their token ids."""
+    remaining = iter(texts)
     with quietly():  # what is too long is told by its caller, in the run's own terms
-        for some in _batched(texts):
-            yield from zip(some, tokenizer(some, **options).input_ids, strict=True)
+        while some := list(islice(remaining, TOGETHER)):
+            yield from zip(some, tokenizer(some).input_ids, strict=True)
 
 
 def refuse_unknown(tokenizer: Any, texts: Iterable[str], encoder: str, size: int) -> None:

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.models.language.chat import apply_template, read_template, unused_character
+from burnish.language.model.chat import apply_template, read_template, unused_character
 from burnish.rewards.headed.pixels import Geometry, Patches
 from burnish.utils.errors import UserError
 from burnish.utils.reading import read_text

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from burnish.models.language.reward_head import about_picture, is_reward_model
+from burnish.language.model.reward_head import about_picture, is_reward_model
 from burnish.registry import register
 from burnish.rewards.base import Reward, Verdict
 from burnish.rewards.text.loaded_options import HeadOptions

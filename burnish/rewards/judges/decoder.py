@@ -81,8 +81,7 @@ class DecoderOracle:
         """Probabilities of single tokens, of one forward pass per question."""
         import torch
 
-        from burnish.language.head import scaled_logits
-        from burnish.language.logprobs import response_states
+        from burnish.language.logprobs import response_states, scaled_logits
         from burnish.language.offline import offline_completion
 
         model = self.reader.model

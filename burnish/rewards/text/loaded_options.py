@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.models.language.reward_head import HeadFile, read_about
+from burnish.language.model.reward_head import HeadFile, read_about
 from burnish.options import Count, Finite
 from burnish.registry import options
 from burnish.rewards.text.reading_model import load_reader

@@ -9,15 +9,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from burnish.models.language.loading import PROCESSORS, load_language_model
-from burnish.models.language.reward_head import HeadFile, judged, read_about, read_head
+from burnish.language.model.loading import PROCESSORS, load_language_model
+from burnish.language.model.reward_head import HeadFile, judged, read_about, read_head
 from burnish.options.language import LanguageModelOptions
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from burnish.language.model import LanguageModel
+    from burnish.language.model.universal import LanguageModel
     from burnish.types.batch import Gathered
     from burnish.types.completion import Encoded
     from burnish.types.prompt import Prompt
@@ -39,8 +39,7 @@ class Reader:
         """Prompts as tokens and pixels, each distinct one once; ``media`` false leaves out what they show."""
         import torch
 
-        from burnish.language.media import decoded
-        from burnish.language.model import NOTHING
+        from burnish.language.model.base import NOTHING, decoded
         from burnish.types.batch import Gathered
         from burnish.types.completion import Encoded
 

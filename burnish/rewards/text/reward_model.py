@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from burnish.models.language.chat import apply_template
-from burnish.models.language.reward_head import is_reward_model
+from burnish.language.model.chat import apply_template
+from burnish.language.model.reward_head import is_reward_model
 from burnish.registry import register
 from burnish.rewards.base import Verdict
 from burnish.rewards.text.base import LanguageReward, Response

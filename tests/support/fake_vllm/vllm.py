@@ -99,7 +99,7 @@ class Processor:
     """As a processor of vLLM for a model that sees pictures."""
 
     def __init__(self, path: str) -> None:
-        from burnish.models.language.processors import load_processor
+        from burnish.language.model.processors import load_processor
 
         self._hf: Any = load_processor(Path(path))
         self._context = InputProcessingContext()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.models.language.processors import class_without_torchvision, real_class
+from burnish.language.model.processors import class_without_torchvision, real_class
 from burnish.models.loading import quietly
 from burnish.models.tiny.language.base import TinyLanguage
 from burnish.models.tiny.language.configurations import tiny_config

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.models.language.processors import load_processor
+from burnish.language.model.processors import load_processor
 from burnish.models.loading import quietly
 from burnish.models.tiny.calls import PROMPT, picture
 from burnish.models.tiny.language.base import Kind

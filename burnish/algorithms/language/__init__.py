@@ -1,1 +1,0 @@
-"""Algorithms for language models, with and without eyes: one paper a file."""

@@ -1,1 +1,0 @@
-"""What algorithms learn from: one type for each sort of credit, whose first axis is the sample."""

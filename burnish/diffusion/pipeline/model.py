@@ -1,0 +1,538 @@
+"""Any pipeline of diffusers as a generator: its own ``__call__`` says how it calls its networks, and what it makes of
+their outputs.
+
+It runs once for a prompt, with blanks in place of what networks would answer, and is recorded. A velocity is that
+record computed again: rows of many prompts wait for the same forward of a network."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.configuration_utils import FrozenDict
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from burnish.diffusion.options import ModelOptions
+from burnish.diffusion.pipeline.arguments import Arguments
+from burnish.diffusion.pipeline.base import Agree, SampleSize
+from burnish.diffusion.pipeline.checks import (
+    check_last_step,
+    check_steps,
+    distance,
+    how_to_turn_off,
+    states_and_velocities,
+)
+from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
+from burnish.diffusion.pipeline.latents import LatentLayout
+from burnish.diffusion.pipeline.loaded import LoadedPipeline
+from burnish.diffusion.pipeline.networks import attention_layers, by_name
+from burnish.diffusion.pipeline.program import ControlFlowChanged, NotBatchable, Program, driven, placed, signature_of
+from burnish.diffusion.pipeline.runs import (
+    DECODE,
+    BlankRun,
+    EncoderCache,
+    EncoderRun,
+    EncodersDone,
+    PipelineRun,
+    RecordedRun,
+    Runner,
+)
+from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported, check_scheduler
+from burnish.diffusion.pipeline.trace import DependsOnHistory
+from burnish.diffusion.pipeline.truncation import refuse_unknown, tokenizers_of, truncated, vocabularies_of
+from burnish.registry import register
+from burnish.types.batch import Gathered, to_device
+from burnish.types.prompt import Prompt, texts_of
+from burnish.types.rollout import Requests
+from burnish.utils import random
+from burnish.utils.errors import UserError, out_of_memory
+from burnish.utils.lru_cache import ENCODED, LruCache
+
+if TYPE_CHECKING:
+    from burnish.diffusion.options import ModelOptions, RolloutOptions
+    from burnish.types.clips import Kind
+
+log = logging.getLogger(__name__)
+
+
+OURS = Path(__file__).parents[2]
+# functions of ours that call parts of a pipeline as the pipeline calls them
+HANDED_ON = ("set_timesteps", "own", "_record", "answered", "called")
+
+
+DRAWN = "can't be drawn from with the first prompt and these options: its own call"
+GIVE = (
+    "give it what it needs (pictures with the prompt, rollout.height and width, rollout.max_sequence_length, "
+    "rollout.call, model.vae_tiling), and try the same call in diffusers alone"
+)
+
+
+@contextmanager
+def explained(kind: str, ended: str = DRAWN, way: str = GIVE) -> Iterator[None]:
+    """Turn what a pipeline's own call raises into a UserError; errors of Burnish's own code stay as they are.
+
+    Args:
+        kind: class of the pipeline.
+        ended: what of it ends with the error.
+        way: out of it.
+
+    Raises:
+        UserError: with the reason, or with the error and the line of the library that raised it.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Unsupported as error:
+        raise UserError(f"a {kind} can't be trained: {error}") from error
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        if out_of_memory(error) or (OURS in Path(last.filename).parents and last.name not in HANDED_ON):
+            raise
+        said = (str(error).strip() or "no reason is given").splitlines()[0]
+        raise UserError(
+            f"a {kind} {ended} ended with {type(error).__name__}: {said} ({Path(last.filename).name}, line "
+            f"{last.lineno}); {way}"
+        ) from error
+
+
+class PixelSpace(nn.Module):
+    """Encodes and decodes to the same values, in [-1, 1]."""
+
+    config = FrozenDict({"scaling_factor": 1.0, "shift_factor": 0.0, "block_out_channels": (1,), "latent_channels": 1})
+    dtype = torch.float32
+
+    def encode(self, pixels: Tensor, return_dict: bool = True) -> Any:
+        """Pixels [B, C, H, W] as they are."""
+        return SimpleNamespace(latent=pixels)
+
+    def decode(self, latents: Tensor, return_dict: bool = True) -> Any:
+        """Latents [B, C, H, W] as they are."""
+        return SimpleNamespace(sample=latents) if return_dict else (latents,)
+
+
+LATEST = 256  # prompts with pictures whose schedules and masks are kept
+
+
+GUIDED = 2.0  # some guidance
+KEPT = 2**30  # bytes of programs on the networks' device
+TRIED = 4  # steps of the pipeline's own run that velocities are compared with
+EXACT, ROUNDED = 1e-4, 5e-2  # largest relative difference in float32, and in half precision
+TOGETHER = 2**14  # numbers of states that are decoded at once: large samples take the memory of a decoder one by one
+SLIPS = (
+    NotBatchable,
+    RuntimeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    Unsupported,
+)  # of a pipeline that is run otherwise
+FORMS = ((True, True), (False, True), (True, False), (False, False))  # the fastest first
+
+
+@register("flow model", "pipeline")
+class PipelineModel(LoadedPipeline):
+    """Any pipeline that steps one scheduler once per iteration.
+
+    Its conditioning is the prompt itself, and its samples are what its call returns.
+    """
+
+    pipeline_class: ClassVar[str] = ""  # all that no family of a plugin takes
+
+    def __init__(self, pipeline: Any, options: ModelOptions, rollout: RolloutOptions, *, compute: torch.dtype) -> None:
+        super().__init__(pipeline, options, rollout, compute=compute)
+        if inner := [type(part).__name__ for part in vars(pipeline).values() if isinstance(part, DiffusionPipeline)]:
+            raise UserError(
+                f"a {self.class_name} can't be trained: it runs other pipelines one after the other; give the one of "
+                f"them that draws from a prompt ({', '.join(inner)}) as _class_name in model_index.json"
+            )
+        self.arguments = Arguments(type(pipeline), rollout)
+        self.arguments.read_rate(pipeline.components.values())
+        self._forms: dict[Any, tuple[bool, bool]] = {}  # of each way to run it that was compared
+        self.unverified = FORMS[0]  # of the others
+        self.decodes_together = False  # whether small samples are the same, decoded together
+        self._verified: set[Any] = set()
+        self.forwards = Forwards(self.compute)
+        with explained(self.class_name):
+            self._run = Runner(pipeline, self.names, lambda: self.device, self.rollout)
+        self._latent_layouts: LruCache[LatentLayout] = LruCache(LATEST)
+        self._tapes: LruCache[EncoderCache] = LruCache(ENCODED, lambda tape: tape.bytes)
+        self._tables: LruCache[NoiseSchedule] = LruCache(LATEST)
+        self._masks: LruCache[Tensor | None] = LruCache(LATEST)
+        self._programs: LruCache[Program] = LruCache(KEPT, lambda program: program.bytes)
+        self._known: dict[Any, list[Program]] = {}  # that may be those of other prompts, too
+
+    def key(self, request: Requests) -> Any:
+        """What decides on schedule, states and masks: for prompts with pictures, the prompt too."""
+        prompt = request.prompts[0]
+        pictured = bool(prompt.images or prompt.inputs)
+        return request.height, request.width, request.steps, prompt.uid if pictured else ""
+
+    @classmethod
+    def check_options(cls, path: Path, index: dict[str, Any], rollout: RolloutOptions) -> None:
+        """Refuse options that the pipeline's own call doesn't take, before any weight is loaded.
+
+        Raises:
+            UserError: the pipeline's class is unknown, its scheduler has no noise levels, or an option has nothing to
+                act on.
+        """
+        arguments = Arguments.of_index(index, rollout)
+        arguments.check()
+        with explained(arguments.kind.__name__):
+            check_scheduler(path, index, rollout)
+
+    @classmethod
+    def draws(cls, index: dict[str, Any], rollout: RolloutOptions) -> Kind:
+        return Arguments.of_index(index, rollout).draws
+
+    @classmethod
+    def check_inputs(cls, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]) -> None:
+        Arguments.of_index(index, rollout).check_prompts(prompts)
+
+    @classmethod
+    def instead_of(cls, name: str) -> Any:
+        return PixelSpace() if name == "vae" else None
+
+    @cached_property
+    def lora_targets(self) -> list[str]:
+        """The linear layers of attention modules."""
+        return attention_layers(self.network)
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        self.arguments.check_prompts(prompts)
+
+    @classmethod
+    def check_lengths(
+        cls, path: Path, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]
+    ) -> None:
+        kind, tokenizers = Arguments.of_index(index, rollout).kind, tokenizers_of(path, index)
+        for encoder, size in vocabularies_of(path, index).items():
+            if tokenizer := tokenizers.get(encoder.replace("text_encoder", "tokenizer")):
+                refuse_unknown(tokenizer, texts_of(prompts), encoder, size)
+        if warning := truncated(kind, tokenizers.values(), rollout.max_sequence_length, texts_of(prompts)):
+            log.warning(warning)
+
+    def condition(
+        self, prompts: Sequence[Prompt], size: SampleSize, check_cancelled: Callable[[], None] = lambda: None
+    ) -> Gathered[Requests]:
+        unique = {prompt.uid: prompt for prompt in prompts}
+        row = {uid: i for i, uid in enumerate(unique)}
+        table = Requests(prompts=list(unique.values()), height=size.height, width=size.width, steps=size.steps)
+        return Gathered(table=table, index=torch.tensor([row[prompt.uid] for prompt in prompts]))
+
+    def start(
+        self, conditioning: Gathered[Requests], size: SampleSize, keys: Sequence[tuple[random.Part, ...]]
+    ) -> Tensor:
+        requests = conditioning.rows().each()
+        return torch.stack(
+            [self.initial_latents(one, random.key(*key)) for one, key in zip(requests, keys, strict=True)]
+        )
+
+    def decode(self, latents: Tensor, conditioning: Requests) -> list[Any]:
+        size = max(TOGETHER // latents[0].numel(), 1) if self.decodes_together else 1
+        requests, states, samples = conditioning.each(), latents.split(1), list[Any]()
+        with torch.no_grad():
+            for start in range(0, len(states), size):
+                some = states[start : start + size]
+                for x, returned in zip(some, self.outputs(requests[start : start + size], some), strict=True):
+                    samples.append(self.arguments.sample(returned, finite=x.isfinite().all()))
+        return samples
+
+    def decode_tensor(self, latents: Tensor, conditioning: Requests) -> Tensor:
+        rows = zip(conditioning.each(), latents.split(1), strict=True)
+        try:
+            return torch.cat([self.arguments.tensor(self.output(request, x)) for request, x in rows])
+        except RuntimeError as error:
+            if "numpy() on Tensor that requires grad" not in str(error):
+                raise
+            raise UserError(
+                f"a {self.class_name} decodes its samples to arrays, which no gradient of a reward goes back through; "
+                "choose an algorithm that follows none, as flow_grpo or diffusion_nft"
+            ) from error
+
+    def encode_pictures(self, pictures: Sequence[np.ndarray], conditioning: Requests) -> Tensor:
+        request = conditioning.select([0])
+        try:
+            arranged = self._latent_layouts.get(self.key(request), lambda: self._latent_layout(request))
+            return arranged.encoded(self.pipeline.vae, pictures)
+        except Unsupported as error:
+            who = f"a {type(self.pipeline).__name__} can't learn from finished pictures"
+            raise UserError(f"{who}: {error}; learn from its own samples") from error
+
+    def _latent_layout(self, request: Requests) -> LatentLayout:
+        if getattr(self.pipeline, "vae", None) is None:
+            raise Unsupported("it has no VAE")
+        shape = self.initial_latents(request, 0).shape
+        return LatentLayout.of(lambda x, decode: self.output(request, x, decode), shape, self.device)
+
+    def noised(self, conditioning: Gathered[Requests]) -> Tensor | None:
+        return self._mask(conditioning.rows())
+
+    def schedule(self, conditioning: Gathered[Requests], size: SampleSize) -> Tensor:
+        return self.table(conditioning.select([0]).rows()).times
+
+    def visitors(self, conditioning: Gathered[Requests], times: Sequence[float]) -> list[frozenset[str]]:
+        if not (self.away and self.experts):
+            return [frozenset()] * len(times)
+        program = self.program(conditioning.select([0]).rows(), self.rollout.guidance_scale)
+        steps = [program.steps[program.before(time)] for time in times]
+        return [
+            frozenset(call.network for call in step.calls if call.network in self.experts) if step else frozenset()
+            for step in steps
+        ]
+
+    def predict(
+        self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Requests,
+        *, guidance: float, agree: Agree | None = None,
+    ) -> Tensor:  # fmt: skip
+        requests, times = conditioning.each(), time.tolist()
+        wide, shares = self.form(conditioning, guidance)
+        runs: dict[Any, list[int]] = {}  # rows of a prompt at a time, if they are computed together
+        for i, (request, at) in enumerate(zip(requests, times, strict=True)):
+            runs.setdefault((request.prompts[0].uid, at) if wide else i, []).append(i)
+        order = [row for rows in runs.values() for row in rows]
+        adjacent = order == list(range(len(order)))
+        states = (x if adjacent else x[to_device(torch.tensor(order), x.device)]).split([*map(len, runs.values())])
+        computed = [
+            self._velocity(requests[rows[0]], guidance, some, times[rows[0]])
+            for rows, some in zip(runs.values(), states, strict=True)
+        ]
+        networks = self._run.answering | dict(by_name(network, self.names))
+        found = self.forwards.answered(networks, computed, agree, self.names, shares=shares)
+        velocity = found[0] if len(found) == 1 else torch.cat(found)
+        if not adjacent:
+            velocity = velocity[to_device(torch.tensor(order).argsort(), x.device)]
+        mask = self._mask(conditioning)
+        return velocity if mask is None else torch.where(mask, velocity, 0.0)
+
+    def _velocity(
+        self, request: Requests, guidance: float, x: Tensor, time: float
+    ) -> Generator[list[Call], list[Any], Tensor]:
+        """Velocities at states [B, ...] of one prompt at one time."""
+        with explained(self.class_name):
+            program = self.program(request, guidance)
+        try:
+            return (yield from program.velocity(self._run.scheduler, x, time))
+        except ControlFlowChanged:
+            at = program.before(time)
+
+        def tables(scheduler: Any) -> None:
+            for name in ("timesteps", "sigmas"):
+                if isinstance(table := getattr(scheduler, name, None), Tensor):
+                    setattr(scheduler, name, placed(program.table, table, name, at, time))
+
+        with explained(self.class_name):  # recorded anew, with this time in the place of its own
+            program = self.program(request, guidance, time, tables)
+        return (yield from program.velocity(self._run.scheduler, x, time, at))
+
+    def verify(self, conditioning: Gathered[Requests], *, guidance: float) -> None:
+        row = conditioning.select([0]).rows()
+        full = replace(row, steps=self._steps(row))
+        way = full.height, full.width, full.steps, guidance > 1
+        if way in self._verified:
+            return
+        self.unverified = FORMS[-1]
+        with explained(type(self.pipeline).__name__), torch.no_grad():
+            start = self._compare(replace(row, steps=min(full.steps, TRIED)), guidance)
+            if self._way(row, 1.0) not in self._forms:
+                with suppress(Unsupported):  # which a sample would say; what learns may do without guidance
+                    self._compare(replace(row, steps=min(full.steps, TRIED)), 1.0)
+            check_steps(self, full, guidance, start)
+            check_last_step(self, full, guidance)
+        self._verified.add(way)
+
+    def _steps(self, request: Requests) -> int:
+        """Not the job's own where they are fewer: with one of them, nothing would be compared."""
+        return max(request.steps, self.rollout.num_inference_steps)
+
+    def form(self, request: Requests, guidance: float) -> tuple[bool, bool]:
+        """Whether a run takes several states of a prompt, and whether rows share a forward."""
+        return self._forms.get(self._way(request, guidance), self.unverified)
+
+    def _way(self, request: Requests, guidance: float) -> Any:
+        return request.height, request.width, min(self._steps(request), TRIED), guidance > 1
+
+    def _compare(self, request: Requests, guidance: float) -> int:
+        """Leave out fast forms that give other velocities than the pipeline's own run, and refuse where all do.
+
+        Returns the first step that agrees: what a pipeline keeps of a picture may be noise until that.
+        """
+        self.program(request, guidance)  # which tells the precision of arguments
+        own_run = PipelineRun(self.forwards, self.names)
+        drawn = self.arguments.checked(self.run(request, guidance, own_run))
+        for other in {1.0, max(self.rollout.guidance_scale, GUIDED)} - {guidance}:
+            with suppress(UserError):  # networks are called with other sizes, which tell what has a row for each state
+                self.program(request, other)
+        table = self.table(request)
+        states, expected = states_and_velocities(own_run, table, self._run.scheduler)
+        times, mask = to_device(table.times[:-1], states.device), self._mask(request)
+        tolerance = EXACT if self.compute == torch.float32 else ROUNDED
+
+        def ours(states: Tensor, times: Tensor) -> Tensor:
+            some = Requests.cat([request] * len(states))
+            return self.predict(self.network, states, times, some, guidance=guidance)
+
+        way = self._way(request, guidance)
+        self._forms[way] = FORMS[-1]
+        expected = expected if mask is None else torch.where(mask, expected, 0.0)
+        found, start = ours(states, times), 0
+        if mask is not None and len(states) > 1 and not distance(found[:1], expected[:1]) <= tolerance:
+            start = 1
+        if not (left := distance(found[start:], expected[start:])) <= tolerance:
+            if own_run.rows > 1:
+                raise Unsupported(
+                    f"its scheduler steps {own_run.rows} rows for one sample, such as frames one by one, so that "
+                    "these are not the state that its network reads; choose a pipeline that steps a sample as one"
+                )
+            raise Unsupported(
+                f"at a step of its own run the velocity differs by {left:.2g} (relative), so that its steps depend on "
+                "more than the state, the time and the prompt: noise drawn in each step, or momentum of guidance "
+                f"({how_to_turn_off(self.pipeline)})"
+                + (", or rounding (model.dtype=float32 has none)" if self.compute != torch.float32 else "")
+            )
+        some = torch.cat([states[[0, -1]], states[[-1, 0]] / 2]), times[[0, -1, 0, -1]]
+        each = ours(*some)
+        for form in FORMS:
+            self._forms[way] = form
+            with suppress(*SLIPS):  # whatever a pipeline makes of several states
+                if distance(ours(*some), each) <= tolerance:
+                    break
+        if not self._forms[way][1]:
+            log.warning("%s: rows are computed one by one, as together they differ", type(self.pipeline).__name__)
+        last = own_run.last[:1].float() / table.scale(float(table.times[-1]))
+        decoded = self.arguments.values(self.output(request, last))
+        if not (left := distance(decoded, drawn)) <= tolerance:
+            raise Unsupported(f"decoded from its own last state, a sample differs by {left:.2g} (relative)")
+        if 2 * last.numel() <= TOGETHER:
+            with suppress(*SLIPS):
+                _, both = self.outputs([request] * 2, [last / 2, last])
+                self.decodes_together = distance(self.arguments.values(both), decoded) <= tolerance
+        return start
+
+    def run(self, request: Requests, guidance: float, run: PipelineRun, *, seed: int | None = None) -> Any:
+        """A run of the pipeline. What is random in a condition is drawn from the prompt's seed, for all its samples."""
+        tape, own = self._tape(request, guidance), seed_of(request.prompts[0].uid)
+        return self._run(self.arguments.of(request, guidance), tape, run, own if seed is None else seed)
+
+    def recorded(self, request: Requests, guidance: float, run: RecordedRun) -> Program:
+        """A run that is recorded."""
+        with torch.no_grad(), explained(self.class_name):
+            returned = self.run(request, guidance, run)
+            try:
+                return Program(run, returned)
+            except DependsOnHistory as error:
+                raise Unsupported(f"{error} ({how_to_turn_off(self.pipeline)})") from error
+
+    def program(
+        self, request: Requests, guidance: float, time: float | None = None,
+        tables: Callable[[Any], None] | None = None,
+    ) -> Program:  # fmt: skip
+        """The pipeline's run for a prompt; ``tables`` places another time among its own."""
+        prompt, shape = request.prompts[0], (request.height, request.width, request.steps, guidance, time)
+        make = partial(RecordedRun, self.forwards, self.names, self.device, tables)
+
+        def found() -> Program:
+            if prompt.images or prompt.inputs or tables is not None:
+                return self.recorded(request, guidance, make())
+            known = self._known.setdefault(shape, [])
+            for one in known:
+                leaves = self._encoded(request, guidance, one.answers)
+                if leaves is None or one.signature != signature_of(leaves):
+                    continue
+                if one.confirmed:
+                    with suppress(ControlFlowChanged):
+                        return one.of(leaves)
+                    continue
+                other = self.recorded(request, guidance, make())
+                one.confirmed = one.alike(other)
+                if not one.confirmed:
+                    self._known[shape] = []
+                return other
+            program = self.recorded(request, guidance, make())
+            if program.generic and len(known) < LATEST:
+                known.append(program.template)
+            return program
+
+        return self._programs.get((prompt.uid, *shape), found)
+
+    def _encoded(self, request: Requests, guidance: float, count: int) -> list[Any] | None:
+        """What encoders give for a prompt, in their first so many results; None if there are fewer."""
+        tape = self._tape(request, guidance)
+        if len(tape) < count:
+            with torch.no_grad(), suppress(EncodersDone), explained(self.class_name):
+                self.run(request, guidance, EncoderRun(self.forwards, self.names, count))
+                return None
+        return tape.leaves(count)
+
+    def _tape(self, request: Requests, guidance: float) -> EncoderCache:
+        uid = request.prompts[0].uid
+        return self._tapes.get((uid, request.height, request.width, guidance > 1), lambda: EncoderCache(seed_of(uid)))
+
+    def initial_latents(self, request: Requests, seed: int) -> Tensor:
+        """The pipeline's own first state for a seed: [...] float32."""
+        program = self.program(request, self.rollout.guidance_scale)
+        with torch.no_grad(), explained(self.class_name):
+            x = program.begin(seed)
+        return x[0].float() / program.table.scale(float(program.table.times[0]))
+
+    def table(self, request: Requests) -> NoiseSchedule:
+        """The pipeline's own schedule."""
+        return self._tables.get(self.key(request), lambda: self.program(request, self.rollout.guidance_scale).table)
+
+    def output(self, request: Requests, x: Tensor, decode: Any = None) -> Any:
+        """What the pipeline returns for a final state [1, ...]; ``decode`` is in place of the VAE's method."""
+        program = self.program(request, self.rollout.guidance_scale)
+        if program.end is not None:
+            return driven(program.returned(x), partial(self._answer, decode=decode))
+        parts = {call.network for step in program.steps if step for call in step.calls}
+        end = x * program.table.scale(float(program.table.times[-1]))
+        run = BlankRun(self.forwards, self.names, parts, end=end, count=len(program.steps), decode=decode)
+        return self.run(request, self.rollout.guidance_scale, run)
+
+    def _answer(self, call: Call, *, decode: Any) -> Any:
+        if decode is not None and call.network == DECODE:
+            return decode(*call.arguments.values())
+        return self.forwards(self._run.answering[call.network], call)
+
+    def outputs(self, requests: Sequence[Requests], states: Sequence[Tensor]) -> list[Any]:
+        """``output`` of several states, which are decoded together."""
+        programs = [self.program(request, self.rollout.guidance_scale) for request in requests]
+        if len(states) == 1 or any(program.end is None for program in programs):
+            return [self.output(request, x) for request, x in zip(requests, states, strict=True)]
+        runs = [program.returned(x) for program, x in zip(programs, states, strict=True)]
+        return self.forwards.answered(self._run.answering, runs, shares=True)
+
+    def _mask(self, requests: Requests) -> Tensor | None:
+        """The elements of states that reach the networks, [B, ...] bool; None if all do."""
+        found = [self._masks.get(self.key(one), partial(self._reached, one)) for one in requests.each()]
+        some = next((mask for mask in found if mask is not None), None)
+        return None if some is None else torch.stack([torch.ones_like(some) if one is None else one for one in found])
+
+    def _reached(self, request: Requests) -> Tensor | None:
+        x, table = self.initial_latents(request, 0)[None].requires_grad_(), self.table(request)
+        draw = torch.Generator().manual_seed(0)  # weights that no sum of elements cancels
+        with torch.enable_grad():
+            # a step that calls networks that are trained
+            calls = next(self._velocity(request, self.rollout.guidance_scale, x, table.last_trained))
+            inputs = tree_leaves([call.arguments for call in calls])
+            inputs = [leaf.value if isinstance(leaf, Whole) else leaf for leaf in inputs]
+            inputs = [leaf for leaf in inputs if isinstance(leaf, Tensor) and leaf.requires_grad]
+            weights = [torch.randn(leaf.shape, generator=draw).to(leaf) for leaf in inputs]
+            reached = torch.autograd.grad(inputs, x, weights)[0][0] != 0
+        return None if bool(reached.all()) else reached
+
+
+def seed_of(uid: str) -> int:
+    """The seed of what is random in a prompt's condition."""
+    return int(uid, 16) >> 2

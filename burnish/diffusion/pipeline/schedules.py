@@ -1,0 +1,290 @@
+"""Noise levels of diffusers' schedulers in Burnish's convention, and velocities by what networks predict there."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from burnish.utils.errors import UserError
+from burnish.utils.json_text import read_object
+
+if TYPE_CHECKING:
+    from burnish.diffusion.options import RolloutOptions
+
+
+TOLERANCE = 1e-4
+SMALLEST = 1e-8  # signal beside pure noise
+# a + s = 1; the same, but what is called sigma is a, and outputs point to the sample; a^2 + s^2 = 1; a = 1
+Kind = Literal["flow", "rising", "vp", "ve"]
+
+
+def kind_of(signal: Tensor, noise: Tensor) -> Kind | None:
+    """The convention of steps with these factors a and s, [N] each; None if it is none of these.
+
+    Of numbers that rise to the sample, what is called noise is the signal.
+    """
+    sums: dict[Kind, Tensor] = {"flow": signal + noise, "vp": signal.square() + noise.square(), "ve": signal}
+    found = next((kind for kind, values in sums.items() if bool(((values - 1).abs() < TOLERANCE).all())), None)
+    return "rising" if found == "flow" and bool(noise[-1] > noise[0]) else found
+
+
+def scale_at(kind: Kind, time: float) -> float:
+    """a + s at a time."""
+    return {"ve": 1 / max(1 - time, SMALLEST), "vp": 1 / math.hypot(time, 1 - time)}.get(kind, 1.0)
+
+
+def sigma_at(kind: Kind, time: float) -> float:
+    """What is called sigma: noise, signal where numbers rise, else noise over signal."""
+    return {"flow": time, "rising": 1 - time}.get(kind, time / max(1 - time, SMALLEST))
+
+
+def time_of(kind: Kind, level: float) -> float:
+    """The time whose sigma is known."""
+    return {"flow": level, "rising": 1 - level}.get(kind, level / (1 + level))
+
+
+def velocity_of(kind: Kind, predicts: str, output: Tensor, x: Tensor, time: float) -> Tensor | None:
+    """eps - x_0 at a sample ``x`` [B, ...] of that convention; None if it is unknown what networks predict.
+
+    Args:
+        kind: of convention.
+        predicts: epsilon, sample or v_prediction, as diffusers calls them; flows predict velocities.
+        output: [B, ...] of the network.
+        x: in its own scale.
+        time: t.
+    """
+    if kind in ("flow", "rising"):
+        return output if kind == "flow" else -output
+    size = math.hypot(time, 1 - time)
+    a, s = (1 - time) / size, time / size  # as if their squares added up to 1
+    known = {"epsilon": (0.0, 1.0), "sample": (1.0, 0.0), "v_prediction": (-s, a)}
+    if predicts not in known:
+        return None
+    p, q = known[predicts]  # output = p x_0 + q eps, and x = a x_0 + s eps
+    return ((a + s) * output - (p + q) * (x * a if kind == "ve" else x)) / (a * q - s * p)
+
+
+EULER = {  # schedulers of several evaluations per step, and those that have the same noise levels with one
+    "PNDMScheduler": "DDIMScheduler",
+    "CogVideoXDPMScheduler": "CogVideoXDDIMScheduler",  # its steps also take what the one before predicted
+    "HeunDiscreteScheduler": "EulerDiscreteScheduler",
+    "KDPM2DiscreteScheduler": "EulerDiscreteScheduler",
+    "KDPM2AncestralDiscreteScheduler": "EulerDiscreteScheduler",
+    "FlowMatchHeunDiscreteScheduler": "FlowMatchEulerDiscreteScheduler",
+}
+CLIPPING = ("DDPMScheduler", "DDPMParallelScheduler", "LCMScheduler")  # schedulers whose steps read clip_sample
+NO_NOISE = "can't noise a picture (it has no add_noise)"
+ROUNDING = 1e-5  # relative, of noise levels
+
+
+class Unsupported(Exception):
+    """Why a pipeline can't be trained, for a message."""
+
+
+@dataclass(frozen=True)
+class Sigmas:
+    """Times of the scheduler's steps, and what it calls them."""
+
+    times: Tensor  # [N + 1] float32, decreasing: t of each step, and where the last one ends
+    names: Tensor  # [N]; a last step of no length, as some tables of sigmas end with, is none
+    kind: Kind
+    dense: tuple[np.ndarray, np.ndarray]  # increasing times, and their names, to interpolate between
+
+    @classmethod
+    def of(cls, scheduler: Any, names: Tensor) -> Sigmas:
+        """Of a scheduler's timesteps [N], which it is set to.
+
+        Raises:
+            Unsupported: the noise levels don't decrease, or are of no known kind.
+        """
+        signal, noise = _factors(scheduler, names)
+        if (kind := kind_of(signal, noise)) is None:
+            raise Unsupported("its scheduler mixes signal and noise in a way that Burnish doesn't know")
+        steps = ((signal if kind == "rising" else noise) / (signal + noise)).float()
+        times = torch.cat([steps, torch.tensor([_end(scheduler, kind)])])
+        if len(steps) > 1 and torch.isclose(times[-1], times[-2], rtol=ROUNDING, atol=0):
+            steps, names, times = steps[:-1], names[:-1], times[:-1]
+        if not bool((times[1:] < times[:-1]).all()):
+            raise Unsupported(f"the noise levels of its {type(scheduler).__name__} don't decrease: {times.tolist()}")
+        if float(times[0]) > 1 + ROUNDING:
+            raise Unsupported(
+                f"the noise levels of its {type(scheduler).__name__} begin at {float(times[0]):.4g}, but pure noise "
+                "is 1: leave out what spaces them in scheduler_config.json (use_exponential_sigmas, sigma_max), unless "
+                "the pipeline's class sets it, as Cosmos's do; choose another pipeline then"
+            )
+        _refuse_gaps(scheduler, names)
+        ends = [0.0, float(scheduler.config.get("num_train_timesteps", 1))][:: -1 if kind == "rising" else 1]
+        dense = np.array([0.0, *steps.flip(0), 1.0]), np.array([ends[0], *names.flip(0), ends[1]])
+        if kind in ("vp", "ve") and (table := getattr(scheduler, "alphas_cumprod", None)) is not None:
+            a, s = table.double().cpu().sqrt().numpy(), (1 - table.double().cpu()).sqrt().numpy()
+            dense = s / (a + s), np.arange(len(table))
+        return cls(times, names, kind, dense)
+
+    def name(self, time: float) -> Tensor:
+        """What the scheduler calls a time: exact at its own times, and interpolated at others."""
+        if bool((own := self.times[:-1] == time).any()):
+            return self.names[own][0]
+        return torch.tensor(np.interp(time, *self.dense), dtype=torch.float32)
+
+
+def check_scheduler(path: Path, index: dict[str, Any], rollout: RolloutOptions) -> None:
+    """Refuse a scheduler whose noise levels nobody knows, and options that it doesn't take, by its pipeline's files.
+
+    Raises:
+        Unsupported: its class can't noise a picture.
+        UserError: naming the option.
+    """
+    import diffusers
+
+    listed = index.get("scheduler")
+    kind = getattr(diffusers, str(listed[1]), None) if isinstance(listed, list) and len(listed) == 2 else None
+    if not isinstance(kind, type):
+        return
+    if not (hasattr(kind, "scale_noise") or hasattr(kind, "add_noise")):
+        raise Unsupported(f"its {kind.__name__} {NO_NOISE}")
+    file = path / "scheduler" / "scheduler_config.json"
+    config = read_object(file) if file.is_file() else {}
+    takes = inspect.signature(kind).parameters
+    if not _shift(kind) or ("use_flow_sigmas" in takes and not config.get("use_flow_sigmas")):
+        for name, usual in (("schedule", "diffusers"), ("shift", None)):
+            if (value := getattr(rollout, name)) != usual:
+                raise UserError(
+                    f"rollout.{name} is {value}, but the noise levels of a {kind.__name__} can't be shifted; leave it "
+                    "out, or choose a model whose scheduler is a FlowMatchEulerDiscreteScheduler"
+                )
+
+
+def _shift(kind: type) -> str:
+    """What a class of schedulers calls the shift of its noise levels; "" if it has none."""
+    return next((name for name in ("shift", "flow_shift") if name in inspect.signature(kind).parameters), "")
+
+
+def shifted(scheduler: Any, shift: float | None) -> Any:
+    """A scheduler whose noise levels are shifted by ``shift``, whatever the size of samples; None leaves its own."""
+    if shift is None:
+        return scheduler
+    static = {"use_dynamic_shifting": False} if "use_dynamic_shifting" in scheduler.config else {}
+    return type(scheduler).from_config(scheduler.config, **{_shift(type(scheduler)): shift}, **static)
+
+
+def _factors(scheduler: Any, names: Tensor) -> tuple[Tensor, Tensor]:
+    """Of signal and noise at timesteps, [N] each in float64: the scheduler noises ones and zeros."""
+    asked, ones = copy.copy(scheduler), torch.ones(len(names), dtype=torch.float64)
+    asked._begin_index = asked._step_index = None
+    if hasattr(asked, "scale_noise"):
+        return asked.scale_noise(ones, names, 0 * ones), asked.scale_noise(0 * ones, names, ones)
+    if hasattr(asked, "add_noise"):
+        return asked.add_noise(ones, 0 * ones, names), asked.add_noise(0 * ones, ones, names)
+    raise Unsupported(f"its {type(scheduler).__name__} {NO_NOISE}")
+
+
+def _end(scheduler: Any, kind: Kind) -> float:
+    """Where the last step ends: 0, but for schedulers that stop a little before."""
+    if (sigmas := getattr(scheduler, "sigmas", None)) is not None:
+        return time_of(kind, float(sigmas[: len(scheduler.timesteps) + 1][-1]))  # some have more than steps
+    final = float(getattr(scheduler, "final_alpha_cumprod", 1.0))
+    return time_of(kind, ((1 - final) / final) ** 0.5)
+
+
+def _refuse_gaps(scheduler: Any, names: Tensor) -> None:
+    """DDIM's steps are of one length, whatever its timesteps are: some end elsewhere than the next one begins.
+
+    Raises:
+        Unsupported: they do, by more than the rounding of timesteps.
+    """
+    if not _steps_as_ddim(scheduler) or len(names) < 2:
+        return
+    length = scheduler.config.num_train_timesteps // scheduler.num_inference_steps
+    if float((names[:-1] - names[1:] - length).abs().max()) > 2:
+        raise Unsupported(
+            f"the steps of its {type(scheduler).__name__} are {length} long, and its timesteps are "
+            f"{names.long().tolist()}, so that a step doesn't end where the next one begins: set timestep_spacing to "
+            "leading or trailing in scheduler_config.json"
+        )
+
+
+def _steps_as_ddim(scheduler: Any) -> bool:
+    return type(scheduler).__name__ in ("DDIMScheduler", "DDIMParallelScheduler", "CogVideoXDDIMScheduler")
+
+
+def once_a_step(scheduler: Any) -> Any:
+    """A scheduler, or one of the same noise levels that asks for one prediction per step, and for nothing else.
+
+    Raises:
+        Unsupported: it clips the sample that is predicted in a way that no velocity has.
+    """
+    import diffusers
+
+    name, kind, config = EULER.get(type(scheduler).__name__), type(scheduler).__name__, scheduler.config
+    clips = [key for key in ("thresholding", "clip_sample") if config.get(key)]
+    if clips and kind in ("DDIMScheduler", "DDIMParallelScheduler", "HeunDiscreteScheduler"):
+        why = "but not the noise, which is no step along a velocity" if name is None else f"and {name} doesn't"
+        raise Unsupported(
+            f"its {kind} clips the sample that is predicted ({clips[0]}), {why}: set {clips[0]} to false in "
+            "scheduler_config.json, or take DDPMScheduler, which clips both"
+        )
+    return scheduler if name is None else getattr(diffusers, name).from_config(config)
+
+
+def clipped(scheduler: Any, velocity: Tensor, x: Tensor, time: float) -> Tensor:
+    """The velocity of the sample that a scheduler's steps make of the one that is predicted at ``x``: all [B, ...]."""
+    bound = _bound(scheduler)
+    return velocity if bound is None else (x - bound(x - time * velocity)) / time
+
+
+def _bound(scheduler: Any) -> Callable[[Tensor], Tensor] | None:
+    """What steps make of the sample [B, ...] that is predicted; None where they take it as it is."""
+    config = scheduler.config
+    own = None if type(scheduler).__name__ == "TCDScheduler" else getattr(scheduler, "_threshold_sample", None)
+    if config.get("thresholding") and own is not None and getattr(scheduler, "predict_x0", True):
+        return own  # type: ignore[no-any-return]
+    if config.get("clip_sample") and type(scheduler).__name__ in CLIPPING:
+        limit = float(config.get("clip_sample_range", 1.0))
+        return lambda clean: clean.clamp(-limit, limit)
+    return None
+
+
+@dataclass(frozen=True)
+class NoiseSchedule:
+    """Steps of a scheduler at times, t from 1 to 0, whatever it calls them."""
+
+    levels: Sigmas
+    skipped: int  # entries of the scheduler's table that the pipeline doesn't use, before the first step
+    last_trained: float  # time of the last step that calls a network that is trained
+
+    @property
+    def times(self) -> Tensor:
+        """[N + 1] float32, decreasing: of each step, and where the last one ends."""
+        return self.levels.times
+
+    def scale(self, time: float) -> float:
+        """The scheduler's states over ours."""
+        return scale_at(self.levels.kind, time)
+
+    def velocity(self, scheduler: Any, output: Tensor, x: Tensor, time: float) -> Tensor:
+        """eps - x_0 at a time, by the ``output`` and the sample ``x`` [B, ...] that the scheduler's step is given."""
+        if str(scheduler.config.get("variance_type")).startswith("learned") and output.shape[1] == 2 * x.shape[1]:
+            output = output.chunk(2, 1)[0]  # the other half is the variance of the scheduler's own noise
+        found = self.predicted(scheduler, output, x, time)
+        return clipped(scheduler, found, x.float() / self.scale(time), time)
+
+    def predicted(self, scheduler: Any, output: Tensor, x: Tensor, time: float) -> Tensor:
+        """The same before the scheduler clips the sample that is predicted."""
+        output, x = output.float(), x.float()
+        if hasattr(scheduler, "precondition_outputs"):
+            sigma = torch.tensor(sigma_at(self.levels.kind, time), device=x.device)
+            clean: Tensor = scheduler.precondition_outputs(x, output, sigma)
+            return (x - clean) / sigma - clean
+        predicts = scheduler.config.get("prediction_type", "epsilon")
+        if (found := velocity_of(self.levels.kind, predicts, output, x, time)) is None:
+            raise Unsupported(f"its scheduler has prediction_type {predicts!r}, which Burnish doesn't know")
+        return found

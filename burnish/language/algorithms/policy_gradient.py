@@ -1,0 +1,440 @@
+"""The policy gradient over tokens: an action is a token that the policy chose, under its sampling temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from burnish.language.algorithms.base import LanguageNeeds, in_parts, token_budget_batches
+from burnish.options import Count, Finite, NonNegative, Positive, clip_range
+from burnish.registry import options, register
+from burnish.rl.algorithm import Memory, Metrics, PolicyGradient, advantages_of
+from burnish.rl.choices import TokenKl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from burnish.language.batches import AnnotatedTokens, TokenBatch
+    from burnish.language.logprobs import TokenScores
+    from burnish.language.roles import LanguageRoles
+    from burnish.rl.choices import TokenKl
+    from burnish.rl.rewards import Rewards
+    from burnish.types.completion import Completion
+    from burnish.types.rollout import Loss, ScoredResponses
+
+
+Share = Annotated[float, Field(gt=0, le=1)]
+Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+
+
+@options
+class Overlong:
+    """DAPO's soft penalty of responses that come near the limit."""
+
+    buffer: Count
+    """Tokens before rollout.max_new_tokens over which the penalty grows in a line."""
+    factor: Positive = 1.0
+    """The penalty at the limit."""
+
+
+@options
+class TokenPolicyGradient(PolicyGradient):
+    """Base of policy gradients over tokens. Rewards are shaped (length, scale, bounds, KL, in this order), compared,
+    and learned from token by token."""
+
+    learns_values: ClassVar[bool] = False  # trains a value network beside the policy
+
+    overlong: Overlong | None = None
+    """Take something off the reward of responses that come near the limit; null takes nothing."""
+    reward_norm: bool = False
+    """Bring rewards to mean 0 and std 1, by the statistics of all of the run so far."""
+    reward_clip: Positive | None = None
+    """Clip rewards to +- this; null never clips."""
+    reward_clip_low: Finite | None = None
+    """Smallest reward if the lower bound is to be another; null takes -reward_clip."""
+    kl: TokenKl | None = None
+    """What it costs to leave the reference; null costs nothing and needs no reference."""
+    mask_truncated: bool = False
+    """Learn nothing from responses that were cut at the limit; they are compared with all the same."""
+    high_entropy_fraction: Share = 1.0
+    """Learn from this share of the tokens alone, those of highest entropy."""
+    high_entropy_per: Literal["batch", "sequence"] = "batch"
+    """One threshold for all tokens of an update, or one for each response, as LightRFT has it."""
+    high_entropy_count: Literal["all", "selected"] = "all"
+    """What the policy's loss on them is divided by: all tokens as before, or only those that are selected, of the
+    update or, with seq-mean-token-mean, of their response. A KL and an entropy bonus stay means over all tokens."""
+    entropy_coef: NonNegative = 0.0
+    """Weight of the entropy bonus."""
+    loss_agg_mode: Aggregation = "token-mean"
+    """How the losses of tokens become one: their mean over the batch; the mean over responses of their means, of their
+    sums, or of their sums divided by loss_length."""
+    loss_length: Count | None = None
+    """What seq-mean-token-sum-norm divides by; null takes rollout.max_new_tokens."""
+
+    @model_validator(mode="after")
+    def _options_are_read(self) -> Self:
+        clip_range("reward_clip", self.reward_clip_low, self.reward_clip)
+        for option, unset in (("high_entropy_per", "batch"), ("high_entropy_count", "all")):
+            if self.high_entropy_fraction == 1 and getattr(self, option) != unset:
+                raise ValueError(f"{option} is never read when high_entropy_fraction is 1; leave it out")
+        if self.high_entropy_count != "all" and "token-sum" in self.loss_agg_mode:
+            raise ValueError(
+                f"high_entropy_count is {self.high_entropy_count}, but loss_agg_mode {self.loss_agg_mode} "
+                "divides by no number of tokens; leave it out"
+            )
+        if self.loss_length is not None and self.loss_agg_mode != "seq-mean-token-sum-norm":
+            raise ValueError(
+                f"loss_length is {self.loss_length}, and only loss_agg_mode=seq-mean-token-sum-norm reads it; "
+                f"loss_agg_mode is {self.loss_agg_mode}"
+            )
+        if self.rollout_correction is not None and self.rollout_correction.measure != "joint":
+            raise ValueError(
+                f"rollout_correction.measure is {self.rollout_correction.measure}, which is read for denoising steps "
+                "alone: a token's log-prob is no mean over elements; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_can_be_shaped(self) -> Self:
+        advantage = self.part("advantage")
+        bounds = ("reward_clip", "reward_clip_low")
+        scaled = [*(["reward_norm"] if self.reward_norm else []), *(n for n in bounds if getattr(self, n) is not None)]
+        if advantage.turn_rewards and scaled:
+            raise ValueError(
+                f"turn_rewards is true, but {scaled[0]} changes the sum of the turns, not the turns; leave one of them "
+                "out"
+            )
+        if advantage.steps and scaled:
+            raise ValueError(
+                f"advantage is {advantage.name}, but {scaled[0]} changes the sum of the steps, not the steps; leave it "
+                "out"
+            )
+        shaped = [*scaled, *(["overlong"] if self.overlong else [])]
+        shaped += ["kl.route=reward"] if self.kl and self.kl.route == "reward" else []
+        if advantage.advantage_aggregation != "sum" and shaped:
+            raise ValueError(
+                f"advantage_aggregation is {advantage.advantage_aggregation}, which compares each reward by itself, "
+                f"but {shaped[0]} changes their sum; leave one of them out"
+            )
+        if advantage.critic != self.learns_values:
+            what = "reads a value network, and only ppo trains one" if advantage.critic else "reads no value network"
+            raise ValueError(f"advantage is {advantage.name}, which {what}; choose another, or another algorithm")
+        if advantage.greedy and self.overlong is not None:
+            raise ValueError(
+                f"overlong is set, but the greedy response that {self.name} compares with is judged by its reward "
+                "alone; leave overlong out"
+            )
+        return self
+
+    def needs(self) -> LanguageNeeds:
+        kl, advantage = self.kl, self.part("advantage")
+        return LanguageNeeds(
+            reference=kl is not None, refreshed=kl is not None and kl.refresh_every is not None,
+            groups=advantage.groups, samples=advantage.samples, critic=advantage.critic, greedy=advantage.greedy,
+            turn_rewards=advantage.turn_rewards, step_rewards=advantage.steps,
+            each_reward=advantage.advantage_aggregation == "each",
+        )  # fmt: skip
+
+    def complaints(self, samples: int, longest: int) -> Iterator[str]:
+        overlong, kl = self.overlong, self.kl
+        if overlong is not None and overlong.buffer >= longest:
+            yield (
+                f"algorithm.overlong.buffer is {overlong.buffer}, but rollout.max_new_tokens is {longest}: every "
+                "response would be punished; make it smaller"
+            )
+        if kl is not None and kl.target is not None and samples >= 5 * kl.horizon:
+            yield (
+                f"algorithm.kl.horizon is {kl.horizon:g} with {samples} responses per update: one step could "
+                f"make the coefficient negative; set it above {samples // 5}"
+            )
+
+    def make_memory(self) -> Memory:
+        from burnish.rl.advantages import RunningMoments
+
+        parts: dict[str, Any] = {"rewards": RunningMoments()} if self.reward_norm else {}
+        return Memory(parts | ({"kl": self.kl.make_controller()} if self.kl else {}))
+
+    def annotate(self, scored: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
+        from burnish.language.batches import AnnotatedTokens
+        from burnish.rl.importance import correction_metrics
+
+        trace, needs = scored.trace, self.needs()
+        recompute, metrics = self.recomputes(roles, lambda: difference(trace, roles))
+        # a sampler that rounds otherwise would show a KL where there is none
+        own = self.kl is not None and self.kl.early and roles.sampler_rounds
+        logprob = recompute or self.high_entropy_fraction < 1 or own
+        learner, entropy, value = forward(trace, roles, logprob=logprob, critic=needs.critic)
+        if learner.shape[1]:
+            metrics |= correction_metrics(learner, trace.logprob, trace.mask)
+        reference = trace.logprob[:, :0]
+        if needs.reference:
+            with roles.clock("ref"):
+                (reference,) = in_parts(lambda part: [roles.reference(part).logprob], trace, roles)
+        recompute = recompute and not self.bypasses
+        old = learner if recompute else trace.logprob
+        return AnnotatedTokens(
+            scored=scored,
+            old=old,
+            learner=learner,
+            entropy=entropy,
+            reference=reference,
+            compared=learner if roles.sampler_rounds else old,
+            value=value,
+            recomputed=recompute,
+            memory=roles.memory,
+            metrics=metrics,
+        )
+
+    def credit(self, annotated: AnnotatedTokens) -> tuple[TokenBatch, Metrics]:
+        from burnish.language.batches import TokenBatch
+        from burnish.rl.algorithm import range_metrics
+
+        scored, trace = annotated.scored, annotated.scored.trace
+        rewards, coef, metrics = shape(self, annotated)
+        found, known = advantages_of(self, rewards), ~rewards.missing
+        metrics = annotated.metrics | metrics
+        metrics |= range_metrics(  # verl's names: scores are as they were given, rewards what shaping and KL leave
+            score=scored.scores.reward[known],
+            rewards=rewards.reward[known],
+            advantages=found.advantage[rewards.mask],
+            returns=found.returns[rewards.mask],
+        )
+        advantage, clipped = self.clipped(found.advantage, rewards.mask)
+        trained = rewards.mask & trace.finished[:, None] if self.mask_truncated else rewards.mask
+        weight, selected = self._selected(annotated, trained, advantage)
+        if self.rollout_correction is not None:
+            factor, trained, corrected = self.rollout_correction.apply(
+                annotated.learner, trace.logprob, trained, compares=self.part("surrogate").compares
+            )
+            weight, metrics = weight * factor, metrics | corrected
+        batch = TokenBatch(
+            trace=trace,
+            mask=trained,
+            advantage=advantage,
+            weight=weight,
+            old=annotated.old,
+            reference=annotated.reference,
+            value=annotated.value,
+            returns=found.returns,
+            held=self._held(annotated, trained, advantage),
+            prompts=list(scored.prompts),
+            kl_coef=coef,
+            recomputed=annotated.recomputed,
+            kl_measured=self.kl is None or annotated.kl_is_known,
+            limit=scored.limit,
+            update=scored.update,
+        )
+        batch, extended = self._extended(batch, annotated)
+        return batch.select(trained.any(1).nonzero().flatten()), metrics | clipped | selected | extended
+
+    def _extended(self, batch: TokenBatch, annotated: AnnotatedTokens) -> tuple[TokenBatch, Metrics]:
+        """The batch with what else there is to learn from, and what that reports."""
+        return batch, {}
+
+    def _selected(self, annotated: AnnotatedTokens, trained: Tensor, advantage: Tensor) -> tuple[Tensor, Metrics]:
+        """Weight [B, T] of each token in the policy's loss, by its entropy."""
+        from burnish.language.losses import high_entropy_mask
+
+        if self.high_entropy_fraction == 1:
+            return trained.float(), {}
+        selected = high_entropy_mask(annotated.entropy, trained, self.high_entropy_fraction, per=self.high_entropy_per)
+        weight = selected.float()
+        if self.high_entropy_count == "selected":
+            counted, chosen = trained.sum(1, keepdim=True), selected.sum(1, keepdim=True)
+            if self.loss_agg_mode == "token-mean":
+                counted, chosen = counted.sum(), chosen.sum()
+            weight = weight * counted / chosen.clamp_min(1)
+        return weight, {"actor/high_entropy_ratio": float(selected.sum() / trained.sum().clamp_min(1))}
+
+    def _held(self, annotated: AnnotatedTokens, trained: Tensor, advantage: Tensor) -> Tensor:
+        """Weight [B, T] of a penalty for moving the log-prob of a token; [B, 0] holds none."""
+        return annotated.old[:, :0]
+
+    def micro_batches(self, batch: TokenBatch, size: int) -> Iterator[TokenBatch]:
+        return (batch.select(rows) for rows in token_budget_batches(batch.trace, size))
+
+    def loss(self, part: TokenBatch, roles: LanguageRoles) -> Loss:
+        return self.policy_loss(part, roles.policy(part.trace), roles)
+
+    def policy_loss(self, part: TokenBatch, scores: TokenScores, roles: LanguageRoles) -> Loss:
+        """Surrogate, KL and entropy of a micro-batch."""
+        from burnish.rl.surrogates import extremes_of, masked, terms
+        from burnish.types.batch import to_device
+        from burnish.types.rollout import Loss
+
+        mask, logprob = part.mask, scores.logprob
+        # then its own log-probs are exactly the old ones; another micro-batch may have rounded them otherwise
+        itself = self.is_old(roles) or (part.recomputed and roles.fresh)
+        old = logprob.detach() if itself else part.old
+        loss, values = self.objective(logprob, old, part.advantage, mask, part.weight)
+        summed = {"actor/pg_loss": loss}
+        if part.held.shape[1]:
+            summed["actor/held_loss"] = held = masked(part.held * (logprob - old).abs(), mask)
+            loss = loss + held
+        entropy = masked(scores.entropy, mask)
+        if self.entropy_coef > 0:
+            loss = loss - self.entropy_coef * entropy
+        if self.kl is not None and self.kl.route == "loss":
+            summed["actor/kl_loss"] = kl = self.kl.estimate(logprob, part.reference, mask, old=old)
+            loss = loss + part.kl_coef * kl
+        if not roles.moved:
+            sampled = to_device(part.trace.logprob, logprob.device)
+            values["rollout_corr/logprob_abs_diff"] = masked((logprob - sampled).abs(), mask)
+        values["actor/entropy"] = entropy
+        tokens, size = mask.sum(), terms(mask, self.loss_agg_mode)
+        metrics: dict[str, Any] = {name: (value.detach().sum(), tokens) for name, value in values.items()}
+        metrics |= {name: (self.total(value, part).detach(), size) for name, value in summed.items()}
+        if self.kl is not None and not part.kl_measured and roles.fresh:
+            estimate = self.kl.value(logprob.detach(), part.reference, mask)
+            metrics["actor/kl_per_response"] = estimate.sum(), mask.any(1).sum()
+        extremes = extremes_of(values.get("actor/ratio_mean"), values.get("rollout_corr/logprob_abs_diff"), mask)
+        return Loss(self.total(loss, part), metrics, extremes)
+
+    def total(self, values: Tensor, part: TokenBatch) -> Tensor:
+        """Losses of tokens [B, T] as the sum that is divided by the size of the batch."""
+        from burnish.rl.surrogates import weights
+
+        norm = self.loss_agg_mode == "seq-mean-token-sum-norm"
+        length = (self.loss_length or part.limit) if norm else None
+        return (values * weights(part.mask, self.loss_agg_mode, length)).sum()
+
+    def size(self, batch: TokenBatch) -> int:
+        from burnish.rl.surrogates import terms
+
+        return int(terms(batch.mask, self.loss_agg_mode))
+
+    def after_update(self, roles: LanguageRoles, update: int) -> Metrics:
+        every = self.kl.refresh_every if self.kl else None
+        if every is None or update % every:
+            return {}
+        roles.refresh_reference()
+        return {"actor/reference_refreshed": 1.0}
+
+
+def difference(trace: Completion, roles: LanguageRoles) -> float:
+    """The largest difference between the log-probs of sampler and trainer in one micro-batch."""
+    import torch
+
+    probe = trace.select(next(token_budget_batches(trace, roles.micro_batch_size)))
+    with torch.no_grad():
+        logprob = roles.policy(probe).logprob.cpu()
+    return float(torch.where(probe.mask, logprob - probe.logprob, 0.0).abs().max())
+
+
+def forward(trace: Completion, roles: LanguageRoles, *, logprob: bool, critic: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs, entropies and values before the policy learns, each [B, T], or [B, 0] where nobody reads it."""
+
+    def read(part: Completion) -> list[Tensor]:
+        if not logprob:
+            return [roles.values(part)]
+        scores, *value = roles.scores_and_values(part) if critic else (roles.policy(part),)
+        return [scores.logprob, scores.entropy, *value]
+
+    nothing = trace.logprob[:, :0]
+    with roles.clock("values") if critic and not logprob else nullcontext():
+        found = in_parts(read, trace, roles) if logprob or critic else []
+    found = found if logprob else [nothing, nothing, *found]
+    return found[0], found[1], found[2] if critic else nothing
+
+
+@register("language algorithm", "grpo")
+class GRPO(TokenPolicyGradient, advantage="group", surrogate="clip"):
+    """Clipped policy gradient over tokens, with advantages relative to the group; every response counts alike
+    (Shao et al. 2024, arXiv:2402.03300)."""
+
+    loss_agg_mode: Aggregation = "seq-mean-token-mean"
+    """How the losses of tokens become one; the paper counts every response alike."""
+
+
+def shape(algorithm: TokenPolicyGradient, annotated: AnnotatedTokens) -> tuple[Rewards, float, Metrics]:
+    """What responses earned, the coefficient of a KL in the loss, and what there is to report.
+
+    The memory takes in this batch: what it knew before decides the KL's weight, and what it knows then how
+    rewards are scaled.
+    """
+    import torch
+
+    from burnish.rl.rewards import Rewards, place_reward, place_step_rewards, turn_numbers
+
+    scored = annotated.scored
+    missing = scored.scores.missing
+    if algorithm.needs().greedy:
+        missing = missing | scored.greedy.isnan()
+    mask = scored.trace.mask & ~missing[:, None]
+    reward, greedy, metrics = _scaled(algorithm, annotated, missing)
+    penalty, coef, measured = _penalty(algorithm, annotated, mask)
+    earned, turns = torch.where(missing, 0.0, reward), scored.turn_rewards
+    steps = scored.step_rewards.masked_fill(~mask, torch.nan)
+    by_step = steps.nan_to_num(0.0)
+    rest = earned - by_step.sum(1)
+    by_turn = place_reward(rest - turns.sum(1), mask) + place_step_rewards(turns, turn_numbers(mask), mask) + by_step
+    rewards = Rewards(
+        reward=reward - penalty.sum(1),
+        components=scored.scores.counted.to(scored.scores.components),
+        weights=scored.scores.weights,
+        applied=scored.scores.applied,
+        actions=place_reward(rest, mask) + by_step - penalty,
+        by_turn=by_turn - penalty,
+        greedy=greedy,
+        group=scored.group,
+        missing=missing,
+        mask=mask,
+        value=annotated.value,
+        steps=steps,
+    )
+    return rewards, coef, metrics | measured
+
+
+def _scaled(
+    algorithm: TokenPolicyGradient, annotated: AnnotatedTokens, missing: Tensor
+) -> tuple[Tensor, Tensor, Metrics]:
+    """Rewards of the responses and of the greedy ones, [B] each, by the options of scale."""
+    from burnish.rl.rewards import clip_values, overlong_penalty
+
+    scored, metrics = annotated.scored, {}
+    reward, greedy = scored.scores.reward.float(), scored.greedy.float()
+    if algorithm.overlong is not None:
+        length = scored.trace.mask.sum(1)
+        penalty = overlong_penalty(
+            length, max_length=scored.limit, buffer=algorithm.overlong.buffer, factor=algorithm.overlong.factor
+        )
+        reward = reward + penalty
+        metrics["critic/overlong_penalty/mean"] = float(penalty.mean())
+        metrics["critic/overlong_penalty/ratio"] = float((penalty < 0).float().mean())
+    if algorithm.reward_norm:
+        statistics = annotated.memory["rewards"]
+        statistics.update(reward, ~missing)
+        reward, greedy = statistics.normalise(reward), statistics.normalise(greedy)
+        metrics["critic/reward_norm/mean"] = statistics.known.mean
+        metrics["critic/reward_norm/std"] = statistics.known.std(unbiased=True)
+    if algorithm.reward_clip is not None or algorithm.reward_clip_low is not None:
+        low, high = clip_range("reward_clip", algorithm.reward_clip_low, algorithm.reward_clip)
+        reward, share = clip_values(reward, low, high, ~missing)
+        greedy = greedy.clamp(low, high)
+        metrics["critic/rewards/clip_ratio"] = share
+    return reward.masked_fill(missing, 0.0), greedy, metrics
+
+
+def _penalty(algorithm: TokenPolicyGradient, annotated: AnnotatedTokens, mask: Tensor) -> tuple[Tensor, float, Metrics]:
+    """What the KL takes off each token [B, T], its coefficient in the loss, and the controller's step."""
+    import torch
+
+    nothing = torch.zeros(mask.shape)
+    if algorithm.kl is None:
+        return nothing, 0.0, {}
+    controller = annotated.memory["kl"]
+    coef = controller.coef
+    metrics = {"actor/kl_coef": coef}
+    if not annotated.kl_is_known:
+        return nothing, coef, metrics
+    estimate = algorithm.kl.value(annotated.compared, annotated.reference, mask)
+    rows, in_reward = mask.any(1), algorithm.kl.route == "reward"
+    if bool(rows.any()):
+        metrics["actor/kl_per_response"] = current = float(estimate.sum(1)[rows].mean())
+        controller.update(current, len(mask))
+        if in_reward:
+            metrics["actor/reward_kl_penalty"] = float(estimate.sum() / mask.sum())
+    return (coef * estimate, 0.0, metrics) if in_reward else (nothing, coef, metrics)

@@ -1,0 +1,223 @@
+"""Reward models: a language model with a scalar head per dimension, which learns what people prefer or how they score.
+
+Preferences are learned by Bradley and Terry's model, with ties by Rao and Kupper (1967) as VideoReward has them (Liu et
+al. 2025, arXiv:2501.13918) or by Davidson (1970).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from burnish.language.algorithms.base import LanguageNeeds, token_budget_batches
+from burnish.options import NonNegative, Positive
+from burnish.registry import options, register
+from burnish.rl.algorithm import Algorithm, Metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from burnish.language.roles import LanguageRoles
+    from burnish.types.judgements import OfflineJudgements
+    from burnish.types.rollout import Loss
+
+Head = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+
+
+@options
+class RewardTraining(Algorithm):
+    """Base of what trains a reward model: scalar heads on the last hidden state of a response."""
+
+    heads: list[Head] = Field(default_factory=lambda: ["reward"], min_length=1)
+    """Names of the dimensions, each of which gets a scalar head. Records of several name them in their labels."""
+
+    @model_validator(mode="after")
+    def _heads_differ(self) -> Self:
+        if len(set(self.heads)) < len(self.heads):
+            raise ValueError(f"heads is {', '.join(self.heads)}, and names one twice; leave one of them out")
+        return self
+
+    @property
+    def squashed(self) -> bool:
+        """Whether a value is sigmoid(score), a number in [0, 1]."""
+        return False
+
+    def credit(self, annotated: OfflineJudgements) -> tuple[OfflineJudgements, Metrics]:
+        known = ~annotated.target.isnan()
+        return annotated, {"train/labels": float(known.sum())}
+
+    def micro_batches(self, batch: OfflineJudgements, size: int) -> Iterator[OfflineJudgements]:
+        answers = batch.answers
+        return (batch.select(rows) for rows in token_budget_batches(answers.trace, size, together=answers.members))
+
+    def size(self, batch: OfflineJudgements) -> int:
+        return int((~batch.target.isnan()).sum())
+
+    def losses(self, values: Tensor, part: OfflineJudgements) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss [B, S, H] of each label, and what is reported of it; values are [B * M, S, H]."""
+        raise NotImplementedError
+
+    def outcome(self, values: Tensor, part: OfflineJudgements) -> dict[str, Tensor]:
+        """What validation reports of labels [B, S, H], the first being what counts; nan where there is none."""
+        raise NotImplementedError
+
+    def loss(self, part: OfflineJudgements, roles: LanguageRoles) -> Loss:
+        from burnish.types.batch import to_device
+        from burnish.types.rollout import Loss
+
+        values = part.at_labels(roles.judgements(part.answers.trace))
+        known = to_device(~part.target.isnan(), values.device)
+        loss, reported = self.losses(values, part)
+        reported = {"actor/reward_loss": loss} | reported
+        count = known.sum()
+        metrics: dict[str, Any] = {
+            name: (value.detach().masked_fill(~known, 0.0).sum(), count) for name, value in reported.items()
+        }
+        return Loss(loss.sum(), metrics)
+
+
+@options
+class AboutPictures(RewardTraining):
+    """Base of what may learn to judge pictures in place of responses."""
+
+    question: Annotated[str, Field(min_length=1)] | None = None
+    """Judge pictures that were drawn for a prompt, in place of responses: what is asked about each, its prompt in place
+    of {prompt}, as in "How well does the picture show this? {prompt}". null judges responses."""
+
+    @property
+    def asked(self) -> str:
+        """What is asked about each picture; "" where responses are judged."""
+        return self.question or ""
+
+
+@register("language algorithm", "bradley_terry")
+class BradleyTerry(AboutPictures):
+    """Score the preferred response, or picture, higher than the other one."""
+
+    ties: Literal["rao_kupper", "davidson"] | None = None
+    """Model of ties: rao_kupper (VideoReward's BTT) or davidson; null knows no ties and refuses records with one."""
+    tie_strength: Positive = 5.0
+    """How near scores make a tie: Rao and Kupper's theta, above 1, or Davidson's nu."""
+    margins: bool = True
+    """Ask the preferred one to be ahead by the record's margin, where it has one (Llama 2); false ignores margins."""
+    center_coef: NonNegative = 0.0
+    """Weight of the squared sum of the two scores, which keeps scores around 0."""
+
+    @model_validator(mode="after")
+    def _ties_are_read(self) -> Self:
+        if self.ties is None and self.tie_strength != 5.0:
+            raise ValueError("tie_strength is never read when ties is null; leave it out")
+        if self.ties == "rao_kupper" and self.tie_strength <= 1:
+            raise ValueError(f"tie_strength is {self.tie_strength:g}; with rao_kupper it must be above 1")
+        return self
+
+    def needs(self) -> LanguageNeeds:
+        return LanguageNeeds(
+            data="comparisons", groups=False, atom="pair", heads=tuple(self.heads), ties=self.ties is not None,
+            question=self.asked,
+        )  # fmt: skip
+
+    def losses(self, values: Tensor, part: OfflineJudgements) -> tuple[Tensor, dict[str, Tensor]]:
+        from burnish.language.losses import comparison
+        from burnish.types.batch import to_device
+
+        first, second = values[::2], values[1::2]
+        target, margin = to_device(part.target, values.device), to_device(part.margin, values.device)
+        loss = comparison(
+            first, second, target, margin if self.margins else margin * 0,
+            ties=self.ties, strength=self.tie_strength, center=self.center_coef,
+        )  # fmt: skip
+        return loss, {
+            "rewards/accuracies": self._right(first - second, target),
+            "rewards/margins": (first - second) * target.nan_to_num(0.0),
+            "rewards/mean": (first + second) / 2,
+        }
+
+    def outcome(self, values: Tensor, part: OfflineJudgements) -> dict[str, Tensor]:
+        from burnish.language.losses import comparison
+
+        first, second = values[::2], values[1::2]
+        nothing = part.target.isnan()
+        loss = comparison(first, second, part.target, part.margin * 0, ties=self.ties, strength=self.tie_strength)
+        return {
+            "accuracy": self._right(first - second, part.target).masked_fill(nothing, float("nan")),
+            "margin": (first - second) * part.target,
+            "nll": loss.masked_fill(nothing, float("nan")),
+        }
+
+    def _right(self, ahead: Tensor, target: Tensor) -> Tensor:
+        """1 where the likeliest outcome is the one that people gave; equal scores without ties are half right."""
+        import torch
+
+        from burnish.language.losses import log_outcomes
+
+        won, tie, lost = log_outcomes(ahead, ties=self.ties, strength=self.tie_strength)
+        given = torch.where(target > 0, won, torch.where(target < 0, lost, tie))
+        best = torch.stack([won, tie, lost]).amax(0)
+        shared = (torch.stack([won, tie, lost]) == best).sum(0)
+        return (given == best).float() / shared
+
+
+@options
+class Regression(RewardTraining):
+    """Base of what predicts numbers that people gave."""
+
+    kind: Literal["mse", "bce"] = "mse"
+    """mse: squared error of the score; bce: binary cross-entropy of sigmoid(score), for scores from 0 to 1."""
+
+    @property
+    def squashed(self) -> bool:
+        return self.kind == "bce"
+
+    def losses(self, values: Tensor, part: OfflineJudgements) -> tuple[Tensor, dict[str, Tensor]]:
+        from burnish.language.losses import regression
+        from burnish.types.batch import to_device
+
+        target = to_device(part.target, values.device)
+        return regression(values, target, kind=self.kind), {
+            "rewards/error": (self._value(values) - target.nan_to_num(0.0)).abs(),
+            "rewards/mean": self._value(values),
+        }
+
+    def outcome(self, values: Tensor, part: OfflineJudgements) -> dict[str, Tensor]:
+        error = (self._value(values) - part.target).abs()
+        return {"closeness": -error, "predicted": self._value(values) + 0 * part.target, "given": part.target}
+
+    def _value(self, values: Tensor) -> Tensor:
+        return values.sigmoid() if self.squashed else values
+
+
+@register("language algorithm", "score_regression")
+class ScoreRegression(AboutPictures, Regression):
+    """Predict the scores that people gave to single responses, or pictures."""
+
+    def needs(self) -> LanguageNeeds:
+        return LanguageNeeds(
+            data="scores", groups=False, heads=tuple(self.heads), shares=self.squashed, question=self.asked
+        )
+
+
+@register("language algorithm", "process_reward")
+class ProcessReward(Regression):
+    """Judge every step of a response where it ends (Lightman et al. 2023, arXiv:2305.20050; Wang et al. 2024,
+    arXiv:2312.08935)."""
+
+    kind: Literal["mse", "bce"] = "bce"
+    """bce: binary cross-entropy of sigmoid(score), for labels that are true, false or shares from 0 to 1; mse: squared
+    error of the score."""
+    separator: Annotated[str, Field(min_length=1)] = "\n"
+    """Text between two steps; a step is judged at its end, the separator included."""
+
+    def needs(self) -> LanguageNeeds:
+        return LanguageNeeds(
+            data="steps", groups=False, heads=tuple(self.heads), shares=self.squashed, separator=self.separator
+        )
+
+    def outcome(self, values: Tensor, part: OfflineJudgements) -> dict[str, Tensor]:
+        value, target = self._value(values), part.target
+        if not self.squashed:
+            return super().outcome(values, part)
+        right = ((value > 0.5) == (target > 0.5)).float()
+        return {"accuracy": right + 0 * target, "predicted": value + 0 * target, "given": target}

@@ -1,0 +1,407 @@
+"""A run that trains a model that sees, or one that only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from torch import Tensor
+
+from burnish.data.language.prompts import read_questions, within_length
+from burnish.data.stream import Stream
+from burnish.language.algorithms.sft import SFT
+from burnish.language.config import LanguageConfig
+from burnish.language.data import check_inputs, check_messages, check_room, prompts_of, read_records, short_records
+from burnish.language.dialogues import Dialogues, try_out
+from burnish.language.encode import Encoder, Readers, SharedPrompts, prompt_lengths
+from burnish.language.engine import LanguageEngine, ResponseEngine, ResponseJob
+from burnish.language.evaluate import JudgementEvaluation, LanguageEvaluation, RespondingRunner
+from burnish.language.model.base import Positions
+from burnish.language.model.loading import (
+    load_language_model,
+    load_outline,
+    match_layers,
+    positions_of,
+    read_config,
+)
+from burnish.language.model.processors import load_processor, picture_tokens
+from burnish.language.model.reward_head import HeadFile, reward_loading_lines, write_head, write_head_of_adapter
+from burnish.language.model.tokenizer import copy_words, reading_lines
+from burnish.language.model.universal import LanguageModel
+from burnish.language.offline import JudgementData, ResponseData
+from burnish.language.records import JudgedRecord, ResponseRecord, read_responses
+from burnish.language.roles import LanguageRoles
+from burnish.language.rollouts import ResponseRollouts, rollout_sampling, validation_sampling
+from burnish.language.teachers import load_teacher
+from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
+from burnish.tasks.assembly import Assembly
+from burnish.tasks.job import Job
+from burnish.tasks.shares import learned_in_an_update
+from burnish.training.optimizer import ParameterGroup
+from burnish.training.ranks import SINGLE_RANK, Ranks, own_rows
+from burnish.training.trainer import AuxiliaryLoss
+from burnish.types.media import Media
+from burnish.types.prompt import Prompts
+from burnish.types.rollout import OfflineJudgements, OfflineResponses, Prompt
+from burnish.utils.errors import UserError
+from burnish.utils.lru_cache import ENCODED
+
+DUMMY = "A placeholder response, to try the rewards before the run begins."
+
+
+class LanguageAssembly(Assembly):
+    """Prompts, networks, engine and source of a language model."""
+
+    config: LanguageConfig
+    library = "transformers"
+
+    def __init__(self, config: LanguageConfig, ranks: Ranks = SINGLE_RANK) -> None:
+        super().__init__(config, ranks)
+        self.measures_prompts = config.data.max_prompt_length is not None
+        self.has_separate_engine = config.rollout.vllm is not None
+        self.reads_ahead = config.data.workers > 0
+        self.suite_runner = RespondingRunner
+        self._lock = Lock()
+        self.evaluation = JudgementEvaluation if self.needs.heads else LanguageEvaluation
+
+    def load_roles(self, model: LanguageModel | None = None) -> LanguageRoles:
+        config = self.config
+        return LanguageRoles(
+            model or load_language_model(config.model, shared=self.sharded, only_samples=self.only_samples),
+            self.needs,
+            config.model.lora,
+            critic=config.critic,
+            freeze=config.model.freeze,
+            temperature=config.rollout.temperature,
+            layout=config.trainer.layout,
+            micro_batch_size=config.trainer.micro_batch_tokens,
+            on_policy=config.steps_per_update == 1,
+            memory=config.algorithm.make_memory(),
+            seed=config.seed,
+            router_aux_loss_coef=config.model.router_aux_loss_coef,
+            sampled_elsewhere=config.rollout.vllm is not None,
+            mini_batch_size=config.trainer.mini_batch_size,
+            shared=self.sharded,
+            load_teacher=lambda teacher, option: load_teacher(config.model, teacher, option),
+        )
+
+    def outline(self) -> LanguageModel:
+        return self._outline
+
+    def match_layers(self, outline: LanguageModel) -> None:
+        match_layers(outline, self.config.model)
+
+    @cached_property
+    def engine(self) -> ResponseEngine:
+        engine, environment, cached = self._own_engine(), self.config.environment, ENCODED
+        if environment is not None:
+            engine = Dialogues(engine, environment, cached=cached)
+        if self.reads_ahead and isinstance(engine.encode, Encoder):
+            engine.encode.readers = Readers(self.config, engine.encode.tools)
+        return engine
+
+    def _own_engine(self) -> ResponseEngine:
+        config, cached = self.config, ENCODED
+        if config.rollout.vllm is not None:
+            from burnish.language.vllm.engine import VllmEngine
+
+            path, _ = read_config(config.model)
+            return VllmEngine(
+                self.roles, config.rollout.vllm, path=path, batch_size=config.rollout.batch_size, seed=config.seed,
+                example=lambda: self.learnable_prompts[0] if self.ranks.size > 1 else self.example,
+                cached=cached, lora=config.model.lora,
+            )  # fmt: skip
+        return LanguageEngine(self.roles, batch_size=config.rollout.batch_size, seed=config.seed, cached=cached)
+
+    @property
+    def publisher(self) -> ResponseEngine:
+        return self.engine
+
+    @contextmanager
+    def trained_weights(self) -> Iterator[None]:
+        with super().trained_weights():
+            if self.ema is not None:  # an engine of its own has the weights of the last step, not their average
+                self.engine.publish(self.version)
+            yield
+        if self.ema is not None:
+            self.engine.publish(self.version)
+
+    @property
+    def version(self) -> int:
+        """Policy updates behind the policy's weights; 0 where nothing is trained here."""
+        return self.workers.version if "workers" in self.__dict__ else 0
+
+    def close(self) -> None:
+        super().close()
+        if "engine" in self.__dict__:
+            self.engine.close()
+
+    @cached_property
+    def groups(self) -> list[ParameterGroup]:
+        config, frozen = self.config, self.config.critic.warmup_updates if self.needs.critic else 0
+        self.roles.teachers.load()  # who trains asks them, from the first update on
+        actor = ParameterGroup(
+            "actor", self.roles.parameters(), config.optimizer,
+            total_steps=max(config.schedule_steps(config.optimizer) - frozen * config.steps_per_update, 1),
+            first_update=frozen + 1,
+        )  # fmt: skip
+        if not self.needs.critic:
+            return [actor]
+        critic, options = self.roles.parameters("critic"), config.critic.optimizer
+        return [actor, ParameterGroup("critic", critic, options, total_steps=config.schedule_steps(options))]
+
+    @cached_property
+    def rollout_worker(self) -> ResponseRollouts:
+        return ResponseRollouts(
+            self.engine, self.scorer, self.needs,
+            sampling=rollout_sampling(self.config), environment=self.config.environment, watch=self.watch,
+            check_cancelled=self.check_cancelled, files=self.sample_files,
+        )  # fmt: skip
+
+    @cached_property
+    def responses(self) -> list[ResponseRecord] | None:
+        """Responses that the algorithm learns from in place of prompts."""
+        if self.needs.data == "prompts":
+            return None
+        return list(self.limited(read_records(self.config.data.train_files, self.config.data, self.needs)))
+
+    @cached_property
+    def val_records(self) -> list[JudgedRecord]:
+        """Held-out responses that a reward model is validated on; those that it learns from where there are none."""
+        files = self.config.data.val_files
+        data = self.config.data
+        records: list[Any] = read_records(files, data, self.needs) if files else self.responses or []
+        return records[: self.config.validation.max_prompts]
+
+    @cached_property
+    def ptx_responses(self) -> list[ResponseRecord] | None:
+        """Responses that are imitated beside."""
+        section = self.config.ptx
+        return None if section is None else read_responses(section.train_files, self.config.data, "demonstrations")
+
+    @property
+    def _fixed(self) -> list[ResponseRecord]:
+        """All records with responses."""
+        return [*(self.responses or ()), *(self.ptx_responses or ())]
+
+    @cached_property
+    def _learnable_responses(self) -> list[ResponseRecord]:
+        return self._short(self.responses or ())
+
+    @cached_property
+    def _learnable_ptx(self) -> list[ResponseRecord]:
+        return self._short(self.ptx_responses or ())
+
+    def _short(self, records: Sequence[ResponseRecord]) -> list[ResponseRecord]:
+        """Those that are short enough."""
+        return short_records(records, lambda: self._reader, self.config, self._tools, self.ranks)
+
+    @cached_property
+    def _data(self) -> ResponseData:
+        assert self.responses is not None, "responses are sampled"
+        return self._as_learned(self._learnable_responses)
+
+    @property
+    def records(self) -> list[ResponseRecord]:
+        return self._data.records
+
+    def prepare(self, records: list[Any], update: int) -> OfflineResponses | OfflineJudgements:
+        batch: OfflineResponses | OfflineJudgements = self._data.batch(records, update=update, seed=self.config.seed)
+        if self.ranks.size > 1:
+            # what they show is read now; what else is needed of it, where it is
+            own = learned_in_an_update(records, batch.answers.costs(), self.config, self.ranks, update)
+            if own:
+                self.engine.encode(prompts_of(own))
+        if self.reads_ahead:
+            following = self.source.stream.peek(self.config.batches_per_update)
+            self.engine.ahead(prompts_of(following[own_rows(self.ranks, len(following))]))
+        return batch
+
+    def _as_learned(self, records: list[ResponseRecord]) -> ResponseData:
+        """Records, as the model has them."""
+        model = self.roles.model
+        kind = JudgementData if any(isinstance(record, JudgedRecord) for record in records) else ResponseData
+        if self.ranks.size == 1:
+            return kind(records, model, self.engine.encode)
+        return kind(
+            records, model, SharedPrompts(self.engine.encode, self.ranks, cached=ENCODED)
+        )
+
+    @cached_property
+    def auxiliary(self) -> AuxiliaryLoss | None:
+        section, config = self.config.ptx, self.config
+        if section is None or self.ptx_responses is None:
+            return None
+        data = self._as_learned(self._learnable_ptx)
+        stream = Stream(data.records, section.batch_size, seed=config.seed, shuffle=True, name="ptx")
+
+        def draw(step: int) -> OfflineResponses:
+            batch: OfflineResponses = data.batch(stream.batch(step), update=step, seed=config.seed)
+            return batch
+
+        return AuxiliaryLoss(SFT(), draw, section.coef, metric="actor/ptx_loss")
+
+    @cached_property
+    def train_prompts(self) -> Prompts:
+        if self.responses is None:
+            return super().train_prompts
+        prompts = Prompts.of({record.prompt.uid: record.prompt for record in self.responses}.values())
+        if self.config.data.val_files is None:
+            self._check_rewards(prompts)  # they are what is validated on
+        return prompts
+
+    @property
+    def all_records(self) -> Sequence[Any]:
+        return super().all_records if self.responses is None else self.responses
+
+    @cached_property
+    def val_prompts(self) -> Prompts:
+        if self.needs.heads:
+            return Prompts.of(record.prompt for record in self.val_records)
+        return super().val_prompts
+
+    def check_data(self) -> None:
+        others = (*self.val_prompts.kinds, *prompts_of(self._fixed))
+        check_inputs(self.config, self.needs, self.train_prompts, others)
+        super().check_data()
+        every = (*self.train_prompts.kinds, *others)
+        check_messages(lambda: self._reader, every, self._tools)
+        if self.reads_ahead and next(self.media(), None) is None:
+            raise UserError(
+                f"data.workers is {self.config.data.workers}, but no record shows or plays anything that processes "
+                "could read ahead; leave it out"
+            )
+        here = self.config.runtime == "local" and self.ranks.size == 1  # else ranks share the work
+        if here:
+            _ = self._learnable_responses, self._learnable_ptx, self.learnable_prompts
+        if (longest := positions_of(self.config.model)) is not None and (here or not self.measures_prompts):
+            self._check_room(longest, self.learnable_prompts)
+
+    def _check_room(self, longest: Positions, trained: Prompts) -> None:
+        """Refuse questions that leave too few of N positions."""
+        check_room(
+            self.config, self.needs, longest, lambda: self._reader, self._tools,
+            trained=trained, validated=self.val_prompts,
+        )  # fmt: skip
+
+    @property
+    def _reader(self) -> LanguageModel:
+        """What reads prompts: the model, or its outline before it is loaded."""
+        return self.roles.model if "roles" in vars(self) else self._outline
+
+    @cached_property
+    def _outline(self) -> LanguageModel:
+        return load_outline(self.config.model)
+
+    def check(self) -> None:
+        super().check()
+        model = self.roles.model
+        self._check_room(Positions(model.max_positions, model.position_limit), self.learnable_prompts)
+        # templates and processors are the model's own: they are tried on the first prompt of each kind
+        kinds = {
+            (bool(p.images), bool(p.videos), bool(p.audios)): p
+            for p in reversed((*self.train_prompts.kinds, *self.val_prompts.kinds))
+        }
+        self.engine.encode(list(kinds.values()))
+
+    def trial(self) -> None:
+        if self.needs.heads:
+            self.evaluation(self).sampled(Job.groups(self.val_prompts[:1], 1, purpose="trial", update=0))
+            return
+        if not isinstance(self.engine, LanguageEngine):  # vLLM, or an environment, which would have to answer
+            return
+        sampling = replace(validation_sampling(self.config), max_new_tokens=1)
+        self.engine.sample(ResponseJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0, sampling=sampling))
+
+    def media(self) -> Iterator[tuple[str, Media]]:
+        for prompt in (*self.train_prompts.kinds, *self.val_prompts.kinds, *(record.prompt for record in self._fixed)):
+            yield from ((prompt.where, media) for media in prompt.media)
+
+    def unfit(self, width: int, height: int) -> str:
+        with self._lock:  # several threads ask
+            processor = self._processor
+        try:
+            picture_tokens(processor, width, height)
+        except ValueError as error:
+            return f"is {width} x {height} pixels, which this model's processor refuses: {error}"
+        except Exception:  # it can't count, which nothing here needs
+            return ""
+        return ""
+
+    @cached_property
+    def _processor(self) -> Any:
+        return load_processor(read_config(self.config.model)[0])
+
+    @cached_property
+    def learnable_prompts(self) -> Prompts:
+        prompts = self.train_prompts
+        if not self.measures_prompts:
+            return prompts
+        encode = Encoder(self._reader, self._tools, bounded=False, cached=0)
+        return within_length(prompts, prompt_lengths(encode, prompts, self.ranks), self.config.data)
+
+    @cached_property
+    def _tools(self) -> list[dict[str, Any]]:
+        return self.config.environment.tools() if self.config.environment is not None else []
+
+    def probe(self) -> None:
+        if not self.config.scored:
+            return
+        if self.config.environment is not None:
+            try_out(self.config.environment, self.train_prompts[0], DUMMY)
+        super().probe()
+
+    def dummy_sample(self) -> Response:
+        talks = self.config.environment is not None
+        return Response(DUMMY, dialogue=Dialogue(((POLICY, DUMMY),), (0.0,)) if talks else None)
+
+    def weight_files(self) -> tuple[str, list[Path]]:
+        path, config = read_config(self.config.model)
+        return str(config.get("model_type")), sorted(path.glob("*.safetensors"))
+
+    def read(self, files: Any) -> Prompts:
+        prompts = read_questions(files, self.config.data)
+        self._check_rewards(prompts)
+        return prompts
+
+    def _check_rewards(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts that a reward can't score."""
+        if not self.config.scored:
+            return
+        rewards = list(self.config.rewards.values())
+        for reward in rewards:
+            reward.check(prompts)
+        check_labels(rewards, prompts)
+
+    def save(self, target: Path, weights: dict[str, Tensor]) -> None:
+        self.roles.model.save(target, weights)
+        if self.roles.reward_head is not None:
+            write_head(target, self.roles.reward_head.weight, self._head_file)
+
+    def save_adapter(self, target: Path) -> None:
+        super().save_adapter(target)
+        copy_words(self.config.model, self.roles.model.path, target)
+        if self.roles.reward_head is not None:
+            write_head_of_adapter(target, self.roles.reward_head.weight, self._head_file, self._model_type)
+
+    @property
+    def _model_type(self) -> str:
+        return str(read_config(self.config.model)[1].get("model_type"))
+
+    @property
+    def _head_file(self) -> HeadFile:
+        needs, data = self.needs, self.config.data
+        pixels = (data.min_pixels, data.max_pixels) if needs.question else (None, None)
+        return HeadFile(list(needs.heads), needs.shares, needs.separator, needs.question, *pixels)
+
+    def loading_lines(self, base: Path, adapter: Path | None) -> list[str]:
+        kind = type(self.roles.model.network).__name__
+        if self.needs.heads:
+            return reward_loading_lines(base, adapter, kind, self._model_type, len(self.needs.heads))
+        load = [f'model = {kind}.from_pretrained("{base}")', *reading_lines(self.config.model, base, adapter)]
+        return [*load, *([] if adapter is None else [f'model = peft.PeftModel.from_pretrained(model, "{adapter}")'])]

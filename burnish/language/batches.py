@@ -1,0 +1,111 @@
+"""Sampled responses with the advantage of each of their tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnish.types.batch import Batch, shared
+from burnish.types.completion import Completion, ResponseRows
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredResponses
+
+
+@dataclass(frozen=True)
+class AnnotatedTokens:
+    """Responses with what needed a forward pass; [B, 0] stands for what nobody reads."""
+
+    scored: ScoredResponses
+    old: Tensor  # [B, T] log-probs that ratios refer to
+    learner: Tensor  # [B, T] log-probs under the policy that learns, before its first step
+    entropy: Tensor  # [B, T] of that policy, in nats
+    reference: Tensor  # [B, T] log-probs under the reference
+    compared: Tensor  # [B, T] log-probs whose distance from the reference's is the KL before the update
+    value: Tensor  # [B, T] the value network's prediction
+    recomputed: bool  # old is the policy that learns, before its first step
+    memory: Any  # what the algorithm remembers between updates
+    metrics: dict[str, float] = field(default_factory=dict)
+    taught: Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # [B, T] advantage that teachers give
+
+    @property
+    def kl_is_known(self) -> bool:
+        """Whether the KL to the reference can be measured before the policy learns."""
+        return self.compared.shape == self.reference.shape
+
+
+@dataclass(kw_only=True)
+class TokenBatch(Batch):
+    """Responses to learn from, with the advantage of each of their tokens; [B, 0] stands for what nobody reads."""
+
+    trace: Completion
+    mask: Tensor  # [B, T] bool: the others are no terms at all
+    advantage: Tensor  # [B, T]
+    weight: Tensor  # [B, T] of a term in the policy's loss; it is not in the count that the loss is divided by
+    old: Tensor  # [B, T]
+    reference: Tensor  # [B, T]
+    value: Tensor  # [B, T] the value network's prediction before the update
+    returns: Tensor  # [B, T]
+    held: Tensor  # [B, T] weight of a penalty for moving the log-prob of a token
+    prompts: list[Prompt]  # [B], for teachers
+    kl_coef: float = shared()  # of the KL in the loss
+    recomputed: bool = shared(default=False)  # old is the policy that learns, before its first step
+    kl_measured: bool = shared(default=True)  # the KL before the update was; else the loss reports it
+    limit: int = shared()  # tokens that a response could have at most
+    update: int = shared()
+
+    def costs(self) -> list[int]:
+        return self.trace.costs()
+
+
+@dataclass(frozen=True)
+class AnnotatedResponses:
+    """Responses with what needed a forward pass."""
+
+    collected: ScoredResponses | OfflineResponses
+    reference: Tensor  # [N] log-prob of each response under the reference; 0 where nobody reads it
+    drift: Tensor  # [K] log-ratios of policy and reference at those that KTO measures from; [0] where nobody reads them
+    point: float = 0.0  # what implicit rewards are measured from, where it is known before the update
+
+
+@dataclass(kw_only=True)
+class ResponseBatch(Batch):
+    """Responses to learn from, M to a row."""
+
+    answers: ResponseRows  # [B] rows
+    reference: Tensor  # [B, M] log-probs under the reference; 0 without one
+    good: Tensor  # [B] bool: false where the response is to be avoided
+    point: Tensor  # [B] what implicit rewards are measured from: KTO's KL to the reference, MPO's mean
+
+    def costs(self) -> list[int]:
+        return self.answers.costs()
+
+
+def trace_of(collected: ScoredResponses | OfflineResponses | OfflineJudgements) -> Completion:
+    """All responses of a batch, sampled or given."""
+    return collected.trace if isinstance(collected, ScoredResponses) else collected.answers.trace
+
+
+def mismatched(trace: Completion) -> Completion:
+    """Every response behind the next prompt of the batch instead of its own; the first follows the last.
+
+    Responses to one prompt move to the same other one. Where all have one prompt, there is no other, and nothing is
+    returned.
+    """
+    index = trace.prompts.index.tolist()
+    prompts = list(dict.fromkeys(index))
+    if len(prompts) < 2:
+        return trace.select([])
+    after = dict(zip(prompts, [*prompts[1:], prompts[0]], strict=True))
+    other = torch.tensor([after[prompt] for prompt in index])
+    first = torch.tensor(trace.prompts.table.next_position)
+    within = torch.arange(trace.ids.shape[1]) < trace.length[:, None]
+    moved = trace.positions + (first[other] - first[trace.prompts.index])[:, None, None]
+    return dataclasses.replace(
+        trace,
+        prompts=dataclasses.replace(trace.prompts, index=other),
+        positions=torch.where(within[:, None], moved, trace.positions),
+    )

@@ -1,0 +1,365 @@
+"""The configuration of a run that trains a model that sees, or one that only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from burnish.config.batches import Sizes
+from burnish.config.run import RunConfig
+from burnish.config.words import JUDGEMENTS, RESPONSES, Words
+from burnish.environments.base import Environment
+from burnish.environments.function import FunctionEnvironment
+from burnish.environments.tools import Tools
+from burnish.language.algorithms.base import LanguageNeeds
+from burnish.language.model.loading import check_files
+from burnish.models.adapters import SETTINGS, WEIGHTS
+from burnish.options import EVALUATED, SCORED, OptimizerOptions, Rules
+from burnish.options.language import (
+    CriticOptions,
+    LanguageDataOptions,
+    LanguageModelOptions,
+    LanguageRolloutOptions,
+    LanguageTrainerOptions,
+    LanguageValidationOptions,
+    PtxOptions,
+)
+from burnish.options.vllm import VllmOptions, sends_adapter
+from burnish.registry import Choice, ReadIf, options
+from burnish.rewards.text.base import LanguageReward
+from burnish.rewards.text.environment import EnvironmentReward
+from burnish.rewards.text.function import LanguageFunction
+from burnish.rewards.text.reward_model import RewardModel
+from burnish.rl.algorithm import Algorithm
+from burnish.utils.hub import hub_model
+
+CRITIC = ReadIf("has_critic", why="{run.algorithm.name} has no critic; use algorithm=ppo")
+TOKEN = 32  # bytes of a sampled token: its id, its log-prob, its place, its mask
+
+
+@options
+class ResponseRolloutOptions(LanguageRolloutOptions):
+    """How responses are sampled, and by whom."""
+
+    engine: Literal["burnish", "vllm"] = "burnish"
+    """Who samples: the trainer's own weights in its own process, or vLLM in an environment of its own."""
+    vllm: Annotated[VllmOptions | None, SCORED] = None
+    """Options of engine=vllm."""
+
+
+@options
+class LanguageConfig(RunConfig):
+    """A language model, most often one that sees, learns from rewards of its responses."""
+
+    needs: ClassVar[type] = LanguageNeeds
+    algorithm_kind: ClassVar[str] = "language algorithm"
+    reward_kind: ClassVar[str] = "language reward"
+    model_kind: ClassVar[str] = "language model"
+    model_index: ClassVar[str] = "config.json"
+    adapter_files: ClassVar[tuple[str, ...]] = (SETTINGS, WEIGHTS)
+    prompt_file: ClassVar[str] = "a .jsonl, .json, .csv or .parquet file of records, or org/name@split of the hub"
+
+    task: Literal["image-text-to-text"] = "image-text-to-text"
+    """What is trained: text-to-image models that draw, or image-text-to-text models that see."""
+    model: LanguageModelOptions
+    """Which network is trained, and how much of it."""
+    data: LanguageDataOptions
+    """Training and validation questions, with their pictures and right answers."""
+    algorithm: Annotated[Algorithm, Choice("language algorithm")]
+    """What is learned from rewards: its name and its options."""
+    rewards: dict[str, Annotated[LanguageReward, Choice("language reward")]]
+    """What a good response is: a weighted sum of rewards, by name."""
+    rollout: Annotated[ResponseRolloutOptions, SCORED] = Field(default_factory=ResponseRolloutOptions)
+    """How responses are sampled."""
+    environment: Annotated[Environment | None, Choice("environment")] = None
+    """What answers the policy, turn by turn: its name and its options; null has every prompt answered once."""
+    trainer: LanguageTrainerOptions = Field(default_factory=LanguageTrainerOptions)
+    """How a batch becomes optimizer steps."""
+    critic: Annotated[CriticOptions, CRITIC] = Field(default_factory=CriticOptions)
+    """The value network, for algorithms that need one."""
+    validation: Annotated[LanguageValidationOptions, EVALUATED, SCORED] = Field(
+        default_factory=LanguageValidationOptions
+    )
+    """Validation on held-out questions, always with the same random numbers."""
+    ptx: PtxOptions | None = None
+    """Also imitate responses of the user at every optimizer step; null does not."""
+
+    @property
+    def batches_per_update(self) -> int:
+        return self.trainer.rollouts_per_update
+
+    @property
+    def prompt_files(self) -> dict[str, str | list[str]]:
+        imitated = {} if self.ptx is None else {"ptx.train_files": self.ptx.train_files}
+        return super().prompt_files | imitated
+
+    @property
+    def auxiliary(self) -> tuple[str, PtxOptions] | None:
+        return None if self.ptx is None else ("ptx", self.ptx)
+
+    @property
+    def words(self) -> Words:
+        return RESPONSES if self.scored else JUDGEMENTS
+
+    @property
+    def sample_bytes(self) -> tuple[float, str]:
+        where = "rollout.max_new_tokens" + (", environment.max_turns" if self.environment is not None else "")
+        return TOKEN * self.longest, f" with up to {self.longest} tokens each ({where})"
+
+    @property
+    def trainer_config(self) -> LanguageConfig:
+        # the ranks evaluate with their own weights
+        return replace(self, rollout=replace(self.rollout, vllm=None))
+
+    @property
+    def sampler_config(self) -> LanguageConfig:
+        vllm = self.rollout.vllm
+        if vllm is None or vllm.tensor_parallel == 1:
+            return self
+        # a model that vLLM shares out over GPUs need not fit one of them: the worker's own copy stays beside
+        return replace(self, model=replace(self.model, device="cpu"))
+
+    def check_model(self, folder: Path) -> None:
+        from burnish.language.teachers import check_teacher_files
+
+        check_files(self.model)
+        for number, teacher in enumerate(self.algorithm.needs().teachers):
+            option = f"algorithm.teachers[{number}]"
+            if teacher.path is None:
+                continue
+            model = hub_model(teacher.path, teacher.revision, index=self.model_index, option=f"{option}.path")
+            if model is None or model.cached() is not None:
+                check_teacher_files(self.model, teacher, option)
+
+    def user_code(self) -> dict[str, list[str]]:
+        environment = {} if self.environment is None else {"environment": self.environment.user_code()}
+        return super().user_code() | environment
+
+    def programs(self) -> list[str]:
+        found, environment = super().programs(), self.environment
+        if isinstance(environment, FunctionEnvironment):
+            found.append(f"environment.path={environment.path}")
+        elif isinstance(environment, Tools):
+            found += [f"environment.functions.{name}={path}" for name, path in environment.functions.items()]
+        if self.rollout.vllm is not None:
+            found.append(f"rollout.vllm.python={self.rollout.vllm.python}")
+        return found
+
+    @property
+    def samples_from(self) -> str:
+        rollouts = self.trainer.rollouts_per_update
+        text = f"data.train_batch_size {self.data.train_batch_size}"
+        text += f" x trainer.rollouts_per_update {rollouts}" if rollouts > 1 else ""
+        return f"{text} x rollout.n {self.rollout.n}" if self.online else text
+
+    def batch_sizes(self) -> dict[str, Sizes]:
+        return {
+            "trainer.micro_batch_tokens": Sizes((1024, 2048, 4096, 8192, 16384), 4096, 4096),
+            "rollout.batch_size": Sizes((8, 16, 32, 64, 128, 256), 256, 64),
+        }
+
+    @property
+    def scored(self) -> bool:
+        return not self.algorithm.needs().heads  # nothing is sampled where a reward model is trained
+
+    @property
+    def rows_per_group(self) -> int:
+        needs = self.algorithm.needs()
+        return self.rollout.n if needs.data == "prompts" and needs.atom == "pair" else 1
+
+    @property
+    def longest(self) -> int:
+        """Tokens that the policy can write for a sample."""
+        limit = self.rollout.max_new_tokens
+        return limit if self.environment is None else self.environment.longest(limit)
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a value network learns beside the policy."""
+        return bool(self.algorithm.needs().critic)
+
+    @property
+    def reads_responses(self) -> bool:
+        """Whether records with responses are read."""
+        return not self.online or self.ptx is not None
+
+    def contradictions(self, run: RunConfig) -> Rules:
+        return [
+            *super().contradictions(run), *self._of_responses(), *self._of_engine(), *self._of_steps(),
+            *self._of_environment(), *(rule for i in range(len(self._teachers)) for rule in self._of_teacher(i)),
+            *((True, complaint) for complaint in self.algorithm.complaints(self.samples, self.longest)),
+        ]  # fmt: skip
+
+    @property
+    def _teachers(self) -> Sequence[Any]:
+        return self.algorithm.needs().teachers
+
+    def _of_responses(self) -> Rules:
+        needs, rollout, data, name = self.algorithm.needs(), self.rollout, self.data, self.algorithm.name
+        samples = self.online and self.ptx is None
+        return [
+            (
+                data.overlong == "filter" and data.max_prompt_length is None and samples,
+                "data.overlong is filter, but data.max_prompt_length is null, so that no prompt is too long; set "
+                "data.max_prompt_length, or leave data.overlong out",
+            ),
+            (
+                needs.critic and self.critic.warmup_updates >= self.steps,
+                f"critic.warmup_updates is {self.critic.warmup_updates}, but the run has only {self.steps} updates: "
+                "the policy never learns; warm up for fewer, or raise steps",
+            ),
+            (
+                rollout.min_new_tokens > rollout.max_new_tokens,
+                f"rollout.min_new_tokens is {rollout.min_new_tokens}, but rollout.max_new_tokens is "
+                f"{rollout.max_new_tokens}; a response can't be longer than its limit",
+            ),
+            (
+                needs.data == "demonstrations" and self.ptx is not None,
+                f"ptx is given, but {name} imitates responses already: put all into data.train_files",
+            ),
+            (
+                self.validation.temperature == 0 and self.validation.n > 1 and self.environment is None,
+                f"validation.n is {self.validation.n}, but validation.temperature is 0, which always takes the "
+                "likeliest token: they would all be the same; set it to 1, or raise the temperature",
+            ),
+            *(
+                (
+                    needs.heads,
+                    f"rewards.{label} is given, but {name} trains a reward model, and nothing is sampled that it could "
+                    f"score; remove it with rewards.{label}=null",
+                )
+                for label in self.rewards
+            ),
+            (
+                needs.heads and needs.question and data.system_prompt is not None,
+                "data.system_prompt is given, but algorithm.question is all that is asked about images, here and "
+                "where the reward model scores; put it there",
+            ),
+        ]
+
+    def _of_engine(self) -> Rules:
+        rollout, vllm = self.rollout, self.rollout.vllm
+        complaints = (
+            vllm.complaints(fire_temperature=rollout.fire_temperature, lora=self.model.lora) if vllm is not None else ()
+        )
+        return [
+            (
+                (rollout.engine == "vllm") != (vllm is not None),
+                f"rollout.engine is {rollout.engine} and rollout.vllm is {'given' if vllm else 'null'}; vLLM needs "
+                "rollout.vllm.python, and no other engine reads rollout.vllm",
+            ),
+            *((True, complaint) for complaint in complaints),
+            (
+                vllm is not None and self.environment is not None and self.environment.max_length is None,
+                "rollout.engine is vllm, which has to know the longest dialogue, but environment.max_length is null; "
+                "give it in tokens",
+            ),
+        ]
+
+    def _of_steps(self) -> Rules:
+        """What contradicts itself about rewards of single steps."""
+        counting = {label: reward for label, reward in self.rewards.items() if reward.counts}
+        each = [label for label, one in counting.items() if isinstance(one, RewardModel) and one.steps == "each"]
+        scaled = [name for name in ("reward_norm", "reward_clip") if getattr(self.algorithm, name, None)]
+        own = any(isinstance(reward, LanguageFunction) for reward in counting.values())
+        return [
+            (
+                each and scaled,
+                f"rewards.{', '.join(each)}.steps is each, but algorithm.{', '.join(scaled)} changes the sum of the "
+                "steps, not the steps; leave one of them out",
+            ),
+            (
+                self.algorithm.needs().step_rewards and not each and not own,
+                "algorithm.advantage compares rewards of steps, but no reward gives any; set "
+                "rewards.reward_model.steps=each for a reward model that judges steps, or choose another advantage",
+            ),
+        ]
+
+    def _of_teacher(self, number: int) -> Rules:
+        teacher, option, temperature = self._teachers[number], f"algorithm.teachers[{number}]", self.rollout.temperature
+        key = teacher.prompt_key
+        return [
+            (
+                self.environment is not None,
+                f"environment.name is given, but {self.algorithm.name} asks teachers about single responses; leave it "
+                "out",
+            ),
+            (
+                teacher.is_policy and self.ranks > 1,
+                f"{option} is the policy itself, which the {self.ranks} processes of pools.train share out; train with "
+                f"one process, or give {option}.path",
+            ),
+            (
+                teacher.url is not None and temperature != 1,
+                f"{option}.url is given and rollout.temperature is {temperature:g}, but servers return log-probs at "
+                "temperature 1; leave rollout.temperature out, or give a path",
+            ),
+            (
+                key is not None and key.split(".")[0] not in self.data.extra_keys,
+                f"{option}.prompt_key is {key}, which is not read from the records: data.extra_keys is "
+                f"{self.data.extra_keys}; add it there",
+            ),
+        ]
+
+    def _of_environment(self) -> Rules:
+        environment, limit = self.environment, self.rollout.max_new_tokens
+        given = {label: one for label, one in self.rewards.items() if isinstance(one, EnvironmentReward)}
+        by_turn = getattr(self.algorithm.needs(), "turn_rewards", False)
+        if environment is None:
+            missing = "algorithm.turn_rewards is true, but there is no environment, whose turns it means; leave it out"
+            return [
+                (by_turn, missing),
+                *(
+                    (
+                        True,
+                        f"rewards.{label} is the environment's reward, but there is no environment; give "
+                        f"environment.name, or remove it with rewards.{label}=null",
+                    )
+                    for label in given
+                ),
+            ]
+        longest = environment.max_length
+        return [
+            (
+                by_turn and not any(reward.counts and reward.total == "sum" for reward in given.values()),
+                "algorithm.turn_rewards is true, but no reward with a weight sums up what the environment gives; add "
+                "rewards.environment.weight=1, or leave algorithm.turn_rewards out",
+            ),
+            (
+                not self.online,
+                f"environment.name is {environment.name}, but {self.algorithm.name} learns from given responses here, "
+                "which nobody answers; leave environment out, or choose an algorithm that samples",
+            ),
+            (
+                environment.kept_gb is not None and self.rollout.vllm is not None,
+                "environment.kept_gb is given, but vLLM samples, which keeps turns by itself; leave it out",
+            ),
+            (
+                longest is not None and longest < limit,
+                f"environment.max_length is {longest}, but one response alone may have rollout.max_new_tokens={limit}; "
+                "raise the first or lower the second",
+            ),
+        ]
+
+    @property
+    def optimizers(self) -> dict[str, OptimizerOptions]:
+        critic = {"critic.optimizer": self.critic.optimizer} if self.algorithm.needs().critic else {}
+        return super().optimizers | critic
+
+    def cautions(self) -> Iterator[str]:
+        vllm, lora, dtype = self.rollout.vllm, self.model.lora, self.model.dtype
+        if (
+            vllm is not None
+            and lora is not None
+            and dtype == "bfloat16"
+            and not sends_adapter(vllm.adapter, lora, dtype)
+        ):
+            yield (
+                "rollout.engine is vllm and model.dtype is bfloat16: vLLM is sent weights with the adapters folded in, "
+                "which rounds most of an early step off (watch rollout_corr/logprob_abs_diff); "
+                "rollout.engine=burnish samples with the policy that learns"
+            )

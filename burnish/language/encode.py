@@ -1,0 +1,344 @@
+"""Prompts as tokens and pixels: encoded here, by processes beside this one ahead of their use, or for several ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from burnish.language.model.base import decoded
+from burnish.language.model.universal import LanguageModel
+from burnish.training.ranks import Ranks, own_rows
+from burnish.types.batch import Gathered
+from burnish.types.columns import LazyTensors, Made
+from burnish.types.completion import Encoded, Features
+from burnish.types.prompt import Prompt
+from burnish.utils.errors import UserError
+from burnish.utils.lru_cache import LruCache
+from burnish.utils.supervisor import ChildDied, LoadFailed, Server
+
+if TYPE_CHECKING:
+    from burnish.language.config import LanguageConfig
+
+CACHED = 4 << 30  # bytes of tokens and pixels of prompts that are kept
+OVERHEAD = 1024  # of a prompt's tensors, beside their numbers
+
+STARTING, READING = 300.0, 600.0  # seconds that a process may take to start, and to read what a prompt shows
+TRIES = 2  # processes that may die of the same prompt
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
+
+
+class Encoder:
+    """Prompts as tokens and pixels; the processor sees each of them once, however many responses it gets."""
+
+    def __init__(
+        self, model: LanguageModel, tools: Sequence[dict[str, Any]] = (), *, bounded: bool = True, cached: int = CACHED
+    ) -> None:
+        """Make one for a model.
+
+        Args:
+            model: whose processor reads them.
+            tools: JSON schemas of functions that the prompts tell of.
+            bounded: refuse prompts that leave the model no position for a response.
+            cached: bytes of prompts that are kept, at most.
+        """
+        self.model, self.tools, self.bounded = model, tools, bounded
+        self.readers: Readers | None = None  # processes that read what prompts show, in place of this one
+        self._encoded: LruCache[Encoded] = LruCache(cached, _bytes_of)
+
+    def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
+        """Rows by reference to a table of the distinct prompts."""
+        unique = {prompt.uid: prompt for prompt in prompts}
+        if self.readers is not None:
+            unread = self.unread(prompts)
+            self.readers.read(unread if len(unread) > 1 else ())  # one is read here in the time that its way would take
+        table = Encoded.cat([self._encoded.get(uid, partial(self._encode, one)) for uid, one in unique.items()])
+        row = {uid: i for i, uid in enumerate(unique)}
+        return Gathered(table=table, index=torch.tensor([row[prompt.uid] for prompt in prompts], dtype=torch.long))
+
+    def unread(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Those prompts, each once, whose media are to be read for the next encoding."""
+        unique = {prompt.uid: prompt for prompt in prompts if prompt.media}
+        return [prompt for uid, prompt in unique.items() if self._encoded.find(uid) is None]
+
+    def _encode(self, prompt: Prompt) -> Encoded:
+        if self.readers is not None and self.readers.reads(prompt):
+            return self.readers.result(prompt)
+        try:
+            shown = decoded(prompt, self.model.audio_rate)
+            encoded = self.model.encode(prompt.chat(), shown, prompt.told(self.tools))
+        except (
+            OSError,
+            ImportError,
+            ValueError,
+        ) as error:  # of decoders and processors, where a file broke in the course of a run
+            if isinstance(error, UserError) and not prompt.media:  # it names the model, or what the template misses
+                raise
+            told = f"{prompt.name}{' shows what' if prompt.media else ''} can't be read: {error}"
+            raise UserError(f"{told}; put it right or take it out") from error
+        last = int(encoded.ids[0].max()) if len(encoded.ids[0]) else 0
+        if last >= self.model.readable_ids:
+            raise UserError(
+                f"{prompt.name} has token {last}, but the model knows only {self.model.readable_ids}: its tokenizer is "
+                "another model's; fetch the model again"
+            )
+        if self.bounded and encoded.lengths[0] >= self.model.max_positions:
+            raise UserError(
+                f"{prompt.name} has {encoded.lengths[0]} tokens with what it shows and plays, but the model has only "
+                f"{self.model.max_positions} ({self.model.position_limit}); shorten it, or set data.max_prompt_length "
+                "and data.overlong=filter"
+            )
+        return replace(encoded, features=[one.in_precision(self.model.compute) for one in encoded.features])
+
+
+def prompt_lengths(encode: Encoder, prompts: Sequence[Prompt], ranks: Ranks) -> list[int]:
+    """Tokens of prompts with what they show and play, shared out over ranks.
+
+    Pictures are not decoded where a processor tells their tokens from their size; of others nothing is kept.
+    """
+    own = [_length(encode, prompt) for prompt in prompts[ranks.rank :: ranks.size]]
+    found = ranks.gather(own)
+    return [found[i % ranks.size][i // ranks.size] for i in range(len(prompts))]
+
+
+def _length(encode: Encoder, prompt: Prompt) -> int:
+    found = length_unread(encode.model, prompt, encode.tools)
+    return encode([prompt]).table.lengths[0] if found is None else found
+
+
+def length_unread(model: LanguageModel, prompt: Prompt, tools: Sequence[dict[str, Any]]) -> int | None:
+    """Tokens of a prompt with its pictures, of which only the sizes are read; None where that doesn't tell."""
+    if prompt.videos or prompt.audios:
+        return None
+    with suppress(OSError, ValueError):  # which are told of, with the prompt's name, where it is encoded
+        each = [model.picture_tokens(*picture.size()) for picture in prompt.images]
+        if None not in each:
+            length = model.count_tokens(prompt.chat(), prompt.told(tools))
+            return length - len(each) + sum(tokens or 0 for tokens in each)
+    return None
+
+
+def _bytes_of(encoded: Encoded) -> int:
+    tensors = [*encoded.ids, *encoded.positions]
+    for features in encoded.features:
+        tensors += [*features.tensors.values(), *features.kinds.values()]
+    return OVERHEAD + sum(tensor.nbytes for tensor in tensors)
+
+
+class Readers:
+    """Processes that read what prompts show, each asked by a thread of its own.
+
+    They have the model's tokenizer and processor, and its network without weights: what they return is what would be
+    made here, to the bit.
+    """
+
+    def __init__(self, config: LanguageConfig, tools: Sequence[dict[str, Any]]) -> None:
+        """Nothing is started before there is something to read."""
+        self.config, self.tools = config, list(tools)
+        self._pool = ThreadPoolExecutor(config.data.workers, thread_name_prefix="reader")
+        self._found: dict[str, Future[Encoded]] = {}  # by the uid of the prompt
+        self._calls: list[list[str]] = []  # what the last calls of ``ahead`` asked for
+        self._own, self._servers = threading.local(), list[Server]()
+        self._closed = False
+
+    def read(self, prompts: Sequence[Prompt]) -> None:
+        """Begin to read what these show."""
+        for prompt in prompts:
+            if prompt.uid not in self._found:
+                self._found[prompt.uid] = self._pool.submit(self._encoded, prompt)
+
+    def ahead(self, prompts: Sequence[Prompt]) -> None:
+        """The same for the next batch; what nobody took of the one before the last is dropped."""
+        self.read(prompts)
+        self._calls.append([prompt.uid for prompt in prompts])
+        for uid in self._calls.pop(0) if len(self._calls) > 2 else ():
+            if not any(uid in call for call in self._calls) and (future := self._found.pop(uid, None)):
+                future.cancel()
+
+    def reads(self, prompt: Prompt) -> bool:
+        """Whether ``result`` can be asked for it."""
+        return prompt.uid in self._found
+
+    def result(self, prompt: Prompt) -> Encoded:
+        """What a process made of a prompt, once.
+
+        Raises:
+            UserError: it can't be read, or processes die of it or take too long.
+        """
+        return self._found.pop(prompt.uid).result()
+
+    def close(self) -> None:
+        """End the processes."""
+        self._closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for server in self._servers:
+            server.kill()
+        self._pool.shutdown()
+        for server in self._servers:
+            server.close()
+
+    def _encoded(self, prompt: Prompt) -> Encoded:
+        workers, how = f"data.workers={self.config.data.workers}", ""
+        for _ in range(TRIES):
+            if self._closed:
+                raise UserError("the run is over")
+            try:
+                complaint, found = self._server().call(READING, "", prompt)
+            except (ChildDied, LoadFailed) as error:
+                self._own.server, how = None, str(error)
+            except TimeoutError:
+                self._own.server = None
+                raise UserError(
+                    f"{prompt.name} shows what a process of {workers} has not read in {READING:g} s; put it right or "
+                    "take it out"
+                ) from None
+            else:
+                if complaint:
+                    raise UserError(complaint)
+                return unpacked(*found)
+        raise UserError(
+            f"{prompt.name} shows what {TRIES} processes ({workers}) died of reading ({how}); take it out, or look at "
+            "it with data.workers=0, and at the machine's free memory"
+        )
+
+    def _server(self) -> Server:
+        """This thread's process; a new one where the last has died."""
+        server: Server | None = getattr(self._own, "server", None)
+        if server is None:
+            server = self._own.server = Server(_load, (self.config, self.tools), ENVIRONMENT)
+            self._servers.append(server)
+            server.load(STARTING, "")
+        return server
+
+
+def _load(argument: tuple[LanguageConfig, Sequence[dict[str, Any]]]) -> Callable[[Prompt], tuple[str, Any]]:
+    """In a process: the function that reads what a prompt shows, or says what is wrong with it."""
+    from burnish.language.model.loading import load_outline
+
+    config, tools = argument
+    torch.set_num_threads(1)
+    encode = Encoder(load_outline(config.model), tools, cached=0)
+
+    def read(prompt: Prompt) -> tuple[str, Any]:
+        try:
+            return "", packed(encode([prompt]).table)
+        except UserError as error:
+            return str(error), None
+
+    return read
+
+
+def packed(encoded: Encoded) -> tuple[bytes, dict[str, int], dict[str, Any]]:
+    """An encoded prompt for the way between processes."""
+    features = encoded.features[0]
+    named = {"ids": encoded.ids[0], "positions": encoded.positions[0]}
+    named |= {f"kind/{name}": value for name, value in features.kinds.items()}
+    named |= {f"media/{name}": value for name, value in features.tensors.items()}
+    return save({name: value.clone().contiguous() for name, value in named.items()}), features.axes, features.sizes
+
+
+def unpacked(data: bytes, axes: dict[str, int], sizes: dict[str, Any]) -> Encoded:
+    """The opposite."""
+    named = load(data)
+    kinds, media = (
+        {name.removeprefix(mark): value for name, value in named.items() if name.startswith(mark)}
+        for mark in ("kind/", "media/")
+    )
+    return Encoded(ids=[named["ids"]], positions=[named["positions"]], features=[Features(media, axes, kinds, sizes)])
+
+
+Encode = Callable[[Sequence[Prompt]], Gathered[Encoded]]
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A prompt without its pixels, which all ranks know."""
+
+    ids: Tensor  # [L] long
+    positions: Tensor  # [A, L] long
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]]  # of what it shows, by name
+    features: Features  # without its tensors
+
+    @classmethod
+    def of(cls, encoded: Encoded) -> Outline:
+        """That of one prompt."""
+        features = encoded.features[0]
+        shapes = {name: (tuple(one.shape), one.dtype) for name, one in features.tensors.items()}
+        return cls(encoded.ids[0], encoded.positions[0], shapes, replace(features, tensors={}))
+
+    @property
+    def bytes(self) -> int:
+        """In memory."""
+        return OVERHEAD + sum(one.nbytes for one in (self.ids, self.positions, *self.features.kinds.values()))
+
+
+class SharedPrompts:
+    """Encodes prompts for all ranks. What a prompt shows is processed by one of them for its length, and by those that
+    use its row, where they use it; pixels never travel."""
+
+    def __init__(self, encode: Encode, ranks: Ranks, *, cached: int) -> None:
+        """Take over who encodes.
+
+        Args:
+            encode: in this process; it keeps what was used last.
+            ranks: all of which encode the same prompts together.
+            cached: bytes of tokens of prompts that are kept.
+        """
+        self.encode, self.ranks = encode, ranks
+        self._known: LruCache[Outline] = LruCache(cached, lambda outline: outline.bytes)
+
+    def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
+        """As the encoder does, with what is shown in place of pixels.
+
+        Raises:
+            UserError: one of them can't be read, on whichever rank.
+        """
+        unique = {prompt.uid: prompt for prompt in prompts}
+        outlines = self._outlines({uid: prompt for uid, prompt in unique.items() if prompt.media})
+        table = Encoded.cat([
+            self._lazily(prompt, outlines[uid]) if uid in outlines else self.encode([prompt]).rows()
+            for uid, prompt in unique.items()
+        ])  # fmt: skip
+        row = {uid: i for i, uid in enumerate(unique)}
+        return Gathered(table=table, index=torch.tensor([row[prompt.uid] for prompt in prompts], dtype=torch.long))
+
+    def _outlines(self, prompts: dict[str, Prompt]) -> dict[str, Outline]:
+        known = {uid: found for uid in prompts if (found := self._known.find(uid)) is not None}
+        new = [uid for uid in prompts if uid not in known]
+        if not new:
+            return known
+        mine: list[Outline] | str
+        try:
+            own = [prompts[uid] for uid in new[own_rows(self.ranks, len(new))]]
+            mine = self._looked_at(own) if own else []
+        except UserError as error:
+            mine = str(error)  # all ranks stop, and none waits for another
+        gathered = self.ranks.gather(mine)
+        if failed := next((one for one in gathered if isinstance(one, str)), None):
+            raise UserError(failed)
+        every = [outline for several in gathered if not isinstance(several, str) for outline in several]
+        for uid, outline in zip(new, every, strict=True):
+            known[uid] = self._known.get(uid, lambda outline=outline: outline)  # type: ignore[misc]
+        return known
+
+    def _looked_at(self, prompts: Sequence[Prompt]) -> list[Outline]:
+        encoded = self.encode(prompts).rows()  # together: other processes may read them at once
+        return [Outline.of(encoded.select([row])) for row in range(len(encoded))]
+
+    def _lazily(self, prompt: Prompt, outline: Outline) -> Encoded:
+        def rows_of(name: str, rows: Tensor) -> Tensor:
+            return self.encode([prompt]).table.features[0].tensors[name].index_select(0, rows)
+
+        if any(not shape for shape, _ in outline.shapes.values()):  # single numbers have no rows
+            return self.encode([prompt]).rows()
+        sources = {name: Made(*about, partial(rows_of, name)) for name, about in outline.shapes.items()}
+        features = replace(outline.features, tensors=LazyTensors(sources))
+        return Encoded(ids=[outline.ids], positions=[outline.positions], features=[features])

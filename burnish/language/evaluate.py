@@ -1,0 +1,237 @@
+"""Responses to held-out questions, always with the same random numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnish.evaluation.results import sampled_settings
+from burnish.language.algorithms.base import token_budget_batches
+from burnish.language.dialogues import dialogue_metrics
+from burnish.language.engine import ResponseJob
+from burnish.language.offline import JudgementData
+from burnish.language.records import JudgedRecord
+from burnish.language.rollouts import response_columns, said_tokens, sampled_for, token_columns, validation_sampling
+from burnish.metrics import given_metrics, length_metrics
+from burnish.rewards.scoring import awaited
+from burnish.rl.algorithm import Metrics
+from burnish.tasks.evaluate import SAID, SHOWN, Evaluated, Evaluation, prompt_pictures
+from burnish.tasks.job import Job
+from burnish.tasks.suites import Outcome, SuiteRunner
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import Scores
+from burnish.utils.disk import writing
+from burnish.utils.errors import UserError
+from burnish.utils.video import encode_sound
+
+KEPT_RATE, KEPT_SECONDS = 16000, 60  # of the sounds that are kept: samples per second, and how much
+
+
+class LanguageEvaluation(Evaluation):
+    """Responds; shows what the questions show."""
+
+    def job(self, n: int, guidance: float | None) -> ResponseJob:
+        assert guidance is None, "a language model is not guided"
+        assembly = self.assembly
+        return ResponseJob.groups(
+            assembly.val_prompts, n, purpose="validation", update=0,
+            sampling=validation_sampling(assembly.config), check_cancelled=assembly.check_cancelled,
+        )  # fmt: skip
+
+    def sampled(self, job: ResponseJob) -> Evaluated:
+        assembly = self.assembly
+        completion, responses, scoring = sampled_for(job, assembly.engine, assembly.scorer, assembly.tell)
+        kept = ((job.group < SHOWN) & (job.sample < SAID)).nonzero().flatten().tolist()
+        said = said_tokens(completion, kept, assembly.engine, job.sampling.scored_at)
+        tokens = [said.get(row, ()) for row in range(len(responses))]
+        return Evaluated(responses, scoring.scores(assembly.check_cancelled), completion.lengths, tokens)
+
+    def measured(self, job: Job, found: Evaluated) -> Mapping[str, Sequence[float]]:
+        assert found.lengths is not None, "responses have lengths"
+        return {"tokens": found.lengths.response.tolist()}
+
+    def keep(self, target: Path, job: Job, n: int, found: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
+        assert found.lengths is not None, "responses have lengths"
+        records, names = [], []
+        for i, (prompt, response) in enumerate(zip(job.prompts[:shown], found.samples, strict=False)):
+            if i % n == 0:
+                after = response.dialogue.pictures if response.dialogue is not None else ()
+                names = _keep_media(target / "pictures", prompt, after, int(job.group[i]))
+            text = {"prompt": prompt.turns[-1].text, "response": response.full_text, "finished": response.finished}
+            records.append(
+                text | {"tokens": int(found.lengths.response[i]), "images": names} | token_columns(found.tokens[i])
+            )
+        return records
+
+    def keep_file(self, folder: Path, job: Job, found: Evaluated, row: int) -> Mapping[str, Any]:
+        assert found.lengths is not None, "responses have lengths"
+        return response_columns(found.samples[row], int(found.lengths.response[row])) | token_columns(found.tokens[row])
+
+    def metrics(self, job: Job, found: Evaluated) -> Metrics:
+        assert found.lengths is not None, "responses have lengths"
+        more = length_metrics(found.lengths) | dialogue_metrics(found.samples)
+        return given_metrics(found.scores, job.prompts, "format") | {f"val-aux/{k}": v for k, v in more.items()}
+
+
+def _keep_media(folder: Path, prompt: Prompt, after: Sequence[Any], group: int) -> list[str]:
+    """Keep what a question shows and plays, and the pictures that come after it; names of the files."""
+    shown = [*(picture for _, picture in prompt_pictures(prompt)), *after]
+    with writing(folder):
+        for number, picture in enumerate(shown):
+            picture.save(folder / f"{group:03d}-{number}.png")
+        for number, sound in enumerate(prompt.audios):
+            heard = sound.audio(KEPT_RATE)[: KEPT_SECONDS * KEPT_RATE]
+            (folder / f"{group:03d}-{number}.wav").write_bytes(encode_sound(heard[None], KEPT_RATE))
+    return sorted(path.name for path in folder.glob(f"{group:03d}-*") if path.suffix in (".png", ".wav"))
+
+
+class RespondingRunner(SuiteRunner):
+    """A suite of a language model."""
+
+    def check(self) -> None:
+        super().check()
+        if self.assembly.config.environment is not None:
+            raise UserError(
+                f"suite {self.suite.name} asks single questions, but the run has an environment, which would answer; "
+                "evaluate its exported model (burnish export)"
+            )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        config = self.assembly.config
+        own = {"max_new_tokens": config.rollout.max_new_tokens}
+        return sampled_settings(self.suite, own) | {
+            "batch_size": config.rollout.batch_size, "stop": list(config.rollout.stop), "dtype": config.model.dtype,
+            "engine": config.rollout.engine,
+        }  # fmt: skip
+
+    def job(self, fields: Mapping[str, Any]) -> Any:
+        from burnish.language.sampling import Sampling
+
+        how = self.settings
+        names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")
+        sampling = Sampling(stop=tuple(how["stop"]), **{name: how[name] for name in names})
+        return ResponseJob(**fields, sampling=sampling)
+
+    def sampled(self, job: Any) -> Outcome:
+        completion, responses = self.assembly.engine.sample(job)
+        scores = awaited(self.scorer.submit(responses, job.prompts), self.assembly.check_cancelled)
+        lengths = completion.lengths.response.tolist()
+        said = [
+            {"response": one.text, "finished": one.finished, "tokens": tokens}
+            for one, tokens in zip(responses, lengths, strict=True)
+        ]
+        return Outcome(scores, said, [])
+
+
+NAMES = ("chosen", "rejected")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A record with the scores that its responses got."""
+
+    record: JudgedRecord
+    scores: Tensor  # [M, S, H]
+
+    def text(self) -> str:
+        """The responses, each with its scores."""
+        names = NAMES if len(self.record.responses) > 1 else ("",)
+        steps = len(self.record.target)
+        rows = [
+            f"{name} {', '.join(f'{value:.3f}' for value in scores[:steps].flatten().tolist())}: {response}".strip()
+            for name, response, scores in zip(names, self.record.responses, self.scores, strict=True)
+        ]
+        return "\n".join(rows)
+
+
+class JudgementEvaluation(Evaluation):
+    """Has the reward model judge held-out responses; a sample is a record."""
+
+    def job(self, n: int, guidance: float | None) -> Job:
+        assert guidance is None, "a language model is not guided"
+        prompts, check_cancelled = self.assembly.val_prompts, self.assembly.check_cancelled
+        return Job.groups(prompts, 1, purpose="validation", update=0, check_cancelled=check_cancelled)
+
+    def sampled(self, job: Job) -> Evaluated:
+        assembly = self.assembly
+        records = [assembly.val_records[number] for number in job.group.tolist()]
+        try:
+            data = JudgementData(records, assembly.roles.model, assembly.engine.encode)
+            batch = data.batch(records, update=1, seed=assembly.config.seed)
+        finally:
+            assembly.roles.shards.gather()  # ranks have different numbers of micro-batches
+        trace, members = batch.answers.trace, batch.answers.members
+        values = torch.zeros(len(trace), *batch.target.shape[1:])
+        with torch.no_grad():
+            for rows in token_budget_batches(trace, assembly.roles.micro_batch_size, together=members):
+                job.check_cancelled()
+                part = batch.select(rows)
+                place = [row * members + member for row in rows for member in range(members)]
+                values[place] = part.at_labels(assembly.roles.judgements(part.answers.trace)).cpu()
+        outcome = assembly.config.algorithm.outcome(values, batch)
+        by_record = values.view(len(records), members, *values.shape[1:])
+        samples = [Judged(record, scores) for record, scores in zip(records, by_record, strict=True)]
+        return Evaluated(samples, _scores(outcome, assembly.needs.heads))
+
+    def measured(self, job: Job, found: Evaluated) -> Mapping[str, Sequence[float]]:
+        return {}
+
+    def keep(self, target: Path, job: Job, n: int, found: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
+        records = []
+        for i, (prompt, judged) in enumerate(zip(job.prompts[:shown], found.samples, strict=False)):
+            names = _keep_media(target / "pictures", prompt, (), int(job.group[i]))
+            records.append({"prompt": prompt.turns[-1].text, "response": judged.text(), "images": names})
+        return records
+
+    def metrics(self, job: Job, found: Evaluated) -> Metrics:
+        heads = self.assembly.needs.heads
+        scores = torch.cat([judged.scores[:, : len(judged.record.target)].flatten(0, 1) for judged in found.samples])
+        metrics: Metrics = {}
+        for name, column in zip(heads, scores.double().unbind(1), strict=True):
+            metrics |= {
+                f"val-aux/score/{name}/mean": float(column.mean()),
+                f"val-aux/score/{name}/std": float(column.std(correction=0)),
+            }
+        if self.assembly.needs.data != "scores":
+            return metrics
+        for number, name in enumerate(heads):
+            pairs = [
+                (float(judged.scores[0, 0, number]), judged.record.target[0][number])
+                for judged in found.samples
+                if not math.isnan(judged.record.target[0][number])
+            ]
+            metrics[f"val-aux/rank_correlation/{name}"] = rank_correlation(torch.tensor(pairs).double())
+        return metrics
+
+
+def rank_correlation(pairs: Tensor) -> float:
+    """Spearman's correlation of two columns [N, 2]; 0 where one is constant."""
+    from scipy.stats import spearmanr
+
+    if len(pairs) < 2 or bool((pairs == pairs[0]).all(0).any()):
+        return 0.0
+    return float(spearmanr(*pairs.unbind(1)).statistic)
+
+
+def _scores(outcome: Mapping[str, Tensor], heads: Sequence[str]) -> Scores:
+    """What validation reports of records, [B, S, H] each, the first counting; by head too where there are several."""
+    columns = {name: values.flatten(1).nanmean(1) for name, values in outcome.items()}
+    counted = next(iter(outcome))
+    if len(heads) > 1:
+        columns |= {f"{counted}_{head}": outcome[counted][:, :, i].nanmean(1) for i, head in enumerate(heads)}
+    reward = columns[counted]
+    return Scores(
+        reward=reward.float(),
+        missing=reward.isnan(),
+        components=torch.stack(list(columns.values()), 1).float(),
+        names=tuple(columns),
+        weights=(0.0,) * len(columns),
+        notes=[""] * len(reward),
+    )

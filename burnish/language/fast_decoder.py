@@ -1,0 +1,153 @@
+"""Decoding by Burnish's own layers and cache: rows that end make room for waiting ones at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+from burnish.language.attention import Plan, Segment
+from burnish.language.decoding import IDLE, Active, DecodingRows
+from burnish.language.layers import Before, Cache, Layers
+from burnish.language.model.universal import LanguageModel
+from burnish.types.completion import Features
+
+PREFILL = 8192  # prompt tokens per forward pass
+
+
+class FastDecoder:
+    """Prefills prompts under Burnish's plan, and runs a token per row and step."""
+
+    def __init__(self, model: LanguageModel, network: nn.Module, rows: DecodingRows) -> None:
+        self.model, self.network, self.rows, self.prompts = model, network, rows, rows.prompts
+        self.device = rows.device
+        self.layers = Layers(model.text(network), model.head(network).weight, compute=model.compute)
+        self.embedding = model.text(network).embed_tokens
+        self.prefilled: dict[int, tuple[Tensor, Tensor]] = {}  # by prompt: last state, keys and values
+        last = max((p for p in self.prompts.next_position), default=0) + rows.longest
+        positions = (torch.arange(last + 2, device=self.device) - 1).clamp_min(0)[None]
+        # of the position before each: that of the token chosen last, where the next token's is known
+        self.rotations = self.layers.rotation(positions.expand(model.axes, 1, -1) if model.axes > 1 else positions)
+
+    def run(self, batch_size: int, check_cancelled: Callable[[], None]) -> None:
+        """Decode all rows."""
+        rows, waiting = self.rows, self.rows.waiting
+        longest = max(self.prompts.lengths[rows.index[row]] for row in waiting) + rows.longest
+        cache = Cache(
+            layers=len(self.layers.layers),
+            rows=min(batch_size, len(waiting)),
+            pairs=self.layers.pairs,
+            longest=longest,
+            width=self.layers.width,
+            dtype=self.layers.compute,
+            device=self.device,
+        )
+        batch, waiting = waiting[: cache.rows], waiting[cache.rows :]
+        live, x = self._admit(batch, waiting, cache)
+        while len(live.row):
+            check_cancelled()
+            tokens = rows.next_tokens(self.layers.logits(x), live)
+            done = live.over
+            rows.tell_ended(live, done)
+            compact = done >= IDLE * len(live.row) or (done > 0 and cache.full)
+            if compact:
+                self._keep(live, cache)
+                rows.store_lengths(live)
+                unfinished = (~live.done).nonzero().flatten()
+                cache.keep(unfinished.tolist(), len(waiting))
+                live, tokens = live.keep(unfinished), tokens[unfinished]
+            if len(live.row):
+                x = self.layers.step(self.embedding(tokens), self.rotations.index_select(0, live.position), cache)
+            if compact and waiting:
+                free = cache.rows - len(live.row)
+                batch, waiting = waiting[:free], waiting[free:]
+                new, further = self._admit(batch, waiting, cache)
+                live, x = live.followed_by(new), torch.cat([x[: len(live.row)], further.to(x.dtype)])
+
+    def _admit(self, batch: list[int], waiting: list[int], cache: Cache) -> tuple[Active, Tensor]:
+        """Add rows to the cache; returns also the state [N, D] that predicts each row's first token.
+
+        Keys and values of prompts are held beside the cache only while rows of this batch, or waiting ones, need them.
+        """
+        groups = [(prompt, len(list(rows))) for prompt, rows in groupby(self.rows.index[row] for row in batch)]
+        packs = self._packs([prompt for prompt, _ in groups])
+        longest = max(self.prompts.lengths[prompt] for prompt, _ in groups)
+        further = {self.rows.index[row] for row in waiting}
+        left = Counter(prompt for prompt, _ in groups)
+        states = []
+        for prompt, count in groups:
+            if prompt not in self.prefilled:
+                self._prefill(next(packs))
+            state, cached = self.prefilled[prompt]
+            cache.enter([(cached, count)], longest)
+            states += [state] * count
+            left[prompt] -= 1
+            if not left[prompt] and prompt not in further:
+                del self.prefilled[prompt]
+        # copied where it is a slice, which would keep all prompts of its forward pass
+        self.prefilled = {prompt: (state, cached.contiguous()) for prompt, (state, cached) in self.prefilled.items()}
+        return self.rows.enter(batch), torch.stack(states)
+
+    def _keep(self, live: Active, cache: Cache) -> None:
+        """Keep what rows that are done have computed, for their next turn."""
+        turn, prompts = self.rows.turn, self.prompts
+        if turn is None or turn.last:
+            return
+        column = self.layers.compute.itemsize * 2 * len(self.layers.layers) * self.layers.pairs * self.layers.width
+        for place in live.done.nonzero().flatten().tolist():
+            row, count = int(live.row[place]), int(live.count[place])
+            prompt = self.rows.index[row]
+            columns = prompts.lengths[prompt] + count - 1  # nothing has read the last token
+            if turn.has_room(columns * column):
+                past = turn.rows[row]
+                past.ids = torch.cat([prompts.ids[prompt], self.rows.ids[row, : count - 1].cpu()])
+                past.cached = cache.read(place, columns)
+
+    def _begun(self, prompt: int) -> tuple[Tensor | None, Features]:
+        """Keys and values of the beginning of a prompt, if they were kept, and the media of the rest."""
+        turn, features = self.rows.turn, self.prompts.features[prompt]
+        if turn is None:
+            return None, features
+        past = turn.rows[self.rows.index.index(prompt)]
+        cached = past.take(self.prompts.ids[prompt])
+        return cached, features if cached is None else past.added
+
+    def _packs(self, prompts: list[int]) -> Iterator[list[int]]:
+        """Prompts that are still to be computed, once each, as they are packed into forward passes."""
+        batch: list[int] = []
+        for prompt in [prompt for prompt in dict.fromkeys(prompts) if prompt not in self.prefilled]:
+            if batch and sum(self.prompts.lengths[p] for p in batch) + self.prompts.lengths[prompt] > PREFILL:
+                yield batch
+                batch = []
+            batch.append(prompt)
+        if batch:
+            yield batch
+
+    def _prefill(self, batch: list[int]) -> None:
+        """Compute the last state, keys and values of prompts in one forward pass."""
+        chosen = self.prompts.select(batch)
+        begun = [self._begun(prompt) for prompt in batch]
+        skipped = [0 if cached is None else cached.shape[3] for cached, _ in begun]
+        ids = torch.cat([own[n:] for own, n in zip(chosen.ids, skipped, strict=True)])
+        slots = torch.isin(ids, self.model.placeholders).to(self.device)
+        features = [own for _, own in begun if own.size]
+        decoder = self.model.text(self.network)
+        embedded = self.model.forwards.embed(self.network, decoder, ids.to(self.device), slots, features)
+        seen, deep = embedded.at(torch.arange(len(ids), device=self.device))
+        positions = torch.cat([own[:, n:] for own, n in zip(chosen.positions, skipped, strict=True)], 1)
+        segments, before = [], Before.of([cached for cached, _ in begun], chosen.lengths, self.device)
+        start = 0
+        for length in chosen.lengths:
+            segments.append(Segment(start, length))
+            start += length
+        plan = Plan(segments, device=self.device)
+        positions = (positions[:, None] if self.model.axes > 1 else positions).to(self.device)
+        rest = [length - n for length, n in zip(chosen.lengths, skipped, strict=True)]
+        last = torch.tensor(rest, device=self.device).cumsum(0) - 1
+        x, cached = self.layers.prefill(embedded.tokens, positions, plan, seen[0], deep, last, before)
+        for number, (prompt, segment) in enumerate(zip(batch, segments, strict=True)):
+            own = slice(segment.start, segment.start + segment.length)
+            self.prefilled[prompt] = x[number], cached[..., own, :]

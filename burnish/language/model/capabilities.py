@@ -1,0 +1,318 @@
+"""What a class can do beside its own forward of one row: what gives other numbers is left out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from burnish.language.decoding import decode
+from burnish.language.logprobs import response_logprobs
+from burnish.language.model.base import NOTHING, Shown
+from burnish.language.model.class_cache import Cache, further
+from burnish.language.model.collation import Conversation, samples
+from burnish.language.model.forwards import HeadUnusedError, has_plan, switch
+from burnish.language.sampling import Sampling
+from burnish.types.batch import Gathered
+from burnish.types.completion import Completion, Encoded
+from burnish.utils.errors import UserError, first_line
+
+if TYPE_CHECKING:
+    from burnish.language.model.universal import LanguageModel
+    from burnish.language.packing import Layout
+
+log = logging.getLogger(__name__)
+
+EXACT, ROUNDED = 1e-3, 5e-2  # nats: the largest difference in float32, and the mean one in half precision
+AHEAD = {True: 1e-2, False: 0.3}  # a token's influence on those before it, relative to those after; float32, or not
+NOISE = 1e-6  # rounding of logits in float32, relative to the largest
+MOVING = ("video", "audio", "input_features", "feature_attention_mask")  # in names of media that are no pictures
+LONGEST = 512  # tokens of a prompt that is tried
+LENGTHS = (7, 5, 9)  # tokens of the responses
+SLIPS = (RuntimeError, ValueError, IndexError, AttributeError, TypeError, KeyError, NotImplementedError, AssertionError,
+         StopIteration)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a class can do, as compared on load; the first of packed and padded that it has is how rows are run."""
+
+    packed: bool = False  # the decoder runs packed and shared prompts under Burnish's plan
+    padded: bool = False  # rows of different lengths share a forward, padded on the right; else each is alone
+    mixes: bool = True  # with other kinds of media, too
+    fast: bool = False  # of packed ones: its layers are Llama's, and responses are decoded by Burnish's own decoder
+    cache: Cache = "none"  # how the others are decoded
+    unpacked: frozenset[str] = frozenset()  # media with which prompts are not packed
+    scale: float = 1.0  # of the head's product
+    cap: float | None = None  # of its logits
+    own_logits: bool = False  # its logits are otherwise than that
+    fill: dict[str, int] = field(default_factory=dict)  # kinds of a response's tokens that are not 0
+
+    @property
+    def name(self) -> str:
+        rows = "packed rows" if self.packed else "padded rows" if self.padded else "one row a forward"
+        caches = {"padded": "its own cache", "alone": "its own cache, prompt by prompt", "none": "no cache"}
+        return f"{rows}, responses by {'our own decoder' if self.fast else caches[self.cache]}"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Prompts with responses, and what the class's own forward of each makes of them."""
+
+    completion: Completion  # two responses to each prompt
+    expected: Tensor  # [B, T] log-probs, 0 beyond the length
+
+    def select(self, rows: Sequence[int]) -> Probe:
+        return Probe(self.completion.select(rows), self.expected[list(rows)])
+
+
+def check(model: LanguageModel) -> Capabilities:
+    """Find out what gives the same log-probs as the class's own forward of one row.
+
+    Raises:
+        UserError: nothing does.
+    """
+    name = type(model.network).__name__
+    said = f"model.path is {model.path}: {name}"
+    try:
+        completion = any_responses(model)
+        known = replace(_head(model, completion), fill=_kinds(model, completion))
+    except HeadUnusedError:
+        raise UserError(
+            f"{said} doesn't call the head that get_output_embeddings() names, so that its states can't be read; give "
+            "another model"
+        ) from None
+    probe = Probe(completion, own_logprobs(model, model.network, completion, known.fill))
+    if not _causal(model, completion, known.fill):
+        raise UserError(
+            f"{said} can't be trained, as its tokens read those that come after them, as those of an encoder; give a "
+            "decoder"
+        )
+    differences: dict[str, float] = {}
+    slack = EXACT if model.compute == torch.float32 else ROUNDED
+    failed: Exception | None = None
+
+    def agrees(what: str, tried: Capabilities, run: Callable[[Completion], Completion], part: Probe = probe) -> bool:
+        """Whether log-probs are those of the class's own forward, which is asked for other responses too."""
+        nonlocal failed
+        model.capabilities = tried
+        try:
+            with torch.no_grad():
+                found = run(part.completion)
+        except SLIPS as error:  # whatever a class makes of a form that it was not written for
+            log.info("%s: %s: %s", what, type(error).__name__, error)
+            differences[what], failed = float("inf"), error
+            return False
+        expected = part.expected
+        if found.ids is not part.completion.ids:
+            expected = own_logprobs(model, model.network, found, known.fill)
+        off = (found.logprob - expected).abs()[found.mask]
+        # in half precision single tokens round far apart
+        differences[what] = float(off.max() if model.compute == torch.float32 else off.mean())
+        return differences[what] <= slack
+
+    if not agrees("one row", known, partial(_scored, model, "padded")):
+        raise UserError(_refusal(said, "one row by itself", differences["one row"], failed))
+    for mixes in (True, False):
+        model.forwards.collation = replace(model.forwards.collation, mixes=mixes)
+        padded = replace(known, padded=True, mixes=mixes)
+        if agrees("padded rows", padded, partial(_scored, model, "padded")):
+            known = padded
+            break
+    ways: tuple[Cache, ...] = ("padded", "alone", "none")
+    caches = [replace(known, cache=cache) for cache in ways]
+    cached = next((one for one in caches if agrees(f"cache: {one.cache}", one, partial(_decoded, model))), None)
+    if cached is None:
+        raise UserError(_refusal(said, "decoding token by token", differences["cache: none"], failed))
+    known = _packed(model, cached, probe, agrees)
+    model.capabilities = known
+    shown = ", ".join(f"{what} {value:.1g}" for what, value in differences.items())
+    log.warning("%s: %s (differences from its own forward of one row, in nats: %s)", name, known.name, shown)
+    return known
+
+
+def _refusal(said: str, what: str, off: float, failed: Exception | None) -> str:
+    why = f"has log-probs that differ by {off:.2g} nats from those of its own forward"
+    if off == float("inf") and failed is not None:
+        why = f"fails where its own forward does not: {first_line(failed)}"
+    return f"{said} can't be trained, as {what} {why}; give another model"
+
+
+def _packed(model: LanguageModel, known: Capabilities, probe: Probe, agrees: Callable[..., bool]) -> Capabilities:
+    """With packed rows, and Burnish's decoder, where they agree: for all media, or for pictures alone."""
+    if not plannable(model, known):
+        return known
+    decoder = model.text(model.network)
+    features = probe.completion.prompts.rows().features
+    moving = frozenset(name for one in features for name in one.tensors if any(kind in name for kind in MOVING))
+    for unpacked in dict.fromkeys((frozenset[str](), moving)):
+        switch(model.network, decoder, on=True, tower=not unpacked)
+        part = probe.select([row for row, one in enumerate(features) if not unpacked & one.tensors.keys()])
+        tried = replace(known, packed=True, unpacked=unpacked)
+        layouts: tuple[Layout, ...] = ("packed", "shared")
+        if all(agrees(f"{layout} rows", tried, partial(_scored, model, layout), part) for layout in layouts):
+            plain = tried.scale == 1 and tried.cap is None
+            fast = replace(tried, fast=True)
+            return fast if plain and agrees("own decoder", fast, partial(_decoded, model), part) else tried
+    switch(model.network, decoder, on=False)
+    return known
+
+
+def plannable(model: LanguageModel, known: Capabilities) -> bool:
+    """Whether packed rows are worth a try; a window has to be shorter than the longest prompt."""
+    return not known.own_logits and has_plan(model.text(model.network)) and window_of(model.config) <= LONGEST
+
+
+def _scored(model: LanguageModel, layout: Layout, completion: Completion) -> Completion:
+    found = response_logprobs(model, model.network, completion, temperature=1.0, layout=layout)
+    return replace(completion, logprob=found.logprob.cpu())
+
+
+def _decoded(model: LanguageModel, completion: Completion) -> Completion:
+    """Responses that are decoded, of different lengths: two to the first prompt, one to each of the others."""
+    # not the table, whose media of other rows would keep it from being tried
+    prompts = completion.select(range(0, len(completion), 2)).prompts.rows()
+    index = [0, *range(len(prompts))]
+    limits = [LENGTHS[row % len(LENGTHS)] for row in range(len(index))]
+    sampling = Sampling(max_new_tokens=max(LENGTHS))
+    return decode(model, model.network, prompts, index, range(len(index)), sampling, limits=limits)
+
+
+def _head(model: LanguageModel, completion: Completion) -> Capabilities:
+    """What a class makes of its head's product."""
+    one = model.forwards.inputs(model.network, Conversation.of(completion, {})[:1])
+    with torch.no_grad():
+        states, logits = model.forwards.states(model.network, one, logits=True)
+        weight = model.head(model.network).weight
+        plain = torch.nn.functional.linear(states.to(weight.dtype), weight)[0].float()
+    assert logits is not None
+    found = logits[0].float()
+    if found.shape != plain.shape:  # the last rows of its head pad the vocabulary, and have no logits (Inkling)
+        return Capabilities(own_logits=True)
+    slack = (1e-4 if model.compute == torch.float32 else 2e-2) * float(plain.abs().max())
+    scale = float((found * plain).sum() / plain.square().sum())
+    if float((found - scale * plain).abs().max()) <= slack:
+        return Capabilities(scale=1.0 if abs(scale - 1) < 1e-3 else scale)
+    for config in (model.config.get_text_config(), model.config):
+        cap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
+        if cap and float((found - cap * (plain / cap).tanh()).abs().max()) <= slack:
+            return Capabilities(cap=float(cap))
+    return Capabilities(own_logits=True)
+
+
+def _kinds(model: LanguageModel, completion: Completion) -> dict[str, int]:
+    """Which kinds the tokens of a response have for the class: those that it gives to what it writes, if not 0."""
+    for features in completion.prompts.table.features:
+        for name, kinds in features.kinds.items():
+            added = further(model.network, {}, {name: kinds[None]})[name]
+            if added.shape[1] > len(kinds) and int(added[0, -1]):
+                return {name: int(added[0, -1])}
+    return {}
+
+
+def _causal(model: LanguageModel, completion: Completion, fill: dict[str, int]) -> bool:
+    """Whether another token in the middle of a response leaves the logits of the tokens before it as they are.
+
+    By how much it changes those after it: with small weights the logits of an encoder hardly differ in either.
+    """
+    some = completion.select([0])
+    column = int(some.length[0]) // 2
+    other = completion.ids[completion.ids != some.ids[0, column]][0]
+    changed = replace(some, ids=some.ids.index_fill(1, torch.tensor([column]), int(other)))
+    own, others = (own_logits(model, model.network, one, fill)[0] for one in (some, changed))
+    moved = (own - others).abs().amax(-1)
+    # the last logits before it are those that predict it; the next ones are its own, which follow it most
+    before, after = float(moved[: column + 1].max()), float(moved[column + 2 :].max())
+    return before <= max(AHEAD[model.compute == torch.float32] * after, NOISE * float(own.abs().max()))
+
+
+def any_responses(model: LanguageModel) -> Completion:
+    """Prompts with no, one and two pictures, a video and sounds, as far as the model reads them, and any responses.
+
+    The longest is longer than a sliding window, unless that is thousands of tokens: its mask is the class's own.
+    """
+    long = " ".join(str(number) for number in range(LONGEST))[: 4 * min(window_of(model.config), LONGEST)]
+    tried = [("Hello", NOTHING), (f"Count: {long}", NOTHING)]
+    if "image" in model.readable:
+        pictures = samples("image")
+        tried += [("What do you see?", Shown(images=pictures[:1])), ("Compare", Shown(images=pictures[1:]))]
+    if "video" in model.readable:
+        tried.append(("What happens?", Shown(videos=samples("video")[:1])))
+    if "audio" in model.readable:
+        sounds = samples("audio", model.audio_rate or 0)
+        tried += [("What do you hear?", Shown(audios=sounds[:1])), ("And here?", Shown(audios=sounds[1:2]))]
+    encoded, first = [], None
+    failed, seen = dict[str, Exception](), set[str]()
+    for words, shown in tried:
+        brought = list(shown.sizes) or ["text"]
+        parts: list[dict[str, str]] = [{"type": kind} for kind, sizes in shown.sizes.items() for _ in sizes]
+        try:
+            chat = [{"role": "user", "content": [*parts, {"type": "text", "text": words}]}]
+            prompt = model.encode(chat, shown)
+            with torch.no_grad():
+                model.forwards.states(model.network, model.forwards.inputs(model.network, Conversation.prompts(prompt)))
+            encoded.append(prompt)
+            seen |= {*brought}
+        except HeadUnusedError:
+            raise
+        except Exception as error:  # processors and towers raise anything for what they don't take
+            first = first or error
+            failed = dict.fromkeys(brought, error) | failed
+    if not encoded:
+        why = failed.get("image", first)  # some take none without a picture
+        assert why is not None
+        name = type(model.network).__name__
+        raise UserError(
+            f"model.path is {model.path}: {name} takes no prompt: {first_line(why)}; give a model that "
+            "transformers runs on text or media alone, or fetch this one again"
+        ) from why
+    if first:
+        log.warning("%s: not compared on all kinds of prompts: %s", model.path, first)
+    model.unread = {kind: str(error) for kind, error in failed.items() if kind not in seen}
+    table = Encoded.cat(encoded)
+    banned = set(model.banned.tolist()) | set(model.stop)
+    allowed = [token for token in range(min(model.vocabulary, len(model.tokenizer))) if token not in banned]
+    draw = torch.Generator().manual_seed(0)
+    index = torch.arange(len(table)).repeat_interleave(2)
+    length = torch.tensor([LENGTHS[row % len(LENGTHS)] for row in range(len(index))])
+    chosen = torch.tensor(allowed)[torch.randint(len(allowed), (len(index), max(LENGTHS)), generator=draw)]
+    ids = chosen * (torch.arange(max(LENGTHS)) < length[:, None])
+    return Completion.of_text(Gathered(table=table, index=index), ids, length, axes=model.axes)
+
+
+def window_of(config: Any) -> int:
+    """The smallest window or chunk that a configuration names; 1 if there is none."""
+    values = config.get_text_config().to_dict()
+    named = [values.get(name) for name in ("sliding_window", "attention_chunk_size")]
+    return min((int(value) for value in named if value), default=1)
+
+
+def own_logprobs(
+    model: LanguageModel, network: Any, completion: Completion, fill: dict[str, int], *, temperature: float = 1.0
+) -> Tensor:
+    """Log-probs [B, T] of responses by the class's own forward of one row; 0 beyond their lengths."""
+    found = torch.zeros(completion.ids.shape)
+    for row, logits in enumerate(own_logits(model, network, completion, fill)):
+        allowed = (logits / temperature).index_fill(-1, model.banned.to(logits.device), -torch.inf)
+        ids = completion.ids[row, : len(logits), None].to(logits.device)
+        found[row, : len(logits)] = allowed.log_softmax(-1).gather(-1, ids)[:, 0].cpu()
+    return found
+
+
+def own_logits(model: LanguageModel, network: Any, completion: Completion, fill: dict[str, int]) -> list[Tensor]:
+    """Logits [T, V] of every response by the class's own forward of one row, its positions left to it."""
+    found = []
+    lengths = completion.prompts.table.lengths
+    for row, conversation in enumerate(Conversation.of(completion, fill)):
+        inputs = model.forwards.inputs(network, [conversation])
+        inputs.pop("position_ids", None)
+        with torch.no_grad():
+            out, _ = model.forwards.call(network, inputs | {"use_cache": False}, logits="all")
+        start = lengths[int(completion.prompts.index[row])] - 1
+        found.append(out.logits[0, start : start + int(completion.length[row])].float())
+    return found

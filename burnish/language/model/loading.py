@@ -1,0 +1,315 @@
+"""Language models from directories: checks of the files, and loading."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnish.language.model.tokenizer import check_vocabulary, overlaid
+from burnish.models.adapters import check_adapter_files
+from burnish.models.loading import block_count, placement_of, quietly, read_folder
+from burnish.models.lora import AsInForward
+from burnish.models.placing import rest_frozen
+from burnish.models.quantization import layers_to_quantize, quantize
+from burnish.options.language import LanguageLoraOptions, LanguageModelOptions
+from burnish.options.model import CommonModelOptions
+from burnish.registry import lookup
+from burnish.utils.errors import UserError
+from burnish.utils.json_text import read_object
+from burnish.utils.reading import understood
+from burnish.utils.weights import complaints_about, refuse_quantized, tokenizer_complaint, without_weights
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from burnish.language.model.base import Positions
+    from burnish.language.model.universal import LanguageModel
+    from burnish.types.prompt import Prompt
+
+
+log = logging.getLogger(__name__)
+
+KIND = "language model"
+TOWERS = ("vision_config", "audio_config")  # keys of config.json of models that see or hear
+UNIVERSAL = "transformers"  # runs every class of transformers
+GENERATION = "generation_config.json"
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+EXPERTS = ("num_experts", "num_local_experts")  # keys of config.json in different versions of transformers
+
+
+def read_config(options: CommonModelOptions) -> tuple[Path, dict[str, Any]]:
+    """The directory that a language model is read from, and its config.json; see ``overlaid``.
+
+    Raises:
+        UserError: there is no such directory, or it is not in transformers layout.
+    """
+    path, config = read_folder(options, "config.json", "transformers", "model")
+    return (overlaid(options, path) if isinstance(options, LanguageModelOptions) else path), config
+
+
+def check_words(options: LanguageModelOptions) -> None:
+    """Refuse a tokenizer of the user's that doesn't fit the model; see ``overlaid.check_vocabulary``."""
+    check_vocabulary(options, read_folder(options, "config.json", "transformers", "model")[0])
+
+
+def check_experts(options: LanguageModelOptions) -> None:
+    """Refuse a router loss for a model without experts, by config.json alone.
+
+    Raises:
+        UserError: the coefficient is set, and the model is dense.
+    """
+    if not options.router_aux_loss_coef:
+        return
+    _, config = read_config(options)
+    text = config.get("text_config") or config
+    if not any(text.get(name) for name in EXPERTS):
+        raise UserError(
+            f"model.router_aux_loss_coef is {options.router_aux_loss_coef:g}, but {options.path} is not a "
+            f"mixture of experts (its config.json has no {' or '.join(EXPERTS)}); leave it out"
+        )
+
+
+def class_of(options: CommonModelOptions) -> Any:
+    """The class that runs a language model."""
+    return lookup(KIND, UNIVERSAL if options.family == "auto" else options.family)
+
+
+def _refuse_unknown(options: CommonModelOptions, config: dict[str, Any]) -> None:
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    written = config.get("model_type")
+    if not isinstance(written, str) or written not in CONFIG_MAPPING:
+        own = ", and the code that it brings (auto_map) is not run" if config.get("auto_map") else ""
+        raise UserError(
+            f"model.path is {options.path}, whose model_type is {written!s:.80}, which transformers "
+            f"{transformers.__version__} doesn't know{own}; upgrade transformers, or give another model"
+        )
+
+
+def check_files(options: CommonModelOptions) -> None:
+    """Refuse a directory without weights, tokenizer or processor, or with a model_type that transformers doesn't know.
+
+    Raises:
+        UserError: files are missing or truncated; the message lists all.
+    """
+    path, config = read_config(options)
+    refuse_quantized(config, f"model.path is {options.path}")
+    if options.family in ("auto", UNIVERSAL):
+        _refuse_unknown(options, config)
+    found = list(complaints_about(path))
+    if complaint := tokenizer_complaint(path):
+        found.append(complaint)
+    if any(part in config for part in TOWERS) and not any((path / name).is_file() for name in PROCESSORS):
+        found.append(f"{path} has no {PROCESSORS[0]}, which configures its processor; fetch the model again")
+    if found:
+        raise UserError("\n".join(f"model.path: {one}" for one in found))
+    if (path / GENERATION).is_file():
+        read_object(path / GENERATION)  # transformers goes on without one that is damaged, and so without its ends
+    if options.lora is not None and options.lora.path is not None:
+        check_adapter_files(options.lora)
+
+
+def check_readable(options: CommonModelOptions, prompts: Iterable[Prompt]) -> None:
+    """Refuse prompts that show or play something to a model that reads text alone, before it is loaded.
+
+    Raises:
+        UserError: with the first such prompt.
+    """
+    path, _ = read_config(options)
+    if any((path / name).is_file() for name in PROCESSORS):
+        return
+    if (prompt := next((one for one in prompts if one.media), None)) is not None:
+        raise UserError(
+            f"model.path is {options.path}, which reads text only, but prompt {prompt.text!r:.60} ({prompt.where}) has "
+            "pictures, videos or sounds; give a model that sees, or take them out"
+        )
+
+
+def load_language_model(
+    options: CommonModelOptions, *, frozen: bool = False, shared: bool = False, only_samples: bool = False
+) -> LanguageModel:
+    """Load the model that ``options`` describe, frozen and in evaluation mode.
+
+    Args:
+        options: which model, and in what precision.
+        frozen: it stays so.
+        shared: ranks will hold it together; until it is sharded, it is not read.
+        only_samples: weights rest in the precision that they compute in, where that moves no bit.
+
+    Raises:
+        UserError: it can't be loaded.
+    """
+    path, config = read_config(options)
+    device, stored, compute = placement_of(options, frozen=frozen)
+    with understood(f"model.path is {options.path}, which can't be loaded"):
+        model: LanguageModel = class_of(options).load(path, dtype=stored, compute=compute, device=device)
+        if config.get("auto_map"):
+            log.warning(
+                "%s brings code of its own (auto_map in its config.json), which is not run: it is trained as the %s of "
+                "transformers", options.path, type(model.network).__name__,
+            )  # fmt: skip
+        if only_samples and options.lora is None:
+            rest_frozen(model.network, compute)
+        if not shared:
+            _quantize(model, options)
+            model.place()
+        if (attention := attention_of(options)) != "auto":
+            choose_attention(model.network, attention, compute=compute)
+        model.try_out()
+    if options.gradient_checkpointing:
+        _checkpoint(model, options.gradient_checkpointing)
+    if options.compile:
+        for layer in model.layers(model.network):
+            layer.compile()
+    return model
+
+
+def positions_of(options: CommonModelOptions) -> Positions | None:
+    """Tokens that a model was trained to read at once, by config.json alone; None where transformers can't tell.
+
+    Raises:
+        UserError: it can't be read.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from burnish.language.model.universal import positions_within
+
+    path, config = read_config(options)
+    if config.get("model_type") not in CONFIG_MAPPING:
+        return None
+    with understood(f"model.path is {options.path}, whose config.json can't be read"):
+        found = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return positions_within(found.get_text_config())
+
+
+def load_outline(options: CommonModelOptions) -> LanguageModel:
+    """A model by its configuration files alone: names and shapes without memory, and what reads prompts.
+
+    Raises:
+        UserError: it can't be loaded.
+    """
+    import torch
+    from accelerate import init_empty_weights
+
+    path, _ = read_config(options)
+    compute = getattr(torch, options.dtype)
+    with understood(f"model.path is {options.path}, whose processor can't be loaded"):
+        with without_weights(), init_empty_weights():
+            model: LanguageModel = class_of(options).load(path, dtype=compute, compute=compute, device="cpu")
+        network: Any = model.network
+        network.tie_weights()  # as files do
+        return model
+
+
+def _quantize(model: LanguageModel, options: CommonModelOptions) -> None:
+    """Store the decoder's layers in fewer bits, if that is wanted. A vision tower is small, and reads its own type."""
+    fewer = options.quantization
+    if fewer is None or fewer.weights is None:
+        return
+    model.refuse_non_finite()
+    decoder: Any = model.network.get_decoder()  # type: ignore[operator]
+    with quietly():
+        quantize(
+            decoder, fewer.weights, compute=model.compute, device=model.device, exclude=fewer.exclude,
+            in_full=_in_full(options),
+        )  # fmt: skip
+
+
+def match_layers(model: LanguageModel, options: CommonModelOptions) -> None:
+    """Refuse options about layers or blocks that the network doesn't have; weights need no values for this.
+
+    Raises:
+        UserError: naming the option.
+    """
+    fewer = options.quantization
+    if fewer is not None and fewer.weights is not None:
+        decoder: Any = model.network.get_decoder()  # type: ignore[operator]
+        layers_to_quantize(decoder, fewer.weights, exclude=fewer.exclude, in_full=_in_full(options))
+    if options.gradient_checkpointing:
+        _checkpoint(model, options.gradient_checkpointing)
+
+
+def _in_full(options: CommonModelOptions) -> list[str]:
+    """Modules that are trained in full, beside adapters."""
+    return options.lora.modules_to_save if isinstance(options.lora, LanguageLoraOptions) else []
+
+
+def _checkpoint(model: Any, blocks: bool | int) -> None:
+    """Recompute the activations of each layer in the backward pass, or of the first ones of the decoder.
+
+    transformers does so only for layers in training mode. Their submodules stay in evaluation mode, where dropout is
+    off.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    network = model.network
+    layers = model.layers(network)
+    kept = set(layers[block_count(blocks, len(layers)) :])
+    again = {"use_reentrant": False, "context_fn": AsInForward(network)}
+    network.gradient_checkpointing_enable(gradient_checkpointing_kwargs=again)
+    for layer in network.modules():
+        if isinstance(layer, GradientCheckpointingLayer) and layer not in kept:
+            layer.training = True
+
+
+REFERENCE = "sdpa"
+TOLERATED = {"float32": 1e-3, "bfloat16": 5e-2}  # largest difference of states after all layers, relative
+TOKENS = 40  # of what is compared
+
+
+def attention_of(options: CommonModelOptions) -> str:
+    """The attention implementation of a language model; auto where nothing is chosen."""
+    return options.attention if isinstance(options, LanguageModelOptions) else "auto"
+
+
+def choose_attention(network: Any, name: str, *, compute: torch.dtype) -> None:
+    """Have a model attend by one of transformers' implementations, after comparing it with PyTorch's own.
+
+    Args:
+        network: is changed.
+        name: of the implementation.
+        compute: precision of the forward pass.
+
+    Raises:
+        UserError: it is not installed, this model or device doesn't support it, or it computes something else.
+    """
+    device = next(network.parameters()).device.type
+    try:
+        expected = _states(network, REFERENCE, compute, device)
+        found = _states(network, name, compute, device)
+    except (RuntimeError, ValueError, ImportError, NotImplementedError, AttributeError, TypeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"model.attention is {name}, which can't train here: {reason}; leave it out") from error
+    apart = max(
+        float((one - other).abs().max() / other.abs().max()) for one, other in zip(found, expected, strict=True)
+    )
+    tolerated = TOLERATED[str(compute).removeprefix("torch.")]
+    if not apart <= tolerated:
+        raise UserError(
+            f"model.attention is {name}, but outputs or gradients differ by {apart:.1g} (relative) from those of "
+            f"{REFERENCE}, and {tolerated:g} is tolerated in {compute}; choose another"
+        )
+    log.warning("model.attention=%s agrees with %s to %.1g (relative; outputs and gradients)", name, REFERENCE, apart)
+
+
+def _states(network: Any, name: str, compute: torch.dtype, device: str) -> list[Tensor]:
+    """The decoder's states for some tokens under an implementation, and their gradient to the embeddings."""
+    import torch
+
+    network.set_attn_implementation(name)
+    if (own := network.get_decoder().config._attn_implementation) != name:
+        raise ValueError(f"{type(network).__name__} attends by {own}, and has no choice")
+    known = network.get_input_embeddings().weight
+    tokens = torch.arange(TOKENS, device=known.device) * 7 % len(known)
+    inputs = torch.nn.functional.embedding(tokens, known)[None].detach().requires_grad_()
+    with torch.enable_grad(), torch.autocast(device, compute, enabled=compute != torch.float32):
+        mask = torch.ones(1, TOKENS, dtype=torch.long, device=known.device)
+        out = network.get_decoder()(inputs_embeds=inputs, attention_mask=mask, use_cache=False).last_hidden_state
+    # states have a fixed norm, so that their squares would have no gradient
+    slope = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out)
+    return [out.detach().float(), torch.autograd.grad(out, inputs, slope)[0].float()]

@@ -1,0 +1,532 @@
+"""Any language model that transformers loads, by its own class and its own processor: no code per family."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from burnish.language.model.base import NOTHING, Positions, Shown
+from burnish.language.model.chat import ChatTokenizer, joined
+from burnish.language.model.processors import COMBINED, PICTURES, audio_rate_of, load_processor, picture_tokens
+from burnish.models.loading import quietly
+from burnish.models.lora import adapter_state
+from burnish.models.placing import load_mapped, place
+from burnish.registry import register
+from burnish.utils.errors import UserError
+from burnish.utils.weights import Agreed, own_config, refuse_non_finite
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from burnish.language.decoding import DecodingRows
+    from burnish.language.logprobs import Head
+    from burnish.language.model.base import Audio, Chat, Tools, Video
+    from burnish.language.model.collation import Collation, Conversation, Inputs
+    from burnish.language.packing import Layout, ResponseStates
+    from burnish.types.completion import Completion, Encoded, Features
+
+CUT = "\ue0f0\ue0f1"  # a token where texts are split before they become tokens; it is taken out again
+SEEN = ("image", "video", "audio", "media", "vision")  # in names of the ids that stand for media in config.json
+UNLIMITED = 2**31  # positions
+SHORTEST = 1.0  # seconds of a sound
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
+
+
+class LanguageModel:
+    """Runs the class's own forward; what is made of it beside one unpadded row is compared with that on load."""
+
+    name: ClassVar[str] = "transformers"
+
+    def __init__(self, path: Path, network: Any, tokenizer: Any, *, compute: torch.dtype) -> None:
+        import torch
+
+        from burnish.language.model.capabilities import Capabilities
+        from burnish.language.model.forwards import Forwards
+
+        self.path, self.tokenizer = path, tokenizer
+        self.compute = compute  # precision of the forward pass
+        self.network: nn.Module = network
+        self.device = next(network.parameters()).device  # where it computes; ``load`` places it there afterwards
+        self.config: Any = network.config
+        text = self.config.get_text_config()
+        self.processor = load_processor(path)
+        # samples per second of the sounds that it hears; None: it hears none
+        self.audio_rate = None if self.processor is None else audio_rate_of(self.processor)
+        self.placeholders = torch.tensor(self._placeholders(), dtype=torch.long)  # [K] ids of vision tokens
+        self.chat = ChatTokenizer(
+            path, tokenizer, vision=len(self.placeholders) > 0, placeholders=self._placeholder_texts(),
+            reads_parts=self.processor is not None,
+        )  # fmt: skip
+        # [K] ids that are never sampled; a placeholder may have no place among the logits (Mllama)
+        self.banned = self.placeholders[self.placeholders < text.vocab_size]
+        stop = self._stop_ids()
+        self.end = self.chat.turn_end(stop)  # the ids that the chat template writes after a response
+        self.stop = tuple(dict.fromkeys([*stop, self.end[-1]]))  # ids that end a response
+        self.vocabulary: int = text.vocab_size
+        # tokens that its embedding knows, of which some may never be sampled
+        self.readable_ids = max(self.vocabulary, network.get_input_embeddings().weight.shape[0])
+        # the limit of a prompt with its response, and what that is called in its configuration
+        self.max_positions, self.position_limit = positions_within(text)
+        self._within: dict[str, int] = {}  # axis along which further media of a prompt follow, by name of a tensor
+        self._one_kind = False  # the processor loses pictures beside videos
+        self._appends: dict[str, bool] = {}  # whether media of later turns can follow those before, by kind
+        self._single_forward = False
+        self._nested = True  # whether pictures are given in a list for each prompt
+        self.unread: dict[str, str] = {}  # what it says of prompts with media of a kind, or of text alone
+        collation = self._learn_media()
+        self._counts = self._counts_pictures()
+        pad = tokenizer.pad_token_id
+        pad = self.stop[0] if pad is None or pad in self.banned.tolist() else pad
+        self.forwards = Forwards(network, collation, pad=pad, compute=compute)
+        decoder = self.text(network)
+        # weights that each token is multiplied with, and multiplications per pair of tokens
+        self.parameters_per_token = sum(parameter.numel() for parameter in decoder.parameters())
+        layers = getattr(text, "num_hidden_layers", len(self.layers(network)))  # BLT names none for all of its parts
+        self.attention_width = layers * getattr(text, "hidden_size", network.get_input_embeddings().weight.shape[-1])
+        self.axes = self._count_axes()  # numbers per position: 3 for time, height and width, 1 along the text
+        self.capabilities = Capabilities()  # beside a forward of one row: see ``try_out``
+
+    @classmethod
+    def load(cls, path: Path, *, dtype: torch.dtype, compute: torch.dtype, device: str) -> Self:
+        """Read a directory.
+
+        Args:
+            path: with config.json, weights, tokenizer, and a processor for vision-language models.
+            dtype: precision of the weights.
+            compute: precision of the forward pass.
+            device: where the network goes; it is not there yet, see ``place``.
+        """
+        import torch
+        from transformers import AutoTokenizer
+
+        with quietly("transformers"):
+            network = cls._network(path, dtype)
+        network.requires_grad_(False).eval()
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        model = cls(path, network, tokenizer, compute=compute)
+        model.device = torch.empty(0, device=device).device
+        return model
+
+    def place(self) -> None:
+        """Move the network to the device, in the precision that its weights rest in."""
+        place(self.network, self.device)
+        self.refuse_non_finite()
+
+    def refuse_non_finite(self, agreed: Agreed = lambda found: found) -> None:
+        """Refuse NaN or infinite weights; see ``burnish.utils.weights``."""
+        refuse_non_finite(self.network, self.path, agreed)
+
+    def try_out(self) -> None:
+        """Find out how the network can be run."""
+        from burnish.language.model.capabilities import check
+        from burnish.language.model.forwards import switch
+        from burnish.models.placing import is_placed, place, twin
+
+        network = self.network
+        if not is_placed(network, self.device):  # ranks will share it: a copy for this, which goes again
+            self.network = twin(network)
+            place(self.network, self.device)
+        try:
+            self.capabilities = check(self)
+        finally:
+            self.network = network
+        if self.capabilities.packed:
+            switch(network, self.text(network), on=True, tower=not self.capabilities.unpacked)
+
+    @classmethod
+    def _network(cls, path: Path, dtype: torch.dtype) -> Any:
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForSeq2SeqLM
+
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        if getattr(config, "is_encoder_decoder", False):
+            raise UserError(f"{path} is an encoder with a decoder; Burnish trains decoders: give another model")
+        kinds: tuple[Any, ...] = (AutoModelForMultimodalLM, AutoModelForCausalLM, AutoModelForSeq2SeqLM)
+        # Audio Flamingo 3 stands among the last alone
+        kind = next((kind for kind in kinds if type(config) in kind._model_mapping), None)
+        if kind is None:
+            raise UserError(
+                f"{path} has model_type {config.model_type}, for which transformers has no model that writes text; "
+                "give a language model"
+            )
+        return load_mapped(kind, path, dtype=dtype, trust_remote_code=False)
+
+    # Text
+
+    def _placeholder_texts(self) -> tuple[str, ...]:
+        """What the template writes for media."""
+        if self.processor is None:
+            return ()
+        self.processor.tokenizer.add_tokens([CUT], special_tokens=True)
+        named = [getattr(self.processor, f"{kind}_token", None) for kind in SEEN]
+        return tuple(token for token in named if isinstance(token, str))
+
+    def _placeholders(self) -> list[int]:
+        if self.processor is None:
+            return []
+        told = [self.config.to_dict(), self.config.get_text_config().to_dict()]
+        for config in told:  # Phi-4 has the ids of its media in the configurations of its towers
+            told += [inner for inner in config.values() if isinstance(inner, dict)]
+        ids = {
+            value
+            for config in told
+            for name, value in config.items()
+            if isinstance(name, str) and name.endswith(("_id", "_index")) and any(kind in name for kind in SEEN)
+        }  # Molmo 2 has image_patch_id
+        return sorted(value for value in ids if isinstance(value, int) and value >= 0)
+
+    def encode(self, messages: Chat, shown: Shown = NOTHING, tools: Tools = ()) -> Encoded:
+        """Tokenize one prompt, with the generation prompt at its end. The processor runs here and nowhere else.
+
+        Args:
+            messages: the conversation so far.
+            shown: what the messages have places for; sounds at ``audio_rate``.
+            tools: for chat templates that describe tools.
+
+        Raises:
+            UserError: the processor can't read the media, or the chat template refuses the messages.
+        """
+        if "text" in self.unread and not (shown.images or shown.videos or shown.audios):
+            raise UserError(
+                f"{self.path} takes no prompt of text alone ({self.unread['text']}); give each a picture or sound"
+            )
+        text, mark = self.chat.render(messages, tools)
+        return self._encode(text, mark, shown, before=self.chat.opening)
+
+    def count_tokens(self, messages: Chat, tools: Tools = ()) -> int:
+        """Tokens of a prompt without running the processor: each image and video counts as one."""
+        return len(self.chat.opening) + len(self.chat.ids(*self.chat.render(messages, tools)))
+
+    def turn(self, response: Sequence[int], messages: Chat, shown: Shown = NOTHING, tools: Tools = ()) -> Encoded:
+        """What follows a response when the environment says ``messages``; its positions count from 0."""
+        for kind in shown.sizes:
+            if not self._appends.get(kind, False):
+                raise UserError(
+                    f"an environment shows a {kind} in a later turn, but the processor of {self.path} processes all "
+                    f"{kind}s of a conversation together, so that none can follow; give environment.history=template, "
+                    "which reads the conversation anew for every turn"
+                )
+        text, mark = self.chat.after(joined(messages), messages, tools)
+        encoded = self._encode(text, mark, shown)
+        ids = encoded.ids[0]
+        begins = ids[: len(self.end)].tolist()
+        if len(response) and response[-1] in self.stop and response[-1] in begins:
+            # the response contains its end already
+            ended = begins.index(response[-1]) + 1
+            encoded.ids[0] = ids[ended:]
+            encoded.positions[0] = encoded.positions[0][:, ended:] - ended
+        own = encoded.features[0]
+        kinds = {name: kind[len(kind) - encoded.lengths[0] :] for name, kind in own.kinds.items()}
+        encoded.features[0] = replace(own, kinds=kinds)
+        return encoded
+
+    def response_ids(self, text: str) -> list[int]:
+        """The ids of a response, its end included."""
+        return [*self.chat.response_ids(text), *self.end]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a response, without special tokens."""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def _stop_ids(self) -> tuple[int, ...]:
+        generation = getattr(self.network, "generation_config", None)
+        for source in (generation, self.config.get_text_config(), self.tokenizer):
+            found = getattr(source, "eos_token_id", None)
+            if found is not None:
+                return tuple(found) if isinstance(found, list | tuple) else (found,)
+        raise UserError(f"{self.path} names no end-of-text token; set eos_token_id in its generation_config.json")
+
+    def _encode(self, text: str, mark: str, shown: Shown, before: Sequence[int] = ()) -> Encoded:
+        import torch
+
+        from burnish.language.model.collation import kinds_of, media_of
+        from burnish.types.completion import Encoded, Features
+
+        self._refuse_unread(shown)
+        if self.processor is None:
+            ids, features = torch.tensor([*before, *self.chat.ids(text, mark)], dtype=torch.long), Features.none()
+        else:
+            shown = replace(shown, audios=[_lengthened(audio) for audio in shown.audios])
+            found = self._processed([text.replace(mark, CUT)], [shown])
+            ids = found["input_ids"][0].long()
+            kept = ids != self.processor.tokenizer.convert_tokens_to_ids(CUT)
+            kinds = {name: kind[kept] for name, kind in kinds_of(found).items()}
+            aligned = self.forwards.collation.per_token
+            media = {n: value[:, kept] if n in aligned else value for n, value in media_of(found).items()}
+            axes = {name: self._within[name] for name in media if name in self._within}
+            ids, features = ids[kept], Features(media, axes, kinds, shown.sizes)
+        return Encoded(ids=[ids], positions=[self._positions(ids, features)], features=[features])
+
+    def _refuse_unread(self, shown: Shown) -> None:
+        for kind in shown.sizes:
+            if kind not in self.readable:
+                raise UserError(
+                    f"{self.path} reads no prompts with {kind}s: its processor refuses them, or leaves them out; give "
+                    "a model that does, or take them out of prompts and environments"
+                )
+            if kind in self.unread:
+                raise UserError(
+                    f"{self.path} can't read what a prompt brings as {kind}: the model and its processor, which is "
+                    f"configured by {COMBINED} or {PICTURES}, don't go together: {self.unread[kind]}; fetch both again "
+                    "from one place"
+                )
+        if shown.images and shown.videos and self._one_kind:
+            raise UserError(
+                f"a prompt has images and videos, of which the processor of {self.path} returns one kind alone; give "
+                "prompts of either"
+            )
+
+    def _count_axes(self) -> int:
+        """Numbers per position of the class: time, height and width, or one along the text."""
+        import torch
+
+        if "position_ids" not in self.forwards.accepted:
+            return 1
+        network: Any = self.network
+        ids = torch.tensor([self.stop[:1] * 2])
+        found = network._prepare_position_ids_for_generation(ids, {"attention_mask": torch.ones_like(ids)})
+        # Reformer has none for its first tokens; where there are four, the first counts along the text
+        return 3 if found is not None and found.ndim == 3 else 1
+
+    def _positions(self, ids: Tensor, features: Features) -> Tensor:
+        """Positions [A, L] of tokens [L], from 0: what a plan needs of the class's own."""
+        import torch
+
+        if self.axes == 1:
+            return torch.arange(len(ids))[None]
+        inputs = {"attention_mask": torch.ones_like(ids)[None], **features.tensors}
+        inputs |= {name: kinds[None] for name, kinds in features.kinds.items()}
+        network: Any = self.network
+        found: Tensor = network._prepare_position_ids_for_generation(ids[None], inputs)[-self.axes :, 0]
+        return found.long()
+
+    def _processed(self, texts: list[str], shown: Sequence[Shown]) -> Inputs:
+        """What the processor returns for texts with their media."""
+        given: Inputs = {}
+        if any(own.images for own in shown):
+            # in a list per prompt: some treat a picture that is alone in its prompt otherwise than several
+            pictures = [[image.convert("RGB") for image in own.images] for own in shown]
+            given["images"] = pictures if self._nested else [image for own in pictures for image in own]
+        if videos := [video for own in shown for video in own.videos]:
+            given["videos"] = [video.frames for video in videos]
+            given["video_metadata"] = [_metadata(video) for video in videos]
+            if videos[0].chosen:
+                given["do_sample_frames"] = False
+        if audios := [audio for own in shown for audio in own.audios]:
+            given |= {"audio": [audio.samples for audio in audios], "sampling_rate": self.audio_rate}
+        if self.tokenizer.chat_template is not None:
+            given["add_special_tokens"] = False  # the template has written them
+        processor: Any = self.processor
+        # for the text alone: sounds are padded as their part of the processor does by itself
+        found: Inputs = dict(processor(text=texts, text_kwargs={"padding": True}, return_tensors="pt", **given))
+        return found
+
+    @property
+    def readable(self) -> frozenset[str]:
+        """Kinds of media that the processor was seen to read."""
+        return frozenset(self._appends)
+
+    def _learn_media(self) -> Collation:
+        """How the processor joins media, from a few of its own batches."""
+        from burnish.language.model.collation import Collation, learn_all, loses
+
+        if self.processor is None:
+            return Collation()
+        learned = partial(learn_all, self._asked, self._processed, self.audio_rate)
+        collation, self._within, self._appends = learned()
+        if "image" not in self._appends and hasattr(self.processor, "image_processor"):
+            self._nested = False  # lists of lists are pages of one picture for GOT-OCR 2
+            collation, self._within, self._appends = learned()
+        if {"image", "video"} <= self._appends.keys():
+            self._one_kind = loses(self._processed, self._asked)
+        return collation
+
+    def _asked(self, kinds: Sequence[str]) -> str:
+        """A prompt's text with media of these kinds."""
+        parts = [*({"type": kind} for kind in kinds), {"type": "text", "text": "What is it?"}]
+        return self.chat.render([{"role": "user", "content": parts}])[0]
+
+    def _counts_pictures(self) -> bool:
+        """Whether the processor tells the tokens of a picture from its size, as seen of a few."""
+        from burnish.language.model.collation import samples
+
+        if "image" not in self._appends:
+            return False
+        text = self._asked(["image"])
+        around = len(self.chat.ids(text, CUT)) - 1
+        for picture in samples("image"):
+            found = self._processed([text], [Shown(images=[picture])])["input_ids"]
+            try:
+                if found.shape[1] - around != picture_tokens(self.processor, *picture.size):
+                    return False
+            except Exception:  # which a processor may raise of anything
+                return False
+        return True
+
+    def picture_tokens(self, width: int, height: int) -> int | None:
+        """Tokens of a picture by its size alone, by the processor's own arithmetic; None if only pixels tell."""
+        return picture_tokens(self.processor, width, height) if self._counts else None
+
+    # The network
+
+    def text(self, network: nn.Module) -> Any:
+        """The decoder, without the language head."""
+        from transformers import PreTrainedModel
+
+        decoder: Any = network.get_decoder()  # type: ignore[operator]
+        if not isinstance(decoder, PreTrainedModel):  # it looks for a name, under which some have their head
+            decoder = network.base_model
+        while decoder.get_output_embeddings() is not None:  # of some classes it has a head of its own
+            decoder = decoder.model
+        return decoder
+
+    def layers(self, network: nn.Module) -> list[nn.Module]:
+        """The decoder's layers, in order."""
+        from torch.nn import ModuleList
+
+        lists = [list(module) for module in self.text(network).modules() if isinstance(module, ModuleList)]
+        return max(lists, key=len)
+
+    def require_single_forward(self) -> None:
+        """Run every micro-batch in one forward pass from now on: ranks that share weights run their layers together.
+
+        Raises:
+            UserError: the model can't.
+        """
+        known = self.capabilities
+        if not (known.packed or (known.padded and known.mixes)):
+            raise UserError(
+                f"{type(self.network).__name__} can't have all prompts of a micro-batch in one forward, which sharded "
+                "weights and router losses need; train it in one process, without model.router_aux_loss_coef"
+            )
+        self._single_forward = True
+
+    def response_states(
+        self, network: nn.Module, completion: Completion, *, layout: Layout | Literal["auto"]
+    ) -> ResponseStates:
+        """The states that the policy's tokens were chosen from, with gradients.
+
+        Each prompt's media are encoded once per forward pass. ``layout`` changes values by rounding only; a model that
+        can't run one takes the nearest that it can.
+        """
+        known = self.capabilities
+        if layout != "padded" and self._packs(completion.prompts.rows().features + completion.features):
+            from burnish.language.packing import packed_states
+
+            return packed_states(self, network, completion, layout=layout)
+        return self.forwards.responses(
+            network, completion,
+            fill=known.fill, together=known.padded, logits=known.own_logits, single=self._single_forward,
+        )  # fmt: skip
+
+    def _packs(self, features: Sequence[Features]) -> bool:
+        """Whether prompts with these media are packed."""
+        known = self.capabilities
+        return known.packed and not any(known.unpacked & one.tensors.keys() for one in features)
+
+    @property
+    def keeps_turns(self) -> bool:
+        """Whether decoding can go on from what it has computed of a conversation (``DecodingRows.turn``)."""
+        return self.capabilities.fast
+
+    def decode_rows(
+        self, network: nn.Module, rows: DecodingRows, *, batch_size: int, check_cancelled: Callable[[], None]
+    ) -> None:
+        """Choose tokens for all rows, ``batch_size`` at a time, until they have ended or reached their limits."""
+        from burnish.language.fast_decoder import FastDecoder
+        from burnish.language.model.class_cache import Cached, ClassDecoder, Uncached
+
+        known = self.capabilities
+        if known.fast and self._packs(rows.prompts.features):
+            FastDecoder(self, network, rows).run(batch_size, check_cancelled)
+            return
+
+        def begin(prompts: Sequence[Conversation]) -> Cached | Uncached:
+            if known.cache == "none":
+                return Uncached(self.forwards, network, prompts, known.fill, padded=known.padded)
+            return Cached(self.forwards, network, prompts)
+
+        decoder = ClassDecoder(self.forwards, rows, begin, together=known.cache != "alone")
+        decoder.run(network, batch_size, check_cancelled)
+
+    def head(self, network: nn.Module) -> Head:
+        """The language head."""
+        from burnish.language.logprobs import Head
+
+        module: Any = network.get_output_embeddings()  # type: ignore[operator]
+        return Head(module.weight, self.capabilities.scale, self.capabilities.cap)
+
+    def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Write the full model directory with other weights, as transformers' ``from_pretrained`` reads it."""
+        import torch
+
+        with torch.device("meta"):
+            # not from the network's configuration, which names Burnish's attention
+            plain: Any = type(self.network)(own_config(type(self.network), self.path))
+        plain.load_state_dict(weights, assign=True)
+        plain.tie_weights()
+        with quietly("transformers"):
+            plain.save_pretrained(folder)
+        # how to generate stays as it is: transformers refuses to write values that it reads
+        written = {path.name for path in folder.iterdir()} - {"generation_config.json"}
+        for path in sorted(self.path.iterdir()):
+            if path.is_file() and path.name not in written and not path.name.endswith(WEIGHTS):
+                shutil.copyfile(path, folder / path.name)
+
+    def save_lora(self, folder: Path, adapter: str) -> None:
+        """Write an adapter as peft's ``from_pretrained`` reads it."""
+        from safetensors.torch import save_file
+
+        weights, metadata = adapter_state(self.network, adapter)
+        folder.mkdir(parents=True, exist_ok=True)
+        named = {f"base_model.model.{name}": value.detach().cpu().contiguous() for name, value in weights.items()}
+        save_file(named, folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text(json.dumps(metadata, indent=2, default=str) + "\n")
+
+
+register("language model", "transformers")(LanguageModel)
+
+
+def _lengthened(audio: Audio) -> Audio:
+    """A sound with silence behind it, if it is short: some classes hear it otherwise beside others (Qwen3-Omni)."""
+    import numpy
+
+    missing = max(round(SHORTEST * audio.rate) - len(audio.samples), 0)
+    return replace(audio, samples=numpy.pad(audio.samples, (0, missing)))
+
+
+def _metadata(video: Video) -> dict[str, Any]:
+    count, height, width = video.frames.shape[:3]
+    return {
+        "total_num_frames": count, "fps": video.fps, "width": width, "height": height, "duration": count / video.fps,
+        "frames_indices": list(range(count)),
+    }  # fmt: skip
+
+
+def positions_within(text: Any) -> Positions:
+    """How many positions a decoder supports, with RoPE scaling, and by which entry of its configuration.
+
+    Dynamic scaling and LongRoPE turn all tokens of a row by other angles as soon as it is longer than a limit, also
+    those before: what was sampled until then would have other log-probs. Rows end there.
+    """
+    most: int = getattr(text, "max_position_embeddings", UNLIMITED)  # recurrent models count no positions
+    most = most if most > 0 else UNLIMITED  # -1 of XLNet
+    rope = getattr(text, "rope_parameters", None) or {}
+    found = []
+    for one in [one for one in rope.values() if isinstance(one, dict)] or [rope]:  # some have one per type of layer
+        if one.get("rope_type") == "dynamic":
+            found.append(Positions(most, "max_position_embeddings, from which on its dynamic RoPE changes"))
+        elif one.get("rope_type") == "longrope" and (original := one.get("original_max_position_embeddings")):
+            found.append(Positions(original, "original_max_position_embeddings, from which on its LongRoPE changes"))
+    if found:
+        return min(found)
+    factor, original = rope.get("factor") or 1.0, rope.get("original_max_position_embeddings")
+    if rope.get("rope_type") == "linear":
+        return Positions(int(most * factor), "max_position_embeddings")
+    return Positions(max(most, int(original * factor)) if original else most, "max_position_embeddings")

@@ -1,0 +1,392 @@
+"""Responses from files, and what people said of them: which of two they prefer, how they score one, which steps are
+right; of pictures that were drawn for prompts, too."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from burnish.data.conversation import ONLY_TEXT, response_text
+from burnish.data.forms import asked, response_of
+from burnish.data.language.prompts import conversation_of, converse_with_media, fit_of, prompt_of, question, text_at
+from burnish.data.pictures import BEGINNING, KEYS, picture_at
+from burnish.data.pictures import Holds as Pictures
+from burnish.data.pixels import images_of
+from burnish.data.records import PROMPT, RESPONSE, Record, read_files
+from burnish.data.template import templated
+from burnish.data.values import find, listed, number_of, shown
+from burnish.language.model.reward_head import about_picture
+from burnish.options.language import LanguageDataOptions
+from burnish.types.message_keys import unwritable
+from burnish.types.prompt import Message, Prompt, about_media
+from burnish.utils.json_text import parse_json
+
+LABEL = ("label", "kto_tag")
+Holds = Literal["demonstrations", "preferences", "judgements"]
+
+
+@dataclass(frozen=True)
+class ResponseRecord:
+    """A prompt with one response, or with a chosen and a rejected one."""
+
+    prompt: Prompt
+    responses: tuple[str, ...]
+    good: bool = True
+
+    @property
+    def where(self) -> str:
+        """Its file and line, for messages."""
+        return self.prompt.where
+
+    @property
+    def rows(self) -> list[tuple[Prompt, str]]:
+        """Each of its responses, with what it answers."""
+        return [(self.prompt, text) for text in self.responses]
+
+    @cached_property
+    def uid(self) -> str:
+        """A hash of its content."""
+        return hashlib.blake2b(json.dumps(self.content, ensure_ascii=False).encode(), digest_size=8).hexdigest()
+
+    @property
+    def content(self) -> list[Any]:
+        """What makes it the record that it is."""
+        return [self.prompt.uid, *self.responses, self.good]
+
+
+def read_responses(files: str | Sequence[str], options: LanguageDataOptions, holds: Holds) -> list[ResponseRecord]:
+    """Read records with responses.
+
+    ``demonstrations``: a question and its response, or messages; every message of the assistant becomes a record of
+    its own, with the messages before it as its prompt. ``preferences``: pairs under chosen and rejected, as texts,
+    messages of the assistant, or two full conversations. ``judgements``: a question, its response, and a label that is
+    true or false (KTO).
+
+    Raises:
+        UserError: as ``read_questions``.
+    """
+    read = {"demonstrations": _demonstrations, "preferences": _preference, "judgements": _judgement}[holds]
+    return read_files(files, lambda record: list(read(record, options)), media_folder=options.media_folder)
+
+
+def _demonstrations(record: Record, options: LanguageDataOptions) -> Iterator[ResponseRecord]:
+    response = one_response(record, options)
+    if response is not None:
+        yield ResponseRecord(question(record, options), (response,))
+        return
+    conversation = conversation_of(record, options)
+    said = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
+    turns = [i for i in said if conversation.messages[i].learned]
+    if said and not turns:
+        raise ValueError("has no message of the assistant that is learned: each has a weight, loss or train of 0")
+    if not turns:
+        wanted = options.response_key or ", ".join(RESPONSE)
+        raise ValueError(f"has no response: neither {wanted} nor a message of the assistant")
+    for i in turns:
+        if i == 0:
+            raise ValueError("has messages that begin with the assistant's: it answers nothing")
+        message = conversation.messages[i]
+        if any(part.kind != "text" for part in message.parts):
+            raise ValueError("has a message of the assistant with a picture; a response must be text only")
+        _check_text(message)
+        prompt = prompt_of(record, conversation, conversation.messages[:i], options)
+        yield ResponseRecord(prompt, (_not_empty(message.text, "content"),))
+
+
+def _preference(record: Record, options: LanguageDataOptions) -> Iterator[ResponseRecord]:
+    if record.values.get("tie") or record.values.get("preference") not in (None, "chosen"):
+        raise ValueError("is no pair with a winner under chosen, which only reward models learn from; leave it out")
+    yield ResponseRecord(*preferred_pair(record, options))
+
+
+def preferred_pair(record: Record, options: LanguageDataOptions) -> tuple[Prompt, tuple[str, str]]:
+    """The prompt of a pair, the chosen response and the rejected one.
+
+    Raises:
+        ValueError: one of them is missing, or both are the same.
+    """
+    if record.values.get("rejected_response") is not None:  # beside a response, or a dialogue that ends with it
+        chosen, rejected = last_response(record, options), record.values["rejected_response"]
+    else:
+        for key in ("chosen", "rejected"):
+            if record.values.get(key) is None:
+                raise ValueError(f"has no {key}; a pair needs chosen and rejected")
+        chosen, rejected = (response_of(record.values[key]) for key in ("chosen", "rejected"))
+    if asked(record.values, PROMPT, options.prompt_key)[0]:
+        prompt = question(record, options)
+    else:
+        prompt, chosen, rejected = _common_prompt(record, options, chosen, rejected)
+    better, worse = response_text(chosen, "chosen"), response_text(rejected, "rejected")
+    if better == worse:
+        raise ValueError("has the same text as chosen and as rejected, which prefers nothing")
+    return prompt, (better, worse)
+
+
+def _common_prompt(record: Record, options: LanguageDataOptions, chosen: Any, rejected: Any) -> tuple[Prompt, Any, Any]:
+    """The prompt that two full conversations begin with, and their last messages."""
+    if not (isinstance(chosen, list) and isinstance(rejected, list) and chosen[:-1] and chosen[:-1] == rejected[:-1]):
+        raise ValueError("has no prompt, and chosen and rejected are no conversations that differ in the last message")
+    common = converse_with_media(record, chosen[:-1], options)
+    return prompt_of(record, common, common.messages, options), chosen[-1:], rejected[-1:]
+
+
+def _judgement(record: Record, options: LanguageDataOptions) -> Iterator[ResponseRecord]:
+    response = last_response(record, options)
+    if response is None:
+        raise ValueError(f"has no response; give one under {options.response_key or ', '.join(RESPONSE)}")
+    key, good = find(record.values, LABEL)
+    if not isinstance(good, bool):
+        raise ValueError(f"{key or 'label'!r} is {good!r}; it must be true for a good response, false for a bad one")
+    yield ResponseRecord(question(record, options), (response,), good)
+
+
+def last_response(record: Record, options: LanguageDataOptions) -> str | None:
+    """The response of a record, or the turn of the assistant that its dialogue ends with; None if it has neither."""
+    if (response := one_response(record, options)) is not None:
+        return response
+    last = conversation_of(record, options).messages[-1]
+    if last.role != "assistant":
+        return None
+    _check_text(last)
+    return _not_empty(last.text, "content")
+
+
+def _check_text(message: Message) -> None:
+    """Refuse a response of which more than its text would have to be written."""
+    if key := "tool_calls" if message.calls else unwritable(parse_json(message.more or "{}")):
+        raise ValueError(ONLY_TEXT.format(key))
+
+
+def one_response(record: Record, options: LanguageDataOptions) -> str | None:
+    """The response of a record; None if there is none."""
+    key, value = find(record.values, RESPONSE, options.response_key, "response_key")
+    return _not_empty(response_text(value, key), key) if key else None
+
+
+def _not_empty(text: str, key: str) -> str:
+    if not text:
+        raise ValueError(f"{key!r} is empty; give the text of the response")
+    return text
+
+
+Judged = Literal["comparisons", "scores", "steps"]
+OUTCOMES = {"chosen": 1.0, "rejected": -1.0, "tie": 0.0}
+SCORES = ("scores", "score", "rating")
+STEPS = ("steps", "completions")
+
+NOTHING = math.nan  # a label that nobody gave
+
+
+@dataclass(frozen=True)
+class JudgedRecord(ResponseRecord):
+    """A prompt with one or two responses, and labels of each step by each head."""
+
+    target: tuple[tuple[float, ...], ...] = ()  # [S][H]; 1, 0, -1 of a pair, else scores; nan where nobody said
+    margin: tuple[float, ...] = ()  # [H]
+    ends: tuple[int, ...] = ()  # characters of the response at which its steps end; none: it is judged as a whole
+    asked: tuple[Prompt, ...] = ()  # of records of pictures: the question about each, which has no response
+
+    @property
+    def rows(self) -> list[tuple[Prompt, str]]:
+        prompts = self.asked or (self.prompt,) * len(self.responses)
+        return list(zip(prompts, self.responses, strict=True))
+
+    @property
+    def content(self) -> list[Any]:
+        asked = [[prompt.uid for prompt in self.asked]] if self.asked else []
+        return [*super().content, repr(self.target), self.margin, self.ends, *asked]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Which labels a reward model learns from."""
+
+    holds: Judged
+    heads: tuple[str, ...]
+    ties: bool = False  # whether pairs without a winner can be learned
+    shares: bool = False  # whether scores have to be from 0 to 1
+    separator: str = ""  # between steps
+    question: str = ""  # about pictures, which are judged in place of responses
+
+
+def read_judgements(files: str | Sequence[str], options: LanguageDataOptions, labels: Labels) -> list[JudgedRecord]:
+    """Read records with labels.
+
+    ``comparisons``: pairs under chosen and rejected as for DPO, with ``tie: true``, ``preference`` (chosen, rejected
+    or tie, or one of them by head) and ``margin`` (a number, or one by head) where they have them. ``scores``: a
+    response with its score, or its scores by head. With a question both have pictures in place of responses, as
+    ``drawn`` reads them. ``steps``: a list of steps with as many labels.
+
+    Raises:
+        UserError: as ``read_questions``.
+    """
+    read = {"comparisons": _comparison, "scores": _score, "steps": _steps}[labels.holds]
+    return read_files(files, lambda record: list(read(record, options, labels)), media_folder=options.media_folder)
+
+
+def _comparison(record: Record, options: LanguageDataOptions, labels: Labels) -> Iterator[JudgedRecord]:
+    asked: tuple[Prompt, ...] = ()
+    if labels.question:
+        prompt, asked = drawn(record, options, labels.question, "pairs")
+        responses = ("", "")
+    else:
+        prompt, responses = preferred_pair(record, options)
+    tie, preference = record.values.get("tie"), record.values.get("preference")
+    if tie is not None and not isinstance(tie, bool):
+        raise ValueError(f"'tie' is {shown(tie)}; it must be true or false")
+    if tie and preference is not None:
+        raise ValueError("has 'tie' and 'preference'; keep one")
+    outcome = dict.fromkeys(labels.heads, 0.0 if tie else 1.0)
+    if preference is not None:
+        outcome = _by_head(preference, "preference", labels.heads, _outcome)
+    if 0.0 in outcome.values() and not labels.ties:
+        raise ValueError("is a tie, which algorithm.ties=null can't learn; set it to rao_kupper or davidson")
+    margin = _by_head(record.values.get("margin"), "margin", labels.heads, _margin)
+    yield JudgedRecord(
+        prompt,
+        responses,
+        target=(tuple(outcome[head] for head in labels.heads),),
+        margin=tuple(0.0 if math.isnan(margin[head]) else margin[head] for head in labels.heads),
+        asked=asked,
+    )
+
+
+def _score(record: Record, options: LanguageDataOptions, labels: Labels) -> Iterator[JudgedRecord]:
+    key, value = find(record.values, SCORES)
+    if not key:
+        raise ValueError(f"has no score; give one under {' or '.join(SCORES)}")
+    scores = _by_head(value, key, labels.heads, _share if labels.shares else _number)
+    target, margin = (tuple(scores[head] for head in labels.heads),), (0.0,) * len(labels.heads)
+    if labels.question:
+        prompt, asked = drawn(record, options, labels.question, "pictures")
+        yield JudgedRecord(prompt, ("",), target=target, margin=margin, asked=asked)
+        return
+    response = one_response(record, options)
+    if response is None:
+        raise ValueError("has no response; give one under response, completion or output")
+    yield JudgedRecord(question(record, options), (response,), target=target, margin=margin)
+
+
+def _steps(record: Record, options: LanguageDataOptions, labels: Labels) -> Iterator[JudgedRecord]:
+    key, steps = find(record.values, STEPS)
+    given = record.values.get("labels")
+    if not isinstance(steps, list) or not steps:
+        raise ValueError(f"has no list of steps; give one under {' or '.join(STEPS)}")
+    if not isinstance(given, list) or len(given) != len(steps):
+        raise ValueError(f"'labels' is {shown(given)}; it must be a list with one label for each of {len(steps)} steps")
+    texts = [response_text(step, key) for step in steps]
+    for text in texts:
+        if not text.strip() or labels.separator in text.strip(labels.separator):
+            raise ValueError(
+                f"{key!r} has the step {shown(text)}; it must have text, and algorithm.separator "
+                f"{labels.separator!r} may stand at its end alone"
+            )
+    text, ends = "", []
+    for number, step in enumerate(texts):
+        text += step if step.endswith(labels.separator) or number + 1 == len(texts) else step + labels.separator
+        ends.append(len(text))
+    read = _share if labels.shares else _number
+    by_step = [_by_head(one, "labels", labels.heads, read) for one in given]
+    yield JudgedRecord(
+        question(record, options), (text,),
+        target=tuple(tuple(one[head] for head in labels.heads) for one in by_step),
+        margin=(0.0,) * len(labels.heads), ends=tuple(ends),
+    )  # fmt: skip
+
+
+def _by_head(value: Any, key: str, heads: Sequence[str], read: Any) -> dict[str, float]:
+    """A label for each head; nan where there is none. One that is given alone is of every head."""
+    if value is None:
+        return dict.fromkeys(heads, NOTHING)
+    if not isinstance(value, Mapping):
+        if len(heads) > 1:
+            raise ValueError(f"{key!r} is {shown(value)}; with heads {', '.join(heads)} it must have one for each")
+        return dict.fromkeys(heads, read(value, key))
+    if unknown := [name for name in value if name not in heads]:
+        raise ValueError(f"{key!r} has {unknown[0]!r}; algorithm.heads has {', '.join(heads)}")
+    found = {head: NOTHING if value.get(head) is None else read(value[head], key) for head in heads}
+    if all(math.isnan(one) for one in found.values()):
+        raise ValueError(f"{key!r} has nothing for any of the heads {', '.join(heads)}")
+    return found
+
+
+def _outcome(value: Any, key: str) -> float:
+    if not isinstance(value, str) or value not in OUTCOMES:
+        raise ValueError(f"{key!r} is {shown(value)}; it must be one of {', '.join(OUTCOMES)}")
+    return OUTCOMES[value]
+
+
+def _number(value: Any, key: str) -> float:
+    if isinstance(value, bool) and key == "labels":
+        return float(value)
+    return number_of(value, key)
+
+
+def _share(value: Any, key: str) -> float:
+    number = _number(value, key)
+    if not 0 <= number <= 1:
+        raise ValueError(f"{key!r} is {shown(value)}; with algorithm.kind=bce it must be from 0 to 1")
+    return number
+
+
+def _margin(value: Any, key: str) -> float:
+    number = _number(value, key)
+    if number < 0:
+        raise ValueError(f"{key!r} is {shown(value)}; it must not be negative")
+    return number
+
+
+TEXT = ("prompt", "text", "caption")
+MOVING = (".mp4", ".webm", ".mov", ".mkv", ".avi", ".gif")
+
+
+def drawn(
+    record: Record, options: LanguageDataOptions, question: str, holds: Pictures
+) -> tuple[Prompt, tuple[Prompt, ...]]:
+    """All that a record shows, and the question about each of its pictures, behind those that its prompt begins from.
+
+    Args:
+        record: a prompt with its picture, or with ``chosen`` and ``rejected``, under the keys that generators' data
+            have them.
+        options: under which key it has its prompt, and of which size pictures are shown.
+        question: a text with ``{prompt}`` in it.
+        holds: single pictures or pairs.
+
+    Raises:
+        ValueError: something is missing, has the wrong type, or both pictures are the same.
+    """
+    key, value = asked(record.values, TEXT, options.prompt_key)
+    if not key:
+        raise ValueError(f"has no {options.prompt_key or 'prompt'}; {listed(record.values)}")
+    value = templated(options.template, value, record.values)
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{key!r} is {shown(value)}; with algorithm.question it must be the text drawn for")
+    for usual in KEYS[holds]:
+        _refuse_clip(*find(record.values, usual))
+    pictures = [picture_at(record, usual) for usual in KEYS[holds]]
+    if len(pictures) == 2 and pictures[0] == pictures[1]:
+        raise ValueError("has the same picture as chosen and as rejected, which prefers nothing")
+    _, before = find(record.values, BEGINNING[holds], options.images_key, "images_key")
+    fit = fit_of(options)
+    begun = () if before is None else images_of(before, record.folder)
+    begun, after = (tuple(replace(media, fit=fit) for media in some) for some in (begun, pictures))
+    source = text_at(record.values, "data_source") or "default"
+    every = replace(about_media(value, (*begun, *after)), source=source, where=record.where, part=record.part)
+    return every, tuple(about_picture(question, value, (*begun, one)) for one in after)
+
+
+def _refuse_clip(key: str | None, value: Any) -> None:
+    """A clip would be judged by its first frame, if at all."""
+    held = isinstance(value, Mapping) and any(name in value for name in ("frames", "video"))
+    several = isinstance(value, list | tuple) and value and isinstance(value[0], str | Mapping)  # else pixels
+    path = value.get("path") if isinstance(value, Mapping) else value
+    if held or several or (isinstance(path, str) and path.lower().endswith(MOVING)):
+        raise ValueError(
+            f"{key!r} is {shown(value)}: algorithm.question is asked about single pictures; give a frame of each clip "
+            "(as a reward, the model then scores clips by their frames)"
+        )

@@ -1,0 +1,280 @@
+"""The networks of a worker that trains a language model: policy, reference and critic."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from burnish.language.algorithms.base import LanguageNeeds
+from burnish.language.balance import Balance
+from burnish.language.batches import trace_of
+from burnish.language.logprobs import TokenScores, response_states, score
+from burnish.language.model.reward_head import judged, new_head
+from burnish.language.model.universal import LanguageModel
+from burnish.language.packing import ResponseStates, cheapest_for_all, multiplications
+from burnish.language.teachers import Teachers
+from burnish.models.adapters import adapter_weights
+from burnish.models.lora import adapter_parameters, merging_rounds
+from burnish.models.targets import language_targets
+from burnish.options.cluster import ShardingOptions
+from burnish.options.language import CriticOptions, LanguageLoraOptions, TokenTeacher
+from burnish.training.flop_counter import Cost
+from burnish.training.profiling import Meter
+from burnish.training.ranks import Ranks
+from burnish.training.roles import TrainedRoles
+from burnish.training.sharding import local_shard
+from burnish.types.completion import Completion
+from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredResponses
+from burnish.utils import random
+from burnish.utils.errors import UserError
+
+Layout = Literal["auto", "padded", "packed", "shared"]
+
+
+class TokenRole:
+    """Scores responses as one of the networks."""
+
+    def __init__(self, roles: LanguageRoles, name: str) -> None:
+        self.roles, self.name = roles, name
+
+    def __call__(self, completion: Completion) -> TokenScores:
+        """Log-prob and entropy [B, T] of every token that the policy chose."""
+        roles = self.roles
+
+        def run(network: nn.Module) -> tuple[Tensor, Tensor]:
+            scores = roles.score(network, roles.states(network, completion), completion)
+            return scores.logprob, scores.entropy
+
+        return TokenScores(*roles.run(self.name, run))
+
+
+class LanguageRoles(TrainedRoles):
+    """Builds the networks that an algorithm needs and keeps them in step."""
+
+    counts_tokens = True
+    model: LanguageModel
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        needs: LanguageNeeds,
+        lora: LanguageLoraOptions | None,
+        *,
+        critic: CriticOptions,
+        freeze: Sequence[str],
+        temperature: float,
+        layout: Layout,
+        micro_batch_size: int,
+        on_policy: bool,
+        memory: Any,
+        seed: int,
+        router_aux_loss_coef: float = 0.0,
+        sampled_elsewhere: bool = False,
+        mini_batch_size: int | None = None,
+        shared: bool = False,
+        load_teacher: Callable[[TokenTeacher, str], tuple[LanguageModel, set[int]]] | None = None,
+    ) -> None:
+        """Make them.
+
+        ``sampled_elsewhere`` says that another engine's kernels sample than this project's; ``shared`` that the model
+        is not read until it is sharded; ``load_teacher`` loads a teacher when it is first asked.
+        """
+        super().__init__(model, lora, micro_batch_size=micro_batch_size, on_policy=on_policy)
+        self.needs, self.critic, self.memory = needs, critic, memory
+        self.temperature, self.layout, self.mini_batch_size = temperature, layout, mini_batch_size
+        self._settled: Literal["padded", "packed", "shared"] | None = None
+        self.sampler_rounds = sampled_elsewhere or model.compute != torch.float32
+        critics = ("critic",) if needs.critic else ()
+        refreshed = ("reference",) if needs.refreshed else ()
+        self.trained = ("policy", *critics, *refreshed)
+        own_trunk = needs.critic and critic.trunk == "own"
+        targets = language_targets(model.network, model.text(model.network), lora) if lora is not None else ()
+        added = (*(critics if own_trunk else ()), *refreshed)
+        self._add(added, reference=needs.reference, targets=targets, seed=seed, shared=shared)
+        if lora is not None and lora.path is not None:
+            # a reference that is refreshed begins as the model without adapters, too
+            self._go_on(adapter_weights(lora), ("policy", *(critics if own_trunk else ())))
+        if lora is not None:
+            model.network.requires_grad_(False)
+            for name in ("policy", *(critics if own_trunk else ())):
+                for parameter in adapter_parameters(model.network, name).values():
+                    parameter.requires_grad_(True)
+        elif own_trunk:
+            self._networks["critic"].requires_grad_(True)
+        self._freeze(freeze)
+        self.value_head = self._make_value_head(seed) if needs.critic else None
+        self.reward_head = new_head(model, len(needs.heads), seed) if needs.heads else None
+        self.policy, self.reference = TokenRole(self, "policy"), TokenRole(self, "reference")
+        self.teachers = Teachers(self, needs.teachers, load_teacher)
+        if router_aux_loss_coef:
+            learning = ("policy", *(critics if own_trunk else ()))
+            networks = {name: self._networks[self.network_of(name)] for name in learning}
+            self.balance = Balance(networks, router_aux_loss_coef)
+            model.require_single_forward()  # a token's router logits are told by its place in the forward
+
+    def measure(self, peak: float) -> None:
+        self.meter = Meter(peak)
+
+    def shard(self, ranks: Ranks, options: ShardingOptions) -> None:
+        self.model.require_single_forward()
+        super().shard(ranks, options)
+
+    def _freeze(self, patterns: Sequence[str]) -> None:
+        """Take parts out of training, in the policy and in the critic's trunk.
+
+        Raises:
+            UserError: a pattern matches nothing, or nothing is left to train.
+        """
+        for network in (network for name, network in self._networks.items() if name != "reference"):
+            parameters = dict(network.named_parameters())
+            for pattern in patterns:
+                found = [name for name in parameters if name.startswith(pattern) or fnmatch.fnmatch(name, pattern)]
+                if not found:
+                    shown = ", ".join(list(parameters)[:3])
+                    raise UserError(
+                        f"model.freeze has {pattern!r}, which matches no parameter; they are called like {shown}"
+                    )
+                for name in found:
+                    parameters[name].requires_grad_(False)
+            if not any(parameter.requires_grad for parameter in parameters.values()):
+                raise UserError(
+                    f"model.freeze is {list(patterns)}, which leaves nothing to train; leave some parts out of it"
+                )
+
+    def _make_value_head(self, seed: int) -> nn.Linear:
+        weight = self.model.head(self.model.network).weight
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(random.key(seed, "value head") % 2**32)
+            # drawn on the CPU: a GPU has a generator of its own, with other numbers
+            head = nn.Linear(weight.shape[1], 1, dtype=torch.float32)
+            # small, so that the first values are near 0, as the rewards to come of an unknown policy
+            nn.init.normal_(head.weight, std=1e-2)
+            nn.init.zeros_(head.bias)
+        return head.to(self.device)
+
+    def states(self, network: nn.Module, completion: Completion) -> ResponseStates:
+        """States that the tokens of the policy were chosen from."""
+        layout = self._settled or self.layout
+
+        def run() -> ResponseStates:
+            return response_states(self.model, network, completion, layout=layout)
+
+        def counted() -> ResponseStates:
+            if self.meter is None or not self.meter.active:
+                return run()
+            size = multiplications(completion, self.model, layout)
+            return self.meter.run((id(network), self.active_adapter(), layout), run, size)
+
+        return counted() if self.balance is None else self.balance.through(self._role_of(network), counted)
+
+    def _role_of(self, network: nn.Module) -> str:
+        """Which role a network runs for; nothing for none of this run's own."""
+        name = next((name for name, one in self._networks.items() if one is network), "")
+        return self._active if name == "policy" else name
+
+    def score(self, network: nn.Module, states: ResponseStates, completion: Completion) -> TokenScores:
+        """Log-probs and entropies from states."""
+        if self.meter is not None:
+            weight = self.model.head(network).weight  # whose products autograd does not see
+            forward = 2.0 * len(states.hidden) * weight.numel()
+            self.meter.add(Cost(forward, forward * (states.hidden.requires_grad + weight.requires_grad)))
+        return score(self.model, network, states, completion, temperature=self.temperature)
+
+    def values(self, completion: Completion) -> Tensor:
+        """The critic's prediction before every token that the policy chose: [B, T] float32, 0 elsewhere."""
+        name = "critic" if self.critic.trunk == "own" else "policy"
+        return self.run(name, lambda network: self._values(self.states(network, completion)))
+
+    def judgements(self, completion: Completion) -> Tensor:
+        """What a reward model's heads make of the text before every token of the mask: [B, T, H], 0 elsewhere."""
+        assert self.reward_head is not None, "the algorithm did not say that it needs heads"
+        head = self.reward_head
+        return self.run("policy", lambda network: judged(head, self.states(network, completion)))
+
+    def scores_and_values(self, completion: Completion) -> tuple[TokenScores, Tensor]:
+        """Both with gradients, from one forward where policy and critic share a trunk."""
+        if self.critic.trunk == "own":
+            return self.policy(completion), self.values(completion)
+
+        def run(network: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
+            states = self.states(network, completion)
+            scores = self.score(network, states, completion)
+            return scores.logprob, scores.entropy, self._values(states)
+
+        logprob, entropy, value = self.run("policy", run)
+        return TokenScores(logprob, entropy), value
+
+    def _blocks(self, network: nn.Module) -> list[nn.Module]:
+        # layers of a vision tower are no blocks: a rank without pictures does not run them
+        return self.model.layers(network)
+
+    def _called_with(self, name: str) -> list[nn.Module]:
+        if self.reward_head is not None:
+            return [self.reward_head] if name == "policy" else []
+        trunk = self.network_of("critic" if self.critic.trunk == "own" else "policy")
+        return [self.value_head] if self.value_head is not None and name == trunk else []
+
+    def _values(self, states: ResponseStates) -> Tensor:
+        assert self.value_head is not None, "the algorithm did not say that it needs a critic"
+        hidden = states.hidden.float()
+        if self.critic.trunk == "shared" and self.critic.detach:
+            hidden = hidden.detach()
+        return states.scatter(self.value_head(hidden)[:, 0])
+
+    @contextmanager
+    def sampling(self, *, merge: bool | None = None) -> Iterator[nn.Module]:
+        """The policy's network for a while, without gradients.
+
+        ``merge`` folds its adapter into the weights; None does where that does not round it.
+        """
+        network = self._networks["policy"]
+        with self._sampling("policy", merge=not merging_rounds(network) if merge is None else merge):
+            yield network
+
+    def parameters(self, name: str = "policy") -> dict[str, nn.Parameter]:
+        """Trained parameters of a role by their names in its network; a critic's and a reward model's with the head."""
+        if name == "policy" and self.reward_head is not None:
+            return super().parameters(name) | dict(self.reward_head.named_parameters("score"))
+        if name != "critic":
+            return super().parameters(name)
+        assert self.value_head is not None, "there is no critic"
+        head = {f"value_head.{key}": value for key, value in self.value_head.named_parameters()}
+        return head if self.critic.trunk == "shared" else super().parameters(name) | head
+
+    def refresh_reference(self) -> None:
+        """reference = policy."""
+        with torch.no_grad():
+            source = self.parameters("policy")
+            for name, value in self.parameters("reference").items():
+                if name in source:
+                    local_shard(value).copy_(local_shard(source[name]))
+
+    def frozen(self, update: int) -> bool:
+        """Whether the policy stays as it is in an update, while the critic warms up."""
+        return self.needs.critic and update <= self.critic.warmup_updates
+
+    def begin(self, collected: ScoredResponses | OfflineResponses | OfflineJudgements, *, moved: bool) -> None:
+        """Samples have come to learn from; ``moved`` says that the policy is no longer the one that made them.
+
+        Layouts round otherwise in half precision: what is compared over an update is computed in one of them, or
+        ratios and KLs would hold that difference.
+        """
+        super().begin(collected, moved=moved)
+        trace = trace_of(collected)
+        if self.layout == "auto" and self.model.compute != torch.float32 and len(trace):
+            self._settled = cheapest_for_all(
+                trace, self.model, budget=self.micro_batch_size, mini_batch=self.mini_batch_size
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Trained weights of every role, and what the algorithm remembers."""
+        return super().state_dict() | {"memory": self.memory.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.memory.load_state_dict(state["memory"])

@@ -1,0 +1,270 @@
+"""Requested responses, sampled and scored in this process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnish.environments.base import Environment
+from burnish.language.algorithms.base import LanguageNeeds
+from burnish.language.config import LanguageConfig, ResponseRolloutOptions
+from burnish.language.dialogues import dialogue_metrics
+from burnish.language.engine import ResponseEngine, ResponseJob
+from burnish.language.offline import token_ends
+from burnish.language.sampling import Sampling
+from burnish.options.language import LanguageValidationOptions
+from burnish.rewards.base import inputs_asked
+from burnish.rewards.scoring import AnyScorer, Collector
+from burnish.rewards.text.base import Response
+from burnish.rewards.text.environment import turn_rewards
+from burnish.rollout.requests import RolloutRequest
+from burnish.tasks.evaluate import TOKENS, SaidTokens
+from burnish.tasks.job import collector
+from burnish.tasks.sample_files import SampleFiles
+from burnish.types.completion import Completion
+from burnish.types.response_stats import Quote, ResponseStats, outline, reflections
+from burnish.types.rollout import ScoredResponses, Scores, StepRewards, failures_of, settled
+from burnish.utils.timer import Stopwatch
+
+QUOTED, LONGEST = 8, 600  # prompts of an update that a response is shown of, and its longest in characters
+
+
+@dataclass
+class ResponseRollouts:
+    """Samples and scores responses."""
+
+    engine: ResponseEngine
+    scorer: AnyScorer
+    needs: LanguageNeeds
+    _: KW_ONLY
+    sampling: Sampling
+    environment: Environment | None
+    watch: Stopwatch
+    files: SampleFiles | None = None  # where samples are kept
+    check_cancelled: Callable[[], None] = lambda: None  # called again and again; what it raises ends the work
+
+    @property
+    def limit(self) -> int:
+        """Tokens that the policy can write for a sample."""
+        longest = self.sampling.max_new_tokens
+        return longest if self.environment is None else self.environment.longest(longest)
+
+    @property
+    def turns(self) -> int:
+        """Responses that a dialogue can have; 0 without an environment."""
+        return 0 if self.environment is None else self.environment.max_turns
+
+    def generate(self, request: RolloutRequest) -> ScoredResponses:
+        self.check_cancelled()  # an engine in another process gets all of it at once
+        job = ResponseJob(
+            prompts=request.prompts, group=request.group, sample=request.sample, purpose="rollout",
+            update=request.update, sampling=self.sampling, check_cancelled=self.check_cancelled,
+        )  # fmt: skip
+        if request.ahead:
+            self.engine.ahead(request.ahead)
+        trace, responses, scores = self._scored(job)
+        scores, ran = settled(scores, job.group)
+        if self.files is not None:
+            kept = [row for row, group in enumerate(job.group.tolist()) if self.files.wanted(job.update, group)]
+            tokens = said_tokens(trace, kept, self.engine, self.sampling.scored_at)
+            self.files.keep(
+                job.update, job.prompts, job.group, job.sample, scores,
+                lambda folder, row: response_columns(responses[row], int(trace.lengths.response[row]))
+                | token_columns(tokens[row]),
+                version=request.version, drawn=job.seeds(self.engine.seed),
+            )  # fmt: skip
+        spoken = {f"train/{name}": value for name, value in dialogue_metrics(responses).items()}
+        dialogues = float(sum(response.dialogue is not None for response in responses))
+        return ScoredResponses(
+            prompts=job.prompts,
+            group=job.group,
+            sample=job.sample,
+            trace=trace,
+            scores=scores,
+            greedy=self._greedy(job),
+            turn_rewards=turn_rewards(self.scorer.rewards, responses, job.prompts, self.turns, job.update),
+            steps=self._steps(trace, responses, scores),
+            limit=self.limit,
+            update=request.update,
+            version=request.version,
+            seed=self.engine.seed,
+            metrics=self.engine.metrics | spoken,
+            counts={name: dialogues for name in spoken if not name.endswith(("/max", "/min"))},
+            failures=failures_of(job.prompts, job.sample, scores),
+            execution=ran,
+            stats=response_stats(trace, [response.full_text for response in responses]),
+            quotes=list(_quotes(job, responses, scores)),
+        )
+
+    def _scored(self, job: ResponseJob) -> tuple[Completion, list[Response], Scores]:
+        """Responses, which are scored as they end, while others are still written."""
+        with self.watch("gen"):
+            trace, responses, scoring = sampled_for(job, self.engine, self.scorer)
+        with self.watch("reward"):
+            return trace, responses, scoring.scores(self.check_cancelled)
+
+    def _steps(self, trace: Completion, responses: Sequence[Response], scores: Scores) -> list[StepRewards]:
+        """What of the rewards belongs to steps, by the number of tokens up to the end of each."""
+        found: list[StepRewards] = []
+        decode = self.engine.roles.model.decode
+        for row, (response, steps, tokens) in enumerate(zip(responses, scores.steps, scores.tokens, strict=True)):
+            if not steps and not tokens:
+                found.append(())
+                continue
+            own = chosen_last(trace, row)  # of a dialogue, steps are those of the last response
+            each = [(int(place) + 1, value) for place, value in zip(own, tokens, strict=bool(tokens))]
+            ends = token_ends(decode, trace.ids[row, own].tolist(), response.text, [end for end, _ in steps])
+            found.append(
+                (*((int(own[max(end, 1) - 1]) + 1, value) for end, (_, value) in zip(ends, steps, strict=True)), *each)
+            )
+        return found
+
+    def _greedy(self, job: ResponseJob) -> torch.Tensor:
+        """Reward of the greedy response to each row's prompt, [B]; NaN where it is missing or not needed."""
+        if not self.needs.greedy:
+            return torch.full((len(job.prompts),), torch.nan)
+        _, _, scores = self._scored(job.greedy())
+        place = torch.unique_consecutive(job.group, return_inverse=True)[1]
+        return scores.reward.masked_fill(scores.missing, torch.nan)[place]
+
+
+def _quotes(job: ResponseJob, responses: Sequence[Response], scores: Scores) -> Iterator[Quote]:
+    """The first response to each of the first prompts."""
+    for row, response in enumerate(responses):
+        group = int(job.group[row])
+        if group < QUOTED and (row == 0 or int(job.group[row - 1]) != group):
+            prompt = job.prompts[row]
+            asked = prompt.turns[-1].text if prompt.messages else prompt.text
+            reward = None if scores.missing[row] else float(scores.reward[row])
+            yield Quote(asked[:LONGEST], response.full_text[:LONGEST], reward)
+
+
+def inputs_of(trace: Completion, asked: Collection[str]) -> dict[str, list[Any]]:
+    """By name, of each response."""
+    if "response_ids" not in asked:
+        return {}
+    return {"response_ids": [trace.ids[row, chosen_last(trace, row)].tolist() for row in range(len(trace))]}
+
+
+def chosen_last(trace: Completion, row: int) -> Tensor:
+    """Places of the tokens that the policy chose in a response; of a dialogue in its last one."""
+    chosen = trace.mask[row].nonzero().flatten()
+    apart = (chosen.diff() > 1).nonzero().flatten()
+    return chosen[int(apart[-1]) + 1 :] if len(apart) else chosen
+
+
+def said_tokens(
+    trace: Completion, rows: Sequence[int], engine: ResponseEngine, temperature: float
+) -> dict[int, SaidTokens]:
+    """What is recorded of the first tokens that the policy chose in some responses, by row.
+
+    Log-probs and entropies are those at the sampling ``temperature``; the latter take a forward pass of their own.
+    """
+    if not rows:
+        return {}
+    some, decode = trace.select(rows), engine.roles.model.decode
+    entropy = engine.entropy(some, temperature)
+    found: dict[int, SaidTokens] = {}
+    for own, row in enumerate(rows):
+        chosen = some.mask[own].nonzero().flatten()[:TOKENS]
+        texts = [decode([token]) for token in some.ids[own, chosen].tolist()]
+        logprobs = some.logprob[own, chosen].tolist()
+        entropies = [math.nan] * len(texts) if entropy is None else entropy[own, chosen].tolist()
+        found[row] = [
+            (text, round(logprob, 4), round(spread, 4))
+            for text, logprob, spread in zip(texts, logprobs, entropies, strict=True)
+        ]
+    return found
+
+
+def token_columns(tokens: SaidTokens) -> dict[str, Any]:
+    """Tokens as columns of a record, each of one type."""
+    found: dict[str, Any] = {
+        "token_texts": [text for text, _, _ in tokens], "token_logprobs": [value for _, value, _ in tokens]
+    }  # fmt: skip
+    entropies = [value for _, _, value in tokens]
+    return found if any(map(math.isnan, entropies)) else found | {"token_entropies": entropies}
+
+
+def response_columns(response: Response, tokens: int) -> dict[str, Any]:
+    """A response as columns of a record."""
+    return {
+        "response": response.full_text, "finished": response.finished, "tokens": tokens,
+        "turns": 1 if response.dialogue is None else len(response.dialogue.responses),
+    }  # fmt: skip
+
+
+def sampled_for(
+    job: ResponseJob,
+    engine: ResponseEngine,
+    scorer: AnyScorer,
+    tell: Callable[[int, int], None] = lambda done, of: None,
+) -> tuple[Completion, list[Response], Collector]:
+    """Responses, which are submitted as they end, while others are still written."""
+    scoring, asked = collector(job, scorer, one_by_one=True, tell=tell), inputs_asked(scorer.rewards)
+    # what some rewards ask for is only known when all have ended
+    trace, responses = engine.sample(job if asked else replace(job, finished=scoring.add))
+    scoring.add(range(len(responses)), responses, inputs_of(trace, asked))
+    return trace, responses, scoring
+
+
+def rollout_sampling(config: LanguageConfig) -> Sampling:
+    """How responses to learn from are sampled."""
+    rollout = config.rollout
+    return _sampling(
+        config, rollout,
+        min_new_tokens=rollout.min_new_tokens, first_temperature=rollout.fire_temperature,
+        repetition_penalty=rollout.repetition_penalty,
+    )  # fmt: skip
+
+
+def validation_sampling(config: LanguageConfig) -> Sampling:
+    """How responses to held-out questions are sampled."""
+    return _sampling(config, config.validation)
+
+
+def _sampling(
+    config: LanguageConfig, section: ResponseRolloutOptions | LanguageValidationOptions, **more: Any
+) -> Sampling:
+    rollout = config.rollout
+    return Sampling(
+        max_new_tokens=rollout.max_new_tokens, stop=tuple(rollout.stop), temperature=section.temperature,
+        top_k=section.top_k, top_p=section.top_p, min_p=section.min_p, **more,
+    )  # fmt: skip
+
+
+RUN = 4  # tokens of a run
+FIRST = 8  # tokens whose entropy is watched
+
+
+def response_stats(trace: Completion, texts: Sequence[str]) -> list[ResponseStats]:
+    """Statistics of each response of a batch, whose texts are ``texts``.
+
+    Arrays of one move off the device: a batch has hundreds of responses, and PyTorch's call costs more than a row.
+    """
+    ids, masks, logprob = (value.cpu().numpy() for value in (trace.ids, trace.mask, trace.logprob))
+    found = []
+    for text, own, mask, probs, finished in zip(texts, ids, masks, logprob, trace.finished.tolist(), strict=True):
+        first = probs[mask][:FIRST].tolist()
+        found.append(
+            ResponseStats(
+                length=int(mask.sum()),
+                truncated=not finished,
+                repeated=repeated(own[mask].tolist()),
+                surprisal=-math.fsum(first) / len(first) if first else math.nan,
+                outline=outline(text),
+                reflections=reflections(text),
+            )
+        )
+    return found
+
+
+def repeated(ids: Sequence[int]) -> float:
+    """Share of the runs of ``RUN`` tokens that occurred before; 0 without any run."""
+    runs = list(zip(*(ids[start:] for start in range(RUN)), strict=False))
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0

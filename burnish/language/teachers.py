@@ -1,0 +1,368 @@
+"""What teachers think of the student's responses: distributions over tokens, from networks here and from servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from burnish.language.algorithms.base import token_budget_batches
+from burnish.language.logprobs import Head, TokenScores, response_states, rows_at_once, scaled_logits, score
+from burnish.language.model.loading import check_files, load_language_model, read_config
+from burnish.language.model.universal import LanguageModel
+from burnish.language.packing import ResponseStates
+from burnish.language.remote_teacher import ServedReading, ServedTeacher
+from burnish.options.language import LanguageModelOptions, TokenTeacher
+from burnish.types.batch import to_device
+from burnish.types.completion import Completion
+from burnish.types.prompt import Part, Prompt
+from burnish.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from burnish.language.encode import Encoder
+    from burnish.language.roles import LanguageRoles
+
+
+Measure = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Load = Callable[[TokenTeacher, str], tuple[LanguageModel, set[int]]]
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """Distributions over all tokens that student and teacher share, from states."""
+
+    states: Tensor  # [R, D]
+    head: Head | None
+    logits: Tensor | None  # [R, V] where the head is more than a product
+    temperature: float
+    banned: Tensor  # [K] long
+    vocabulary: int  # tokens that both have
+    ids: Tensor | None = None
+
+    def logprobs(self, rows: Tensor) -> Tensor:
+        hidden = self.states if self.logits is None else self.logits
+        return self.of(hidden.index_select(0, rows))
+
+    def of(self, hidden: Tensor) -> Tensor:
+        """Log-probs [n, V] from states, or from logits."""
+        if self.head is None:
+            logits = hidden.float() / self.temperature
+        else:
+            none = self.banned[:0]
+            logits = scaled_logits(hidden, self.head.weight, self.temperature / self.head.scale, none, self.head.cap)
+        logits = logits[:, : self.vocabulary]
+        if len(self.banned):
+            logits = logits.index_fill(-1, self.banned, -torch.inf)
+        return logits.log_softmax(-1)
+
+
+Reading = Distributions | ServedReading
+
+
+class Teachers:
+    """All teachers of a run."""
+
+    def __init__(self, roles: LanguageRoles, teachers: Sequence[TokenTeacher], load: Load | None) -> None:
+        self.roles, self.teachers, self._load = roles, teachers, load
+        self._models: dict[int, tuple[LanguageModel, set[int]]] = {}
+        self._encoders: dict[int, Encoder] = {}
+        self._served: dict[int, ServedTeacher] = {}
+
+    def load(self) -> None:
+        """Load those that are models, before anything is learned."""
+        for number, teacher in enumerate(self.teachers):
+            if teacher.path is not None:
+                self._model(number)
+            elif teacher.url is not None:
+                self._served[number] = ServedTeacher(teacher, f"algorithm.teachers[{number}]", self.roles.model)
+                self._served[number].check()
+
+    def begin(self, prompts: Sequence[Prompt], trace: Completion, top_k: int) -> None:
+        """Servers are asked about all responses at once, while the policy begins to learn.
+
+        Networks of this process are asked when their answer is needed, and of several ranks each asks about its own
+        responses alone.
+        """
+        for number, server in self._served.items():
+            server.forget()
+            own = taught_by(self.teachers[number], prompts)
+            if len(own) and self.roles.shards.ranks.size == 1:
+                asked = [prompts[i] for i in own.tolist()]
+                server.ask(self._seen(number, self.roles.model, asked, trace.select(own)), top_k)
+
+    def worth(
+        self, prompts: Sequence[Prompt], trace: Completion, measure: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """A measure of the sampler's and of the teachers' log-probs of each token, summed by weight: [B, T]."""
+
+        def run(rows: list[int]) -> Tensor:
+            part, asked = trace.select(rows), [prompts[i] for i in rows]
+            total = torch.zeros(part.mask.shape)
+            for number, teacher in enumerate(self.teachers):
+                own = taught_by(teacher, asked)
+                if len(own):
+                    logprob = self._chosen(number, [asked[i] for i in own.tolist()], part.select(own))
+                    worth = measure(part.logprob[own], logprob.cpu()) * part.mask[own]
+                    total[own] += teacher.weight * worth
+            return total
+
+        with torch.no_grad():
+            batches = list(token_budget_batches(trace, self.roles.micro_batch_size))
+            parts = self.roles.distribute(run, batches)
+        order = torch.tensor([row for rows in batches for row in rows]).argsort()
+        return torch.cat(parts)[order] if parts else torch.zeros(trace.mask.shape)
+
+    def compare(
+        self, prompts: Sequence[Prompt], trace: Completion, measure: Measure, top_k: int
+    ) -> tuple[TokenScores, Tensor]:
+        """What the policy thinks of responses, and how far it is from the teachers, [B, T], with gradients."""
+        readings: list[tuple[float, Tensor, Reading]] = []
+        for number, teacher in enumerate(self.teachers):
+            own = taught_by(teacher, prompts)
+            if len(own):
+                asked = [prompts[i] for i in own.tolist()]
+                reading = self._read(number, asked, trace.select(own), top_k)
+                readings.append((teacher.weight, own, reading))
+        roles = self.roles
+
+        def run(network: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
+            states = roles.states(network, trace)
+            scores = roles.score(network, states, trace)
+            row, device = trace.mask.nonzero()[:, 0], states.hidden.device
+            total = torch.zeros(len(row), device=device)
+            for weight, own, reading in readings:
+                here = to_device(torch.isin(row, own).nonzero()[:, 0], device)
+                total = total.index_add(0, here, weight * self._apart(network, states, here, reading, measure))
+            return scores.logprob, scores.entropy, states.scatter(total)
+
+        logprob, entropy, apart = roles.run("policy", run)
+        return TokenScores(logprob, entropy), apart
+
+    def _apart(
+        self, network: nn.Module, states: ResponseStates, here: Tensor, reading: Reading, measure: Measure
+    ) -> Tensor:
+        """The measure at the states ``here`` [n], by chunks whose logits are computed again in the backward pass."""
+        head = None if states.logits is not None else self.roles.model.head(network)
+        temperature, banned = self.roles.temperature, reading.banned
+        student = Distributions(states.hidden, head, states.logits, temperature, banned, reading.vocabulary)
+        source = states.hidden if states.logits is None else states.logits
+        size = rows_at_once(len(head.weight) if head is not None else source.shape[1], source.device)
+
+        def piece(hidden: Tensor, rows: Tensor) -> Tensor:
+            with torch.no_grad():
+                theirs = reading.logprobs(rows)
+                ids = None if reading.ids is None else reading.ids.index_select(0, rows)
+            return measure(student.of(hidden), theirs, ids)
+
+        found = [source.new_zeros(0, dtype=torch.float32)]
+        for rows in torch.arange(len(here), device=here.device).split(size):
+            hidden = source.index_select(0, here[rows])
+            found.append(checkpoint(piece, hidden, rows, use_reentrant=False) if torch.is_grad_enabled()
+                         else piece(hidden, rows))  # fmt: skip
+        return torch.cat(found)
+
+    def _read(self, number: int, prompts: Sequence[Prompt], trace: Completion, top_k: int) -> Reading:
+        """What a teacher thinks of responses."""
+        roles, teacher = self.roles, self.teachers[number]
+        if teacher.url is not None:
+            seen = self._seen(number, roles.model, prompts, trace)
+            return self._served[number].read(seen, top_k, roles.device)
+        if teacher.is_policy:
+            model, unknown = roles.model, set[int]()
+        else:
+            model, unknown = self._model(number)
+        seen = self._seen(number, model, prompts, trace)
+
+        def run(network: nn.Module) -> tuple[Tensor, Tensor, Tensor | None, float, float | None]:
+            states = response_states(model, network, seen)
+            if states.logits is not None:
+                return states.hidden, states.hidden[:0], states.logits, 1.0, None
+            head = model.head(network)
+            return states.hidden, head.weight.detach(), None, head.scale, head.cap
+
+        with torch.no_grad():
+            if teacher.is_policy:
+                role = "policy" if teacher.weights == "current" else "reference"
+                hidden, weight, logits, scale, cap = roles.run(role, run)
+            else:
+                hidden, weight, logits, scale, cap = run(model.network)
+        vocabulary = min(model.vocabulary, roles.model.vocabulary)
+        banned = {*model.banned.tolist(), *roles.model.banned.tolist(), *unknown}
+        shared = torch.tensor(sorted(one for one in banned if one < vocabulary), dtype=torch.long)
+        head = None if logits is not None else Head(weight, scale, cap)
+        return Distributions(hidden, head, logits, roles.temperature, to_device(shared, hidden.device), vocabulary)
+
+    def _chosen(self, number: int, prompts: Sequence[Prompt], trace: Completion) -> Tensor:
+        """A teacher's log-prob of each token that the student chose: [B, T]."""
+        roles, teacher = self.roles, self.teachers[number]
+        if teacher.url is not None:
+            return self._served[number].chosen(self._seen(number, roles.model, prompts, trace))
+        model = roles.model if teacher.is_policy else self._model(number)[0]
+        seen = self._seen(number, model, prompts, trace)
+
+        def run(network: nn.Module) -> tuple[Tensor, Tensor]:
+            states = response_states(model, network, seen)
+            scores = score(model, network, states, seen, temperature=roles.temperature)
+            return scores.logprob, scores.entropy
+
+        if not teacher.is_policy:
+            return run(model.network)[0]
+        return roles.run("policy" if teacher.weights == "current" else "reference", run)[0]
+
+    def _model(self, number: int) -> tuple[LanguageModel, set[int]]:
+        if number not in self._models:
+            assert self._load is not None, "a run that does not train asks no teacher"
+            option = f"algorithm.teachers[{number}]"
+            model, unknown = self._load(self.teachers[number], option)
+            if odd := [one for one in self.roles.model.stop if one in unknown]:
+                raise UserError(
+                    f"{option}.path is {self.teachers[number].path}, to which token {odd[0]}, by which the student's "
+                    "responses end, means something else; take a teacher with the same chat template"
+                )
+            self._models[number] = model, unknown
+        return self._models[number]
+
+    def _seen(self, number: int, model: LanguageModel, prompts: Sequence[Prompt], trace: Completion) -> Completion:
+        """The responses behind the prompts that a teacher reads, by its own processor."""
+        from burnish.language.encode import Encoder
+
+        key = self.teachers[number].prompt_key
+        if number not in self._encoders:
+            self._encoders[number] = Encoder(model)
+        asked = prompts if key is None else [privileged(prompt, key) for prompt in prompts]
+        encoded = self._encoders[number](asked)
+        same = Completion.of_text(encoded, trace.ids, trace.length, axes=model.axes, finished=trace.finished)
+        return replace(same, mask=trace.mask)
+
+
+def taught_by(teacher: TokenTeacher, prompts: Sequence[Prompt]) -> Tensor:
+    """Rows of the prompts that a teacher is for, in order."""
+    own = [i for i, prompt in enumerate(prompts) if teacher.label is None or prompt.label == teacher.label]
+    return torch.tensor(own, dtype=torch.long)
+
+
+def privileged(prompt: Prompt, key: str) -> Prompt:
+    """A prompt whose last message says what the record has under a key; its pictures stay.
+
+    Raises:
+        UserError: the record has no such text.
+    """
+    found: object = prompt.info
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    if not isinstance(found, str) or not found:
+        raise UserError(
+            f"{prompt.name} has no text under {key}, which a teacher is to read (prompt_key); add it to the record, "
+            "and the key to data.extra_keys"
+        )
+    if not prompt.messages:
+        return replace(prompt, text=found)
+    *before, last = prompt.messages
+    media = tuple(part for part in last.parts if part.kind != "text")
+    return replace(prompt, messages=(*before, replace(last, parts=(*media, Part("text", found)))))
+
+
+def check_taught(teachers: Sequence[TokenTeacher], prompts: Sequence[Prompt]) -> None:
+    """Refuse prompts that no teacher is for, or that lack what a teacher reads.
+
+    Raises:
+        UserError: naming the first such prompt.
+    """
+    for prompt in prompts:
+        own = [teacher for teacher in teachers if teacher.label in (None, prompt.label)]
+        if not own:
+            known = ", ".join(sorted({str(teacher.label) for teacher in teachers}))
+            raise UserError(
+                f"no teacher is for {prompt.name} with label {prompt.label!r}; algorithm.teachers have labels {known}. "
+                "Add a teacher with this label, or one without"
+            )
+        for teacher in own:
+            if teacher.prompt_key is not None:
+                privileged(prompt, teacher.prompt_key)
+            if teacher.url is not None and (prompt.images or prompt.videos):
+                raise UserError(
+                    f"{prompt.name} has pictures or videos, but the teacher at {teacher.url} is sent tokens alone; "
+                    "give its directory as path instead of url"
+                )
+
+
+SHOWN = 3  # tokens that a message names
+
+
+def options_of(student: LanguageModelOptions, teacher: TokenTeacher) -> LanguageModelOptions:
+    """How a teacher is loaded: as the student, without what is about training."""
+    return replace(
+        student, path=str(teacher.path), revision=teacher.revision, tokenizer=None, tokenizer_revision=None,
+        chat_template=None, family="auto", lora=None, freeze=[],
+        router_aux_loss_coef=0.0, gradient_checkpointing=False, quantization=None, attention="auto", compile=False,
+    )  # fmt: skip
+
+
+def check_teacher_files(student: LanguageModelOptions, teacher: TokenTeacher, option: str) -> None:
+    """Refuse a teacher whose directory is incomplete.
+
+    Raises:
+        UserError: naming the option.
+    """
+    with _named(option):
+        check_files(options_of(student, teacher))
+
+
+def check_tokens(student: LanguageModelOptions, teacher: TokenTeacher, option: str) -> set[int]:
+    """Refuse a teacher that reads other tokens than the student writes.
+
+    Args:
+        student: the model that is trained.
+        teacher: with a path.
+        option: the teacher's option in the configuration.
+
+    Returns:
+        Ids of added tokens that mean something else, or nothing, to one of them.
+
+    Raises:
+        UserError: a token that no one has added has another id.
+    """
+    with _named(option):
+        theirs = _tokenizer(options_of(student, teacher))
+    ours = _tokenizer(student)
+    added = ours.get_added_vocab().keys() | theirs.get_added_vocab().keys()
+    mine, other = ours.get_vocab(), theirs.get_vocab()
+    plain = [token for token in mine.keys() | other.keys() if token not in added]
+    if odd := sorted(token for token in plain if mine.get(token) != other.get(token)):
+        shown = ", ".join(f"{token!r} ({mine.get(token)} and {other.get(token)})" for token in odd[:SHOWN])
+        raise UserError(
+            f"{option}.path is {teacher.path}, whose tokenizer is another one: of {len(plain)} tokens {len(odd)} have "
+            f"other ids than in model.path, such as {shown}. A teacher has to read the student's tokens: take one of "
+            "the same family, or imitate its responses with algorithm=sft"
+        )
+    return {number for token in added for number in (mine.get(token), other.get(token))
+            if number is not None and mine.get(token) != other.get(token)}  # fmt: skip
+
+
+def load_teacher(student: LanguageModelOptions, teacher: TokenTeacher, option: str) -> tuple[LanguageModel, set[int]]:
+    """A frozen teacher in the precision of the student's forward pass, and the ids that mean something else to it."""
+    unknown = check_tokens(student, teacher, option)
+    options = options_of(student, teacher)
+    with _named(option):
+        return load_language_model(options, frozen=True), unknown
+
+
+def _tokenizer(options: LanguageModelOptions) -> Any:
+    from transformers import AutoTokenizer
+
+    path, _ = read_config(options)
+    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+
+
+@contextmanager
+def _named(option: str) -> Iterator[None]:
+    """Messages about ``model.`` are about a teacher's options."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace("model.", f"{option}.")) from error

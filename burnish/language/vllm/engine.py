@@ -1,0 +1,449 @@
+"""Samples responses with vLLM, on the trainer's tokens and pixels and with its weights, and compares the two."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from burnish.language.decoding import Ended, Turn
+from burnish.language.encode import CACHED, Encoder
+from burnish.language.engine import Respond, ResponseEngine, ResponseJob
+from burnish.language.logprobs import response_logprobs
+from burnish.language.model.universal import LanguageModel
+from burnish.language.roles import LanguageRoles
+from burnish.language.sampling import Sampling
+from burnish.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
+from burnish.language.vllm.weight_file import WeightFile, adapter_of, settings_of, weights_of
+from burnish.options.language import LanguageLoraOptions
+from burnish.options.vllm import RANKS, VllmOptions, sends_adapter
+from burnish.types.batch import Gathered
+from burnish.types.completion import Completion, Encoded, Features
+from burnish.types.prompt import Prompt
+from burnish.utils import random
+from burnish.utils.allocator import give_back_cached
+from burnish.utils.errors import Cancelled, UserError
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+
+T = TypeVar("T")
+
+
+class VllmEngine(ResponseEngine):
+    """vLLM in a process of its own, which starts with random weights and samples with none but published ones.
+
+    What a weight sync does not reach stays random, and shows at once: after each of them, both sides score the same
+    responses.
+    """
+
+    def __init__(
+        self,
+        roles: LanguageRoles,
+        options: VllmOptions,
+        *,
+        path: Path,
+        batch_size: int,
+        seed: int,
+        cached: int = CACHED,
+        example: Callable[[], Prompt | None] = lambda: None,
+        lora: LanguageLoraOptions | None = None,
+    ) -> None:
+        """Start vLLM; it gets ready while the caller goes on.
+
+        Args:
+            roles: of the trainer.
+            options: of vLLM.
+            path: directory of the model, of which vLLM reads all but the weights.
+            batch_size: responses that are decoded at once.
+            seed: of the run.
+            cached: bytes of encoded prompts that are kept.
+            example: a prompt to compare the two sides with before anything was sampled. Without one that is done while
+                the first responses are sampled, for which ranks that share weights would have to meet again.
+            lora: of the policy.
+        """
+        self.roles, self.model, self.options, self.seed = roles, roles.model, options, seed
+        self.encode = Encoder(roles.model, cached=cached)
+        self.metrics: dict[str, float] = {}  # of the last weight sync
+        self.restarts = 0
+        self._tolerance = options.tolerance or TOLERANCE[self.model.compute]
+        dtype = str(self.model.compute).removeprefix("torch.")
+        # vLLM has the weights of the model's directory then, and gets the adapter alone
+        self._adapter = lora if sends_adapter(options.adapter, lora, dtype) else None
+        self._first = {"arguments": self._arguments(path, batch_size), "banned": self.model.banned.tolist()}
+        self._published: WeightFile | None = None
+        self._probe: Completion | None = None
+        # a model that is shared out over GPUs is compared on the CPU, where only a short text is done in seconds
+        self._short = options.tensor_parallel > 1 and roles.device.type == "cpu"
+        self._example = example
+        self._resting = False
+        self._compared = False
+        self._cancelled = False  # the run is to stop: nothing is sampled any more
+        self._process = self._started()
+
+    @contextmanager
+    def responding(self, job: ResponseJob) -> Iterator[Respond]:
+        """Who answers for a job.
+
+        Raises:
+            UserError: vLLM can't do what the job asks for.
+            VllmFailedError: it failed, or its log-probs are not the trainer's.
+            Cancelled: the run is to stop; what vLLM still sends is dropped.
+        """
+        try:
+            self._be_ready(job)
+
+            def respond(
+                prompts: Encoded, index: Sequence[int], keys: Sequence[int], *,
+                limits: Sequence[int] | None = None, on_ended: Ended | None = None, turn: Turn | None = None,
+            ) -> Completion:  # fmt: skip
+                # vLLM finds by itself what it has computed of a conversation
+                rows = Gathered(table=prompts, index=torch.tensor(index, dtype=torch.long))
+                most = [job.sampling.max_new_tokens] * len(index) if limits is None else limits
+                completion = self._insist(lambda: self._sample(job, rows, keys, most, on_ended))
+                if not self._short:
+                    self._probe = remembered(completion) or self._probe
+                return completion
+
+            yield respond
+        except Cancelled:
+            self._cancelled = True
+            raise
+
+    def _be_ready(self, job: ResponseJob) -> None:
+        """Have vLLM up, with weights that were published and compared."""
+        job.check_cancelled()
+        self._insist(lambda: self._process.ready(job.check_cancelled))  # it may still be starting
+        if self._probe is None:
+            self._probe = imagined(self.model, self.encode(job.prompts).table, self.seed)
+        if self._published is None:
+            self.publish(0)
+        elif not self._compared:
+            with self.roles.sampling(merge=self._adapter is None) as network:
+                self._compare(network)
+
+    def publish(self, version: int) -> None:
+        """Sample with the policy's present weights from now on.
+
+        Raises:
+            VllmFailedError: vLLM failed, lacks a weight, or does not score responses as the trainer does.
+        """
+        if self._cancelled:
+            return
+        begun = time.monotonic()
+        if self._probe is None and (example := self._example()) is not None:
+            self._probe = imagined(self.model, self.encode([example]).table, self.seed)
+        with self.roles.sampling(merge=self._adapter is None) as network:
+            written = self._written(network, version)
+            if self._published is not None:
+                self._published.close()
+            self._published, self._compared = written, False
+            self._insist(lambda: self._load(written))
+            if self._probe is not None:
+                self._compare(network)
+        self.metrics |= {"timing_s/publish_vllm": time.monotonic() - begun, "vllm/restarts": float(self.restarts)}
+
+    def _written(self, network: nn.Module, version: int) -> WeightFile:
+        """What vLLM lacks of a version: the adapter, or all weights with the adapter folded in."""
+        if self._adapter is None:
+            return WeightFile(weights_of(network), version, dtype=self.model.compute)
+        adapter = adapter_of(network)
+        settings = settings_of(self._adapter, adapter)
+        return WeightFile(adapter, version, dtype=self.model.compute, settings=settings)
+
+    def rest(self) -> None:
+        """Have vLLM give its memory of the GPU back until the next weight sync, if it may."""
+        if self.options.sleep and not self._resting and not self._cancelled:
+            self._insist(lambda: next(self._process.ask("rest", {"do": "rest"})))
+            self._resting = True
+
+    def score(self, completion: Completion, *, temperature: float) -> Tensor:
+        """vLLM's log-probs [B, T] float32 of tokens that the policy chose, 0 elsewhere."""
+        return self._insist(lambda: self._score(completion, temperature))
+
+    def close(self) -> None:
+        """End vLLM and free the memory of its weights."""
+        super().close()
+        self._process.close()
+        if self._published is not None:
+            self._published.close()
+
+    def _arguments(self, path: Path, batch_size: int) -> dict[str, Any]:
+        options = self.options
+        found: dict[str, Any] = {
+            "model": str(path),
+            "dtype": str(self.model.compute).removeprefix("torch."),
+            "load_format": "dummy",
+            "logprobs_mode": "raw_logprobs",
+            "worker_extension_cls": "burnish_vllm.extension.Extension",
+            "generation_config": "vllm",
+            "mm_processor_cache_gb": 0,
+            "skip_mm_profiling": True,
+            "disable_log_stats": True,
+            "enforce_eager": options.enforce_eager,
+            "gpu_memory_utilization": options.memory_fraction,
+            "tensor_parallel_size": options.tensor_parallel,
+            "enable_sleep_mode": options.sleep,
+            "max_num_seqs": batch_size,
+        }
+        if options.kv_cache_gb is not None:
+            found["kv_cache_memory_bytes"] = int(options.kv_cache_gb * 2**30)
+        if options.max_model_len is not None:
+            found["max_model_len"] = options.max_model_len
+        if self._adapter is not None:
+            rank = next(size for size in RANKS if size >= self._adapter.rank)
+            found |= {"load_format": "auto", "enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+        return found | options.arguments
+
+    def _started(self) -> VllmProcess:
+        options = self.options
+        give_back_cached()  # vLLM refuses to start where its fraction of a GPU isn't free
+        return VllmProcess(
+            options.python, self._first,
+            devices=options.devices, start_timeout=options.start_timeout, timeout=options.timeout,
+        )  # fmt: skip
+
+    def _insist(self, question: Callable[[], T]) -> T:
+        """Ask again where vLLM has died: with the same weights and seeds it gives the same responses."""
+        left = self.options.restarts
+        while True:
+            try:
+                return question()
+            except VllmDiedError as error:
+                if not left:
+                    raise
+                warnings.warn(f"{error}\nvLLM is started again", stacklevel=3)
+            left -= 1
+            self.restarts += 1
+            self._process.close()
+            self._process = self._started()
+            if self._published is not None:
+                self._load(self._published)
+
+    def _load(self, written: WeightFile) -> None:
+        header = {
+            "do": "load", "path": written.path, "version": written.version, "digest": written.digest,
+            "adapter": written.settings,
+        }  # fmt: skip
+        if self._resting:  # it wakes up, and what the trainer has freed of the GPU since is needed for that
+            give_back_cached()
+        response, _ = next(self._process.ask(f"weights of version {written.version}", header))
+        self._resting = False
+        if (response["version"], response["digest"]) != (written.version, written.digest):
+            raise VllmFailedError(f"vLLM has weights of version {response['version']}, not {written.version}")
+        if response["missing"]:
+            raise VllmFailedError(
+                f"vLLM has weights that the trainer does not publish: {', '.join(response['missing'][:5])}; "
+                "this model can't be sampled with it, use Burnish's own engine"
+            )
+
+    def _sample(
+        self, job: ResponseJob, prompts: Gathered[Encoded], keys: Sequence[int], limits: Sequence[int],
+        told: Ended | None,
+    ) -> Completion:  # fmt: skip
+        sampling = job.sampling
+        self._check(sampling, prompts, limits)
+        sizes, arrays = packed(prompts.table)
+        numbers = {"seed": keys, "limit": limits}
+        arrays |= {name: np.asarray(found, dtype=np.int64) for name, found in numbers.items()}
+        arrays["prompt"] = prompts.index.numpy()
+        header = {"do": "sample", "sizes": sizes, "temperature": sampling.scored_at}
+        header["sampling"] = parameters(sampling, self.model.stop)
+        responses = self._rows(f"{len(keys)} responses", header, arrays, len(keys), job.check_cancelled, told)
+        ids, logprob, length, finished = unpacked(responses)
+        return Completion.of_text(prompts, ids, length, axes=self.model.axes, logprob=logprob, finished=finished)
+
+    def _score(self, completion: Completion, temperature: float) -> Tensor:
+        whole = with_responses(completion)
+        sizes, arrays = packed(whole)
+        header = {"do": "score", "sizes": sizes, "temperature": temperature}
+        responses = self._rows(f"log-probs of {len(completion)} responses", header, arrays, len(completion))
+        scores = torch.zeros(completion.ids.shape)
+        for row, (length, (_, own)) in enumerate(zip(completion.length.tolist(), responses, strict=True)):
+            if length:
+                scores[row, :length] = torch.from_numpy(own["logprob"][-length:])
+        return torch.where(completion.mask, scores, 0)
+
+    def _rows(
+        self, what: str, header: dict[str, Any], arrays: dict[str, np.ndarray], count: int,
+        check_cancelled: Callable[[], None] = lambda: None, told: Ended | None = None,
+    ) -> list[Any]:  # fmt: skip
+        """Responses in order of their rows; ``told`` gets each as it comes."""
+        assert self._published is not None, "nothing has been published"
+        assert not self._resting, "nothing has been published since vLLM was put to rest"
+        found: dict[int, Any] = {}
+        for response, data in self._process.ask(what, header, arrays, check_cancelled):
+            if "done" in response:
+                break
+            if response["version"] != self._published.version:
+                raise VllmFailedError(
+                    f"vLLM sampled with weights of version {response['version']}, not {self._published.version}"
+                )
+            if response["row"] in found or response["row"] not in range(count):
+                raise VllmFailedError(f"vLLM answered row {response['row']} of {count} twice, or without being asked")
+            found[response["row"]] = (response, data)
+            if told is not None:
+                told([response["row"]], [data["ids"].tolist()], [response["finished"]])
+        if len(found) != count:
+            raise VllmFailedError(f"vLLM answered {len(found)} of {count} rows")
+        return [found[row] for row in range(count)]
+
+    def _check(self, sampling: Sampling, prompts: Gathered[Encoded], limits: Sequence[int]) -> None:
+        if sampling.first_temperature is not None:
+            raise UserError(
+                f"rollout.fire_temperature is {sampling.first_temperature}, but vLLM has one temperature for all "
+                "tokens; sample with Burnish's own engine, or leave it out"
+            )
+        longest = self._process.ready()["longest"]
+        lengths = prompts.table.lengths
+        before, own = max(
+            ((lengths[row], limit) for row, limit in zip(prompts.index.tolist(), limits, strict=True)), key=sum
+        )
+        if before + own > longest:
+            raise UserError(
+                f"{before} tokens of a prompt or a dialogue and {own} of a response make {before + own}, but vLLM "
+                f"reads {longest}; raise rollout.vllm.max_model_len, or lower rollout.max_new_tokens or "
+                "environment.max_length"
+            )
+
+    def _compare(self, network: nn.Module) -> None:
+        """Score the probe on both sides.
+
+        Raises:
+            VllmFailedError: they differ by more than the tolerance.
+        """
+        probe = self._probe
+        assert probe is not None
+        assert self._published is not None
+        ours = response_logprobs(self.model, network, probe, temperature=1.0).logprob.cpu()
+        difference = (ours - self.score(probe, temperature=1.0))[probe.mask].abs()
+        mean, largest = float(difference.mean()), float(difference.max())
+        self.metrics |= {"vllm/logprob_abs_diff_mean": mean, "vllm/logprob_abs_diff_max": largest}
+        if not mean <= self._tolerance:
+            raise VllmFailedError(
+                f"after weight sync v{self._published.version}, vLLM's log-probs differ from the "
+                f"trainer's by {mean:.2g} on average, more than rollout.vllm.tolerance = {self._tolerance:g}: it has "
+                "kept some of its old weights, or computes this model otherwise; use Burnish's own engine"
+            )
+        self._compared = True
+
+
+def parameters(sampling: Sampling, stop: tuple[int, ...]) -> dict[str, Any]:
+    """A way of sampling as vLLM's SamplingParams have it.
+
+    The logits that vLLM gets are divided by the temperature already: all that is left of it is whether to draw.
+    """
+    return {
+        "temperature": 1.0 if sampling.temperature else 0.0,
+        "top_k": sampling.top_k or -1,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "min_tokens": sampling.min_new_tokens,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(stop),
+        "include_stop_str_in_output": True,
+        "ignore_eos": True,  # the stop ids are all that there are
+        "detokenize": bool(sampling.stop),
+    }
+
+
+RESPONSES = 4
+TOKENS = 64  # of a response that was sampled, at most
+IMAGINED = 8  # tokens of a response that was not
+
+
+def imagined(model: LanguageModel, prompts: Encoded, seed: int) -> Completion:
+    """Responses of arbitrary tokens to a few of the prompts, for the time before there are real ones."""
+    table = prompts.select(_telling(prompts))
+    count, banned = len(table), set(model.banned.tolist())
+    allowed = torch.tensor([token for token in range(model.vocabulary) if token not in banned])
+    rows = [random.permutation(len(allowed), seed, "probe", row)[:IMAGINED] for row in range(count)]
+    ids = allowed[torch.tensor(rows)]
+    positions = torch.tensor(table.next_position)[:, None] + torch.arange(ids.shape[1])
+    return Completion(
+        prompts=Gathered(table=table, index=torch.arange(count)),
+        ids=ids,
+        mask=torch.ones_like(ids, dtype=torch.bool),
+        logprob=torch.zeros(ids.shape),
+        positions=positions[:, None].expand(-1, model.axes, -1),
+        length=torch.full((count,), ids.shape[1]),
+        finished=torch.zeros(count, dtype=torch.bool),
+        features=[Features.none()] * count,
+    )
+
+
+def remembered(completion: Completion) -> Completion | None:
+    """Some of what was just sampled: comparisons should be about what is read and written. None if all are empty."""
+    first: dict[int, int] = {}
+    for row, (prompt, length) in enumerate(
+        zip(completion.prompts.index.tolist(), completion.length.tolist(), strict=True)
+    ):
+        if length:
+            first.setdefault(prompt, row)
+    if not first:
+        return None
+    prompts = list(first)
+    chosen = _telling(completion.prompts.table.select(prompts))
+    kept = completion.select([first[prompts[number]] for number in chosen])
+    return replace(
+        kept,
+        ids=kept.ids[:, :TOKENS],
+        mask=kept.mask[:, :TOKENS],
+        logprob=kept.logprob[:, :TOKENS],
+        positions=kept.positions[:, :, :TOKENS],
+        length=kept.length.clamp_max(TOKENS),
+    )
+
+
+def _telling(prompts: Encoded) -> list[int]:
+    """A few prompts, those with the most pixels first: they take the longest way through the network."""
+    return sorted(range(len(prompts)), key=lambda row: -prompts.features[row].size)[:RESPONSES]
+
+
+def packed(prompts: Encoded) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+    """The sizes of each prompt's media, by their kind, and the arrays of all prompts."""
+    arrays: dict[str, np.ndarray] = {}
+    for number, (ids, positions, features) in enumerate(
+        zip(prompts.ids, prompts.positions, prompts.features, strict=True)
+    ):
+        own = {"ids": ids}
+        if features.sizes:
+            own |= {"positions": positions, **{f"features/{name}": value for name, value in features.tensors.items()}}
+        arrays |= {f"{number}/{name}": _array(tensor) for name, tensor in own.items()}
+    return [features.sizes for features in prompts.features], arrays
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    """NumPy has no bfloat16, in which pixels may be kept."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
+
+
+def with_responses(completion: Completion) -> Encoded:
+    """Prompts and their responses as texts of their own [B], to be scored from the first token on."""
+    parts = completion.prompts.rows()
+    ids, positions, features = [], [], []
+    for row, length in enumerate(completion.length.tolist()):
+        ids.append(torch.cat([parts.ids[row], completion.ids[row, :length]]))
+        positions.append(torch.cat([parts.positions[row], completion.positions[row, :, :length]], 1))
+        features.append(Features.joined([parts.features[row], completion.features[row]]))
+    return Encoded(ids=ids, positions=positions, features=features)
+
+
+def unpacked(rows: Sequence[tuple[dict[str, Any], dict[str, np.ndarray]]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Answers in order of their rows: ids [B, T] long, log-probs [B, T] float32, length [B] long, finished [B] bool."""
+    length = torch.tensor([len(arrays["ids"]) for _, arrays in rows], dtype=torch.long)
+    longest = int(length.max()) if rows else 0
+    ids, logprob = torch.zeros(len(rows), longest, dtype=torch.long), torch.zeros(len(rows), longest)
+    for row, (_, arrays) in enumerate(rows):
+        ids[row, : length[row]] = torch.from_numpy(arrays["ids"])
+        logprob[row, : length[row]] = torch.from_numpy(arrays["logprob"])
+    finished = torch.tensor([header["finished"] for header, _ in rows], dtype=torch.bool)
+    return ids, logprob, length, finished

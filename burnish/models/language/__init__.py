@@ -1,1 +1,0 @@
-"""Language models, with or without eyes: any class of transformers."""
