@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from burnish.config.yaml_text import DEEPEST, parse, show
+from burnish.config.yaml_text import parse, show
 from burnish.utils.errors import ConfigError
 
 _OPTION = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
@@ -53,8 +53,6 @@ def split(argument: str) -> tuple[str, Any]:
         raise ConfigError(
             f"{argument!r} is not an option: {option!r} is no name; write option=value, as in rollout.n=8"
         )
-    if option.count(".") > DEEPEST:
-        raise ConfigError(f"{argument} is not an option: too many dots; write it as in rollout.n=8")
     if not text.strip():
         raise ConfigError(
             f"{argument} has no value; write {option}=null for none, or {option}='\"\"' for an empty string"
