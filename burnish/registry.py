@@ -233,7 +233,7 @@ def fields(options: Any) -> dict[str, pydantic.fields.FieldInfo]:
 def explanation(options: Any, name: str) -> str:
     """The string below an option on one line; that of a base class if the class itself has none."""
     cls = options if isinstance(options, type) else type(options)
-    own = (base.__pydantic_fields__.get(name) for base in cls.__mro__ if "__pydantic_fields__" in vars(base))
+    own = (vars(base).get("__pydantic_fields__", {}).get(name) for base in cls.__mro__)
     words = [field.description for field in own if field is not None and field.description]
     below = (_docstrings(base.__module__).get((base.__name__, name)) for base in cls.__mro__)
     return " ".join((words or [text for text in below if text] or [""])[0].split())

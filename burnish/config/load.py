@@ -353,7 +353,7 @@ def _corrected(tree: dict[str, Any], task: type[RunConfig]) -> dict[str, Any]:
 
 def _complete(tree: dict[str, Any], task: type[RunConfig]) -> dict[str, Any]:
     """A tree with every section that a run must have, if empty, so that messages name what is missing inside."""
-    required = {name: {} for name, field in fields(task).items() if field.is_required()}
+    required: dict[str, Any] = {name: {} for name, field in fields(task).items() if field.is_required()}
     return required | labelled(tree)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from burnish.config.run import RunConfig
 from burnish.registry import Choice, fields, lookup, names
 
+UNIONS: tuple[Any, ...] = (typing.Union, types.UnionType, typing.Annotated)
 Types = Sequence[Any]  # what an option may be, with what marks it
 
 
@@ -101,7 +102,7 @@ def _values(context: Context, place: list[str]) -> Iterator[str]:
 def _members(kinds: Types) -> Iterator[Any]:
     """Types and marks, those of unions one by one."""
     for one in kinds:
-        if typing.get_origin(one) in (typing.Union, types.UnionType, typing.Annotated):
+        if typing.get_origin(one) in UNIONS:
             yield from _members(typing.get_args(one))
         else:
             yield one

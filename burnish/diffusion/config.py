@@ -150,7 +150,7 @@ class FlowConfig(RunConfig):
     @property
     def learns_images(self) -> bool:
         """Whether data.fit decides about images that are learned."""
-        return self.algorithm.needs().data != "prompts"
+        return bool(self.algorithm.needs().data != "prompts")
 
     @property
     def may_read_images(self) -> bool:

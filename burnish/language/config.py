@@ -196,7 +196,8 @@ class LanguageConfig(RunConfig):
 
     @property
     def _teachers(self) -> Sequence[Any]:
-        return self.algorithm.needs().teachers
+        teachers: Sequence[Any] = self.algorithm.needs().teachers
+        return teachers
 
     def _of_responses(self) -> Rules:
         needs, rollout, data, name = self.algorithm.needs(), self.rollout, self.data, self.algorithm.name

@@ -436,6 +436,7 @@ class CheckpointOptions:
 
 
 Role = Literal["trainer", "rollout", "reward", "controller"]
+PROFILED: tuple[Role, ...] = ("trainer", "rollout")
 
 
 @options
@@ -447,7 +448,7 @@ class ProfilerOptions:
     tool: Literal["torch", "memory", "nsys"] = "torch"
     """torch: PyTorch profiler trace; memory: CUDA memory snapshot; nsys: ranges for Nsight Systems. memory and nsys
     need a GPU."""
-    roles: Annotated[list[Role], ON_RAY] = Field(default_factory=lambda: ["trainer", "rollout"])
+    roles: Annotated[list[Role], ON_RAY] = Field(default_factory=lambda: list(PROFILED))
     """Processes to profile with runtime=ray; a local run profiles its single process."""
     ranks: Annotated[list[Whole] | None, ON_RAY] = None
     """Ranks of each role to profile, counted from 0; null is all."""

@@ -128,7 +128,7 @@ class CommonModelOptions:
     """Store frozen weights in fewer bits, for small cards; null stores them in dtype."""
 
     def contradictions(self, run: RunConfig) -> Rules:
-        attention, ranks = self.attention, run.ranks
+        attention, ranks = run.model.attention, run.ranks  # each half has backends of its own
         families = [] if self.family == "auto" else names(run.model_kind)  # which imports those of diffusers
         lacks = attention_complaint(attention)
         return [
