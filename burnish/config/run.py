@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,7 +14,6 @@ from burnish.config.batches import Sizes
 from burnish.config.checks import problems
 from burnish.config.hardware import Origin
 from burnish.config.plugins import open_plugins
-from burnish.config.words import Words
 from burnish.options import (
     ON_RAY,
     SCORED,
@@ -36,6 +35,9 @@ from burnish.registry import MayChange, ReadIf, names, options
 from burnish.rl.algorithm import Algorithm
 from burnish.utils.errors import ConfigError
 from burnish.utils.user_code import load_object, names_code
+
+if TYPE_CHECKING:
+    from burnish.config.tasks import Words
 
 SYNCED = ReadIf("pools.rollout", why="there is no rollout pool to sync weights to; set pools.rollout.processes")
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from burnish.config.batches import AUTO, Sizes
 from burnish.config.run import RunConfig
-from burnish.config.words import DRAWN, Words
+from burnish.config.tasks import DRAWN, Words
 from burnish.diffusion.algorithms.base import Needs
 from burnish.diffusion.options import (
     DataOptions,

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from burnish.config.batches import Sizes
 from burnish.config.run import RunConfig
-from burnish.config.words import JUDGEMENTS, RESPONSES, Words
+from burnish.config.tasks import JUDGEMENTS, RESPONSES, Words
 from burnish.environments.base import Environment
 from burnish.environments.function import FunctionEnvironment
 from burnish.environments.tools import Tools
