@@ -73,8 +73,8 @@ HANDED_ON = ("set_timesteps", "own", "_record", "answered", "called")
 
 DRAWN = "can't be drawn from with the first prompt and these options: its own call"
 GIVE = (
-    "give it what it needs (pictures with the prompt, rollout.height and width, rollout.max_sequence_length, "
-    "rollout.call, model.vae_tiling), and try the same call in diffusers alone"
+    "give it what it needs (pictures with the prompt, rollout.height and width, for validations those of validation, "
+    "rollout.max_sequence_length, rollout.call, model.vae_tiling), and try the same call in diffusers alone"
 )
 
 
