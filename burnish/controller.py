@@ -13,7 +13,7 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.loop import Workers
-from burnish.rewards.judging import RewardsFailing
+from burnish.rewards.scoring import RewardsFailing
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.sources import Source
 from burnish.tasks import assemble

@@ -12,8 +12,7 @@ from tiny_video_data import Scene
 from torch import Tensor
 
 from burnish.metrics import group_diversity
-from burnish.rewards.base import Verdict
-from burnish.rewards.frames import FrameOptions
+from burnish.rewards.base import FrameOptions, Verdict
 from burnish.rewards.images.motion import Motion
 from burnish.rewards.images.ocr import Ocr
 from burnish.rewards.images.statistics import BorderDarkness

@@ -146,7 +146,7 @@ something; it says what it could not compare. 1 is returned where something is w
 SERVE_REWARD = """\
 examples:
   burnish serve-reward ocr --port 8000
-  burnish serve-reward pickscore pickscore.device=cuda scoring.merge=true --port 8000
+  burnish serve-reward pickscore pickscore.device=cuda --port 8000
   burnish serve-reward numeric format format.weight=0.1                   their weighted sum
   burnish serve-reward my_recipe.yaml --host 10.0.0.5 --token-variable REWARD_TOKEN
 

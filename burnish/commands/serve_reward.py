@@ -50,7 +50,7 @@ def _serve(config: ServiceConfig, listening: socket.socket, token: str | None) -
     import uvicorn
 
     from burnish.rewards.scoring import Scorer
-    from burnish.service.app import Service
+    from burnish.rewards.server import Service
 
     with Scorer(config.rewards, config.scoring, config.mixing) as scorer:
         service = Service(scorer, config.service, token)

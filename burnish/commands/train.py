@@ -22,7 +22,7 @@ from burnish.hooks.failures import NothingLearned
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 from burnish.loop import run
 from burnish.report.page import write_report
-from burnish.rewards.judging import RewardsFailing
+from burnish.rewards.scoring import RewardsFailing
 from burnish.training.profiling import controller_command
 from burnish.utils.errors import Cancelled, UserError
 from burnish.utils.terminal import progress

@@ -98,8 +98,8 @@ def _problems(config: ServiceConfig) -> list[str]:
         found.append("no reward is given; name one, as in: burnish serve-reward ocr")
     elif not any(reward.counts for reward in config.rewards.values()):
         found.append("every reward has weight 0, so there is no value to serve; give one another weight")
-    if config.scoring.max_failures is not None or config.scoring.max_failure_share is not None:
-        found.append("scoring.max_failures and max_failure_share end a run, not a service; leave them out")
+    if config.scoring.max_failures is not None:
+        found.append("scoring.max_failures ends a run, not a service; leave it out")
     return found
 
 

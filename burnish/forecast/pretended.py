@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -88,9 +87,6 @@ class FixedScores:
 
     def close(self) -> None:
         """Nothing to end."""
-
-    def silent(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> Future[Scores]:
         found: Future[Scores] = Future()

@@ -278,25 +278,10 @@ class ScoringOptions:
     0 scores in the process that samples: a reward that ends it (os._exit, a crash) ends the run with its exit code."""
     timeout: Annotated[Seconds, ReadIf("processes")] = 300.0
     """Seconds that a reward may take per request, all tries included; after that its values are missing."""
-    merge: bool = False
-    """Let a reward with weights score all requests that wait for it together, as one. Faster; values may then differ by
-    rounding with what happened to wait."""
     max_failures: Count | None = 1000
     """Samples in a row that a reward may fail for before the run saves a checkpoint and ends; null never ends it."""
-    max_failure_share: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """The same for more than this share of the last failure_window samples; null never ends the run."""
-    failure_window: Count = 1000
-    """Samples that max_failure_share looks at."""
     probe: bool = True
     """Score synthetic samples of the first prompts before training starts, and refuse a reward that fails."""
-
-    @model_validator(mode="after")
-    def _options_are_read(self) -> Self:
-        if self.max_failure_share is None and self.failure_window != 1000:
-            raise ValueError("failure_window is never read when max_failure_share is null; leave it out")
-        if self.merge and not self.processes:
-            raise ValueError("merge is never read when processes is 0, where nothing waits; leave it out")
-        return self
 
 
 @options

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.options import Finite, Whole
+from burnish.options import Count, Finite, Whole
 from burnish.options.mixing import Gate, Schedule
 from burnish.registry import Named, options
-from burnish.rewards.frames import FrameOptions
 from burnish.types.clips import Clip, Kind, is_finite, kind
+from burnish.types.media import evenly_spaced
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ Compared = Literal["samples", "pairs", "groups"]  # what a reward judges: each b
 class Given:
     """Of a batch of samples. Only what a reward asks for is sent to the process that computes it."""
 
-    inputs: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # latents, embeddings, response_ids, by sample
+    inputs: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # latents, response_ids, by sample
     group: Sequence[int] = ()  # equal for the samples of one prompt; empty: those with the same prompt
     update: int = 0  # the policy update that the samples are for; 0 is validation
     made_up: bool = False  # the samples are made up, to try the rewards: nobody knows what their latents would be
@@ -44,10 +44,10 @@ class Given:
 
     def groups(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """The rows of each group, in order of their first."""
-        found: dict[object, list[int]] = {}
+        groups: dict[object, list[int]] = {}
         for row, prompt in enumerate(prompts):
-            found.setdefault(self.group[row] if self.group else prompt.uid, []).append(row)
-        return list(found.values())
+            groups.setdefault(self.group[row] if self.group else prompt.uid, []).append(row)
+        return list(groups.values())
 
 
 NOTHING = Given()
@@ -60,6 +60,7 @@ def inputs_asked(rewards: Mapping[str, AnyReward]) -> set[str]:
 
 OnFailure = Literal["missing", "drop_group", "raise"]
 
+FRAMES = 8  # of a clip that are scored, where none are chosen
 NOTES = 4  # different notes on the frames of a clip that its own note shows
 
 
@@ -134,7 +135,7 @@ class AnyReward(Named, ABC):
         return self.score_given(samples, prompts, given)
 
     def asks(self) -> tuple[str, ...]:
-        """Which of latents, embeddings and response_ids it reads; no others are sent to it."""
+        """Which of latents and response_ids it reads; no others are sent to it."""
         return ()
 
     def compares(self) -> Compared:
@@ -182,6 +183,52 @@ class AnyReward(Named, ABC):
 
     def prepare(self) -> None:
         """Load what scoring needs before the first batch."""
+
+
+@options
+class FrameOptions:
+    """Frames of a clip that a reward on images scores."""
+
+    every: Count | None = None
+    """Score every Nth frame, from the first on."""
+    count: Count | None = None
+    """Score N frames, evenly spaced from the first to the last; null with every null too scores 8."""
+    reduce: Literal["mean", "median", "min", "max", "first", "last"] = "mean"
+    """Value of the clip: the mean, median, minimum or maximum over these frames, or the value of the clip's first or
+    last frame, which is then the only one that is scored."""
+
+    @model_validator(mode="after")
+    def _all_are_read(self) -> Self:
+        given = [name for name in ("every", "count") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError("every and count both choose the frames; give one of them")
+        if given and self.reduce in ("first", "last"):
+            raise ValueError(f"{given[0]} is never read when reduce is {self.reduce}; leave it out")
+        return self
+
+    def chosen(self, total: int) -> list[int]:
+        """Indices of the frames that are scored, of ``total``."""
+        if self.reduce in ("first", "last"):
+            return [0 if self.reduce == "first" else total - 1]
+        if self.every is not None:
+            return list(range(0, total, self.every))
+        return evenly_spaced(total, self.count or FRAMES)
+
+    def reduced(self, values: Sequence[float]) -> float:
+        """The clip's value of its frames' values."""
+        import numpy as np
+
+        if self.reduce in ("first", "last"):
+            return values[0]
+        column = np.asarray(values, dtype=np.float64)
+        return float(np.median(column) if self.reduce == "median" else getattr(column, self.reduce)())
+
+    def reduced_tensor(self, values: Tensor) -> Tensor:
+        """The clips' values [B] of their frames' values [B, K], with gradients."""
+        if self.reduce == "median":
+            ordered, middle = values.sort(1).values, values.shape[1]
+            return (ordered[:, (middle - 1) // 2] + ordered[:, middle // 2]) / 2
+        return {"mean": values.mean(1), "min": values.amin(1), "max": values.amax(1)}.get(self.reduce, values[:, 0])
 
 
 @options
@@ -244,16 +291,16 @@ class Reward(AnyReward):
 
     def verdicts(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> list[Verdict]:
         parts = [self._parts(sample) for sample in samples]
-        rows = [row for row, some in enumerate(parts) for _ in some]
+        rows = [row for row, frames in enumerate(parts) for _ in frames]
         repeated = [prompts[row] for row in rows]
         own = given if len(rows) == len(samples) else given.select(rows)
-        found = self.score_given([part for some in parts for part in some], repeated, own)
+        verdicts = self.score_given([part for frames in parts for part in frames], repeated, own)
         if len(repeated) == len(samples):
-            return found
-        if len(found) != len(repeated):
-            raise ValueError(f"it returned {len(found)} verdicts for {len(repeated)} frames")
-        scored = iter(found)
-        return [self._reduced([next(scored) for _ in some]) for some in parts]
+            return verdicts
+        if len(verdicts) != len(repeated):
+            raise ValueError(f"it returned {len(verdicts)} verdicts for {len(repeated)} frames")
+        scored = iter(verdicts)
+        return [self._reduced([next(scored) for _ in frames]) for frames in parts]
 
     def _parts(self, sample: Any) -> list[Any]:
         """What ``score`` gets of a sample."""

@@ -1,22 +1,24 @@
-"""Python functions and classes of users as rewards."""
+"""Python functions and classes of users as rewards: what they get is what their parameters are named after."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Iterator, Sequence
-from functools import cache
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
 from burnish.registry import options
 from burnish.rewards.base import AnyReward, Compared, Given, Verdict
-from burnish.rewards.calling import Call, Half, call_of, compared_by, line_of, place
-from burnish.rewards.judging import failed
-from burnish.rewards.returned import batch_verdicts, fault, verdict_of
+from burnish.rewards.calls import failed, missing
+from burnish.utils.awaiting import awaited
 from burnish.utils.errors import UserError
 from burnish.utils.user_code import load_object
 
@@ -25,13 +27,307 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Half = Literal["drawn", "said"]  # what is scored: what a generator draws, or what a language model says
+
 TOGETHER = 64  # calls about single samples of an async function that wait at a time
+LISTS = ("scores", "rewards")  # keys of a dict about a batch that hold its values
+SCORE = ("score", "reward", "overall")  # and of one about a sample; overall is EasyR1's
+ANSWER = "pred"  # key of the answer that a response gives: equal ones vote together
+TEXT = 500  # characters of a text that are kept as a note
 
 
-@cache
-def _tell_form(path: str, form: str) -> None:
-    """Say once in what form a function is called, which nothing but the names of its parameters decides."""
-    log.warning("reward function %s is called in the form of %s, by its parameters", path, form)
+@dataclass
+class Row:
+    """A sample with all that is known of it."""
+
+    sample: Any
+    prompt: Prompt
+    inputs: Mapping[str, Any]
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """The user's keys of the record, read anew: what a function changes in them changes no other call."""
+        return self.prompt.info
+
+
+def _ground_truth(row: Row) -> Any:
+    raw = row.info.get("reward_model")
+    return raw["ground_truth"] if isinstance(raw, dict) and "ground_truth" in raw else row.prompt.answer
+
+
+VALUES: dict[str, Callable[[Row], Any]] = {  # what a parameter gets of each sample
+    "image": lambda row: row.sample,
+    "video": lambda row: row.sample,
+    "response": lambda row: row.sample,
+    "audio": lambda row: getattr(row.sample, "sound", row.sample),
+    "prompt": lambda row: row.prompt,
+    "reference": lambda row: row.prompt.answer,
+    "label": lambda row: row.prompt.label,
+    "source": lambda row: row.prompt.source,
+    "latent": lambda row: row.inputs["latents"],
+    "response_ids": lambda row: row.inputs["response_ids"],
+    "condition_images": lambda row: [media.image() for media in row.prompt.images],
+    "ground_truth": _ground_truth,
+    "extra_info": lambda row: row.info.get("extra_info"),
+    "data_source": lambda row: row.prompt.source,
+}
+EITHER = ("response_ids", "condition_images", "ground_truth", "extra_info", "data_source")  # of a sample, or of all
+PLURAL = {f"{name}s": name for name in VALUES if name not in EITHER}
+INPUT_OF = {  # what a parameter needs of ``Given.inputs``
+    "latents": "latents", "latent": "latents", "response_ids": "response_ids", "completion_ids": "response_ids",
+    "reward_inputs": "response_ids", "reward_input": "response_ids",
+}  # fmt: skip
+OF = {  # parameters that only samples of one half have
+    "drawn": {"images", "image", "videos", "video", "audios", "audio", "solution_image", "latents", "latent"},
+    "said": {"responses", "response", "solution_str", "completions", "completion_ids", "reward_inputs", "reward_input",
+             "response_ids"},
+}  # fmt: skip
+ACCEPTED = (
+    "(responses, prompts) or (images, prompts) in this order; parameters by name, such as response, reference, label "
+    "(docs/own_reward.md); verl's compute_score(data_source, solution_str, ground_truth, extra_info), EasyR1's "
+    "compute_score(reward_inputs), TRL's (completions, **kwargs) and flow_grpo's (images, prompts, metadata)"
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How another library calls a reward function: parameters that tell it, and what they get of each sample."""
+
+    library: str
+    told_by: frozenset[str]
+    single: bool
+    values: dict[str, Callable[[Row], Any]]
+
+
+def _text_or_messages(row: Row) -> Any:
+    """A prompt as TRL's and flow_grpo's rewards read it: messages of a conversation, plain text where that is all."""
+    chat = row.prompt.chat() if row.prompt.conversational else []
+    for message in chat:
+        if all(part["type"] == "text" for part in message["content"]):
+            message["content"] = "".join(part["text"] for part in message["content"])
+    return chat or row.prompt.text
+
+
+def _completion(row: Row) -> Any:
+    return [{"role": "assistant", "content": row.sample.text}] if row.prompt.conversational else row.sample.text
+
+
+def _reward_input(row: Row) -> dict[str, Any]:
+    return {"response": row.sample.text, "response_length": len(row.inputs["response_ids"]),
+            "ground_truth": _ground_truth(row)}  # fmt: skip
+
+
+FORMS = (
+    Form("verl", frozenset({"solution_str"}), True, {"solution_str": lambda row: row.sample.text}),
+    Form("verl", frozenset({"solution_image"}), True, {"solution_image": VALUES["image"]}),
+    Form("EasyR1", frozenset({"reward_input"}), True, {"reward_input": _reward_input}),
+    Form("EasyR1", frozenset({"reward_inputs"}), False, {"reward_inputs": _reward_input}),
+    Form("TRL", frozenset({"completions"}), False,
+         {"completions": _completion, "completion_ids": VALUES["response_ids"], "prompts": _text_or_messages}),
+    Form("flow_grpo", frozenset({"images", "prompts", "metadata"}), False,
+         {"prompts": _text_or_messages, "metadata": lambda row: row.info}),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a function is called with."""
+
+    single: bool = False  # once for each sample
+    values: Mapping[str, Callable[[Row], Any]] = field(default_factory=dict)  # {}: samples and prompts, in this order
+    columns: Mapping[str, Any] = field(default_factory=dict)  # keys of the record that it names, with their defaults
+    rest: bool = False  # whether it takes all other keys of the record, too
+    library: str = ""  # that it was written for
+
+    @property
+    def required(self) -> list[str]:
+        """Keys that every record has to have."""
+        return [name for name, default in self.columns.items() if default is inspect.Parameter.empty]
+
+    def arguments(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Those of a call about a batch: lists with a value per sample."""
+        arguments = {name: [value(row) for row in rows] for name, value in self.values.items()}
+        columns = dict(self.columns)
+        if self.rest:
+            columns |= {name: None for row in rows for name in row.info if name not in columns | arguments}
+        for name, default in columns.items():
+            instead = None if default is inspect.Parameter.empty else default
+            if name in self.required or any(name in row.info for row in rows):
+                arguments[name] = [row.info.get(name, instead) for row in rows]
+        return arguments
+
+
+def call_of(thing: Any, half: Half, arguments: Mapping[str, Any]) -> Call:
+    """How to call a function, or an object of a class.
+
+    Args:
+        thing: of the user.
+        half: what is scored.
+        arguments: that every call gets, or that a class is made with.
+
+    Raises:
+        UserError: it asks for what nobody has, or doesn't take the arguments.
+    """
+    own = {} if isinstance(thing, type) else arguments
+    if isinstance(thing, type):
+        if issubclass(thing, AnyReward):
+            raise UserError(
+                f"{place(thing)} is a reward itself: give its path as name of the reward, not of a function"
+            )
+        _bind(thing, inspect.signature(thing), "is made as", [], arguments)
+    try:
+        signature = inspect.signature(_target(thing))
+    except (TypeError, ValueError):  # written in C: only a call can tell
+        return Call()
+    parameters = list(signature.parameters.values())[1 if isinstance(thing, type) else 0 :]
+    named = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    free = {parameter.name: parameter.default for parameter in named if parameter.name not in own}
+    form = next((form for form in FORMS if form.told_by <= free.keys()), None)
+    known = VALUES | {name: VALUES[one] for name, one in PLURAL.items()} | (form.values if form else {})
+    values = {name: known[name] for name in free if name in known}
+    if foreign := [name for name in values if name in OF["said" if half == "drawn" else "drawn"]]:
+        what, wanted = ("a generator draws", "images") if half == "drawn" else ("a language model says", "responses")
+        raise UserError(f"{place(thing)} asks for {', '.join(foreign)}, but scores what {what}; ask for {wanted}")
+    signature, called = signature.replace(parameters=parameters), "is called as"
+    if not values.keys() & OF[half]:
+        _bind(thing, signature, called, ["images" if half == "drawn" else "responses", "prompts"], own)
+        return Call()
+    _bind(thing, signature, called, [], {**own, **free})
+    rest = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
+    columns = {name: default for name, default in free.items() if name not in values}
+    single = form.single if form else _is_single(thing, list(values))
+    return Call(single, values, columns, rest, form.library if form else "")
+
+
+def _is_single(thing: Any, names: Sequence[str]) -> bool:
+    several = [f"asks for {name} of a batch" for name in names if name in PLURAL]
+    if (compared := compared_by(thing)) != "samples":
+        several.append(f"compares {compared}")
+    single = [name for name in names if name not in (*PLURAL, *EITHER)]
+    if single and several:
+        raise UserError(
+            f"{place(thing)} {several[0]}, and asks for {single[0]} of one sample; name all of them for a batch "
+            f"({', '.join(PLURAL)}), or all for one sample"
+        )
+    return bool(single)
+
+
+def _bind(
+    thing: Any, signature: inspect.Signature, how: str, positional: Sequence[str], named: Mapping[str, Any]
+) -> None:
+    """Refuse arguments that a function, or a class, doesn't take."""
+    try:
+        signature.bind(*positional, **named)
+    except TypeError as error:
+        call = ", ".join([*positional, *(f"{name}=..." for name in named)])
+        raise UserError(
+            f"{place(thing)} {how} {thing.__name__}({call}), but it has the parameters {signature}: {error}; change "
+            f"them, or the option arguments of the reward. A function takes {ACCEPTED}"
+        ) from None
+
+
+def _target(thing: Any) -> Any:
+    """What is called: a class is made into an object first, whose ``__call__`` it is."""
+    return thing.__call__ if isinstance(thing, type) else thing
+
+
+def compared_by(thing: Any) -> Compared:
+    """What a function or class says that it compares: its attribute ``compares``.
+
+    Raises:
+        UserError: it says something else.
+    """
+    said: Any = getattr(thing, "compares", "samples")
+    if said not in get_args(Compared):
+        raise UserError(f"{place(thing)}: compares is {said!r}; it must be 'samples', 'pairs' or 'groups'")
+    compared: Compared = said
+    return compared
+
+
+def place(thing: Any) -> str:
+    """A function or class of the user with its file and line, as far as they are known."""
+    target = _target(thing)
+    code = getattr(getattr(target, "__func__", target), "__code__", None)
+    line = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+    return f"reward {'class' if isinstance(thing, type) else 'function'} {getattr(thing, '__name__', thing)}{line}"
+
+
+def verdicts_of(returned: Any, who: str, tokens: Sequence[int | None]) -> list[Verdict]:
+    """Of what a function returned for a batch: a list, a dict of lists, or a list and a dict of further lists.
+
+    Args:
+        returned: is to hold a value per sample.
+        who: the function, for messages.
+        tokens: of each response, where it asked for their ids.
+
+    Raises:
+        ValueError, TypeError: it is none of these.
+    """
+    further: Mapping[str, Any] = {}
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
+        returned, further = returned
+    elif isinstance(returned, Mapping):
+        keys = [name for name in (*LISTS, *SCORE) if name in returned]
+        if not keys:
+            raise ValueError(f"it returned a dict without {' or '.join(LISTS)}; its keys are {', '.join(returned)}")
+        further = {name: values for name, values in returned.items() if name != keys[0]}
+        returned = returned[keys[0]]
+    values = list(returned)
+    if len(values) != len(tokens):
+        why = f"{who} returned {len(values)} values for {len(tokens)} samples"
+        return [missing(why, why)] * len(tokens)
+    if further:
+        columns = [list(column) for column in further.values()]
+        each = [dict(zip(further, row, strict=True)) for row in zip(*columns, strict=True)]
+        values = [{"score": value} | more for value, more in zip(values, each, strict=True)]
+    return [verdict_of(value, who, count) for value, count in zip(values, tokens, strict=True)]
+
+
+def verdict_of(value: Any, who: str, tokens: int | None = None) -> Verdict:
+    """Of what was returned for one sample: a number, None, a dict, or a verdict; a fault where it is none of these.
+
+    A dict has one score; ``steps`` or ``tokens`` that it is made of; further numbers by name; texts as notes; ``pred``.
+    """
+    if isinstance(value, Verdict | float):
+        return value if isinstance(value, Verdict) else Verdict(value)
+    if value is None:
+        return missing(f"{who} gave no value")
+    further = dict(value) if isinstance(value, Mapping) else {"score": value}
+    try:
+        steps = tuple((int(end), _number(worth, "steps")) for end, worth in further.pop("steps", None) or ())
+        each = tuple(_number(worth, "tokens") for worth in further.pop("tokens", None) or ())
+        key = next((name for name in SCORE if name in further), "")
+        if not (key or steps or each):
+            raise ValueError(f"{further!r:.100}; a dict needs one of {' and '.join(SCORE)}")
+        if each and tokens != len(each):
+            known = "it has to ask for response_ids" if tokens is None else f"the response has {tokens}"
+            raise ValueError(f"values for {len(each)} tokens; {known}")
+        total = sum(worth for _, worth in steps) + sum(each)
+        score = further.pop(key) if key else total
+        notes = {name: text[:TEXT] for name, text in further.items() if isinstance(text, str)}
+        numbers = {
+            name: _number(number, name) for name, number in further.items() if name not in notes and number is not None
+        }
+        score = None if score is None else _number(score, key)
+    except (TypeError, ValueError) as error:
+        return missing(why := f"{who} gave {error}", why)
+    note = "; ".join(text if name == "note" else f"{name}: {text}" for name, text in notes.items())
+    if score is None:
+        return missing(f"{who} gave no value" + (f"; {note}" if note else ""))
+    answer = None if further.get(ANSWER) is None else str(further[ANSWER]).strip()
+    named = {str(name): number for name, number in numbers.items() if math.isfinite(number)}
+    return Verdict(score, (), note, steps=steps, tokens=each, named=named, answer=answer)
+
+
+def _number(value: Any, name: str) -> float:
+    with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: of several values
+        if not isinstance(value, str | bytes):
+            return float(value)
+    raise ValueError(f"{value!r:.100}{'' if name == 'score' else f' as {name!r}'}, which is not a number")
 
 
 @options
@@ -49,46 +345,36 @@ class FunctionReward(AnyReward):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what the path leads to, and the object that was made of a class: every process finds its own."""
-        return {name: value for name, value in vars(self).items() if name not in ("_found", "_made")}
+        return {name: value for name, value in vars(self).items() if name not in ("_thing", "_callable", "_call")}
 
-    @property
+    @cached_property
     def _thing(self) -> Any:
         """What the path leads to, looked up once: from another folder, to which it may go, it would lead elsewhere."""
-        if "_found" not in vars(self):
-            vars(self)["_found"] = load_object(self.path, "reward function")
-        return vars(self)["_found"]
+        return load_object(self.path, "reward function")
 
-    @property
+    @cached_property
     def _callable(self) -> Any:
         """What is called: the function, or the object that the class makes, once in a process."""
-        if not isinstance(self._thing, type):
-            return self._thing
-        if "_made" not in vars(self):
-            vars(self)["_made"] = self._thing(**self.arguments)
-        return vars(self)["_made"]
+        return self._thing(**self.arguments) if isinstance(self._thing, type) else self._thing
 
-    @property
-    def _who(self) -> str:
-        """For messages."""
-        return f"{self.path}{line_of(self._thing)}"
-
-    @property
+    @cached_property
     def _call(self) -> Call:
         return call_of(self._thing, self.half, self.arguments)
 
     def asks(self) -> tuple[str, ...]:
-        return self._call.inputs
+        return tuple(sorted({INPUT_OF[name] for name in self._call.values if name in INPUT_OF}))
 
     def compares(self) -> Compared:
         return compared_by(self._thing)
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Refuse a function that can't be imported, or asks for what nobody has; it is not called."""
-        call = self._call
-        if call.form:
-            _tell_form(self.path, call.form)
-        _ = self.compares()
-        for name in call.required:
+        if self._call.library:
+            log.warning(
+                "reward function %s is called in the form of %s, by its parameters", self.path, self._call.library
+            )
+        self.compares()
+        for name in self._call.required:
             for prompt in prompts:
                 if self.judges(prompt) and name not in prompt.info:
                     raise UserError(
@@ -107,85 +393,67 @@ class FunctionReward(AnyReward):
         return self.score_given(samples, prompts, Given())
 
     def score_given(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given) -> list[Verdict]:
-        # an exception goes to the caller, which then scores each sample, or each group, alone
-        call, compared = self._call, self.compares()
-        if call.style == "single":
-            return self._each(call, samples, prompts, given)
+        compared = self.compares()
+        rows = [
+            Row(sample, prompt, {name: values[i] for name, values in given.inputs.items()})
+            for i, (sample, prompt) in enumerate(zip(samples, prompts, strict=True))
+        ]
+        if self._call.single:
+            return self._each(rows)
         if compared == "samples":
-            return self._batch(call, samples, prompts, given, list(range(len(samples))))
-        found: dict[int, Verdict] = {}
-        for rows in given.groups(prompts):
-            if compared == "groups":
-                own = self._batch(call, samples, prompts, given, rows)
-            else:
-                own = _means(rows, ((pair, self._pair(call, samples, prompts, given, list(pair)))
-                                    for pair in combinations(rows, 2)), self._who)  # fmt: skip
-            found |= dict(zip(rows, own, strict=True))
-        return [found[row] for row in range(len(samples))]
+            return self._batch(rows)
+        verdicts: dict[int, Verdict] = {}
+        for group in given.groups(prompts):
+            own = [rows[row] for row in group]
+            verdicts |= zip(group, self._batch(own) if compared == "groups" else self._means(own), strict=True)
+        return [verdicts[row] for row in range(len(rows))]
 
-    def _batch(
-        self, call: Call, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given, rows: Sequence[int]
-    ) -> list[Verdict]:
-        """The verdicts on some of the samples, by one call."""
-        some, asked, own = [samples[row] for row in rows], [prompts[row] for row in rows], given.select(rows)
-        found = self._called(call, some, asked, own)
-        ids = own.inputs.get("response_ids")
-        verdicts = batch_verdicts(found, self._who, None if ids is None else [len(one) for one in ids])
-        if len(verdicts) != len(rows):
-            return [fault(f"{self._who} returned {len(verdicts)} values for {len(rows)} {self.judged}")] * len(rows)
-        return verdicts
-
-    def _pair(
-        self, call: Call, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given, rows: Sequence[int]
-    ) -> list[Verdict]:
-        """The verdicts on two samples: two values; or the chance p that the first is better, for p and 1 - p."""
-        some, asked, own = [samples[row] for row in rows], [prompts[row] for row in rows], given.select(rows)
-        found = self._called(call, some, asked, own)
-        first = verdict_of(found, self._who) if not isinstance(found, list | tuple) else None
-        if first is not None and first.value is not None:
-            return [first, Verdict(1 - first.value, (), first.note)]
-        verdicts = [first, first] if first is not None else batch_verdicts(found, self._who, None)
-        if len(verdicts) != 2:
-            raise ValueError(f"it returned {len(verdicts)} values for a pair; give two, or the chance of the first")
-        return verdicts
-
-    def _called(self, call: Call, samples: list[Any], prompts: list[Prompt], given: Given) -> Any:
+    def _called(self, rows: Sequence[Row], *, single: bool = False) -> Any:
+        """What the function returns for several samples, or for one of itself."""
         own = {} if isinstance(self._thing, type) else self.arguments
-        if call.style == "positional":
-            found = self._callable(samples, prompts, **own)
-        else:
-            found = self._callable(**call.of(samples, prompts, given), **own)
-        return asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found
+        if not self._call.values:
+            return self._callable([row.sample for row in rows], [row.prompt for row in rows], **own)
+        given = self._call.arguments(rows)
+        return self._callable(**{name: values[0] for name, values in given.items()} if single else given, **own)
 
-    def _each(self, call: Call, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given) -> list[Verdict]:
+    def _each(self, rows: Sequence[Row]) -> list[Verdict]:
         """The verdicts of a function that takes one sample; the calls of an async one wait at the same time."""
-        own = {} if isinstance(self._thing, type) else self.arguments
-        ids = given.inputs.get("response_ids")
-        found: list[Any] = []
-        for row, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
+        returned: list[Any] = []
+        for row in rows:
             try:
-                found.append(self._callable(**call.one(sample, prompt, given.select([row])), **own))
+                returned.append(self._called([row], single=True))
             except (Exception, SystemExit) as error:
-                found.append(failed(error))
-        if any(map(inspect.isawaitable, found)):
-            found = asyncio.run(_all_awaited(found))
-        counts = [None] * len(found) if ids is None else [len(one) for one in ids]
-        return [verdict_of(value, self._who, count) for value, count in zip(found, counts, strict=True)]
+                returned.append(failed(error))
+        if any(map(inspect.isawaitable, returned)):
+            returned = awaited(_together(returned))
+        who = place(self._thing)
+        return [verdict_of(value, who, length) for value, length in zip(returned, _lengths(rows), strict=True)]
+
+    def _batch(self, rows: Sequence[Row]) -> list[Verdict]:
+        return verdicts_of(awaited(self._called(rows)), place(self._thing), _lengths(rows))
+
+    def _means(self, rows: Sequence[Row]) -> list[Verdict]:
+        """The verdicts on a group by comparing each two: means over the pairs; missing where no pair has a value."""
+        won: list[list[Verdict]] = [[] for _ in rows]
+        for first, second in combinations(range(len(rows)), 2):
+            for row, verdict in zip((first, second), self._pair([rows[first], rows[second]]), strict=True):
+                won[row].append(verdict)
+        alone = missing(f"{place(self._thing)} compares pairs, and there is no other sample")
+        return [_mean(verdicts) if verdicts else alone for verdicts in won]
+
+    def _pair(self, rows: Sequence[Row]) -> list[Verdict]:
+        """The verdicts on two samples: two values; or the chance p that the first is better, for p and 1 - p."""
+        returned = awaited(self._called(rows))
+        if isinstance(returned, list | tuple):
+            return verdicts_of(returned, place(self._thing), [None, None])
+        first = verdict_of(returned, place(self._thing))
+        return [first, first if first.value is None else Verdict(1 - first.value, (), first.note)]
 
 
-def _means(rows: Sequence[int], pairs: Iterator[tuple[tuple[int, int], list[Verdict]]], path: str) -> list[Verdict]:
-    """The verdict on each sample of a group: the mean over its pairs; missing where no pair has a value."""
-    won: dict[int, list[Verdict]] = {row: [] for row in rows}
-    for pair, verdicts in pairs:
-        for row, verdict in zip(pair, verdicts, strict=True):
-            won[row].append(verdict)
-    return [_mean(won[row], path) for row in rows]
-
-
-def _mean(verdicts: Sequence[Verdict], path: str) -> Verdict:
+def _mean(verdicts: Sequence[Verdict]) -> Verdict:
     known = [verdict for verdict in verdicts if verdict.value is not None]
     if not known:
-        return verdicts[0] if verdicts else Verdict(None, (), f"{path} compares pairs, and there is no other sample")
+        return verdicts[0]
     names = dict.fromkeys(name for verdict in known for name in verdict.named)
     named = {name: [verdict.named[name] for verdict in known if name in verdict.named] for name in names}
     return Verdict(
@@ -194,21 +462,20 @@ def _mean(verdicts: Sequence[Verdict], path: str) -> Verdict:
     )
 
 
-async def _awaited(found: Awaitable[Any]) -> Any:
-    return await found
+def _lengths(rows: Sequence[Row]) -> list[int | None]:
+    """Of responses, in tokens; None where the function does not ask for them."""
+    return [len(row.inputs["response_ids"]) if "response_ids" in row.inputs else None for row in rows]
 
 
-async def _all_awaited(found: Sequence[Any]) -> list[Any]:
-    """What awaitables give, in order; of one that raises, its verdict."""
+async def _together(values: Sequence[Any]) -> list[Any]:
+    """What calls give, awaited at the same time; the verdict of one that raises takes its place."""
     gate = asyncio.Semaphore(TOGETHER)
 
-    async def one(value: Any) -> Any:
-        if not inspect.isawaitable(value):
-            return value
+    async def settled(value: Any) -> Any:
         async with gate:
             try:
-                return await value
+                return await value if inspect.isawaitable(value) else value
             except (Exception, SystemExit) as error:
                 return failed(error)
 
-    return list(await asyncio.gather(*map(one, found)))
+    return await asyncio.gather(*map(settled, values))

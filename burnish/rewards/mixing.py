@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from math import nan
 from typing import TYPE_CHECKING, Any
 
 from burnish.options.mixing import Gate, MixingOptions
 from burnish.rewards.base import AnyReward, Verdict
-from burnish.rewards.judging import LARGEST, failed, missing
+from burnish.rewards.calls import LARGEST, failed, missing
 from burnish.types.prompt import Prompts
 from burnish.utils.errors import UserError
 from burnish.utils.user_code import load_object
@@ -30,9 +30,8 @@ def component_names(rewards: Mapping[str, AnyReward]) -> tuple[str, ...]:
         UserError: two columns would have the same name.
     """
     names = [name for label, reward in rewards.items() for name in (label, *(f"{label}_{e}" for e in reward.extras))]
-    for name in names:
-        if names.count(name) > 1:
-            raise _twice(name)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise _twice(twice[0])
     return tuple(names)
 
 
@@ -62,19 +61,34 @@ def mix(
     from burnish.types.rollout import Scores
 
     names = component_names(rewards)
-    columns = [one for label in rewards for one in _columns(label, rewards[label], verdicts, prompts, update)]
-    values, counted, applied = zip(*columns, strict=True)
-    value, weight = (torch.tensor(some, dtype=torch.float64).T.contiguous() for some in (counted, applied))
-    rows = [{label: verdicts[label][i] for label in rewards} for i in range(len(prompts))]
+    values: list[list[float]] = []
+    counted: list[list[float]] = []
+    applied: list[list[float]] = []
+    for label, reward in rewards.items():
+        own = verdicts[label]
+        values.append([nan if verdict.value is None else verdict.value for verdict in own])
+        counted.append(_counted(values[-1], reward, verdicts))
+        pairs = zip(own, prompts, strict=True)
+        applied.append([reward.weight_for(prompt, update) if verdict.asked else 0.0 for verdict, prompt in pairs])
+        for number in range(len(reward.extras)):
+            values.append([nan if verdict.value is None else verdict.extras[number] for verdict in own])
+            counted.append(values[-1])
+            applied.append([0.0] * len(own))
+    value, weight = (torch.tensor(columns, dtype=torch.float64).T.contiguous() for columns in (counted, applied))
+    rows = [dict(zip(rewards, row, strict=True)) for row in zip(*(verdicts[label] for label in rewards), strict=True)]
     further = [_further(row, names) for row in rows]
-    total, reasons = combined(value, weight, mixing), _reasons(value, weight, names, mixing)
+    weights = [dict(zip(names, row, strict=True)) for row in zip(*applied, strict=True)]
+    total = combined(value, weight, mixing)
+    whys: dict[int, Verdict] = {}  # why the rule itself has no value for a sample
     if mixing.path is not None:
-        known = [dict(zip(names, row, strict=True)) | more for row, more in zip(value.tolist(), further, strict=True)]
-        used = [dict(zip(names, row, strict=True)) for row in weight.tolist()]
-        total, reasons = _by_function(mixing.path, known, used, prompts)
-    noted = [row | ({"mixing": why} if why.note else {}) for row, why in zip(rows, reasons, strict=True)]
-    shares = [_shares(row, rewards, dict(zip(names, own, strict=True)), mixing)
-              for row, own in zip(rows, weight.tolist(), strict=True)]  # fmt: skip
+        known = [dict(zip(names, row, strict=True)) | more
+                 for row, more in zip(zip(*counted, strict=True), further, strict=True)]  # fmt: skip
+        total, whys = _by_function(mixing.path, known, weights, prompts)
+    elif mixing.rule == "product":
+        for row, column in ((value < 0) & (weight != 0)).nonzero().tolist():
+            whys.setdefault(row, missing(f"{names[column]} is below 0, which a product can't count"))
+    noted = [row | ({"mixing": whys[number]} if number in whys else {}) for number, row in enumerate(rows)]
+    parts = [_parts(row, rewards, own, mixing) for row, own in zip(rows, weights, strict=True)]
     return Scores(
         reward=total.float(),
         missing=total.isnan(),
@@ -84,32 +98,14 @@ def mix(
         names=names,
         weights=tuple(w for reward in rewards.values() for w in (reward.weight, *[0.0] * len(reward.extras))),
         further=further,
-        answers=[{label: one.answer for label, one in row.items() if one.answer is not None} for row in rows],
-        notes=[_note({label: verdict.note for label, verdict in row.items()}) for row in noted],
-        faults=[_fault(row) for row in noted],
-        steps=[_steps(row, share) for row, share in zip(rows, shares, strict=True)],
-        tokens=[_tokens(row, share) for row, share in zip(rows, shares, strict=True)],
+        answers=[
+            {label: verdict.answer for label, verdict in row.items() if verdict.answer is not None} for row in rows
+        ],
+        notes=list(map(_note, noted)),
+        faults=list(map(_fault, noted)),
+        steps=[steps for steps, _ in parts],
+        tokens=[tokens for _, tokens in parts],
     )
-
-
-def _columns(
-    label: str,
-    reward: AnyReward,
-    verdicts: Mapping[str, Sequence[Verdict]],
-    prompts: Sequence[Prompt],
-    update: int,
-) -> Iterator[tuple[list[float], list[float], list[float]]]:
-    """Of a reward, then of each of its extras: the values, what a cap and a gate leave of them, and the weights."""
-    own = verdicts[label]
-    values = [nan if verdict.value is None else verdict.value for verdict in own]
-    weights = [
-        reward.weight_for(prompt, update) if verdict.asked else 0.0
-        for verdict, prompt in zip(own, prompts, strict=True)
-    ]
-    yield values, _counted(values, reward, verdicts), weights
-    for number in range(len(reward.extras)):
-        extra = [nan if verdict.value is None else verdict.extras[number] for verdict in own]
-        yield extra, extra, [0.0] * len(own)
 
 
 def combined(counted: Tensor, applied: Tensor, mixing: MixingOptions) -> Tensor:
@@ -150,39 +146,31 @@ def check_mixing(rewards: Mapping[str, AnyReward], mixing: MixingOptions, prompt
                     f"no reward has a weight other than 0 for {prompt.name} with label {prompt.label!r} and data "
                     f"source {prompt.source!r}; give one in its weight_by"
                 )
-    if mixing.path is not None:
-        _check_function(mixing.path)
-
-
-def _check_function(path: str) -> None:
-    import inspect
-
-    function = load_object(path, "mixing function")
+    if mixing.path is None:
+        return
+    function = load_object(mixing.path, "mixing function")
     try:
         inspect.signature(function).bind({}, {}, None)
     except TypeError as error:
         raise UserError(
-            f"mixing.path is {path}, which is called as function(values, weights, prompt): {error}; change its "
+            f"mixing.path is {mixing.path}, which is called as function(values, weights, prompt): {error}; change its "
             "parameters"
         ) from None
     except ValueError:  # written in C: only a call can tell
         return
 
 
-def _counted(values: Sequence[float], reward: AnyReward, verdicts: Mapping[str, Sequence[Verdict]]) -> list[float]:
-    """What a reward's values count as."""
+def _counted(values: list[float], reward: AnyReward, verdicts: Mapping[str, Sequence[Verdict]]) -> list[float]:
+    """What a cap and a gate leave of a reward's values."""
     cap, gate = reward.cap, reward.gate
-    capped = list(values) if cap is None else [value if value != value else min(value, cap) for value in values]
+    if cap is not None:
+        values = [min(value, cap) for value in values]  # NaN stays NaN
     if gate is None:
-        return capped
+        return values
     return [
-        nan if _unknown(one) else value if _is_open(gate, one) else gate.otherwise
-        for value, one in zip(capped, verdicts[gate.by], strict=True)
+        nan if verdict.asked and verdict.value is None else value if _is_open(gate, verdict) else gate.otherwise
+        for value, verdict in zip(values, verdicts[gate.by], strict=True)
     ]
-
-
-def _unknown(deciding: Verdict) -> bool:
-    return deciding.asked and deciding.value is None
 
 
 def _is_open(gate: Gate, deciding: Verdict) -> bool:
@@ -190,92 +178,66 @@ def _is_open(gate: Gate, deciding: Verdict) -> bool:
     return not deciding.asked or (deciding.value is not None and deciding.value >= gate.least)
 
 
-def _reasons(counted: Tensor, applied: Tensor, names: Sequence[str], mixing: MixingOptions) -> list[Verdict]:
-    """Why the rule itself has no value for a sample, as the note of a verdict; "" for all others."""
-    if mixing.rule != "product":
-        return [missing("")] * len(counted)
-    below = ((counted < 0) & (applied != 0)).tolist()
-    first = [next((name for name, negative in zip(names, row, strict=True) if negative), "") for row in below]
-    return [missing(name and f"{name} is below 0, which a product can't count") for name in first]
-
-
 def _by_function(
     path: str,
     known: Sequence[Mapping[str, float]],
     weights: Sequence[Mapping[str, float]],
     prompts: Sequence[Prompt],
-) -> tuple[Tensor, list[Verdict]]:
-    """What the user's function makes of each sample's values, and where it has none, why."""
+) -> tuple[Tensor, dict[int, Verdict]]:
+    """What the user's function makes of each sample's values, and where it fails, why."""
     import torch
 
     function: Callable[..., Any] = load_object(path, "mixing function")
-    found, whys = [], []
-    for values, own, prompt in zip(known, weights, prompts, strict=True):
-        number, why = nan, missing("")
+    rewards, whys = [], {}
+    for row, (values, own, prompt) in enumerate(zip(known, weights, prompts, strict=True)):
+        number = nan
         try:
             given = function({name: None if v != v else v for name, v in values.items()}, dict(own), prompt)
             number = nan if given is None else float(given)
-            if not math.isfinite(number) or abs(number) > LARGEST:
-                number, why = nan, missing(f"{path} gave {given}")
+            if given is not None and not abs(number) <= LARGEST:
+                number, whys[row] = nan, missing(f"{path} gave {given}")
         except (Exception, SystemExit) as error:
-            why = failed(error)
-        found.append(number)
-        whys.append(why)
-    return torch.tensor(found, dtype=torch.float64), whys
+            whys[row] = failed(error)
+        rewards.append(number)
+    return torch.tensor(rewards, dtype=torch.float64), whys
 
 
 def _further(verdicts: Mapping[str, Verdict], names: Sequence[str]) -> dict[str, float]:
     """A sample's further values, as label_name."""
-    found = {f"{label}_{name}": value for label, one in verdicts.items() for name, value in one.named.items()}
-    for name in found:
+    further = {f"{label}_{name}": value for label, verdict in verdicts.items() for name, value in verdict.named.items()}
+    for name in further:
         if name in names:
             raise _twice(name)
-    return found
+    return further
 
 
 def _twice(name: str) -> UserError:
     return UserError(f"two rewards report {name!r}; rename one of them under rewards")
 
 
-def _shares(
+def _parts(
     verdicts: Mapping[str, Verdict],
     rewards: Mapping[str, AnyReward],
     weights: Mapping[str, float],
     mixing: MixingOptions,
-) -> dict[str, float]:
-    """The weights of the rewards that give values of steps or tokens, where these are parts of the sum."""
-    found = {}
-    for label, verdict in verdicts.items():
-        gate = rewards[label].gate
-        shut = gate is not None and not _is_open(gate, verdicts[gate.by])
-        if (verdict.steps or verdict.tokens) and mixing.sums and weights[label] and not shut:
-            found[label] = weights[label]
-    return found
+) -> tuple[tuple[tuple[int, float], ...], tuple[float, ...]]:
+    """What of a sum belongs to steps of a response, by the character where each ends, and what to its tokens."""
+    steps: dict[int, float] = {}
+    tokens: list[float] = []
+    for label, verdict in verdicts.items() if mixing.sums else ():
+        weight, gate = weights[label], rewards[label].gate
+        if not weight or (gate is not None and not _is_open(gate, verdicts[gate.by])):
+            continue
+        for end, value in verdict.steps:
+            steps[end] = steps.get(end, 0.0) + weight * value
+        each = [weight * value for value in verdict.tokens]
+        tokens = [value + more for value, more in zip(tokens, each, strict=True)] if tokens and each else tokens or each
+    return tuple(sorted(steps.items())), tuple(tokens)
 
 
-def _steps(verdicts: Mapping[str, Verdict], shares: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    """What of a sum belongs to steps of a response, by the character where each ends."""
-    found: dict[int, float] = {}
-    for label, weight in shares.items():
-        for end, value in verdicts[label].steps:
-            found[end] = found.get(end, 0.0) + weight * value
-    return tuple(sorted(found.items()))
-
-
-def _tokens(verdicts: Mapping[str, Verdict], shares: Mapping[str, float]) -> tuple[float, ...]:
-    """What of a sum belongs to the tokens of a response; () if nothing does."""
-    found: list[float] = []
-    for label, weight in shares.items():
-        each = [weight * value for value in verdicts[label].tokens]
-        found = [one + more for one, more in zip(found, each, strict=True)] if found and each else found or each
-    return tuple(found)
-
-
-def _note(notes: Mapping[str, str]) -> str:
-    given = {label: note for label, note in notes.items() if note}
-    if len(given) == 1:
-        return next(iter(given.values()))
-    return "; ".join(f"{label}: {note}" for label, note in given.items())
+def _note(verdicts: Mapping[str, Verdict]) -> str:
+    notes = [(label, verdict.note) for label, verdict in verdicts.items() if verdict.note]
+    return notes[0][1] if len(notes) == 1 else "; ".join(f"{label}: {note}" for label, note in notes)
 
 
 def _fault(verdicts: Mapping[str, Verdict]) -> str:

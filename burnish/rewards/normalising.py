@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from burnish.options.mixing import MixingOptions
 from burnish.rewards.base import AnyReward
 from burnish.rewards.mixing import combined
 from burnish.rl.advantages import Moments, moments
-from burnish.types.rollout import Rollouts, Scores
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Statistics = dict[str, Moments]  # by label
+from burnish.types.rollout import Scores
 
 
 class Normaliser:
@@ -24,53 +19,49 @@ class Normaliser:
     def __init__(self, rewards: Mapping[str, AnyReward], mixing: MixingOptions) -> None:
         assert mixing.normalise is not None, "nothing is normalised"
         self.labels, self.mixing, self.floor = list(rewards), mixing, mixing.normalise.floor
-        self.known: Statistics = {}  # of what was trained on
-        self.first: Statistics = {}  # of the first validation, in whose units all others count
+        self.known: dict[str, Moments] = {}  # of what was trained on
+        self.first: dict[str, Moments] = {}  # of the first validation, in whose units all others count
 
     def learned(self, rollouts: Any) -> Any:
         """The rollouts of an update, with rewards by statistics that take these in."""
         scores: Scores = rollouts.scores
-        for label, (found, _) in self._columns(scores).items():
-            self.known[label] = self.known.get(label, Moments()).merge(found)
-        told = {
+        for label, new in self._moments(scores).items():
+            self.known[label] = self.known.get(label, Moments()).merge(new)
+        running = {
             f"critic/{label}/running_{name}": value
-            for label, one in self.known.items()
-            for name, value in (("mean", one.mean), ("std", one.std(unbiased=True)))
+            for label, moments in self.known.items()
+            for name, value in (("mean", moments.mean), ("std", moments.std(unbiased=True)))
         }
-        assert isinstance(rollouts, Rollouts), "only what is sampled is scored"
-        return replace(rollouts, scores=self._mixed(scores, self.known), metrics=rollouts.metrics | told)
+        return replace(rollouts, scores=self._mixed(scores, self.known), metrics=rollouts.metrics | running)
 
     def validated(self, scores: Scores) -> Scores:
         """The scores of a validation, which moves no statistics: in units of the run's first one."""
         if not self.first:
-            self.first = {label: found for label, (found, _) in self._columns(scores).items() if found.count}
+            self.first = {label: own for label, own in self._moments(scores).items() if own.count}
         return self._mixed(scores, self.first)
 
-    def _columns(self, scores: Scores) -> dict[str, tuple[Moments, int]]:
-        """Moments of each reward's values in samples that have a reward, and the column of it."""
-        places = {label: scores.names.index(label) for label in self.labels}
+    def _moments(self, scores: Scores) -> dict[str, Moments]:
+        """Of each reward's values in samples that have a reward."""
         used = (scores.applied != 0) & ~scores.counted.isnan() & ~scores.missing[:, None]
-        return {label: (moments(scores.counted[:, i], used[:, i]), i) for label, i in places.items()}
+        columns = {name: i for i, name in enumerate(scores.names) if name in self.labels}
+        return {label: moments(scores.counted[:, i], used[:, i]) for label, i in columns.items()}
 
-    def _mixed(self, scores: Scores, known: Statistics) -> Scores:
+    def _mixed(self, scores: Scores, known: Mapping[str, Moments]) -> Scores:
         values = scores.counted.clone()
-        for label in self.labels:
+        for i, label in enumerate(scores.names):
             if label in known:
-                i = scores.names.index(label)
-                values[:, i] = self._normalised(values[:, i], known[label])
+                scale = max(known[label].std(unbiased=True), self.floor)
+                values[:, i] = (values[:, i] - known[label].mean) / scale
         reward = combined(values, scores.applied, self.mixing)
         return replace(scores, reward=reward.float(), missing=scores.missing | reward.isnan())
 
-    def _normalised(self, values: Tensor, known: Moments) -> Tensor:
-        return (values - known.mean) / max(known.std(unbiased=True), self.floor)
-
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on with."""
-        return {name: {label: vars(one).copy() for label, one in some.items()}
-                for name, some in (("known", self.known), ("first", self.first))}  # fmt: skip
+        return {name: {label: vars(moments).copy() for label, moments in statistics.items()}
+                for name, statistics in (("known", self.known), ("first", self.first))}  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.known, self.first = ({label: Moments(**one) for label, one in state[name].items()}
+        self.known, self.first = ({label: Moments(**moments) for label, moments in state[name].items()}
                                   for name in ("known", "first"))  # fmt: skip
 
 

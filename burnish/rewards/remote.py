@@ -1,10 +1,10 @@
-"""Rewards from servers: what is asked, by which protocol, and what becomes of the answers, for both tasks."""
+"""Rewards from servers, which keep their failures and rests from one batch to the next; for both tasks."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 Url = Annotated[str, Field(pattern="^https?://")]
-Ask = Callable[[Sequence[Any], Sequence["Prompt"]], dict[str, Any]]  # the body of a request
-Read = Callable[[Any, int], Sequence[Verdict]]  # verdicts of a reply, for N samples
 
 
 @options
 class RemoteOptions:
-    """Options of rewards that servers compute. Comes before the base of rewards among the bases of a class."""
+    """Rewards that servers of ``burnish serve-reward`` compute. Comes before the base of rewards among the bases."""
 
     url: Url | list[Url]
     """URL of the server, or of several that do the same work: requests go to the one with the fewest under way, and one
@@ -43,7 +41,7 @@ class RemoteOptions:
     retries: Whole = 4
     """Retries of a failed request, within the deadline."""
     images: bool = True
-    """Send the pictures of the prompts, in base64."""
+    """Send the images of the prompts, in base64."""
     token_variable: str | None = None
     """Environment variable with a token for the Authorization header; null sends none. The token itself is not an
     option, so that it is neither logged nor saved."""
@@ -58,75 +56,61 @@ class RemoteOptions:
         """Of all servers."""
         return [self.url] if isinstance(self.url, str) else list(self.url)
 
-    def check_servers(self) -> None:
-        """Refuse addresses and tokens that can't be used.
+    @property
+    def path(self) -> str:
+        """What is asked of a server, after its URL."""
+        return "/score"
 
-        Raises:
-            UserError: naming the option.
-        """
+    def _token(self) -> str | None:
+        return read_token(self.token_variable, "token_variable of reward remote")
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse addresses and tokens that can't be used."""
         if not self.urls:
             raise UserError("url of reward remote is empty; give the URL of a server")
         for url in self.urls:
             check_url(url, "url of reward remote")
         self._token()
 
-    def _token(self) -> str | None:
-        return read_token(self.token_variable, "token_variable of reward remote")
+    def body(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """What a request holds."""
+        from burnish.rewards.protocol import Request
 
-    def ask_servers(
-        self, samples: Sequence[Any], prompts: Sequence[Prompt], ask: Ask, read: Read, path: str, health: str | None
-    ) -> list[Verdict]:
-        """The verdicts on samples, several requests at once; those of a request that fails are missing."""
+        return Request.of(samples, prompts, images=self.images).model_dump(mode="json", exclude_defaults=True)
+
+    def read(self, reply: Any) -> list[Verdict]:
+        """The verdicts of a reply.
+
+        Raises:
+            ValueError: it has none.
+        """
+        from burnish.rewards.protocol import Reply
+
+        return [score.verdict() for score in Reply.model_validate(reply).scores]
+
+    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> list[Verdict]:
+        """Several requests at once; what one that fails asked about is missing."""
         until = time.monotonic() + self.deadline
-        balanced = servers(tuple(self.urls), self._token(), health)
+        balanced = servers(tuple(self.urls), self._token())
 
         def chunk(start: int) -> Sequence[Verdict]:
-            some = slice(start, start + self.batch_size)
+            own = slice(start, start + self.batch_size)
             try:
                 reply = balanced.post_json(
-                    ask(samples[some], prompts[some]),
+                    self.body(samples[own], prompts[own]),
                     deadline=until - time.monotonic(),
                     retries=self.retries,
-                    patience=math.inf if self.patience is None else self.patience,
-                    path=path,
+                    patience=self.patience or math.inf,
+                    path=self.path,
                 )
-                return read(reply, len(samples[some]))
+                verdicts = self.read(reply)
+                if len(verdicts) != len(samples[own]):
+                    raise ValueError(f"it returned {len(verdicts)} scores for {len(samples[own])} samples")
             except (OSError, ValueError) as error:
                 why = f"{', '.join(self.urls)}: {error}"
-                return [Verdict(None, (), why, fault=why)] * len(samples[some])
+                verdicts = [Verdict(None, (), why, fault=why)] * len(samples[own])
+            return verdicts
 
         with ThreadPoolExecutor(self.concurrency) as pool:
-            return [verdict for some in pool.map(chunk, range(0, len(samples), self.batch_size)) for verdict in some]
-
-
-def by_burnish(url: str, *, media: bool) -> tuple[Ask, Read]:
-    """The protocol of ``burnish serve-reward``: what a request holds, and what its reply means."""
-    from burnish.rewards.wire import encode_prompt, encode_sample, verdicts_of
-
-    def ask(samples: Sequence[Any], prompts: Sequence[Prompt]) -> dict[str, Any]:
-        return {
-            "samples": [encode_sample(sample) for sample in samples],
-            "prompts": [encode_prompt(prompt, media=media) for prompt in prompts],
-        }
-
-    return ask, lambda reply, count: verdicts_of(reply, count, url)
-
-
-def numbers_of(reply: Any, key: str, count: int, url: str) -> list[Verdict]:
-    """Verdicts of a list of numbers, in which null is missing.
-
-    Raises:
-        ValueError: it does not have one per sample.
-    """
-    values = reply.get(key) if isinstance(reply, dict) else None
-    if not isinstance(values, list):
-        raise ValueError(f"its reply has no list {key!r}")
-    if len(values) != count:
-        raise ValueError(f"it returned {len(values)} numbers for {count} responses")
-    return [_number(value, url) for value in values]
-
-
-def _number(value: Any, url: str) -> Verdict:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return Verdict(None, (), f"{url} returned {value!r:.80}, which is not a finite number")
-    return Verdict(float(value))
+            starts = range(0, len(samples), self.batch_size)
+            return [verdict for verdicts in pool.map(chunk, starts) for verdict in verdicts]

@@ -1,38 +1,50 @@
-"""Scores batches by all rewards of a run, also while other samples are still drawn."""
+"""Scores batches by all rewards of a run, also while other samples are still generated."""
 
 from __future__ import annotations
 
 import logging
+import pickle
+import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, InvalidStateError, wait
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from hashlib import blake2b
+from itertools import pairwise
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from burnish.options import ScoringOptions
 from burnish.options.mixing import MixingOptions
-from burnish.rewards.base import NOTHING, AnyReward, Given, Verdict
-from burnish.rewards.judging import Breaker, RewardsFailing
-from burnish.rewards.lanes import Lane, Request, check_sendable, here, lanes_of
+from burnish.rewards.base import NOTHING, AnyReward, Compared, Given, Verdict, inputs_asked
+from burnish.rewards.calls import Tasks, Worker, missing, score, with_retries
 from burnish.rewards.mixing import SUM, component_names, mix
-from burnish.types.execution import DROPS, REPEATED, Ran
-from burnish.types.prompt import Prompt
+from burnish.types.clips import writable
+from burnish.types.execution import DROPS, FAILED, REPEATED, TIMED_OUT, Ran
+from burnish.types.prompt import Prompt, Prompts
+from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
     from burnish.types.rollout import Scores
 
 log = logging.getLogger(__name__)
 
-
 POLL = 0.5  # seconds between checks of what is waited for
 WARNINGS = 10  # different reasons of one reward that are logged; a thousand would hide the first
+LATE = 2  # requests in a row that time out, after which those that waited behind them are not asked any more
+TOKENS = 8  # of a made-up response
+
+
+class RewardsFailing(UserError):
+    """A reward failed more often than the run allows; what was learned is saved before the run ends."""
 
 
 class PendingScores(Protocol):
-    """Samples that are judged by a worker of the reward pool; see ``burnish.runtime.calls.Call``."""
+    """Samples that are scored by a worker of the reward pool; see ``burnish.runtime.calls.Call``."""
 
     def wait(self, seconds: float) -> bool: ...
 
@@ -55,51 +67,92 @@ class AnyScorer(Protocol):
         self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING
     ) -> PendingScores | Future[Scores]: ...
 
-    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> Scores: ...
-
-    def silent(self) -> AbstractContextManager[None]: ...
-
     def close(self) -> None: ...
 
 
 @dataclass(eq=False)
-class Pending:
-    """A batch whose verdicts come in request by request, in any order."""
+class Batch:
+    """Samples whose verdicts come in by reward and part, in any order."""
 
-    scorer: Scorer
     samples: list[Any]
     prompts: list[Prompt]
     given: Given
-    verdicts: dict[str, list[Verdict | None]] = field(default_factory=dict)
-    ran: list[dict[str, Ran]] = field(default_factory=list)
-    copies: dict[str, dict[int, int]] = field(default_factory=dict)  # by reward: the row that each equal one repeats
-    open: int = 0  # requests that are not answered yet
+    verdicts: dict[str, list[Verdict]]
+    ran: list[dict[str, Ran]]
+    submitted: float = field(default_factory=time.monotonic)
+    open: int = 0  # of parts and rewards, how many are not answered yet
     scores: Future[Scores] = field(default_factory=Future)
 
-    def answer(self, request: Request, verdicts: list[Verdict], outcomes: list[int]) -> None:
-        """Take the verdicts of one request."""
-        self.scorer.take(self, request, verdicts, outcomes)
+    @cached_property
+    def copies(self) -> dict[int, int]:
+        """Rows whose sample and prompt an earlier row has as well, and that row."""
+        first: dict[Any, int] = {}
+        firsts = {}
+        for row, (sample, prompt) in enumerate(zip(self.samples, self.prompts, strict=True)):
+            if (content := _content(sample)) is not None:
+                firsts[row] = first.setdefault((prompt.uid, content), row)
+        return {row: earlier for row, earlier in firsts.items() if row != earlier}
 
-    def abandon(self, error: BaseException | None) -> None:
-        """There will be no verdicts, because of an error or because the scorer is closed."""
-        if error is None:
-            self.scores.cancel()
-            return
-        with suppress(InvalidStateError):  # another thread was faster
+    def fail(self, error: Exception) -> None:
+        """Give an error to whoever waits for the scores."""
+        with suppress(InvalidStateError):  # they are there, or another thread was faster
             self.scores.set_exception(error)
 
-    def is_over(self) -> bool:
-        """Whether nobody waits for it any more."""
-        return self.scores.done()
+
+class Breaker:
+    """Counts the failures of one reward: too many end the run, and requests behind some that hang are not asked.
+
+    A value that the reward itself leaves out is no failure.
+    """
+
+    def __init__(self, label: str, reward: AnyReward, options: ScoringOptions) -> None:
+        self.label, self.reward, self.options = label, reward, options
+        self._failures = self._late = 0  # in a row: samples that failed, requests that timed out
+        self._last = 0.0  # when the last one timed out
+        self._warned: set[str] = set()
+
+    def skips(self, submitted: float) -> str:
+        """Why a request is not asked: it waited behind others that timed out, and would keep the run waiting."""
+        if self._late < LATE or submitted > self._last:
+            return ""
+        return f"was not asked, because {self._late} requests before it timed out after {self.options.timeout:g} s each"
+
+    def observe(
+        self, verdicts: Sequence[Verdict], outcomes: Sequence[int], prompts: Sequence[Prompt]
+    ) -> RewardsFailing | None:
+        """Take the verdicts of one request, and log new reasons for missing ones; the error that ends the run."""
+        late = any(outcome & TIMED_OUT for outcome in outcomes)
+        self._late, self._last = (self._late + 1, time.monotonic()) if late else (0, 0.0)
+        most = self.options.max_failures
+        for verdict, prompt in zip(verdicts, prompts, strict=True):
+            if not verdict.asked:
+                continue
+            self._failures = self._failures + 1 if verdict.fault else 0
+            if verdict.value is not None:
+                continue
+            if verdict.note not in self._warned and len(self._warned) < WARNINGS:
+                self._warned.add(verdict.note)
+                log.warning("reward %s is missing: %s; first for %s", self.label, verdict.note, prompt.name)
+            if self.reward.on_failure == "raise":
+                problem = f"has no value for {prompt.name}, and its on_failure is raise"
+            elif most is not None and self._failures >= most:
+                problem = f"failed for {self._failures} samples in a row (scoring.max_failures={most}), the last time"
+            else:
+                continue
+            return RewardsFailing(
+                f"reward {self.label} {problem}: {' '.join(verdict.note.split())}; put the reward right and run the "
+                "same command again: it resumes from the last checkpoint"
+            )
+        return None
 
 
 class Scorer:
-    """Judges batches of samples by all rewards. Results depend on samples and prompts alone.
+    """Scores batches of samples by all rewards. Results depend on samples and prompts alone.
 
-    Rewards without weights share processes, which share the samples of a batch; those with weights have one per device.
-    A process that dies is replaced and asked once more; one that misses the deadline is replaced. What then has no
-    answer is missing, with a note that says why. Without processes there is no deadline: nothing can stop what runs in
-    the run's own process.
+    Rewards without weights share processes, which share the samples of a batch; those with weights have one per device,
+    in which rewards whose weights leave a GPU while nothing is scored take turns. What has no value is missing, with a
+    note that says why (see ``with_retries``). Without processes there is no deadline: nothing can stop what runs in the
+    run's own process.
     """
 
     def __init__(
@@ -110,18 +163,17 @@ class Scorer:
         *,
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Args: ``around`` is entered for every reward that judges in the run's own process, and may end it."""
+        """Args: ``around`` is entered for every reward that scores in the run's own process, and may end it."""
         self._around = around
         component_names(rewards)  # refuses two of one name, before anything is sampled
         self.rewards, self.options, self.mixing = dict(rewards), options, mixing
-        self._lanes: dict[str, Lane] = {}
+        self._tasks: dict[str, Tasks] = {}  # of worker processes, by where their rewards are
+        self._workers: list[Worker] = []
         self._lock = threading.Lock()
         self._closed = False
-        self._silent = False
-        self._waiting: set[Pending] = set()
+        self._waiting: set[Batch] = set()
         self._failing: RewardsFailing | None = None
-        self._breakers = {label: Breaker(label, options) for label in rewards}
-        self._warned: dict[str, set[str]] = {label: set() for label in rewards}
+        self._breakers = {label: Breaker(label, reward, options) for label, reward in rewards.items()}
 
     def __enter__(self) -> Self:
         self.start()
@@ -140,13 +192,16 @@ class Scorer:
         Raises:
             UserError: a reward can't be sent to another process.
         """
-        if self._lanes or not self.options.processes or not self.rewards:
+        if self._workers or not self.options.processes:
             return
-        check_sendable(self.rewards)
-        self._lanes = lanes_of(self.rewards, self.options)
+        _check_sendable(self.rewards)
+        for place, rewards in _by(_place, self.rewards).items():
+            self._tasks[place] = SimpleQueue()
+            for _ in range(1 if place else self.options.processes):
+                self._workers.append(Worker(self._tasks[place], rewards, self.options.timeout))
 
     def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> Future[Scores]:
-        """Start judging samples: pictures, uint8 [H, W, 3] each, or responses. The future always gets a result.
+        """Start scoring samples: images, uint8 [H, W, 3] each, or responses. The future always gets a result.
 
         Where a reward compares samples of a prompt, all of these have to be among them. The result is an exception, if
         a reward fails more often than the run allows.
@@ -155,147 +210,128 @@ class Scorer:
         assert not self._closed, "the scorer is closed"
         assert self.rewards, "nothing to score by"
         self.start()
-        pending = Pending(self, list(samples), list(prompts), given, ran=[{} for _ in samples])
+        verdicts = {label: [missing("")] * len(samples) for label in self.rewards}
+        batch = Batch(list(samples), list(prompts), given, verdicts, [{} for _ in samples])
         if self._failing is not None:
-            pending.scores.set_exception(self._failing)
-            return pending.scores
-        requests = [one for label in self.rewards for one in self._requests(label, pending)]
-        pending.open = len(requests)
+            batch.scores.set_exception(self._failing)
+            return batch.scores
         with self._lock:
-            self._waiting.add(pending)
-        pending.scores.add_done_callback(lambda _: self._waiting.discard(pending))
-        for request in requests:
-            if self.options.processes:
-                self._lanes[request.label].put(request)
+            self._waiting.add(batch)
+        batch.scores.add_done_callback(lambda _: self._waiting.discard(batch))
+        parts = [(range(*ends), place, rewards) for (place, compared), rewards in _by(_kind, self.rewards).items()
+                 for ends in self._bounds(len(samples), place, compared)]  # fmt: skip
+        batch.open = sum(len(rewards) for _, _, rewards in parts)
+        for rows, place, rewards in parts:
+            if self._tasks:
+                self._tasks[place].put(partial(self._score, batch, rows, rewards))
             else:
-                with self._around():
-                    found = here(self.rewards[request.label], request)
-                pending.answer(request, *found)
-        return pending.scores
+                self._score(batch, rows, rewards)
+        return batch.scores
 
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> Scores:
-        """Judge samples and wait for the result."""
+        """Score samples and wait for the result."""
         return self.submit(samples, prompts, given).result()
-
-    @contextmanager
-    def silent(self) -> Iterator[None]:
-        """Whoever asks says what is missing meanwhile: no warnings, and no end of the run."""
-        self._silent = True
-        try:
-            yield
-        finally:
-            self._silent = False
 
     def close(self) -> None:
         """End the processes at once; what is not answered yet is cancelled."""
         self._closed = True
-        lanes = set(self._lanes.values())
-        for lane in lanes:
-            lane.kill()
-        for lane in lanes:
-            lane.join()
+        for worker in self._workers:
+            worker.kill()
+        for worker in self._workers:
+            worker.join()
 
-    def _requests(self, label: str, pending: Pending) -> list[Request]:
-        """Those about the samples of a batch, each distinct one once; there is one at least."""
-        reward, rows = self.rewards[label], list(range(len(pending.samples)))
-        pending.verdicts[label] = [None] * len(rows)
-        pending.copies[label] = _repeated(pending) if reward.deterministic and not reward.asks() else {}
-        rows = [row for row in rows if row not in pending.copies[label]]
-        parts = 1
-        if not reward.has_weights and reward.compares() == "samples":
-            parts = max(1, min(self.options.processes, len(rows)))
-        bounds = [len(rows) * part // parts for part in range(parts + 1)]
-        return [
-            Request(
-                label, [pending.samples[row] for row in some], [pending.prompts[row] for row in some],
-                pending.given.select(some), some, pending,
+    def _bounds(self, size: int, place: str, compared: Compared) -> Iterable[tuple[int, int]]:
+        """Where the parts of a batch begin and end: processes share what is scored by itself."""
+        count = 1 if place or compared != "samples" else max(1, min(self.options.processes, size))
+        return pairwise(size * part // count for part in range(count + 1))
+
+    def _score(self, batch: Batch, rows: range, rewards: Mapping[str, AnyReward], worker: Worker | None = None) -> None:
+        """Have rewards score some rows one after another, in a worker or here."""
+        samples, prompts = batch.samples[rows.start : rows.stop], batch.prompts[rows.start : rows.stop]
+        given = batch.given.only(inputs_asked(rewards)).select(rows)
+
+        def ask(label: str, own: list[int], until: float) -> list[Verdict] | Verdict:
+            if worker is not None:
+                return worker.score(label, packed, own, until)
+            with self._around():
+                copies = [writable(samples[i]) for i in own]  # a reward may write to its samples
+                return score(rewards[label], copies, [prompts[i] for i in own], given.select(own))
+
+        try:
+            packed = b"" if worker is None else pickle.dumps((samples, Prompts.of(prompts), given), 5)
+            for label in rewards:
+                if not batch.scores.done():  # somebody waits for it
+                    self._score_by(label, batch, rows, ask)
+        except CancelledError:
+            batch.scores.cancel()
+        except Exception as error:
+            batch.fail(error)
+
+    def _score_by(self, label: str, batch: Batch, rows: range, ask: Callable[..., list[Verdict] | Verdict]) -> None:
+        """Take a reward's verdicts on some rows, equal ones of which are scored once; the last make the scores."""
+        reward, until = self.rewards[label], time.monotonic() + self.options.timeout
+        copies = batch.copies if reward.deterministic and not reward.asks() else {}
+        own = [row for row in rows if row not in copies]
+        prompts, given = [batch.prompts[row] for row in own], batch.given.select(own)
+        if why := self._breakers[label].skips(batch.submitted):
+            verdicts, outcomes = [missing(why, why)] * len(own), [FAILED | TIMED_OUT] * len(own)
+        else:
+            verdicts, outcomes = with_retries(
+                reward, prompts, given, lambda asked: ask(label, [own[i] - rows.start for i in asked], until)
             )
-            for some in (rows[bounds[part] : bounds[part + 1]] for part in range(parts))
-        ]  # fmt: skip
-
-    def take(self, pending: Pending, request: Request, verdicts: list[Verdict], outcomes: list[int]) -> None:
-        """Take the verdicts of one request; with the last one the scores of a batch are there."""
-        label, reward = request.label, self.rewards[request.label]
-        seconds = time.monotonic() - request.submitted
+        answers = dict(zip(own, zip(verdicts, outcomes, strict=True), strict=True))
+        for copy, first in copies.items():
+            if first in answers:
+                answers[copy] = (answers[first][0], answers[first][1] | REPEATED)
+        seconds = time.monotonic() - batch.submitted
+        for row, (verdict, outcome) in answers.items():
+            batch.verdicts[label][row] = verdict
+            if verdict.asked:
+                drops = reward.on_failure == "drop_group" and verdict.value is None
+                batch.ran[row][label] = (seconds, outcome | (DROPS if drops else 0))
         with self._lock:
-            own = {row: (v, o) for row, v, o in zip(request.rows, verdicts, outcomes, strict=True)}
-            for row, first in pending.copies[label].items():
-                if first in own:
-                    own[row] = (own[first][0], own[first][1] | REPEATED)
-            for row, (verdict, outcome) in own.items():
-                drops = reward.on_failure == "drop_group" and verdict.asked and verdict.value is None
-                pending.verdicts[label][row] = verdict
-                if verdict.asked:
-                    pending.ran[row][label] = (seconds, outcome | (DROPS if drops else 0))
-            self._warn(label, verdicts, request.prompts)
-            error = None if self._silent else self._problem(label, request, verdicts)
-            pending.open -= 1
-            complete = not pending.open
-        if error is not None:
-            self._stop(pending, error)
-        if complete and not pending.scores.done():
-            with suppress(InvalidStateError):
-                pending.scores.set_result(self._mixed(pending))
-
-    def _mixed(self, pending: Pending) -> Scores:
-        verdicts = {label: [v for v in some if v is not None] for label, some in pending.verdicts.items()}
-        scores = mix(self.rewards, verdicts, pending.prompts, self.mixing, pending.given.update)
-        scores.ran = pending.ran
-        pending.samples, pending.given = [], NOTHING  # who holds the future may wait for others
-        return scores
-
-    def _problem(self, label: str, request: Request, verdicts: Sequence[Verdict]) -> RewardsFailing | None:
-        """Why the run must end: a missing value where none may be, or too many failures."""
-        if self.rewards[label].on_failure == "raise":
-            for verdict, prompt in zip(verdicts, request.prompts, strict=True):
-                if verdict.asked and verdict.value is None:
-                    return RewardsFailing(
-                        f"reward {label} has no value for {prompt.name}, and its on_failure is raise: "
-                        f"{' '.join(verdict.note.split())}; put the reward right and run the same command again"
-                    )
-        return self._breakers[label].observe(verdicts)
-
-    def _stop(self, pending: Pending, error: RewardsFailing) -> None:
-        """Give the error to all who wait, now and later."""
-        with self._lock:
-            self._failing = self._failing or error
-            waiting = {pending, *self._waiting}
-        for one in waiting:
-            one.abandon(self._failing)
-
-    def _warn(self, label: str, verdicts: Sequence[Verdict], prompts: Sequence[Prompt]) -> None:
-        """Log each reason for missing rewards once, with the first prompt that it met."""
-        if self._silent:
-            return
-        warned = self._warned[label]
-        for verdict, prompt in zip(verdicts, prompts, strict=True):
-            if not verdict.asked or verdict.value is not None or verdict.note in warned or len(warned) >= WARNINGS:
-                continue
-            warned.add(verdict.note)
-            log.warning("reward %s is missing: %s; first for %s", label, verdict.note, prompt.name)
-            if len(warned) == WARNINGS:
-                log.warning("further reasons why reward %s is missing are not logged", label)
+            batch.open -= 1
+            if not batch.given.made_up:
+                self._failing = self._failing or self._breakers[label].observe(verdicts, outcomes, prompts)
+            failing, waiting = self._failing, [batch, *self._waiting]
+        if failing is not None:
+            for waiter in waiting:
+                waiter.fail(failing)
+        elif not batch.open:
+            scores = mix(self.rewards, batch.verdicts, batch.prompts, self.mixing, batch.given.update)
+            scores.ran = batch.ran
+            batch.samples, batch.given = [], NOTHING  # who holds the future may wait for others
+            with suppress(InvalidStateError):  # it was cancelled
+                batch.scores.set_result(scores)
 
 
-def awaited(scores: PendingScores | Future[Scores], check_cancelled: Callable[[], None]) -> Scores:
-    """Wait for what ``submit`` gave; ``check_cancelled`` is called before and meanwhile, and may end it by an error."""
-    check_cancelled()
-    while not (wait([scores], timeout=POLL).done if isinstance(scores, Future) else scores.wait(POLL)):
-        check_cancelled()
-    return scores.result()
+def _place(reward: AnyReward) -> str:
+    """Where a reward is scored: by the processes that all without weights share, or by that of a device."""
+    return f"weights on {reward.device_name}" if reward.has_weights else ""
 
 
-def _repeated(pending: Pending) -> dict[int, int]:
-    """Rows whose sample and prompt an earlier row has as well, and that row."""
-    first: dict[Any, int] = {}
-    found: dict[int, int] = {}
-    for row, (sample, prompt) in enumerate(zip(pending.samples, pending.prompts, strict=True)):
-        if (content := _content(sample)) is None:
-            continue
-        earlier = first.setdefault((prompt.uid, content), row)
-        if earlier != row:
-            found[row] = earlier
-    return found
+def _kind(reward: AnyReward) -> tuple[str, Compared]:
+    return _place(reward), reward.compares()
+
+
+def _by(key: Callable[[AnyReward], Any], rewards: Mapping[str, AnyReward]) -> dict[Any, dict[str, AnyReward]]:
+    groups: dict[Any, dict[str, AnyReward]] = {}
+    for label, reward in rewards.items():
+        groups.setdefault(key(reward), {})[label] = reward
+    return groups
+
+
+def _check_sendable(rewards: Mapping[str, AnyReward]) -> None:
+    for label, reward in rewards.items():
+        try:
+            if type(reward).__module__ == "__main__":
+                raise TypeError("it is defined in `__main__`")
+            pickle.dumps(reward)
+        except Exception as error:
+            raise UserError(
+                f"reward {label} can't be sent to a scoring process: {error}; move its class to the top level of an "
+                "importable module, or set scoring.processes=0"
+            ) from None
 
 
 def _content(sample: Any) -> Any:
@@ -309,6 +345,14 @@ def _content(sample: Any) -> Any:
     if isinstance(sample, np.ndarray):
         return sample.shape, sample.dtype.str, blake2b(np.ascontiguousarray(sample).data, digest_size=16).digest()
     return None
+
+
+def awaited(scores: PendingScores | Future[Scores], check_cancelled: Callable[[], None]) -> Scores:
+    """Wait for what ``submit`` gave; ``check_cancelled`` is called before and meanwhile, and may end it by an error."""
+    check_cancelled()
+    while not (wait([scores], timeout=POLL).done if isinstance(scores, Future) else scores.wait(POLL)):
+        check_cancelled()
+    return scores.result()
 
 
 class Collector:
@@ -350,9 +394,7 @@ class Collector:
         self._by_group = any(
             reward.compares() != "samples" or (one_by_one and reward.has_weights) for reward in rewards
         )
-        self._left: dict[int, int] = {}  # samples of each group that are not there yet
-        for number in self._group:
-            self._left[number] = self._left.get(number, 0) + 1
+        self._left = Counter(self._group)  # samples of each group that are not there yet
 
     def add(
         self, rows: Sequence[int], samples: Sequence[Any], inputs: Mapping[str, Sequence[Any]] | None = None
@@ -364,22 +406,18 @@ class Collector:
             samples: pictures, clips, sounds or responses.
             inputs: what else rewards may ask for, by name; the same names each time.
         """
-        new = [i for i, row in enumerate(rows) if row not in self._there]
-        for i in new:
-            self._there.add(rows[i])
-            self._samples[rows[i]] = samples[i]
-            self._left[self._group[rows[i]]] -= 1
+        for i, row in enumerate(rows):
+            if row in self._there:
+                continue
+            self._there.add(row)
+            self._samples[row] = samples[i]
+            self._left[self._group[row]] -= 1
             for name, values in (inputs or {}).items():
-                self._inputs.setdefault(name, {})[rows[i]] = values[i]
+                self._inputs.setdefault(name, {})[row] = values[i]
         self._tell(len(self._there), len(self._group))
-        if self._at_the_end:
-            return
-        if not self._by_group:
-            self._submit([rows[i] for i in new])
-            return
-        touched = {self._group[rows[i]] for i in new}
-        full = {number for number in touched if not self._left[number]}
-        self._submit([row for row, number in enumerate(self._group) if number in full])
+        if not self._at_the_end:
+            waits = self._left if self._by_group else {}
+            self._submit(sorted(row for row in self._samples if not waits.get(self._group[row])))
 
     def scores(self, check_cancelled: Callable[[], None]) -> Scores:
         """The scores of all rows, in order; ``check_cancelled`` is called while they are waited for, and may end that.
@@ -393,12 +431,9 @@ class Collector:
         self._submit(sorted(self._samples))
         if not self._pending:  # nothing was sampled
             return awaited(self._scorer.submit([], []), check_cancelled)
-        found = Scores.cat([awaited(pending, check_cancelled) for _, pending in self._pending])
+        scores = Scores.cat([awaited(pending, check_cancelled) for _, pending in self._pending])
         order = [row for rows, _ in self._pending for row in rows]
-        if order == sorted(order):
-            return found
-        place = {row: i for i, row in enumerate(order)}
-        return found.select([place[row] for row in range(len(order))])
+        return scores if order == sorted(order) else scores.select(sorted(range(len(order)), key=order.__getitem__))
 
     def _submit(self, rows: Sequence[int]) -> None:
         if not rows:
@@ -407,3 +442,46 @@ class Collector:
         given = Given(inputs=inputs, group=[self._group[row] for row in rows], update=self._update)
         samples, prompts = [self._samples.pop(row) for row in rows], [self._prompts[row] for row in rows]
         self._pending.append((list(rows), self._scorer.submit(samples, prompts, given)))
+
+
+def probe(
+    scorer: AnyScorer, prompts: Sequence[Prompt], sample: Any, *, timeout: float, check_cancelled: Callable[[], None]
+) -> None:
+    """Have made-up samples of real prompts scored before a run, by those who will score all others.
+
+    Each reward gets the first prompt that it judges, twice: one that returns too few values for a batch shows it.
+
+    Args:
+        scorer: who scores.
+        prompts: the first ones are asked about.
+        sample: an image or a response.
+        timeout: seconds of one reward, for the message to those who wait.
+        check_cancelled: is called while waiting; what it raises ends the wait.
+
+    Raises:
+        UserError: a reward raised, died, took too long, or gave what is no number.
+    """
+    rewards = scorer.rewards
+    first = [next((prompt for prompt in prompts if reward.judges(prompt)), None) for reward in rewards.values()]
+    asked = [prompt for prompt in {p.uid: p for p in first if p is not None}.values() for _ in range(2)]
+    if not asked:
+        return
+    # tokens can be made up as well; what a model makes on its way to a sample can't
+    given = Given(inputs={"response_ids": [list(range(TOKENS))] * len(asked)}, made_up=True)
+    log.info("waiting for the first verdicts of %s (scoring.timeout=%g seconds)", ", ".join(rewards), timeout)
+    scores = awaited(scorer.submit([sample] * len(asked), asked, given), check_cancelled)
+    judged = next(iter(rewards.values())).judged
+    for fault, prompt in zip(scores.faults, asked, strict=True):
+        if fault:
+            raise UserError(
+                f"reward {_line(fault)}, for made-up {judged} of {prompt.name}, which are tried before a run begins; "
+                "put the reward right, or, if it can judge only what a model has made, start with scoring.probe=false"
+            )
+    if bool(scores.missing.all()):
+        why = _line(scores.notes[0])
+        log.warning("no reward has a value for made-up %s: %s; training needs values, so look why", judged, why)
+
+
+def _line(note: str) -> str:
+    """The first line of a note, not too long for a message."""
+    return textwrap.shorten(note.partition("\n")[0], 500, placeholder="...")

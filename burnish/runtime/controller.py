@@ -16,7 +16,7 @@ from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.controller import Controller
-from burnish.rewards.judging import RewardsFailing
+from burnish.rewards.scoring import RewardsFailing
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.pipelined import PipelinedSource
 from burnish.rollout.sources import OnlineSource, SavedSource, Source

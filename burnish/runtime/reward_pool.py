@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import ray
@@ -18,7 +18,6 @@ from burnish.runtime.calls import Call
 from burnish.runtime.faults import RestartLimit, WorkerDied
 from burnish.runtime.pools import Pool
 from burnish.training.profiling import Profiler, nsight
-from burnish.types.clips import writable
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
 from burnish.utils.repeatable import in_one_order
@@ -39,9 +38,8 @@ class RewardActor:
 
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given) -> Scores:
         """Judge a batch that belongs to an update; one of validation belongs to none, which is 0."""
-        own = [writable(sample) for sample in samples]
         with self.profiler.during(given.update):
-            return self.scorer.score(own, prompts, given)
+            return self.scorer.score(samples, prompts, given)
 
 
 def reward_group(pool: Pool, config: RunConfig) -> ActorGroup:
@@ -71,10 +69,6 @@ class PooledScorer:
 
     def close(self) -> None:
         """The driver ends them."""
-
-    def silent(self) -> AbstractContextManager[None]:
-        """The workers warn where they are."""
-        return nullcontext()
 
     def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> Call:
         """Start judging samples: pictures, uint8 [H, W, 3] each, or responses."""

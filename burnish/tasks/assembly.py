@@ -21,8 +21,7 @@ from burnish.data.keys import check_keys
 from burnish.data.stream import Stream, limited
 from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore, saved
-from burnish.rewards.probe import probe
-from burnish.rewards.scoring import AnyScorer, Scorer
+from burnish.rewards.scoring import AnyScorer, Scorer, probe
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.requests import RolloutRequest, RolloutWorker
 from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule, StreamSource

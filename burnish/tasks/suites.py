@@ -20,6 +20,7 @@ from burnish.evaluation.prompts import prompts_digest, read_suite_prompts
 from burnish.evaluation.records import Folder, Header, Record
 from burnish.evaluation.results import metrics_of, result_of
 from burnish.evaluation.suite import REWARD, Suite, read_suite
+from burnish.rewards.base import Given
 from burnish.rewards.scoring import Scorer, awaited
 from burnish.rl.algorithm import Metrics
 from burnish.tasks.evaluate import SHOWN
@@ -129,9 +130,9 @@ class SuiteRunner:
             found: list[str] = []
             if asked:
                 every = rows(asked)
-                with self.scorer.silent():
-                    pending = self.scorer.submit([sample for sample, _ in every], [prompt for _, prompt in every])
-                    scores = awaited(pending, self.assembly.check_cancelled)
+                samples, prompts = [sample for sample, _ in every], [prompt for _, prompt in every]
+                pending = self.scorer.submit(samples, prompts, Given(made_up=True))
+                scores = awaited(pending, self.assembly.check_cancelled)
                 found = wrong_answers(asked, _columns(scores))
             self._asked = found, unwatched(self.suite, asked)
         return self._asked

@@ -90,7 +90,7 @@ def writable(sample: T) -> T:
         return replace(sample, samples=sample.samples.copy())
     if isinstance(sample, Clip):
         return replace(sample, frames=sample.frames.copy(), sound=writable(sample.sound))
-    return copy.copy(sample)
+    return copy.copy(sample) if hasattr(sample, "dtype") else sample
 
 
 CELL, CELLS = 4, 16  # pixels of a cell in a small image; cells along a side of a large one

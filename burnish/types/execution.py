@@ -10,6 +10,7 @@ FAILED = 1  # it raised, its process died, or it was late
 RETRIED = 2  # it failed and was asked again
 TIMED_OUT = 4
 REPEATED = 8  # the sample was scored once, together with an equal one
+OUTCOMES = {"failed": FAILED, "retried": RETRIED, "timed_out": TIMED_OUT, "repeated": REPEATED}
 DROPS = 16  # it has no value, and its group is to be left out
 
 Ran = tuple[float, int]  # seconds from request to verdict, and which of the above hold
@@ -29,51 +30,36 @@ class Execution:
     seconds: tuple[float, ...] = ()  # one per sample that it was asked about
 
     def __add__(self, other: Execution) -> Execution:
-        return Execution(
-            failed=self.failed + other.failed,
-            retried=self.retried + other.retried,
-            timed_out=self.timed_out + other.timed_out,
-            repeated=self.repeated + other.repeated,
-            dropped=self.dropped + other.dropped,
-            seconds=self.seconds + other.seconds,
-        )
+        return Execution(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     def metrics(self, label: str) -> dict[str, float]:
         """By name."""
-        counts = {
-            "failed": self.failed, "retried": self.retried, "timed_out": self.timed_out, "dropped": self.dropped,
-            "repeated": self.repeated,
-        }  # fmt: skip
-        ordered = sorted(self.seconds)
-        late = {name: ordered[round(share * (len(ordered) - 1))] for name, share in PERCENTILES.items() if ordered}
-        return {f"reward/{label}/{name}": float(value) for name, value in counts.items()} | {
-            f"reward/{label}/latency_s/{name}": value for name, value in late.items()
-        }
+        counts = {f"reward/{label}/{name}": float(getattr(self, name)) for name in (*OUTCOMES, "dropped")}
+        ordered, last = sorted(self.seconds), len(self.seconds) - 1
+        late = {name: ordered[round(share * last)] for name, share in PERCENTILES.items() if ordered}
+        return counts | {f"reward/{label}/latency_s/{name}": value for name, value in late.items()}
 
 
 def execution_of(rows: Sequence[Mapping[str, Ran]], dropped: Sequence[bool]) -> dict[str, Execution]:
     """Of the samples of a batch, by reward; ``dropped`` are those that were left out with their group."""
-    found: dict[str, list[tuple[float, int, bool]]] = {}
+    samples: dict[str, list[tuple[float, int, bool]]] = {}
     for row, left_out in zip(rows, dropped, strict=True):
         for label, (seconds, outcome) in row.items():
-            found.setdefault(label, []).append((seconds, outcome, left_out))
+            samples.setdefault(label, []).append((seconds, outcome, left_out))
     return {
         label: Execution(
-            failed=sum(bool(outcome & FAILED) for _, outcome, _ in some),
-            retried=sum(bool(outcome & RETRIED) for _, outcome, _ in some),
-            timed_out=sum(bool(outcome & TIMED_OUT) for _, outcome, _ in some),
-            repeated=sum(bool(outcome & REPEATED) for _, outcome, _ in some),
-            dropped=sum(left_out for _, _, left_out in some),
-            seconds=tuple(seconds for seconds, _, _ in some),
+            dropped=sum(left_out for _, _, left_out in own),
+            seconds=tuple(seconds for seconds, _, _ in own),
+            **{name: sum(bool(outcome & flag) for _, outcome, _ in own) for name, flag in OUTCOMES.items()},
         )
-        for label, some in found.items()
+        for label, own in samples.items()
     }
 
 
 def joined(parts: Iterable[Mapping[str, Execution]]) -> dict[str, Execution]:
     """Of several batches."""
-    found: dict[str, Execution] = {}
+    whole: dict[str, Execution] = {}
     for part in parts:
         for label, execution in part.items():
-            found[label] = found.get(label, Execution()) + execution
-    return found
+            whole[label] = whole.get(label, Execution()) + execution
+    return whole

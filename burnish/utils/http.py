@@ -9,29 +9,23 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import TimeoutError as FutureTimeout
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import cache
-from http.cookiejar import DefaultCookiePolicy
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from burnish.utils.addresses import secret_in
+from burnish.utils.awaiting import awaited
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 
-T = TypeVar("T")
-
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between tries, doubled each time
 LONGEST_REST = 30.0  # seconds for which a server that fails is left alone, while there are others
-HEALTH_PATIENCE = 2.0  # seconds for the answer of a health check
 LARGEST = 16 << 20  # bytes of a reply
 SHOWN = 200  # characters of a server's own explanation in a message
 TRY_AGAIN = (408, 425, 429)  # the server is busy; other 4xx are errors of the request
-OF_THIS_MACHINE = ("169.254.169.254", "metadata.google.internal")  # a proxy would be told of its own machine
-GRACE = 1.0  # seconds after a deadline for the thread that watches it to say so
 
 
 class HttpError(OSError):
@@ -81,35 +75,24 @@ def read_token(variable: str | None, option: str) -> str | None:
     return token
 
 
-@dataclass
 class _Server:
     """One of several servers that do the same work."""
 
-    url: str
-    under_way: int = 0
-    failures: int = 0  # in a row
-    rests_until: float = 0.0
-
-    def rest(self) -> None:
-        """Leave it alone for a while, which doubles with every failure in a row."""
-        pause = min(FIRST_PAUSE * 2**self.failures, LONGEST_REST)
-        self.failures += 1
-        self.rests_until = time.monotonic() + pause
+    def __init__(self, url: str) -> None:
+        self.url, self.under_way, self.failures, self.rests_until = url, 0, 0, 0.0  # failures in a row
 
 
 @dataclass
 class Servers:
     """Servers that do the same work. Any number of threads may post to them at once.
 
-    A request goes to the server with the fewest under way. One that fails rests for a while, which doubles each time,
-    and others get its requests meanwhile.
+    A request goes to the server with the fewest under way. One that fails rests for a while, which doubles with each
+    failure in a row, and others get its requests meanwhile.
     """
 
     urls: Sequence[str]
     token: str | None = field(default=None, repr=False)  # for the Authorization header, to these servers alone
     largest: int = LARGEST  # bytes of a reply
-    health: Callable[[str], str] | None = None  # URL that says whether a server is well again, of its own URL
-    _servers: list[_Server] = field(init=False, repr=False)
     _lock: threading.Lock = field(init=False, repr=False, default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -129,82 +112,54 @@ class Servers:
             HttpError: there is no usable reply; the message says why.
         """
         content, until = json.dumps(body).encode(), time.monotonic() + deadline
-        why, tries, pause = "no time was left for a request", 0, FIRST_PAUSE
+        why, tries = "no time was left for a request", 0
         while tries <= retries and (left := until - time.monotonic()) > 0:
-            server = self._choose(until)
+            server = self._begin()
             tries += 1
+            pause = 0.0
             try:
-                answer = request(
+                reply = request(
                     "POST", server.url + path, content=content, seconds=min(left, patience), token=self.token,
                     largest=self.largest,
                 )  # fmt: skip
-                found = _json(answer)
-            except HttpError as error:
-                self._settle(server, well=error.is_final)
-                if error.is_final:
+                return parse_json(reply)
+            except (HttpError, ValueError) as error:
+                if isinstance(error, HttpError) and error.is_final:
                     raise
-                why = str(error) if len(self._servers) == 1 else f"{server.url}: {error}"
-                wait = max(error.pause, pause * random.uniform(0.5, 1.0))
-                pause = min(2 * pause, LONGEST_PAUSE)
-                if tries <= retries and not self._any_well():
-                    time.sleep(max(0.0, min(wait, until - time.monotonic())))
-                continue
-            except BaseException:
-                self._settle(server, well=True)
-                raise
-            self._settle(server, well=True)
-            return found
+                reason = str(error) if isinstance(error, HttpError) else f"its reply is not JSON: {error}"
+                why = reason if len(self._servers) == 1 else f"{server.url}: {reason}"
+                pause = max(getattr(error, "pause", 0.0), min(FIRST_PAUSE * 2 ** (tries - 1), LONGEST_PAUSE))
+            finally:
+                self._end(server, failed=pause > 0)
+            if tries <= retries and all(server.rests_until > time.monotonic() for server in self._servers):
+                time.sleep(max(0.0, min(pause * random.uniform(0.5, 1.0), until - time.monotonic())))
         raise HttpError(f"gave up after {tries} tries within {round(deadline, 2):g} s (deadline): {why}")
 
-    def _choose(self, until: float) -> _Server:
+    def _begin(self) -> _Server:
         """The one with the fewest requests under way, of those that don't rest; the first to rise where all do."""
         now = time.monotonic()
         with self._lock:
-            order = sorted(self._servers, key=lambda one: (max(one.rests_until - now, 0.0), one.under_way))
-            chosen = order[0]
-            chosen.under_way += 1
-        # it has failed before and there are others: it must first show that it is well
-        if chosen.failures and len(order) > 1 and not self._is_well(chosen, min(HEALTH_PATIENCE, until - now)):
-            self._settle(chosen, well=False)
-            with self._lock:
-                now = time.monotonic()
-                chosen = min(self._servers, key=lambda one: (max(one.rests_until - now, 0.0), one.under_way))
-                chosen.under_way += 1
-        return chosen
+            server = min(self._servers, key=lambda one: (max(one.rests_until - now, 0.0), one.under_way))
+            server.under_way += 1
+        return server
 
-    def _is_well(self, server: _Server, seconds: float) -> bool:
-        if self.health is not None:
-            try:
-                request("GET", self.health(server.url), content=None, seconds=max(seconds, 0.01), token=self.token)
-            except HttpError:
-                return False
-        return True
-
-    def _settle(self, server: _Server, *, well: bool) -> None:
+    def _end(self, server: _Server, *, failed: bool) -> None:
         with self._lock:
             server.under_way -= 1
-            if well:
-                server.failures, server.rests_until = 0, 0.0
-            else:
-                server.rest()
-
-    def _any_well(self) -> bool:
-        """Whether a server does not rest: then there is no reason to pause."""
-        now = time.monotonic()
-        with self._lock:
-            return any(server.rests_until <= now for server in self._servers)
+            rest = min(FIRST_PAUSE * 2**server.failures, LONGEST_REST)
+            server.failures = server.failures + 1 if failed else 0
+            server.rests_until = time.monotonic() + rest if failed else 0.0
 
 
 @cache
-def servers(urls: tuple[str, ...], token: str | None, health: str | None) -> Servers:
+def servers(urls: tuple[str, ...], token: str | None) -> Servers:
     """Those of a process: which of them fail, and rest, is known from one batch to the next.
 
     Args:
         urls: of servers that do the same work.
         token: for the Authorization header.
-        health: path that says whether a server is well again; None asks none.
     """
-    return Servers(urls, token=token, health=None if health is None else lambda url: url.rstrip("/") + health)
+    return Servers(urls, token=token)
 
 
 def request(
@@ -228,131 +183,65 @@ def request(
         headers["Content-Type"] = "application/json"
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
+
+    async def within() -> bytes:
+        # one deadline for look-up, connection and reply: a client's own timeouts begin anew with every byte
+        async with asyncio.timeout(seconds):
+            return await _ask(method, url, content, headers, largest)
+
     try:
-        return _loop().run(lambda client: _ask(client, method, url, content, headers, largest), seconds)
+        answer: bytes = awaited(within(), "http")  # a look-up of a name may outlast the deadline
+        return answer
     except TimeoutError:
         raise HttpError(f"timed out after {seconds:.3g} s") from None
-    except HttpError as error:
-        if token is None or token not in str(error):
-            raise
-        why = str(error).replace(token, "***")  # a server may repeat what it was sent
+    except HttpError as error:  # a server may repeat what it was sent
+        why = str(error) if token is None else str(error).replace(token, "***")
         raise HttpError(why, status=error.status, pause=error.pause) from None
 
 
-async def _ask(
-    client: Any, method: str, url: str, content: bytes | None, headers: Mapping[str, str], largest: int
-) -> bytes:
+async def _ask(method: str, url: str, content: bytes | None, headers: Mapping[str, str], largest: int) -> bytes:
     import httpx2
 
     try:
-        async with client.stream(method, url, content=content, headers=headers) as reply:
+        async with (
+            httpx2.AsyncClient(follow_redirects=False, timeout=None, verify=_trusted()) as client,
+            client.stream(method, url, content=content, headers=headers) as reply,
+        ):
             if reply.is_redirect:
+                address = urlsplit(reply.headers.get("Location", ""))  # its path may be secret
+                where = f"{address.scheme}://{address.hostname}"
                 raise HttpError(
-                    f"status {reply.status_code} redirect to {_site(reply.headers.get('Location', ''))} not followed",
-                    status=reply.status_code,
+                    f"status {reply.status_code} redirect to {where} not followed", status=reply.status_code
                 )
             read = bytearray()
             async for chunk in reply.aiter_raw():
                 read += chunk
                 if len(read) > largest:
                     raise HttpError(f"its reply has more than {largest >> 20} MiB")
-            if not reply.is_success:
-                raise _refusal(reply.status_code, reply.reason_phrase, read, reply.headers.get("Retry-After", ""))
-            return bytes(read)
-    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-        if isinstance(error, HttpError):
+            if reply.is_success:
+                return bytes(read)
+            text = "".join(c if c.isprintable() else " " for c in read[: 4 * SHOWN].decode(errors="replace")).strip()
+            why = f"status {reply.status_code} {reply.reason_phrase[:80]}: {text[:SHOWN]}".rstrip(": ")
+            raise HttpError(why, status=reply.status_code, pause=_seconds(reply.headers.get("Retry-After", "")))
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
+        if isinstance(error, HttpError | TimeoutError):
             raise
         raise HttpError(str(error) or type(error).__name__) from None
 
 
-def _site(location: str) -> str:
-    """Where a redirect leads, without what may be secret."""
-    try:
-        where = urlsplit(location)
-        return f"{where.scheme}://{where.hostname}"
-    except ValueError:
-        return "no address"
+@cache
+def _trusted() -> Any:
+    """Certificates of this machine, read once."""
+    import httpx2
 
-
-def _refusal(status: int, reason: str, content: bytes | bytearray, retry_after: str) -> HttpError:
-    """What a server says in place of an answer."""
-    text = "".join(c if c.isprintable() else " " for c in content[: 4 * SHOWN].decode(errors="replace"))
-    said = f": {text[:SHOWN]}" if text.strip() else ""
-    return HttpError(f"status {status} {reason[:80]}{said}".rstrip(), status=status, pause=_seconds(retry_after))
+    return httpx2.create_ssl_context()
 
 
 def _seconds(retry_after: str) -> float:
     """Of a Retry-After header: seconds, or a date."""
     try:
-        return max(float(retry_after), 0.0) if retry_after.strip().isdigit() else _until(retry_after)
+        if retry_after.strip().isdigit():
+            return float(retry_after)
+        return max(parsedate_to_datetime(retry_after).timestamp() - time.time(), 0.0)
     except (TypeError, ValueError, OverflowError):
         return 0.0
-
-
-def _until(date: str) -> float:
-    return max(parsedate_to_datetime(date).timestamp() - time.time(), 0.0) if date else 0.0
-
-
-def _json(content: bytes) -> Any:
-    try:
-        return parse_json(content)
-    except ValueError as error:
-        raise HttpError(f"its reply is not JSON: {error}") from None
-
-
-class _Loop:
-    """An event loop in a thread of its own: only there can one deadline end a look-up, a connection and a reply."""
-
-    def __init__(self) -> None:
-        import httpx2
-
-        self.client = httpx2.AsyncClient(
-            follow_redirects=False,
-            timeout=None,  # the deadline of a whole request is set below
-            # on a kept connection, a reply too many would be taken for that to the next request
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
-            mounts={f"http://{host}": None for host in OF_THIS_MACHINE},
-        )
-        self.client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name="http", daemon=True).start()
-
-    def run(self, ask: Callable[[Any], Coroutine[Any, Any, T]], seconds: float) -> T:
-        """What ``ask`` returns of the client.
-
-        Raises:
-            TimeoutError: time was up.
-        """
-
-        async def bounded() -> T:
-            async with asyncio.timeout(seconds):
-                return await ask(self.client)
-
-        running = asyncio.run_coroutine_threadsafe(bounded(), self.loop)
-        try:
-            return running.result(seconds + GRACE)
-        except FutureTimeout:
-            raise TimeoutError from None
-        finally:
-            running.cancel()
-
-
-_loops: list[_Loop] = []  # none or one
-_starting = threading.Lock()
-
-
-def _loop() -> _Loop:
-    with _starting:
-        if not _loops:
-            _loops.append(_Loop())
-        return _loops[0]
-
-
-def _forget() -> None:
-    """In a forked process, which does not have the loop's thread."""
-    global _starting
-    _starting = threading.Lock()
-    _loops.clear()
-
-
-os.register_at_fork(after_in_child=_forget)

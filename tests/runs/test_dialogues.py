@@ -118,7 +118,7 @@ def test_a_budget_of_tokens_or_of_turns_cuts_a_dialogue():
 
 @pytest.mark.parametrize(("fails", "turns", "says"), [("reset", 0, "no"), ("step", 2, "no"), ("type", 1, "str")])
 def test_an_environment_that_fails_is_missing_and_stops_nobody(fails, turns, says):
-    from burnish.rewards.judging import judge
+    from burnish.rewards.calls import score
 
     completion, responses = play(Shows(fails=fails), prompts())
     if fails == "type":
@@ -126,7 +126,7 @@ def test_an_environment_that_fails_is_missing_and_stops_nobody(fails, turns, say
         return
     whole, _ = play(Shows(), prompts())
     assert torch.equal(trimmed(completion.select([0, 1])).ids, trimmed(whole.select([0, 1])).ids)
-    verdicts = judge(reward("environment"), responses, [*prompts()[:1] * 2, *prompts()[1:] * 2])
+    verdicts = score(reward("environment"), responses, [*prompts()[:1] * 2, *prompts()[1:] * 2])
     assert [verdict.value is None for verdict in verdicts] == [False, False, True, True]
     assert f"RuntimeError: {says}" in verdicts[2].note
     assert all(verdict.asked for verdict in verdicts)

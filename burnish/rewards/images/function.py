@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from burnish.registry import register
 from burnish.rewards.base import Reward
-from burnish.rewards.calling import Half, place
-from burnish.rewards.function import FunctionReward
+from burnish.rewards.function import FunctionReward, Half, place
 from burnish.types.clips import Kind
 from burnish.utils.errors import UserError
 
@@ -34,7 +33,7 @@ class Function(FunctionReward, Reward):
     reads: ClassVar[tuple[Kind, ...]] = ("image", "clip", "sound")
 
     def refusal(self, drawn: Kind) -> str:
-        wrong = [name for name in self._call.fields if drawn not in DRAWN.get(name, (drawn,))]
+        wrong = [name for name in self._call.values if drawn not in DRAWN.get(name, (drawn,))]
         return (
             f"{place(self._thing)} asks for {wrong[0]}, but the model draws {drawn}s"
             if wrong

@@ -132,7 +132,7 @@ class EndpointOptions:
             limits = Spent(*(math.inf if one is None else one for one in most))  # type: ignore[arg-type]
         prices = self.budget or Budget()
         return EndpointOracle(
-            servers=servers(tuple(self._urls), self._token(), "/models"),
+            servers=servers(tuple(self._urls), self._token()),
             model=self.model,
             max_new_tokens=max_new_tokens,
             concurrency=self.concurrency,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from burnish.registry import register
-from burnish.rewards.calling import Half
-from burnish.rewards.function import FunctionReward
+from burnish.rewards.function import FunctionReward, Half
 from burnish.rewards.text.base import LanguageReward
 
 

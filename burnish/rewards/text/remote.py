@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -10,8 +11,8 @@ from pydantic import model_validator
 
 from burnish.registry import register
 from burnish.rewards.base import Verdict
-from burnish.rewards.remote import RemoteOptions, by_burnish, numbers_of
-from burnish.rewards.text.base import LanguageReward, Response
+from burnish.rewards.remote import RemoteOptions
+from burnish.rewards.text.base import LanguageReward
 from burnish.types.prompt import kinds_of
 from burnish.utils.errors import UserError
 
@@ -37,46 +38,45 @@ class Remote(RemoteOptions, LanguageReward):
             raise ValueError("images is never read when protocol is openrlhf, which sends none; leave it out")
         return self
 
+    @property
+    def path(self) -> str:
+        return super().path if self.protocol == "burnish" else ""
+
     def check(self, prompts: Sequence[Prompt]) -> None:
-        self.check_servers()
+        super().check(prompts)
         for prompt in kinds_of(prompts) if self.protocol == "burnish" else ():
             if self.judges(prompt) and (prompt.videos or prompt.audios):
                 raise UserError(f"reward remote can't send the videos and sounds of {prompt.name}; leave them out")
 
-    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
-        shown = ", ".join(self.urls)
+    def body(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """LightRFT's ``references`` and ``images`` are sent if any prompt has some, with null for the others."""
         if self.protocol == "burnish":
-            ask, read = by_burnish(shown, media=self.images)
-            return self.ask_servers(responses, prompts, ask, read, "/score", "/health")
-        asks = {"lightrft": self._lightrft, "openrlhf": _openrlhf}
-
-        def numbers(reply: Any, count: int) -> list[Verdict]:
-            return numbers_of(reply, self.score_key, count, shown)
-
-        return self.ask_servers(responses, prompts, asks[self.protocol], numbers, "", None)
-
-    def _lightrft(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> dict[str, Any]:
-        """``queries`` are prompt and response in one text.
-
-        ``references`` and ``images`` are sent if any prompt has some, with null for the others; pictures as files.
-        """
-        content: dict[str, Any] = {
-            "queries": [prompt.text + response.text for response, prompt in zip(responses, prompts, strict=True)],
-            "prompts": [prompt.text for prompt in prompts],
-            "responses": [response.text for response in responses],
-        }
-        if any(prompt.answer is not None for prompt in prompts):
-            content["references"] = [prompt.answer for prompt in prompts]
+            return super().body(samples, prompts)
+        texts = {"prompts": [prompt.text for prompt in prompts]}
+        queries = [prompt.text + response.text for response, prompt in zip(samples, prompts, strict=True)]
+        answers = [prompt.answer for prompt in prompts]
+        if self.protocol == "openrlhf":
+            return texts | {"query": queries, "labels": answers}
+        content = texts | {"queries": queries, "responses": [response.text for response in samples]}
+        if any(answer is not None for answer in answers):
+            content["references"] = answers
         if self.images and any(prompt.images for prompt in prompts):
             content["images"] = [
                 [base64.b64encode(image.read()).decode() for image in prompt.images] or None for prompt in prompts
             ]
         return content
 
-
-def _openrlhf(responses: Sequence[Response], prompts: Sequence[Prompt]) -> dict[str, Any]:
-    return {
-        "query": [prompt.text + response.text for response, prompt in zip(responses, prompts, strict=True)],
-        "prompts": [prompt.text for prompt in prompts],
-        "labels": [prompt.answer for prompt in prompts],
-    }
+    def read(self, reply: Any) -> list[Verdict]:
+        """Of a list of numbers, in which null is missing."""
+        if self.protocol == "burnish":
+            return super().read(reply)
+        values = reply.get(self.score_key) if isinstance(reply, dict) else None
+        if not isinstance(values, list):
+            raise ValueError(f"its reply has no list {self.score_key!r}")
+        where = ", ".join(self.urls)
+        return [
+            Verdict(float(value))
+            if type(value) in (int, float) and math.isfinite(value)
+            else Verdict(None, (), f"{where} returned {value!r:.80}, which is not a finite number")
+            for value in values
+        ]

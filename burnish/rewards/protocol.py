@@ -1,0 +1,254 @@
+"""Samples, prompts and scores as JSON, for reward services. What arrives is checked, never run."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, Field, PlainSerializer, ValidationError
+
+from burnish.rewards.base import Verdict
+from burnish.rewards.calls import printable
+from burnish.rewards.text.base import Response
+from burnish.types.clips import Clip, Sound
+from burnish.types.media import HIGHEST_RATE, Media
+from burnish.types.message_keys import read_more
+from burnish.types.prompt import Message, Part, Prompt
+from burnish.types.tool_calls import read_calls
+from burnish.utils.pictures import as_rgb
+
+NOTE = 1000  # characters of a note that are sent
+
+Data = Annotated[bytes, PlainSerializer(lambda data: base64.b64encode(data).decode(), when_used="json")]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Rate = Annotated[int, Field(ge=1, le=HIGHEST_RATE)]
+
+
+class _Sent(BaseModel, extra="forbid", strict=True, val_json_bytes="base64"):
+    """A part of a request."""
+
+
+class SoundData(_Sent):
+    """Safetensors hold ``sound``, float32 [channels, N]."""
+
+    rate: Rate
+    safetensors: Data
+
+    def sound(self) -> Sound:
+        return Sound.of(_tensor(self.safetensors, "sound", np.float32, 2), self.rate)
+
+
+class ClipData(_Sent):
+    """Safetensors hold ``frames``, uint8 [F, H, W, 3], and, where there is a rate, ``sound`` as well."""
+
+    fps: Annotated[float, Field(gt=0, le=HIGHEST_RATE)]
+    rate: Rate | None = None
+    safetensors: Data
+
+    def clip(self, most: int) -> Clip:
+        frames = _tensor(self.safetensors, "frames", np.uint8, 4)
+        if frames.shape[3] != 3:
+            raise ValueError("frames must be [F, H, W, 3]")
+        _check_size(frames.shape[1], frames.shape[2], most)
+        sound = None if self.rate is None else SoundData(rate=self.rate, safetensors=self.safetensors).sound()
+        return Clip(frames=frames, fps=self.fps, sound=sound)
+
+
+class SampleData(_Sent):
+    """A response, image, clip or sound."""
+
+    text: str | None = None
+    finished: bool = True
+    image: Data | None = None  # a file: PNG, JPEG or WebP
+    clip: ClipData | None = None
+    sound: SoundData | None = None
+
+    @classmethod
+    def of(cls, sample: Any) -> SampleData:
+        if isinstance(sample, Response):
+            return cls(text=sample.text, finished=sample.finished)
+        if isinstance(sample, Sound):
+            return cls(sound=SoundData(rate=sample.rate, safetensors=_packed(sound=sample.samples)))
+        if not isinstance(sample, Clip):
+            return cls(image=Media.array(np.asarray(sample)).read())
+        if sample.sound is None:
+            return cls(clip=ClipData(fps=sample.fps, safetensors=_packed(frames=sample.frames)))
+        data = _packed(frames=sample.frames, sound=sample.sound.samples)
+        return cls(clip=ClipData(fps=sample.fps, rate=sample.sound.rate, safetensors=data))
+
+    def sample(self, most: int) -> Any:
+        if len(self.model_fields_set - {"finished"}) != 1:
+            raise ValueError("it must have one of text, image, clip and sound")
+        if self.image is not None:
+            return _pixels(self.image, most)
+        if self.clip is not None:
+            return self.clip.clip(most)
+        return Response(self.text or "", finished=self.finished) if self.sound is None else self.sound.sound()
+
+
+class _TurnPart(_Sent):
+    type: Literal["text", "image"]
+    text: str = ""
+
+
+class _Turn(BaseModel, extra="allow", strict=True):
+    role: str
+    content: list[_TurnPart]
+
+    def message(self) -> Message:
+        known = self.model_dump()
+        parts = tuple(Part(part.type, part.text) for part in self.content)
+        return Message(self.role, parts, read_calls(known.get("tool_calls")), read_more(known))
+
+
+class PromptData(_Sent):
+    """A prompt with its images, if they are wanted; ``info`` are the user's own keys."""
+
+    text: str
+    negative: str = ""
+    answer: str | None = None
+    source: str = "default"
+    label: str | None = None
+    info: dict[str, Any] = Field(default_factory=dict)
+    messages: list[_Turn] = Field(default_factory=list)
+    images: list[Data] = Field(default_factory=list)
+
+    @classmethod
+    def of(cls, prompt: Prompt, *, images: bool) -> PromptData:
+        return cls(
+            text=prompt.text,
+            negative=prompt.negative,
+            answer=prompt.answer,
+            source=prompt.source,
+            label=prompt.label,
+            info=prompt.info,
+            messages=[_Turn(**turn) for turn in prompt.chat()] if prompt.messages else [],
+            images=[_image(media) for media in prompt.images] if images else [],
+        )
+
+    def prompt(self, most: int) -> Prompt:
+        for image in self.images:
+            _pixels(image, most)  # it stays encoded, once it is known that it can be decoded
+        return Prompt(
+            text=self.text,
+            negative=self.negative,
+            answer=self.answer,
+            source=self.source,
+            label=self.label,
+            extra=json.dumps(self.info, sort_keys=True) if self.info else "",
+            messages=tuple(turn.message() for turn in self.messages),
+            images=tuple(map(Media.encoded, self.images)),
+        )
+
+
+class Request(_Sent):
+    """What a service is asked."""
+
+    samples: list[SampleData]
+    prompts: list[PromptData]
+
+    @classmethod
+    def of(cls, samples: Sequence[Any], prompts: Sequence[Prompt], *, images: bool) -> Request:
+        return cls(
+            samples=[SampleData.of(sample) for sample in samples],
+            prompts=[PromptData.of(prompt, images=images) for prompt in prompts],
+        )
+
+    def read(self, most: int) -> tuple[list[Any], list[Prompt]]:
+        """Samples and prompts, whose images and frames have at most so many pixels.
+
+        Raises:
+            ValueError: with what is wrong and where.
+        """
+        if len(self.samples) != len(self.prompts):
+            raise ValueError(f"there are {len(self.samples)} samples, but {len(self.prompts)} prompts")
+        samples, prompts = [], []
+        for number, (sample, prompt) in enumerate(zip(self.samples, self.prompts, strict=True)):
+            try:
+                where = "samples"
+                samples.append(sample.sample(most))
+                where = "prompts"
+                prompts.append(prompt.prompt(most))
+            except ValueError as error:
+                raise ValueError(f"{where}.{number}: {error}") from None
+        return samples, prompts
+
+
+class ScoreData(BaseModel, strict=True):
+    """What a service answers about one sample."""
+
+    value: Number | None
+    values: dict[str, Number] = Field(default_factory=dict)
+    note: str = ""
+    fault: str = ""
+    answer: str | None = None
+
+    def verdict(self) -> Verdict:
+        note, fault = shortened(self.note), shortened(self.fault)
+        return Verdict(self.value, (), note, fault=fault, named=self.values, answer=self.answer)
+
+
+class Reply(BaseModel):
+    """What a service answers."""
+
+    scores: list[ScoreData]
+
+
+def shortened(text: str) -> str:
+    """The text of a note, whoever wrote it, as it may be sent and shown."""
+    return printable(text)[:NOTE]
+
+
+def problem(error: ValidationError) -> str:
+    """The first thing that is wrong with what was sent, and where."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+
+
+def _image(media: Media) -> bytes:
+    """The file as it is, where services read its format; else as PNG."""
+    data = media.read()
+    if media.fit.min_pixels or media.fit.max_pixels or not data.startswith((b"\x89PNG", b"\xff\xd8\xff", b"RIFF")):
+        return Media.array(np.asarray(media.image())).read()
+    return data
+
+
+def _pixels(data: bytes, most: int) -> np.ndarray:
+    """Of an image, uint8 [H, W, 3]."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data), formats=["PNG", "JPEG", "WEBP"]) as opened:
+            _check_size(opened.height, opened.width, most)
+            return np.asarray(as_rgb(opened))
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"the image can't be read: {str(error)[:200]}") from None
+
+
+def _packed(**tensors: np.ndarray) -> bytes:
+    from safetensors.numpy import save
+
+    return save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
+
+
+def _tensor(data: bytes, name: str, dtype: type, dimensions: int) -> np.ndarray:
+    """One tensor of safetensors."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        tensor = load(data).get(name)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"the safetensors can't be read: {str(error)[:200]}") from None
+    if tensor is None or tensor.dtype != dtype or tensor.ndim != dimensions or 0 in tensor.shape:
+        raise ValueError(f"{name} must be a tensor of {np.dtype(dtype)} with {dimensions} dimensions")
+    return tensor
+
+
+def _check_size(height: int, width: int, most: int) -> None:
+    if height * width > most:
+        raise ValueError(f"an image has {width}x{height} pixels, more than {most}")
