@@ -54,6 +54,7 @@ class RunConfig:
     adapter_files: ClassVar[tuple[str, ...]]  # of an adapter, the file that describes it first
     environment_kind: ClassVar[str] = "environment"
     grouped_sections: ClassVar[tuple[str, ...]] = ("filter_groups",)  # of rollout, which compare samples of a prompt
+    watched: ClassVar[tuple[str, ...]] = ()  # statistics of samples whose drift is an alarm, by its name
     prompt_file: ClassVar[str]  # what holds prompts, for messages
 
     task: str

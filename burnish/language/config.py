@@ -35,6 +35,7 @@ from burnish.rewards.text.environment import EnvironmentReward
 from burnish.rewards.text.function import LanguageFunction
 from burnish.rewards.text.reward_model import RewardModel
 from burnish.rl.algorithm import Algorithm
+from burnish.types.response_stats import WATCHED
 from burnish.utils.hub import hub_model
 
 CRITIC = ReadIf("has_critic", why="{run.algorithm.name} has no critic; use algorithm=ppo")
@@ -61,6 +62,7 @@ class LanguageConfig(RunConfig):
     model_kind: ClassVar[str] = "language model"
     model_index: ClassVar[str] = "config.json"
     adapter_files: ClassVar[tuple[str, ...]] = (SETTINGS, WEIGHTS)
+    watched: ClassVar[tuple[str, ...]] = tuple(f"response_{name}" for name in WATCHED)
     prompt_file: ClassVar[str] = "a .jsonl, .json, .csv or .parquet file of records, or org/name@split of the hub"
 
     task: Literal["image-text-to-text"] = "image-text-to-text"

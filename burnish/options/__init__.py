@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from burnish.registry import MayChange, ReadIf, options
-from burnish.types.response_stats import WATCHED
 from burnish.utils.addresses import address_complaint
 
 if TYPE_CHECKING:
@@ -356,9 +355,8 @@ class AlarmOptions:
     def contradictions(self, run: RunConfig) -> Rules:
         elsewhere = frozenset().union(*(names for task, names in LEVELS_OF.items() if task != run.task))
         levels = sorted({*get_args(Level)} - elsewhere)
-        responses = [f"response_{name}" for name in WATCHED if run.task == "image-text-to-text"]
         rewards = [*run.rewards, *(f"{label}_collapse" for label in run.rewards)]
-        names = sorted([*levels, *responses, "reward_dominance", "mode_collapse", *rewards])
+        names = sorted([*levels, *run.watched, "reward_dominance", "mode_collapse", *rewards])
         chosen = [("limits", name, levels) for name in self.limits] + [("off", name, names) for name in self.off]
         return [
             (
