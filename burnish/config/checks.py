@@ -21,8 +21,9 @@ def problems(run: RunConfig, given: Collection[str]) -> Iterator[str]:
 
     Args:
         run: the configuration.
-        given: dotted options of the command line. One of them that this run never reads is refused; one of a recipe
-            only if an option of the same section decides that, since the command line may have switched its reader off.
+        given: dotted options of the command line. Where an option of the same section decides whether another is read,
+            one that is not has to have its default; else it may be in a recipe, whose reader the command line may have
+            switched off, but not on the command line.
     """
     yield from _problems(run, run, "", given, ())
 
@@ -53,9 +54,11 @@ def _problems(run: RunConfig, section: Any, path: str, given: Collection[str], a
             continue
         mark, _, where = unread
         beside = not inner and where is section and hasattr(section, mark.option)
-        in_recipe = beside and value != field.get_default(call_default_factory=True)
-        on_line = option in given or (not inner and any(one.startswith(f"{option}.") for one in given))
-        if in_recipe or on_line:
+        if beside:
+            refused = value != field.get_default(call_default_factory=True)
+        else:
+            refused = option in given or (not inner and any(one.startswith(f"{option}.") for one in given))
+        if refused:
             yield _message(option, value, unread, run)
 
 
