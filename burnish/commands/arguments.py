@@ -136,11 +136,10 @@ CHECK_REWARD = """\
 examples:
   burnish check-reward pickscore                              weights from the hub
   burnish check-reward hpsv2 --weights HPS_v2.1_compressed.pt tokenizer=path/to/clip
-  burnish check-reward imagereward --weights DIR --pictures ImageReward/assets/images
   burnish check-reward clip --weights DIR device=cuda scale=x100
 
-Scores pictures that it makes with several prompts, and compares with what else computes the reward, where there is
-something; it says what it could not compare. 1 is returned where something is wrong.
+Scores pictures that it makes with several prompts: in a batch, alone, with gradients, and, of CLIP and SigLIP, by
+transformers itself. 1 is returned where something is wrong.
 """
 
 SERVE_REWARD = """\
@@ -313,7 +312,6 @@ def check_reward(parser: argparse.ArgumentParser) -> None:
         "options", metavar="OPTION=VALUE", nargs="*", default=[], help="options of the reward, with values in YAML"
     )
     parser.add_argument("--weights", metavar="DIR", help="directory, file or name on the hub of its network")
-    parser.add_argument("--pictures", metavar="DIR", help="folder of pictures to score, in place of made ones")
 
 
 def data(parser: argparse.ArgumentParser) -> None:

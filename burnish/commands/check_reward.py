@@ -1,27 +1,21 @@
-"""burnish check-reward: scores made pictures with a reward, and compares with whatever else computes it."""
+"""burnish check-reward: scores made pictures with a reward, and compares CLIP's and SigLIP's with transformers."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.config import load
 from burnish.config.hub import with_models
-from burnish.registry import fields, known, lookup
 from burnish.rewards.base import Reward
-from burnish.rewards.images.geneval_rules import EXAMPLE
-from burnish.rewards.images.learned import LearnedReward, PromptedReward
-from burnish.rewards.originals import PUBLISHED, Original, original_of, usual_range
+from burnish.rewards.images.geneval import EXAMPLE
+from burnish.rewards.images.learned import ContrastiveReward, HpsV2
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.utils import terminal
 from burnish.utils.errors import UserError
-from burnish.utils.reading import checked_path
-from burnish.utils.weights import vocabulary_complaint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,58 +23,43 @@ if TYPE_CHECKING:
 KIND = "flow reward"
 SIDE = 384
 TEXT = "HELLO"
-# what is drawn -> the prompt that asks for it; None where no prompt does
-ASKED = {
-    "circle": "a red circle on a white background", "square": "a blue square on a white background",
-    "text": f'a white sign that says "{TEXT}"', "noise": "colourful television noise", "gradient": None, "plain": None,
-}  # fmt: skip
-ALONE = 1e-3  # of the spread of all scores: how far a score alone may be from the one in a batch, in float32
-HALVED = 0.05  # the same, in bfloat16
-GRADIENT = 0.03  # how far the score with gradients may be: Pillow rounds to 8 bits twice
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
-MARKS = {"ok": "green", "fail": "bold red", "info": "dim"}
+ASKED = ("a red circle on a white background", f'a white sign that says "{TEXT}"', "colourful television noise")
+# how far a score may be from another way to compute it, as a share of the spread of all scores
+EXACT, ROUNDED, HALVED = 1e-3, 0.03, 0.05  # the same; by pixels that Pillow rounds to 8 bits twice; in bfloat16
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What was looked at, and how it was."""
-
-    what: str
-    state: str  # ok, fail, or info where nothing is demanded
-    told: str
-
-
-def check_reward(name: str, options: Sequence[str], *, weights: str | None, pictures: str | None) -> int:
+def check_reward(name: str, options: Sequence[str], *, weights: str | None) -> int:
     """Score pictures with a reward; 0 if nothing is wrong with it.
 
     Args:
         name: of a reward on pictures.
         options: of the reward, OPTION=VALUE.
         weights: directory, file or hub id of its network; None takes the reward's own.
-        pictures: folder whose pictures are scored in place of made ones.
     """
+    from rich.table import Table
     from rich.text import Text
 
-    reward = _reward(name, options, weights)
-    shown = _pictures() if pictures is None else _read_pictures(pictures)
-    prompts = _prompts(reward, shown)
+    reward, pictures = _reward(name, options, weights), _pictures()
+    images = list(pictures.values())
+    prompts = [Prompt(text=text, answer=TEXT, images=(Media.array(images[0]),), extra=EXAMPLE) for text in ASKED]
     reward.check(prompts)
-    console = terminal.console(highlight=False, soft_wrap=True)
-    started = time.perf_counter()
     reward.prepare()
-    console.print(f"Loaded reward {name} in {time.perf_counter() - started:.1f} s.", markup=False)
-    images = list(shown.values())
-    started = time.perf_counter()
-    table = [_scores(reward, images, [prompt] * len(images)) for prompt in prompts]
-    took, count = time.perf_counter() - started, len(images) * len(prompts)
-    _print_scores(console, table, list(shown), prompts)
-    console.print(f"{count} scores in {took:.2f} s: {took / count:.3f} s each, on {_device(reward)}.", markup=False)
-    findings = [*_own(reward, table, images, prompts), *_compared(reward, shown, prompts, table)]
-    for one in findings:
-        console.print(Text.assemble((f"{one.state:<5}", MARKS[one.state]), f"{one.what}: {one.told}"))
-    failed = sum(one.state == "fail" for one in findings)
-    console.print(f"{failed} of {len(findings)} checks failed." if failed else "Nothing is wrong with it.")
-    return 1 if failed else 0
+    scores = [_scores(reward, images, prompt) for prompt in prompts]
+    console = terminal.console(highlight=False, soft_wrap=True)
+    table = Table("prompt", *pictures, box=None, pad_edge=False)
+    for prompt, row in zip(prompts, scores, strict=True):
+        table.add_row(Text(prompt.text), *(f"{value:.4f}" for value in row))
+    console.print(table)
+    values = [value for row in scores for value in row]
+    spread = max(values) - min(values)
+    findings = {"values: all are finite, and not the same": bool(spread > 0)}  # NaN is not above 0
+    if spread > 0 and reward.compares() == "samples":
+        half = vars(reward).get("dtype") == "bfloat16"
+        for what, limit, off in _compared(reward, images, prompts, scores):
+            findings[f"{what}: {off:.2g} apart"] = off <= (HALVED if half else limit) * spread + 1e-6
+    for told, right in findings.items():
+        console.print(Text.assemble(("ok   ", "green") if right else ("fail ", "bold red"), told))
+    return 0 if all(findings.values()) else 1
 
 
 def _reward(name: str, options: Sequence[str], weights: str | None) -> Reward:
@@ -89,14 +68,7 @@ def _reward(name: str, options: Sequence[str], weights: str | None) -> Reward:
     Raises:
         UserError: there is no such reward, or an option is wrong.
     """
-    given = list(options)
-    if weights is not None:
-        given.append(f"path={weights}")
-        place = Path(weights)
-        beside = place if place.is_dir() else place.parent
-        named = [option.partition("=")[0] for option in options]
-        if known(KIND, name) and "tokenizer" in fields(lookup(KIND, name)) and "tokenizer" not in named:
-            given += ["tokenizer=null"] if place.exists() and not vocabulary_complaint(beside) else []
+    given = [*options, *([] if weights is None else [f"path={weights}"])]
     # a recipe with this reward alone, so that options are checked, and networks fetched, as in a run
     alone = [f"rewards.{label}=null" for label in load("quickstart").rewards if label != name]
     config = load("quickstart", [*alone, f"rewards.{name}.weight=1", *(f"rewards.{name}.{one}" for one in given)])
@@ -113,176 +85,71 @@ def _pictures() -> dict[str, np.ndarray]:
     from PIL import Image, ImageDraw, ImageFont
 
     font = ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf"), SIDE // 3)
-    shapes = {name: Image.new("RGB", (SIDE, SIDE), "white") for name in ("circle", "square")}
-    box = (SIDE // 4, SIDE // 4, 3 * SIDE // 4, 3 * SIDE // 4)
-    ImageDraw.Draw(shapes["circle"]).ellipse(box, fill="red")
-    ImageDraw.Draw(shapes["square"]).rectangle(box, fill="blue")
-    shapes["text"] = Image.new("RGB", (2 * SIDE, SIDE), "white")
-    ImageDraw.Draw(shapes["text"]).text((SIDE, SIDE // 2), TEXT, fill="black", font=font, anchor="mm")
-    found = {name: np.asarray(one).copy() for name, one in shapes.items()}
-    ramp = np.broadcast_to(np.linspace(0, 255, SIDE)[:, None], (SIDE, SIDE))
-    found["noise"] = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
-    found["gradient"] = np.stack([ramp, ramp.T, 255 - ramp], 2).astype(np.uint8)
-    found["plain"] = np.full((SIDE, SIDE, 3), 128, np.uint8)
-    return found
+    circle, text = Image.new("RGB", (SIDE, SIDE), "white"), Image.new("RGB", (2 * SIDE, SIDE), "white")
+    ImageDraw.Draw(circle).ellipse((SIDE // 4, SIDE // 4, 3 * SIDE // 4, 3 * SIDE // 4), fill="red")
+    ImageDraw.Draw(text).text((SIDE, SIDE // 2), TEXT, fill="black", font=font, anchor="mm")
+    noise = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+    plain = np.full((SIDE, SIDE, 3), 128, np.uint8)
+    return {"circle": np.array(circle), "text": np.array(text), "noise": noise, "plain": plain}
 
 
-def _read_pictures(folder: str) -> dict[str, np.ndarray]:
-    """Those of a folder, by the names of their files.
-
-    Raises:
-        UserError: there are none, or one can't be read.
-    """
-    import numpy as np
-
-    place = checked_path(folder, "--pictures")
-    files = sorted(one for one in place.glob("*") if one.suffix.lower() in ENDINGS)
-    if not files:
-        raise UserError(f"--pictures is {folder}, which is no folder with pictures ({', '.join(ENDINGS)})")
-    try:
-        return {file.name: np.asarray(Media.file(file).image()).copy() for file in files}
-    except OSError as error:
-        raise UserError(f"a picture of {folder} can't be read: {error}") from None
-
-
-def _prompts(reward: Reward, shown: dict[str, np.ndarray]) -> list[Prompt]:
-    """What pictures are scored for: made ones for what they show, a folder's for what a card asks, if one does.
-
-    A prompt shows the first picture, for rewards that compare with one.
-    """
-    first = (Media.array(next(iter(shown.values()))),)
-    texts = [text for name in shown if (text := ASKED.get(name)) is not None]
-    if not texts:
-        card = PUBLISHED.get(reward.name)
-        texts = [card.prompt if card is not None else "a photo", "something else"]
-    return [Prompt(text=text, answer=TEXT, images=first, extra=EXAMPLE) for text in texts]
-
-
-def _scores(reward: Reward, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[float]:
+def _scores(reward: Reward, images: Sequence[np.ndarray], prompt: Prompt) -> list[float]:
     """NaN where a value is missing."""
-    return [math.nan if one.value is None else one.value for one in reward.verdicts(list(images), list(prompts))]
-
-
-def _print_scores(console: Any, table: list[list[float]], names: list[str], prompts: Sequence[Prompt]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table("prompt", *names, box=None, pad_edge=False)
-    for prompt, row in zip(prompts, table, strict=True):
-        shown.add_row(Text(prompt.text), *(f"{value:.4f}" for value in row))
-    console.print(shown)
-
-
-def _own(
-    reward: Reward, table: list[list[float]], images: Sequence[np.ndarray], prompts: Sequence[Prompt]
-) -> Iterator[Finding]:
-    """What can be seen from the scores themselves."""
-    values = [value for row in table for value in row]
-    finite = all(map(math.isfinite, values))
-    yield Finding(
-        "values", "ok" if finite else "fail", "all are finite" if finite else "some are missing or not finite"
-    )
-    if not finite:
-        return
-    spread = max(values) - min(values)
-    pictures = min(max(row) - min(row) for row in table)
-    yield Finding("pictures", "ok" if pictures > 0 else "fail", f"change it by {pictures:.3g} or more for a prompt")
-    if isinstance(reward, PromptedReward):
-        texts = max(max(column) - min(column) for column in zip(*table, strict=True))
-        yield Finding("prompts", "ok" if texts > 0 else "fail", f"change it by up to {texts:.3g} for a picture")
-        yield _ranks(table, prompts, len(images))
-    if reward.compares() != "samples":
-        yield Finding("batches", "info", f"not looked at: it compares {reward.compares()}, and none is alone")
-        return
-    alone = max(
-        abs(_scores(reward, [one], prompts[:1])[0] - value) for one, value in zip(images, table[0], strict=True)
-    )
-    limit = (ALONE if _dtype(reward) == "float32" else HALVED) * spread + 1e-6
-    yield Finding(
-        "batches", "ok" if alone <= limit else "fail", f"a picture alone has a score that differs by {alone:.2g}"
-    )
-    if reward.has_gradients():
-        yield _gradients(reward, images, prompts[0], table[0], spread)
-
-
-def _ranks(table: list[list[float]], prompts: Sequence[Prompt], pictures: int) -> Finding:
-    """How often the picture that shows a prompt is the one that scores highest."""
-    own = sum(max(range(pictures), key=row.__getitem__) == i for i, row in enumerate(table))
-    told = f"{own} of {len(prompts)} score the picture made for them highest; random weights do so by chance"
-    return Finding("prompts", "info", told if prompts[0].text in ASKED.values() else "of your pictures none is its own")
-
-
-def _gradients(
-    reward: Reward, images: Sequence[np.ndarray], prompt: Prompt, values: Sequence[float], spread: float
-) -> Finding:
-    import torch
-
-    off, slope = 0.0, 0.0
-    for image, value in zip(images, values, strict=True):
-        picture = (torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255).requires_grad_()
-        found = reward.differentiable(picture, [prompt])
-        found.sum().backward()
-        assert picture.grad is not None
-        off, slope = max(off, abs(found.item() - value)), max(slope, picture.grad.norm().item())
-    limit = (GRADIENT if _dtype(reward) == "float32" else HALVED) * spread
-    right = off <= limit and math.isfinite(slope) and slope > 0
-    return Finding(
-        "gradients",
-        "ok" if right else "fail",
-        f"the score with gradients differs by {off:.2g}; their norm is {slope:.3g}",
-    )
+    verdicts = reward.verdicts(list(images), [prompt] * len(images))
+    return [math.nan if verdict.value is None else verdict.value for verdict in verdicts]
 
 
 def _compared(
-    reward: Reward, shown: dict[str, np.ndarray], prompts: Sequence[Prompt], table: list[list[float]]
-) -> Iterator[Finding]:
-    """With the original's code and numbers; says of each what could not be compared, and why."""
-    values = [value for row in table for value in row]
-    original = original_of(reward)
-    if original is None:
-        yield Finding("original", "info", f"not compared: no other code is known for {reward.name}")
-    elif not original.is_installed:
-        yield Finding(
-            "original", "info",
-            f"not compared: {original.what} is not installed (pip install {original.install}, better in an environment "
-            "of its own)",
-        )  # fmt: skip
-    else:
-        yield _against(original, reward, shown, prompts, values)
-    card = PUBLISHED.get(reward.name)
-    if card is None:
-        yield Finding("numbers", "info", f"not compared: of {reward.name} no numbers are published for pictures")
-    elif not set(card.values) <= shown.keys():
-        yield Finding(
-            "numbers", "info",
-            f"not compared: {card.where} has them for {', '.join(card.values)}; give their folder as --pictures",
-        )  # fmt: skip
-    else:
-        own = dict(zip(shown, _scores(reward, list(shown.values()), [prompts[0]] * len(shown)), strict=True))
-        off = max(abs(own[name] - value) for name, value in card.values.items())
-        yield Finding("numbers", "ok" if off <= card.tolerance else "fail", f"{card.where}: they differ by {off:.2g}")
-    if isinstance(reward, LearnedReward) and (usual := usual_range(reward)) is not None:
-        inside = sum(usual[0] <= value <= usual[1] for value in values)
-        told = f"{inside} of {len(values)} lie in {usual[0]:g} to {usual[1]:g}, where published weights mostly score"
-        yield Finding("range", "info", told)
+    reward: Reward, images: Sequence[np.ndarray], prompts: Sequence[Prompt], scores: Sequence[Sequence[float]]
+) -> Iterator[tuple[str, float, float]]:
+    """The scores in a batch with those of pictures alone, those with gradients, and those of transformers: what is
+    looked at, how far they may be apart, and how far they are."""
+    import torch
+
+    alone = [_scores(reward, [image], prompts[0])[0] for image in images]
+    yield "batches: a picture alone has the same score", EXACT, _apart(alone, scores[0])
+    if reward.has_gradients():
+        smooth = []
+        for image in images:
+            picture = (torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255).requires_grad_()
+            value = reward.differentiable(picture, prompts[:1])
+            (slope,) = torch.autograd.grad(value.sum(), picture)
+            smooth.append(value.item() if slope.norm() > 0 else math.inf)  # infinitely far if nothing flows back
+        yield "gradients: the score with gradients is the same", ROUNDED, _apart(smooth, scores[0])
+    if isinstance(reward, ContrastiveReward) and not isinstance(reward, HpsV2):
+        theirs = [by_transformers(reward, images, prompt.text) for prompt in prompts]
+        off = max(_apart(row, own) for row, own in zip(theirs, scores, strict=True))
+        yield "original: transformers, called as the model's card does, has the same score", EXACT, off
 
 
-def _against(
-    original: Original, reward: Reward, shown: dict[str, np.ndarray], prompts: Sequence[Prompt], values: list[float]
-) -> Finding:
-    images = list(shown.values())
-    try:
-        theirs = [value for prompt in prompts for value in original.score(reward, images, [prompt.text] * len(images))]
-    except ImportError as error:  # old packages take an old transformers
-        return Finding("original", "info", f"not compared: {original.what} can't be imported here: {error}")
-    off = max(abs(one - other) for one, other in zip(values, theirs, strict=True))
-    limit = (original.tolerance if _dtype(reward) == "float32" else HALVED) * (max(theirs) - min(theirs)) + 1e-6
-    return Finding("original", "ok" if off <= limit else "fail", f"{original.what}: differs by {off:.2g} at most")
+def _apart(one: Sequence[float], other: Sequence[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-def _dtype(reward: Reward) -> str:
-    return reward.dtype if isinstance(reward, LearnedReward) else "float32"
+def by_transformers(reward: ContrastiveReward, images: Sequence[np.ndarray], text: str) -> list[float]:
+    """By AutoModel, the processor of pictures and the tokenizer, one pair at a time."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
+    from burnish.models.loading import quietly
 
-def _device(reward: Reward) -> str:
-    return f"{reward.device} in {reward.dtype}" if isinstance(reward, LearnedReward) else "the CPU"
+    folder, siglip, model = reward.folder(), "siglip" in reward.families, reward.load()
+    kind: Any = SiglipImageProcessorPil if siglip else CLIPImageProcessorPil
+    processor = kind.from_pretrained(folder)
+    with quietly():
+        network: Any = AutoModel.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, dtype=getattr(torch, reward.dtype)
+        ).to(reward.device)
+    reader = AutoTokenizer.from_pretrained(reward.vocabulary, local_files_only=True, trust_remote_code=False)
+    how = {"padding": "max_length", "max_length": 64} if siglip else {"max_length": 77}
+    ids = reader([reward.words(text)], truncation=True, return_tensors="pt", **how).input_ids.to(network.device)
+    values = []
+    for image in images:
+        pixels = torch.from_numpy(processor([image])["pixel_values"][0])[None].to(network.device, network.dtype)
+        with torch.no_grad():
+            out = network(input_ids=ids, pixel_values=pixels)
+        cosine = torch.nn.functional.cosine_similarity(out.image_embeds.float(), out.text_embeds.float())
+        values.append(float(reward.value(model, cosine)))
+    return values

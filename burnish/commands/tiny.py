@@ -13,7 +13,7 @@ from burnish.models.tiny import ALL, describe_any
 from burnish.models.tiny.base import Tiny
 from burnish.models.tiny.language import LANGUAGE, TinyLanguage
 from burnish.registry import lookup
-from burnish.rewards.images.geneval_rules import EXAMPLE
+from burnish.rewards.images.geneval import EXAMPLE
 from burnish.rewards.tiny import SCORERS, TinyScorer, scorer_named
 from burnish.rewards.tiny import write as write_scorer
 from burnish.types.clips import Clip

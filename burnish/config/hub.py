@@ -12,10 +12,8 @@ from burnish.config.run import RunConfig
 from burnish.config.yaml_text import parse
 from burnish.language.model.tokenizer import INDEX as TOKENIZER
 from burnish.options.language import LanguageModelOptions
-from burnish.rewards.images.learned import CONFIG as MODEL_CONFIG
-from burnish.rewards.images.learned import LearnedReward, Source
-from burnish.rewards.judges.options import DecoderOptions
-from burnish.rewards.text.loaded_options import HeadOptions
+from burnish.rewards.images.learned import LearnedReward
+from burnish.rewards.networks.loading import NetworkOptions, Source
 from burnish.utils.addresses import is_address
 from burnish.utils.errors import UserError
 from burnish.utils.hub import WORDS, HubModel, hub_model, is_commit, model_folder
@@ -116,9 +114,7 @@ def _models(config: RunConfig) -> Iterator[tuple[Place, Any, Source, HubModel | 
     teachers = getattr(config.algorithm.needs(), "teachers", ())
     sections += [(("algorithm", "teachers", i), teacher, trained) for i, teacher in enumerate(teachers)]
     for name, one in config.rewards.items():
-        if isinstance(one, HeadOptions | DecoderOptions):
-            sections.append((("rewards", name), one, (Source(index=MODEL_CONFIG),)))
-        elif isinstance(one, LearnedReward):
+        if isinstance(one, NetworkOptions):
             sections.append((("rewards", name), one, one.sources()))
     for place, section, sources in sections:
         within = f"{place[0]}{''.join(f'[{x}]' if isinstance(x, int) else f'.{x}' for x in place[1:])}"

@@ -23,7 +23,7 @@ from burnish.hooks.recorded import Lines
 from burnish.options import AlarmOptions
 from burnish.report.samples import Scores, read_scores
 from burnish.report.statistics import pass_at_k
-from burnish.rewards.images.image_variety import ImageVariety
+from burnish.rewards.images.similarity import ImageVariety
 from burnish.types.response_stats import WATCHED, Quote
 from burnish.types.rollout import Collected, Rollouts, ScoredResponses
 from burnish.utils.disk import write_atomically, writing

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -14,7 +14,7 @@ from burnish.options import Count, Seconds, Threads, Whole
 from burnish.registry import options
 from burnish.rewards.base import Verdict
 from burnish.utils.errors import UserError
-from burnish.utils.http import check_url, read_token, servers
+from burnish.utils.http import Servers, check_url, read_token, servers
 
 if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
@@ -23,14 +23,17 @@ Url = Annotated[str, Field(pattern="^https?://")]
 
 
 @options
-class RemoteOptions:
-    """Rewards that servers of ``burnish serve-reward`` compute. Comes before the base of rewards among the bases."""
+class ServerOptions:
+    """A reward that servers compute. Comes before the base of rewards among the bases of a class."""
+
+    name: ClassVar[str]
 
     url: Url | list[Url]
     """URL of the server, or of several that do the same work: requests go to the one with the fewest under way, and one
     that fails rests for a while."""
-    batch_size: Count = 64
-    """Samples per request."""
+    token_variable: str | None = None
+    """Environment variable with a token for the Authorization header; null sends none. The token itself is not an
+    option, so that it is neither logged nor saved."""
     concurrency: Threads = 4
     """Concurrent requests."""
     deadline: Seconds = 120.0
@@ -40,11 +43,6 @@ class RemoteOptions:
     """Seconds for one try; null takes all that is left of the deadline."""
     retries: Whole = 4
     """Retries of a failed request, within the deadline."""
-    images: bool = True
-    """Send the images of the prompts, in base64."""
-    token_variable: str | None = None
-    """Environment variable with a token for the Authorization header; null sends none. The token itself is not an
-    option, so that it is neither logged nor saved."""
 
     @property
     def repeats(self) -> int:
@@ -56,21 +54,43 @@ class RemoteOptions:
         """Of all servers."""
         return [self.url] if isinstance(self.url, str) else list(self.url)
 
-    @property
-    def path(self) -> str:
-        """What is asked of a server, after its URL."""
-        return "/score"
-
-    def _token(self) -> str | None:
-        return read_token(self.token_variable, "token_variable of reward remote")
+    def _servers(self) -> Servers:
+        return servers(tuple(self.urls), read_token(self.token_variable, f"token_variable of reward {self.name}"))
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Refuse addresses and tokens that can't be used."""
         if not self.urls:
-            raise UserError("url of reward remote is empty; give the URL of a server")
+            raise UserError(f"url of reward {self.name} is empty; give the URL of a server")
         for url in self.urls:
-            check_url(url, "url of reward remote")
-        self._token()
+            check_url(url, f"url of reward {self.name}")
+        self._servers()
+        super().check(prompts)  # type: ignore[misc]
+
+    def post(self, body: Any, until: float, path: str) -> Any:
+        """What a server replies until then.
+
+        Raises:
+            OSError, ValueError: there is no reply, or it is not JSON.
+        """
+        return self._servers().post_json(
+            body, deadline=max(until - time.monotonic(), 0.0), retries=self.retries, patience=self.patience or math.inf,
+            path=path,
+        )  # fmt: skip
+
+
+@options
+class RemoteOptions(ServerOptions):
+    """Rewards that servers of ``burnish serve-reward`` compute."""
+
+    batch_size: Count = 64
+    """Samples per request."""
+    images: bool = True
+    """Send the images of the prompts, in base64."""
+
+    @property
+    def path(self) -> str:
+        """What is asked of a server, after its URL."""
+        return "/score"
 
     def body(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> dict[str, Any]:
         """What a request holds."""
@@ -91,19 +111,11 @@ class RemoteOptions:
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> list[Verdict]:
         """Several requests at once; what one that fails asked about is missing."""
         until = time.monotonic() + self.deadline
-        balanced = servers(tuple(self.urls), self._token())
 
         def chunk(start: int) -> Sequence[Verdict]:
             own = slice(start, start + self.batch_size)
             try:
-                reply = balanced.post_json(
-                    self.body(samples[own], prompts[own]),
-                    deadline=until - time.monotonic(),
-                    retries=self.retries,
-                    patience=self.patience or math.inf,
-                    path=self.path,
-                )
-                verdicts = self.read(reply)
+                verdicts = self.read(self.post(self.body(samples[own], prompts[own]), until, self.path))
                 if len(verdicts) != len(samples[own]):
                     raise ValueError(f"it returned {len(verdicts)} scores for {len(samples[own])} samples")
             except (OSError, ValueError) as error:

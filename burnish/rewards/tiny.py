@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.loading import quietly
+from burnish.models.tiny.language import LANGUAGE
+from burnish.models.tiny.language import build as language
 from burnish.models.tiny.language.build import draw_weights
+from burnish.models.tiny.language.configurations import HIDDEN
 from burnish.models.tiny.tokenizers import clip, sentence_pieces, t5, vocabulary
 from burnish.models.tiny.words import TEXT
-from burnish.rewards.blip import FILE as BLIP_FILE
-from burnish.rewards.blip import HEAD, LAYERS
-from burnish.rewards.blip import TEXT as READING
-from burnish.rewards.blip import VISION as SEEING
-from burnish.rewards.headed import tiny as headed
-from burnish.rewards.images.clip_scores import RELEASES
-from burnish.rewards.open_clip import FILE as OPEN_CLIP_FILE
-from burnish.rewards.preprocessing import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
-from burnish.rewards.preprocessing import FILE as PREPROCESSOR
+from burnish.rewards.images.headed import ABOUT, ADAPTER, HPSV3, REST
+from burnish.rewards.images.learned import AESTHETIC_FILES, BLIP_FILE, BLIP_HEAD, BLIP_NAMES, RELEASES, blip_towers
+from burnish.rewards.networks.contrastive import OPEN_CLIP, OPEN_CLIP_NAMES, TURNED
+from burnish.rewards.networks.headed import FRAME, WRAPPED, Parts
+from burnish.rewards.networks.inputs import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
+from burnish.rewards.networks.inputs import FILE as PREPROCESSOR
+from burnish.rewards.networks.loading import published_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +33,17 @@ TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "nu
 SEES = {**TOWER, "image_size": SIZE, "patch_size": PATCH}
 SHARED = 24  # width of the space of pictures and texts
 WIDTH = 128  # of BLIP's towers: two heads
+HEAD = (0, 3, 5), (HIDDEN, 24, 8, 2)  # numbers and widths of the layers of a head
+RANK, ALPHA = 2, 4.0  # of an adapter
+ADAPTED = [[name, "weight"] for name in ("q_proj", "v_proj", "o_proj", "gate_proj")]
+RATING = "Rate the picture.\nTextual prompt - {prompt}\n\n\nPlease provide the overall ratings of this image: "
+QUALITIES = "Rate the clip.\nQuality: <|VQ_reward|>\nMotion: <|MQ_reward|>\nText - {prompt}\nAlignment: <|TA_reward|>\n"
+ABOUT_CLIPS = {
+    "data_config": {"fps": 2.0, "num_frames": None, "max_frame_pixels": FRAME, "sample_type": "uniform"},
+    "model_config": {"use_special_tokens": True, "output_dim": 3},
+    "peft_lora_config": {"lora_r": RANK, "lora_alpha": ALPHA},
+    "inference_config": {"VQ_mean": 0.5, "VQ_std": 2.0, "MQ_mean": -0.5, "MQ_std": 1.5, "TA_mean": 0.25, "TA_std": 0.5},
+}
 
 
 @dataclass(frozen=True)
@@ -46,32 +59,25 @@ class TinyScorer:
 
     def given(self, folder: Path) -> dict[str, Any]:
         """The options for a folder."""
-
-        def placed(value: Any) -> Any:
-            if isinstance(value, list):
-                return [placed(one) for one in value]
-            return value.replace("DIR", str(folder)) if isinstance(value, str) else value
-
-        return {name: placed(value) for name, value in self.options.items()}
+        placed: dict[str, Any] = json.loads(json.dumps(self.options).replace("DIR", json.dumps(str(folder))[1:-1]))
+        return placed
 
 
-def _clip(folder: Path, seed: int, act: str = "quick_gelu") -> None:
+def _clip(folder: Path, seed: int, act: str = "quick_gelu", wide: int = TOWER["intermediate_size"]) -> Any:
     from transformers import CLIPConfig, CLIPModel
 
     reader = clip()
     words = {"vocab_size": len(reader), "eos_token_id": reader.eos_token_id, "bos_token_id": reader.bos_token_id}
+    shared = {"projection_dim": SHARED, "hidden_act": act, "intermediate_size": wide}
     config = CLIPConfig(
-        text_config={**TOWER, **words, "max_position_embeddings": 77, "projection_dim": SHARED, "hidden_act": act},
-        vision_config={**SEES, "projection_dim": SHARED, "hidden_act": act},
+        text_config={**TOWER, **words, "max_position_embeddings": 77, **shared},
+        vision_config={**SEES, **shared},
         projection_dim=SHARED,
     )
-    _save(CLIPModel, config, folder, seed)
+    network = _save(CLIPModel, config, folder, seed)
     reader.save_pretrained(folder)
     _describe(folder, {"shortest_edge": SIZE}, CLIP_MEAN, CLIP_STD, crop=SIZE)
-
-
-def _pickscore(folder: Path, seed: int) -> None:
-    _clip(folder, seed, "gelu")  # it descends from a CLIP of open_clip
+    return network
 
 
 def _siglip(folder: Path, seed: int) -> None:
@@ -105,14 +111,20 @@ def _dino(folder: Path, seed: int) -> None:
     _describe(folder, {"shortest_edge": SIZE + 8}, IMAGENET_MEAN, IMAGENET_STD, crop=SIZE)
 
 
-def _save(kind: Any, config: Any, folder: Path, seed: int) -> None:
+def _made(make: Callable[[], Any], seed: int) -> Any:
     import torch
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = kind(config).eval()
+        network = make()
     draw_weights(network, seed)
+    return network
+
+
+def _save(kind: Any, config: Any, folder: Path, seed: int) -> Any:
+    network = _made(lambda: kind(config), seed)
     network.save_pretrained(folder)
+    return network
 
 
 def _describe(folder: Path, size: Mapping[str, int], mean: Any, std: Any, crop: int | None = None) -> None:
@@ -121,55 +133,27 @@ def _describe(folder: Path, size: Mapping[str, int], mean: Any, std: Any, crop: 
     (folder / PREPROCESSOR).write_text(json.dumps(told if crop is None else told | {"crop_size": crop}))
 
 
-def _drawn(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
-    """Tensors by their names: matrices of such a size that what passes through neither grows nor fades."""
-    import torch
-
-    from burnish.utils.random import generator
-
-    found = {}
-    for name, shape in shapes.items():
-        noise = torch.randn(shape, generator=generator(seed, "tiny", name))
-        inputs = max(torch.Size(shape[1:]).numel(), 1)
-        flat = 1.0 if name.endswith("weight") else 0.0
-        found[name] = noise * (1.5 / inputs**0.5) if len(shape) > 1 else flat + 0.1 * noise
-    return found
-
-
-def _blocks(prefix: str, count: int, width: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of open_clip's transformer."""
-    wide = 4 * width
-    parts = {
-        "attn.in_proj_weight": (3 * width, width), "attn.in_proj_bias": (3 * width,),
-        "attn.out_proj.weight": (width, width), "attn.out_proj.bias": (width,),
-        "mlp.c_fc.weight": (wide, width), "mlp.c_fc.bias": (wide,),
-        "mlp.c_proj.weight": (width, wide), "mlp.c_proj.bias": (width,),
-        **{f"ln_{i}.{part}": (width,) for i in (1, 2) for part in ("weight", "bias")},
-    }  # fmt: skip
-    return {f"{prefix}.resblocks.{n}.{name}": shape for n in range(count) for name, shape in parts.items()}
-
-
 def _hpsv2(folder: Path, seed: int) -> None:
     """open_clip's layout, with the wrapping and the names of the published file."""
     import torch
 
-    reader, width = clip(), TOWER["hidden_size"]
-    vision = {"image_size": SIZE, "layers": 2, "width": width, "head_width": width // 2, "patch_size": PATCH}
-    text = {"context_length": 77, "vocab_size": len(reader), "width": width, "heads": 2, "layers": 2}
-    told = {"model_cfg": {"embed_dim": SHARED, "vision_cfg": vision, "text_cfg": text}}
-    norms = ("visual.ln_pre", "visual.ln_post", "ln_final")
-    weights = _drawn({
-        "visual.conv1.weight": (width, 3, PATCH, PATCH), "visual.class_embedding": (width,),
-        "visual.positional_embedding": ((SIZE // PATCH) ** 2 + 1, width), "visual.proj": (width, SHARED),
-        "text_projection": (width, SHARED), "positional_embedding": (77, width),
-        "token_embedding.weight": (len(reader), width),
-        **{f"{norm}.{part}": (width,) for norm in norms for part in ("weight", "bias")},
-        **_blocks("visual.transformer", 2, width), **_blocks("transformer", 2, width),
-    }, seed)  # fmt: skip
-    weights["logit_scale"] = torch.tensor(4.6)
+    width = TOWER["hidden_size"]
+    network = _clip(folder, seed, "gelu", wide=4 * width)
+    for file in (PREPROCESSOR, "config.json", "model.safetensors"):
+        (folder / file).unlink()
+    weights = {
+        published_name(name, OPEN_CLIP_NAMES): value.T.contiguous() if name in TURNED else value
+        for name, value in network.state_dict().items()
+    }
+    for name in [name for name in weights if ".q_proj." in name]:
+        thirds = [weights.pop(name.replace(".q_", f".{part}_")) for part in "qkv"]
+        weights[name.replace(".q_proj.", ".in_proj_")] = torch.cat(thirds)
     torch.save({"state_dict": weights}, folder / RELEASES["v2.1"])
-    (folder / OPEN_CLIP_FILE).write_text(json.dumps(told))
-    reader.save_pretrained(folder)
+    vision = {"image_size": SIZE, "layers": 2, "width": width, "head_width": width // 2, "patch_size": PATCH}
+    text = {"context_length": 77, "vocab_size": len(clip()), "width": width, "heads": 2, "layers": 2}
+    (folder / OPEN_CLIP).write_text(
+        json.dumps({"model_cfg": {"embed_dim": SHARED, "vision_cfg": vision, "text_cfg": text}})
+    )
 
 
 def _image_reward(folder: Path, seed: int) -> None:
@@ -181,81 +165,132 @@ def _image_reward(folder: Path, seed: int) -> None:
     words = sorted({word for word in TEXT.lower().split() if word.isalpha()})
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     kind: Any = BertTokenizer
-    reader = kind(vocab=vocabulary([*special, *letters, *(f"##{one}" for one in letters), *words]))
-    shapes = {SEEING + name: shape for name, shape in _blip_vision().items()}
-    shapes |= {READING + name: shape for name, shape in _blip_text(len(reader) + 2).items()}
-    chain = (WIDTH, 24, 16, 8, 4, 1)
-    for layer, (before, after) in zip(LAYERS, pairwise(chain), strict=True):
-        shapes |= {f"{HEAD}{layer}.weight": (after, before), f"{HEAD}{layer}.bias": (after,)}
-    torch.save(_drawn(shapes, seed), folder / BLIP_FILE)
+    reader = kind(vocab=vocabulary([*special, *letters, *(f"##{letter}" for letter in letters), *words]))
     reader.save_pretrained(folder)
+    tower = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
+    reads = {"vocab_size": len(reader) + 2, "max_position_embeddings": 64, "encoder_hidden_size": WIDTH}
+    network = _made(lambda: blip_towers({**tower, "image_size": SIZE, "patch_size": PATCH}, {**tower, **reads}), seed)
+    # half as large, so that what differs by the rounding of pixels stays small
+    state = {name: value / 2 if value.ndim > 1 else value for name, value in network.state_dict().items()}
+    weights = {published_name(name, BLIP_NAMES): value for name, value in state.items()}
+    torch.save(
+        weights | _layers(f"{BLIP_HEAD}layers.", (0, 2, 4, 6, 7), (WIDTH, 24, 16, 8, 4, 1), seed), folder / BLIP_FILE
+    )
 
 
-def _linear(name: str, after: int, before: int) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": (after, before), f"{name}.bias": (after,)}
+def _drawn(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """A matrix of such a size that what passes through neither grows nor fades."""
+    import torch
+
+    from burnish.utils.random import generator
+
+    return torch.randn(shape, generator=generator(seed, "tiny", name)).div(float(shape[-1]) ** 0.5)
 
 
-def _norm(name: str) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": (WIDTH,), f"{name}.bias": (WIDTH,)}
-
-
-def _blip_vision() -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {
-        "cls_token": (1, 1, WIDTH), "pos_embed": (1, (SIZE // PATCH) ** 2 + 1, WIDTH),
-        "patch_embed.proj.weight": (WIDTH, 3, PATCH, PATCH), "patch_embed.proj.bias": (WIDTH,), **_norm("norm"),
-    }  # fmt: skip
-    for n in range(2):
-        at = f"blocks.{n}"
-        shapes |= _norm(f"{at}.norm1") | _norm(f"{at}.norm2") | _linear(f"{at}.attn.qkv", 3 * WIDTH, WIDTH)
-        shapes |= _linear(f"{at}.attn.proj", WIDTH, WIDTH) | _linear(f"{at}.mlp.fc1", 2 * WIDTH, WIDTH)
-        shapes |= _linear(f"{at}.mlp.fc2", WIDTH, 2 * WIDTH)
-    return shapes
-
-
-def _blip_text(words: int) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.word_embeddings.weight": (words, WIDTH), "embeddings.position_embeddings.weight": (64, WIDTH),
-        **_norm("embeddings.LayerNorm"),
-    }  # fmt: skip
-    for n in range(2):
-        at = f"encoder.layer.{n}"
-        for attention in ("attention", "crossattention"):
-            for part in ("self.query", "self.key", "self.value", "output.dense"):
-                shapes |= _linear(f"{at}.{attention}.{part}", WIDTH, WIDTH)
-            shapes |= _norm(f"{at}.{attention}.output.LayerNorm")
-        shapes |= _linear(f"{at}.intermediate.dense", 2 * WIDTH, WIDTH) | _norm(f"{at}.output.LayerNorm")
-        shapes |= _linear(f"{at}.output.dense", WIDTH, 2 * WIDTH)
-    return shapes
+def _layers(prefix: str, numbers: Sequence[int], widths: Sequence[int], seed: int) -> dict[str, Tensor]:
+    """Linear layers, one after another; layers of dropout and ReLU have numbers, too."""
+    return {
+        f"{prefix}{number}.{part}": _drawn(f"{prefix}{number}.{part}", shape, seed)
+        for number, (before, after) in zip(numbers, pairwise(widths), strict=True)
+        for part, shape in (("weight", (after, before)), ("bias", (after,)))
+    }
 
 
 def _aesthetic(folder: Path, seed: int) -> None:
     import torch
 
     _clip(folder, seed)
-    chain = (SHARED, 32, 16, 8, 4, 1)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for i, (before, after) in zip((0, 2, 4, 6, 7), pairwise(chain), strict=True):
-        shapes |= _linear(f"layers.{i}", after, before)
     (folder / "head").mkdir(exist_ok=True)
-    torch.save(_drawn(shapes, seed), folder / "head" / "sac+logos+ava1-l14-linearMSE.pth")
+    layers = _layers("layers.", (0, 2, 4, 6, 7), (SHARED, 32, 16, 8, 4, 1), seed)
+    torch.save(layers, folder / "head" / AESTHETIC_FILES["v2"][0])
 
 
 def _mask2former(folder: Path, seed: int) -> None:
     from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
 
-    swin = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [1, 1, 1, 1]}
-    stages = [f"stage{i}" for i in range(1, 5)]
-    backbone = SwinConfig(**swin, window_size=4, out_features=stages)
-    sizes = {"feature_size": 32, "mask_feature_size": 32, "hidden_dim": 32, "num_attention_heads": 2}
-    layers = {"encoder_layers": 1, "decoder_layers": 3, "encoder_feedforward_dim": 32, "dim_feedforward": 32}
-    config = Mask2FormerConfig(backbone_config=backbone, num_queries=10, num_labels=80, **sizes, **layers)
+    swin = SwinConfig(
+        image_size=32, patch_size=4, embed_dim=16, depths=[1] * 4, num_heads=[1] * 4, window_size=4,
+        out_features=[f"stage{i}" for i in range(1, 5)],
+    )  # fmt: skip
+    config = Mask2FormerConfig(
+        backbone_config=swin, num_queries=10, num_labels=80, feature_size=32, mask_feature_size=32, hidden_dim=32,
+        num_attention_heads=2, encoder_layers=1, decoder_layers=3, encoder_feedforward_dim=32, dim_feedforward=32,
+    )  # fmt: skip
     _save(Mask2FormerForUniversalSegmentation, config, folder, seed)
     _clip(folder / "clip", seed)
 
 
+def _hpsv3(folder: Path, seed: int) -> None:
+    """One file, with names of old transformers; of its base only configuration and tokenizer."""
+    from safetensors.torch import save_file
+
+    weights = _qwen(folder / "base", "qwen2_vl", 1, seed) | _layers("rm_head.", *HEAD, seed)
+    save_file({_old(name): value for name, value in weights.items()}, folder / HPSV3)
+    (folder / "template.txt").write_text(f"{RATING}<|Reward|> END")
+
+
+def _editreward(folder: Path, seed: int) -> None:
+    """Names of new transformers, and a head for each of two questions."""
+    from safetensors.torch import save_file
+
+    weights = _qwen(folder / "base", "qwen2_5_vl", 1, seed)
+    for head in range(2):
+        weights |= _layers(f"rm_heads.head_{head}.", *HEAD, seed)
+        (folder / f"template_{head}.txt").write_text(f"Question {head}. {RATING}<|Reward|>")
+    save_file(weights, folder / "model.safetensors")
+
+
+def _videoalign(folder: Path, seed: int) -> None:
+    """An adapter, beside it vision tower, embeddings and head, all wrapped by peft; and its constants."""
+    import torch
+    from safetensors.torch import save_file
+
+    weights = _qwen(folder / "base", "qwen2_vl", 3, seed, keep=True)
+    halves = {}
+    for name in [name for name in weights if "language_model" in name and name.split(".")[-2:] in ADAPTED]:
+        outputs, inputs = weights[name].shape
+        for half, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK))):
+            own = f"{WRAPPED}{_old(name).removesuffix('.weight')}.lora_{half}.weight"
+            halves[own] = _drawn(f"{name}.{half}", shape, seed)
+    rest = {_old(name): value for name, value in weights.items() if ".visual." in name or "embed_tokens" in name}
+    rest["rm_head.weight"] = _drawn("rm_head", (3, rest["model.embed_tokens.weight"].shape[1]), seed)
+    place = folder / "checkpoint-2"
+    place.mkdir()
+    save_file(halves, place / ADAPTER)
+    torch.save({WRAPPED + name: value for name, value in rest.items()}, place / REST)
+    (folder / ABOUT).write_text(json.dumps(ABOUT_CLIPS))
+    (folder / "template.txt").write_text(QUALITIES)
+
+
+def _qwen(folder: Path, family: str, tokens: int, seed: int, *, keep: bool = False) -> dict[str, Tensor]:
+    """Write the model that a checkpoint was trained on, and return its weights but those of the language head, with
+    rows for the tokens of the reward; ``keep`` its weights in the folder, too."""
+    import torch
+
+    found = next(kind for kind in LANGUAGE if kind.name == family)
+    vision = {**found.config.get("vision_config", {}), "patch_size": PATCH}  # as published: a picture has 256 tokens
+    if family == "qwen2_5_vl":
+        vision["window_size"] = 8 * PATCH  # pixels
+    parts = {name: (kind, {**settings, "patch_size": PATCH}) for name, (kind, settings) in found.parts.items()}
+    language.write(replace(found, config={**found.config, "vision_config": vision}, parts=parts), folder, seed)
+    file = folder / "model.safetensors"
+    weights = {f"model.{name}": value.clone() for name, value in Parts([file]).weights.items()}
+    if not keep:
+        file.unlink()
+    rows = weights["model.language_model.embed_tokens.weight"]
+    added = _drawn("tokens", (tokens, rows.shape[1]), seed)
+    return weights | {"model.language_model.embed_tokens.weight": torch.cat([rows, added])}
+
+
+def _old(name: str) -> str:
+    """The name that a weight had before transformers 4.52."""
+    return name.replace("model.visual.", "visual.").replace("model.language_model.", "model.")
+
+
 BESIDE = {"path": "DIR", "tokenizer": None}
+ON_BASE = {"path": "DIR", "base": "DIR/base", "template": "DIR/template.txt"}
 SCORERS = (
-    TinyScorer("pickscore", _pickscore, BESIDE),
+    TinyScorer("pickscore", partial(_clip, act="gelu"), BESIDE),  # it descends from a CLIP of open_clip
     TinyScorer("clip", _clip, {"path": "DIR"}),
     TinyScorer("siglip", _siglip, {"path": "DIR"}),
     TinyScorer("siglip2", _siglip2, {"path": "DIR"}),
@@ -265,9 +300,9 @@ SCORERS = (
     TinyScorer("image_similarity", _dino, {"path": "DIR"}),
     TinyScorer("image_variety", _dino, {"path": "DIR"}),
     TinyScorer("geneval_mask2former", _mask2former, {"path": "DIR", "clip": "DIR/clip"}),
-    TinyScorer("hpsv3", headed.hpsv3, headed.options()),
-    TinyScorer("editreward", headed.editreward, headed.options(template=["DIR/template_0.txt", "DIR/template_1.txt"])),
-    TinyScorer("videoalign", headed.videoalign, headed.options()),
+    TinyScorer("hpsv3", _hpsv3, ON_BASE),
+    TinyScorer("editreward", _editreward, {**ON_BASE, "template": ["DIR/template_0.txt", "DIR/template_1.txt"]}),
+    TinyScorer("videoalign", _videoalign, ON_BASE),
 )
 
 

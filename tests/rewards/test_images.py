@@ -167,7 +167,7 @@ def test_ocr_reads_what_is_drawn_whatever_it_is():
 
 
 def test_ctc_is_the_sum_over_all_alignments():
-    from burnish.rewards.images.ocr_ctc import log_likelihood
+    from burnish.rewards.images.ocr import log_likelihood
 
     columns, characters = 5, 3
     logprob = np.log(np.random.default_rng(0).dirichlet(np.ones(characters), columns))

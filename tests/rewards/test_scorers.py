@@ -201,8 +201,8 @@ WORDS = "blip.text_encoder.embeddings.word_embeddings.weight"
     [
         ("clip", {"logit_scale": torch.tensor(torch.nan)}, "non-finite values in logit_scale"),
         ("hpsv2", {"text_projection": torch.zeros(32, 25)}, "[25, 32], not [24, 32]"),
-        ("imagereward", {"blip.visual_encoder.norm.bias": None}, "lacks post_layernorm.bias"),
-        ("imagereward", {"blip.other": torch.zeros(1)}, "has blip.other, which ImageReward does not have"),
+        ("imagereward", {"blip.visual_encoder.norm.bias": None}, "lacks vision.post_layernorm.bias"),
+        ("imagereward", {"blip.other": torch.zeros(1)}, "has blip.other, which its network does not have"),
         ("imagereward", {WORDS: torch.zeros(9, 100)}, "multiple of 64"),
         ("aesthetic", {"layers.9.weight": torch.zeros(1)}, "layers.9.weight"),
         ("aesthetic", {"layers.0.weight": torch.zeros(32, 99)}, "99 numbers, but the network of path gives 24"),

@@ -10,14 +10,13 @@ from pydantic import model_validator
 from burnish.options import Count
 from burnish.registry import options, register
 from burnish.rewards.base import Reward
-from burnish.rewards.judges.endpoint_options import EndpointOptions
-from burnish.rewards.judges.options import DecoderOptions, FormOptions
-from burnish.rewards.judges.questions import Subject, picture_subject
-from burnish.types.clips import Kind
+from burnish.rewards.judges.forms import Subject
+from burnish.rewards.judges.options import DecoderOptions, EndpointOptions, FormOptions
+from burnish.types.clips import Clip, Kind
+from burnish.types.media import Media, evenly_spaced
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from burnish.rewards.judges.replies import Oracle
     from burnish.types.prompt import Prompt
 
 
@@ -50,38 +49,27 @@ class PictureJudge(FormOptions, Reward):
         return self
 
     def _subject(self, sample: Any, prompt: Prompt) -> Subject:
-        return picture_subject(sample, prompt, given=self.conditions, frames=self.shown_frames)
+        drawn = [sample]
+        if isinstance(sample, Clip):
+            drawn = [sample.frames[i] for i in evenly_spaced(len(sample.frames), self.shown_frames)]
+        first = prompt.images if self.conditions else ()
+        words = {"prompt": prompt.text, "negative": prompt.negative, "answer": prompt.answer or ""}
+        return Subject(words, (*first, *map(Media.array, drawn)), given=len(first))
 
 
 @register("flow reward", "judge")
-class Judge(PictureJudge, DecoderOptions):
+class Judge(DecoderOptions, PictureJudge):
     """What a vision-language model answers when it is asked about the picture."""
 
-    has_weights: ClassVar[bool] = True
-
     def check(self, prompts: Sequence[Prompt]) -> None:
-        self._check_model()
+        super().check(prompts)
         if not self._sees:
             raise UserError(
                 f"path of reward judge is {self.path!r}, which has no processor, so that it can't see what it judges; "
                 "give a vision-language model"
             )
-        self._check_question(prompts)
-
-    def prepare(self) -> None:
-        self._reader()
-
-    def _oracle(self) -> Oracle:
-        return self._decoder(max_new_tokens=self._new_tokens)
 
 
 @register("flow reward", "judge_endpoint")
 class JudgeEndpoint(EndpointOptions, PictureJudge):
     """What a vision-language model behind an OpenAI-compatible address answers when it is asked about the picture."""
-
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        self._check_endpoint()
-        self._check_question(prompts)
-
-    def _oracle(self) -> Oracle:
-        return self._endpoint(max_new_tokens=self._new_tokens)

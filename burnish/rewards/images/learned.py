@@ -1,89 +1,57 @@
-"""What rewards by networks with published weights have in common: where the weights are, and how they are loaded."""
+"""Rewards by published networks that look at pictures: PickScore, CLIP, SigLIP, HPSv2, ImageReward, aesthetics."""
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import islice
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.models.loading import quietly
-from burnish.options import Count
-from burnish.registry import options
+from burnish.registry import options, register
 from burnish.rewards.base import Reward, Verdict
-from burnish.rewards.preprocessing import Preprocessing
-from burnish.rewards.text.reading_model import awake
-from burnish.utils.errors import UserError, first_line, listed
-from burnish.utils.hub import WORDS, model_folder
-from burnish.utils.patterns import pattern_complaint
-from burnish.utils.weights import (
-    PICKLED,
-    complaints_about,
-    load_network,
-    refuse_non_finite,
-    tokenizer_complaint,
-    vocabulary_complaint,
+from burnish.rewards.networks.contrastive import Contrastive, contrastive_complaint, load_contrastive
+from burnish.rewards.networks.inputs import Preprocessing, as_open_clip, as_siglip, token_ids, tokenizer_of
+from burnish.rewards.networks.loading import (
+    NetworkOptions,
+    Source,
+    filled,
+    frozen,
+    linear_layers,
+    read_weights,
+    refusal,
+    renamed,
+    weight_file,
 )
+from burnish.utils.errors import UserError
+from burnish.utils.hub import WORDS
+from burnish.utils.weights import vocabulary_complaint
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from burnish.types.prompt import Prompt
 
-T = TypeVar("T")
-CONFIG = "config.json"
-NESTED = ("state_dict", "model")  # under which trainers store the weights of a network
-WRAPPED = "module."  # what DistributedDataParallel puts before every name
-
-
-@dataclass(frozen=True)
-class Source:
-    """Files that a reward loads: a directory, a file, or a repository of the hub."""
-
-    option: str = "path"  # whose value says where
-    revision: str = "revision"  # the option with the branch, tag or commit, where that is one of the hub
-    index: str = CONFIG  # the file of the repository by which it is found
-    files: tuple[str, ...] = ()  # of the repository that are fetched; none for those that transformers reads
+CLIP_H = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+PICKSCORE_RANGE = 26  # by which training divides PickScore, so that values lie near 1
+RELEASES = {"v2": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}
 
 
 @options
-class LearnedReward(Reward):
+class LearnedReward(NetworkOptions, Reward):
     """Base of rewards by a network whose weights somebody published.
 
     A subclass says in ``sources`` what it loads, and loads it in ``load``, once per process: by functions with
     ``functools.cache`` whose arguments are folders, ``dtype`` and ``resting``, so that two rewards share a network.
     """
 
-    has_weights: ClassVar[bool] = True
-    deterministic: ClassVar[bool] = True
-
-    path: str
-    """Directory, or org/name on the Hugging Face hub, of the network."""
-    revision: str | None = None
-    """Branch, tag or commit of a model of the hub; null is its default branch."""
-    batch_size: Count = 16
-    """Pictures per forward pass; 1 makes scores bit for bit independent of the batch."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the network; scores are computed from its outputs in float32."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device of the network."""
-    put_away: bool = False
-    """Keep the weights in CPU memory while nothing is scored, so that a GPU is shared with training."""
     if_cached: bool = False
     """Leave the reward out where its weights are not on this machine, or where another reward is by the same ones. For
     what is watched with weight 0."""
-
-    @model_validator(mode="after")
-    def _has_somewhere_to_be_put(self) -> Self:
-        if self.put_away and self.device == "cpu":
-            raise ValueError("put_away is true, but device is cpu, where the weights are anyway; leave it out")
-        return self
 
     @model_validator(mode="after")
     def _counts_everywhere(self) -> Self:
@@ -94,51 +62,6 @@ class LearnedReward(Reward):
             )
         return self
 
-    def sources(self) -> tuple[Source, ...]:
-        """What it loads; the files of the hub among it are fetched before a run begins."""
-        return (Source(),)
-
-    def folder(self, source: Source | None = None) -> Path:
-        """The directory or the file of a source, of the network if none is given; what lacks is downloaded.
-
-        Raises:
-            UserError: it can't be had.
-        """
-        source = source or Source()
-        where, revision = getattr(self, source.option), getattr(self, source.revision)
-        return _folder(where, revision, source.index, source.files, f"{source.option} of reward {self.name}")
-
-    def load(self) -> Any:
-        """The network and what reads for it; loaded at the first call of a process.
-
-        Raises:
-            UserError: something is missing or does not fit.
-        """
-        raise NotImplementedError
-
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        for source in self.sources():
-            found = self.folder(source)
-            why = self.complaint(source, found) if found.exists() else f"{found} does not exist; give a directory"
-            if why:
-                raise UserError(f"{source.option} of reward {self.name}: {why}")
-
-    def complaint(self, source: Source, place: Path) -> str:
-        """Why what is there can't be loaded, or "": seen without loading it."""
-        if source.files:
-            return refusal(weight_file, place, source.files)
-        if not (place / CONFIG).is_file():
-            return f"{place} has no {CONFIG}; give the folder of a model of transformers, or its name on the hub"
-        return "; ".join(complaints_about(place))
-
-    def prepare(self) -> None:
-        self.load()
-
-    @property
-    def resting(self) -> str:
-        """The device that weights are loaded to."""
-        return "cpu" if self.put_away else self.device
-
     def gradient_refusal(self) -> str:
         refusal = super().gradient_refusal()
         if not refusal and self.put_away:
@@ -146,35 +69,32 @@ class LearnedReward(Reward):
         return refusal
 
 
-class PixelModel(Protocol):
-    """A network that reads squares of pixels."""
+@dataclass(frozen=True)
+class PixelModel:
+    """A network that reads squares of pixels, how pictures become such, and the value [B] of them."""
 
-    @property
-    def preprocessing(self) -> Preprocessing: ...
-
-    @property
-    def network(self) -> Any: ...
+    network: Any
+    preprocessing: Preprocessing
+    value: Callable[..., Tensor]
 
 
 @options
 class PixelReward(LearnedReward):
     """Base of learned rewards with gradients to the pixels: a subclass gives ``load`` and ``values``."""
 
-    def load(self) -> PixelModel:
-        raise NotImplementedError
-
-    def values(self, model: PixelModel, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+    def values(self, model: Any, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Values [B] of preprocessed pixels [B, 3, S, S], which are where the network is."""
-        raise NotImplementedError
+        value: Tensor = model.value(pixels)
+        return value
 
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
         model = self.load()
-        found: list[float] = []
-        with awake(model.network, self.device, self.put_away):
-            for rows in batches(range(len(images)), self.batch_size):
-                pixels = model.preprocessing.pictures([images[i] for i in rows]).to(self.device)
-                found += self.values(model, pixels, [prompts[i] for i in rows]).tolist()
-        return [Verdict(value) for value in found]
+
+        def values(rows: Sequence[int]) -> list[float]:
+            pixels = model.preprocessing.pictures([images[i] for i in rows]).to(self.device)
+            return self.values(model, pixels, [prompts[i] for i in rows]).tolist()
+
+        return [Verdict(value) for value in self.in_batches(model.network, range(len(images)), values)]
 
     def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         model = self.load()
@@ -202,163 +122,329 @@ class PromptedReward(PixelReward):
         return ()
 
     @property
-    def weights(self) -> Source:
-        """Where the network is."""
-        return Source(index=self.names[0], files=self.names) if self.names else Source()
-
-    @property
     def vocabulary(self) -> Path:
         """The folder of the tokenizer."""
         place = self.folder(self.sources()[-1])
         return place if place.is_dir() else place.parent
 
     def sources(self) -> tuple[Source, ...]:
+        weights = Source(index=self.names[0], files=self.names) if self.names else Source()
         if self.tokenizer is None:
-            return (self.weights,)
-        return self.weights, Source("tokenizer", "tokenizer_revision", "tokenizer_config.json", WORDS)
+            return (weights,)
+        return weights, Source("tokenizer", "tokenizer_revision", "tokenizer_config.json", WORDS)
 
     def complaint(self, source: Source, place: Path) -> str:
         if source.option == "tokenizer":
-            return tokenizer_complaint(place)
+            return vocabulary_complaint(place)
         why = self.network_complaint(place)
-        if why or self.tokenizer is not None:
-            return why
-        if vocabulary_complaint(self.vocabulary):
+        if not why and self.tokenizer is None and vocabulary_complaint(self.vocabulary):
             return f"{self.vocabulary} has no tokenizer beside the weights; give one as tokenizer"
-        return pattern_complaint(self.vocabulary)
+        return why
 
     def network_complaint(self, place: Path) -> str:
         """Why there is no network that it can load, or ""."""
-        return super().complaint(self.weights, place)
+        return refusal(weight_file, place, self.names)
 
 
-def refusal(function: Callable[..., Any], *given: Any) -> str:
-    """What a function would refuse, or ""."""
-    try:
-        function(*given)
-    except UserError as error:
-        return str(error)
-    return ""
+@options
+class ContrastiveReward(PromptedReward):
+    """Base of rewards that compare the embeddings of a picture and its prompt."""
+
+    families: ClassVar[tuple[str, ...]] = ("clip",)
+    padded: ClassVar[bool] = False
+
+    def value(self, model: Contrastive, cosine: Tensor) -> Tensor:
+        """The reward of cosines [B] between pictures and prompts."""
+        raise NotImplementedError
+
+    def words(self, text: str) -> str:
+        """A prompt as it is read."""
+        return text
+
+    def network_complaint(self, place: Path) -> str:
+        return contrastive_complaint(place, self.names, self.families)
+
+    def load(self) -> Contrastive:
+        tokenizer_of(self.vocabulary)
+        return load_contrastive(self.folder(), self.dtype, self.resting, self.names, self.padded)
+
+    def values(self, model: Any, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        texts = [self.words(prompt.text) for prompt in prompts]
+        read = model.texts(texts, tokenizer_of(self.vocabulary), self.batch_size)
+        return self.value(model, (model.images(pixels) * read).sum(-1))
+
+
+@register("flow reward", "pickscore")
+class PickScore(ContrastiveReward):
+    """PickScore (Kirstain et al. 2023, arXiv:2305.01569): which picture of a prompt people would pick."""
+
+    path: str = "yuvalkirstain/PickScore_v1"
+    """Directory, or org/name on the Hugging Face hub, of the network."""
+    tokenizer: str | None = CLIP_H
+    """Directory, or org/name on the hub, of the tokenizer; null takes the one beside the weights."""
+    scale: Literal["raw", "per_26"] = "raw"
+    """raw: exp(logit scale) * cosine, mostly 17 to 24. per_26: divided by 26, as Flow-GRPO trains with it."""
+
+    def value(self, model: Contrastive, cosine: Tensor) -> Tensor:
+        return model.logits(cosine) / (PICKSCORE_RANGE if self.scale == "per_26" else 1)
+
+
+@register("flow reward", "clip")
+class ClipScore(ContrastiveReward):
+    """Cosine of a CLIP's embeddings of picture and prompt, by one of the scales in use."""
+
+    path: str = "openai/clip-vit-large-patch14"
+    """Directory, or org/name on the Hugging Face hub, of the network; folders in open_clip's layout are read, too."""
+    scale: Literal["cosine", "x100", "x2.5"] = "cosine"
+    """cosine; x100: 100 * max(cosine, 0), as torchmetrics has it; x2.5: 2.5 * max(cosine, 0), the paper's (Hessel et
+    al. 2021, arXiv:2104.08718)."""
+    prefix: str = ""
+    """Put before every prompt; the paper's is "A photo depicts ", with the space."""
+
+    def words(self, text: str) -> str:
+        return self.prefix + text
+
+    def value(self, model: Contrastive, cosine: Tensor) -> Tensor:
+        if self.scale == "cosine":
+            return cosine
+        return (100.0 if self.scale == "x100" else 2.5) * cosine.clamp(min=0)
+
+
+@options
+class SiglipReward(ContrastiveReward):
+    """Base of SigLIP's rewards."""
+
+    families: ClassVar[tuple[str, ...]] = ("siglip",)
+
+    scale: Literal["probability", "logit", "cosine"] = "probability"
+    """logit: exp(scale) * cosine + bias; probability: its sigmoid, that picture and prompt belong together."""
+
+    def value(self, model: Contrastive, cosine: Tensor) -> Tensor:
+        if self.scale == "cosine":
+            return cosine
+        logits = model.logits(cosine)
+        return logits.sigmoid() if self.scale == "probability" else logits
+
+
+@register("flow reward", "siglip")
+class Siglip(SiglipReward):
+    """Whether SigLIP (Zhai et al. 2023, arXiv:2303.15343) takes picture and prompt to belong together."""
+
+    path: str = "google/siglip-so400m-patch14-384"
+    """Directory, or org/name on the Hugging Face hub, of the network."""
+
+    def words(self, text: str) -> str:
+        return as_siglip(text)
+
+
+@register("flow reward", "siglip2")
+class Siglip2(SiglipReward):
+    """Whether SigLIP 2 (Tschannen et al. 2025, arXiv:2502.14786) takes picture and prompt to belong together."""
+
+    path: str = "google/siglip2-so400m-patch14-384"
+    """Directory, or org/name on the Hugging Face hub, of the network; of one resolution, not NaFlex."""
+
+    def words(self, text: str) -> str:
+        return text.lower()
+
+
+@register("flow reward", "hpsv2")
+class HpsV2(ContrastiveReward):
+    """HPSv2 (Wu et al. 2023, arXiv:2306.09341): which picture people would prefer; a cosine, mostly .2 to .35."""
+
+    padded: ClassVar[bool] = True
+
+    version: Literal["v2", "v2.1"] = "v2.1"
+    """Release of the weights: HPS_v2_compressed.pt or HPS_v2.1_compressed.pt."""
+    path: str = "xswu/HPSv2"
+    """Directory or file, or org/name on the Hugging Face hub, of the weights: in open_clip's layout (.pt or
+    .safetensors), or in that of transformers."""
+    tokenizer: str | None = CLIP_H
+    """Directory, or org/name on the hub, of the tokenizer; null takes the one beside the weights."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (RELEASES[self.version],)
+
+    def words(self, text: str) -> str:
+        return as_open_clip(text)
+
+    def value(self, model: Contrastive, cosine: Tensor) -> Tensor:
+        return cosine
+
+
+BLIP_FILE = "ImageReward.pt"
+BLIP_NAMES = (
+    ("blip.visual_encoder.", "vision."), ("blip.text_encoder.", "text."), ("vision.norm.", "vision.post_layernorm."),
+    ("vision.blocks.", "vision.encoder.layers."), (".attn.qkv.", ".self_attn.qkv."),
+    (".attn.proj.", ".self_attn.projection."), (".norm1.", ".layer_norm1."), (".norm2.", ".layer_norm2."),
+    ("vision.cls_token", "vision.embeddings.class_embedding"),
+    ("vision.pos_embed", "vision.embeddings.position_embedding"),
+    ("vision.patch_embed.proj.", "vision.embeddings.patch_embedding."),
+)  # fmt: skip
+# of BLIP's pre-training, and a buffer
+BLIP_UNUSED = ("blip.vision_proj.", "blip.text_proj.", "blip.text_encoder.embeddings.position_ids")
+BLIP_HEAD = "mlp."
+BLIP_WIDTH = 64  # of an attention head, in both towers
+BLIP_TOKENS = 35  # of a prompt that are read; the rest is cut off
+MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of ImageReward's raw values on its authors' data
+
+
+@register("flow reward", "imagereward")
+class ImageReward(PromptedReward):
+    """ImageReward (Xu et al. 2023, arXiv:2304.05977): what people prefer, of mean 0, variance 1 on its authors' data.
+
+    Reads 35 tokens of a prompt.
+    """
+
+    path: str = "zai-org/ImageReward"
+    """Directory or file, or org/name on the Hugging Face hub, of the weights: ImageReward.pt, or the same as
+    .safetensors."""
+    tokenizer: str | None = "google-bert/bert-base-uncased"
+    """Directory, or org/name on the hub, of the tokenizer; null takes the one beside the weights."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (BLIP_FILE,)
+
+    def load(self) -> PixelModel:
+        tokenizer_of(self.vocabulary)
+        return _load_blip(weight_file(self.folder(), self.names), self.dtype, self.resting)
+
+    def values(self, model: Any, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        from burnish.types.batch import to_device
+
+        texts, reader = [prompt.text for prompt in prompts], tokenizer_of(self.vocabulary)
+        ids, mask = (to_device(one, pixels.device) for one in token_ids(reader, texts, BLIP_TOKENS))
+        value: Tensor = (model.value(pixels, ids, mask) - MEAN) / STD
+        return value
 
 
 @cache
-def _folder(path: str, revision: str | None, index: str, files: tuple[str, ...], option: str) -> Path:
-    return model_folder(path, revision, index=index, option=option, files=files)
-
-
-def batches(items: Sequence[T], size: int) -> Iterator[list[T]]:
-    """Items in their order, ``size`` at a time."""
-    rest = iter(items)
-    while some := list(islice(rest, size)):
-        yield some
-
-
-def load_strictly(kind: Any, folder: Path, *, dtype: str, device: str, **options: Any) -> Any:
-    """A network of transformers with exactly the weights of a folder, frozen.
-
-    Args:
-        kind: class with ``from_pretrained``.
-        folder: in transformers layout.
-        dtype: name of a type of torch.
-        device: where it goes.
-        options: further ones of ``from_pretrained``.
-
-    Raises:
-        UserError: weights are missing, further, of another shape or not finite.
-    """
-    import torch
-
-    with quietly():
-        network = load_network(kind, folder, further="refuse", dtype=getattr(torch, dtype), **options)
-    return frozen(network, folder, dtype=dtype, device=device)
-
-
-def frozen(network: nn.Module, where: Path, *, dtype: str, device: str) -> nn.Module:
-    """A network that only judges, on its device.
-
-    Raises:
-        UserError: it has weights that are not finite, or there is no such device.
-    """
-    import torch
-
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("device of a reward is cuda, but torch sees no GPU here; set it to cpu")
-    refuse_non_finite(network, where)
-    return network.to(device=device, dtype=getattr(torch, dtype)).eval().requires_grad_(False)
-
-
-def weight_file(place: Path, names: Sequence[str] = ()) -> Path:
-    """The file of weights that a path means.
-
-    Args:
-        place: the file itself, or its folder.
-        names: that it is published under, the preferred one first; each also counts as a .safetensors file.
-
-    Raises:
-        UserError: there is none, or several that may be meant.
-    """
-    if place.is_file():
-        return place
-    known = [one for name in names for one in (str(Path(name).with_suffix(".safetensors")), name)]
-    for name in known:
-        if (place / name).is_file():
-            return place / name
-    found = sorted(place.glob("*.safetensors")) or sorted(
-        file for file in place.glob("*") if file.suffix in PICKLED and file.is_file()
-    )
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        wanted = f" such as {names[0]}" if names else ""
-        raise UserError(f"{place} has no weights{wanted}; give the folder that holds them, or the file itself")
-    raise UserError(f"{place} has {listed([file.name for file in found])}; give the file that is meant")
-
-
-def read_weights(file: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file or of one of torch, by name; the wrappings of trainers are taken off.
-
-    Raises:
-        UserError: it can't be read, or holds objects that are not tensors, which are never unpickled.
-    """
-    import torch
-    from safetensors.torch import load_file
-
+def _load_blip(file: Path, dtype: str, device: str) -> PixelModel:
+    """A picture's encoder, a text encoder that looks at it, and a head on the first token, in float32. Of what size the
+    network is, its weights tell."""
+    published = {name: one for name, one in read_weights(file).items() if not name.startswith(BLIP_UNUSED)}
+    head = {name: one for name, one in published.items() if name.startswith(BLIP_HEAD)}
+    weights = {renamed(name, BLIP_NAMES): one for name, one in published.items() if name not in head}
     try:
-        if file.suffix == ".safetensors":
-            return load_file(file)
-        # what older releases of torch wrote is no archive, and can't be mapped
-        found: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    except Exception as error:  # libraries raise anything for damaged files
-        raise UserError(
-            f"{file} can't be read as weights: {first_line(error):.300}; fetch it again, or convert it to safetensors "
-            "where you trust it"
-        ) from None
-    for name in NESTED:
-        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
-            found = found[name]
-    if not isinstance(found, Mapping):
-        raise UserError(f"{file} holds a {type(found).__name__}, not weights by name; give a state dict")
-    tensors = {str(name): value for name, value in found.items() if isinstance(value, torch.Tensor)}
-    wrapped = bool(tensors) and all(name.startswith(WRAPPED) for name in tensors)
-    return {name.removeprefix(WRAPPED) if wrapped else name: value for name, value in tensors.items()}
+        sizes = _blip_sizes(weights)
+    except (KeyError, IndexError, ValueError) as error:
+        raise UserError(f"{file} is not ImageReward's: it lacks or misshapes {error}; give {BLIP_FILE}") from None
+    network: Any = filled(lambda: blip_towers(*sizes), weights, file, dtype)
+    network["head"] = linear_layers(head, file)
+    preprocessing = Preprocessing(size=sizes[0]["image_size"], rounded=True)
+    return PixelModel(frozen(network, file, device), preprocessing, partial(_blip_value, network))
 
 
-def fill(network: nn.Module, weights: Mapping[str, Tensor], where: Path) -> None:
-    """Give a network exactly these weights.
+def _blip_value(network: Any, pixels: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+    """The head's value [B] of pixels [B, 3, S, S] and tokens [B, T], with gradients to the pixels."""
+    seen = network["vision"](pixel_values=pixels.to(network["vision"].dtype)).last_hidden_state
+    read = network["text"](
+        input_ids=ids, attention_mask=mask, encoder_hidden_states=seen,
+        is_decoder=False,  # tokens see each other both ways
+    )  # fmt: skip
+    value: Tensor = network["head"](read.last_hidden_state[:, 0].float())[:, 0]
+    return value
+
+
+def blip_towers(vision: Mapping[str, int], text: Mapping[str, int]) -> Any:
+    """Both of BLIP's encoders, of these sizes."""
+    import torch
+    from transformers import BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel
+
+    # without is_decoder the class builds nothing that looks at the picture
+    reads: Any = BlipTextConfig(
+        **text, layer_norm_eps=1e-12, is_decoder=True, bos_token_id=None, eos_token_id=None, sep_token_id=None
+    )
+    sees: Any = BlipVisionConfig(**vision, layer_norm_eps=1e-6, hidden_act="gelu")
+    return torch.nn.ModuleDict({"vision": BlipVisionModel(sees), "text": BlipTextModel(reads, add_pooling_layer=False)})
+
+
+def _blip_sizes(weights: Mapping[str, Tensor]) -> tuple[dict[str, int], dict[str, int]]:
+    """Of the picture's encoder and of the text's, by the shapes of their weights.
 
     Raises:
-        UserError: some are missing, further, or of another shape.
+        KeyError, IndexError, ValueError: they are not BLIP's.
     """
-    own = network.state_dict()
-    what = type(network).__name__
-    if missing := sorted(own.keys() - weights.keys()):
-        raise UserError(f"{where} lacks {listed(missing)}, which {what} needs; fetch it again, or give another file")
-    if further := sorted(weights.keys() - own.keys()):
-        raise UserError(f"{where} has {listed(further)}, which {what} does not have; give the file of this scorer")
-    for name, value in weights.items():
-        if value.shape != own[name].shape:
-            raise UserError(
-                f"{where} does not fit: {name} is {list(value.shape)}, not {list(own[name].shape)}; give the file of "
-                "this scorer, or the config.json that belongs to it"
-            )
-    network.load_state_dict(dict(weights), strict=True, assign=any(p.is_meta for p in network.parameters()))
+    kernel, places = (weights[f"vision.embeddings.{name}"] for name in ("patch_embedding.weight", "position_embedding"))
+    patch = kernel.shape[-1]
+    words, layer = weights["text.embeddings.word_embeddings.weight"], "text.encoder.layer.0"
+    vision = {
+        **_width(kernel.shape[0]), "patch_size": patch, "image_size": round((places.shape[1] - 1) ** 0.5) * patch,
+        "num_hidden_layers": _count(weights, r"vision\.encoder\.layers\.(\d+)\."),
+        "intermediate_size": weights["vision.encoder.layers.0.mlp.fc1.weight"].shape[0],
+    }  # fmt: skip
+    text = {
+        **_width(words.shape[1]), "vocab_size": words.shape[0],
+        "max_position_embeddings": weights["text.embeddings.position_embeddings.weight"].shape[0],
+        "num_hidden_layers": _count(weights, r"text\.encoder\.layer\.(\d+)\."),
+        "intermediate_size": weights[f"{layer}.intermediate.dense.weight"].shape[0],
+        "encoder_hidden_size": weights[f"{layer}.crossattention.self.key.weight"].shape[1],
+    }  # fmt: skip
+    return vision, text
+
+
+def _width(width: int) -> dict[str, int]:
+    if width % BLIP_WIDTH:
+        raise ValueError(f"a width of {width}, no multiple of {BLIP_WIDTH}")
+    return {"hidden_size": width, "num_attention_heads": width // BLIP_WIDTH}
+
+
+def _count(weights: Mapping[str, Tensor], layer: str) -> int:
+    """Layers, of which there is at least one."""
+    return len({match[1] for name in weights if (match := re.match(layer, name))})
+
+
+ON_HUB = "aesthetic-model.pth"
+AESTHETIC_FILES = {
+    "v1": ("sa_0_4_vit_l_14_linear.pth",),
+    "v2": ("sac+logos+ava1-l14-linearMSE.pth", ON_HUB),
+    "v2.5": ("aesthetic_predictor_v2_5.pth",),
+}
+
+
+@register("flow reward", "aesthetic")
+class Aesthetic(PixelReward):
+    """LAION's aesthetic score, mostly 1 to 10; the prompt is not read.
+
+    It is one direction in the space of embeddings, easily climbed by what nobody likes: best watched, with weight 0.
+    """
+
+    version: Literal["v1", "v2", "v2.5"] = "v2"
+    """v1: one layer on CLIP ViT-L/14. v2: five layers without activations on the same, the one in most use. v2.5: five
+    on SigLIP, for weights of your own (their licence is AGPL-3.0)."""
+    path: str = "openai/clip-vit-large-patch14"
+    """Directory, or org/name on the Hugging Face hub, of CLIP; of SigLIP for v2.5."""
+    head: str = "trl-lib/ddpo-aesthetic-predictor"
+    """File or directory, or org/name on the hub, of the layers; the one on the hub is v2's."""
+    head_revision: str | None = None
+    """Branch, tag or commit of the layers, if they are of the hub."""
+
+    def sources(self) -> tuple[Source, ...]:
+        return Source(), Source("head", "head_revision", ON_HUB, (ON_HUB,))
+
+    def complaint(self, source: Source, place: Path) -> str:
+        if source.option == "head":
+            return refusal(weight_file, place, AESTHETIC_FILES[self.version])
+        return contrastive_complaint(place, (), ("siglip",) if self.version == "v2.5" else ("clip",))
+
+    def load(self) -> PixelModel:
+        head = weight_file(self.folder(self.sources()[1]), AESTHETIC_FILES[self.version])
+        return _load_aesthetic(self.folder(), head, self.dtype, self.resting)
+
+
+@cache
+def _load_aesthetic(place: Path, file: Path, dtype: str, device: str) -> PixelModel:
+    from torch import nn
+
+    encoder, head = load_contrastive(place, dtype, device, (), False), linear_layers(read_weights(file), file)
+    config = encoder.network.config
+    width = config.vision_config.hidden_size if encoder.siglip else config.projection_dim
+    if head[0].in_features != width:
+        raise UserError(
+            f"head of reward aesthetic reads {head[0].in_features} numbers, but the network of path gives {width}; "
+            "give the network that its version belongs to"
+        )
+    network = nn.ModuleDict({"encoder": encoder.network, "head": frozen(head, file, device)})
+    return PixelModel(network, encoder.preprocessing, lambda pixels: head(encoder.images(pixels))[:, 0])

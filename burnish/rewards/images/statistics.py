@@ -32,69 +32,6 @@ def size(image: np.ndarray, quality: int = 95) -> float:
     return file.tell() / 1000
 
 
-@register("flow reward", "jpeg_compressibility")
-class JpegCompressibility(Reward):
-    """Minus the size as JPEG of quality 95, in units of 500 kB: higher for pictures with less detail."""
-
-    higher_is_better: ClassVar[bool] = False
-
-    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
-        return [Verdict(-size(image) / SCALE) for image in images]
-
-
-@register("flow reward", "jpeg_incompressibility")
-class JpegIncompressibility(Reward):
-    """The size as JPEG of quality 95, in units of 500 kB: higher for pictures with more detail."""
-
-    higher_is_better: ClassVar[bool] = False
-
-    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
-        return [Verdict(size(image) / SCALE) for image in images]
-
-
-@register("flow reward", "border_darkness")
-class BorderDarkness(Reward):
-    """Mean of 1 - luminance over the border, from 0 (white) to 1 (black). Meant to be logged, with weight 0."""
-
-    higher_is_better: ClassVar[bool] = False
-
-    width: Count = 1
-    """Width of the border in pixels."""
-
-    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
-        return [Verdict(self._darkness(image)) for image in images]
-
-    def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        import torch
-
-        from burnish.types.batch import to_device
-
-        ring, luma = (
-            to_device(torch.tensor(value, dtype=pictures.dtype), pictures.device)
-            for value in (self._ring(*pictures.shape[-2:]), LUMA)
-        )
-        luminance = (pictures * luma.view(1, 3, 1, 1)).sum(1)
-        return 1 - (luminance * ring).sum((1, 2)) / ring.sum()
-
-    def _darkness(self, image: np.ndarray) -> float:
-        import numpy as np
-
-        luminance = image[self._ring(*image.shape[:2])].astype(np.float64) @ np.array(LUMA) / 255
-        return float(1 - luminance.mean())
-
-    def _ring(self, height: int, width: int) -> np.ndarray:
-        """Which pixels are the border: [height, width] bool."""
-        import numpy as np
-
-        if 2 * self.width >= min(height, width):
-            return np.ones((height, width), dtype=bool)
-        ring = np.zeros((height, width), dtype=bool)
-        for side in (np.s_[: self.width], np.s_[-self.width :]):
-            ring[side] = True
-            ring[:, side] = True
-        return ring
-
-
 LEVELS = 8  # of each colour in a histogram
 BITS_PER_KB = 8000
 FLAT = 1e-8  # variance of a luminance in which there is nothing to lose
@@ -113,6 +50,56 @@ class PictureStatistic(Reward):
     @abstractmethod
     def of(self, image: np.ndarray) -> float:
         """Of a picture, uint8 [H, W, 3]."""
+
+
+@register("flow reward", "jpeg_compressibility")
+class JpegCompressibility(PictureStatistic):
+    """Minus the size as JPEG of quality 95, in units of 500 kB: higher for pictures with less detail."""
+
+    def of(self, image: np.ndarray) -> float:
+        return -size(image) / SCALE
+
+
+@register("flow reward", "jpeg_incompressibility")
+class JpegIncompressibility(PictureStatistic):
+    """The size as JPEG of quality 95, in units of 500 kB: higher for pictures with more detail."""
+
+    def of(self, image: np.ndarray) -> float:
+        return size(image) / SCALE
+
+
+@register("flow reward", "border_darkness")
+class BorderDarkness(PictureStatistic):
+    """Mean of 1 - luminance over the border, from 0 (white) to 1 (black). Meant to be logged, with weight 0."""
+
+    width: Count = 1
+    """Width of the border in pixels."""
+
+    def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        import torch
+
+        from burnish.types.batch import to_device
+
+        ring, luma = (
+            to_device(torch.tensor(value, dtype=pictures.dtype), pictures.device)
+            for value in (self._ring(*pictures.shape[-2:]), LUMA)
+        )
+        luminance = (pictures * luma.view(1, 3, 1, 1)).sum(1)
+        return 1 - (luminance * ring).sum((1, 2)) / ring.sum()
+
+    def of(self, image: np.ndarray) -> float:
+        import numpy as np
+
+        luminance = image[self._ring(*image.shape[:2])].astype(np.float64) @ np.array(LUMA) / 255
+        return float(1 - luminance.mean())
+
+    def _ring(self, height: int, width: int) -> np.ndarray:
+        """Which pixels are the border: [height, width] bool."""
+        import numpy as np
+
+        ring = np.ones((height, width), dtype=bool)
+        ring[self.width : height - self.width, self.width : width - self.width] = False
+        return ring
 
 
 @register("flow reward", "dark_share")

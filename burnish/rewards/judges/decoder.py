@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING
 
-from burnish.rewards.judges.replies import Chance, Question, Reply
-from burnish.rewards.text.reading_model import Reader
+from burnish.rewards.judges.forms import Question, Reply
+from burnish.rewards.networks.language import encode
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from burnish.language.model.universal import LanguageModel
+    from burnish.rewards.networks.language import LoadedOptions
     from burnish.types.batch import Gathered
     from burnish.types.completion import Encoded
+    from burnish.types.prompt import Prompt
 
 Spelt = list[list[list[int]]]  # ids of each spelling of each answer
 
@@ -24,42 +26,28 @@ Spelt = list[list[list[int]]]  # ids of each spelling of each answer
 class DecoderOracle:
     """Answers by a loaded model."""
 
-    reader: Reader
-    batch_size: int
-    max_length: int
+    options: LoadedOptions
+    model: LanguageModel
     max_new_tokens: int
-    media: bool  # show what questions show
 
-    def replies(self, questions: Sequence[Question]) -> list[Reply]:
+    def replies(self, shown: Sequence[Prompt], questions: Sequence[Question]) -> list[Reply]:
         if not questions:
             return []
-        encoded = self.reader.encode([question.prompt for question in questions], media=self.media)
+        encoded = encode(self.model, shown)
         lengths = [encoded.table.lengths[row] for row in encoded.index.tolist()]
-        longest = min(self.max_length, self.reader.model.max_positions)
-        found = [Reply(problem=f"{n} tokens exceed max_length={longest}") for n in lengths]
-        short = [i for i, n in enumerate(lengths) if n <= longest]
-        for rows in self._batches(short, lengths, questions):
-            some = encoded.select(rows)
-            with self.reader.awake():
-                replies = self._some(some, [questions[i] for i in rows])
-            for i, reply in zip(rows, replies, strict=True):
-                found[i] = reply
-        return found
+        longest = min(self.options.max_length, self.model.max_positions)
+        replies = [Reply(problem=f"{n} tokens exceed max_length={longest}") for n in lengths]
+        rows = sorted((i for i, n in enumerate(lengths) if n <= longest), key=lengths.__getitem__)
 
-    def _batches(
-        self, rows: Sequence[int], lengths: Sequence[int], questions: Sequence[Question]
-    ) -> Iterator[list[int]]:
-        """Rows of similar length that are answered alike."""
+        def answered(batch: Sequence[int]) -> list[Reply]:
+            return self._some(encoded.select(batch), [questions[i] for i in batch])
 
-        def kind(i: int) -> tuple[bool, bool]:
-            return bool(questions[i].answers), questions[i].first
-
-        for _, alike in groupby(sorted(rows, key=lambda i: (kind(i), lengths[i])), key=kind):
-            listed = list(alike)
-            for start in range(0, len(listed), self.batch_size):
-                yield listed[start : start + self.batch_size]
+        for i, reply in zip(rows, self.options.in_batches(self.model.network, rows, answered), strict=True):
+            replies[i] = reply
+        return replies
 
     def _some(self, encoded: Gathered[Encoded], questions: Sequence[Question]) -> list[Reply]:
+        """Replies to questions of one form, which are all answered alike."""
         if not questions[0].answers:
             return self._written(encoded)
         spelt = [self._spelt(question) for question in questions]
@@ -67,11 +55,11 @@ class DecoderOracle:
             likely = self._first_tokens(encoded, spelt)
         else:
             likely = self._whole_answers(encoded, spelt)
-        return [Reply(chances=tuple(map(Chance.known, row))) for row in likely]
+        return [Reply(shares=tuple(row)) for row in likely]
 
     def _spelt(self, question: Question) -> Spelt:
         """Spellings as tokens; different spellings of the same tokens count once, unless only the first ones count."""
-        model = self.reader.model
+        model = self.model
         ids = [[model.response_ids(text)[: -len(model.end)] for text in spellings] for spellings in question.answers]
         if question.first:
             return [[tokens[:1] for tokens in answer] for answer in ids]
@@ -84,7 +72,7 @@ class DecoderOracle:
         from burnish.language.logprobs import response_states, scaled_logits
         from burnish.language.offline import offline_completion
 
-        model = self.reader.model
+        model = self.model
         trace = offline_completion(model, encoded, [[model.end[0]]] * len(spelt))  # which nothing reads
         states = response_states(model, model.network, trace)
         if states.logits is not None:
@@ -107,7 +95,7 @@ class DecoderOracle:
         from burnish.language.logprobs import response_logprobs
         from burnish.language.offline import offline_completion
 
-        model = self.reader.model
+        model = self.model
         flat = [(row, ids) for row, answers in enumerate(spelt) for answer in answers for ids in answer]
         place = torch.tensor([row for row, _ in flat])
         trace = offline_completion(model, encoded.select(place), [ids for _, ids in flat])
@@ -120,10 +108,10 @@ class DecoderOracle:
         from burnish.language.decoding import decode
         from burnish.language.sampling import Sampling
 
-        model = self.reader.model
+        model = self.model
         completion = decode(
             model, model.network, encoded.table, encoded.index.tolist(), [0] * len(encoded.index),
-            Sampling(max_new_tokens=self.max_new_tokens, temperature=0.0), batch_size=self.batch_size,
+            Sampling(max_new_tokens=self.max_new_tokens, temperature=0.0), batch_size=self.options.batch_size,
         )  # fmt: skip
         texts = [model.decode(ids[mask].tolist()) for ids, mask in zip(completion.ids, completion.mask, strict=True)]
         ended = completion.finished.tolist()

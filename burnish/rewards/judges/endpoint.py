@@ -7,125 +7,114 @@ import hashlib
 import io
 import json
 import math
+import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from burnish.rewards.judges.replies import Chance, Question, Reply
-from burnish.rewards.judges.store import Memory, Spent, Store
+from burnish.rewards.judges.forms import Question, Reply
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
-from burnish.utils.http import Servers
-from burnish.utils.json_text import parse_json
+
+if TYPE_CHECKING:
+    from burnish.rewards.judges.options import EndpointOptions
 
 CHAT = "/chat/completions"
 LISTED = 20  # likeliest tokens that servers of this protocol list at most
 PICTURES = 32  # encoded ones that are kept: those that samples of a group begin from are sent with each of them
-SURE = 1e-6  # by which probabilities may add up to more than 1, as they are rounded
-MILLION = 1e6
+HIDDEN = 0.05  # probability that a spelling which is not listed may have at most; more makes the reward missing
+PATIENCE = 30.0  # seconds for another process to finish its write
+KEPT = 4096  # replies in memory
 
 
-@dataclass(frozen=True)
-class Prices:
-    """Of a million tokens."""
+class Kept:
+    """Replies by question: in a file of SQLite that processes and later runs share, or the last ones in memory."""
 
-    input: float
-    output: float
+    def __init__(self, file: Path | None = None) -> None:
+        """Raises:
+        OSError: the file can't keep replies.
+        """
+        self.bounded = file is None
+        try:
+            self.base = sqlite3.connect(
+                file or ":memory:", timeout=PATIENCE, isolation_level=None, check_same_thread=False
+            )
+            self.base.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, content TEXT NOT NULL)")
+        except sqlite3.Error as error:
+            raise OSError(f"{file} can't keep replies: {error}") from None
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """A reply that was given before."""
+        row = self.base.execute("SELECT content FROM replies WHERE key = ?", (key,)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def put(self, key: str, reply: Mapping[str, Any]) -> None:
+        """Keep a reply."""
+        self.base.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, json.dumps(reply)))
+        if self.bounded:
+            self.base.execute("DELETE FROM replies WHERE rowid <= (SELECT max(rowid) FROM replies) - ?", (KEPT,))
+
+
+@cache
+def kept(urls: tuple[str, ...]) -> Kept:
+    """Replies of these servers, in memory."""
+    return Kept()
 
 
 @dataclass(frozen=True)
 class EndpointOracle:
     """Asks servers that serve the same model; replies are kept, and equal questions are asked once."""
 
-    servers: Servers
-    model: str
+    options: EndpointOptions
     max_new_tokens: int
-    concurrency: int
-    deadline: float  # seconds for all questions of a call
-    patience: float  # seconds for one try
-    retries: int
-    extra: Mapping[str, Any]  # further keys of the request; null leaves one out
-    memory: Memory
-    store: Store | None
-    limits: Spent | None  # where asking ends
-    prices: Prices
+    kept: Kept
 
-    def replies(self, questions: Sequence[Question]) -> list[Reply]:
-        until = time.monotonic() + self.deadline
-        keys = [self._key(question) for question in questions]
-        first: dict[str, Question] = {}
-        for key, question in zip(keys, questions, strict=True):
-            first.setdefault(key, question)
-        with ThreadPoolExecutor(self.concurrency) as pool:
-            said = dict(zip(first, pool.map(lambda key: self._said(key, first[key], until), first), strict=True))
-        return [_reply(question, said[key]) for question, key in zip(questions, keys, strict=True)]
+    def replies(self, shown: Sequence[Prompt], questions: Sequence[Question]) -> list[Reply]:
+        until = time.monotonic() + self.options.deadline
+        # questions of a form are answered alike: where probabilities are read, nothing is written
+        limit = 0 if any(question.answers for question in questions) else self.max_new_tokens
+        keys = [self._key(prompt, limit) for prompt in shown]
+        known = {key: self.kept.find(key) for key in keys}
+        asked = {key: prompt for key, prompt in zip(keys, shown, strict=True) if known[key] is None}
+        with ThreadPoolExecutor(self.options.concurrency) as pool:
+            replies = pool.map(partial(self._ask, limit, until), asked.values())
+            for key, reply in zip(asked, replies, strict=True):
+                known[key] = reply
+                if "problem" not in reply:
+                    self.kept.put(key, reply)
+        return [_reply(question, known[key] or {}) for question, key in zip(questions, keys, strict=True)]
 
-    def _key(self, question: Question) -> str:
+    def _key(self, prompt: Prompt, limit: int) -> str:
         """Of what the server is asked: answers don't count, as one list of tokens serves them all."""
-        what = [self.model, question.prompt.uid, self._limit(question), dict(self.extra)]
+        what = [self.options.model, prompt.uid, limit, self.options.extra]
         return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=16).hexdigest()
 
-    def _limit(self, question: Question) -> int:
-        """Tokens that it writes; 0 where only the first one's probabilities are read."""
-        return 0 if question.answers else self.max_new_tokens
+    def _ask(self, limit: int, until: float, prompt: Prompt) -> dict[str, Any]:
+        """What a server says, in short, or ``problem``; nothing raises.
 
-    def _said(self, key: str, question: Question, until: float) -> dict[str, Any]:
-        """What a server said, in short, or ``problem``; nothing raises."""
-        try:
-            for kept in (self.memory, self.store):
-                if kept is not None and (content := kept.get(key)) is not None:
-                    self.memory.put(key, content)
-                    found: dict[str, Any] = parse_json(content)
-                    return found
-            if self.limits is not None and self.store is not None and (spent := self.store.reserve(self.limits)):
-                return {"problem": f"the budget of the judge is spent ({spent}), so that it is not asked any more"}
-            reply = self.servers.post_json(
-                self._body(question), deadline=max(until - time.monotonic(), 0.0), retries=self.retries,
-                patience=self.patience, path=CHAT,
-            )  # fmt: skip
-            self._pay(reply)
-            said = _short(reply, listed=bool(question.answers))
-        except (OSError, ValueError) as error:
-            why = f"{', '.join(self.servers.urls)}: {error}"
-            return {"problem": why, "fault": why}
-        if "problem" not in said:
-            content = json.dumps(said)
-            self.memory.put(key, content)
-            if self.store is not None:
-                self.store.put(key, content)
-        return said
-
-    def _body(self, question: Question) -> dict[str, Any]:
-        limit = self._limit(question)
-        body: dict[str, Any] = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": content(question.prompt)}],
+        Args:
+            limit: tokens that it writes; 0 where the first one's probabilities are read.
+            until: when it has to be there.
+            prompt: text and pictures.
+        """
+        body = {
+            "model": self.options.model,
+            "messages": [{"role": "user", "content": content(prompt)}],
             "temperature": 0,
             "max_tokens": limit or 1,
+            **({} if limit else {"logprobs": True, "top_logprobs": LISTED}),
+            **self.options.extra,
         }
-        if not limit:
-            body |= {"logprobs": True, "top_logprobs": LISTED}
-        return {name: value for name, value in (body | dict(self.extra)).items() if value is not None}
-
-    def _pay(self, reply: Any) -> None:
-        """Count the tokens of a reply.
-
-        Raises:
-            ValueError: there is a limit of them, and the server doesn't say how many there were.
-        """
-        if self.store is None:
-            return
-        usage = reply.get("usage") if isinstance(reply, dict) else None
-        counted: dict[str, Any] = usage if isinstance(usage, dict) else {}
-        read, wrote = (counted.get(name) for name in ("prompt_tokens", "completion_tokens"))
-        if not (isinstance(read, int) and isinstance(wrote, int) and read >= 0 and wrote >= 0):
-            if self.limits is not None and (math.isfinite(self.limits.tokens) or math.isfinite(self.limits.cost)):
-                raise ValueError("its reply has no usage, by which tokens are counted; limit budget.requests alone")
-            return
-        self.store.add(read + wrote, (read * self.prices.input + wrote * self.prices.output) / MILLION)
+        try:
+            reply = self.options.post({name: value for name, value in body.items() if value is not None}, until, CHAT)
+            return _short(reply, listed=not limit)
+        except (OSError, ValueError) as error:
+            why = f"{', '.join(self.options.urls)}: {error}"
+            return {"problem": why, "fault": why}
 
 
 def content(prompt: Prompt) -> list[dict[str, Any]]:
@@ -149,67 +138,43 @@ def _short(reply: Any, *, listed: bool) -> dict[str, Any]:
     Raises:
         ValueError: it is no reply of this protocol.
     """
-    choices = reply.get("choices") if isinstance(reply, dict) else None
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise ValueError("its reply has no choices")
-    choice = choices[0]
-    message = choice.get("message")
-    if not isinstance(message, dict):
-        raise ValueError("its reply has no message")
+    try:
+        choice = reply["choices"][0]
+        message = choice["message"]
+    except (TypeError, KeyError, IndexError):
+        raise ValueError("its reply has no choices with a message") from None
     refusal = message.get("refusal")
     if refusal or choice.get("finish_reason") == "content_filter":
         return {"problem": f"the judge refused: {str(refusal or 'filtered')[:80]}"}
-    if listed:
-        return {"tokens": _tokens(choice.get("logprobs"))}
-    text = message.get("content")
-    if not isinstance(text, str):
-        raise ValueError("its reply has no text")
-    return {"text": text, "cut": choice.get("finish_reason") == "length"}
-
-
-def _tokens(logprobs: Any) -> dict[str, float]:
-    """The likeliest first tokens with their probabilities.
-
-    Raises:
-        ValueError: there are none, or they are no log-probs.
-    """
+    if not listed:
+        return {"text": str(message.get("content") or ""), "cut": choice.get("finish_reason") == "length"}
     try:
-        first = logprobs["content"][0]
-        listed = {one["token"]: one["logprob"] for one in [first, *first["top_logprobs"]]}
-    except (TypeError, KeyError, IndexError):
+        first = choice["logprobs"]["content"][0]
+        return {"tokens": {one["token"]: math.exp(one["logprob"]) for one in [first, *first["top_logprobs"]]}}
+    except (TypeError, KeyError, IndexError, OverflowError):
         raise ValueError(
             "its reply has no logprobs with top_logprobs, which this form reads; let the server give them, or take a "
             "form that writes"
         ) from None
-    for token, value in listed.items():
-        if not isinstance(token, str) or isinstance(value, bool) or not isinstance(value, int | float) or value > SURE:
-            raise ValueError(f"its logprobs are wrong: {token!r:.40} has {value!r:.40}")
-    found = {token: math.exp(value) for token, value in listed.items()}
-    if math.fsum(found.values()) > 1 + LISTED * SURE:
-        raise ValueError("the probabilities that it lists add up to more than 1")
-    return found
 
 
-def _reply(question: Question, said: Mapping[str, Any]) -> Reply:
-    if "problem" in said:
-        return Reply(problem=str(said["problem"]), fault=str(said.get("fault", "")))
-    if question.answers:
-        return Reply(chances=tuple(bounded(said["tokens"], spellings) for spellings in question.answers))
-    return Reply(text=said["text"], cut=bool(said["cut"]))
-
-
-def bounded(tokens: Mapping[str, float], spellings: Sequence[str]) -> Chance:
-    """What the probability of an answer lies between, of the likeliest tokens.
-
-    A spelling that is not listed is at most as likely as the least likely one that is, and all of these together at
-    most what is left. If its beginning is listed, it may be all of that.
-    """
-    low = math.fsum(tokens[text] for text in spellings if text in tokens)
-    absent = [text for text in spellings if text not in tokens]
-    begun = math.fsum(
-        share
-        for token, share in tokens.items()
-        if token and token not in spellings and any(text.startswith(token) for text in absent)
+def _reply(question: Question, kept: Mapping[str, Any]) -> Reply:
+    if "problem" in kept:
+        return Reply(problem=str(kept["problem"]), fault=str(kept.get("fault", "")))
+    if not question.answers:
+        return Reply(text=kept["text"], cut=kept["cut"])
+    for spelling in {spelling for spellings in question.answers for spelling in spellings}:
+        if (share := may_be(spelling, kept["tokens"])) > HIDDEN:
+            return Reply(problem=f"the server lists too few tokens: {spelling!r} may be as likely as {share:.2f}")
+    return Reply(
+        shares=tuple(math.fsum(kept["tokens"].get(text, 0.0) for text in answer) for answer in question.answers)
     )
-    rest = max(0.0, 1 - math.fsum(tokens.values()))
-    return Chance(low, min(1.0, low + begun + min(len(absent) * min(tokens.values()), rest)))
+
+
+def may_be(spelling: str, tokens: Mapping[str, float]) -> float:
+    """The probability that a spelling may have besides, which counts as 0: at most that of the least likely token that
+    is listed, or that of one which it begins with."""
+    if spelling in tokens:
+        return 0.0
+    begun = [share for token, share in tokens.items() if token and spelling.startswith(token)]
+    return max([min(*tokens.values(), 1 - math.fsum(tokens.values())), *begun], default=0.0)

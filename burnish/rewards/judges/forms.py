@@ -1,28 +1,30 @@
 """Forms of judging, by name: what is asked about a sample, and how what comes back is one number.
 
-A form doesn't know who answers: Burnish's own decoder, or a server.
+A form is a template, answers whose probabilities are read or a parser of what is written. It doesn't know who answers:
+Burnish's own decoder, or a server.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any, Protocol
 
 from burnish.rewards.base import Verdict
-from burnish.rewards.judges import verdicts
-from burnish.rewards.judges.replies import Chance, Reply, shown, weighted
+from burnish.rewards.judges.parsers import PAIRS, PARSERS, Parser, by_pattern, parsed
+from burnish.types.media import Media
+from burnish.types.prompt import Prompt, about_media
 from burnish.utils.errors import UserError
 from burnish.utils.reading import read_text
 
-if TYPE_CHECKING:
-    from burnish.types.prompt import Prompt
-
 TEMPLATES = Path(__file__).parent / "templates"
+PLACES = re.compile(r"\{(prompt|negative|response|other|answer|question)\}")
 YES = ("Yes", "yes", " Yes", " yes")
 NO = ("No", "no", " No", " no")
 COUNTS = [
@@ -31,48 +33,77 @@ COUNTS = [
 NOTED = 4  # answers of several questions that a note names
 WRITTEN = 256  # most tokens of a verdict that an own pattern reads, unless said otherwise
 LONG = 2048  # of one with its reasons
+LEAST = 0.01  # share of all that a judge may say below which its answers together are no verdict
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One question of a form: words for places of its template, and whose probabilities are read."""
+class Question:
+    """One question of a form. Without answers the judge writes; with some, their probabilities are read instead."""
 
-    words: Mapping[str, str] = field(default_factory=dict)
-    answers: tuple[tuple[str, ...], ...] = ()
-    first: bool = False
+    words: Mapping[str, str] = field(default_factory=dict)  # for places of the template
+    answers: tuple[tuple[str, ...], ...] = ()  # each with its spellings, whose probabilities are added
+    first: bool = False  # of each spelling count the first token alone, and one that two share twice, as in GenEval2
 
 
 @dataclass(frozen=True)
-class Form(ABC):
+class Reply:
+    """What a judge said: a text, or probabilities of the answers; neither where there is a problem."""
+
+    text: str = ""
+    shares: tuple[float, ...] = ()
+    cut: bool = False  # the text ended at the limit of new tokens
+    problem: str = ""  # why there is nothing
+    fault: str = ""  # set where asking failed, as of a server that can't be reached
+
+
+class Oracle(Protocol):
+    """Whoever answers questions."""
+
+    def replies(self, shown: Sequence[Prompt], questions: Sequence[Question]) -> list[Reply]:
+        """One per question, in order; what can't be answered has a problem, and nothing raises for it.
+
+        Args:
+            shown: text and pictures of each question.
+            questions: whether it writes, and which probabilities are read.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
     """How a sample, or a pair of samples, becomes questions, and replies a verdict."""
 
-    name: str
-    template: str | None  # a file of ours with the question; None: it belongs to the judge, and the user gives it
-    pairs: bool = False  # compares two samples: 1 if the first is better
-    max_new_tokens: int = 0  # 0: nothing is written
+    template: str | None = None  # a file of ours with the question; None: it belongs to the judge, the user gives it
     needs: tuple[str, ...] = ()  # places that its template must have
+    pairs: bool = False  # compares two samples: 1 if the first is better
+    parse: Parser | None = None  # of what is written; None: nothing is, and the probabilities of answers are read
+    max_new_tokens: int = 0
+    answers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # spellings
+    worths: Mapping[str, float] = field(default_factory=dict)
+    normalise: bool = False
+    least: float = 0.0  # missing where all answers together are less likely
 
-    @property
-    def writes(self) -> bool:
-        return self.max_new_tokens > 0
-
-    def questions(self, prompt: Prompt) -> list[Asked]:
+    def questions(self, prompt: Prompt) -> list[Question]:
         """What is asked about one sample of a prompt.
 
         Raises:
             ValueError: the prompt lacks what the form asks about.
         """
-        return [Asked()]
+        return [Question(answers=tuple(self.answers.values()))]
 
-    @abstractmethod
-    def read(self, replies: Sequence[Reply], prompt: Prompt, tolerance: float) -> Verdict:
-        """The verdict of the replies to these questions, none of which has a problem.
-
-        Args:
-            replies: one per question.
-            prompt: that they are about.
-            tolerance: how far apart the bounds of a value may be, of its range, where a server lists only some tokens.
-        """
+    def read(self, replies: Sequence[Reply], prompt: Prompt) -> Verdict:
+        """The verdict of the replies to these questions, none of which has a problem."""
+        reply = replies[0]
+        if self.parse is not None:
+            verdict = parsed(self.parse, reply.text)
+            cut = verdict.value is None and reply.cut
+            return replace(verdict, note=f"{verdict.note}; it was cut: raise max_new_tokens") if cut else verdict
+        shares = dict(zip(self.answers, reply.shares, strict=True))
+        note, total = ", ".join(f"{name} {share:.3f}" for name, share in shares.items()), math.fsum(reply.shares)
+        if total < self.least or (self.normalise and not total):
+            return Verdict(None, (), f"the judge says something else than {', '.join(shares)} ({note})")
+        worth = math.fsum(share * self.worths[name] for name, share in shares.items())
+        return Verdict(worth / total if self.normalise else worth, (), note)
 
     def question(self, file: Path | None) -> str:
         """The template.
@@ -82,68 +113,27 @@ class Form(ABC):
         """
         if file is None and self.template is None:
             raise UserError(
-                f"form {self.name} reads what that judge was trained to write, and its question belongs to the judge: "
-                f"save it from the judge's repository as a text file{_with(self.needs)}, and give it as question_file"
+                "this form reads what its judge was trained to write, and the question belongs to the judge: save it "
+                "from the judge's repository as a text file with {prompt} in it, and give it as question_file"
             )
-        text = read_text(file if file is not None else TEMPLATES / f"{self.template}.txt").rstrip("\n")
+        text = read_text(file or TEMPLATES / f"{self.template}.txt").rstrip("\n")
         for place in self.needs:
             if f"{{{place}}}" not in text:
-                raise UserError(f"question_file is {file}, which has no {{{place}}} in it; form {self.name} needs it")
+                raise UserError(f"{file} has no {{{place}}} in it, which this form needs")
         return text
 
 
-@dataclass(frozen=True)
-class Likely(Form):
-    """The worths of answers by their probabilities, without a word written."""
-
-    answers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # spellings
-    worths: Mapping[str, float] = field(default_factory=dict)
-    normalise: bool = False
-    least: float = 0.0  # missing where all answers together are less likely
-
-    def questions(self, prompt: Prompt) -> list[Asked]:
-        return [Asked(answers=tuple(self.answers.values()))]
-
-    def read(self, replies: Sequence[Reply], prompt: Prompt, tolerance: float) -> Verdict:
-        chances = replies[0].chances
-        assert chances is not None, "no chances in the reply to a question about answers"
-        named = dict(zip(self.answers, chances, strict=True))
-        if math.fsum(one.high for one in chances) < self.least or (
-            self.normalise and math.fsum(one.low for one in chances) <= 0
-        ):
-            return Verdict(None, (), f"the judge says something else than {', '.join(named)} ({shown(named)})")
-        worths = [self.worths[name] for name in named]
-        bounds = weighted(chances, worths, normalise=self.normalise)
-        span = max(worths) - min(worths if self.normalise else (0.0, *worths))
-        if bounds.high - bounds.low > tolerance * span and bounds.high > bounds.low:
-            return Verdict(
-                None, (), f"the value lies anywhere from {bounds.low:.3g} to {bounds.high:.3g}, as not all answers are "
-                f"among the tokens that the server lists ({shown(named)})",
-            )  # fmt: skip
-        known = weighted([Chance.known(one.low) for one in chances], worths, normalise=self.normalise)
-        return Verdict(known.low, (), shown(named))
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SoftTifa(Form):
     """GenEval2: the probability of the right answer to each of the prompt's questions, and one mean of them."""
 
     geometric: bool = True
 
-    def questions(self, prompt: Prompt) -> list[Asked]:
-        return [
-            Asked({"question": question}, (spellings(question, answer),), first=True)
-            for question, answer in vqa_list(prompt)
-        ]
+    def questions(self, prompt: Prompt) -> list[Question]:
+        return [Question({"question": asked}, (spellings(asked, answer),), True) for asked, answer in vqa_list(prompt)]
 
-    def read(self, replies: Sequence[Reply], prompt: Prompt, tolerance: float) -> Verdict:
-        chances = [reply.chances[0] for reply in replies if reply.chances is not None]
-        loose = [one for one in chances if one.high - one.low > tolerance]
-        if loose:
-            return Verdict(
-                None, (), f"{len(loose)} of {len(chances)} right answers are not among the tokens that the server lists"
-            )
-        likely = [one.low for one in chances]
+    def read(self, replies: Sequence[Reply], prompt: Prompt) -> Verdict:
+        likely = [reply.shares[0] for reply in replies]
         arithmetic = math.fsum(likely) / len(likely)
         geometric = math.exp(math.fsum(map(math.log, likely)) / len(likely)) if min(likely) > 0 else 0.0
         each = ", ".join(f"{answer} {p:.3f}" for (_, answer), p in zip(vqa_list(prompt)[:NOTED], likely, strict=False))
@@ -152,34 +142,17 @@ class SoftTifa(Form):
         return Verdict(value, (), note, named={"am": arithmetic, "gm": geometric})
 
 
-@dataclass(frozen=True)
-class Written(Form):
-    """What the judge writes, read by a parser."""
-
-    parse: Callable[[str], verdicts.Read] = verdicts.unified_reward
-
-    def read(self, replies: Sequence[Reply], prompt: Prompt, tolerance: float) -> Verdict:
-        text = replies[0].text
-        assert text is not None, "no text in the reply of a judge that writes"
-        found = self.parse(text)
-        if found.value is None and replies[0].cut:
-            return Verdict(None, (), f"{found.note}; it was cut: raise max_new_tokens")
-        return Verdict(found.value, (), found.note, named=found.named)
-
-
 def vqa_list(prompt: Prompt) -> list[tuple[str, str]]:
     """The questions of a prompt with their right answers, from its record's ``vqa_list``, or that of its extra_info.
 
     Raises:
         ValueError: there is none, or it is no list of [question, answer].
     """
-    info = prompt.info
-    within = info.get("extra_info")
-    found: Any = info.get("vqa_list") or (within.get("vqa_list") if isinstance(within, dict) else None)
-    pairs = found if isinstance(found, list) else []
+    within: Any = prompt.info.get("extra_info")
+    listed: Any = prompt.info.get("vqa_list") or (within.get("vqa_list") if isinstance(within, dict) else None)
+    pairs = listed if isinstance(listed, list) else []
     if not pairs or not all(
-        isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], str | int)
-        for pair in pairs
+        isinstance(pair, list) and [*map(type, pair)] in ([str, str], [str, int]) for pair in pairs
     ):
         raise ValueError(f"{prompt.name} has no vqa_list, [[question, answer], ...], in its record")
     return [(question, str(answer)) for question, answer in pairs]
@@ -198,51 +171,108 @@ def spellings(question: str, answer: str) -> tuple[str, ...]:
     return (answer, answer.capitalize(), f" {answer}", f" {answer.capitalize()}")
 
 
-SHOWN = {"yes": YES, "no": NO}
-SCORES = {str(score): (str(score), f" {score}") for score in range(1, 6)}
-ORDER = {"1": ("1", " 1"), "2": ("2", " 2")}
-
-
 @cache
 def named(name: str, subject: str) -> Form:
     """A form of a name that needs no options; ``subject`` is picture or response."""
-    yes = {"yes": 1.0}
+    yes_no, normal = f"{subject}_yes_no", partial(Form, normalise=True, least=LEAST)
+    scores, order = ({str(score): (str(score), f" {score}") for score in range(1, n)} for n in (6, 3))
     made: dict[str, Form] = {
-        "yes": Likely("yes", f"{subject}_yes_no", answers={"yes": YES}, worths=yes),
-        "yes_no": Likely(
-            "yes_no", f"{subject}_yes_no", answers=SHOWN, worths={"yes": 1.0, "no": 0.0}, normalise=True, least=0.01
-        ),
-        "scores": Likely(
-            "scores", f"{subject}_scores", answers=SCORES, worths={one: float(one) for one in SCORES}, normalise=True,
-            least=0.01,
-        ),
-        "pair": Likely(
-            "pair", f"{subject}_pair", pairs=True, answers=ORDER, worths={"1": 1.0, "2": 0.0}, normalise=True,
-            least=0.01,
-        ),
-        "vqascore": Likely("vqascore", "vqascore", needs=("prompt",), answers={"Yes": ("Yes",)}, worths={"Yes": 1.0}),
-        "soft_tifa_gm": SoftTifa("soft_tifa_gm", "soft_tifa", needs=("question",)),
-        "soft_tifa_am": SoftTifa("soft_tifa_am", "soft_tifa", needs=("question",), geometric=False),
-    }  # fmt: skip
+        "yes": Form(template=yes_no, answers={"yes": YES}, worths={"yes": 1.0}),
+        "yes_no": normal(template=yes_no, answers={"yes": YES, "no": NO}, worths={"yes": 1.0, "no": 0.0}),
+        "scores": normal(template=f"{subject}_scores", answers=scores, worths={n: float(n) for n in scores}),
+        "pair": normal(template=f"{subject}_pair", pairs=True, answers=order, worths={"1": 1.0, "2": 0.0}),
+        "vqascore": Form(template="vqascore", needs=("prompt",), answers={"Yes": ("Yes",)}, worths={"Yes": 1.0}),
+        "soft_tifa_gm": SoftTifa(template="soft_tifa", needs=("question",)),
+        "soft_tifa_am": SoftTifa(template="soft_tifa", needs=("question",), geometric=False),
+    }
     if name in made:
         return made[name]
-    pairs = name in ("unified_reward_think", "unified_reward_flex")
-    return Written(name, None, pairs, LONG, needs=("prompt",), parse=getattr(verdicts, name))
+    return Form(needs=("prompt",), pairs=name in PAIRS, parse=PARSERS[name], max_new_tokens=LONG)
 
 
 def own(subject: str, answers: Mapping[str, float], *, normalise: bool, least: float, pattern: str | None) -> Form:
     """Form ``answers``: the user's own answers and their worths, by probability, or written and read by a pattern."""
-    needs = ("response",) if subject == "response" else ()
-    template = f"{subject}_yes_no"
-    if pattern is None:
-        spelt = {text: (text,) for text in answers}
-        return Likely(
-            "answers", template, needs=needs, answers=spelt, worths=dict(answers), normalise=normalise, least=least
-        )
-    return Written(
-        "answers", template, max_new_tokens=WRITTEN, needs=needs, parse=verdicts.by_pattern(pattern, dict(answers))
-    )
+    template, needs = f"{subject}_yes_no", ("response",) if subject == "response" else ()
+    if pattern is not None:
+        return Form(template=template, needs=needs, parse=by_pattern(pattern, answers), max_new_tokens=WRITTEN)
+    spelt = {text: (text,) for text in answers}
+    return Form(template=template, needs=needs, answers=spelt, worths=answers, normalise=normalise, least=least)
 
 
-def _with(places: Sequence[str]) -> str:
-    return f" with {' and '.join(f'{{{place}}}' for place in places)} in it" if places else ""
+@dataclass(frozen=True)
+class Subject:
+    """A sample as a judge meets it: words for the places of a template, and what is shown of it."""
+
+    words: Mapping[str, str]
+    images: tuple[Media, ...] = ()
+    videos: tuple[Media, ...] = ()
+    given: int = 0  # of the images, how many come first and are the prompt's own: a pair shows them once
+
+    def asked(self, template: str, question: Question, other: Subject | None = None) -> Prompt:
+        """What a judge is shown and asked, about this sample, or about it and another one.
+
+        What looks like a place of the template in what fills one stays as it is.
+        """
+        words, images = {**self.words, **question.words}, self.images
+        if other is not None:
+            words["other"], images = other.words.get("response", ""), (*images, *other.images[other.given :])
+        return about_media(PLACES.sub(lambda place: words.get(place[1], place[0]), template), images, self.videos)
+
+
+def scored(
+    oracle: Oracle, form: Form, template: str, subjects: Sequence[Subject], prompts: Sequence[Prompt]
+) -> list[Verdict]:
+    """Verdicts on samples, each by itself: all of their questions are asked at once."""
+    questions = [form.questions(prompt) for prompt in prompts]
+    rows = [
+        (subject.asked(template, question), question)
+        for subject, own in zip(subjects, questions, strict=True)
+        for question in own
+    ]
+    replies = iter(oracle.replies([shown for shown, _ in rows], [question for _, question in rows]))
+    return [
+        _verdict(form, [next(replies) for _ in own], prompt) for own, prompt in zip(questions, prompts, strict=True)
+    ]
+
+
+def compared(
+    oracle: Oracle, form: Form, template: str, subjects: Sequence[Subject], prompts: Sequence[Prompt],
+    groups: Sequence[Sequence[int]],
+) -> list[Verdict]:  # fmt: skip
+    """Verdicts on samples against all others of their groups: the share of comparisons that each wins.
+
+    Every pair is shown in both orders, which cancels what a judge gives to the first or the second place.
+    """
+    pairs = [pair for rows in groups for pair in permutations(rows, 2)]
+    questions = [form.questions(prompts[i])[0] for i, _ in pairs]
+    shown = [
+        subjects[i].asked(template, question, subjects[j]) for (i, j), question in zip(pairs, questions, strict=True)
+    ]
+    replies = oracle.replies(shown, questions)
+    first = {pair: _verdict(form, [reply], prompts[pair[0]]) for pair, reply in zip(pairs, replies, strict=True)}
+    shares = {
+        i: _share([(first[i, j], first[j, i]) for j in rows if j != i]) for rows in groups for i in rows
+    }  # fmt: skip
+    return [shares[row] for row in range(len(subjects))]
+
+
+def _share(both: Sequence[tuple[Verdict, Verdict]]) -> Verdict:
+    """Of a sample, where it stood first and where it stood second against each other one.
+
+    Missing where nothing was compared, or a comparison has no verdict: others had all of theirs.
+    """
+    if not both:
+        return Verdict(None, (), "there is no other sample of its prompt in the batch to compare it with")
+    verdicts = [verdict for pair in both for verdict in pair]
+    lacking = next((verdict for verdict in verdicts if verdict.value is None), None)
+    if lacking is not None:
+        return lacking
+    values = [verdict.value or 0.0 for verdict in verdicts]
+    place = fmean(values)  # what stood first won by so much
+    share = fmean((1 + ahead - behind) / 2 for ahead, behind in zip(values[::2], values[1::2], strict=True))
+    return Verdict(share, (), f"{len(both)} comparisons; what stood first got {place:.2f}", named={"first": place})
+
+
+def _verdict(form: Form, replies: Sequence[Reply], prompt: Prompt) -> Verdict:
+    lacking = next((reply for reply in replies if reply.problem), None)
+    return form.read(replies, prompt) if lacking is None else Verdict(None, (), lacking.problem, fault=lacking.fault)

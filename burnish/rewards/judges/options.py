@@ -1,4 +1,4 @@
-"""Options that judges share: forms, and who answers."""
+"""Options that judges share: what is asked, and who answers."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.options import BelowOne, Count, Finite
+from burnish.options import BelowOne, Count, Finite, Seconds, Threads
 from burnish.registry import options
 from burnish.rewards.base import NOTHING, Compared, Given, Verdict
 from burnish.rewards.judges import forms
-from burnish.rewards.judges.questions import Subject, compared, judged, matched
-from burnish.rewards.text.loaded_options import LoadedOptions
-from burnish.rewards.text.reading_model import load_reader, sees
+from burnish.rewards.networks.language import LoadedOptions, sees
+from burnish.rewards.remote import ServerOptions, Url
 from burnish.utils.errors import UserError
 from burnish.utils.paths import resolve
 
 if TYPE_CHECKING:
     from burnish.rewards.judges.decoder import DecoderOracle
-    from burnish.rewards.judges.replies import Oracle
+    from burnish.rewards.judges.endpoint import EndpointOracle
     from burnish.types.prompt import Prompt
 
 YES_NO = {"Yes": 1.0, "No": 0.0}
 # what only form answers reads, with its defaults
-OF_ANSWERS: dict[str, Any] = {"answers": YES_NO, "normalise": True, "least": 0.01, "pattern": None}
+OF_ANSWERS: dict[str, Any] = {"answers": YES_NO, "normalise": True, "least": forms.LEAST, "pattern": None}
 
 ResponseForm = Annotated[
     Literal["answers", "yes", "yes_no", "scores", "pair"],
@@ -54,34 +53,28 @@ class FormOptions:
     is the mean of the worths by the probabilities of the answers."""
     normalise: bool = True
     """Form answers: divide by the sum of these probabilities, P(Yes) / (P(Yes) + P(No)); false takes P(Yes) as is."""
-    least: BelowOne = 0.01
+    least: BelowOne = forms.LEAST
     """Form answers: missing where the answers together are less likely than this: the judge says something else."""
     pattern: str | None = None
     """Form answers: regular expression of the verdict. The judge writes, greedily, and the first group of the last
     match is a number, or one of the answers; where nothing matches, the reward is missing. null reads probabilities."""
     max_new_tokens: Count | None = None
     """Most tokens that the judge writes, for forms that write; null takes 256 with a pattern, and 2048 otherwise."""
-    opponents: Count | None = None
-    """Forms that compare two samples: how many others of its prompt each is compared with at least, both ways around;
-    null compares all with all."""
 
     @model_validator(mode="after")
     def _form_reads(self) -> Self:
-        for option, default in OF_ANSWERS.items():
-            if self.form != "answers" and getattr(self, option) != default:
-                raise ValueError(f"{option} is read by form answers alone, and form is {self.form}; leave it out")
-        if any(not text.strip() for text in self.answers):
+        changed = [option for option, default in OF_ANSWERS.items() if getattr(self, option) != default]
+        if changed and self.form != "answers":
+            raise ValueError(f"{changed[0]} is read by form answers alone, and form is {self.form}; leave it out")
+        if not all(map(str.strip, self.answers)):
             raise ValueError("answers has an empty one, which nobody can give; leave it out")
         if self.pattern is not None:
             _check_pattern(self.pattern)
-            if not self.normalise or self.least != 0.01:
+            if {"normalise", "least"} & {*changed}:
                 raise ValueError("normalise and least are never read with a pattern; leave them out")
-        form = self._form
-        if self.max_new_tokens is not None and not form.writes:
+        if self.max_new_tokens is not None and self._form.parse is None:
             without = "without a pattern" if self.form == "answers" else f"when form is {self.form}"
             raise ValueError(f"max_new_tokens is never read {without}, as nothing is written; leave it out")
-        if self.opponents is not None and not form.pairs:
-            raise ValueError(f"opponents is never read when form is {self.form}, which compares nothing; leave it out")
         return self
 
     @property
@@ -102,10 +95,11 @@ class FormOptions:
         except UserError as error:
             raise UserError(f"question_file of reward {self.name} is {self.question_file}: {error}") from None
 
-    def _check_question(self, prompts: Sequence[Prompt]) -> None:
+    def check(self, prompts: Sequence[Prompt]) -> None:
         """Refuse prompts that lack what the question asks about."""
+        super().check(prompts)  # type: ignore[misc]
         needs_answer = "{answer}" in self._question()
-        for prompt in prompts:
+        for prompt in filter(self.judges, prompts):  # type: ignore[attr-defined]
             if needs_answer and prompt.answer is None:
                 raise UserError(f"{prompt.name} has no answer, which the question of reward {self.name} names; add it")
             try:
@@ -114,52 +108,81 @@ class FormOptions:
                 raise UserError(f"reward {self.name} with form {self.form}: {error}") from None
 
     def compares(self) -> Compared:
+        """What it judges."""
         return "groups" if self._form.pairs else "samples"
 
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> list[Verdict]:
+        """One verdict per sample."""
         return self.score_given(samples, prompts, NOTHING)
 
     def score_given(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given) -> list[Verdict]:
+        """One verdict per sample, of each by itself or against the others of its group."""
         subjects = [self._subject(sample, prompt) for sample, prompt in zip(samples, prompts, strict=True)]
         oracle, form, question = self._oracle(), self._form, self._question()
         if form.pairs:
-            groups = given.groups(prompts)
-            pairs = matched(groups, self.opponents)
-            return compared(oracle, form, question, subjects, prompts, pairs, tolerance=self._tolerance)
-        return judged(oracle, form, question, subjects, prompts, tolerance=self._tolerance)
+            return forms.compared(oracle, form, question, subjects, prompts, given.groups(prompts))
+        return forms.scored(oracle, form, question, subjects, prompts)
 
-    def _oracle(self) -> Oracle:
+    def _oracle(self) -> forms.Oracle:
         """Whoever answers."""
         raise NotImplementedError
 
-    def _subject(self, sample: Any, prompt: Prompt) -> Subject:
+    def _subject(self, sample: Any, prompt: Prompt) -> forms.Subject:
         """A sample as the judge meets it."""
         raise NotImplementedError
-
-    @property
-    def _tolerance(self) -> float:
-        """Share of a value's range within which it must be known; the decoder knows it exactly."""
-        return 0.0
 
 
 @options
 class DecoderOptions(LoadedOptions):
     """A judge that Burnish loads; one that sees is shown the pictures."""
 
-    def _check_model(self) -> Path:
-        return self._checked("a language model")
-
     @property
     def _sees(self) -> bool:
-        return sees(self._folder())
+        return sees(self.folder())
 
-    def _reader(self) -> Any:
-        return load_reader(self._folder(), self.dtype, self.device, self.put_away, headed=False)
-
-    def _decoder(self, *, max_new_tokens: int, media: bool = True) -> DecoderOracle:
+    def _oracle(self) -> DecoderOracle:
         from burnish.rewards.judges.decoder import DecoderOracle
 
-        return DecoderOracle(self._reader(), self.batch_size, self.max_length, max_new_tokens, media)
+        return DecoderOracle(self, self.load(), self._new_tokens)  # type: ignore[attr-defined]
+
+
+@options
+class EndpointOptions(ServerOptions):
+    """A judge behind one or several addresses."""
+
+    url: Url | list[Url]
+    """Address of a server with OpenAI's protocol, up to /v1; or several that serve the same model: the one with the
+    fewest requests under way is asked, and one that fails rests for a while."""
+    model: Annotated[str, Field(min_length=1)]
+    """Name of the model, as the server knows it."""
+    extra: dict[str, Any] = Field(default_factory=dict)
+    """Further keys of the request, as {chat_template_kwargs: {enable_thinking: false}}; null leaves one of ours out."""
+    concurrency: Threads = 16
+    """Concurrent requests."""
+    patience: Seconds | None = 60.0
+    """Seconds for one try; null takes all that is left of the deadline."""
+    store: str | None = None
+    """File that keeps replies, by model, question and pictures, for all processes of a machine and for later runs; null
+    keeps the last 4096 in memory alone."""
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse addresses, a token and a store that can't be used."""
+        super().check(prompts)
+        try:
+            self._oracle()
+        except OSError as error:
+            raise UserError(f"store of reward {self.name} is {self.store}: {error}; give another file") from None
+
+    @property
+    def urls(self) -> list[str]:
+        """Of all servers, up to /v1."""
+        return [url.rstrip("/").removesuffix("/chat/completions") for url in super().urls]
+
+    def _oracle(self) -> EndpointOracle:
+        from burnish.rewards.judges.endpoint import EndpointOracle, Kept, kept
+
+        store = kept(tuple(self.urls)) if self.store is None else Kept(resolve(self.store))
+        return EndpointOracle(self, self._new_tokens, store)  # type: ignore[attr-defined]
 
 
 def _check_pattern(pattern: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,13 +19,12 @@ class Unit:
     powers: tuple[tuple[str, int], ...]
     factor: float = 1.0
 
-    def times(self, other: Unit, sign: int) -> Unit:
-        """The unit of a product, or of a quotient where sign is -1."""
-        joined = dict(self.powers)
-        for name, power in other.powers:
-            joined[name] = joined.get(name, 0) + sign * power
-        powers = tuple(sorted((name, power) for name, power in joined.items() if power))
-        return Unit(powers, self.factor * other.factor**sign)
+    def times(self, other: Unit, power: int) -> Unit:
+        """The unit of a product with a power of another one, which is negative in a quotient."""
+        joined = Counter(dict(self.powers))
+        joined.update({name: own * power for name, own in other.powers})
+        powers = tuple(sorted((name, total) for name, total in joined.items() if total))
+        return Unit(powers, self.factor * other.factor**power)
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,11 @@ def _same_number(found: Quantity, wanted: Quantity, tolerance: float) -> bool:
 
 def _ratio_is_fraction(one: Answer, other: Answer, tolerance: float) -> bool:
     """Whether a ratio and a number are equal: 3:4 and 3/4."""
-    number, several = (one, other) if isinstance(one, Quantity) else (other, one)
-    assert isinstance(several, Several)
-    if several.kind != ":" or len(several.members) != 2:
+    number, ratio = (one, other) if isinstance(one, Quantity) else (other, one)
+    if not (isinstance(number, Quantity) and isinstance(ratio, Several) and ratio.kind == ":" and not number.unit):
         return False
-    above, below = several.members
-    if not (isinstance(number, Quantity) and isinstance(above, Quantity) and isinstance(below, Quantity)):
-        return False
-    return below.value != 0 and number.unit is None and close(above.value / below.value, number.value, tolerance)
+    above, *below = (member.value for member in ratio.members if isinstance(member, Quantity))
+    return len(below) == 1 and below[0] != 0 and close(above / below[0], number.value, tolerance)
 
 
 def _proportional(found: Several, wanted: Several, tolerance: float) -> bool:
@@ -210,8 +207,7 @@ def read_unit(text: str) -> tuple[Unit | None, int]:
         if known is None or (match[2] == "in" and behind and not _NEXT.match(behind)):
             break  # "5 in total" counts no inches
         power = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}.get(match[1] or "", int(match[3] or 1))
-        for _ in range(power):
-            unit = Unit(()).times(known, sign) if unit is None else unit.times(known, sign)
+        unit = (unit or Unit(())).times(known, sign * power)
         end = match.end()
         joined = _NEXT.match(text, end)
         if joined is None:

@@ -8,29 +8,30 @@ from math import prod
 from operator import itemgetter
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.language.model.chat import apply_template
 from burnish.language.model.reward_head import is_reward_model
 from burnish.registry import register
 from burnish.rewards.base import Verdict
+from burnish.rewards.networks.language import HeadOptions, sees
+from burnish.rewards.networks.loading import frozen
 from burnish.rewards.text.base import LanguageReward, Response
-from burnish.rewards.text.loaded_options import HeadOptions
-from burnish.rewards.text.reading_model import awake, sees
 from burnish.types.prompt import kinds_of
 from burnish.utils.errors import UserError
-from burnish.utils.weights import load_network, refuse_non_finite
+from burnish.utils.weights import load_network
 
 if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
+
+TOTAL: dict[str, Callable[[list[float]], float]] = {
+    "min": min, "mean": mean, "last": itemgetter(-1), "product": prod, "each": sum,
+}  # fmt: skip
 
 
 @register("language reward", "reward_model")
 class RewardModel(HeadOptions, LanguageReward):
     """What a reward model makes of the conversation with the response."""
-
-    has_weights: ClassVar[bool] = True
-    deterministic: ClassVar[bool] = True
 
     path: str
     """Directory, or org/name on the Hugging Face hub: a reward model that burnish export wrote, or one of transformers
@@ -44,9 +45,9 @@ class RewardModel(HeadOptions, LanguageReward):
     and their sum is the reward: PPO and REINFORCE take it token by token, GRPO with algorithm.advantage=group_steps."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        folder = self._checked("the folder of a sequence classifier of transformers with one label")
-        self._check_heads(folder)
-        if is_reward_model(folder) and sees(folder):
+        super().check(prompts)
+        self._check_heads()
+        if self._is_ours and sees(self.folder()):
             return
         for prompt in kinds_of(prompts):
             if self.media == "refuse" and self.judges(prompt) and prompt.media:
@@ -55,16 +56,16 @@ class RewardModel(HeadOptions, LanguageReward):
                     "to score the text alone"
                 )
 
-    def _check_heads(self, folder: Path) -> None:
+    def _check_heads(self) -> None:
         """Refuse options about heads and steps that the model does not have."""
-        if not is_reward_model(folder):
+        if not self._is_ours:
             if self.heads is not None or self.steps != "min":
                 raise UserError(
                     f"path of reward reward_model is {self.path}, a classifier with one label, which has no heads and "
                     "judges no steps; leave heads and steps out"
                 )
             return
-        about = self._about(folder)
+        about = self._about()
         if about.question:
             raise UserError(
                 f"path of reward reward_model is {self.path}, which judges pictures that were drawn for a prompt, and "
@@ -75,66 +76,44 @@ class RewardModel(HeadOptions, LanguageReward):
                 f"steps of reward reward_model is {self.steps}, but {self.path} judges whole responses; leave it out"
             )
 
-    def prepare(self) -> None:
-        folder = self._folder()
-        if is_reward_model(folder):
-            self._reader(folder)
-        else:
-            _load(folder, self.dtype, self.device, self.put_away)
+    @property
+    def _is_ours(self) -> bool:
+        return is_reward_model(self.folder())
+
+    def load(self) -> Any:
+        if self._is_ours:
+            return super().load()
+        return _load(self.folder(), self.dtype, self.resting)
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
-        folder = self._folder()
-        return self._judged(folder, responses, prompts) if is_reward_model(folder) else self._read(responses, prompts)
-
-    def _judged(self, folder: Path, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
-        """By heads that Burnish trained, which read what the prompts show."""
-        reader = self._reader(folder)
-        about, model = reader.about, reader.model
-        encoded = reader.encode(prompts, media=self.media != "leave_out")
-        lengths = [encoded.table.lengths[row] for row in encoded.index.tolist()]
-        longest = min(self.max_length, model.max_positions)
-        texts = [response.text for response in responses]
-        total = [n + len(model.response_ids(text)) for n, text in zip(lengths, texts, strict=True)]
-        ends = [step_ends(text, about.separator) if about.separator else None for text in texts]
-        verdicts = [
-            Verdict(None, (), f"{n} tokens exceed max_length={longest}" if n > longest else "it has no step to judge")
-            for n in total
+        if not self._is_ours:
+            return self._by_classifier(responses, prompts)
+        separator, texts = self._about().separator, [response.text for response in responses]
+        ends = [step_ends(text, separator) if separator else None for text in texts]
+        scores = self._by_heads(prompts, texts, ends, media=self.media != "leave_out")
+        return [
+            Verdict(None, (), values) if isinstance(values, str) else self._verdict(values, own)
+            for values, own in zip(scores, ends, strict=True)
         ]
-        rows = [i for i, n in enumerate(total) if n <= longest and ends[i] != []]
-        rows.sort(key=lambda i: (int(encoded.index[i]), total[i]))  # responses to one prompt share its forward pass
-        for start in range(0, len(rows), self.batch_size):
-            some = rows[start : start + self.batch_size]
-            found = reader.scores(encoded.select(some), [texts[i] for i in some], [ends[i] for i in some])
-            for i, by_step in zip(some, found, strict=True):
-                values = [self._sum(about, one) for one in by_step]
-                verdicts[i] = self._verdict(values, ends[i])
-        return verdicts
 
     def _verdict(self, values: list[float], ends: Sequence[int] | None) -> Verdict:
         if ends is None:
             return Verdict(values[0])
+        steps = tuple(zip(ends, values, strict=True)) if self.steps == "each" else ()
         note = ", ".join(f"{value:.2f}" for value in values)
-        if self.steps == "each":
-            return Verdict(sum(values), (), note, steps=tuple(zip(ends, values, strict=True)))
-        total: dict[str, Callable[[list[float]], float]] = {
-            "min": min, "mean": mean, "last": itemgetter(-1), "product": prod,
-        }  # fmt: skip
-        return Verdict(float(total[self.steps](values)), (), note)
+        return Verdict(float(TOTAL[self.steps](values)), (), note, steps=steps)
 
-    def _read(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
+    def _by_classifier(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
         """By a classifier of transformers, which reads texts."""
-        network, tokenizer = _load(self._folder(), self.dtype, self.device, self.put_away)
-        ids = [_tokenized(tokenizer, r.text, p) for r, p in zip(responses, prompts, strict=True)]
-        verdicts = [
-            Verdict(None, (), f"{len(one['input_ids'])} tokens exceed max_length={self.max_length}") for one in ids
-        ]
-        short = [i for i, one in enumerate(ids) if len(one["input_ids"]) <= self.max_length]
-        short.sort(key=lambda i: len(ids[i]["input_ids"]))  # batches of similar length need little padding
-        with awake(network, self.device, self.put_away):
-            for start in range(0, len(short), self.batch_size):
-                rows = short[start : start + self.batch_size]
-                for i, value in zip(rows, _logits(network, [ids[i] for i in rows]), strict=True):
-                    verdicts[i] = Verdict(value)
+        network, tokenizer = self.load()
+        rows = [_tokenized(tokenizer, r.text, p) for r, p in zip(responses, prompts, strict=True)]
+        lengths = [len(row["input_ids"]) for row in rows]
+        verdicts = [Verdict(None, (), f"{n} tokens exceed max_length={self.max_length}") for n in lengths]
+        short = [i for i, n in enumerate(lengths) if n <= self.max_length]
+        short.sort(key=lengths.__getitem__)  # batches of similar length need little padding
+        values = self.in_batches(network, short, lambda batch: _logits(network, [rows[i] for i in batch]))
+        for i, value in zip(short, values, strict=True):
+            verdicts[i] = Verdict(value)
         return verdicts
 
 
@@ -170,8 +149,7 @@ def _logits(network: Any, rows: Sequence[dict[str, list[int]]]) -> list[float]:
     ).long()
     config.pad_token_id = filler
     try:
-        with torch.inference_mode():
-            logits = network(**{name: value.to(network.device) for name, value in padded.items()}).logits
+        logits = network(**{name: value.to(network.device) for name, value in padded.items()}).logits
     finally:
         config.pad_token_id = known
     scores: list[float] = logits[:, 0].float().tolist()
@@ -179,7 +157,7 @@ def _logits(network: Any, rows: Sequence[dict[str, list[int]]]) -> list[float]:
 
 
 @cache
-def _load(folder: Path, dtype: str, device: str, put_away: bool) -> tuple[Any, Any]:
+def _load(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -188,20 +166,19 @@ def _load(folder: Path, dtype: str, device: str, put_away: bool) -> tuple[Any, A
         network = load_network(
             AutoModelForSequenceClassification, folder, dtype=getattr(torch, dtype), trust_remote_code=False
         )
-        refuse_non_finite(network, folder)
     except UserError as error:
         raise UserError(f"{folder} can't be loaded as a reward model: {error}") from None
     if network.config.num_labels != 1:
         raise UserError(f"{folder} has {network.config.num_labels} labels; a reward model must have one")
-    return network.to("cpu" if put_away else device).eval(), tokenizer
+    return frozen(network, folder, device), tokenizer
 
 
 def step_ends(text: str, separator: str) -> list[int]:
     """Characters at which the steps of a response end, separators included; empty steps are none."""
     ends, start = [], 0
     while start < len(text):
-        found = text.find(separator, start)
-        end = len(text) if found < 0 else found + len(separator)
+        place = text.find(separator, start)
+        end = len(text) if place < 0 else place + len(separator)
         if text[start:end].strip():
             ends.append(end)
         start = end

@@ -11,9 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.rewards.images.geneval_rules import CLASSES, Found
-from burnish.rewards.images.learned import CONFIG, frozen
-from burnish.rewards.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from burnish.rewards.networks.inputs import IMAGENET_MEAN, IMAGENET_STD
+from burnish.rewards.networks.loading import CONFIG, frozen
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.weights import complaints_about, load_network
@@ -22,10 +21,35 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+# by index of the detector's classes; GenEval calls three otherwise than COCO: mouse, remote and keyboard
+CLASSES = (
+    "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
+    "fire hydrant", "stop sign", "parking meter", "bench", "bird", "cat", "dog", "horse", "sheep", "cow",
+    "elephant", "bear", "zebra", "giraffe", "backpack", "umbrella", "handbag", "tie", "suitcase", "frisbee",
+    "skis", "snowboard", "sports ball", "kite", "baseball bat", "baseball glove", "skateboard", "surfboard",
+    "tennis racket", "bottle", "wine glass", "cup", "fork", "knife", "spoon", "bowl", "banana", "apple",
+    "sandwich", "orange", "broccoli", "carrot", "hot dog", "pizza", "donut", "cake", "chair", "couch",
+    "potted plant", "bed", "dining table", "toilet", "tv", "laptop", "computer mouse", "tv remote",
+    "computer keyboard", "cell phone", "microwave", "oven", "toaster", "sink", "refrigerator", "book", "clock",
+    "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
+)  # fmt: skip
 MODEL_TYPE = "mask2former"
 SHORTEST, LONGEST, MULTIPLE = 800, 1333, 32  # pixels of the detector's input
 MOST = 100  # detections of a picture
 LEAST = 0.05  # score of what is kept, far below what any rule reads
+
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
+
+
+@dataclass(frozen=True)
+class Found:
+    """A detected object."""
+
+    name: str
+    score: float
+    box: Box
+    mask: Any = None  # bool [H, W], which the colour is read from
 
 
 @dataclass(frozen=True)
@@ -66,7 +90,7 @@ def load_detector(folder: Path, dtype: str, device: str) -> Any:
         network = load_network(Mask2FormerForUniversalSegmentation, folder, dtype=getattr(torch, dtype))
     except UserError as error:
         raise UserError(f"{folder} can't be loaded as a detector: {error}") from None
-    return frozen(network, folder, dtype=dtype, device=device)
+    return frozen(network, folder, device)
 
 
 def detect(network: Any, image: np.ndarray, device: str) -> list[Found]:
@@ -75,8 +99,8 @@ def detect(network: Any, image: np.ndarray, device: str) -> list[Found]:
 
     pixels, size = preprocessed(image)
     with torch.no_grad():
-        found = network(pixel_values=pixels.to(device, network.dtype))
-    classes, masks = (one[0].float() for one in (found.class_queries_logits, found.masks_queries_logits))
+        out = network(pixel_values=pixels.to(device, network.dtype))
+    classes, masks = (logits[0].float() for logits in (out.class_queries_logits, out.masks_queries_logits))
     detections = read_detections(classes, masks, tuple(pixels.shape[-2:]), size, image.shape[:2])
     return [
         Found(CLASSES[int(label)], float(score), tuple(box), mask)

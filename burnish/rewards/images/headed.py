@@ -1,0 +1,254 @@
+"""Rewards by a Qwen2-VL with heads: HPSv3, EditReward and VideoAlign."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from burnish.options import Finite
+from burnish.registry import register
+from burnish.rewards.base import Verdict
+from burnish.rewards.networks.headed import BASE_FILES, HeadedReward, Question, QuestionReader, verdict
+from burnish.rewards.networks.loading import CONFIG, Source, batches, refusal, weight_files
+from burnish.types.clips import Clip, Kind
+from burnish.types.prompt import kinds_of
+from burnish.utils.errors import UserError
+from burnish.utils.json_text import read_object
+from burnish.utils.weights import complaints_about
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from burnish.types.prompt import Prompt
+
+HPSV3 = "HPSv3.safetensors"
+ABOUT = "model_config.json"
+COMPLETE, ADAPTER, REST = "model.pth", "adapter_model.safetensors", "non_lora_state_dict.pth"
+NAMES: tuple[Literal["vq", "mq", "ta"], ...] = ("vq", "mq", "ta")
+FEWEST, MOST = 4, 768  # frames, as the published preprocessing has them
+SMALLEST = 128 * 28 * 28  # pixels of a frame
+
+
+@register("flow reward", "hpsv3")
+class HPSv3(HeadedReward):
+    """HPSv3 (Ma et al. 2025, arXiv:2508.03789): what people prefer, as the mean of a normal distribution, about 0 to
+    15, by Qwen2-VL-7B with a head; its std is logged."""
+
+    path: str = "MizzenAI/HPSv3"
+    """Directory or file, or org/name on the Hugging Face hub, of the weights: HPSv3.safetensors."""
+    template: str
+    """Text file with the instruction of the checkpoint's own repository, with {prompt} and <|Reward|> where it has
+    them; copies of it differ in line breaks, which change the score."""
+
+    def sources(self) -> tuple[Source, ...]:
+        return Source(index=HPSV3, files=(HPSV3,)), Source("base", "base_revision", CONFIG, BASE_FILES)
+
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
+        (template,) = self.questions()
+
+        def question(reader: QuestionReader, row: int) -> Question:
+            return reader.question(template, prompts[row].text, [reader.geometry.picture(images[row])])
+
+        values = self.read(len(images), question)
+        return [verdict(float(row[0, 0]), uncertainty=float(row[0, 1])) for row in values]
+
+    def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        import torch
+
+        (template,) = self.questions()
+        loaded = self.load()
+        reader, values = loaded.reader, []
+        for rows in batches(range(len(pictures)), self.batch_size):
+            shown = [reader.geometry.tensor(pictures[row].to(self.device)) for row in rows]
+            questions = [reader.question(template, prompts[row].text, [p]) for row, p in zip(rows, shown, strict=True)]
+            values.append(loaded.outputs(questions)[:, 0, 0])
+        return torch.cat(values).to(pictures.device)
+
+
+@register("flow reward", "editreward")
+class EditReward(HeadedReward):
+    """EditReward (Wu et al. 2025, arXiv:2509.26346): whether the instruction of an edit was followed, and how good the
+    picture is, by Qwen2.5-VL with two heads; one question for each."""
+
+    family: ClassVar[str] = "qwen2_5_vl"
+    heads: ClassVar[tuple[str, ...]] = ("rm_heads.head_0.", "rm_heads.head_1.")
+
+    path: str
+    """Directory or file of the weights."""
+    base: str = "Qwen/Qwen2.5-VL-7B-Instruct"
+    """Directory, or org/name on the hub, of the model that it was trained on: its configuration and tokenizer; and its
+    weights, where the checkpoint has an adapter."""
+    template: tuple[str, str]
+    """Text files with the two questions of the checkpoint's own repository, that of head_0 first, each with {prompt}
+    and <|Reward|> where it has them."""
+    pool: Literal["mean", "min", "sum"] = "mean"
+    """How the means of the two heads become one value."""
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        super().check(prompts)
+        for prompt in kinds_of(prompts):
+            if not prompt.images:
+                raise UserError(f"reward editreward compares an edit with its source, and {prompt.name} has no picture")
+
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
+        import numpy as np
+
+        by_head = []
+        for head, template in enumerate(self.questions()):
+
+            def question(reader: QuestionReader, row: int, template: str = template) -> Question:
+                sources = [np.asarray(media.image()) for media in prompts[row].images]
+                shown = [reader.geometry.picture(image) for image in (*sources, images[row])]
+                return reader.question(template, prompts[row].text, shown)
+
+            by_head.append([values[0].tolist() for values in self.read(len(images), question, head)])
+        return [self._pooled(first, second) for first, second in zip(*by_head, strict=True)]
+
+    def _pooled(self, first: Sequence[float], second: Sequence[float]) -> Verdict:
+        means = first[0], second[0]
+        value = min(means) if self.pool == "min" else sum(means) / (2 if self.pool == "mean" else 1)
+        return verdict(value, head_0=means[0], head_1=means[1], uncertainty=(first[1] + second[1]) / 2)
+
+
+@register("flow reward", "videoalign")
+class VideoAlign(HeadedReward):
+    """VideoAlign, or VideoReward (Liu et al. 2025, arXiv:2501.13918): visual quality (vq), motion quality (mq) and text
+    alignment (ta) of a clip, and their sum, by Qwen2-VL with a head."""
+
+    tokens: ClassVar[tuple[str, ...]] = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")
+    reads: ClassVar[tuple[Kind, ...]] = ("clip",)
+
+    path: str
+    """Directory, or org/name on the Hugging Face hub, of the published checkpoint: model_config.json, and checkpoint-N
+    with its weights."""
+    base: str = "Qwen/Qwen2-VL-2B-Instruct"
+    """Directory, or org/name on the hub, of the model that it was trained on: its configuration and tokenizer; and its
+    weights, where the checkpoint has an adapter."""
+    template: str
+    """Text file with the instruction of the checkpoint's own repository, with {prompt} and the three tokens where it
+    has them."""
+    dimensions: dict[Literal["vq", "mq", "ta"], Finite] | None = None
+    """Weights of the three scores in the sum, which are all logged; null takes 1 each."""
+
+    @model_validator(mode="after")
+    def _dimensions_count(self) -> Self:
+        if self.dimensions is not None and not any(self.dimensions.values()):
+            raise ValueError("dimensions has no weight but 0; give one a weight, or leave it out")
+        return self
+
+    def sources(self) -> tuple[Source, ...]:
+        return Source(index=ABOUT, files=(ABOUT, "checkpoint-*/*")), Source("base", "base_revision")
+
+    def complaint(self, source: Source, place: Path) -> str:
+        if why := super().complaint(source, place):
+            return why
+        if source.option == "path":
+            return refusal(settings, place)
+        return "; ".join(complaints_about(place)) if len(self.files(self.folder())) > 1 else ""
+
+    def files(self, place: Path) -> tuple[Path, ...]:
+        folder = _checkpoint(place)
+        if not (folder / ADAPTER).is_file():
+            return weight_files(folder, (COMPLETE,))
+        if not (folder / REST).is_file():
+            raise UserError(f"{folder} has {ADAPTER} but no {REST}, with the vision tower and the head; fetch it")
+        return folder / ADAPTER, folder / REST
+
+    def adapter_alpha(self, place: Path) -> float | None:
+        for file in (_checkpoint(place) / "adapter_config.json", _about(place)):
+            settings = read_object(file) if file.is_file() else {}
+            alpha = self.alpha or settings.get("lora_alpha") or settings.get("peft_lora_config", {}).get("lora_alpha")
+            if alpha:
+                return float(alpha)
+        return None
+
+    def score(self, images: Sequence[Clip], prompts: Sequence[Prompt]) -> list[Verdict]:
+        (template,) = self.questions()
+        about = settings(self.folder())
+
+        def question(reader: QuestionReader, row: int) -> Question:
+            frames = sampled(images[row], fps=about.fps, frames=about.frames)
+            shown = [reader.geometry.clip(frames, SMALLEST, about.pixels)]
+            return reader.question(template, prompts[row].text, shown, video=True)
+
+        # dimension i is read at token i
+        raw = [values.diagonal().tolist() for values in self.read(len(images), question)]
+        return [
+            self._verdict([(x - mean) / std for x, mean, std in zip(row, about.means, about.stds, strict=True)])
+            for row in raw
+        ]
+
+    def _verdict(self, values: Sequence[float]) -> Verdict:
+        named = dict(zip(NAMES, values, strict=True))
+        weights = dict.fromkeys(NAMES, 1.0) if self.dimensions is None else self.dimensions
+        return verdict(math.fsum(weight * named[name] for name, weight in weights.items()), **named)
+
+
+def sampled(clip: Clip, *, fps: float, frames: int | None = None) -> np.ndarray:
+    """Frames of a clip, N a second or N in all and an even number of them, evenly spaced from first to last."""
+    import numpy as np
+
+    total = len(clip.frames)
+    most = max(min(MOST, total) // 2 * 2, 1)
+    wanted = frames if frames is not None else min(max(total / clip.fps * fps, FEWEST), most)
+    count = min(max(round(wanted / 2) * 2, 1), total)
+    chosen: np.ndarray = clip.frames[np.linspace(0, total - 1, count).round().astype(int)]
+    return chosen
+
+
+def _about(place: Path) -> Path:
+    """The file of the checkpoint's settings: beside the folders of its steps."""
+    return next((file for file in (place / ABOUT, place.parent / ABOUT) if file.is_file()), place / ABOUT)
+
+
+def _checkpoint(place: Path) -> Path:
+    """The folder of weights: the one given, or the last checkpoint-N in it."""
+    steps = sorted(place.glob("checkpoint-*"), key=lambda folder: (len(folder.name), folder.name))
+    return steps[-1] if steps else place
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a checkpoint was trained with, and the statistics of its scores on its authors' data."""
+
+    means: Sequence[float]
+    stds: Sequence[float]
+    fps: float
+    frames: int | None  # of every clip, whatever it lasts
+    pixels: int  # of a frame, at most
+
+
+def settings(place: Path) -> Settings:
+    """By the checkpoint's model_config.json.
+
+    Raises:
+        UserError: it says too little, or something that is not done here.
+    """
+    file = _about(place)
+    told = read_object(file) if file.is_file() else {}
+    data, norm = told.get("data_config", {}), told.get("inference_config", {})
+    if (
+        told.get("model_config", {}).get("use_special_tokens") is False
+        or data.get("sample_type", "uniform") != "uniform"
+    ):
+        raise UserError(
+            f"{file} is of a checkpoint that reads no tokens of its own, or samples frames otherwise than evenly; give "
+            "VideoReward's published one, which does neither"
+        )
+
+    def number(section: Mapping[str, Any], name: str) -> float:
+        value = section.get(name)
+        if not isinstance(value, int | float):
+            raise UserError(
+                f"{file} lacks {name}, by which clips are read and scores standardised; fetch the checkpoint again"
+            )
+        return float(value)
+
+    means, stds = ([number(norm, f"{name.upper()}_{what}") for name in NAMES] for what in ("mean", "std"))
+    return Settings(means, stds, number(data, "fps"), data.get("num_frames"), int(number(data, "max_frame_pixels")))

@@ -1,0 +1,176 @@
+"""How alike pictures are by a network that embeds them: to another one, and the pictures of a prompt to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from burnish.registry import options, register
+from burnish.rewards.base import Compared, Given, Verdict
+from burnish.rewards.images.learned import LearnedReward, PixelReward
+from burnish.rewards.networks.contrastive import Embedder, load_contrastive
+from burnish.rewards.networks.inputs import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, read_preprocessing
+from burnish.rewards.networks.loading import CONFIG, NetworkOptions, Source, load_strictly
+from burnish.types.clips import Clip, Kind
+from burnish.types.media import Media, evenly_spaced
+from burnish.utils.errors import UserError
+from burnish.utils.json_text import read_object
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from burnish.types.prompt import Prompt
+
+CONTRASTIVE = ("clip", "siglip")
+DINO = {
+    "dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel", "dinov3_vit": "DINOv3ViTModel",
+    "vit": "ViTModel",
+}  # fmt: skip
+FRAMES = 8  # of a clip that are compared
+
+
+@cache
+def _embedder(folder: Path, dtype: str, device: str) -> Embedder:
+    """The network of a folder, loaded once, however many rewards use it."""
+    import transformers
+
+    kind = read_object(folder / CONFIG)["model_type"]
+    if kind in CONTRASTIVE:
+        return load_contrastive(folder, dtype, device, (), False)
+    options = {"add_pooling_layer": False} if kind == "vit" else {}
+    network = load_strictly(getattr(transformers, DINO[kind]), folder, dtype=dtype, device=device, **options)
+    usual = Preprocessing(
+        size=network.config.image_size, fit="stretch", filter="bilinear", mean=IMAGENET_MEAN, std=IMAGENET_STD
+    )
+    return Embedder(network, read_preprocessing(folder, usual))
+
+
+@options
+class Embedding(NetworkOptions):
+    """What both rewards load."""
+
+    def complaint(self, source: Source, place: Path) -> str:
+        if why := super().complaint(source, place):
+            return why
+        kind, known = read_object(place / CONFIG).get("model_type"), (*CONTRASTIVE, *DINO)
+        return "" if kind in known else f"{place} is a {kind}; give one of {', '.join(known)}"
+
+    def load(self) -> Embedder:
+        return _embedder(self.folder(), self.dtype, self.resting)
+
+
+@register("flow reward", "image_similarity")
+class ImageSimilarity(Embedding, PixelReward):
+    """Cosine of the embeddings of the picture and of another one, by CLIP, SigLIP, DINO, DINOv2 or DINOv3.
+
+    With several others it is the mean over them.
+    """
+
+    path: str = "facebook/dinov2-base"
+    """Directory, or org/name on the Hugging Face hub, of the network."""
+    against: str | None = None
+    """Key of the record that names the other picture, a file; null compares with the pictures that the prompt shows:
+    for a model that edits, those that it was given."""
+    mapping: Literal["cosine", "unit"] = "cosine"
+    """cosine: -1 to 1; unit: (1 + cosine) / 2."""
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        super().check(prompts)
+        for prompt in filter(self.judges, prompts):
+            try:
+                self._others(prompt)
+            except (ValueError, OSError) as error:
+                raise UserError(f"reward {self.name} can't score {prompt.name}: {error}") from None
+
+    def values(self, model: Any, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        import torch
+
+        own = model.images(pixels)
+        others = [torch.stack([model.embedded(other) for other in self._others(prompt)]) for prompt in prompts]
+        cosine = torch.stack([(rows @ row).mean() for row, rows in zip(own, others, strict=True)])
+        return (1 + cosine) / 2 if self.mapping == "unit" else cosine
+
+    def _others(self, prompt: Prompt) -> tuple[Media, ...]:
+        """The pictures that a picture of a prompt is compared with.
+
+        Raises:
+            ValueError: there is none.
+            OSError: it can't be read.
+        """
+        if self.against is None:
+            if not prompt.images:
+                raise ValueError("it shows no picture; give one in the record's image, or set against to another key")
+            return prompt.images
+        named = prompt.info.get(self.against)
+        if not isinstance(named, str):
+            raise ValueError(f"its record has no {self.against} that names a picture")
+        return (Media.file(named),)
+
+
+@register("flow reward", "image_variety")
+class ImageVariety(Embedding, LearnedReward):
+    """How far a picture is from the others of its prompt: 1 - the mean cosine of its embedding and theirs, by CLIP,
+    SigLIP, DINO, DINOv2 or DINOv3; 0 if all are alike. Clips are compared frame by frame.
+    """
+
+    judged: ClassVar[str] = "samples"
+    higher_is_better: ClassVar[bool] = False
+    deterministic: ClassVar[bool] = False  # it depends on the other samples
+    reads: ClassVar[tuple[Kind, ...]] = ("image", "clip")
+
+    path: str = "facebook/dinov2-base"
+    """Directory, or org/name on the Hugging Face hub, of the network. That of another reward is loaded once, if dtype
+    and device are the same."""
+
+    @model_validator(mode="after")
+    def _compares_whole_clips(self) -> Self:
+        if self.frames is not None:
+            raise ValueError(
+                f"frames is never read, because {self.name} compares clips at {FRAMES} frames; leave it out"
+            )
+        return self
+
+    def compares(self) -> Compared:
+        return "groups"
+
+    def score(self, images: Sequence[np.ndarray | Clip], prompts: Sequence[Prompt]) -> list[Verdict]:
+        return self.score_given(images, prompts, Given())
+
+    def score_given(
+        self, samples: Sequence[np.ndarray | Clip], prompts: Sequence[Prompt], given: Given
+    ) -> list[Verdict]:
+        import torch
+
+        verdicts = [Verdict(None, asked=False)] * len(samples)  # a sample without others has nothing to differ from
+        groups = [rows for rows in given.groups(prompts) if len(rows) > 1]
+        parts = {row: _pictures(samples[row]) for rows in groups for row in rows}
+        embedded = iter(self._embedded([picture for pictures in parts.values() for picture in pictures]))
+        whole = {row: torch.stack([next(embedded) for _ in pictures]) for row, pictures in parts.items()}
+        for rows in groups:
+            each = torch.stack([whole[row] for row in rows]).flatten(1)  # [N, frames * D]
+            cosine = each @ each.T / len(whole[rows[0]])
+            others = (cosine.sum(1) - cosine.diagonal()) / (len(rows) - 1)
+            for row, value in zip(rows, (1 - others).tolist(), strict=True):
+                verdicts[row] = Verdict(value)
+        return verdicts
+
+    def _embedded(self, pictures: Sequence[np.ndarray]) -> list[Tensor]:
+        """Embeddings of length 1, on the CPU."""
+        model = self.load()
+
+        def embeddings(batch: Sequence[np.ndarray]) -> Sequence[Tensor]:
+            return model.images(model.preprocessing.pictures(batch).to(self.device)).cpu().unbind(0)
+
+        return self.in_batches(model.network, pictures, embeddings)
+
+
+def _pictures(sample: np.ndarray | Clip) -> list[np.ndarray]:
+    """What is embedded of a sample."""
+    if not isinstance(sample, Clip):
+        return [sample]
+    return [sample.frames[i] for i in evenly_spaced(len(sample.frames), FRAMES)]
