@@ -114,16 +114,14 @@ class CRD(WithOldPolicy):
     """Divide each squared error by its own mean absolute error, which evens out the noise levels."""
     shared_noise: bool = True
     """The samples of a group get the same noise, so that only they differ."""
-    kl_guidance: SomeGuidance | None = None
+    kl_guidance: Annotated[SomeGuidance | None, ReadIf("kl_coef")] = None
     """Guidance scale of the reference in the KL, so that the policy stays near to what is sampled with guidance; null
     takes that of the policy."""
-    kl_adaptive: bool = False
+    kl_adaptive: Annotated[bool, ReadIf("kl_coef")] = False
     """Hold good samples to the reference by kl_coef and bad ones hardly: fast at first, careful later."""
 
     @model_validator(mode="after")
     def _kl_options_are_read(self) -> Self:
-        if self.kl_coef == 0 and (self.kl_guidance is not None or self.kl_adaptive):
-            raise ValueError("kl_guidance and kl_adaptive are never read when kl_coef is 0; set it, or leave them out")
         given = (self.old_decay != "copy", self.old_policy_update_interval != 1)
         if any(given) and not self.keeps_old:
             option, value = [
