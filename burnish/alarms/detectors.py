@@ -3,8 +3,8 @@
 The test of the last updates against the first ones may be asked at any time. Updates differ by the prompts and samples
 that they happen to have, which the standard errors of their means say; where they differ by more, as where data
 alternates, second differences of the means say it, which a steady move leaves alone. After update t a difference counts
-as chance unless it is larger than one that chance exceeds with probability ``false_alarms / (t (t + 1))``: these add up
-to ``false_alarms`` over a run.
+as chance unless it is larger than one that chance exceeds with probability ``FALSE_ALARMS / (t (t + 1))``: these add up
+to ``FALSE_ALARMS`` over a run.
 
 Learning moves statistics: numbers that become legible have bolder strokes. So a statistic of which neither way is worse
 is named only while the reward pays for the way that it goes.
@@ -23,8 +23,11 @@ from typing import Literal
 import numpy as np
 
 from burnish.alarms.record import Alarm, Row, amount, number
-from burnish.options.alarms import AlarmOptions, Level
+from burnish.options import AlarmOptions, Level
 
+FAR = 2.0  # standard deviations of the first samples that a mean has to move by, unless the reward pays for it
+FALSE_ALARMS = 0.001  # probability, at most, that a statistic raises one at any time though it doesn't change
+IN_A_ROW = 3  # updates for which a metric has to be beyond its limit
 FIRST, LAST = 2, 2  # updates that the start is the mean of, and those for which a statistic has to have moved
 PROMPTS, MOST = (16, 8), (8, 4)  # prompts of each together: where they are fewer it takes more updates, up to these
 LEAST, SHARE = 0.05, 0.02  # smaller is nothing: of the start, and of the largest value of a statistic that is at most 1
@@ -161,10 +164,10 @@ class Drift:
         self.alarm: Alarm | None = None
         self._ways = {"higher": (1.0,), "lower": (-1.0,), None: (1.0, -1.0)}[worse]
         self._needed = ALIKE if alike else 0.0 if worse is None else None
-        self._series = Series(prompts, options.false_alarms)
+        self._series = Series(prompts, FALSE_ALARMS)
         self._correlations: deque[float] = deque(maxlen=RECENT)
         self._freedom = max(prompts * (samples - 1), 1)
-        self._far = options.shift
+        self._far = FAR
 
     def add(self, update: int, row: Row) -> None:
         if not self._series.read(update, row, self.prefix):
@@ -177,7 +180,7 @@ class Drift:
         for way in self._ways:
             paid = self._paid(way)
             if self._needed is None or not self._correlations or paid > self._needed:
-                far = self.options.shift * (1 - paid)
+                far = FAR * (1 - paid)
                 move = self._series.move(far)
                 if move is not None and move.spreads * way > 0:
                     self._far, self.alarm = far, self._raised(move, row, paid)
@@ -208,7 +211,7 @@ class RewardDominance:
         self.weights = dict(weights)
         self.alarm: Alarm | None = None
         self._shares: dict[str, deque[float]] = {name: deque(maxlen=RECENT) for name in weights}
-        self._series = {name: Series(prompts, options.false_alarms) for name in weights}
+        self._series = {name: Series(prompts, FALSE_ALARMS) for name in weights}
 
     def add(self, update: int, row: Row) -> None:
         for name, series in self._series.items():
@@ -328,7 +331,7 @@ LIMITS: dict[Level, Limit] = {
     ),
     "stale_samples": Limit(
         "rollout_corr/rollout_is_eff_sample_size", 0.3, "below", "the effective sample size as a fraction",
-        "samples are too old for these weights: lower pipeline.max_staleness", value=_applied,
+        "samples are too old for these weights: lower async_rollout.max_staleness", value=_applied,
     ),
     "velocity": Limit(
         "actor/velocity_norm_ratio", 0.5, "above",
@@ -366,7 +369,7 @@ class Threshold:
         """Args: ``of`` is a reward whose mean is watched by this rule, in place of the rule's own metric."""
         self.name: str = name if of is None else f"{of}_collapse"
         self.alarm: Alarm | None = None
-        self.rule, self.updates = LIMITS[name], options.updates
+        self.rule, self.updates = LIMITS[name], IN_A_ROW
         if of is not None:
             self.rule = replace(self.rule, metric=f"critic/{of}/mean")
         self.limit = options.limits.get(name, self.rule.limit)

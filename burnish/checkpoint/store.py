@@ -19,7 +19,7 @@ from typing import Any, Self
 from burnish.checkpoint import tensor_file
 from burnish.checkpoint.files import VISIBLE, Checkpoint, numbered, publish_manifest, read
 from burnish.checkpoint.state import Snapshot
-from burnish.options.checkpoint import CheckpointOptions
+from burnish.options import CheckpointOptions
 from burnish.rl.algorithm import Metrics
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.disk import FULL, sync

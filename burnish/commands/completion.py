@@ -110,10 +110,12 @@ def _of_verb(verb: str, before: Sequence[str], word: str) -> Iterator[str]:
     if action.choices is not None:
         yield from map(str, action.choices)
     elif action.dest == "overrides" and free:
-        from burnish.config.completing import completed
+        from burnish.config.load import context_of
+        from burnish.config.names import completed
 
         saved = Path(free[0]) / "config.yaml"
-        yield from completed(str(saved) if saved.is_file() else free[0], [one for one in free[1:] if "=" in one], word)
+        recipe = str(saved) if saved.is_file() else free[0]
+        yield from completed(context_of(recipe, [one for one in free[1:] if "=" in one]), word)
     elif action.dest == "suite":
         from burnish.evaluation.suite import suite_names
 

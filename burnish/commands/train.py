@@ -134,7 +134,7 @@ def _attempt(
     """Resume from a checkpoint or start, and return whether all updates are done."""
     with stop.cancellable():
         controller.resume(checkpoint)
-    expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: controller.saving)
+    expiry = Expiry(expected, stop, margin=config.trainer.grace_period, saving=lambda: controller.saving)
     hooks = RunHooks(config, folder, controller, checkpoint, expiry)
     try:
         folder.begin(config, resumed_at=hooks.recorded)
@@ -285,7 +285,7 @@ class RunHooks:
             GroupLog(folder, lambda: controller.workers.credited),
             *([] if config.alarms is None else [Alarms(config, folder, config.alarms, first)]),
             *beside(config, folder),
-            MetricsLog(folder, resumed_at=self.recorded, names=config.trackers.names),
+            MetricsLog(folder, resumed_at=self.recorded),
             Failures(folder, config.trainer, steps=config.steps),
             self._checkpoints,
             SampleIndex(config, folder),

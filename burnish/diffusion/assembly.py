@@ -283,18 +283,11 @@ class FlowAssembly(Assembly):
         self.roles.model.check(prompts)
         if prompts:
             self.engine.latent_shape(prompts[0])  # refuses sizes that the model can't draw
-            self._check_validated_size(prompts[0])
+            self.engine.latent_shape(prompts[0], self.evaluation(self).job(1, None))  # nor those of validations
         super().check()
         _ = self.roles.teachers
         for data in self.finished:
             data.check()
-
-    def _check_validated_size(self, prompt: Prompt) -> None:
-        """Refuse a size of validations; that of the rollouts has been found right."""
-        try:
-            self.engine.latent_shape(prompt, self.evaluation(self).job(1, None))
-        except UserError as error:
-            raise UserError(str(error).replace("rollout.", "validation.")) from error
 
     def trial(self) -> None:
         job = FlowJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0)

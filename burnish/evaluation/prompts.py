@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from burnish.config.complaints import wrong_choice
+from burnish.config.errors import wrong_choice
 from burnish.config.tasks import DEFAULT
 from burnish.data.language.prompts import question, read_questions
 from burnish.data.prompts import prompt_of, read_prompts

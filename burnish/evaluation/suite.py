@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import pydantic
 from pydantic import Field, model_validator
 
-from burnish.config.complaints import wrong_choice
+from burnish.config.errors import wrong_choice
 from burnish.config.overrides import merge, nest
 from burnish.config.tasks import DEFAULT, TASKS
 from burnish.config.yaml_text import parse

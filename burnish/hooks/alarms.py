@@ -19,7 +19,7 @@ from burnish.config import RunConfig
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks import Hook
 from burnish.hooks.log import Lines
-from burnish.options.alarms import AlarmOptions
+from burnish.options import AlarmOptions
 from burnish.report.samples import Scores, read_scores
 from burnish.report.statistics import pass_at_k
 from burnish.rewards.images.similarity import ImageVariety

@@ -217,8 +217,8 @@ def reclaim_time(options: StepOptions) -> ReclaimTime | None:
         UserError: it is no time, or past.
     """
     times = []
-    if options.expires_at is not None:
-        times = [ReclaimTime(at=unix_seconds(options.expires_at), by="trainer.expires_at")]
+    if options.walltime is not None:
+        times = [ReclaimTime(at=unix_seconds(options.walltime), by="trainer.walltime")]
     else:
         for name in VARIABLES:
             if value := os.environ.get(name):

@@ -19,7 +19,6 @@ from burnish.hooks.checkpoints import validation_reward
 from burnish.options import StepOptions
 from burnish.report.page import write_report
 from burnish.tasks.sample_files import write_index
-from burnish.trackers.records import Names, renamed
 from burnish.training.profiling import PhaseMemory
 from burnish.types.rollout import Collected, Failure, Rollouts
 from burnish.utils.disk import write_atomically, writing
@@ -76,9 +75,8 @@ class Lines:
 class MetricsLog(Hook):
     """Metrics of every update, in metrics.jsonl and for TensorBoard."""
 
-    def __init__(self, folder: RunFolder, *, resumed_at: int | None, names: Names = "verl") -> None:
-        """Args: ``names`` are those that TensorBoard gets."""
-        self.folder, self.resumed_at, self.names = folder, resumed_at, names
+    def __init__(self, folder: RunFolder, *, resumed_at: int | None) -> None:
+        self.folder, self.resumed_at = folder, resumed_at
         self.lines = Lines(folder.metrics, STEP)
         self._scalars: Any = None  # TensorBoard's
 
@@ -94,7 +92,7 @@ class MetricsLog(Hook):
         # JSON has no NaN
         values = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self.lines.write({STEP: update} | values, sync=True)
-        for name, value in renamed(update, metrics, self.names).items():
+        for name, value in metrics.items():
             self._scalars.add_scalar(name, value, update)
         self._scalars.flush()
 

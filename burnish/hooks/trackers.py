@@ -17,7 +17,7 @@ from typing import Any
 from burnish.config import RunConfig, to_dict
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks import Hook
-from burnish.trackers.records import first_samples, read_alarm_events, renamed
+from burnish.trackers.records import first_samples, read_alarm_events
 from burnish.utils.disk import write_atomically
 from burnish.utils.json_text import parse_json
 from burnish.utils.secrets import redacted
@@ -125,7 +125,7 @@ class Delivery:
         self._library = LIBRARIES[self.kind](
             TrackedRun(
                 name=values.get("name") or folder.name, options=values, config=self.config,
-                folder=folder / "trackers" / self.kind, names=self.options.names,
+                folder=folder / "trackers" / self.kind,
                 id=self._id, wait=self.options.wait,
             )
         )  # fmt: skip
@@ -137,7 +137,7 @@ class Delivery:
         """An update with its samples and alarms; nothing for one that a resumed run repeats."""
         if update > self._sent:
             values = {name: v for name, v in metrics.items() if v is not None and math.isfinite(v)}
-            self._library.log(update, renamed(update, values | {STEP: float(update)}, self.options.names))
+            self._library.log(update, values | {STEP: float(update)})
             try:
                 if samples := first_samples(self.folder.validation(update), self.options.samples):
                     self._library.log_samples(update, samples)

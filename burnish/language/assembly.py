@@ -48,7 +48,7 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompts
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, Prompt
 from burnish.utils.errors import UserError
-from burnish.utils.lru_cache import in_bytes
+from burnish.utils.lru_cache import ENCODED
 
 DUMMY = "A placeholder response, to try the rewards before the run begins."
 
@@ -97,7 +97,7 @@ class LanguageAssembly(Assembly):
 
     @cached_property
     def engine(self) -> ResponseEngine:
-        engine, environment, cached = self._own_engine(), self.config.environment, in_bytes(self.config.model.cache_gb)
+        engine, environment, cached = self._own_engine(), self.config.environment, ENCODED
         if environment is not None:
             engine = Dialogues(engine, environment, cached=cached)
         if self.reads_ahead and isinstance(engine.encode, Encoder):
@@ -105,7 +105,7 @@ class LanguageAssembly(Assembly):
         return engine
 
     def _own_engine(self) -> ResponseEngine:
-        config, cached = self.config, in_bytes(self.config.model.cache_gb)
+        config, cached = self.config, ENCODED
         if config.rollout.vllm is not None:
             from burnish.language.vllm.engine import VllmEngine
 
@@ -232,13 +232,11 @@ class LanguageAssembly(Assembly):
 
     def _as_learned(self, records: list[ResponseRecord]) -> ResponseData:
         """Records, as the model has them."""
-        model, config = self.roles.model, self.config
+        model = self.roles.model
         kind = JudgementData if any(isinstance(record, JudgedRecord) for record in records) else ResponseData
         if self.ranks.size == 1:
             return kind(records, model, self.engine.encode)
-        return kind(
-            records, model, SharedPrompts(self.engine.encode, self.ranks, cached=in_bytes(config.model.cache_gb))
-        )
+        return kind(records, model, SharedPrompts(self.engine.encode, self.ranks, cached=ENCODED))
 
     @cached_property
     def auxiliary(self) -> AuxiliaryLoss | None:

@@ -11,8 +11,7 @@ from typing import Any
 
 from burnish.alarms.record import Raised, read_alarms
 from burnish.config.run_folder import STEP, RunFolder, is_row
-from burnish.config.tasks import DEFAULT, TASKS
-from burnish.config.words import DRAWN, FILES, JUDGEMENTS, Words
+from burnish.config.tasks import DEFAULT, DRAWN, FILES, JUDGEMENTS, TASKS, Words
 from burnish.report.runs import read_configuration
 from burnish.report.samples import Samples, read_samples, read_scores
 from burnish.report.statistics import (

@@ -12,7 +12,7 @@ import pydantic
 from pydantic import model_validator
 
 from burnish.options import Finite, Positive, clip_range
-from burnish.registry import Choice, lookup, options
+from burnish.registry import Choice, explanation, lookup, options
 from burnish.rl.correction import RolloutCorrection
 from burnish.utils.user_code import path_of
 
@@ -94,15 +94,8 @@ def adopt(cls: type, part: type) -> None:
         if name != "name":
             taken[name] = hints[name]
             if name not in own:
-                setattr(cls, name, pydantic.Field(default=field.default, description=_explained(part, name)))
+                setattr(cls, name, pydantic.Field(default=field.default, description=explanation(part, name)))
     cls.__annotations__ = taken | own
-
-
-def _explained(part: type, option: str) -> str:
-    """The text below an option, which stands where its class or a base of it names the option last."""
-    classes = [one for one in part.__mro__ if option in vars(one).get("__pydantic_fields__", {})]
-    texts = (one.__pydantic_fields__[option].description for one in classes)  # type: ignore[attr-defined]
-    return next(filter(None, texts), "")
 
 
 def chosen(algorithm: Any, kind: str) -> Any:
@@ -255,7 +248,7 @@ class PolicyGradient(Algorithm):
     the sampler's if a check shows that they are the trainer's, else recomputed."""
     rollout_correction: RolloutCorrection | None = None
     """Importance correction between the policy that sampled and the one that learns: weights and rejection; null
-    trusts the sampler. Where pipeline.depth is above 0 it is on unless it is set to null."""
+    trusts the sampler. Where async_rollout.depth is above 0 it is on unless it is set to null."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

@@ -18,7 +18,7 @@ from functools import partial
 from threading import Condition
 from typing import Any, Protocol
 
-from burnish.options.cluster import PipelineOptions
+from burnish.options.cluster import AsyncRolloutOptions
 from burnish.rewards.normalising import Normaliser, restore, saved
 from burnish.rollout.requests import RolloutRequest
 from burnish.rollout.sources import PromptSchedule
@@ -131,8 +131,9 @@ class _Batch:
         except TimeoutError as error:
             missing = f": {error}" if str(error) else ""
             raise UserError(
-                f"timed out after {timeout:g} s (pipeline.timeout) waiting for the samples of update {self.update}, by "
-                f"weights v{self.version}{missing}; check the rollout workers' logs, or raise pipeline.timeout"
+                f"timed out after {timeout:g} s (async_rollout.timeout) waiting for the samples of update "
+                f"{self.update}, by weights v{self.version}{missing}; check the rollout workers' logs, or "
+                "raise async_rollout.timeout"
             ) from error
         return rollouts
 
@@ -155,7 +156,7 @@ class PipelinedSource:
         self,
         schedule: PromptSchedule,
         rollout_worker: AsyncRolloutWorker,
-        options: PipelineOptions,
+        options: AsyncRolloutOptions,
         *,
         steps: int,
         normaliser: Normaliser | None = None,
@@ -318,8 +319,9 @@ class PipelinedSource:
         assert self._floor is not None, "the loop has not begun"
         version = max(self._floor, update - 1 - self.options.lag)
         raise UserError(
-            f"timed out after {self.options.timeout:g} s (pipeline.timeout) waiting for weights v{version} to reach "
-            f"the rollout workers (update {update}); check the rollout workers' logs, or raise pipeline.timeout"
+            f"timed out after {self.options.timeout:g} s (async_rollout.timeout) waiting for weights v{version} to "
+            f"reach the rollout workers (update {update}); check the rollout workers' logs, or "
+            "raise async_rollout.timeout"
         )
 
     def _staleness(self, batch: _Batch) -> dict[str, float]:

@@ -196,7 +196,7 @@ class RayController(Controller):
         """Start all workers, which load what they need."""
         config, enter, pools = self.config, self._stack.enter_context, self._pools
         judges = enter(reward_group(pools["reward"], config)).handles if "reward" in pools else []
-        versions = config.pipeline.lag + 1
+        versions = config.async_rollout.lag + 1
         trained = config if config.pools.rollout is None else config.trainer_config
         self.trainers = enter(
             ActorGroup(
@@ -231,7 +231,7 @@ class RayController(Controller):
                 workers,
                 WeightSync(self.trainers, workers, config.ray.call_timeout),
                 config.ray,
-                needed=lambda version: version + 1 + config.pipeline.lag <= config.steps,
+                needed=lambda version: version + 1 + config.async_rollout.lag <= config.steps,
                 add_phases=self.watch.add,
                 stop=lambda: self.assembly.stop.asked(),
                 numbers=self._numbers,
@@ -263,10 +263,14 @@ class RayController(Controller):
                 ),
                 assembly.normaliser,
             )
-        if config.pipeline.depth == 0:
+        if config.async_rollout.depth == 0:
             return OnlineSource(assembly.prompt_schedule, self.samplers, assembly.normaliser)
         return PipelinedSource(
-            assembly.prompt_schedule, self.samplers, config.pipeline, steps=config.steps, normaliser=assembly.normaliser
+            assembly.prompt_schedule,
+            self.samplers,
+            config.async_rollout,
+            steps=config.steps,
+            normaliser=assembly.normaliser,
         )
 
     def resume(self, checkpoint: Checkpoint | None) -> None:

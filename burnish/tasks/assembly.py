@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from burnish.config import RunConfig
-from burnish.config.memory import has_quantized_weights
 from burnish.data.pixels import check_media
 from burnish.data.stream import Stream, limited
 from burnish.data.values import check_keys
@@ -181,7 +180,7 @@ class Assembly:
     def sharded(self) -> bool:
         """Whether FSDP holds the networks: in shards on several ranks, or a single one's in CPU memory."""
         if self.ranks.size > 1:
-            return not has_quantized_weights(self.config)
+            return not self.config.quantized is not None
         return self.trains and bool(self.config.sharding.offload)
 
     @cached_property

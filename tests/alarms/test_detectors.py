@@ -4,7 +4,7 @@ import pytest
 
 from burnish.alarms.detectors import LIMITS, Drift, Threshold
 from burnish.alarms.record import Alarm
-from burnish.options.alarms import AlarmOptions
+from burnish.options import AlarmOptions
 
 OPTIONS = AlarmOptions()
 

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.cluster
 
 STOPPED = 75  # the exit code of a run that was stopped, when all is saved
 RANKS, WORKER = ["pools.train.processes=2"], ["pools.rollout.processes=1"]
-AHEAD = [*WORKER, "pipeline.depth=1"]
+AHEAD = [*WORKER, "async_rollout.depth=1"]
 # options of runs that nothing befalls, and whether they run on a cluster
 REFERENCES: dict[str, tuple[list[str], bool]] = {
     "adapter": (["vlm_quickstart", *SEEING, *ADAPTER], False),

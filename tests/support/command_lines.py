@@ -13,7 +13,6 @@ from typing import NoReturn
 
 from burnish import load
 from burnish.cli import VERBS
-from burnish.config.complaints import every_option
 from burnish.config.hardware import read_speed
 from burnish.config.load import context_of
 from burnish.config.overrides import read_overrides
@@ -156,7 +155,7 @@ COMPOSED = {
 
 def known_options(recipe: str, *options: str) -> list[str]:
     """Dotted names of every option of a recipe."""
-    return every_option(context_of(recipe, options))
+    return context_of(recipe, options).every_option()
 
 
 CONTEXTS = (

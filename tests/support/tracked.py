@@ -67,7 +67,7 @@ def track(
     config = load("quickstart", given)
     folder = RunFolder(path)
     folder.begin(config, resumed_at=resumed_at)
-    metrics = MetricsLog(folder, resumed_at=resumed_at, names=config.trackers.names)
+    metrics = MetricsLog(folder, resumed_at=resumed_at)
     trackers = Trackers(config, folder, lambda: False, resumed_at=resumed_at)
     alarms = Lines(folder.alarms)
     alarms.begin(resumed_at or 0)

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from burnish.diffusion.algorithms.base import Needs, Recording, Role, Roles, in_parts, kept_in_parts
 from burnish.diffusion.windows import Window
 from burnish.options import NonNegative, Positive, Several
-from burnish.registry import options, register
+from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Metrics, PolicyGradient, advantages_of, refuse_of_responses
 from burnish.rl.choices import estimate, one_of
 
@@ -51,7 +51,7 @@ class StepPolicyGradient(PolicyGradient):
     """Largest size of an advantage; null never clips."""
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the reference; 0 needs no reference."""
-    kl_form: StepKlKind = "published"
+    kl_form: Annotated[StepKlKind, ReadIf("kl_coef")] = "published"
     """published leaves the step length out of the SDE's variance, as Flow-GRPO's code does; exact keeps it; means is
     the squared distance of the means, without any variance (Flow-Factory's x-based KL). Or an estimate from the
     log-probs of the steps: k2, k3 or the name of a registered KL estimator."""
@@ -75,8 +75,6 @@ class StepPolicyGradient(PolicyGradient):
                 f"noise_level is {self.noise_level:g} and transition is ddim, whose eta is 1 at most: there is no more "
                 "noise to redraw; lower it, or choose another transition"
             )
-        if self.kl_coef == 0 and self.kl_form != "published":
-            raise ValueError("kl_form is never read when kl_coef is 0; set kl_coef, or leave kl_form out")
         if self.reads_old_mean and (self.bypasses or self.old_logprob == "sampler"):
             raise ValueError(
                 f"{self.name} compares the means of steps, and those of the sampler are not recorded; "

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from burnish.language.algorithms.base import LanguageNeeds, in_parts, token_budget_batches
 from burnish.options import Count, Finite, NonNegative, Positive, clip_range
-from burnish.registry import options, register
+from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Memory, Metrics, PolicyGradient, advantages_of
 from burnish.rl.choices import TokenKl
 
@@ -71,7 +71,7 @@ class TokenPolicyGradient(PolicyGradient):
     loss_agg_mode: Aggregation = "token-mean"
     """How the losses of tokens become one: their mean over the batch; the mean over responses of their means, of their
     sums, or of their sums divided by loss_length."""
-    loss_length: Count | None = None
+    loss_length: Annotated[Count | None, ReadIf("loss_agg_mode", "seq-mean-token-sum-norm")] = None
     """What seq-mean-token-sum-norm divides by; null takes rollout.max_new_tokens."""
 
     @model_validator(mode="after")
@@ -84,11 +84,6 @@ class TokenPolicyGradient(PolicyGradient):
             raise ValueError(
                 f"high_entropy_count is {self.high_entropy_count}, but loss_agg_mode {self.loss_agg_mode} "
                 "divides by no number of tokens; leave it out"
-            )
-        if self.loss_length is not None and self.loss_agg_mode != "seq-mean-token-sum-norm":
-            raise ValueError(
-                f"loss_length is {self.loss_length}, and only loss_agg_mode=seq-mean-token-sum-norm reads it; "
-                f"loss_agg_mode is {self.loss_agg_mode}"
             )
         if self.rollout_correction is not None and self.rollout_correction.measure != "joint":
             raise ValueError(
