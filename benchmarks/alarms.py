@@ -35,7 +35,7 @@ PICTURES = [
 WINDOWED = [option for option in PICTURES if not option.startswith("algorithm.train_timesteps")]
 AHEAD = [  # honest learning that moves pictures far within a few updates
     "steps=16", "rollout.n=6", "validation.every=null", "validation.before=false", "validation.reference_guidance=null",
-    "scoring.processes=0", "runtime=ray", "pools.rollout.processes=1", "pipeline.depth=1",
+    "scoring.processes=0", "runtime=ray", "pools.rollout.processes=1", "async_rollout.depth=1",
 ]  # fmt: skip
 WATCHED = ["rewards.ocr.weight=0"]  # so that a table can say what was lost
 ANSWERS = ["steps=40", "validation.every=40", "scoring.processes=0"]

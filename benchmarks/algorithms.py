@@ -20,7 +20,7 @@ from pathlib import Path
 from burnish.config import RunConfig, changes, load
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.registry import names
-from burnish.report.measures import REWARD, Measure
+from burnish.report.statistics import REWARD, Measure
 from burnish.report.summary import Summary, algorithm_title
 from burnish.utils.errors import ConfigError, UserError
 

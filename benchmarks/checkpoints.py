@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 from burnish.checkpoint.store import CheckpointStore
-from burnish.options import OptimizerOptions
-from burnish.options.checkpoint import CheckpointOptions
+from burnish.options import CheckpointOptions, OptimizerOptions
 from burnish.training.ema import Ema
 from burnish.training.optimizer import ParameterGroup
 from burnish.training.ranks import join_ranks

@@ -20,7 +20,7 @@ from pathlib import Path
 from shutil import copytree, ignore_patterns
 
 from benchmarks.forecasts import peaks
-from burnish.forecast.ranks import pretend_ranks
+from burnish.plan.ranks import pretend_ranks
 from burnish.utils.paths import resolve
 
 FLOW = [
@@ -45,7 +45,7 @@ def generator(folder: Path, millions: int) -> None:
 
 def language_model(folder: Path, millions: int) -> None:
     """Describe a Qwen2.5-VL of about so many weights."""
-    from burnish.forecast.published import published_model
+    from burnish.plan.published import published_model
 
     known = published_model("Qwen/Qwen2.5-VL-3B-Instruct", "config.json")
     assert known is not None

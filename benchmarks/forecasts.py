@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from burnish.config import load
-from burnish.diffusion.assembly import FlowAssembly
-from burnish.forecast.capabilities import known_capabilities
-from burnish.forecast.counter import LiveBytes, Peak
-from burnish.forecast.diffusion import FlowHalf
-from burnish.forecast.fakes import Pretending
-from burnish.forecast.language import LanguageHalf
-from burnish.forecast.phases import train_phases
+from burnish.plan import measure
+from burnish.plan.capabilities import known_capabilities
+from burnish.plan.counter import BATCH, LiveBytes, Peak
+from burnish.plan.fakes import Pretending
+from burnish.plan.forecast import half_of
+from burnish.plan.language import LanguageHalf
+from burnish.plan.measure import Rests, train_phases
 from burnish.tasks import assemble
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.utils.weights import without_weights
@@ -84,21 +84,48 @@ def peaks(
         ranks: that train together.
     """
     counter = LiveBytes() if fake or ranks.size == 1 else Aside()
-    pretending = Pretending() if fake else None
+    pretending = Pretending()
     with ExitStack() as contexts:
         config = load(recipe, list(options))
-        if pretending is not None:
+        if fake:
             contexts.enter_context(known_capabilities(config, counter, shared=ranks.size > 1))
         if fake or drawn:
             contexts.enter_context(without_weights())
-        if pretending is not None:
+        if fake:
             contexts.enter_context(pretending.active())
         contexts.enter_context(counter)
         assembly = assemble(config, ranks)
-        flow = isinstance(assembly, FlowAssembly)
-        half = FlowHalf(assembly, counter) if flow else LanguageHalf(assembly, counter, pretending)
-        train_phases(assembly, counter, half, samples=True, brief=fake or not flow, primed=fake)
+        half = half_of(assembly, counter, pretending)
+        if fake or isinstance(half, LanguageHalf):
+            train_phases(assembly, counter, half, samples=True, rests=Rests())
+        else:
+            _train(assembly, counter, half)
     return counter.peaks
+
+
+def _train(assembly: Any, counter: LiveBytes, half: Any) -> None:
+    """Two updates of a generator in full, with the phases that a forecast has."""
+    measure.load(assembly, counter, half, Rests())
+    trainer = assembly.workers
+    if assembly.config.reference_guidance is not None:
+        with counter.phase(measure.BASELINE), assembly.trained_weights():
+            half.baseline()
+    for update in (1, 2):
+        with counter.phase(measure.SAMPLE):
+            scored = measure.collect(assembly, counter, update)
+        with counter.phase(measure.ANNOTATE):
+            batch, _ = trainer.credit(trainer.annotate(scored))
+            counter.label(BATCH, batch)
+        with measure.phases_of_updates(counter, trainer.groups, Rests()):
+            trainer.update(batch, update)
+        del scored, batch
+        with counter.phase(measure.PUBLISH):
+            trainer.publish(update)
+    if assembly.config.validates:
+        with counter.phase(measure.VALIDATE), assembly.trained_weights():
+            half.validate()
+    with counter.phase(measure.SAVE):
+        _ = trainer.state_dict()
 
 
 def main() -> None:

@@ -32,12 +32,12 @@ from burnish.diffusion.options import ModelOptions, RolloutOptions
 from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
 from burnish.diffusion.pipeline.loading import load_model
 from burnish.diffusion.roles import FlowRoles
-from burnish.forecast.pretended import made_up_prompts
 from burnish.models.lora import attach
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
 from burnish.models.tiny.calls import load
 from burnish.options.model import LoraOptions
+from burnish.plan.made_up import made_up_prompts
 
 CLASSES = ("sd3", "flux", "qwen-image", "qwen-image-edit", "sdxl", "wan2.1", "wan2.2", "ltx", "z-image")
 BLOCKS = ("num_layers", "n_layers", "num_single_layers", "n_refiner_layers")  # in a transformer's configuration

@@ -25,12 +25,11 @@ from benchmarks.setting import options, table, write
 from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig, load
 from burnish.config.run_folder import RunFolder
-from burnish.controller import LocalController
+from burnish.controller import Controller
 from burnish.hooks import Hook
-from burnish.hooks.checkpoints import Checkpoints
-from burnish.hooks.metrics import MetricsLog
+from burnish.hooks.checkpoints import Checkpoints, Validation
+from burnish.hooks.log import MetricsLog
 from burnish.hooks.progress import Progress
-from burnish.hooks.validation import Validation
 from burnish.loop import run
 from burnish.utils.timer import Stopwatch
 
@@ -98,7 +97,7 @@ def measure(updates: int, overrides: list[str]) -> list[dict]:
     with tempfile.TemporaryDirectory() as place:
         config = load("quickstart", [f"output_dir={place}/run", f"steps={updates + 1}", *overrides])
         folder = RunFolder(config.output_dir)
-        controller = LocalController(config, CheckpointStore(folder.checkpoints, config.checkpoint))
+        controller = Controller(config, CheckpointStore(folder.checkpoints, config.checkpoint))
         controller.watch = controller.assembly.watch = ledger = Ledger()
         with controller:
             controller.check()
@@ -106,7 +105,7 @@ def measure(updates: int, overrides: list[str]) -> list[dict]:
     return rows_of(ledger, updates)
 
 
-def _train(config: RunConfig, folder: RunFolder, controller: LocalController, ledger: Ledger) -> None:
+def _train(config: RunConfig, folder: RunFolder, controller: Controller, ledger: Ledger) -> None:
     plain = controller.save
 
     def save(*what: Any) -> None:

@@ -1,4 +1,4 @@
-"""What sampling ahead brings where rewards take their time: in turns beside pipeline.depth=1.
+"""What sampling ahead brings where rewards take their time: in turns beside async_rollout.depth=1.
 
 Both train the second quickstart on a Ray cluster of this machine, by one rank and one rollout worker, run by run in
 turns. The reward comes from a service that is asked over HTTP and answers after a fixed time. Seconds are those of
@@ -26,7 +26,7 @@ from benchmarks.setting import median, options, table, write
 WARM, LAST = 2, 1  # updates that are not counted, at the beginning and at the end
 LOOK = 0.2  # seconds between looks at a run
 LIMIT = 600.0  # seconds that a run may take
-SIDES = {"in turns": 0, "pipeline.depth=1": 1}
+SIDES = {"in turns": 0, "async_rollout.depth=1": 1}
 NEVER = 1_000_000
 
 
@@ -65,7 +65,7 @@ def train(depth: int, steps: int, address: str, overrides: list[str]) -> dict[st
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, "-m", "burnish.cli", "train", "vlm_quickstart", "runtime=ray", "pools.rollout.processes=1",
-            f"pipeline.depth={depth}", f"steps={steps}", f"output_dir={folder}/run", "ray.address=local",
+            f"async_rollout.depth={depth}", f"steps={steps}", f"output_dir={folder}/run", "ray.address=local",
             "rewards.exact=null", f"rewards.remote.url={address}", "rewards.remote.weight=0.9",
             "rewards.remote.images=false", "rewards.remote.batch_size=256",
             "validation.max_prompts=1", "validation.n=1", f"validation.every={NEVER}", f"checkpoint.every={NEVER}",

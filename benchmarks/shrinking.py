@@ -21,11 +21,11 @@ from benchmarks.loading import Peak
 from burnish.diffusion.algorithms.policy_gradient import FlowGRPO
 from burnish.diffusion.batches import StepBatch
 from burnish.diffusion.rollouts import ROWS, policy_vs_reference_norm
-from burnish.forecast.counter import LiveBytes
 from burnish.language.layers import Cache
-from burnish.runtime import transfer, weight_transfer
-from burnish.runtime.prompt_numbers import PromptNumbers
-from burnish.runtime.weight_transfer import Sender
+from burnish.plan.counter import LiveBytes
+from burnish.runtime import transfer
+from burnish.runtime.transfer import PromptNumbers
+from burnish.runtime.weights import Sender
 from burnish.training.exchange import bring, kept_by_owners
 from burnish.training.ranks import shares
 from burnish.training.sharding import mesh_of
@@ -135,14 +135,14 @@ def publication(size: int, millions: int) -> Row:
     def send(ranks: Any) -> float:
         from torch.distributed.tensor import DTensor, Shard
 
-        large = DTensor.from_local(torch.ones(rows, 1024), mesh_of(ranks, None, "cpu"), [Shard(0)])
-        stored: Any = weight_transfer
-        stored.ray = type("Store", (), {"put": staticmethod(lambda array: None)})
-        little = {"large": DTensor.from_local(torch.ones(8, 1024), mesh_of(ranks, None, "cpu"), [Shard(0)])}
-        for weights in (little, {"large": large}):  # threads and imports are no part of what is measured
+        mesh = mesh_of(ranks, None, "cpu")
+        layers = {f"{i}": DTensor.from_local(torch.ones(rows // 16, 1024), mesh, [Shard(0)]) for i in range(16)}
+        little = {"0": DTensor.from_local(torch.ones(8, 1024), mesh, [Shard(0)])}
+        for weights in (little, layers):  # threads and imports are no part of what is measured
             meter = Meter()
-            sender = Sender(lambda full, weights=weights: weights, rank=ranks.rank, bucket_mb=4)
-            sender.to_store(1, True, {"large": "bfloat16"})
+            sender = Sender(lambda full, weights=weights: weights, rank=ranks.rank, bucket=4 * MIB)
+            sender._send = lambda content: ""
+            sender.broadcast(1, sender.entries(True, dict.fromkeys(weights, torch.bfloat16)))
         return meter.stop()["above"] * MIB
 
     held = max(processes(size, send))

@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from burnish import config as configuration
-from burnish.commands.fetching import fetched
-from burnish.commands.hardware import check_hardware
+from burnish.commands.prepare import prepared
 from burnish.config import RunConfig
-from burnish.config.disk import check_disk
-from burnish.config.hub import fetch_data, with_models
 from burnish.config.overrides import read_overrides
-from burnish.config.run_folder import RunFolder, check_place
+from burnish.config.run_folder import RunFolder
 from burnish.utils.disk import write_atomically
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.reading import checked_path
@@ -116,12 +113,7 @@ def train(config: RunConfig) -> Run:
         UserError: something is missing, or wrong with data, model or rewards.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported: processes share cores
-    check_place(config)
-    check_hardware(config, lambda words: f"burnish.load({', '.join(map(repr, words))})")
-    config.check_code()
-    config = with_models(fetched(config))
-    fetch_data(config)
-    check_disk(config)
+    config = prepared(config, lambda words: f"burnish.load({', '.join(map(repr, words))})")
     from burnish.commands import train as command
 
     code = command.train(config)

@@ -7,7 +7,7 @@ import json
 import re
 import stat
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from burnish.config.run_folder import RunFolder
-from burnish.evaluation.records import RESULT
 from burnish.report.curves import charts, time_data
 from burnish.report.media import UNREADABLE, encoded
 from burnish.report.overview import overview, signature
@@ -39,7 +38,6 @@ from burnish.report.runs import (
     same_but_seed,
     shared_prompts,
 )
-from burnish.report.suites import ABOUT, suites_beside
 from burnish.report.summary import Summary
 from burnish.utils.errors import UserError
 from burnish.utils.records import latest, stamp
@@ -120,11 +118,10 @@ class Board:
         row = run_row(name, folder.path)
         if row["error"]:
             raise HTTPException(422, row["error"])
-        evaluated = stamp(*(place / RESULT for place in self._evaluated))
-        about = {"row": row, "stamp": f"{signature(folder)}-{hash(evaluated):x}"}
+        about = {"row": row, "stamp": signature(folder)}
         if request.query_params.get("stamp") == about["stamp"]:  # the page has the rest
             return about
-        return about | overview(folder, _summary(folder), self._evaluated)
+        return about | overview(folder, _summary(folder))
 
     def answer(self, answer: Callable[[RunFolder, Request], Any], request: Request) -> Any:
         """What is asked about one run."""
@@ -138,7 +135,7 @@ class Board:
             raise HTTPException(400, f"{len(names)} runs; at most {MOST_COMPARED} can be compared")
         if not known:
             raise HTTPException(404, "no such run")
-        return comparison({name: known[name] for name in names if name in known}, self._evaluated)
+        return comparison({name: known[name] for name in names if name in known})
 
     def media(self, request: Request) -> Response:
         """A picture, a clip or a sound of a run; ``side`` asks for a small copy of a picture."""
@@ -166,16 +163,12 @@ class Board:
 
     @property
     def _runs(self) -> dict[str, Path]:
-        return _found(self.root, int(time.monotonic() / PAUSE))[0]
-
-    @property
-    def _evaluated(self) -> list[Path]:
-        return _found(self.root, int(time.monotonic() / PAUSE))[1]
+        return _found(self.root, int(time.monotonic() / PAUSE))
 
 
 @lru_cache(maxsize=1)
-def _found(root: Path, moment: int) -> tuple[dict[str, Path], list[Path]]:
-    """Runs and evaluations, looked for again after a moment: a page asks for many things at once."""
+def _found(root: Path, moment: int) -> dict[str, Path]:
+    """Runs, looked for again after a moment: a page asks for many things at once."""
     return find_runs(root)
 
 
@@ -211,8 +204,8 @@ def _smaller(file: Path, changed: tuple[int, ...], side: int) -> bytes | None:
         return encoded(image.convert("RGB"), quality=85)
 
 
-def comparison(runs: Mapping[str, Path], evaluated: Sequence[Path]) -> dict[str, Any]:
-    """Everything that a page shows of several runs, by name; ``evaluated`` may be evaluations of them."""
+def comparison(runs: Mapping[str, Path]) -> dict[str, Any]:
+    """Everything that a page shows of several runs, by name."""
     folders = {name: RunFolder(path) for name, path in runs.items()}
     options = {name: flat(configuration(folder)) for name, folder in folders.items()}
     rows = []
@@ -221,8 +214,7 @@ def comparison(runs: Mapping[str, Path], evaluated: Sequence[Path]) -> dict[str,
         rows.append(run_row(name, runs[name]) | {"curves": [_one_line(chart) for chart in curves]})
     return {
         "runs": rows, "differences": differences(options), "rewards": other_rewards(options),
-        "seeds": same_but_seed(options), "prompts": shared_prompts(list(folders.values())), "suites_about": ABOUT,
-        "suites": suites_beside({name: (folder, evaluated) for name, folder in folders.items()}),
+        "seeds": same_but_seed(options), "prompts": shared_prompts(list(folders.values())),
     }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ onnxruntime inside the methods that need them, so that a command line can be che
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import importlib.metadata
@@ -17,10 +18,12 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 
 import pydantic
 import pydantic.dataclasses
+import pydantic.fields
 import pydantic_core
 
 from burnish.utils.contracts import place, unfulfilled
@@ -30,7 +33,7 @@ from burnish.utils.user_code import absolute, load_object, path_of, reason
 
 T = TypeVar("T")
 PARTS, CALLS = "burnish.rl.algorithm", "burnish.environments.call_formats"
-WITHIN = "within_choice"  # type of errors about the options of a choice, which hold those errors
+CHOICE = "choice"  # type of the error about a name that no entry has
 ENTRY_POINTS = "burnish.plugins"  # group in which installed packages name modules that register something
 
 
@@ -81,7 +84,7 @@ class Named:
 @dataclass_transform(kw_only_default=True)
 def options(cls: type[T]) -> type[T]:
     """Make a dataclass whose fields are options of a run: checked when made, explained by the string below each."""
-    config = pydantic.ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True)
+    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     made = pydantic.dataclasses.dataclass(kw_only=True, config=config)(cls)
     return made  # type: ignore[return-value]
 
@@ -176,23 +179,81 @@ class Choice:
         return pydantic_core.core_schema.no_info_plain_validator_function(self.made)
 
     def made(self, value: Any) -> Any:
-        """The entry that a recipe means."""
+        """The entry that a recipe means; errors about its options are those of the option itself."""
         if value is None or is_dataclass(value):
             return value
-        if not isinstance(value, str | dict):
-            raise pydantic_core.PydanticKnownError("string_type")
-        tree = value if isinstance(value, dict) else {"name": value}
+        tree = {"name": value} if isinstance(value, str) else value
+        if not isinstance(tree, dict):
+            raise pydantic_core.PydanticCustomError(CHOICE, "no options", {"kind": self.kind})
         name = named(self.kind, tree.get("name"))
         if not known(self.kind, name):
-            listed = ", ".join(f"'{one}'" for one in names(self.kind))
-            raise pydantic_core.PydanticKnownError("literal_error", {"expected": listed})
-        try:
-            return pydantic.TypeAdapter(lookup(self.kind, name)).validate_json(
-                json.dumps(tree | {"name": name}), strict=True
-            )
-        except pydantic.ValidationError as error:
-            found = {"errors": error.errors(include_url=False), "kind": self.kind, "name": name}
-            raise pydantic_core.PydanticCustomError(WITHIN, "{errors}", found) from None
+            raise pydantic_core.PydanticCustomError(CHOICE, "no name", {"kind": self.kind, "name": name})
+        entry = lookup(self.kind, name)
+        own = tree | {"name": name} if "name" in entry.__pydantic_fields__ else without(tree, "name")
+        return validated(entry, own)
+
+
+@dataclass(frozen=True)
+class ReadIf:
+    """Marks an option that is read only where another one has one of these values; elsewhere it is refused.
+
+    Args of ``Annotated[float, ReadIf("kind", "linear")]``: an option of the same section, or a dotted one of the run;
+    and its values, where none means any but null, false, 0 and what is empty. ``why`` ends "OPTION is given, but ..."
+    in place of what the other option is.
+    """
+
+    option: str
+    values: tuple[Any, ...]
+    why: str
+
+    def __init__(self, option: str, *values: Any, why: str = "") -> None:
+        for name, value in (("option", option), ("values", values), ("why", why)):
+            object.__setattr__(self, name, value)
+
+
+class MayChange:
+    """Marks options and sections that may differ when a run resumes: they affect neither its weights nor its curves."""
+
+
+def validated(kind: Any, value: Any) -> Any:
+    """A value as an object of its class, with what JSON allows: [a, b] may be a tuple and 1 a float, true is not 1."""
+    return pydantic.TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+
+
+def without(tree: dict[str, Any], *names: str) -> dict[str, Any]:
+    """A section without some of its options."""
+    return {name: value for name, value in tree.items() if name not in names}
+
+
+def fields(options: Any) -> dict[str, pydantic.fields.FieldInfo]:
+    """The options of a class or of a section, by name."""
+    return {name: field for name, field in options.__pydantic_fields__.items() if not field.exclude}
+
+
+def explanation(options: Any, name: str) -> str:
+    """The string below an option on one line; that of a base class if the class itself has none."""
+    cls = options if isinstance(options, type) else type(options)
+    own = (vars(base).get("__pydantic_fields__", {}).get(name) for base in cls.__mro__)
+    words = [field.description for field in own if field is not None and field.description]
+    below = (_docstrings(base.__module__).get((base.__name__, name)) for base in cls.__mro__)
+    return " ".join((words or [text for text in below if text] or [""])[0].split())
+
+
+@cache
+def _docstrings(module: str) -> dict[tuple[str, str], str]:
+    """The strings below the options of a module's classes, by class and option; read when somebody asks."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError, KeyError):
+        return {}
+    return {
+        (cls.name, option.target.id): words.value.value
+        for cls in ast.walk(tree)
+        if isinstance(cls, ast.ClassDef)
+        for option, words in pairwise(cls.body)
+        if isinstance(option, ast.AnnAssign) and isinstance(option.target, ast.Name)
+        if isinstance(words, ast.Expr) and isinstance(words.value, ast.Constant) and isinstance(words.value.value, str)
+    }
 
 
 @cache
@@ -218,17 +279,20 @@ def open_entry_points() -> dict[str, str]:
 
 def _entry(kind: str, name: str, given: Any) -> Any:
     """Check and enter a class or a function: what a recipe's section is made into."""
-    entries, what = KINDS[kind].entries, f"{kind} {name!r} ({place(given)})"
-    if not given.__module__.startswith("burnish."):
+    entries, its = KINDS[kind].entries, KINDS[kind]
+    theirs = not given.__module__.startswith("burnish.")
+    if theirs:
         _import_all(kind)  # so that a name of ours is found to be taken by whoever takes it second
     before = entries.get(name)
     if before is not None and _origin(before) != _origin(given):  # a file may be imported twice, a cell run again
-        raise UserError(f"{what} is registered already, by {place(before)}; give it another name")
-    if (other := _rather(kind, given)) is not None:
-        raise UserError(f"{what} is of kind {other}: register it as such, or set the task that uses it")
-    its = KINDS[kind]
-    if lacking := unfulfilled(given, _load(its.part if its.part and isinstance(given, type) else its.contract)):
-        raise UserError(f"{what} {'; '.join(lacking)}")
+        raise UserError(f"{_what(kind, name, given)} is registered already, by {place(before)}; give it another name")
+    if theirs and (other := _rather(kind, given)) is not None:
+        raise UserError(
+            f"{_what(kind, name, given)} is of kind {other}: register it as such, or set the task that uses it"
+        )
+    contract = its.part if its.part and isinstance(given, type) else its.contract
+    if theirs and (lacking := unfulfilled(given, _load(contract))):
+        raise UserError(f"{_what(kind, name, given)} {'; '.join(lacking)}")
     made: Any = given if isinstance(given, type) else _of_function(given, name, its.part_of_function or its.part)
     if its.part:
         words = pydantic.Field(default=name, description=summary(inspect.getdoc(given) or ""))
@@ -241,6 +305,10 @@ def _entry(kind: str, name: str, given: Any) -> Any:
     return made
 
 
+def _what(kind: str, name: str, given: Any) -> str:
+    return f"{kind} {name!r} ({place(given)})"
+
+
 def _origin(thing: Any) -> tuple[str, str]:
     """The file, or else the module, that something is from, and its name there."""
     module = sys.modules.get(thing.__module__)
@@ -249,7 +317,7 @@ def _origin(thing: Any) -> tuple[str, str]:
 
 def _rather(kind: str, given: Any) -> str | None:
     """Another kind that a class of the user is of: its contract is narrower, or one of our bases is of that kind."""
-    if not isinstance(given, type) or given.__module__.startswith("burnish."):
+    if not isinstance(given, type):
         return None
     own = _load(KINDS[kind].contract)
     for other, its in KINDS.items():

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.config.text import explanation, fields
+from burnish.registry import explanation, fields
 from burnish.rl.algorithm import call
 
 if TYPE_CHECKING:

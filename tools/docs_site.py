@@ -228,7 +228,7 @@ def _inner(kind: Any) -> dict[str, Any]:
     """The sections of a class of options, but for those that a name chooses."""
     import dataclasses
 
-    from burnish.config.text import fields
+    from burnish.registry import fields
 
     hints, found = get_type_hints(kind), {}
     for name in fields(kind).keys() - CHOSEN.keys():
@@ -239,7 +239,7 @@ def _inner(kind: Any) -> dict[str, Any]:
 
 
 def _rows(kind: Any, path: str, anchors: dict[str, str]) -> list[str]:
-    from burnish.config.text import explanation, fields
+    from burnish.registry import explanation, fields
 
     rows = []
     for name, field in fields(kind).items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from burnish.config.foreign import ours_and_remark, table
+from burnish.config.errors import ours_and_remark, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "coming_from.md"
 

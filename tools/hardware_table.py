@@ -50,7 +50,7 @@ def needs() -> dict[str, float]:
 def forecast_recipes(names: Sequence[str]) -> None:
     """Forecast recipes on what they state, and keep what they need."""
     from burnish.config.load import load
-    from burnish.forecast.forecast import forecast
+    from burnish.plan.forecast import forecast
 
     for name in names:
         assert hardware_of(name), f"{name} states no hardware"

@@ -58,7 +58,7 @@ RAY = [
     "ray.start_timeout=300",
 ]  # fmt: skip
 ON_RAY = {
-    "ahead": ["pools.rollout.processes=1", "pipeline.depth=1"],
+    "ahead": ["pools.rollout.processes=1", "async_rollout.depth=1"],
     "two-ranks": ["pools.train.processes=2"],
 }
 RECORDED = "recorded.json"  # written last: how the run went

@@ -154,7 +154,7 @@ def model(name: str) -> Callable[[Suite, Path], Rows]:
 def publication(suite: Suite, folder: Path) -> Rows:
     """Weights from one card to another by NCCL."""
     told = suite.train(
-        "quickstart", folder, "runtime=ray", "pools.rollout.processes=1", "ray.publication.carrier=broadcast",
+        "quickstart", folder, "runtime=ray", "pools.rollout.processes=1",
         "model.lora=null", "steps=3",
     )  # fmt: skip
     seconds = [one["timing_s/publish"] for one in told if "timing_s/publish" in one]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from burnish.forecast.counter import LiveBytes
+from burnish.plan.counter import LiveBytes
 
 LOAD, SAMPLE, ANNOTATE, UPDATE = "load", "sample", "annotate", "update"
 NAMED = {"load": LOAD, "gen": SAMPLE, "old_log_prob": ANNOTATE, "update_actor": UPDATE}  # a run's own names for them

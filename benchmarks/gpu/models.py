@@ -29,11 +29,11 @@ from benchmarks.gpu.meter import LOAD, SAMPLE, UPDATE, Meter, peak
 from benchmarks.setting import median, write
 from burnish.config import load
 from burnish.config.hub import with_models
-from burnish.forecast.forecast import forecast
-from burnish.forecast.pretended import WORDS, FixedScores
-from burnish.forecast.published import published
 from burnish.loop import run
 from burnish.models.tiny import describe, describe_language
+from burnish.plan.forecast import forecast
+from burnish.plan.made_up import WORDS, FixedScores
+from burnish.plan.published import published
 from burnish.tasks import assemble
 from burnish.utils.weights import without_weights
 

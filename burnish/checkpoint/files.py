@@ -1,116 +1,171 @@
-"""A checkpoint on disk: tensors in a file per rank, the rest of the state, and a manifest with the files' hashes."""
+"""The files of a checkpoint: a manifest lists them with sizes and hashes, and is written last.
+
+The manifest's own hash detects damage, not forgery, so its content is checked: names stay inside of the folder.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from torch import Tensor
+from pydantic import AfterValidator, Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
-from burnish.checkpoint import first_format, manifest, state_file, tensor_file
-from burnish.checkpoint.manifest import VISIBLE
-from burnish.checkpoint.snapshot import Snapshot
-from burnish.rl.algorithm import Metrics
-from burnish.training.saved import SavedTensor, in_memory
-from burnish.utils.disk import sync
+from burnish.utils.disk import sync, write_atomically
 from burnish.utils.errors import UserError
-from burnish.utils.reading import check_folder
 
-MANIFEST = manifest.NAME
-PLACED = ("roles", "groups", "ema")  # parts of the state: each rank reads its own slices, into memory that is there
-VARYING = ("roles", "source")  # versions and options differ in what these hold: who loads them says what is missing
-KINDS: dict[str, Any] = {
-    "true or false": bool, "a map": dict, "a list": list | tuple, "a tensor": Tensor | SavedTensor, "text": str,
-    "an integer": int, "a number": float | int,
-}  # fmt: skip
+MANIFEST = "manifest.json"
+FORMAT = 2
+VISIBLE = re.compile(r"(\d{8,})")  # folder names of complete checkpoints
+_FILE = re.compile(r"state\.json|tensors/[\w-][\w.-]*\.safetensors")
 HASHED = 8  # files at a time
 
 
+@dataclass(frozen=True)
+class FileEntry:
+    """A file in the manifest."""
+
+    size: NonNegativeInt
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+def _inside(name: str) -> str:
+    if not _FILE.fullmatch(name):
+        raise ValueError(f"{name!r:.80} is not a file name of a checkpoint")
+    return name
+
+
+Files = Annotated[dict[Annotated[str, AfterValidator(_inside)], FileEntry], Field(min_length=1)]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class Manifest:
+    """What a checkpoint is, and of which files."""
+
+    update: NonNegativeInt
+    identity: dict[str, str]
+    score: FiniteFloat | None
+    files: Files
+    unvalidated: dict[str, FiniteFloat | None] | None = None  # metrics of its update, if its validation is to be done
+
+    def render(self) -> bytes:
+        """As JSON with its own hash, which detects any change."""
+        content = {"format": FORMAT} | {name: asdict(self)[name] for name in Manifest.__dataclass_fields__}
+        if self.unvalidated is None:
+            del content["unvalidated"]
+        return _sealed(content)
+
+
+_MANIFEST = TypeAdapter(Manifest)
+
+
+def _sealed(content: dict[str, Any]) -> bytes:
+    digest = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
+    return json.dumps({"sha256": digest} | content, indent=1, allow_nan=False).encode() + b"\n"
+
+
+def finite(value: float | None) -> float | None:
+    """A number as JSON can hold it; None for NaN."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def parse(raw: bytes, file: str) -> Manifest:
+    """The manifest that was read from a file.
+
+    Raises:
+        UserError: it is damaged, or not written by a run.
+    """
+    try:
+        content = json.loads(raw)
+        content.pop("sha256")
+        intact = _sealed(content) == raw
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        intact = False
+    if not intact:
+        raise UserError(f"{file} is damaged: its {len(raw)} bytes do not match its sha256")
+    if content.get("format") != FORMAT:
+        raise UserError(f"{file} has format {content.get('format')!r:.40}, not {FORMAT}; another Burnish wrote it")
+    try:
+        return _MANIFEST.validate_json(raw, strict=True)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(map(str, wrong["loc"]))
+        raise UserError(
+            f"{file} was not written by Burnish: {where:.80}: {wrong['msg']}; use another checkpoint"
+        ) from None
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in a checkpoint's folder.
+
+    Raises:
+        OSError: it can't be read.
+        UserError: it is missing, damaged, or not written by a run.
+    """
+    file = path / MANIFEST
+    if not file.exists():
+        raise UserError(
+            f"{path} is not a complete checkpoint: {file} is missing; give a numbered folder in a run's checkpoints"
+        )
+    return parse(file.read_bytes(), str(file))
+
+
+def numbered(folder: Path) -> list[Path]:
+    """Checkpoints of a folder by their names, in no order; none if there is no such folder."""
+    return [path for path in folder.iterdir() if VISIBLE.fullmatch(path.name)] if folder.is_dir() else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(Manifest):
     """A complete checkpoint: every file was verified when it was opened."""
 
     path: Path
-    update: int
-    identity: dict[str, str]
-    score: float | None
-    files: dict[str, dict[str, Any]]  # size and sha256 by file name
-    format: int
-    unvalidated: Metrics | None = None  # metrics of its update, if the validation is still to be done
 
     @property
     def bytes(self) -> int:
         """Size of its files, the manifest aside."""
-        return sum(about["size"] for about in self.files.values())
+        return sum(entry.size for entry in self.files.values())
 
-    def load(self, identity: dict[str, str], own: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def load(self, identity: dict[str, str], own: Collection[str] = ()) -> dict[str, Any]:
         """The saved state by part; what networks, optimizers and averages hold as saved tensors, which are read later.
 
         Loading never executes code of the checkpoint.
 
         Args:
             identity: of the run that loads, as it was given to ``save``.
-            own: state of the run that loads: the saved one must have its parts, with values of the same kinds.
+            own: parts of the state of the run that loads, which the saved one must have.
 
         Raises:
-            UserError: the checkpoint is of another model or algorithm, was removed since, or has content that no run
-                writes.
+            UserError: the checkpoint is of another model or algorithm, was removed since, or was not written by a run.
         """
-        saved = self.identity
         differing = [
-            f"{name} is {saved.get(name)!r} in the checkpoint and {identity.get(name)!r} here"
-            for name in dict.fromkeys([*saved, *identity])
-            if saved.get(name) != identity.get(name)
+            f"{name} is {self.identity.get(name)!r} in the checkpoint and {identity.get(name)!r} here"
+            for name in dict.fromkeys([*self.identity, *identity])
+            if self.identity.get(name) != identity.get(name)
         ]
         if differing:
             raise UserError(
                 f"{self.path} is a checkpoint of another model or algorithm: {'; '.join(differing)}; "
                 "give the options that it was trained with, or start a new run in another output_dir"
             )
+        from burnish.checkpoint import state
+
         try:
-            found = self._read()
-            if wrong := _unlike(found, own):
-                raise UserError(f"{self.path} {wrong}; use another checkpoint")
-            return {name: part if name in PLACED else in_memory(part) for name, part in found.items()}
+            parts = state.read(self.path, self.files)
         except FileNotFoundError as error:
             raise UserError(f"{error.filename} was removed while it was read; start again") from None
         except OSError as error:
             raise UserError(f"{error.filename or self.path} can't be read: {error.strerror or error}") from None
-
-    def _read(self) -> dict[str, Any]:
-        sizes = {name: about["size"] for name, about in self.files.items()}
-        if self.format == manifest.FIRST:
-            return first_format.read(self.path, sizes)
-        start = f"{tensor_file.FOLDER}/"
-        own = {name.removeprefix(start): size for name, size in sizes.items() if name.startswith(start)}
-        tensors = tensor_file.read(self.path / tensor_file.FOLDER, own)
-        if state_file.NAME not in sizes:
-            raise UserError(f"{self.path} lacks {state_file.NAME}; use another checkpoint")
-        found = state_file.read((self.path / state_file.NAME).read_bytes(), tensors)
-        if not isinstance(found, dict):
-            raise UserError(f"{self.path / state_file.NAME} has no parts; use another checkpoint")
-        return found
-
-
-def _unlike(saved: Any, own: Any, where: str = "") -> str:
-    """What a saved state lacks, or has of another kind than the state of the run that loads it; "" is nothing."""
-    if own is None or (where == "ema" and saved is None):  # whether there is an average is the trainer's question
-        return ""
-    name, kind = next((name, kind) for name, kind in KINDS.items() if isinstance(own, kind))
-    if not isinstance(saved, kind) or isinstance(saved, bool) != isinstance(own, bool):
-        return f"has a {where} that is not {name}: {saved!r:.40}"
-    if name != "a map":
-        return ""
-    inside = {key: f"{where}.{key}" if where else key for key in own}
-    if where not in VARYING and (missing := own.keys() - saved.keys()):
-        return f"lacks {inside[min(missing)]}"
-    return next(filter(None, (_unlike(saved[key], own[key], inside[key]) for key in own if key in saved)), "")
+        if missing := set(own) - parts.keys():
+            raise UserError(f"{self.path} lacks {min(missing)}; use another checkpoint")
+        return parts
 
 
 def read(path: Path) -> Checkpoint:
@@ -122,9 +177,9 @@ def read(path: Path) -> Checkpoint:
     try:
         checkpoint = opened(path)
         with ThreadPoolExecutor(min(HASHED, os.cpu_count() or 1)) as threads:
-            found = threads.map(lambda name: _sha256(path / name), checkpoint.files)
-            for (name, about), digest in zip(checkpoint.files.items(), found, strict=True):
-                if digest != about["sha256"]:
+            digests = threads.map(lambda name: _sha256(path / name), checkpoint.files)
+            for (name, entry), digest in zip(checkpoint.files.items(), digests, strict=True):
+                if digest != entry.sha256:
                     raise UserError(f"{path / name} is damaged: its sha256 is not the one in {MANIFEST}")
         return checkpoint
     except OSError as error:
@@ -139,96 +194,42 @@ def opened(path: Path) -> Checkpoint:
         UserError: a file is missing or truncated, or the manifest is damaged.
     """
     if not path.is_dir():
-        beside = path.parent.iterdir() if path.parent.is_dir() else ()
-        there = ", ".join(sorted(one.name for one in beside if VISIBLE.fullmatch(one.name)))
+        there = ", ".join(sorted(beside.name for beside in numbered(path.parent)))
         names = f"; {path.parent} has {there} (checkpoint.keep_last says how many are kept)" if there else ""
         raise UserError(
             f"{path} is not a checkpoint: no such folder; give a numbered folder in a run's checkpoints{names}"
         )
-    check_folder(path)
-    content = manifest.read(path)
-    if VISIBLE.fullmatch(path.name) and int(path.name) != content["update"]:
-        raise UserError(f"{path} is of policy update {content['update']}; rename it to {content['update']:08d}")
-    for name, about in content["files"].items():
+    manifest = read_manifest(path)
+    if VISIBLE.fullmatch(path.name) and int(path.name) != manifest.update:
+        raise UserError(f"{path} is of policy update {manifest.update}; rename it to {manifest.update:08d}")
+    for name, entry in manifest.files.items():
         file = path / name
-        if not file.exists():
-            raise UserError(f"{file} is missing")
-        if not file.is_file() or not file.resolve().is_relative_to(path.resolve()):
+        if not file.is_file():
+            raise UserError(f"{file} is missing, or no file")
+        if not file.resolve().is_relative_to(path.resolve()):
             raise UserError(f"{file} links outside the checkpoint; replace the link by its file, or use another one")
-        if (size := file.stat().st_size) != about["size"]:
-            raise UserError(f"{file} has {size} bytes of {about['size']}")
-    return Checkpoint(
-        path=path,
-        update=content["update"],
-        identity=content["identity"],
-        score=content["score"],
-        files=content["files"],
-        format=content["format"],
-        unvalidated=_numbers(content.get("unvalidated")),  # missing in older checkpoints
-    )
-
-
-def _numbers(found: dict[str, float | None] | None) -> Metrics | None:
-    """Metrics from JSON, which has null for NaN."""
-    if found is None:
-        return None
-    return {name: math.nan if value is None else value for name, value in found.items()}
+        if (size := file.stat().st_size) != entry.size:
+            raise UserError(f"{file} has {size} bytes of {entry.size}")
+    metrics = manifest.unvalidated and {
+        name: math.nan if value is None else value for name, value in manifest.unvalidated.items()
+    }
+    return Checkpoint(path=path, **vars(replace(manifest, unvalidated=metrics)))
 
 
 def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def write_tensors(folder: Path, state: Snapshot, rank: int) -> dict[str, dict[str, Any]]:
-    """Write this rank's tensors to a file, if there are any: its size and sha256 by name."""
-    if not state.pieces:
-        return {}
-    name = f"{tensor_file.FOLDER}/rank-{rank:05d}.safetensors"
-    return {name: tensor_file.write(folder / name, state.pieces)}
-
-
-def write(folder: Path, state: Snapshot, files: dict[str, dict[str, Any]]) -> Checkpoint:
-    """Write the rest of the state and the manifest, and see that all files are there; run by one rank.
-
-    Args:
-        folder: of the checkpoint.
-        state: to be written.
-        files: what ``write_tensors`` said on all ranks. They hashed what they wrote, so nothing is read again.
+def publish_manifest(path: Path, manifest: Manifest) -> Checkpoint:
+    """Write the manifest, atomically, and see that all files are there.
 
     Raises:
         OSError: it can't be written.
-        UserError: a file is not as long as it was written.
+        UserError: so, or a file is not as long as it was written.
     """
-    rest = tensor_file.write_file(folder / state_file.NAME, iter([state_file.render(state.parts)]))
-    _write_manifest(folder / MANIFEST, state, {state_file.NAME: rest} | files, manifest.FORMAT)
-    sync(folder / tensor_file.FOLDER)
-    sync(folder)
-    return opened(folder)
-
-
-def mark_validated(checkpoint: Checkpoint, score: float | None) -> Checkpoint:
-    """Record in the manifest, atomically, that the validation is done, and its reward."""
-    done = replace(checkpoint, score=_finite(score), unvalidated=None)
-    new = checkpoint.path / f".{MANIFEST}.new"
-    _write_manifest(new, done, checkpoint.files, checkpoint.format)
-    new.replace(checkpoint.path / MANIFEST)
-    sync(checkpoint.path)
-    return done
-
-
-def _write_manifest(path: Path, about: Snapshot | Checkpoint, files: dict[str, dict[str, Any]], number: int) -> None:
-    content = {
-        "format": number,
-        "update": about.update,
-        "identity": about.identity,
-        "score": _finite(about.score),
-        "files": files,
-    }
-    if about.unvalidated is not None:
-        content["unvalidated"] = {name: _finite(value) for name, value in about.unvalidated.items()}
-    tensor_file.write_file(path, iter([manifest.render(content)]))
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    metrics = manifest.unvalidated and {name: finite(value) for name, value in manifest.unvalidated.items()}
+    clean = replace(manifest, score=finite(manifest.score), unvalidated=metrics)
+    write_atomically(path / MANIFEST, clean.render())
+    sync(path)
+    return opened(path)

@@ -10,23 +10,22 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from burnish.checkpoint import manifest
-from burnish.checkpoint.manifest import VISIBLE
+from burnish.checkpoint.files import MANIFEST, VISIBLE, FileEntry, Manifest, numbered, parse, read_manifest
 from burnish.utils.disk import sync, write_atomically
 from burnish.utils.errors import UserError
 from burnish.utils.paths import ALARMS, ALARMS_FIRST, CHECKPOINTS, CONFIG, METRICS
-from burnish.utils.reading import check_folder
+from burnish.utils.secrets import redacted
+from burnish.utils.sidecar import Report
 
 log = logging.getLogger(__name__)
 
 CHUNK = 8 << 20  # bytes
-# a run's other files that go along, and the longest that are read back
-RECORDS = {CONFIG: 64 << 20, METRICS: 4 << 30, ALARMS: 64 << 20, ALARMS_FIRST: 64 << 20}
+RECORDS = (CONFIG, METRICS, ALARMS, ALARMS_FIRST)  # a run's other files that go along
 Alive = Callable[[], None]  # is called again and again while something is moved
 
 
@@ -48,18 +47,19 @@ class Remote:
 
         self.fs, self.root = url_to_fs(address.rstrip("/"))
         self.alive = alive
-        self._verified: set[tuple[str, str]] = set()  # names and hashes of files that were read back
 
     def updates(self) -> list[int]:
         """Numbers of the checkpoints with a manifest, the newest first."""
-        place = f"{self.root}/{CHECKPOINTS}"
         self.fs.invalidate_cache()
         try:
-            names = [str(name).rstrip("/").rpartition("/")[2] for name in self.fs.ls(place, detail=False)]
+            names = [
+                str(name).rstrip("/").rpartition("/")[2]
+                for name in self.fs.ls(f"{self.root}/{CHECKPOINTS}", detail=False)
+            ]
         except FileNotFoundError:
             return []
         found = sorted((int(name) for name in names if VISIBLE.fullmatch(name)), reverse=True)
-        return [update for update in found if self.fs.exists(self._place(update, manifest.NAME))]
+        return [update for update in found if self.fs.exists(self._place(update, MANIFEST))]
 
     def copy(self, folder: Path) -> None:
         """Copy a complete checkpoint, or what is missing of it.
@@ -68,18 +68,19 @@ class Remote:
             Damaged: a file on this machine is not what the manifest says.
             OSError: what was read back is not what was sent; or of the file system.
         """
-        content = manifest.read(folder)
-        raw, update = manifest.render(content), content["update"]
-        there = self._manifest(update)
-        if there == raw:
+        manifest = read_manifest(folder)
+        place = self._place(manifest.update, MANIFEST)
+        there = self._manifest(manifest.update)
+        if there == manifest:
             return
-        if there is not None and _files(there) != content["files"]:
-            self.fs.rm_file(self._place(update, manifest.NAME))  # that update was trained again: another checkpoint
-        for name, about in content["files"].items():
-            self._copy_file(folder / name, self._place(update, name), about)
-        self._write(self._place(update, manifest.NAME), raw)
-        if self._manifest(update) != raw:
-            raise OSError(f"{self._place(update, manifest.NAME)} was not kept as it was written")
+        if there is None or there.files != manifest.files:  # otherwise only its validation is new
+            if self.fs.lexists(place):
+                self.fs.rm_file(place)  # damaged, or that update was trained again: another checkpoint
+            for name, entry in manifest.files.items():
+                self._copy_file(folder / name, self._place(manifest.update, name), entry)
+        self._write(place, manifest.render())
+        if self._manifest(manifest.update) != manifest:
+            raise OSError(f"{place} was not kept as it was written")
 
     def copy_records(self, run: Path) -> None:
         """Copy what else a run has to have to go on, as far as it is written."""
@@ -96,51 +97,47 @@ class Remote:
             update: newest checkpoint of the run; later ones are of a run that was resumed from an earlier update.
         """
         older = [one for one in self.updates() if one <= update]
-        known = [
-            (score, one) for one in older if len(older) > keep and best and (score := self._score(one)) is not None
-        ]
+        if len(older) <= keep:
+            return
+        manifests = [found for one in older if (found := self._manifest(one)) is not None]
+        scores = [(found.score, found.update) for found in manifests if found.score is not None]
         for one in older[keep:]:
-            if not known or one != max(known)[1]:
-                self.fs.rm_file(self._place(one, manifest.NAME))  # first: what is left is no checkpoint
+            if not (best and scores) or one != max(scores)[1]:
+                self.fs.rm_file(self._place(one, MANIFEST))  # first: what is left is no checkpoint
                 self.fs.rm(self._place(one, ""), recursive=True)
 
-    def _score(self, update: int) -> float | None:
+    def _manifest(self, update: int) -> Manifest | None:
+        """The manifest of a copy; None if it is missing or damaged."""
         try:
-            score: float | None = self.content(update)["score"]
-        except UserError:  # nothing to go on from
+            return self.manifest(update)
+        except Damaged:
             return None
-        return score
 
-    def content(self, update: int) -> dict[str, Any]:
+    def manifest(self, update: int) -> Manifest:
         """The manifest of a copy.
 
         Raises:
             Damaged: it is missing or damaged, or was not written by a run.
         """
-        place = self._place(update, manifest.NAME)
-        raw = self._manifest(update)
-        if raw is None:
-            raise Damaged(f"{place} is missing")
+        place = self._place(update, MANIFEST)
         try:
-            found = manifest.parse(raw, place)
+            found = parse(b"".join(self._chunks(place)), place)
         except UserError as error:
             raise Damaged(str(error)) from None
-        if found["update"] != update:
-            raise Damaged(f"{place} is of policy update {found['update']}, not {update}")
+        if found.update != update:
+            raise Damaged(f"{place} is of policy update {found.update}, not {update}")
         return found
 
     def fetch(self, update: int, checkpoints: Path) -> Path:
         """Fetch a copy into a folder of checkpoints; it appears when all of it is there and verified.
-
-        The manifest is checked before anything else is read, and nothing is read beyond the sizes that it states.
 
         Raises:
             Damaged: a file is not what the manifest says.
             UserError: the disk lacks room.
             OSError: of either file system.
         """
-        content = self.content(update)
-        need, room = sum(about["size"] for about in content["files"].values()), shutil.disk_usage(checkpoints).free
+        manifest = self.manifest(update)
+        need, room = sum(entry.size for entry in manifest.files.values()), shutil.disk_usage(checkpoints).free
         if need > room:
             raise UserError(
                 f"{self._place(update, '')} has {need / 1e9:.2f} GB, but {checkpoints} has room for {room / 1e9:.2f} "
@@ -148,10 +145,16 @@ class Remote:
             )
         staged, target = checkpoints / f".saving-{update:08d}-{uuid4().hex[:8]}", checkpoints / f"{update:08d}"
         try:
-            for name, about in content["files"].items():
+            for name, entry in manifest.files.items():
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)
-                self._fetch_file(self._place(update, name), staged / name, about)
-            write_atomically(staged / manifest.NAME, manifest.render(content))
+                place = self._place(update, name)
+                with (staged / name).open("xb") as file:
+                    digest = self._digest(place, file.write)
+                    file.flush()
+                    os.fsync(file.fileno())
+                if digest != entry.sha256:
+                    raise Damaged(f"{place} is damaged: it is not what {MANIFEST} says")
+            write_atomically(staged / MANIFEST, manifest.render())
             if target.exists():  # damaged: whoever fetches has looked
                 aside = checkpoints / f".removing-{update:08d}-{uuid4().hex[:8]}"
                 target.rename(aside)
@@ -164,76 +167,47 @@ class Remote:
 
     def fetch_records(self, run: Path) -> None:
         """Fetch what else a run has to have to go on, where this machine doesn't have it."""
-        for name, most in RECORDS.items():
+        for name in RECORDS:
             place = f"{self.root}/{name}"
             if not (run / name).exists() and self.fs.exists(place):
-                if (size := self.fs.size(place)) > most:
-                    raise UserError(f"{place} has {size} bytes, more than {most}: it is not {name} of a run")
                 (run / name).parent.mkdir(exist_ok=True)
-                write_atomically(run / name, b"".join(self._chunks(place, most)))
+                write_atomically(run / name, b"".join(self._chunks(place)))
 
     def _place(self, update: int, name: str) -> str:
         return f"{self.root}/{CHECKPOINTS}/{update:08d}/{name}".rstrip("/")
 
-    def _manifest(self, update: int) -> bytes | None:
-        place = self._place(update, manifest.NAME)
-        if not self.fs.exists(place):
-            return None
-        self._check_plain(place)
-        if (size := self.fs.size(place)) > manifest.LARGEST:
-            raise Damaged(f"{place} has {size} bytes, more than a manifest can have")
-        return b"".join(self._chunks(place, manifest.LARGEST))
-
-    def _copy_file(self, file: Path, place: str, about: dict[str, Any]) -> None:
-        if (place, about["sha256"]) in self._verified:
+    def _copy_file(self, file: Path, place: str, entry: FileEntry) -> None:
+        sha256 = entry.sha256
+        if self.fs.exists(place) and self.fs.size(place) == entry.size and self._digest(place) == sha256:
             return
-        there = self.fs.exists(place) and self.fs.size(place) == about["size"]
-        if not (there and self._digest(place, about["size"]) == about["sha256"]):
-            digest = hashlib.sha256()
-            self.fs.makedirs(place.rpartition("/")[0], exist_ok=True)
-            if self.fs.lexists(place):
-                self._check_plain(place)
-            with file.open("rb") as source, self.fs.open(place, "wb") as target:
-                while chunk := source.read(CHUNK):
-                    digest.update(chunk)
-                    target.write(chunk)
-                    self.alive()
-            if digest.hexdigest() != about["sha256"]:
-                raise Damaged(f"{file} is damaged: its sha256 is not the one in {manifest.NAME}")
-            if self._digest(place, about["size"]) != about["sha256"]:
-                raise OSError(f"{place} was not kept as it was written: its sha256 is another one")
-        self._verified.add((place, about["sha256"]))
-
-    def _fetch_file(self, place: str, file: Path, about: dict[str, Any]) -> None:
-        digest, found = hashlib.sha256(), 0
-        with file.open("xb") as target:
-            for chunk in self._chunks(place, about["size"]):
+        digest = hashlib.sha256()
+        with file.open("rb") as source, self._open_new(place) as target:
+            while chunk := source.read(CHUNK):
                 digest.update(chunk)
                 target.write(chunk)
-                found += len(chunk)
-            target.flush()
-            os.fsync(target.fileno())
-        if found != about["size"] or digest.hexdigest() != about["sha256"]:
-            raise Damaged(f"{place} is damaged: it is not what {manifest.NAME} says")
+                self.alive()
+        if digest.hexdigest() != sha256:
+            raise Damaged(f"{file} is damaged: its sha256 is not the one in {MANIFEST}")
+        if self._digest(place) != sha256:
+            raise OSError(f"{place} was not kept as it was written: its sha256 is another one")
 
-    def _digest(self, place: str, size: int) -> str:
+    def _digest(self, place: str, also: Callable[[bytes], Any] = lambda chunk: None) -> str:
         digest = hashlib.sha256()
-        for chunk in self._chunks(place, size):
+        for chunk in self._chunks(place):
             digest.update(chunk)
+            also(chunk)
         return digest.hexdigest()
 
-    def _chunks(self, place: str, most: int) -> Iterator[bytes]:
+    def _chunks(self, place: str) -> Iterator[bytes]:
         """A file's content.
 
         Raises:
-            Damaged: it has more bytes than ``most``, is missing, or is none.
+            Damaged: it is missing, or is none.
         """
         self.fs.invalidate_cache()
         self._check_plain(place)
         with self.fs.open(place, "rb") as source:
-            while chunk := source.read(min(CHUNK, most + 1)):
-                if (most := most - len(chunk)) < 0:
-                    raise Damaged(f"{place} is damaged: it is longer than its manifest says")
+            while chunk := source.read(CHUNK):
                 self.alive()
                 yield chunk
 
@@ -251,30 +225,75 @@ class Remote:
             raise Damaged(f"{place} is a folder, a link, a pipe or a device, but should be a file; remove it")
 
     def _write(self, place: str, content: bytes) -> None:
+        with self._open_new(place) as target:
+            target.write(content)
+
+    def _open_new(self, place: str) -> Any:
         self.fs.makedirs(place.rpartition("/")[0], exist_ok=True)
         if self.fs.lexists(place):
             self._check_plain(place)
-        with self.fs.open(place, "wb") as target:
-            target.write(content)
+        return self.fs.open(place, "wb")
 
 
-def _files(raw: bytes) -> Any:
-    """What a manifest lists; None if it is damaged."""
+class Copies:
+    """Copies every checkpoint of a run; see ``burnish.utils.sidecar``."""
+
+    def __init__(self, told: Mapping[str, Any], report: Report) -> None:
+        """Args:
+        told: ``run``, its folder; ``address``; how many copies to ``keep``, if not all, and whether the ``best``, too.
+        report: what is to be logged, and that work goes on.
+        """
+        self.run, self.keep, self.best, self.report = Path(told["run"]), told["keep"], told["best"], report
+        self.remote = Remote(told["address"], report.alive)
+        there = len(self.remote.updates())  # whoever can't list it learns that now
+        report.info(redacted(f"copies go to {told['address']}, which has {there}"))
+        self._copied: dict[int, bytes] = {}  # manifests, which change when a validation is recorded
+
+    def __call__(self) -> None:
+        """Copy what is not copied yet, the newest first."""
+        while (folder := self._pending()) is not None:
+            update, known = int(folder.name), _read(folder)
+            if known is None:
+                continue
+            try:
+                self.remote.copy(folder)
+                self._copied[update] = known
+            except (FileNotFoundError, UserError) as error:
+                if not folder.is_dir():
+                    self.report.warning(
+                        f"{folder} was removed before it was copied; raise checkpoint.keep_last to copy every one"
+                    )
+                elif isinstance(error, UserError):  # damaged on this machine, which no second try changes
+                    self._copied[update] = known
+                    self.report.warning(redacted(str(error)))
+                else:
+                    raise
+                continue
+            self.remote.copy_records(self.run)
+            self.report.done(update)
+            if self.keep is not None:
+                self.remote.retire(self.keep, best=self.best, update=max(self._copied))
+
+    def _pending(self) -> Path | None:
+        """The newest checkpoint that is not copied as it is, of those that are to be kept there."""
+        newest = sorted(numbered(self.run / CHECKPOINTS), reverse=True)
+        manifests = {path: raw for path in newest if (raw := _read(path)) is not None}
+        wanted = list(manifests)[: self.keep]
+        if self.best and self.keep is not None:
+            scores = [(score, path) for path in manifests if (score := _score(path)) is not None]
+            wanted += [max(scores)[1]] if scores else []
+        return next((path for path in wanted if self._copied.get(int(path.name)) != manifests[path]), None)
+
+
+def _read(checkpoint: Path) -> bytes | None:
     try:
-        return manifest.parse(raw, manifest.NAME)["files"]
-    except UserError:
+        return (checkpoint / MANIFEST).read_bytes()
+    except FileNotFoundError:  # it is being removed, or was never complete
         return None
 
 
-def intact(folder: Path) -> bool:
-    """Whether a checkpoint of this machine is complete and undamaged."""
+def _score(checkpoint: Path) -> float | None:
     try:
-        check_folder(folder)
-        content = manifest.read(folder)
-        for name, about in content["files"].items():
-            with (folder / name).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != about["sha256"]:
-                    return False
+        return read_manifest(checkpoint).score
     except (OSError, UserError):
-        return False
-    return True
+        return None

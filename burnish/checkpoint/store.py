@@ -7,25 +7,27 @@ import math
 import re
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from burnish.checkpoint import tensor_file
-from burnish.checkpoint.files import Checkpoint, mark_validated, read, write, write_tensors
-from burnish.checkpoint.manifest import VISIBLE, numbered
-from burnish.checkpoint.snapshot import Snapshot
-from burnish.options.checkpoint import CheckpointOptions
+from burnish.checkpoint.files import VISIBLE, Checkpoint, numbered, publish_manifest, read
+from burnish.checkpoint.state import Snapshot
+from burnish.options import CheckpointOptions
 from burnish.rl.algorithm import Metrics
 from burnish.training.ranks import SINGLE_RANK, Ranks
-from burnish.utils.background import Background
 from burnish.utils.disk import FULL, sync
 from burnish.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 
+TIMEOUT = 3600.0  # seconds in which a save in the background has to end
 TEMPORARY = re.compile(r"\.(saving|replaced|removing)-(\d{8,})-[0-9a-f]{8}")  # may remain after a kill
 
 
@@ -42,13 +44,13 @@ class CheckpointStore:
         self._cleaned = False
         self._told = False  # that max_gb is too low
         self._longest = 0.0
-        self._writing: Background | None = None
+        self._writing: Future[None] | None = None
         self._background_ranks: Ranks | None = None
 
     @property
     def seconds(self) -> float:
         """Expected time of a save: the longest one of this process so far."""
-        return self._longest * (2 if self._writing is not None and not self._writing.done else 1)
+        return self._longest * (2 if self._writing is not None and not self._writing.done() else 1)
 
     def save(
         self,
@@ -88,7 +90,7 @@ class CheckpointStore:
         if self._background_ranks is None:
             self._background_ranks = self.ranks.clone_group()
         ranks = self._background_ranks
-        self._writing = Background(f"{target} is written", lambda: self._save(taken, target, ranks, start))
+        self._writing = _in_background(lambda: self._save(taken, target, ranks, start))
         return target
 
     def validated(self, update: int, score: float | None) -> None:
@@ -105,8 +107,8 @@ class CheckpointStore:
         if found is None or (found.unvalidated is None and found.score == score):
             return
         try:
-            self._verified[target] = mark_validated(found, score)
-        except OSError as error:
+            self._verified[target] = publish_manifest(target, replace(found, score=score, unvalidated=None))
+        except (OSError, UserError) as error:
             raise UserError(
                 f"the validation of checkpoint {target} can't be recorded: {error}; the checkpoint is intact, and a "
                 "run that resumes from it repeats the validation"
@@ -115,7 +117,7 @@ class CheckpointStore:
 
     def raise_failed(self) -> None:
         """Raise the error of a save in the background that has failed meanwhile; see ``save``."""
-        if self._writing is not None and self._writing.done:
+        if self._writing is not None and self._writing.done():
             self.wait()
 
     def wait(self) -> None:
@@ -126,7 +128,9 @@ class CheckpointStore:
         """
         writing, self._writing = self._writing, None
         if writing is not None:
-            writing.wait()
+            if not wait_for([writing], TIMEOUT).done:
+                raise TimeoutError(f"timed out after {TIMEOUT:g} s writing a checkpoint to {self.folder}")
+            writing.result()
 
     def __enter__(self) -> Self:
         return self
@@ -145,8 +149,8 @@ class CheckpointStore:
         staged = ranks.first(lambda: self._temporary("saving", state.update))
         try:
             ranks.first(lambda: self._stage(staged))
-            files = _by_all(ranks, lambda: write_tensors(staged, state, ranks.rank))
-            ranks.first(lambda: self._publish(write(staged, state, files), target))
+            files = _by_all(ranks, lambda: state.write_tensors(staged, ranks.rank))
+            ranks.first(lambda: self._publish(state.write(staged, files), target))
         except (OSError, UserError) as error:
             raise UserError(self._failure(target, state, error)) from error
         finally:
@@ -166,10 +170,6 @@ class CheckpointStore:
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint; damaged ones are skipped with a warning."""
         return next(self._all_complete(), None)
-
-    def best(self) -> Checkpoint | None:
-        """The complete checkpoint with the highest score, the newest of equals; None if none has a score."""
-        return _best(list(self._all_complete()))
 
     def open(self, path: str | Path) -> Checkpoint:
         """A checkpoint by its path.
@@ -233,35 +233,22 @@ class CheckpointStore:
         paths = sorted(numbered(self.folder))
         complete = [found for path in paths if (found := self._complete(path))]
         older = [found.path for found in complete if found.update <= update]
-        keep = set(older[-self.options.keep_last :])
         best = _best(complete) if self.options.keep_best else None
-        if best:
-            keep.add(best.path)
-        if self.options.max_gb is not None:
-            always = {best.path if best else None, older[-1] if older else None}
-            ours = [found for found in reversed(complete) if found.path in keep]
-            keep &= self._within([found for found in ours if found.path in always], ours)
+        always = {best.path if best else None, older[-1] if older else None}
+        keep = {*older[-self.options.keep_last :], best.path if best else None}
+        room = math.inf if self.options.max_gb is None else self.options.max_gb * 1e9
+        room -= sum(found.bytes for found in complete if found.path in always)
+        if room < 0 and not self._told:
+            self._told = True
+            log.warning("the newest and the best checkpoint take more than checkpoint.max_gb, %g", self.options.max_gb)
+        for found in reversed(complete):
+            if found.path in keep - always:
+                room -= found.bytes
+                if room < 0:
+                    keep.remove(found.path)
         for path in paths:
             if int(path.name) < update and path not in keep:
                 self._remove(path)
-
-    def _within(self, always: list[Checkpoint], kept: list[Checkpoint]) -> set[Path]:
-        """Those of ``kept``, the newest first, that fit into the room of ``max_gb`` beside those that stay anyway."""
-        room = (self.options.max_gb or math.inf) * 1e9 - sum(found.bytes for found in always)
-        if room < 0 and not self._told:
-            self._told = True
-            log.warning(
-                "checkpoint.max_gb is %g, and the checkpoints that are always kept take %.2f GB; it bounds the others",
-                self.options.max_gb, sum(found.bytes for found in always) / 1e9,
-            )  # fmt: skip
-        found = {one.path for one in always}
-        for one in kept:
-            if one not in always:
-                room -= one.bytes
-                if room < 0:
-                    break
-                found.add(one.path)
-        return found
 
     def _remove(self, path: Path) -> None:
         """Rename a checkpoint before removing it, so that a kill never leaves a partial one."""
@@ -301,6 +288,21 @@ class CheckpointStore:
             f"addition to those that are kept; {intact}; free some space or lower checkpoint.keep_last, then run the "
             "same command to resume"
         )
+
+
+def _in_background(work: Callable[[], None]) -> Future[None]:
+    """Work in a daemon thread, which does not keep the process alive."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+            future.set_result(None)
+        except BaseException as error:
+            future.set_exception(error)  # raised by wait()
+
+    threading.Thread(target=run, name="checkpoint", daemon=True).start()
+    return future
 
 
 def _by_all(ranks: Ranks, action: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -9,23 +9,23 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from burnish.checkpoint.files import FileEntry
 from burnish.training.saved import Chunk, SavedTensor, own_slice
 from burnish.types.batch import is_sharded
 from burnish.utils.errors import UserError
-from burnish.utils.json_text import parse_json
 
 FOLDER = "tensors"
 PIECE = 16 << 20  # bytes that are copied from a GPU, hashed and written at a time
-LARGEST = 256 << 20  # bytes of a header
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -77,39 +77,24 @@ class Piece:
         return replace(self, tensor=self.tensor.to("cpu", copy=True))
 
 
-class Sink:
-    """Hashes what it writes, at the same time."""
-
-    def __init__(self, file: IO[bytes], hashing: ThreadPoolExecutor) -> None:
-        self.file, self.size = file, 0
-        self._hash, self._hashing = hashlib.sha256(), hashing
-
-    def write(self, data: bytes | memoryview) -> None:
-        hashed = self._hashing.submit(self._hash.update, data)
-        try:
-            self.file.write(data)
-        finally:
-            hashed.result()
-        self.size += len(data)
-
-    def finish(self) -> dict[str, Any]:
-        """Flush to disk: size and sha256."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        return {"size": self.size, "sha256": self._hash.hexdigest()}
-
-
-def write_file(path: Path, content: Iterator[bytes | memoryview]) -> dict[str, Any]:
-    """Write a new file to disk: its size and sha256."""
+def write_file(path: Path, content: Iterator[bytes | memoryview]) -> FileEntry:
+    """Write a new file to disk, and hash it at the same time."""
+    digest, size = hashlib.sha256(), 0
     with ThreadPoolExecutor(1) as hashing, path.open("wb") as file:
-        sink = Sink(file, hashing)
         for data in content:
-            sink.write(data)
-        return sink.finish()
+            hashed = hashing.submit(digest.update, data)
+            try:
+                file.write(data)
+            finally:
+                hashed.result()
+            size += len(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return FileEntry(size, digest.hexdigest())
 
 
-def write(path: Path, pieces: Mapping[str, Piece]) -> dict[str, Any]:
-    """Write tensors: size and sha256 of their file.
+def write(path: Path, pieces: Mapping[str, Piece]) -> FileEntry:
+    """Write tensors to a new file.
 
     Raises:
         OSError: it can't be written.
@@ -139,12 +124,8 @@ def _content(pieces: Mapping[str, Piece]) -> Iterator[bytes | memoryview]:
                 yield memoryview(copied.view(torch.uint8).numpy())
 
 
-def read(folder: Path, sizes: Mapping[str, int]) -> dict[str, SavedTensor]:
+def read(files: Iterable[Path]) -> dict[str, SavedTensor]:
     """The tensors in the files of all ranks by name; nothing but headers is read.
-
-    Args:
-        folder: of the files.
-        sizes: their bytes, by name.
 
     Raises:
         OSError: a file can't be read.
@@ -152,46 +133,34 @@ def read(folder: Path, sizes: Mapping[str, int]) -> dict[str, SavedTensor]:
     """
     chunks: dict[str, list[Chunk]] = {}
     about: dict[str, tuple[torch.Size, torch.dtype]] = {}
-    for file, size in sizes.items():
+    for file in files:
         try:
-            for name, shape, dtype, chunk in _chunks(folder / file, size):
+            for name, shape, dtype, chunk in _chunks(file):
                 if about.setdefault(name, (shape, dtype)) != (shape, dtype):
                     raise ValueError(f"{name} has another shape or type than in another file")
                 chunks.setdefault(name, []).append(chunk)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
-                f"{folder / file} is no file of tensors of a run: {error}; nothing of it was executed; use another "
-                "checkpoint"
+                f"{file} is no file of tensors of a run: {error}; nothing of it was executed; use another checkpoint"
             ) from None
     for name, (shape, _) in about.items():
         if sum(math.prod(chunk.shape) for chunk in chunks[name]) != math.prod(shape):
-            raise UserError(f"{folder} lacks a part of {name:.80}; use another checkpoint")
+            raise UserError(f"the checkpoint lacks a part of {name:.80}; use another checkpoint")
     return {name: SavedTensor(*about[name], tuple(found)) for name, found in chunks.items()}
 
 
-def _chunks(path: Path, size: int) -> Iterator[tuple[str, torch.Size, torch.dtype, Chunk]]:
+def _chunks(path: Path) -> Iterator[tuple[str, torch.Size, torch.dtype, Chunk]]:
     """Every tensor of a file: its name, full shape, type and chunk."""
+    with safe_open(path, "pt"):  # refuses a header that does not fit the file
+        pass
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if length > min(size - 8, LARGEST):
-            raise ValueError("its header is longer than the file")
-        header = parse_json(file.read(length))
-    places = parse_json(header.pop("__metadata__", {}).get("places", "{}"))
-    room = size - 8 - length
-    for name, one in header.items():
-        dtype = DTYPES[one["dtype"]]
-        shape, (start, end) = _counts(one["shape"]), _counts(one["data_offsets"])
-        if end > room or end - start != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"{name:.80} does not fit its place")
-        offset, full = map(_counts, places.get(name, ([0] * len(shape), shape)))
-        if not len(offset) == len(full) == len(shape):
-            raise ValueError(f"{name:.80} has other dimensions than its place")
-        if any(a + n > m for a, n, m in zip(offset, shape, full, strict=True)):
+        header = json.loads(file.read(length))
+    places = json.loads(header.pop("__metadata__", {}).get("places", "{}"))
+    for name, entry in header.items():
+        shape = tuple(entry["shape"])
+        offset, full = map(tuple, places.get(name, ([0] * len(shape), shape)))
+        if any(a < 0 or a + n > m for a, n, m in zip(offset, shape, full, strict=True)):
             raise ValueError(f"{name:.80} lies outside of the full tensor")
-        yield name, torch.Size(full), dtype, Chunk(path, 8 + length + start, shape, offset)
-
-
-def _counts(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple) or not all(type(one) is int and 0 <= one < 1 << 48 for one in value):
-        raise ValueError("a shape or place is not of counts")
-    return tuple(value)
+        chunk = Chunk(path, 8 + length + entry["data_offsets"][0], shape, offset)
+        yield name, torch.Size(full), DTYPES[entry["dtype"]], chunk

@@ -28,13 +28,21 @@ ASKED = ("a red circle on a white background", f'a white sign that says "{TEXT}"
 EXACT, ROUNDED, HALVED = 1e-3, 0.03, 0.05  # the same; by pixels that Pillow rounds to 8 bits twice; in bfloat16
 
 
-def check_reward(name: str, options: Sequence[str], *, weights: str | None) -> int:
-    """Score pictures with a reward; 0 if nothing is wrong with it.
+def check_reward(name: str, options: Sequence[str] = (), *, weights: str | None = None) -> int:
+    """Try a reward on made pictures, and compare it.
+
+    Scores pictures that it makes with several prompts: in a batch, alone, with gradients, and, of CLIP and SigLIP, by
+    transformers itself. 1 is returned where something is wrong.
+
+    Examples:
+        burnish check-reward pickscore                              weights from the hub
+        burnish check-reward hpsv2 --weights HPS_v2.1_compressed.pt tokenizer=path/to/clip
+        burnish check-reward clip --weights DIR device=cuda scale=x100
 
     Args:
-        name: of a reward on pictures.
-        options: of the reward, OPTION=VALUE.
-        weights: directory, file or hub id of its network; None takes the reward's own.
+        name: a reward on pictures, such as pickscore
+        options (OPTION=VALUE): options of the reward, with values in YAML
+        weights (DIR): directory, file or name on the hub of its network
     """
     from rich.table import Table
     from rich.text import Text

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
+from burnish.commands.verbs import VERBS
 from burnish.utils.paths import RECIPES, holds_run
-
-Arguments = Mapping[str, Callable[[argparse.ArgumentParser], None]]  # of each command
 
 SCRIPTS = {
     "bash": """\
@@ -48,25 +47,28 @@ complete -c burnish -f -a '(__burnish_complete)'
 }
 # of folders and recipes that are offered: nothing that a shell would take for more than a name
 _NAME = re.compile(r"[\w./+@,-]+")
-_RUNS = ("RUN", "SOURCE")
 MOST = 500  # folders that are offered
 
 
-def completion(shell: str, words: Sequence[str], commands: Arguments) -> int:
-    """Print the script of a shell, or what may come next in a command line, one candidate a line.
+def completion(shell: Literal["bash", "zsh", "fish"], words: Sequence[str] = ()) -> int:
+    """Complete commands in a shell.
+
+    Examples:
+        source <(burnish completion bash)                          in ~/.bashrc
+        source <(burnish completion zsh)                           in ~/.zshrc
+        burnish completion fish > ~/.config/fish/completions/burnish.fish
 
     Args:
-        shell: its name.
-        words: none for the script; else those after ``burnish``, the last one up to the cursor. Bash gives its line.
-        commands: how the arguments of each command are read.
+        shell (SHELL): one of bash, zsh, fish
+        words (WORD): what the script asks with: print what may come next
     """
     if not words:
         print(SCRIPTS[shell], end="")
         return 0
-    given = _split(words[0]) if shell == "bash" else list(words)
-    for one in candidates(given, commands):
+    given = _split(words[0]) if shell == "bash" else list(words)  # bash gives its line
+    for candidate in _candidates(given):
         # bash replaces what comes after the last = or : of a word
-        print(one[max(given[-1].rfind("="), given[-1].rfind(":")) + 1 :] if shell == "bash" else one)
+        print(candidate[max(given[-1].rfind("="), given[-1].rfind(":")) + 1 :] if shell == "bash" else candidate)
     return 0
 
 
@@ -79,92 +81,63 @@ def _split(line: str) -> list[str]:
     return [*words[1:], *([""] if line[-1:].isspace() or len(words) < 2 else [])]
 
 
-def candidates(words: Sequence[str], commands: Arguments) -> list[str]:
+def _candidates(words: Sequence[str]) -> list[str]:
     """What the last word may become; nothing where a file is meant, which shells complete themselves."""
     *before, word = words
     if not before:
-        return [one for one in (*commands, "--help", "--version") if one.startswith(word)]
-    if before[0] not in commands:
-        return []
-    parser = argparse.ArgumentParser()
-    commands[before[0]](parser)
-    options = {name: action for action in parser._actions for name in action.option_strings}
-    if word.startswith("-"):
-        return [name for name in options if name.startswith("--" if word != "-" else "-") and name.startswith(word)]
-    valued = options.get(before[-1])
-    if valued is not None and valued.nargs != 0:
-        return [str(one) for one in valued.choices or _named(valued.metavar) if str(one).startswith(word)]
-    free = _free(before[1:], options)
-    places = [action for action in parser._actions if not action.option_strings]
-    place = places[min(len(free), len(places) - 1)] if places else None
-    if place is None or (len(free) >= len(places) and place.nargs not in ("*", "+")):
-        return []
-    return list(_positional(place, free, word))
-
-
-def _free(words: Sequence[str], options: Mapping[str, argparse.Action]) -> list[str]:
-    """Words that are neither options nor their values."""
-    found: list[str] = []
-    for number, word in enumerate(words):
-        owner = options.get(words[number - 1]) if number else None
-        if not word.startswith("-") and (owner is None or owner.nargs == 0):
-            found.append(word)
-    return found
-
-
-def _positional(place: argparse.Action, free: Sequence[str], word: str) -> Iterator[str]:
-    metavar = place.metavar if isinstance(place.metavar, str) else ""
-    if place.choices is not None:
-        yield from (str(one) for one in place.choices if str(one).startswith(word))
-    elif metavar == "OPTION=VALUE":
-        from burnish.config.completing import completed
-
-        recipe = _recipe_of(free)
-        given = [one for one in free[1:] if "=" in one]
-        yield from completed(recipe, given, word) if recipe else ()
+        every = [*VERBS, "--help", "--version"]
     else:
-        if metavar in ("RECIPE", "SOURCE"):
-            yield from (name for name in _recipes() if name.startswith(word))
-        if metavar in ("RECIPE", *_RUNS, "FOLDER"):
-            yield from _folders(word, recipes=metavar == "RECIPE")
+        every = list(_of_verb(before[0], before[1:], word)) if before[0] in VERBS else []
+    return [candidate for candidate in every if candidate.startswith(word)]
 
 
-def _recipe_of(free: Sequence[str]) -> str | None:
-    """The recipe, or the configuration of the run, that a command line began with."""
-    if not free:
-        return None
-    config = Path(free[0]) / "config.yaml"
-    return str(config) if config.is_file() else free[0]
+def _of_verb(verb: str, before: Sequence[str], word: str) -> Iterator[str]:
+    actions = VERBS[verb].parser(verb)._actions
+    flags = {flag: action for action in actions for flag in action.option_strings}
+    if word.startswith("-"):
+        yield from (flag for flag in flags if word == "-" or flag.startswith("--"))
+        return
+    # of each word, the flag before it that takes a value
+    owners = [None, *(flag if (flag := flags.get(one)) is not None and flag.nargs != 0 else None for one in before)]
+    free = [one for one, owner in zip(before, owners, strict=False) if not one.startswith("-") and owner is None]
+    places = [action for action in actions if not action.option_strings]
+    if owners[-1] is not None:
+        action = owners[-1]
+    elif len(free) < len(places) or (places and places[-1].nargs in ("*", "+")):
+        action = places[min(len(free), len(places) - 1)]
+    else:
+        return
+    if action.choices is not None:
+        yield from map(str, action.choices)
+    elif action.dest == "overrides" and free:
+        from burnish.config.load import context_of
+        from burnish.config.names import completed
 
-
-def _named(metavar: object) -> list[str]:
-    """Values of an option by what its help calls them."""
-    if metavar == "NAME":
+        saved = Path(free[0]) / "config.yaml"
+        recipe = str(saved) if saved.is_file() else free[0]
+        yield from completed(context_of(recipe, [one for one in free[1:] if "=" in one]), word)
+    elif action.dest == "suite":
         from burnish.evaluation.suite import suite_names
 
-        return suite_names()
-    return []
-
-
-def _recipes() -> list[str]:
-    found = (path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.yaml"))
-    return sorted(name for name in found if Path(name).name != "base")
+        yield from suite_names()
+    elif action.dest in ("recipe", "source", "run", "first", "others", "folder"):
+        if action.dest in ("recipe", "source"):
+            names = (path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.yaml"))
+            yield from sorted(name for name in names if Path(name).name != "base")
+        yield from _folders(word, recipes=action.dest == "recipe")
 
 
 def _folders(word: str, *, recipes: bool) -> Iterator[str]:
     """Folders that are runs or may hold some, and files that are recipes."""
-    above, _, start = word.rpartition("/")
-    parent = Path(f"{above}/" if "/" in word else ".").expanduser()
-    mark = f"{above}/" if "/" in word else ""
+    above = word[: word.rfind("/") + 1]
     try:
-        entries = sorted(parent.iterdir())[:MOST]
+        entries = sorted(Path(above or ".").expanduser().iterdir())[:MOST]
     except OSError:
         return
     for entry in entries:
-        name = f"{mark}{entry.name}"
-        if not entry.name.startswith(start) or entry.name.startswith(".") or not _NAME.fullmatch(entry.name):
+        if entry.name.startswith(".") or not _NAME.fullmatch(entry.name):
             continue
         if entry.is_dir():
-            yield name if holds_run(entry) and not recipes else f"{name}/"
+            yield f"{above}{entry.name}" + ("" if holds_run(entry) and not recipes else "/")
         elif recipes and entry.suffix in (".yaml", ".yml"):
-            yield name
+            yield f"{above}{entry.name}"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from burnish.config import load
 from burnish.config.load import recipe_names
 from burnish.config.tasks import task_named
-from burnish.data.sets import SETS, prepare, prepared
-from burnish.data.sets.catalogue import FOLDER
+from burnish.data.sets import FOLDER, SETS, prepare, prepared
 from burnish.types.prompt import Prompt
 from burnish.utils import terminal
 from burnish.utils.errors import UserError
@@ -22,9 +21,31 @@ DEFAULT_RECIPE = "quickstart"  # whose keys a file is read by, unless said other
 
 
 def data(
-    action: str, source: str | None, overrides: Sequence[str], *, output: str | None, limit: int, recipe: str | None
+    action: Literal["list", "prepare", "show"],
+    source: str | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    output: str | None = None,
+    limit: Annotated[int, 1, 10_000] = 3,
+    recipe: str | None = None,
 ) -> int:
-    """``list``, ``prepare NAME`` or ``show SOURCE``."""
+    """List, prepare and look at data.
+
+    Examples:
+        burnish data list                                     sets that recipes and suites use
+        burnish data prepare geneval                          writes data/geneval/train.jsonl and test.jsonl
+        burnish data show prompts.csv                         the first records, as a run would read them
+        burnish data show questions.jsonl --recipe vlm_quickstart data.prompt_key=ask
+        burnish data show qwen25_vl/grpo                      the training data of a recipe
+
+    Args:
+        action (list|prepare|show): what to do
+        source (NAME): a set; to be shown also a file, a hub id or a recipe
+        overrides (OPTION=VALUE): show: options of the section data
+        output (-o, --output DIR): prepare: folder in which the set's is made (data)
+        limit (-n, --limit N): show: number of records
+        recipe (RECIPE): show: read a file as this recipe does (quickstart)
+    """
     if action == "list":
         _refuse(source is not None, "burnish data list takes nothing more; leave it out")
         return _list()

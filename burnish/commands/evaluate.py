@@ -5,22 +5,34 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from burnish.commands.opening import open_run, output_folder
+from burnish.commands.opening import open_model, open_run, output_folder
 from burnish.config import RunConfig
 from burnish.config.overrides import read_overrides
+from burnish.evaluation.records import Folder
+from burnish.evaluation.records import merged as merge_parts
+from burnish.evaluation.results import by_task, changes, check_comparable, result_of
+from burnish.evaluation.suite import read_suite, suite_names
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.paths import check_output
 from burnish.utils.reading import checked_path
 
+if TYPE_CHECKING:
+    from burnish.tasks.suites import Shard
+
+SECTION = "suite."  # before options of a suite on the command line
 # options that an evaluation reads
 _READ = re.compile(
     r"(task|plugins|model(\..*)?|data\.(?!train_batch_size|shuffle|fit)\w+|rewards(\..*)?|environment(\..*)?|scoring\..*"
@@ -32,60 +44,62 @@ _READ = re.compile(
 
 
 def evaluate(
-    source: str | None,
-    overrides: Sequence[str],
+    source: str | None = None,
+    overrides: Sequence[str] = (),
     *,
-    output: str | None,
+    output: str | None = None,
     suite: str | None = None,
     shard: str | None = None,
-    merged: Sequence[str] | None = None,
-    compared: Sequence[str] | None = None,
+    merged: tuple[str, ...] | None = None,
+    compared: tuple[str, str] | None = None,
     list_all: bool = False,
 ) -> int:
-    """Evaluate a model, or show what evaluations say.
+    """Evaluate a trained or untrained model.
+
+    Examples:
+        burnish eval runs/quickstart                        a run: its newest weights
+        burnish eval runs/quickstart validation.n=16 --output judged
+        burnish eval quickstart                             a recipe: the model before training
+        burnish eval quickstart rollout.guidance_scale=3.0
+        burnish eval runs/quickstart --suite quickstart --output judged      a suite, with intervals; goes on if killed
+        burnish eval my_model+my_lora --suite geneval suite.scorers.geneval.path=detector --shard 1/2 --output half1
+        burnish eval --merge half1 half2 --output judged
+        burnish eval --compare before after                 two evaluations of a suite, paired by prompt
 
     Args:
-        source: run folder, checkpoint folder or recipe; for a suite also a model with or without an adapter.
-        overrides: dotted options that differ from the run's, e.g. ``validation.n=16``.
-        output: folder for what is recorded; None only prints.
-        suite: name or file of the suite that is used; None takes the run's validation.
-        shard: i/n, which part of the suite.
-        merged: folders of shards that are put together instead.
-        compared: two folders whose results are compared instead.
-        list_all: print the suites instead.
+        source: folder of a run or of one of its checkpoints, or a recipe for its untrained model; with --suite also
+            MODEL or MODEL+LORA, folders or a model of the hub
+        overrides (OPTION=VALUE): options of the run as section.option=value, with the value in YAML;
+            suite.OPTION=VALUE changes the suite
+        output (-o, --output DIR): also write metrics, samples and scores to this folder
+        suite (NAME): a suite (--list), or the path of one in YAML
+        shard (I/N): only part I of N of the suite, to be merged
+        merged (--merge DIR): put the shards of a suite together
+        compared (--compare BEFORE AFTER): what changed between two evaluations
+        list_all (--list): list the suites
     """
-    from burnish.commands import suites
-
-    _refuse_mixed(source, suite, shard, merged, compared, list_all)
+    _refuse_mixed(source, suite, shard, {"--merge": merged, "--compare": compared, "--list": list_all})
     if output is not None:
         check_output(checked_path(output, "--output"), "eval")
     if list_all:
-        return suites.list_suites()
+        return list_suites()
     if compared is not None:
-        return suites.compare(*compared)
+        return compare(*compared)
     if merged is not None:
-        return suites.merge(merged, output=output)
+        return merge(merged, output=output)
     assert source is not None, "refused above"
     if suite is not None:
-        _refuse_unread([one for one in overrides if not one.startswith(suites.SECTION)])
-        return suites.evaluate_suite(source, overrides, suite, output=output, shard=shard)
+        _refuse_unread([one for one in overrides if not one.startswith(SECTION)])
+        return evaluate_suite(source, overrides, suite, output=output, shard=shard)
     return _validate(source, overrides, output=output)
 
 
-def _refuse_mixed(
-    source: str | None,
-    suite: str | None,
-    shard: str | None,
-    merged: Sequence[str] | None,
-    compared: Sequence[str] | None,
-    list_all: bool,
-) -> None:
+def _refuse_mixed(source: str | None, suite: str | None, shard: str | None, others: Mapping[str, Any]) -> None:
     """Refuse arguments of which only one can be meant."""
-    asked = [name for name, given in (("--merge", merged), ("--compare", compared), ("--list", list_all)) if given]
-    if len(asked) > 1 or (asked and (suite or shard)):
-        raise UserError(f"{asked[0]} is given with {'--suite or --shard' if suite or shard else asked[1]}; give one")
-    if asked and source is not None:
-        raise UserError(f"{asked[0]} reads evaluations that are there, and no model; leave {source} out")
+    asked = [name for name, given in others.items() if given]
+    also = asked[1:] + [name for name, given in (("--suite", suite), ("--shard", shard), (source, source)) if given]
+    if asked and also:
+        raise UserError(f"{asked[0]} reads evaluations that are there, and is given with {also[0]}; give one")
     if not asked and source is None:
         raise UserError("SOURCE is missing: give the folder of a run, a recipe, or with --suite a model")
     if shard and not suite:
@@ -133,3 +147,154 @@ def _refuse_unread(overrides: Sequence[str]) -> None:
                 f"{option} is given, but eval never reads it: it is an option of training; leave it out, or train "
                 "with it"
             )
+
+
+# suites
+
+
+def evaluate_suite(source: str, overrides: Sequence[str], suite: str, *, output: str | None, shard: str | None) -> int:
+    """Evaluate a run, a recipe or any model on a suite, or go on with an evaluation that was stopped.
+
+    Args:
+        source: folder of a run or of a checkpoint, recipe, or MODEL or MODEL+LORA: folders, or names on the hub.
+        overrides: dotted options of the run, and of the suite behind ``suite.``.
+        suite: its name, or a file in YAML.
+        output: folder of the records; None prints only.
+        shard: i/n, which part is evaluated here.
+    """
+    part = _shard(shard)
+    if part and output is None:
+        raise UserError("--shard is given without --output, where its records go; give one")
+    given = read_overrides([one for one in overrides if one.startswith(SECTION)])
+    own = {name.removeprefix(SECTION): value for name, value in given.items()}
+    wanted = read_suite(suite, own)
+    model_options = [one for one in overrides if not one.startswith(SECTION)]
+    _refuse_pinned(model_options, wanted.settings)
+    with terminal.loading_pytorch():
+        import torch
+
+    opened = open_model(source, wanted.task, model_options)
+    assembly, update = opened if opened is not None else open_run(source, model_options)
+    target = output_folder(output, "eval") if output else None
+    with (
+        closing(assembly),
+        closing(runner := assembly.suite_runner(assembly, wanted)),
+        tempfile.TemporaryDirectory() as away,
+    ):
+        runner.check()
+        with assembly.trained_weights(), torch.no_grad(), terminal.progress(f"Suite {wanted.name}") as progress:
+            result = runner.run(
+                target or Path(away), source=source, update=None if opened is not None else update, shard=part,
+                progress=progress,
+            )  # fmt: skip
+    _show(result, f"{wanted.title} of {source}" + (f", shard {shard}" if shard else ""), target)
+    return 0
+
+
+def merge(folders: Sequence[str], *, output: str | None) -> int:
+    """Put the shards of an evaluation together."""
+    if output is None:
+        raise UserError("--merge is given without --output, where the complete evaluation goes; give one")
+    parts = [Folder(checked_path(folder, "--merge")) for folder in folders]
+    target = Folder(output_folder(output, "eval"))
+    header, records = merge_parts(target, parts)
+    result = result_of(header, records)
+    target.finish(result)
+    _show(result, f"{header.suite} of {header.source}, {len(parts)} shards", target.path)
+    return 0
+
+
+def compare(before: str, after: str) -> int:
+    """Show what changed between two evaluations of a suite, paired by prompt."""
+    sides = []
+    for place in (before, after):
+        folder = Folder(checked_path(place, "--compare"))
+        records, header = folder.complete(), folder.header()
+        assert header is not None, "a complete evaluation has a header"
+        sides.append((header, result_of(header, records), by_task(records, header.primary_metric)))
+    (header, was, old), (other, now, new) = sides
+    differing = check_comparable(header, other)
+    console = terminal.console()
+    table = Table("", "before", "after", "change", title=escape(f"{header.suite}: {before} and {after}"))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, change in changes(header, old, new).items():
+        values = [result["overall"] if name == "overall" else result["tasks"][name] for result in (was, now)]
+        table.add_row(escape(name), *map(_value, values), _value(vars(change), signed=True))
+    console.print(table)
+    for problem in differing:
+        console.print(f"[yellow]Not the model alone: {escape(problem)}[/yellow]")
+    for name, result in (("before", was), ("after", now)):
+        _doubt(console, result, f"The numbers {name} are")
+    console.print("Changes are means over the same prompts with the same noise; brackets hold 95 % of the bootstrap.")
+    return 0
+
+
+def list_suites() -> int:
+    """Show the suites that ship with Burnish."""
+    table = Table("suite", "what it measures", "licence of its prompts")
+    for name in suite_names():
+        suite = read_suite(name)
+        table.add_row(name, escape(suite.about), escape(suite.licence))
+    terminal.console().print(table)
+    return 0
+
+
+def _refuse_pinned(overrides: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """Refuse an option in whose place the suite has one."""
+    for option in read_overrides(overrides):
+        section, _, name = option.partition(".")
+        if section in ("rollout", "validation") and settings.get(name) is not None:
+            sub = "drawing" if "num_inference_steps" in settings else "responding"
+            raise ConfigError(
+                f"{option} is given, but the suite pins {name} to {settings[name]}; to change it, which makes results "
+                f"incomparable, give {SECTION}{sub}.{name}"
+            )
+
+
+def _shard(text: str | None) -> Shard | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= number <= count:
+        raise UserError(f"--shard is {text!r}; write i/n with i from 1 to n, as in 1/4")
+    return number, count
+
+
+def _show(result: Mapping[str, Any], title: str, folder: Path | None) -> None:
+    console = terminal.console()
+    table = Table("", "value", "95 % interval", "prompts", title=escape(title))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    metric = result["primary_metric"]
+    rows = {f"{metric} (overall)": result["overall"]}
+    rows |= result["tasks"] if len(result["tasks"]) > 1 else {}
+    rows |= {name: column for name, column in result["columns"].items() if name not in (metric, "reward")}
+    for name, row in rows.items():
+        value, _, interval = _value(row).partition(" ")
+        table.add_row(escape(name), value, interval, str(row["prompts"]))
+    console.print(table)
+    if result["changed"]:
+        console.print(f"[yellow]Options of the suite were changed: {escape(', '.join(result['changed']))}[/yellow]")
+    if result["unwatched"]:
+        console.print(f"No sanity check looks at {escape(', '.join(result['unwatched']))}.")
+    _doubt(console, result, "This result is")
+    if folder:
+        console.print(f"Records and result are in [bold]{escape(str(folder))}[/bold]")
+
+
+def _doubt(console: Console, result: Mapping[str, Any], subject: str) -> None:
+    if not result["valid"]:
+        console.print(f"[bold red]{subject} not to be believed:[/bold red]")
+        for reason in result["why_not"]:
+            console.print(f"  {escape(reason)}")
+
+
+def _value(row: Mapping[str, Any], *, signed: bool = False) -> str:
+    """A number with its interval."""
+    if row["value"] is None:
+        return "–"
+    sign = "+" if signed else ""
+    interval = "" if row["low"] is None else f" [{row['low']:{sign}.4f}, {row['high']:{sign}.4f}]"
+    return f"{row['value']:{sign}.4f}{interval}"

@@ -1,41 +1,63 @@
-"""burnish export: trained weights in the formats of diffusers, transformers and peft."""
+"""burnish export: trained weights in the formats of diffusers, transformers and peft; also of every checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.markup import escape
 
 from burnish import __version__
+from burnish.checkpoint.files import numbered, read_manifest
 from burnish.commands.opening import open_run, output_folder
+from burnish.config.run_folder import RunFolder
 from burnish.report.card import head
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
 from burnish.utils.paths import check_output
 from burnish.utils.reading import checked_path
+from burnish.utils.sidecar import Report
 
 if TYPE_CHECKING:
     import torch
 
     from burnish.tasks import Assembly
 
-Format = Literal["lora", "merged"]
+Format = Literal["merged", "lora"]
 Dtype = Literal["float32", "bfloat16"]
 LOST = 0.01  # fraction of an adapter lost by rounding that is worth a warning
+ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # of a process beside a run, which needs the rest
+STEP = "checkpoint.json"  # in an export: which checkpoint it is of
+OFTEN = 5.0  # seconds between two messages that work goes on
 
 
-def export(run: str, *, output: str, what: Format, dtype: Dtype | None = None) -> int:
-    """Write the trained adapter, or the full model with the trained weights.
+def export(
+    run: str,
+    *,
+    output: str,
+    what: Literal["merged", "lora"] = "merged",
+    dtype: Literal["float32", "bfloat16"] | None = None,
+) -> int:
+    """Export trained weights for other tools.
+
+    Examples:
+        burnish export runs/quickstart --output my_model                   a pipeline, for from_pretrained
+        burnish export runs/quickstart --format lora --output my_lora      adapters, for load_lora_weights
 
     Args:
-        run: run folder, or one of its checkpoints.
-        output: folder to write; must be new or empty.
-        what: ``lora`` for the adapter alone, ``merged`` for ``from_pretrained``.
-        dtype: precision of merged weights; None takes that of training.
+        run: folder of a run, or one of its checkpoints
+        output (-o, --output DIR): new folder to write
+        what (--format): merged: the full model with the trained weights; lora: only the adapters
+        dtype: precision of merged weights (that of training)
     """
     exported = write_export(run, output, what, dtype)
     assembly, target = exported.assembly, exported.folder
@@ -135,3 +157,96 @@ def write_weights(assembly: Assembly, folder: Path, what: Format, *, dtype: torc
             weights, lost = merged_state(model.network, "policy", dtype=dtype)
             assembly.save(folder, weights)
     return lost
+
+
+# in a process beside a run, which exports every checkpoint
+
+
+class Exports:
+    """Exports every checkpoint of a run; see ``burnish.utils.sidecar``."""
+
+    def __init__(self, told: Mapping[str, Any], report: Report) -> None:
+        """Args:
+        told: ``run``, its folder, and ``what`` is exported.
+        report: what is to be logged, and that work goes on.
+        """
+        os.nice(10)
+        self.folder, self.what, self.report = RunFolder(told["run"]), told["what"], report
+
+    def __call__(self) -> None:
+        """Export what is not exported yet, the newest first; remove what has no checkpoint any more."""
+        _remove_old(self.folder)
+        while (checkpoint := _pending(self.folder)) is not None:
+            try:
+                with _alive(self.report):
+                    _export(checkpoint, self.folder.exported / checkpoint.name, self.what)
+            except (UserError, FileNotFoundError):
+                if checkpoint.is_dir():
+                    raise
+                self.report.warning(f"{checkpoint} was removed before it was exported; raise checkpoint.keep_last")
+                continue
+            self.report.done(int(checkpoint.name))
+
+
+def _export(checkpoint: Path, target: Path, what: Any) -> None:
+    mark, staged = _mark(checkpoint), target.with_name(f".writing-{target.name}")
+    shutil.rmtree(staged, ignore_errors=True)
+    try:
+        exported = write_export(str(checkpoint), str(staged), what, None, ["model.device=cpu"])
+        (staged / "README.md").write_text(model_card(exported.assembly, what, exported.update))
+        (staged / STEP).write_text(mark)
+        _remove(target)  # of the same update, before the run went back to an earlier one
+        staged.rename(target)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _pending(folder: RunFolder) -> Path | None:
+    """The newest checkpoint whose weights are not exported."""
+    for path in sorted(numbered(folder.checkpoints), reverse=True):
+        try:
+            mark = _mark(path)
+        except UserError:  # damaged, or being removed
+            continue
+        written = folder.exported / path.name / STEP
+        if not written.is_file() or written.read_text() != mark:
+            return path
+    return None
+
+
+def _mark(checkpoint: Path) -> str:
+    files = json.dumps({name: entry.sha256 for name, entry in read_manifest(checkpoint).files.items()}, sort_keys=True)
+    return json.dumps({"update": int(checkpoint.name), "files": hashlib.sha256(files.encode()).hexdigest()})
+
+
+def _remove_old(folder: RunFolder) -> None:
+    kept = {path.name for path in numbered(folder.checkpoints)}
+    for path in numbered(folder.exported):
+        if path.name not in kept:
+            _remove(path)
+
+
+def _remove(export: Path) -> None:
+    if export.exists():
+        removing = export.with_name(f".removing-{export.name}")  # one that is there is all there
+        shutil.rmtree(removing, ignore_errors=True)
+        export.rename(removing)
+        shutil.rmtree(removing)
+
+
+@contextmanager
+def _alive(report: Report) -> Iterator[None]:
+    """Say again and again that work goes on: loading a large model takes a while."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(OFTEN):
+            report.alive()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

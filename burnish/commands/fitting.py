@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from burnish.commands.hardware import say
+from burnish.commands.prepare import say
 from burnish.config import RunConfig
 from burnish.config.batches import unforeseen, unsettled, with_sizes, written
 from burnish.controller import Controller
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from burnish.forecast.forecast import Forecast, PoolForecast
-    from burnish.forecast.process import Foreteller
+    from burnish.plan.forecast import Forecast, PoolForecast
+    from burnish.plan.process import Foreteller
 
 PATIENCE = 300.0  # seconds that a run waits for its forecast once its data is read
 ADVICE = 120.0  # seconds in which options are tried that would make it fit
@@ -56,7 +56,7 @@ class Fit:
             return with_sizes(self.config, unforeseen(self.config, on_gpu=False))
         if not self._wanted:
             return self._not_forecast()
-        from burnish.forecast.process import NoForecast
+        from burnish.plan.process import NoForecast
 
         asked = self._asked or self._ask()  # only now, where the cluster alone has GPUs
         if not asked.is_ready:
@@ -85,14 +85,14 @@ class Fit:
 
     def _ask(self) -> Foreteller:
         # a run on a CPU imports none of this
-        from burnish.forecast.process import Foreteller
+        from burnish.plan.process import Foreteller
 
         self._asked = Foreteller(self.config)
         return self._asked
 
     def _refuse(self, asked: Foreteller, pool: PoolForecast, memory: int) -> None:
-        from burnish.forecast.forecast import shown
-        from burnish.forecast.process import NoForecast
+        from burnish.plan.forecast import shown
+        from burnish.plan.process import NoForecast
 
         why = f"{pool.why(memory)}, and its GPUs have {shown(memory)}"
         if self.config.forecast == "warn":
@@ -113,7 +113,7 @@ class Fit:
 
 def conclusion(found: Forecast, memory: Mapping[str, int]) -> str:
     """What a run needs of the GPUs that it has, in one line."""
-    from burnish.forecast.forecast import shown
+    from burnish.plan.forecast import shown
 
     each = []
     for pool in found.pools:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -88,9 +91,10 @@ def closing_message(folder: RunFolder, config: RunConfig, outcome: str, *, conso
         f"[bold]{escape(outcome[:1].upper() + outcome[1:])}[/bold] after {run.updates} of {config.steps} updates"
     )
     if run.before is not None and run.after is not None:
-        console.print(_numbers(run))
-        if moved := numbers(run)["moved"]:
-            console.print(f"[dim]{escape(moved)}; see the report[/dim]", highlight=False)
+        measures = numbers(run)
+        console.print(_table(measures))
+        if measures["moved"]:
+            console.print(f"[dim]{escape(measures['moved'])}; see the report[/dim]", highlight=False)
     if headline(run):
         console.print(f"[bold]{escape(headline(run))}[/bold]", highlight=False)
     for point in verdict(run):
@@ -103,18 +107,12 @@ def closing_message(folder: RunFolder, config: RunConfig, outcome: str, *, conso
         console.print(f"[dim]{name:<30}[/dim] {escape(value)}", highlight=False, soft_wrap=True)
 
 
-def _numbers(run: Summary) -> Table:
-    assert run.after is not None
-    table = Table("", "before", f"after {run.after[STEP]}", box=None, padding=(0, 2, 0, 0))
-    if run.reference is not None:
-        table.add_column(f"guidance {run.reference['guidance_scale']:g}, untrained")
+def _table(measures: Mapping[str, Any]) -> Table:
+    table = Table("", *measures["heads"], box=None, padding=(0, 2, 0, 0))
     for column in table.columns[1:]:
         column.justify = "right"
-    for measure in run.measures():
-        if measure.watched:
-            continue
-        rows = [run.before, run.after] + ([run.reference] if run.reference is not None else [])
-        table.add_row(escape(measure.title), *(measure.show(measure.of(row)) for row in rows))
+    for row in measures["rows"]:
+        table.add_row(escape(row["title"]), *(cell["text"] for cell in row["cells"]))
     return table
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,24 +14,19 @@ from burnish.config.hub import with_models
 from burnish.config.load import recipe_names
 from burnish.config.plugins import code_named
 from burnish.config.run_folder import RunFolder
-from burnish.config.tasks import DEFAULT, task_named
-from burnish.data.pixels import NAMES
+from burnish.config.tasks import DEFAULT, TASKS, task_named
 from burnish.report.runs import read_configuration
 from burnish.rewards.images.function import Function
 from burnish.rewards.remote import RemoteOptions
 from burnish.rewards.text.function import LanguageFunction
-from burnish.types.media import Kind, Media
 from burnish.utils.disk import write_atomically
 from burnish.utils.errors import UserError
 from burnish.utils.hub import is_hub_id
-from burnish.utils.json_text import parse_json
-from burnish.utils.paths import MARK, PREFIX, check_output, resolve
+from burnish.utils.paths import MARK, check_output, resolve
 from burnish.utils.reading import checked_path
 from burnish.utils.terminal import loading_pytorch, progress
 
 if TYPE_CHECKING:
-    from burnish.checkpoint.store import CheckpointStore
-    from burnish.controller import Controller
     from burnish.tasks import Assembly
 
 log = logging.getLogger(__name__)
@@ -42,44 +34,7 @@ log = logging.getLogger(__name__)
 LAYER = ".lora_A."  # behind the name of a layer
 NETWORKS = ("transformer", "transformer_2", "unet")  # usual names of those that have adapters
 BARE = Path(__file__).parents[1] / "evaluation" / "bare"  # recipes of models as they are, by task
-DRAWN = re.compile(r"\d{3,}-(\d{2,}\.(png|mp4|webp|wav)|input-[\w-]+\.png)")  # files that burnish sample writes
 LOOK = "check it first if the run is not yours"
-
-
-@dataclass(frozen=True)
-class SampleRequest:
-    """Arguments of ``burnish sample``."""
-
-    source: str
-    prompts: Sequence[str]
-    images: Sequence[str]
-    videos: Sequence[str]
-    audios: Sequence[str]
-    prompt_file: str | None
-    output: str
-    n: int
-    seed: int
-    changes: dict[str, Any]  # of options of rollout
-
-
-def given_media(path: str, kind: Kind) -> Media:
-    """An image, a video or a sound of the command line.
-
-    Raises:
-        UserError: it can't be read.
-    """
-    option, what = f"--{kind}", NAMES[kind].replace("picture", "image")
-    file = resolve(path) if path.startswith(PREFIX) else checked_path(path, option)
-    try:
-        media = Media.file(file, kind)
-        (media.decode if kind == "image" else media.check)()  # a picture's header alone may look right
-    except ImportError as error:
-        raise UserError(f"{option} is {path}, but {error}") from None
-    except (OSError, ValueError, SyntaxError) as error:
-        reason = getattr(error, "strerror", None) or f"it is no {what} of a known format"
-        article = "an" if what == "image" else "a"
-        raise UserError(f"{option} is {path}, which can't be read: {reason}; give {article} {what}") from None
-    return media
 
 
 def open_run(
@@ -116,17 +71,13 @@ def open_run(
                 f"{source} does not exist; give the folder of a run, one of its checkpoints, or a recipe (burnish "
                 "recipes lists those that ship with Burnish)"
             )
-        check(found := load(source, list(overrides)))
-        return _matched(with_models(found)), 0
+        check(recipe_config := load(source, list(overrides)))
+        return _matched(with_models(recipe_config)), 0
     wanted = path if path.parent.name == "checkpoints" else None
     folder = RunFolder(path.parent.parent if wanted else path)
     if not folder.config.exists():
-        index = next((name for name in ("model_index.json", "config.json") if (path / name).exists()), None)
-        if index is not None:
-            raise UserError(
-                f"{source} is a model ({index}), not a run, and has no prompts and rewards; give a recipe, with "
-                f"model.path={source}"
-            )
+        if any((path / name).exists() for name in ("model_index.json", "config.json")):
+            raise UserError(f"{source} is a model, not a run; give a recipe, with model.path={source}")
         raise UserError(
             f"{source} is neither a run (it has no config.yaml), a checkpoint of one, nor a recipe; give one of these"
         )
@@ -154,12 +105,12 @@ def open_run(
     return assembly, checkpoint.update
 
 
-def open_model(source: str, task: str, overrides: Sequence[str] = ()) -> tuple[Assembly, int] | None:
+def open_model(source: str, task: str | None = None, overrides: Sequence[str] = ()) -> tuple[Assembly, int] | None:
     """A model as it is, with or without an adapter: nothing of it is trained.
 
     Args:
         source: MODEL or MODEL+LORA, each a folder, the first also a name on the hub.
-        task: that the model is for.
+        task: that the model is for; None takes that of a folder's files.
         overrides: dotted options that differ from what a bare model is sampled with.
 
     Returns:
@@ -168,19 +119,23 @@ def open_model(source: str, task: str, overrides: Sequence[str] = ()) -> tuple[A
     Raises:
         UserError: model and adapter don't fit together.
     """
-    path, adapter = _parted(source)
-    index = task_named(task).config.model_index
-    if not is_hub_id(path) and not (resolve(path) / index).is_file():
+    path, plus, adapter = source.rpartition("+")
+    if not plus or checked_path(source, "SOURCE").exists():  # a folder may have a plus in its name
+        path, adapter = source, ""
+    if task is None:
+        path = str(checked_path(path, "SOURCE"))
+        tasks = [name for name in TASKS if (resolve(path) / task_named(name).config.model_index).is_file()]
+        if not tasks:
+            return None
+        task = tasks[0]
+    elif not is_hub_id(path) and not (resolve(path) / task_named(task).config.model_index).is_file():
         return None
-    options = [f"model.path={path}"]
-    if adapter is not None:
-        options += _adapter_options(adapter, task)
-    recipe = str(BARE / f"{task}.yaml")
-    config = with_models(load(recipe, [*options, *overrides]))
+    options = [f"model.path={path}", *(_adapter_options(adapter, task) if adapter else []), *overrides]
+    config = with_models(load(str(BARE / f"{task}.yaml"), options))
     try:
         return _matched(config), 0
     except UserError as error:
-        if adapter is None:
+        if not adapter:
             raise
         why = f"the adapter {adapter} is not one of the model {path}"
         raise UserError(f"SOURCE is {source}, but {why}: {error}; give the model that it was trained on") from error
@@ -190,18 +145,10 @@ def _matched(config: RunConfig) -> Assembly:
     """An assembly whose networks have the layers that options, or an adapter's files, name."""
     with loading_pytorch():
         from burnish.tasks import assemble
-        from burnish.tasks.outline import check_layers
+        from burnish.tasks.assembly import check_layers
     assembly = assemble(config)
     check_layers(assembly)
     return assembly
-
-
-def _parted(source: str) -> tuple[str, str | None]:
-    """A model and its adapter, which a plus parts; a folder may have one in its name."""
-    model, plus, adapter = source.rpartition("+")
-    if not plus or checked_path(source, "SOURCE").exists():
-        return source, None
-    return model, adapter
 
 
 def _adapter_options(adapter: str, task: str) -> list[str]:
@@ -216,9 +163,9 @@ def _adapter_options(adapter: str, task: str) -> list[str]:
         from burnish.diffusion.pipeline.adapters import read_adapter
 
         networks = tuple(one.name for one in folder.iterdir() if one.is_dir()) or NETWORKS[:1]
-        found = read_adapter(folder, option, networks)
-        weights, rank, rslora = found.weights, found.rank, found.rslora
-        alpha = float(rank if found.alpha is None else found.alpha)
+        saved_adapter = read_adapter(folder, option, networks)
+        weights, rank, rslora = saved_adapter.weights, saved_adapter.rank, saved_adapter.rslora
+        alpha = float(rank if saved_adapter.alpha is None else saved_adapter.alpha)
     else:
         if not (folder / WEIGHTS).is_file():
             raise UserError(f"{option} is {folder}, which has no {WEIGHTS}; give the folder of an adapter of peft")
@@ -241,14 +188,14 @@ def _layer(name: str, networks: Sequence[str]) -> str:
 
 def external_code(config: RunConfig) -> list[str]:
     """Options that name functions, programs and servers, which using the run would call."""
-    found = []
+    named = []
     for label, reward in config.rewards.items():
         if isinstance(reward, Function | LanguageFunction):
-            found.append(f"rewards.{label}.path={reward.path}")
+            named.append(f"rewards.{label}.path={reward.path}")
         elif isinstance(reward, RemoteOptions):
             token = f" (with the token in {reward.token_variable})" if reward.token_variable else ""
-            found.append(f"rewards.{label}.url={', '.join(reward.urls)}{token}")
-    return found + config.programs()
+            named.append(f"rewards.{label}.url={', '.join(reward.urls)}{token}")
+    return named + config.programs()
 
 
 def output_folder(output: str, command: str) -> Path:
@@ -260,40 +207,12 @@ def output_folder(output: str, command: str) -> Path:
     folder = checked_path(output, "--output")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        reason = "" if os.access(folder, os.W_OK | os.X_OK) else "it is not writable"
     except OSError as error:
-        reason = "it is a file" if folder.is_file() else error.strerror
-        raise UserError(f"--output is {output}, which can't be written: {reason}; give another folder") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"--output is {output}, which is not writable; give another folder")
+        reason = "it is a file" if folder.is_file() else str(error.strerror)
+    if reason:
+        raise UserError(f"--output is {output}, which can't be written: {reason}; give another folder")
     check_output(folder, command)
     if command != "export":  # takes new folders alone, and others load or publish them
         write_atomically(folder / MARK, command.encode())
     return folder
-
-
-def remove_earlier(target: Path) -> None:
-    """Remove what an earlier call of burnish sample drew, as far as the list of it there says."""
-    listed = target / "samples.jsonl"
-    for line in listed.read_bytes().splitlines() if listed.is_file() else ():
-        with suppress(ValueError, KeyError, TypeError):
-            record = parse_json(line)
-            for name in (str(record["file"]), *map(str, record.get("images", ()))):
-                if DRAWN.fullmatch(name):
-                    (target / name).unlink(missing_ok=True)
-                    (target / name).with_suffix(".wav").unlink(missing_ok=True)
-                    (target / "grid.png").unlink(missing_ok=True)
-
-
-def open_controller(config: RunConfig, store: CheckpointStore) -> Controller:
-    """The controller of the option ``runtime``.
-
-    Raises:
-        UserError: Ray is needed and not installed.
-    """
-    if config.runtime == "local":
-        from burnish.controller import LocalController
-
-        return LocalController(config, store)
-    from burnish.runtime.controller import RayController
-
-    return RayController(config, store)

@@ -11,14 +11,14 @@ from burnish.config import RunConfig, load
 from burnish.config.batches import smallest, with_sizes, written
 from burnish.config.hardware import Speed, made_for, read_machine
 from burnish.config.load import hardware_of
-from burnish.forecast.advice import remedies
-from burnish.forecast.batches import choose
-from burnish.forecast.counter import CATEGORIES
-from burnish.forecast.forecast import FRAGMENTS, OVERHEAD, Forecast, PoolForecast, forecast, needed, shown
+from burnish.plan.advice import remedies
+from burnish.plan.batches import choose
+from burnish.plan.counter import CATEGORIES
+from burnish.plan.forecast import FRAGMENTS, OVERHEAD, Forecast, PoolForecast, forecast, needed, shown
 from burnish.utils import terminal
 
 EXIT_TOO_LARGE = 1
-COLUMNS = ("peak", *CATEGORIES, "host", "received")
+COLUMNS = ("peak", *CATEGORIES, "host")
 LEAST = 1 << 20  # bytes of a column that is shown
 
 
@@ -78,10 +78,7 @@ def _left_out(found: Forecast) -> str:
 
 def _show(console: Console, pool: PoolForecast, memory: int | None) -> None:
     """A row for each phase, in GiB; kinds of memory that no phase has are left out."""
-    rows = {
-        name: {"peak": peak.total, **peak.parts, "host": peak.host, "received": peak.wire}
-        for name, peak in pool.phases.items()
-    }
+    rows = {name: {"peak": peak.total, **peak.parts, "host": peak.host} for name, peak in pool.phases.items()}
     names = [name for name in COLUMNS if any(row.get(name, 0) >= LEAST for row in rows.values())]
     each = "a process" if pool.processes == 1 else f"each of {pool.processes} processes"
     console.print(Text(f"{each} of pool {pool.name}, GiB", "bold"))

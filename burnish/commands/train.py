@@ -3,29 +3,48 @@
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 from contextlib import ExitStack, closing, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from burnish.checkpoint.files import Checkpoint
+from burnish.checkpoint.files import Checkpoint, numbered
+from burnish.checkpoint.remote import Copies
 from burnish.checkpoint.store import CheckpointStore
-from burnish.commands.epochs import with_steps
+from burnish.commands.export import ENVIRONMENT, Exports
 from burnish.commands.fitting import Fit
-from burnish.commands.hooks import RunHooks, Start
 from burnish.commands.messages import closing_message, opening_message
-from burnish.commands.opening import open_controller
-from burnish.commands.resuming import interrupted, starting_point
 from burnish.config import RunConfig
-from burnish.config.run_folder import RunFolder
+from burnish.config.run_folder import STEP, RunFolder
 from burnish.controller import Controller
-from burnish.hooks.expiry import Expiry, ReclaimTime, reclaim_time
-from burnish.hooks.failures import NothingLearned
+from burnish.hooks import Hook
+from burnish.hooks.alarms import Alarms, FirstUpdates
+from burnish.hooks.checkpoints import Beside, Checkpoints, Expiry, ReclaimTime, Validation, reclaim_time
+from burnish.hooks.log import (
+    Epochs,
+    Failures,
+    GroupLog,
+    MetricsLog,
+    NothingLearned,
+    ReportWriter,
+    SampleIndex,
+    Timeline,
+)
+from burnish.hooks.progress import Progress
 from burnish.hooks.stop import EXIT_STOPPED, StopRequest
+from burnish.hooks.trackers import Trackers
 from burnish.loop import run
+from burnish.options import MOST
 from burnish.report.page import write_report
 from burnish.rewards.scoring import RewardsFailing
+from burnish.rl.algorithm import Metrics
+from burnish.tasks import assemble
 from burnish.training.profiling import controller_command
+from burnish.utils import terminal
 from burnish.utils.errors import Cancelled, UserError
-from burnish.utils.terminal import progress
+from burnish.utils.sidecar import Sidecar
 
 log = logging.getLogger(__name__)
 
@@ -77,19 +96,19 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
             checkpoint = starting_point(config, folder, store)
             if checkpoint is not None:
                 config = folder.with_its_batches(config)
-            controller = open_controller(config, store)
+            controller = _controller(config, store)
             if config.profiler is not None and config.profiler.tool == "nsys":
                 command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
                 log.warning("to profile this process with Nsight Systems, start it with: %s", shlex.join(command))
             fit = beside.enter_context(closing(Fit(config, resumes=checkpoint is not None)))
-            with progress("Reading the data"):
+            with terminal.progress("Reading the data"):
                 controller.check_data()
         controller.stop_when(lambda: stop.requested is not None)
         beside.enter_context(controller)
         with stop.cancellable():
             config = fit.settle(controller)
             controller.take(config)
-            with progress("Loading the model"):
+            with terminal.progress("Loading the model"):
                 controller.check()
         while True:
             try:
@@ -115,28 +134,188 @@ def _attempt(
     """Resume from a checkpoint or start, and return whether all updates are done."""
     with stop.cancellable():
         controller.resume(checkpoint)
-    start = Start.at(checkpoint, folder)
+    expiry = Expiry(expected, stop, margin=config.trainer.grace_period, saving=lambda: controller.saving)
+    hooks = RunHooks(config, folder, controller, checkpoint, expiry)
     try:
-        folder.begin(config, resumed_at=start.recorded)
+        folder.begin(config, resumed_at=hooks.recorded)
     except UserError as error:
         raise UserError(f"output_dir is {config.output_dir}: {error}") from error
-    expiry = Expiry(expected, stop, margin=config.trainer.expiry_margin, saving=lambda: controller.saving)
-    hooks = RunHooks(config, folder, controller, start, expiry, early=expected is not None)
 
     def stopping() -> bool:
         return expiry.due() or stop.requested is not None
 
     controller.stop_when(stopping, stop.cancellable)
-    opening_message(config, controller.items, done=start.done)
+    opening_message(config, controller.items, done=hooks.begun)
     with closing(hooks):
-        with nullcontext() if start.done else stop.cancellable():
+        with nullcontext() if hooks.begun else stop.cancellable():
             hooks.start()
         if not stopping():
             with suppress(Cancelled):
                 run(
-                    range(start.done + 1, config.steps + 1), controller.source, controller.workers, hooks.all,
+                    range(hooks.begun + 1, config.steps + 1), controller.source, controller.workers, hooks.all,
                     observers=[hook.observe for hook in hooks.all], watch=controller.watch, stop=stopping,
                     around=controller.profiler.during, devices=config.devices,
                 )  # fmt: skip
         hooks.finish()
     return hooks.done
+
+
+def _controller(config: RunConfig, store: CheckpointStore) -> Controller:
+    """The controller of the option ``runtime``."""
+    if config.runtime == "local":
+        from burnish.controller import Controller
+
+        return Controller(config, store)
+    from burnish.runtime.controller import RayController
+
+    return RayController(config, store)
+
+
+def with_steps(config: RunConfig) -> RunConfig:
+    """The configuration with the ``steps`` that ``data.epochs`` makes of the training records; else as it is.
+
+    Raises:
+        UserError: the records can't be read, or other options don't fit that number of updates.
+    """
+    epochs = config.data.epochs
+    if epochs is None:
+        return config
+    count = len(assemble(config).all_records)
+    steps = max(1, math.ceil(epochs * count / config.records))
+    if steps > MOST:
+        raise UserError(
+            f"data.epochs is {epochs:g}, which makes {steps} updates of {count} records; the most are {MOST}: lower it"
+        )
+    counted = replace(config, steps=steps)
+    log.info("%g epochs of %d records, %d to an update: %d updates", epochs, count, config.records, counted.steps)
+    counted.check()
+    return counted
+
+
+def starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore) -> Checkpoint | None:
+    """The checkpoint to resume from, by the option ``resume``."""
+    if config.resume == "never":
+        if folder.has_run():
+            raise UserError(
+                f"output_dir is {config.output_dir}, which already contains a run, and resume is never; "
+                "give another output_dir, or set resume to auto to continue that run"
+            )
+        return None
+    checkpoint = store.latest() if config.resume == "auto" else store.open(config.resume)
+    if checkpoint is None:
+        if folder.checkpoints.is_dir() and any(path.name.isdecimal() for path in folder.checkpoints.iterdir()):
+            raise UserError(
+                f"{folder.checkpoints} has checkpoints, but none of them is complete, so the run can't resume; "
+                "give another output_dir, or delete them to start anew"
+            )
+        # without a checkpoint, options may differ from those of the earlier attempt
+        return None
+    folder.refuse_other_configuration(config)
+    log.info("resuming from %s", checkpoint.path)
+    return checkpoint
+
+
+def interrupted(folder: RunFolder) -> str:
+    """Message after a second Ctrl-C: which updates were not saved."""
+    learned = max((row[STEP] for row in folder.read_metrics()), default=0)
+    saved = max((int(path.name) for path in numbered(folder.checkpoints)), default=0)
+    again = f"the same command resumes after update {saved}" if saved else "the same command starts again"
+    if saved >= learned:
+        return f"interrupted by a second Ctrl-C; all updates are saved, and {again}"
+    lost = f"update {learned}" if saved + 1 == learned else f"updates {saved + 1} to {learned}"
+    return f"interrupted by a second Ctrl-C: {lost} not saved; {again}"
+
+
+def beside(config: RunConfig, folder: RunFolder) -> list[Hook]:
+    """Processes that copy and export every checkpoint, if the options ask for them."""
+    options, run = config.checkpoint, str(folder.path.absolute())
+    feeds = {}
+    if options.copy_to is not None:
+        about = {"run": run, "address": options.copy_to, "keep": options.copy_keep, "best": options.keep_best}
+        feeds["checkpoint_copy"] = Sidecar("checkpoint.copy_to", Copies, about)
+    if options.export is not None:
+        about = {"run": run, "what": options.export}
+        feeds["checkpoint_export"] = Sidecar("checkpoint.export", Exports, about, ENVIRONMENT)
+    return [Beside(folder, feeds, wait=options.wait)] if feeds else []
+
+
+class RunHooks:
+    """What sees every update of a run: validation, checkpoints, the log, trackers, progress.
+
+    Attributes:
+        all: in the order in which they are called.
+    """
+
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, controller: Controller, checkpoint: Checkpoint | None,
+        expiry: Expiry,
+    ) -> None:  # fmt: skip
+        """Make them; nothing is written before ``start``.
+
+        Args:
+            config: of the run.
+            folder: of the run.
+            controller: that trains.
+            checkpoint: from which this process goes on; None at the beginning.
+            expiry: when the allocation ends.
+        """
+        self.begun = 0 if checkpoint is None else checkpoint.update  # updates that are done
+        self._steps = config.steps
+        # metrics of the last of them, if its validation is still to be done; it is then recorded again
+        self._unvalidated = None if checkpoint is None else checkpoint.unvalidated
+        saved = None if checkpoint is None else checkpoint.path.resolve().parent
+        branch = saved is not None and saved != folder.checkpoints.resolve()
+        self.recorded = None if checkpoint is None else self.begun - (self._unvalidated is not None)
+        unvalidated = None if self._unvalidated is None or branch else self.begun
+
+        def evaluate(target: Path, guidance: float | None) -> Metrics:
+            with terminal.progress("Validation") as controller.assembly.tell:
+                return controller.evaluate(target, guidance)
+
+        self._validation = Validation(config, folder, evaluate)
+        # without an early checkpoint nobody knows how long saving takes
+        early = expiry.expected is not None
+        self._checkpoints = Checkpoints(config, controller, self._validation, early=early, unvalidated=unvalidated)
+        first = FirstUpdates(folder, None if saved is None else RunFolder(saved.parent))
+        self.all: list[Hook] = [
+            *([] if config.alarms is None else [first]),
+            self._validation,
+            Timeline(folder, controller.watch, controller.assembly.memory, local=config.runtime == "local"),
+            Epochs(folder, config, lambda: controller.items),
+            GroupLog(folder, lambda: controller.workers.credited),
+            *([] if config.alarms is None else [Alarms(config, folder, config.alarms, first)]),
+            *beside(config, folder),
+            MetricsLog(folder, resumed_at=self.recorded),
+            Failures(folder, config.trainer, steps=config.steps),
+            self._checkpoints,
+            SampleIndex(config, folder),
+            ReportWriter(folder),
+            Trackers(config, folder, lambda: self._validation.unfinished, resumed_at=self.recorded),
+            Progress(config, done=self.begun),
+            expiry,
+        ]
+
+    @property
+    def done(self) -> bool:
+        """Whether all updates and their validations are done."""
+        return max(self.begun, self._checkpoints.last) >= self._steps and not self._validation.unfinished
+
+    def start(self) -> None:
+        """Start all, and validate what the run begins with, if that is due or was left undone."""
+        for hook in self.all:
+            hook.start(self.begun)
+        if self.begun == 0 or self._unvalidated is not None:
+            metrics: dict[str, Any] = dict(self._unvalidated or {})  # shared: hooks add to it for later ones
+            for hook in self.all:
+                hook(self.begun, metrics)
+
+    def finish(self) -> None:
+        """Finish what the last update began."""
+        for hook in self.all:
+            hook.finish()
+
+    def close(self) -> None:
+        """Close all in reverse order, also if one of them fails."""
+        with ExitStack() as ends:
+            for hook in reversed(self.all):
+                ends.callback(hook.close)

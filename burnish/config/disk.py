@@ -1,25 +1,30 @@
-"""Checks of the files that a run reads and writes, before torch is imported."""
+"""Checks of this machine, and of the files that a run reads and writes, before torch is imported."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from burnish.config.hub import missing_model, missing_scorers
-from burnish.config.machine import machine_complaints
 from burnish.config.run import RunConfig
-from burnish.data.own import own_data
+from burnish.data.records import own_data
 from burnish.data.sets import named_by
-from burnish.data.template import check_template
+from burnish.data.values import check_template
+from burnish.registry import fields
 from burnish.rewards.function import FunctionReward
 from burnish.utils.addresses import address_complaint, is_address, library_complaint
 from burnish.utils.errors import ConfigError, UserError
-from burnish.utils.hub import model_folder
+from burnish.utils.hub import HubModel, model_folder
 from burnish.utils.hub_data import hub_data
-from burnish.utils.installed import tracker_complaint
+from burnish.utils.installed import optimizer_complaint, quantization_complaint, tracker_complaint
 from burnish.utils.paths import check_run_folder, holds_run, resolve
 from burnish.utils.reading import checked_path
+
+CROWD = 4  # most threads or processes per core
+ALWAYS = 16  # threads or processes that are never refused
+RECORD = 2048  # bytes of a sample at least: prompt, reward, bookkeeping
+GB = 1e9
 
 
 def check_disk(config: RunConfig) -> None:
@@ -35,80 +40,59 @@ def check_disk(config: RunConfig) -> None:
 
 def disk_problems(config: RunConfig, *, reads: bool = True) -> list[str]:
     """What keeps a run from starting on this machine; ``reads`` the files of its model too, which imports PyTorch."""
-    checks: list[Callable[[RunConfig], None]] = [
-        _machine, partial(_model, reads), *(partial(_prompts, option) for option in config.prompt_files), _template,
-        _rewards, _scorers, _output, _resume, _trackers, _copies,
+    checks: list[Callable[[RunConfig], Iterable[str] | None]] = [
+        machine_complaints, partial(_model, reads), *(partial(_prompts, option) for option in config.prompt_files),
+        lambda config: check_template(config.data.template), _rewards, _output, _resume, _libraries,
     ]  # fmt: skip
-    problems = []
+    problems: list[str] = []
     for check in checks:
         try:
-            check(config)
-        except ConfigError as error:
-            problems += error.complaints
+            problems += check(config) or ()
         except UserError as error:
-            problems.append(str(error))
+            problems += error.complaints if isinstance(error, ConfigError) else [str(error)]
     return problems
 
 
-def _machine(config: RunConfig) -> None:
-    complaints = list(machine_complaints(config))
-    if complaints:
-        raise ConfigError(complaints)
-
-
-def _trackers(config: RunConfig) -> None:
+def _libraries(config: RunConfig) -> Iterator[str]:
+    """What trackers and copies of checkpoints need."""
     for name in config.trackers.libraries():
         if complaint := tracker_complaint(name):
-            raise UserError(f"trackers.{name} {complaint}")
-
-
-def _copies(config: RunConfig) -> None:
+            yield f"trackers.{name} {complaint}"
     address = config.checkpoint.copy_to
     if address is not None and (complaint := library_complaint(address)):
-        raise UserError(f"checkpoint.copy_to is {address}, {complaint}")
+        yield f"checkpoint.copy_to is {address}, {complaint}"
 
 
 def _model(reads: bool, config: RunConfig) -> None:
     if (model := missing_model(config)) is not None:
-        raise UserError(
-            f"model.path is {model.name}, which is not on this machine yet: burnish train downloads it from the "
-            f"Hugging Face hub; or fetch it with: {model.command()}, and set model.path=DIR"
-        )
-    path, revision = config.model.path, config.model.revision
+        raise UserError(_not_here("model.path", model))
     try:
-        found = model_folder(path, revision, index=config.model_index)
+        found = model_folder(config.model.path, config.model.revision, index=config.model_index)
     except UserError as error:
         raise UserError(str(error) if "model." in str(error) else f"model.path: {error}") from None
     if reads:
         config.check_model(found)
 
 
-def _rewards(config: RunConfig) -> None:
-    """Python files of reward functions."""
-    complaints = []
-    for label, reward in config.rewards.items():
-        if not isinstance(reward, FunctionReward):
-            continue
+def _not_here(option: str, model: HubModel) -> str:
+    return (
+        f"{option} is {model.name}, which is not on this machine yet: burnish train downloads it from the Hugging Face "
+        f"hub; or fetch it with: {model.command()}, and set {option}=DIR"
+    )
+
+
+def _rewards(config: RunConfig) -> Iterator[str]:
+    """Python files of reward functions, and networks of the hub."""
+    functions = {label: one for label, one in config.rewards.items() if isinstance(one, FunctionReward)}
+    for label, reward in functions.items():
         where, _, name = reward.path.rpartition(":")
         if where.endswith(".py") and not checked_path(where).exists():
-            complaints.append(
+            yield (
                 f"rewards.{label}.path is {reward.path}, but there is no {where}. Write it: it must define "
                 f"{name}({reward.takes}), which returns one number for each of the {reward.judged}; "
                 f"or choose another reward: rewards.{label}=null rewards.NAME.weight=1"
             )
-    if complaints:
-        raise ConfigError(complaints)
-
-
-def _scorers(config: RunConfig) -> None:
-    """Networks of the hub that rewards load."""
-    complaints = [
-        f"{model.option} is {model.name}, which is not on this machine yet: burnish train downloads it from the "
-        f"Hugging Face hub; or fetch it with: {model.command()}, and set {model.option}=DIR"
-        for model in missing_scorers(config)
-    ]
-    if complaints:
-        raise ConfigError(complaints)
+    yield from (_not_here(model.option, model) for model in missing_scorers(config))
 
 
 def _prompts(option: str, config: RunConfig) -> None:
@@ -129,10 +113,6 @@ def _prompts(option: str, config: RunConfig) -> None:
             raise UserError(f"{option} is {path}, which is not readable; change its permissions or give another file")
 
 
-def _template(config: RunConfig) -> None:
-    check_template(config.data.template)
-
-
 def _output(config: RunConfig) -> None:
     folder = checked_path(config.output_dir, "output_dir").absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
@@ -143,18 +123,61 @@ def _output(config: RunConfig) -> None:
     check_run_folder(config.output_dir)
 
 
-def _resume(config: RunConfig) -> None:
-    if config.resume == "auto":
+def _resume(config: RunConfig) -> Iterator[str]:
+    resume = config.resume
+    if is_address(resume):
+        if complaint := address_complaint(resume) or library_complaint(resume):
+            yield f"resume is {resume}, {complaint}"
+    elif resume == "never" and holds_run(checked_path(config.output_dir, "output_dir")):
+        yield (
+            f"resume is never, but output_dir {config.output_dir} already contains a run; give another output_dir, or "
+            "set resume to auto to continue that run"
+        )
+    elif resume not in ("auto", "never") and not checked_path(resume, "resume").exists():
+        yield f"resume is {resume}, which does not exist; give auto, never, or a checkpoint's folder"
+
+
+def machine_complaints(config: RunConfig) -> Iterator[str]:
+    """Options that exceed this machine; nothing for a cluster, whose machines are unknown here."""
+    if config.runtime != "local":
         return
-    if is_address(config.resume):
-        if complaint := address_complaint(config.resume) or library_complaint(config.resume):
-            raise UserError(f"resume is {config.resume}, {complaint}")
-        return
-    if config.resume == "never":
-        if holds_run(checked_path(config.output_dir, "output_dir")):
-            raise UserError(
-                f"resume is never, but output_dir {config.output_dir} already contains a run; "
-                "give another output_dir, or set resume to auto to continue that run"
+    for section, optimizer in config.optimizers.items():
+        if complaint := optimizer_complaint(optimizer.name):
+            yield f"{section}.name={optimizer.name} {complaint}"
+    if (fewer := config.model.quantization) is not None:
+        chosen = {"weights": fewer.weights, "text_encoders": getattr(fewer, "text_encoders", None)}
+        for name, precision in chosen.items():
+            if precision is not None and (complaint := quantization_complaint(precision)):
+                yield f"model.quantization.{name}={precision} {complaint}"
+    yield from _crowded(config)
+    yield from _too_much(config)
+
+
+def _crowded(config: RunConfig) -> Iterator[str]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = max(ALWAYS, CROWD * cores)
+    wanted = {"threads": config.threads, "scoring.processes": config.scoring.processes}
+    for label, reward in config.rewards.items():
+        if "threads" in fields(reward):
+            wanted[f"rewards.{label}.threads"] = reward.threads
+    for option, value in wanted.items():
+        if value > limit:
+            yield f"{option} is {value}, but this machine has {cores} cores; set it to {limit} or less"
+
+
+def _too_much(config: RunConfig) -> Iterator[str]:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    made, why = config.sample_bytes
+    each, update = RECORD + made, config.records * config.sampled_per_prompt if config.online else config.samples
+    batches = [("an update", update, config.samples_from, "rollout.n or data.train_batch_size")]
+    # the number of prompts is only known when they are read; at least one
+    batches.append(("a validation", config.validation.n, "validation.n of a prompt", "validation.n"))
+    if config.auxiliary is not None:
+        section, imitated = config.auxiliary
+        batches.append(("an optimizer step", imitated.batch_size, f"{section}.batch_size", f"{section}.batch_size"))
+    for what, count, factors, option in batches:
+        if count * each > memory:
+            yield (
+                f"{what} has {count:.3g} samples ({factors}), which take at least {count * each / GB:.3g} GB{why}, but "
+                f"this machine has {memory / GB:.3g} GB of memory; lower {option}"
             )
-    elif not checked_path(config.resume, "resume").exists():
-        raise UserError(f"resume is {config.resume}, which does not exist; give auto, never, or a checkpoint's folder")

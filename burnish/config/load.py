@@ -1,40 +1,50 @@
 """Recipe and command line to a checked configuration.
 
-Precedence, lowest first: defaults, recipes that are extended, the recipe (each with its ``variants`` for the chosen
-algorithm), the command line. Defaults that depend on other options are filled in last.
+Three rules, lowest first: a recipe is laid over what it extends; its ``variants`` for the chosen algorithm are laid
+over it; the command line is laid over all. Sections are merged, everything else is replaced.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import dropwhile
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pydantic
 
-from burnish.config.complaints import Context, complain, unknown, wrong_choice
-from burnish.config.derived import renamed, with_derived
+from burnish.config.errors import messages, wrong_choice
 from burnish.config.hardware import KEY, Hardware, Origin, read_hardware, read_machine
-from burnish.config.overrides import merge, nest, read_overrides, without_replaced
+from burnish.config.names import Context
+from burnish.config.overrides import merge, nest, read_overrides
 from burnish.config.plugins import chosen_by_path, open_plugins, with_value, with_whole_paths
 from burnish.config.run import RunConfig
-from burnish.config.tasks import TASKS, chosen_task, owner, task_named
-from burnish.config.text import fields
+from burnish.config.tasks import chosen_task, task_named
 from burnish.config.yaml_text import parse, show
-from burnish.registry import WITHIN, known, lookup, named, names
+from burnish.registry import fields, known, lookup, named, names, validated, without
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.paths import RECIPES
 from burnish.utils.reading import checked_path, read_text
 
+log = logging.getLogger(__name__)
+
 BASE = "base"  # recipe of a folder that the others extend
-Layers = list[tuple[str, dict[str, Any]]]  # file and content of recipes, highest precedence first
-Extended = tuple[str, dict[str, Any], tuple[Hardware, ...]]  # file, options and hardware of a recipe
 LABEL = re.compile(r"[A-Za-z_][\w-]*")  # of a reward, so that the command line can name it
+Layers = list[tuple[str, dict[str, Any]]]  # file and content of recipes, highest precedence first
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the file of a recipe says."""
+
+    file: str
+    content: dict[str, Any]
+    hardware: tuple[Hardware, ...]
 
 
 def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -49,34 +59,33 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
         ConfigError: with all problems, one per line.
     """
     extended = list(_extended(find_recipe(recipe)))
-    layers = [(file, content) for file, content, _ in extended]
     machine, given = read_machine(overrides)
     origin = Origin(recipe, tuple(overrides), _stated(extended), _model_of_hardware(extended))
+    layers = [(one.file, one.content) for one in extended]
     if composed := machine.options(origin.stated):
         layers = [(f"options for the hardware of {layers[0][0]}", nest(read_overrides(composed))), *layers]
-    tree = with_whole_paths(nest(given))
-    trees = [tree, *(layer for _, layer in layers)]
+    trees = [with_whole_paths(nest(given)), *(layer for _, layer in layers)]
     plugins = open_plugins(next((one["plugins"] for one in trees if "plugins" in one), []))
     task = task_named(chosen_task(trees)).config
-    chosen = next((name for one in trees if (name := _algorithm(one)) is not None), None)
-    layers = _for_algorithm(layers, chosen, task.algorithm_kind)
-    if chosen is not None and known(task.algorithm_kind, chosen):
-        layers = _for_parts(tree, layers, lookup(task.algorithm_kind, chosen).parts)
-    below: dict[str, Any] = {}
-    for file, layer in reversed(layers):
-        below = merge(without_replaced(below, file, layer), layer)
-    _removals(given, below)
-    counted = _steps_decide(given, [tree, *(layer for _, layer in layers)])
-    tree = merge(below, tree)
-    if counted and isinstance(tree.get("data"), dict):
-        tree["data"].pop("epochs", None)
-    tree = with_derived(_opened(tree, plugins, task), task)
-    sections, complaints = _sections(tree, Context(layers, given, tree, task))
-    if complaints:
-        raise ConfigError(complaints)
-    config = task(**sections, origin=origin)
+    tree, layers = _merged(given, trees[0], layers, task)
+    tree = _corrected(_opened(tree, plugins, task), task)
+    tree = _complete(tree, task)
+    config: RunConfig = checked(task, tree, Context(layers, given, tree, task))
+    config.origin = origin
     config.check(given)
     return config
+
+
+def checked(kind: Any, tree: Any, context: Context, *place: str) -> Any:
+    """What is at a place of a configuration as an object of its class.
+
+    Raises:
+        ConfigError: with all problems.
+    """
+    try:
+        return validated(kind, tree)
+    except pydantic.ValidationError as error:
+        raise ConfigError(messages(error, context, place)) from None
 
 
 def context_of(recipe: str, overrides: Sequence[str] = ()) -> Context:
@@ -85,12 +94,13 @@ def context_of(recipe: str, overrides: Sequence[str] = ()) -> Context:
     Raises:
         ConfigError: there is no such recipe, or it can't be read.
     """
-    layers, (_, given) = _layers(find_recipe(recipe)), read_machine(overrides)
+    layers = [(one.file, one.content) for one in _extended(find_recipe(recipe))]
+    _, given = read_machine(overrides)
     trees = [_named(nest(given)), *(layer for _, layer in layers)]
     tree: dict[str, Any] = {}
     for one in reversed(trees):
         tree = merge(tree, one)
-    return Context(layers, given, tree, task_named(chosen_task(trees)).config)
+    return Context(layers, given, labelled(tree), task_named(chosen_task(trees)).config)
 
 
 def recipe_names() -> list[str]:
@@ -100,15 +110,15 @@ def recipe_names() -> list[str]:
 
 def find_recipe(recipe: str) -> Path:
     """The file of a recipe."""
-    known = recipe_names()
     if recipe in _shipped():
         return RECIPES / f"{recipe}.yaml"
-    path = checked_path(recipe, "recipe")
-    if path.suffix in (".yaml", ".yml") and path.is_file():
+    path, known = checked_path(recipe, "recipe"), recipe_names()
+    is_file = path.suffix in (".yaml", ".yml")
+    if is_file and path.is_file():
         return path
     if "=" in recipe:
         raise ConfigError(f"{recipe!r} is no recipe; the recipe comes first, one of: {', '.join(known)}")
-    if path.suffix in (".yaml", ".yml"):
+    if is_file:
         raise ConfigError(f"recipe {recipe} does not exist; give a .yaml file, or one of: {', '.join(known)}")
     near = difflib.get_close_matches(recipe, known, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
@@ -119,11 +129,6 @@ def find_recipe(recipe: str) -> Path:
 @cache
 def _shipped() -> tuple[str, ...]:
     return tuple(sorted(path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.yaml")))
-
-
-def _layers(path: Path) -> Layers:
-    """A recipe and, recursively, the recipes that it extends."""
-    return [(file, content) for file, content, _ in _extended(path)]
 
 
 def hardware_of(recipe: str) -> tuple[Hardware, ...]:
@@ -138,27 +143,27 @@ def hardware_of(recipe: str) -> tuple[Hardware, ...]:
     return _stated(_extended(find_recipe(recipe)))
 
 
-def _stated(extended: Iterable[Extended]) -> tuple[Hardware, ...]:
+def _stated(extended: Iterable[Recipe]) -> tuple[Hardware, ...]:
     """The nearest statement of hardware."""
-    return next((stated for *_, stated in extended if stated), ())
+    return next((one.hardware for one in extended if one.hardware), ())
 
 
-def _model_of_hardware(extended: Iterable[Extended]) -> str | None:
+def _model_of_hardware(extended: Iterable[Recipe]) -> str | None:
     """The model that the nearest statement of hardware is about; None if nothing is stated."""
-    about = dropwhile(lambda one: not one[2], extended)
-    models = (content.get("model") for _, content, _ in about)
+    models = (one.content.get("model") for one in dropwhile(lambda one: not one.hardware, extended))
     return next((model["path"] for model in models if isinstance(model, dict) and "path" in model), None)
 
 
-def _extended(path: Path) -> Iterator[Extended]:
-    """File, options and hardware of a recipe and, recursively, of the recipes that it extends."""
+def _extended(path: Path) -> Iterator[Recipe]:
+    """A recipe and, recursively, the recipes that it extends."""
     seen: list[Path] = []
     where = ""
     while path.resolve() not in seen:
         seen.append(path.resolve())
-        file, content = _shown(path), read_recipe(path)
+        file = path.relative_to(RECIPES).as_posix() if path.is_relative_to(RECIPES) else path.name
+        content = read_recipe(path)
         stated, extended = content.pop(KEY, None), content.pop("extends", None)
-        yield file, content, () if stated is None else read_hardware(stated, file)
+        yield Recipe(file, content, () if stated is None else read_hardware(stated, file))
         if extended is None:
             return
         where = f"extends is {show(extended)} (in {file})"
@@ -172,33 +177,24 @@ def _extended(path: Path) -> Iterator[Extended]:
     raise ConfigError(f"{where}, which extends this recipe in turn; remove one of the two")
 
 
-def _shown(path: Path) -> str:
-    """File name of a recipe for messages."""
-    return path.relative_to(RECIPES).as_posix() if path.is_relative_to(RECIPES) else path.name
-
-
 def read_recipe(path: Path) -> dict[str, Any]:
     """What a recipe's own file says."""
     try:
-        text = read_text(path)
-    except UserError as error:
-        raise ConfigError(str(error)) from None
-    try:
-        content = parse(text)
+        content = parse(read_text(path))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}; correct it, or give another recipe") from None
+    except UserError as error:
+        raise ConfigError(str(error)) from None
     if not isinstance(content, dict):
         raise ConfigError(
             f"{path} is not a recipe: it must contain options, such as 'steps: 30', but contains {show(content):.80}"
         )
-    return with_whole_paths(renamed(_named(content)))
+    return with_whole_paths(_named(content))
 
 
 def _named(tree: dict[str, Any]) -> dict[str, Any]:
     """``algorithm: flow_grpo`` is short for ``algorithm: {name: flow_grpo}``."""
-    if isinstance(tree.get("algorithm"), str):
-        return tree | {"algorithm": {"name": tree["algorithm"]}}
-    return tree
+    return tree | {"algorithm": {"name": tree["algorithm"]}} if isinstance(tree.get("algorithm"), str) else tree
 
 
 def _algorithm(tree: dict[str, Any]) -> Any:
@@ -207,47 +203,64 @@ def _algorithm(tree: dict[str, Any]) -> Any:
     return own.get("name") if isinstance(own, dict) else None
 
 
-def _opened(tree: dict[str, Any], plugins: Sequence[str], task: type[RunConfig]) -> dict[str, Any]:
-    """A configuration's tree with the classes that it names by path, and with the files of those that have a name."""
-    opened = dict.fromkeys(plugins)
-    for place, kind, path in list(chosen_by_path(tree)):
-        try:
-            name = named(getattr(task, kind), path)
-        except UserError as error:
-            raise ConfigError(f"{'.'.join(place)}: {error}") from error
-        if name != path:
-            opened[path.rpartition(":")[0]] = None
-        tree = with_value(tree, place, name)
-    return tree | {"plugins": list(opened)} if opened else tree
+def _merged(
+    given: dict[str, Any], top: dict[str, Any], recipes: Layers, task: type[RunConfig]
+) -> tuple[dict[str, Any], Layers]:
+    """Recipes and command line (``top``, of the options ``given``) as one tree, and the recipes for this algorithm.
+
+    Raises:
+        ConfigError: an option takes back what is not there, or two say the same thing.
+    """
+    layers = [("", top), *recipes]
+    chosen = next((name for _, tree in layers if (name := _algorithm(tree)) is not None), None)
+    layers = _for_algorithm(layers, chosen, task.algorithm_kind)
+    if chosen is not None and known(task.algorithm_kind, chosen):
+        layers = _for_parts(layers, lookup(task.algorithm_kind, chosen).parts)
+    if "steps" in given and given.get("data.epochs") is not None:
+        raise ConfigError("steps and data.epochs are both given, and each says how long the run is; leave one out")
+    tree: dict[str, Any] = {}
+    for file, layer in reversed(layers):
+        data = layer.get("data")
+        if (
+            "steps" in layer
+            and not (isinstance(data, dict) and "epochs" in data)
+            and isinstance(tree.get("data"), dict)
+        ):
+            tree["data"] = without(tree["data"], "epochs")  # steps decide, which are nearer
+        if file:
+            tree = _without_replaced(tree, file, layer)
+        else:
+            _refuse_removals(given, tree)
+        tree = merge(tree, layer)
+    return tree, layers[1:]
 
 
 def _for_algorithm(layers: Layers, chosen: Any, kind: str) -> Layers:
-    """Recipes for the chosen algorithm: without the options of another algorithm, with the variant for this one."""
+    """Layers for the chosen algorithm: without the options of another algorithm, with the variant for this one."""
     own, fitting = None, []
-    for file, recipe in reversed(layers):
-        own = _algorithm(recipe) or own
-        kept = {name: value for name, value in recipe.items() if name != "variants"}
+    for file, layer in reversed(layers):
+        own = _algorithm(layer) or own
+        kept = without(layer, "variants") if file else layer
         if "algorithm" in kept and own != chosen:
             kept["algorithm"] = {"name": chosen}
-        fitting.append((file, merge(kept, _variant(recipe.get("variants") or {}, chosen, file, kind))))
+        fitting.append((file, merge(kept, _variant(layer.get("variants") or {}, chosen, file, kind) if file else {})))
     return fitting[::-1]
 
 
-def _for_parts(tree: dict[str, Any], layers: Layers, parts: dict[str, type]) -> Layers:
-    """Recipes without the options of an algorithm's own parts where a layer above them chooses other parts."""
+def _for_parts(layers: Layers, parts: dict[str, type]) -> Layers:
+    """Layers without the options of an algorithm's own parts where a layer above them chooses other parts."""
     replaced: set[str] = set()
     mentioned: set[str] = set()
     fitting = []
-    for file, layer in [("", tree), *layers]:
+    for file, layer in layers:
         own = layer.get("algorithm")
         if isinstance(own, dict):
-            kept = {name: value for name, value in own.items() if name not in replaced}
-            layer = layer | {"algorithm": kept}
+            layer = layer | {"algorithm": without(own, *replaced)}
             for kind in parts.keys() & own.keys() - mentioned:
                 mentioned.add(kind)
                 replaced |= fields(parts[kind]).keys() - {"name"} if own[kind] is not None else set()
         fitting.append((file, layer))
-    return fitting[1:]
+    return fitting
 
 
 def _variant(variants: Any, chosen: Any, file: str, kind: str) -> dict[str, Any]:
@@ -265,24 +278,38 @@ def _variant(variants: Any, chosen: Any, file: str, kind: str) -> dict[str, Any]
     return variants.get(chosen, {}) if isinstance(chosen, str) else {}
 
 
-def _steps_decide(given: dict[str, Any], trees: Sequence[dict[str, Any]]) -> bool:
-    """Whether steps are given above any data.epochs, which they then replace; ``trees`` with the highest first.
+def _without_replaced(below: dict[str, Any], file: str, layer: dict[str, Any]) -> dict[str, Any]:
+    """What is extended, without the rewards in whose place a recipe has rewards of its own.
 
-    Raises:
-        ConfigError: both are on the command line.
+    A recipe with a new reward that counts is not about those of the recipe that it extends: they go, unless it names
+    them, and what is only watched (weight 0) stays.
     """
-    if "steps" in given and given.get("data.epochs") is not None:
-        raise ConfigError("steps and data.epochs are both given, and each says how long the run is; leave one out")
-    for tree in trees:
-        data = tree.get("data")
-        if isinstance(data, dict) and "epochs" in data:
-            return False
-        if "steps" in tree:
-            return True
-    return False
+    old, new = below.get("rewards"), layer.get("rewards")
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return below
+
+    def counts(reward: Any) -> bool:
+        return isinstance(reward, dict) and (reward.get("weight", 1) != 0 or bool(reward.get("weight_by")))
+
+    if not any(counts(reward) for label, reward in new.items() if label not in old):
+        return below
+    gone = [label for label, reward in old.items() if counts(reward) and label not in new]
+    if gone:
+        _say_replaced(file, tuple(gone))
+    return below | {"rewards": without(old, *gone)}
 
 
-def _removals(given: dict[str, Any], base: dict[str, Any]) -> None:
+@cache
+def _say_replaced(file: str, gone: tuple[str, ...]) -> None:
+    """Once in a process, however often the recipe is read."""
+    log.warning(
+        "the rewards of %s replace %s of the recipe that it extends; to keep one, name it too, as in "
+        "rewards.%s.weight=1",
+        file, ", ".join(gone), gone[0],
+    )  # fmt: skip
+
+
+def _refuse_removals(given: dict[str, Any], base: dict[str, Any]) -> None:
     rewards = base.get("rewards")
     there = list(rewards) if isinstance(rewards, dict) else []
     for option, value in given.items():
@@ -291,88 +318,55 @@ def _removals(given: dict[str, Any], base: dict[str, Any]) -> None:
             raise ConfigError(f"{option}=null removes nothing: the recipe's rewards are {', '.join(there) or 'none'}")
 
 
-def _sections(tree: dict[str, Any], context: Context) -> tuple[dict[str, Any], list[str]]:
-    """Every section as an object of its class, and all problems."""
-    types = get_type_hints(context.config, include_extras=True)
-    options = fields(context.config)
-    sections: dict[str, Any] = {}
-    complaints: list[str] = []
-    for name in tree:
-        if name not in options:
-            complaints.append(unknown((name,), tree[name], context))
-    for name, field in options.items():
-        if name == "algorithm":
-            kind = context.config.algorithm_kind
-            sections[name] = _registered(kind, ("algorithm",), tree.get(name), None, context, complaints)
-        elif name == "environment":
-            if tree.get(name) is not None:
-                sections[name] = _registered(name, (name,), tree[name], None, context, complaints)
-        elif name == "rewards":
-            sections[name] = rewards_of(tree.get(name), context, complaints)
-        elif name in tree or field.is_required():
-            # a missing section counts as empty, so that the message names the required option
-            sections[name] = typed(types[name], (name,), tree.get(name, {}), context, complaints)
-    return sections, complaints
+def _opened(tree: dict[str, Any], plugins: Sequence[str], task: type[RunConfig]) -> dict[str, Any]:
+    """A configuration's tree with the classes that it names by path, and with the files of those that have a name."""
+    opened = dict.fromkeys(plugins)
+    for place, kind, path in list(chosen_by_path(tree)):
+        try:
+            name = named(getattr(task, kind), path)
+        except UserError as error:
+            raise ConfigError(f"{'.'.join(place)}: {error}") from error
+        if name != path:
+            opened[path.rpartition(":")[0]] = None
+        tree = with_value(tree, place, name)
+    return tree | {"plugins": list(opened)} if opened else tree
 
 
-def rewards_of(tree: Any, context: Context, complaints: list[str]) -> dict[str, Any]:
-    """A recipe's section of rewards as objects of their classes; problems go to ``complaints``."""
-    if tree is not None and not isinstance(tree, dict):
-        complaints.append(f"rewards is {show(tree)}; it must map names to rewards, as in rewards.ocr.weight=1")
-        return {}
-    kept = {label: options for label, options in (tree or {}).items() if options is not None}
-    odd = [label for label in kept if not LABEL.fullmatch(label)]
-    complaints += [f"rewards has {label!r}; a label may only contain letters, digits, _ and -" for label in odd]
-    return {
-        label: _registered(context.config.reward_kind, ("rewards", label), options, label, context, complaints)
-        for label, options in kept.items()
-    }
+def _corrected(tree: dict[str, Any], task: type[RunConfig]) -> dict[str, Any]:
+    """A tree in which samples of older weights are corrected for it, unless it says otherwise.
+
+    Where ``async_rollout.depth`` is above 0, every algorithm that has ``rollout_correction`` gets it. One that refers
+    to the sampler's log-probs gets the form that does.
+    """
+    ahead, algorithm = tree.get("async_rollout"), tree.get("algorithm")
+    depth = ahead.get("depth") if isinstance(ahead, dict) else None
+    if not isinstance(algorithm, dict) or not isinstance(depth, int) or depth < 1:
+        return tree
+    name = algorithm.get("name")
+    if name not in names(task.algorithm_kind) or "rollout_correction" in algorithm:
+        return tree
+    if "rollout_correction" not in fields(lookup(task.algorithm_kind, name)):
+        return tree
+    correction = {"mode": "bypass"} if algorithm.get("old_logprob") == "sampler" else {}
+    return tree | {"algorithm": algorithm | {"rollout_correction": correction}}
 
 
-def _registered(
-    kind: str, path: tuple[str, ...], tree: Any, default: str | None, context: Context, complaints: list[str]
-) -> Any:
-    """An algorithm, reward or environment as an object of its registered class."""
-    option = ".".join(path)
-    if tree is not None and not isinstance(tree, dict):
-        example = f"{option}.weight=1" if path[0] == "rewards" else f"{option}.name={names(kind)[0]}"
-        complaints.append(f"{option} is {show(tree)}; it must contain options, as in {example}")
-        return None
-    name = (tree or {}).get("name", default)
-    if name is None:
-        key = option if option == "algorithm" else f"{option}.name"
-        complaints.append(f"{option} is required; set {key}=NAME, one of {', '.join(names(kind))}")
-        return None
-    if not known(kind, name):
-        key = option if name == default or option == "algorithm" else f"{option}.name"
-        message = wrong_choice(key, name, names(kind), short=name == default)
-        if (other := owner(kind, name, context.config)) is not None:
-            here = next(name for name, task in TASKS.items() if task.config is context.config)
-            message = (
-                f"{key} {'' if name == default else f'is {name}, which '}belongs to task {other}, but this run's is "
-                f"{here}; set task={other}, or choose one of {', '.join(names(kind))}"
-            )
-        label = f"; to use another label, set {option}.name" if name == default else ""
-        complaints.append(message + label + context.origin(key))
-        return None
-    own = {key: value for key, value in tree.items() if key != "name"} if tree else {}
-    return typed(lookup(kind, name), path, own, context, complaints)
+def _complete(tree: dict[str, Any], task: type[RunConfig]) -> dict[str, Any]:
+    """A tree with every section that a run must have, if empty, so that messages name what is missing inside."""
+    required: dict[str, Any] = {name: {} for name, field in fields(task).items() if field.is_required()}
+    return required | labelled(tree)
 
 
-def typed(kind: Any, path: tuple[str, ...], value: Any, context: Context, complaints: list[str]) -> Any:
-    """A value as an object of its class; problems go to ``complaints``."""
-    try:
-        # strict mode of JSON: [a, b] may be a tuple and 1 a float, but true is not 1
-        return pydantic.TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
-    except pydantic.ValidationError as error:
-        complaints.extend(_complaints(error.errors(include_url=False), path, kind, context))
-        return None
+def labelled(tree: dict[str, Any]) -> dict[str, Any]:
+    """A tree whose rewards have names, which are their labels unless they say otherwise; null removes one.
 
-
-def _complaints(errors: Sequence[Any], path: tuple[str, ...], kind: Any, context: Context) -> Iterator[str]:
-    for error in errors:
-        if error["type"] == WITHIN:
-            chosen, place = error["ctx"], (*path, *map(str, error["loc"]))
-            yield from _complaints(chosen["errors"], place, lookup(chosen["kind"], chosen["name"]), context)
-        else:
-            yield complain(error, path, kind, context)
+    Raises:
+        ConfigError: a label can't be one.
+    """
+    rewards = tree.get("rewards")
+    if not isinstance(rewards, dict):
+        return tree
+    kept = {label: own for label, own in rewards.items() if own is not None}
+    if odd := [label for label in kept if not LABEL.fullmatch(label)]:
+        raise ConfigError(f"rewards has {label!r}; a label may only contain letters, digits, _ and -" for label in odd)
+    return tree | {"rewards": {k: {"name": k} | own if isinstance(own, dict) else own for k, own in kept.items()}}

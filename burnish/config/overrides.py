@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any
 
-from burnish.config.yaml_text import DEEPEST, parse, show
+from burnish.config.yaml_text import parse, show
 from burnish.utils.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 _OPTION = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 
@@ -57,8 +53,6 @@ def split(argument: str) -> tuple[str, Any]:
         raise ConfigError(
             f"{argument!r} is not an option: {option!r} is no name; write option=value, as in rollout.n=8"
         )
-    if option.count(".") > DEEPEST:
-        raise ConfigError(f"{argument} is not an option: too many dots; write it as in rollout.n=8")
     if not text.strip():
         raise ConfigError(
             f"{argument} has no value; write {option}=null for none, or {option}='\"\"' for an empty string"
@@ -81,37 +75,6 @@ def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
         old = merged.get(name)
         merged[name] = merge(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
     return merged
-
-
-def without_replaced(below: dict[str, Any], file: str, layer: dict[str, Any]) -> dict[str, Any]:
-    """What is extended, without the rewards in whose place a recipe has rewards of its own.
-
-    A recipe with a new reward that counts is not about those of the recipe that it extends: they go, unless it names
-    them, and what is only watched (weight 0) stays.
-    """
-    old, new = below.get("rewards"), layer.get("rewards")
-    if not isinstance(old, dict) or not isinstance(new, dict):
-        return below
-
-    def counts(reward: Any) -> bool:
-        return isinstance(reward, dict) and (reward.get("weight", 1) != 0 or bool(reward.get("weight_by")))
-
-    if not any(counts(reward) for label, reward in new.items() if label not in old):
-        return below
-    gone = [label for label, reward in old.items() if counts(reward) and label not in new]
-    if gone:
-        _say_replaced(file, tuple(gone))
-    return below | {"rewards": {label: reward for label, reward in old.items() if label not in gone}}
-
-
-@cache
-def _say_replaced(file: str, gone: tuple[str, ...]) -> None:
-    """Once in a process, however often the recipe is read."""
-    log.warning(
-        "the rewards of %s replace %s of the recipe that it extends; to keep one, name it too, as in "
-        "rewards.%s.weight=1",
-        file, ", ".join(gone), gone[0],
-    )  # fmt: skip
 
 
 def nest(values: dict[str, Any]) -> dict[str, Any]:

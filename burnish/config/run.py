@@ -1,4 +1,4 @@
-"""The configuration of a run: the sections that every task has, and the checks that need more than one of them."""
+"""The configuration of a run: the sections that both halves have, and what follows from several of them."""
 
 from __future__ import annotations
 
@@ -6,37 +6,38 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from burnish.config.alarms import alarm_complaints
 from burnish.config.batches import Sizes
+from burnish.config.checks import problems
 from burnish.config.hardware import Origin
-from burnish.config.memory import memory_complaints
-from burnish.config.mixing import mixing_complaints
-from burnish.config.placement import placement_complaints, profiler_complaints
 from burnish.config.plugins import open_plugins
-from burnish.config.words import Words
-from burnish.options import Count, EmaOptions, OptimizerOptions, ScoringOptions, Seed, Threads
-from burnish.options.alarms import AlarmOptions
-from burnish.options.checkpoint import CheckpointOptions
-from burnish.options.cluster import PipelineOptions, PoolsOptions, RayOptions, ShardingOptions
+from burnish.options import (
+    ON_RAY,
+    SCORED,
+    AlarmOptions,
+    CheckpointOptions,
+    Count,
+    EmaOptions,
+    OptimizerOptions,
+    ProfilerOptions,
+    Rules,
+    ScoringOptions,
+    Seed,
+    Threads,
+)
+from burnish.options.cluster import AsyncRolloutOptions, PoolsOptions, RayOptions, ShardingOptions
 from burnish.options.mixing import MixingOptions
-from burnish.options.profiler import ProfilerOptions
 from burnish.options.trackers import TrackersOptions
-from burnish.registry import known, names, options
+from burnish.registry import MayChange, names, options
 from burnish.rl.algorithm import Algorithm
 from burnish.utils.errors import ConfigError
 from burnish.utils.user_code import load_object, names_code
 
-UNVALIDATED = (
-    "nothing is validated, as validation.every is null and validation.before false; set validation.every, or leave it "
-    "out"
-)
-OF_VALIDATION = ("checkpoint.keep_best", "trackers.samples")  # read beside the section itself
-# of validation, what decides that, or has rules of its own
-CHECKED = tuple(f"validation.{name}" for name in ("every", "before", "save", "suite", "reference_guidance"))
+if TYPE_CHECKING:
+    from burnish.config.tasks import Words
 
 
 @options
@@ -51,11 +52,12 @@ class RunConfig:
     adapter_files: ClassVar[tuple[str, ...]]  # of an adapter, the file that describes it first
     environment_kind: ClassVar[str] = "environment"
     grouped_sections: ClassVar[tuple[str, ...]] = ("filter_groups",)  # of rollout, which compare samples of a prompt
+    watched: ClassVar[tuple[str, ...]] = ()  # statistics of samples whose drift is an alarm, by its name
     prompt_file: ClassVar[str]  # what holds prompts, for messages
 
     task: str
     """What is trained: text-to-image models that draw, or image-text-to-text models that see."""
-    plugins: list[str] = Field(default_factory=list)
+    plugins: Annotated[list[str], MayChange()] = Field(default_factory=list)
     """Code of yours: modules and files (my_package, path/to/file.py) that register algorithms, rewards, models and the
     like, which other options then name. They are imported, so they run, before anything else is read."""
     model: Any
@@ -66,7 +68,7 @@ class RunConfig:
     """What is learned from rewards: its name and its options."""
     rewards: dict[str, Any]
     """What a good sample is: a weighted sum of rewards, by name."""
-    mixing: MixingOptions = Field(default_factory=MixingOptions)
+    mixing: Annotated[MixingOptions, SCORED] = Field(default_factory=MixingOptions)
     """How several rewards become the one that is optimised."""
     rollout: Any
     """How samples are made."""
@@ -78,27 +80,27 @@ class RunConfig:
     """Average the trained weights for validation and export; null uses the trained weights themselves."""
     validation: Any
     """Judging on held-out prompts, always with the same noise."""
-    checkpoint: CheckpointOptions = Field(default_factory=CheckpointOptions)
+    checkpoint: Annotated[CheckpointOptions, MayChange()] = Field(default_factory=CheckpointOptions)
     """What a killed run can go on from."""
-    sharding: ShardingOptions = Field(default_factory=ShardingOptions)
+    sharding: Annotated[ShardingOptions, MayChange()] = Field(default_factory=ShardingOptions)
     """How the networks lie on the ranks of a trainer of several processes."""
-    scoring: ScoringOptions = Field(default_factory=ScoringOptions)
+    scoring: Annotated[ScoringOptions, MayChange(), SCORED] = Field(default_factory=ScoringOptions)
     """Where rewards are computed."""
-    alarms: AlarmOptions | None = Field(default_factory=AlarmOptions)
+    alarms: Annotated[AlarmOptions | None, MayChange()] = Field(default_factory=AlarmOptions)
     """When the log and the report say that something has moved that should not; null never."""
-    pipeline: PipelineOptions = Field(default_factory=PipelineOptions)
+    async_rollout: AsyncRolloutOptions = Field(default_factory=AsyncRolloutOptions)
     """How far sampling runs ahead of learning."""
-    profiler: ProfilerOptions | None = None
+    profiler: Annotated[ProfilerOptions | None, MayChange()] = None
     """What is recorded in every detail, in which policy updates; null records nothing."""
-    trackers: TrackersOptions = Field(default_factory=TrackersOptions)
+    trackers: Annotated[TrackersOptions, MayChange()] = Field(default_factory=TrackersOptions)
     """Services and libraries that show the run besides its own report: W&B, SwanLab, MLflow, Trackio, ClearML."""
-    steps: Count = 100
+    steps: Annotated[Count, MayChange()] = 100
     """Policy updates."""
     seed: Seed = 0
     """Seed of every random draw."""
-    output_dir: str = "runs/latest"
+    output_dir: Annotated[str, MayChange()] = "runs/latest"
     """Folder of the run: metrics, samples, checkpoints, report."""
-    resume: str = "auto"
+    resume: Annotated[str, MayChange()] = "auto"
     """auto goes on from the newest complete checkpoint in output_dir if there is one; never starts anew and
     refuses a folder that has a run in it; a path (RUN/checkpoints/00000030) goes on from that checkpoint, and with
     another output_dir branches that run, with other options if you like; the address of checkpoint.copy_to
@@ -108,13 +110,13 @@ class RunConfig:
     deterministic: bool = False
     """Compute on GPUs by kernels that add in one order, which is slower, so that two runs are equal bit by bit there,
     too; a warning names operations that have none. vLLM is asked for its batch-invariant kernels. CPUs need nothing."""
-    runtime: Literal["local", "ray"] = "local"
+    runtime: Annotated[Literal["local", "ray"], MayChange()] = "local"
     """Where the run's workers live: local is this process; ray is processes of a Ray cluster, as pools says."""
-    pools: PoolsOptions = Field(default_factory=PoolsOptions)
+    pools: Annotated[PoolsOptions, MayChange(), ON_RAY] = Field(default_factory=PoolsOptions)
     """Who works where, with runtime=ray."""
-    ray: RayOptions = Field(default_factory=RayOptions)
+    ray: Annotated[RayOptions, MayChange(), ON_RAY] = Field(default_factory=RayOptions)
     """The Ray cluster that is worked on, with runtime=ray."""
-    forecast: Literal["refuse", "warn", "off"] = "refuse"
+    forecast: Annotated[Literal["refuse", "warn", "off"], MayChange()] = "refuse"
     """Memory forecast before weights are loaded, on GPUs alone (burnish plan): refuse ends a run that can't fit, with
     options that would make it fit; warn trains all the same; off forecasts nothing, and starts sooner."""
     # no option: config.yaml leaves it out, and configurations that differ in it are equal
@@ -161,9 +163,41 @@ class RunConfig:
         return bool(self.validation.before) or self.validation.every is not None
 
     @property
+    def evaluates(self) -> bool:
+        """Whether something is evaluated, the untrained model as a baseline too."""
+        return self.validates or self.reference_guidance is not None
+
+    @property
     def scored(self) -> bool:
         """Whether samples are scored by rewards, in training or in validation."""
         return True
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the trainer."""
+        return self.pools.train.size if self.runtime == "ray" else 1
+
+    @property
+    def quantized(self) -> str | None:
+        """How the network that is trained is stored in fewer bits, so that every process holds all of it."""
+        return None if self.model.quantization is None else self.model.quantization.weights
+
+    @property
+    def shards(self) -> bool:
+        """Whether ranks hold parts of the weights."""
+        return self.ranks > 1 and self.quantized is None
+
+    @property
+    def gathers(self) -> bool:
+        """Whether weights are brought together for a forward pass: from other ranks, or from CPU memory."""
+        return self.shards or self.sharding.offload
+
+    @property
+    def unsharded(self) -> str:
+        """Why weights are not sharded, for messages."""
+        if self.ranks > 1:
+            return f"model.quantization.weights is {self.quantized}, of which all {self.ranks} processes hold all"
+        return "runtime is local" if self.runtime == "local" else "pools.train has one process"
 
     @property
     def devices(self) -> int:
@@ -218,16 +252,7 @@ class RunConfig:
                 f"algorithms of task {self.task} give {self.needs.__module__}.{self.needs.__qualname__}; set another "
                 "task, or choose another algorithm"
             )
-        complaints = [
-            *self._groups(), *self.sampling_complaints(), *self._steps(), *self._choices(), *self._endless(),
-            *self._mixing(),
-            *mixing_complaints(self), *alarm_complaints(self),
-            *placement_complaints(self, given),
-            *memory_complaints(self),
-            *profiler_complaints(self, given),
-            *self.unread(given),
-        ]  # fmt: skip
-        if complaints:
+        if complaints := list(problems(self, given)):
             raise ConfigError(complaints)
 
     @property
@@ -314,116 +339,52 @@ class RunConfig:
         """Warnings about options that are obeyed, but seldom meant."""
         yield from ()
 
-    def sampling_complaints(self) -> Iterator[str]:
-        """What is wrong with how this task samples."""
-        raise NotImplementedError
-
-    def _groups(self) -> Iterator[str]:
-        """What contradicts itself about the samples of a prompt that are compared, or kept together."""
+    def contradictions(self, run: RunConfig) -> Rules:
+        """What is wrong with options of several sections."""
         needs, name, n, mini = self.algorithm.needs(), self.algorithm.name, self.rollout.n, self.trainer.mini_batch_size
-        if needs.groups and n < 2:
-            yield f"rollout.n is 1; {name} compares samples of one prompt, so it must be >= 2"
-        elif n < needs.samples:
-            yield (
-                f"rollout.n is {n}, but {name} asks what {needs.samples} samples of a prompt do together "
-                "(algorithm.pass_k); raise the first, or lower the second"
-            )
-        if self.rollout.save is not None and not self.online:
-            yield f"rollout.save is given, but {name} samples nothing to learn from here; leave it out"
-        if self.validation.save is not None and not self.scored:
-            yield f"validation.save is given, but {name} samples nothing; leave it out"
-        if self.validation.save is not None and not self.validates:
-            yield f"validation.save is given, but {UNVALIDATED}"
-        if self.validation.suites and not self.scored:
-            yield f"validation.suites is given, but {name} samples nothing; leave it out"
-        if self.validation.suites and not self.validates:
-            yield f"validation.suites is given, but {UNVALIDATED}"
-        for section in self.grouped_sections:
-            if getattr(self.rollout, section) is None:
-                continue
-            if not self.online:
-                yield f"rollout.{section} is given, but {name} samples nothing here; leave it out"
-            elif n < 2:
-                yield f"rollout.{section} is given, but rollout.n is 1: samples of one prompt are compared; set it >= 2"
-        if mini is not None and mini % self.rows_per_group:
-            yield (
-                f"trainer.mini_batch_size is {mini}, but {name} compares the {n} samples of a prompt (rollout.n), "
-                f"which no mini-batch may split; make it a multiple of {n}, or null takes all"
-            )
-
-    def _endless(self) -> Iterator[str]:
-        for label, reward in self.rewards.items():
-            if reward.endless and not self.scoring.processes:
-                yield (
-                    f"rewards.{label}.{reward.endless} is matched for as long as it takes, and scoring.processes is 0: "
-                    "in the run's own process nothing could end it; leave scoring.processes out"
-                )
-
-    def unread(self, given: Collection[str]) -> Iterator[str]:
-        """Options of the command line that this run never reads."""
-        if "scoring.timeout" in given and self.scoring.processes == 0:
-            yield (
-                "scoring.timeout is given, but scoring.processes is 0: scoring in the run's own process "
-                "can't be stopped; leave it out, or set scoring.processes to 1 or more"
-            )
-        if "trainer.shuffle" in given and self.trainer.mini_batch_size is None:
-            yield (
-                "trainer.shuffle is given, but trainer.mini_batch_size is null: all samples of an update are one "
-                "mini-batch; leave it out"
-            )
-        if "data.shuffle" in given and self.data.sampler is not None and self.data.train_max_samples is None:
-            yield "data.shuffle is given, but data.sampler chooses the records; leave it out"
-        if not self.validates and self.reference_guidance is None:
-            for option in given:
-                if option in OF_VALIDATION or (option.startswith("validation.") and not option.startswith(CHECKED)):
-                    yield f"{option} is given, but {UNVALIDATED}"
-
-    def _steps(self) -> Iterator[str]:
-        size = self.trainer.mini_batch_size
-        if size is not None and size > self.samples:
-            yield (
-                f"trainer.mini_batch_size is {size}, but an update has only {self.samples} samples "
-                f"({self.samples_from}); lower it, or null takes all"
-            )
-        elif self.optimizer.warmup_steps >= self.optimizer_steps:
-            yield (
-                f"optimizer.warmup_steps is {self.optimizer.warmup_steps}, but the run has only "
-                f"{self.optimizer_steps} optimizer steps: optimizer.lr is never reached; warm up for fewer"
-            )
-
-        for section, optimizer in self.optimizers.items():
-            decays = optimizer.schedule != "constant" and optimizer.schedule_updates is not None
-            if decays and (optimizer.schedule_updates or 0) < self.steps:
-                yield (
-                    f"{section}.schedule_updates is {optimizer.schedule_updates}, but steps is {self.steps}: the "
-                    f"learning rate is {optimizer.min_lr:g} from there on; raise it, or lower steps"
-                )
-
-    def _mixing(self) -> Iterator[str]:
-        """What contradicts itself about lists of data."""
-        files, mix = self.data.train_files, self.data.mix
-        entries = [files] if isinstance(files, str) else files
-        if mix is not None and (len(mix) != len(entries) or len(mix) < 2):
-            yield (
-                f"data.mix has {len(mix)} weights, but data.train_files has {len(entries)} entries; give one for each "
-                "of several, or leave data.mix out"
-            )
-
-    def _choices(self) -> Iterator[str]:
-        if self.checkpoint.export == "lora" and self.model.lora is None:
-            yield "checkpoint.export is lora, but model.lora is null: there is no adapter; set checkpoint.export=merged"
         counting = [label for label, reward in self.rewards.items() if reward.counts]
-        if len(counting) == 1 and self.algorithm.needs().each_reward:
-            yield (
-                f"algorithm.advantage_aggregation is each, but {counting[0]} is the only reward with a weight: "
-                "there is nothing to sum; leave it out"
-            )
-        if self.scored and not counting:
-            watched = f"only {', '.join(self.rewards)} with weight 0, which watches" if self.rewards else "none"
-            yield (
+        watched = f"only {', '.join(self.rewards)} with weight 0, which watches" if self.rewards else "none"
+        sections = [section for section in self.grouped_sections if getattr(self.rollout, section) is not None]
+        return [
+            (needs.groups and n < 2, f"rollout.n is 1; {name} compares samples of one prompt, so it must be >= 2"),
+            (
+                2 <= n < needs.samples,
+                f"rollout.n is {n}, but {name} asks what {needs.samples} samples of a prompt do together "
+                "(algorithm.pass_k); raise the first, or lower the second",
+            ),
+            *(
+                (
+                    n < 2 and self.online,
+                    f"rollout.{section} is given, but rollout.n is 1: samples of one prompt are compared; set it >= 2",
+                )
+                for section in sections
+            ),
+            (
+                mini is not None and mini % self.rows_per_group,
+                f"trainer.mini_batch_size is {mini}, but {name} compares the {n} samples of a prompt (rollout.n), "
+                f"which no mini-batch may split; make it a multiple of {n}, or null takes all",
+            ),
+            (
+                mini is not None and mini > self.samples,
+                f"trainer.mini_batch_size is {mini}, but an update has only {self.samples} samples "
+                f"({self.samples_from}); lower it, or null takes all",
+            ),
+            (
+                len(counting) == 1 and needs.each_reward,
+                f"algorithm.advantage_aggregation is each, but {', '.join(counting)} is the only reward with a weight: "
+                "there is nothing to sum; leave it out",
+            ),
+            *(
+                (
+                    reward.endless and not self.scoring.processes,
+                    f"rewards.{label}.{reward.endless} is matched for as long as it takes, and scoring.processes is 0: "
+                    "in the run's own process nothing could end it; leave scoring.processes out",
+                )
+                for label, reward in self.rewards.items()
+            ),
+            (
+                self.scored and not counting,
                 f"rewards has {watched}; at least one needs a weight other than 0: rewards.NAME.weight=1, "
-                f"where NAME is one of {', '.join(names(self.reward_kind))}"
-            )
-        if self.model.family != "auto" and not known(self.model_kind, self.model.family):
-            families = ", ".join(["auto", *names(self.model_kind)])
-            yield f"model.family is {self.model.family!r}; leave it out, or give one of {families}"
+                f"where NAME is one of {', '.join(names(self.reward_kind))}",
+            ),
+        ]

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import socket
 import stat
@@ -16,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any, Self
 
 from burnish.config import RunConfig, batches, changes, dump, load
+from burnish.config.checks import may_change
 from burnish.config.hardware import read_machine
 from burnish.config.plugins import chosen_by_path, portable
 from burnish.config.text import to_dict
@@ -43,16 +43,6 @@ log = logging.getLogger(__name__)
 STEP = "training/global_step"  # first in every line of metrics.jsonl
 LONGEST_ROW, LARGEST_METRICS = 4 << 20, 4 << 30  # bytes of such a line, and of the file
 TOLD = 10  # damaged lines that are named
-
-# options that may change when a run resumes: they affect neither the trained weights nor comparisons over time
-_MAY_CHANGE = re.compile(
-    r"(steps|data\.epochs|output_dir|resume|runtime|forecast|plugins|pools\..*|ray\..*|pipeline\.(max_staleness|drop|timeout)"
-    r"|checkpoint\..*|scoring\..*|alarms(\..*)?"
-    r"|validation\.(every|suites|suite_prompts|save(\..*)?)|sharding\..*|rollout\.(batch_size|save(\..*)?)"
-    r"|trainer\.(micro_batch_(size|tokens)|peak_tflops)|data\.workers|ema\.offload|rollout\.trajectories|model\.cache_gb"
-    r"|((critic\.)?|algorithm\.\w+_)optimizer\.schedule_updates|trainer\.(max_(skipped|empty)_updates|expires_at|expiry_margin)"
-    r"|model\.(gradient_checkpointing|offload)|profiler(\..*)?|trackers(\..*)?)$"
-)
 
 
 class RunFolder:
@@ -254,7 +244,7 @@ class RunFolder:
                     f"\nthe learning rate's schedule is of {before.steps} updates; to change steps, also set its "
                     f"length: {length}"
                 )
-            elif not _MAY_CHANGE.match(option):
+            elif not may_change(config, option):
                 differing.append(line)
             elif option.endswith(".schedule_updates") and option.removesuffix(".schedule_updates") in decaying:
                 log.warning("the learning rate continues with a schedule of another length: %s", line)

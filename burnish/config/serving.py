@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from burnish.config.complaints import Context, wrong_choice
-from burnish.config.load import find_recipe, read_recipe, rewards_of, typed
+from burnish.config.errors import wrong_choice
+from burnish.config.load import checked, find_recipe, labelled, read_recipe
+from burnish.config.names import Context
 from burnish.config.overrides import merge, nest, read_overrides
 from burnish.config.plugins import open_plugins, with_whole_paths
 from burnish.config.tasks import DEFAULT, TASKS, task_named
 from burnish.options import ScoringOptions
 from burnish.options.mixing import MixingOptions
 from burnish.options.service import ServiceOptions
-from burnish.registry import known, names
+from burnish.registry import Choice, known, names
 from burnish.utils.errors import ConfigError
 
 SECTIONS = ("task", "plugins", "rewards", "scoring", "mixing", "service")  # of a recipe, that a service reads
@@ -60,19 +61,23 @@ def load_service(served: Sequence[str], *, task: str | None = None) -> ServiceCo
     tree = merge(merge(tree, {"rewards": {label: {} for label in labels}} if labels else {}), own)
     name = task or tree.get("task") or _task_of(labels)
     config = task_named(name).config
+    tree = labelled({"rewards": {}} | tree)
+    tree["scoring"] = {"max_failures": None} | dict(tree.get("scoring") or {})  # a service goes on: its clients decide
     context = Context([(Path(chosen[0]).name if chosen else "", tree)], given, tree, config)
+    sections = {
+        "rewards": dict[str, Annotated[Any, Choice(config.reward_kind)]],
+        "scoring": ScoringOptions,
+        "mixing": MixingOptions,
+        "service": ServiceOptions,
+    }
     complaints: list[str] = []
-    rewards = rewards_of(tree.get("rewards"), context, complaints)
-    scoring = {"max_failures": None} | dict(tree.get("scoring") or {})  # a service goes on: its clients decide
-    found = ServiceConfig(
-        task=str(name),
-        rewards=rewards,
-        scoring=typed(ScoringOptions, ("scoring",), scoring, context, complaints),
-        mixing=typed(MixingOptions, ("mixing",), tree.get("mixing") or {}, context, complaints),
-        service=typed(ServiceOptions, ("service",), tree.get("service") or {}, context, complaints),
-    )
-    complaints += _problems(found) if not complaints else []
-    if complaints:
+    made: dict[str, Any] = {}
+    for section, kind in sections.items():
+        try:
+            made[section] = checked(kind, tree.get(section) or {}, context, section)
+        except ConfigError as error:
+            complaints += error.complaints
+    if complaints := complaints or _problems(found := ServiceConfig(task=str(name), **made)):
         raise ConfigError(complaints)
     return found
 

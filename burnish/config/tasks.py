@@ -2,16 +2,97 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from burnish.config.complaints import wrong_choice
+from burnish.config.errors import wrong_choice
 from burnish.config.run import RunConfig
-from burnish.config.words import PICTURES, RESPONSES, Words
 from burnish.registry import known, names
 from burnish.utils.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Words:
+    """How a report speaks of what was trained."""
+
+    sample: str
+    samples: str
+    gallery: str  # title of the section that shows some
+    gen: str  # what sampling is
+    trained: str  # what all weights are of
+    same: str  # why two samples side by side can be compared
+    below: str  # what is said beneath each sample
+    total: str  # metric that counts samples
+    unit: str  # of throughput
+    sample_arguments: str  # of ``burnish sample``, as an example
+    measures: tuple[str, ...]  # reward components with a name of their own in reports, the strictest first
+    exact: str  # what the strictest measure counts
+
+
+PICTURES = Words(
+    sample="picture",
+    samples="pictures",
+    gallery="Pictures",
+    gen="Drawing pictures",
+    trained="the transformer",
+    same="Each pair of pictures began from the same noise.",
+    below="Below each picture is its reward, and what the reward noted, such as the text that was read.",
+    total="perf/total_num_images",
+    unit="pictures",
+    sample_arguments='"a prompt"',
+    measures=("ocr_exact", "border_darkness"),
+    exact="Pictures whose text is read exactly right",
+)
+CLIPS = replace(
+    PICTURES,
+    sample="clip",
+    samples="clips",
+    gallery="Clips",
+    gen="Drawing clips",
+    same="Each pair of clips began from the same noise.",
+    below="Below each clip is its reward, and what the reward noted.",
+    unit="clips",
+    exact="Clips whose text is read exactly right",
+)
+SOUNDS = replace(
+    CLIPS,
+    sample="sound",
+    samples="sounds",
+    gallery="Sounds",
+    gen="Making sounds",
+    same="Each pair of sounds began from the same noise.",
+    below="Below each sound is its reward, and what the reward noted.",
+    unit="sounds",
+)
+DRAWN = {"image": PICTURES, "clip": CLIPS, "sound": SOUNDS}  # by what a generator draws
+FILES = {".png": "image", ".mp4": "clip", ".webp": "clip", ".wav": "sound"}  # what files of samples hold
+RESPONSES = Words(
+    sample="response",
+    samples="responses",
+    gallery="Questions and responses",
+    gen="Writing responses",
+    trained="the network",
+    same="Each pair of responses was drawn with the same random numbers.",
+    below="Beside each response is its reward, and below it what the reward noted, such as the answer that it found.",
+    total="perf/total_num_responses",
+    unit="tokens",
+    sample_arguments='"a question" --image FILE',
+    measures=("exact", "format", "exact_given_format"),
+    exact="Questions that are answered right, in the form that was asked for",
+)
+JUDGEMENTS = replace(
+    RESPONSES,
+    sample="judgement",
+    samples="judgements",
+    gallery="Judgements",
+    gen="Reading responses",
+    same="Each pair of judgements is on the same responses.",
+    below="Beside each response is the score that the reward model gives it.",
+    measures=("accuracy",),
+    exact="Comparisons that are judged as people did",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,34 +102,23 @@ class Task:
     config_path: str  # module:name, as those below
     words: Words  # of reports and of the opening message
     assembly_path: str
-    sample_path: str
     read_path: str
 
     @property
     def config(self) -> type[RunConfig]:
         """The class of its configurations."""
-        found: type[RunConfig] = _imported(self.config_path)
+        found: type[RunConfig] = pkgutil.resolve_name(self.config_path)
         return found
 
     @property
     def read(self) -> Any:
         """What reads files of prompts by the options of the section data."""
-        return _imported(self.read_path)
+        return pkgutil.resolve_name(self.read_path)
 
     @property
     def assembly(self) -> Any:
         """The class of ``burnish.tasks.Assembly`` that builds a run."""
-        return _imported(self.assembly_path)
-
-    @property
-    def sample(self) -> Any:
-        """What ``burnish sample`` does with an assembly."""
-        return _imported(self.sample_path)
-
-
-def _imported(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
+        return pkgutil.resolve_name(self.assembly_path)
 
 
 DEFAULT = "text-to-image"
@@ -57,14 +127,12 @@ TASKS = {
         config_path="burnish.diffusion.config:FlowConfig",
         words=PICTURES,
         assembly_path="burnish.diffusion.assembly:FlowAssembly",
-        sample_path="burnish.commands.drawing:draw",
         read_path="burnish.data.prompts:read_prompts",
     ),
     "image-text-to-text": Task(
         config_path="burnish.language.config:LanguageConfig",
         words=RESPONSES,
         assembly_path="burnish.language.assembly:LanguageAssembly",
-        sample_path="burnish.commands.answer:answer",
         read_path="burnish.data.language.prompts:read_questions",
     ),
 }
@@ -92,27 +160,10 @@ def chosen_task(trees: Sequence[Mapping[str, Any]]) -> Any:
             return tree["task"]
     # plugins of installed packages are opened only where somebody names what is not ours
     for is_there in (lambda kind, name: name in names(kind), known):
-        fitting = [
-            name
-            for name, task in TASKS.items()
-            if all(is_there(getattr(task.config, kind), used) for kind, used in _used(trees))
-        ]
-        if len(fitting) == 1:
-            return fitting[0]
+        for name, task in TASKS.items():
+            if all(is_there(getattr(task.config, kind), used) for kind, used in _used(trees)):
+                return name
     return DEFAULT
-
-
-def owner(kind: str, name: Any, config: type[RunConfig]) -> str | None:
-    """Another task that has an algorithm or a reward of that name; None if none has.
-
-    Args:
-        kind: ``config``'s of algorithms or of rewards.
-        name: unknown to it.
-        config: the class of configuration that was read.
-    """
-    of = "algorithm_kind" if kind == config.algorithm_kind else "reward_kind"
-    others = ((other, task.config) for other, task in TASKS.items() if task.config is not config)
-    return next((other for other, theirs in others if name in names(getattr(theirs, of))), None)
 
 
 def _used(trees: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:

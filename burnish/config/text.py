@@ -7,12 +7,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic.fields import FieldInfo
-
 from burnish import __version__
 from burnish.config.plugins import portable
 from burnish.config.run import RunConfig
 from burnish.config.yaml_text import show
+from burnish.registry import Named, explanation, fields
+from burnish.rl.algorithm import Algorithm
 from burnish.utils.json_text import flattened
 
 COLUMN = 34  # of the explanations
@@ -22,9 +22,9 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
     """Every option as plain data, with the names of algorithm, environment and rewards."""
     plain: dict[str, Any] = dataclasses.asdict(config)
     plain = json.loads(json.dumps({name: plain[name] for name in fields(config)}))
-    plain["algorithm"] = {"name": config.algorithm.name} | plain["algorithm"]
-    if plain.get("environment") is not None:
-        plain["environment"] = {"name": config.environment.name} | plain["environment"]  # type: ignore[attr-defined]
+    for name in plain:
+        if is_named(own := getattr(config, name)):
+            plain[name] = {"name": own.name} | plain[name]
     for label, reward in config.rewards.items():
         plain["rewards"][label] = {"name": reward.name} | plain["rewards"][label]
     return plain
@@ -57,51 +57,30 @@ def describe(config: RunConfig, title: str) -> str:
     return "\n".join([*head, *_section(config, 0)]) + "\n"
 
 
-def fields(options: Any) -> dict[str, FieldInfo]:
-    """The options of a class or of a section, by name."""
-    return {name: field for name, field in options.__pydantic_fields__.items() if not field.exclude}
-
-
-def explanation(options: Any, name: str) -> str:
-    """The docstring of an option on one line; that of a base class if the class itself has none."""
-    cls = options if isinstance(options, type) else type(options)
-    own = (fields(base).get(name) for base in cls.__mro__ if dataclasses.is_dataclass(base))
-    words = (field.description for field in own if field is not None and field.description)
-    return " ".join(next(words, "").split())
-
-
 def _section(section: Any, depth: int) -> Iterator[str]:
+    if is_named(section):
+        yield _line(depth, "name", section.name, _summary(section))
     for name, field in fields(section).items():
-        value = getattr(section, name)
-        if name in ("algorithm", "environment") and depth == 0 and value is not None:
-            yield _line(depth, name, None, explanation(section, name))
-            yield _line(depth + 1, "name", value.name, _summary(value))
+        value, words = getattr(section, name), explanation(section, name)
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        nested = dataclasses.is_dataclass(value)
+        if not field.is_required() and not is_named(value) and (default is None if nested else value != default):
+            words = f"[default {_brief(default)}] {words}"
+        if nested:
+            yield _line(depth, name, None, words)
             yield from _section(value, depth + 1)
-        elif name == "rewards" and depth == 0:
-            yield _line(depth, name, None, explanation(section, name))
-            yield from _rewards(value)
+        elif name == "rewards" and depth == 0 and value:
+            yield _line(depth, name, None, words)
+            for label, reward in value.items():
+                yield f"  {show(label)}:"
+                yield from _section(reward, 2)
         else:
-            yield from _option(name, value, field, explanation(section, name), depth)
+            yield _line(depth, name, value, words, is_value=True)
 
 
-def _option(name: str, value: Any, field: FieldInfo, words: str, depth: int) -> Iterator[str]:
-    default = None if field.is_required() else field.get_default(call_default_factory=True)
-    nested = dataclasses.is_dataclass(value)
-    changed = not field.is_required() and (default is None if nested else value != default)
-    if changed:
-        words = f"[default {_brief(default)}] {words}"
-    if nested:
-        yield _line(depth, name, None, words)
-        yield from _section(value, depth + 1)
-    else:
-        yield _line(depth, name, value, words, is_value=True)
-
-
-def _rewards(rewards: dict[str, Any]) -> Iterator[str]:
-    for label, reward in rewards.items():
-        yield f"  {show(label)}:"
-        yield _line(2, "name", reward.name, _summary(reward))
-        yield from _section(reward, 2)
+def is_named(section: Any) -> bool:
+    """Whether a section is an entry of the registry, whose name stands before its options."""
+    return isinstance(section, Named | Algorithm) and "name" not in fields(section)
 
 
 def _line(depth: int, name: str, value: Any, words: str, *, is_value: bool = False) -> str:

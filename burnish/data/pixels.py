@@ -1,4 +1,4 @@
-"""Pictures, videos and sounds of records: paths, bytes, base64, arrays, lists of frames."""
+"""Pictures, videos and sounds of records: paths, bytes, base64, arrays, lists of frames; and a look at all of them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import base64
 import binascii
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from burnish.data.records import data_error
 from burnish.data.values import shown
 from burnish.types.media import HIGHEST_RATE, Fit, Kind, Media
 from burnish.utils.containers import DEFAULT_FPS
@@ -22,6 +24,8 @@ VIDEO_SIZES = {"fps": "fps", "max_frames": "max_frames", "max_pixels": "video_ma
 UNKNOWN_SIZES = (
     "resized_height", "resized_width", "nframes", "min_frames", "total_pixels", "video_start", "video_end",
 )  # fmt: skip
+THREADS = 8  # that decode, at most: decoders release the GIL, and more would not make disks faster
+DECODED = 2000  # pictures, videos and sounds that are decoded; of more, the headers and ends of the others are read
 SLOWEST = 1e-3  # frames per second
 NAMES: dict[Kind, str] = {"image": "picture", "video": "video", "audio": "sound"}
 
@@ -223,3 +227,48 @@ def _problem(media: Media) -> str:
     except Exception as error:  # decoders raise errors of any type
         return f"has a {what} {media.path or 'in bytes'} that can't be decoded: {error}"
     return ""
+
+
+def check_media(
+    found: Iterable[tuple[str, Media]], refusal: Callable[[int, int], str] = lambda width, height: ""
+) -> None:
+    """Refuse pictures, videos and sounds that can't be decoded, before a run; equal ones are looked at once.
+
+    Of many, evenly spaced ones are decoded; of the others a picture must have a header that can be read, and its end.
+
+    Args:
+        found: pictures, videos and sounds, each with the file and line of its record.
+        refusal: why the model can't read pictures of a width and height; "" if it can.
+
+    Raises:
+        UserError: it names the first records; the others are counted.
+    """
+    records: dict[Media, list[str]] = {}
+    for where, media in found:
+        known = records.setdefault(media, [])
+        if where not in known:
+            known.append(where)
+    every, refused = -(-len(records) // DECODED), cache(refusal)  # the sizes of a data set repeat
+
+    def look(number: int, media: Media) -> str:
+        name = f"has a {NAMES[media.kind]} {media.path or 'in bytes'} that"
+        try:
+            # large ones take seconds to decode, and their header tells whether they are used
+            if media.kind == "image" and (why := refused(*media.stated())):
+                return f"{name} {why}"
+            if number % every == 0:
+                media.decode()
+            else:
+                media.outline()
+        except Exception as error:  # decoders raise errors of any type
+            return f"{name} can't be decoded: {error}"
+        return ""
+
+    with ThreadPoolExecutor(max(1, min(THREADS, os.cpu_count() or 1))) as pool:
+        told = pool.map(look, range(len(records)), records)
+        problems = [
+            f"{where}: {problem}" for problem, each in zip(told, records.values(), strict=True) if problem
+            for where in each
+        ]  # fmt: skip
+    if problems:
+        raise data_error(problems)

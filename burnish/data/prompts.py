@@ -6,14 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from burnish.data.conversation import converse
-from burnish.data.forms import asked, said_whole
-from burnish.data.lines import decoded
+from burnish.data.conversation import asked, converse, said_whole
 from burnish.data.packing import Packer
 from burnish.data.pixels import images_of, media_of
 from burnish.data.records import SUFFIXES, Record, read_files, read_records
-from burnish.data.template import templated
-from burnish.data.values import extra_of, find, key_set, listed, record_of, text_of, value_at
+from burnish.data.values import extra_of, find, key_set, listed, record_of, templated, text_of, value_at
 from burnish.options.data import PromptOptions
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt, Prompts
@@ -162,7 +159,7 @@ def _caption(file: Path) -> str:
     if not caption.is_file():  # reading a pipe would never end
         raise ValueError(missing)
     try:
-        text = decoded(caption.read_bytes())
+        text = caption.read_text(encoding="utf-8").strip()
     except OSError:
         raise ValueError(missing) from None
     if not text:

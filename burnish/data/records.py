@@ -1,25 +1,29 @@
-"""Records from files: one object each, with its location."""
+"""Records of data files in every format: one object each, with its location."""
 
 from __future__ import annotations
 
 import codecs
+import csv
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from burnish.data.lines import data_error, decoded, parse_object
-from burnish.data.own import OwnData, own_data
-from burnish.data.tables import COLUMNS, read_columns, read_parquet, read_saved, rows_of
-from burnish.utils.errors import UserError
+from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.hub_data import hub_data
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import resolve
-from burnish.utils.reading import checked_path, read_file, read_text
+from burnish.utils.reading import checked_path, read_text
+from burnish.utils.user_code import absolute, is_file, load_object, names_code, reason
 
 T = TypeVar("T")
+COLUMNS = {".csv": ",", ".tsv": "\t"}  # what separates the cells of a row
 SUFFIXES = (".jsonl", ".json", *COLUMNS, ".parquet")
+LARGEST_CELL = 64 << 20  # characters: a picture as base64 may be in one
+ROWS = 256  # rows of a table that are converted to Python objects at once
+LISTED = 10  # problems that one message lists
 
 # keys of published data sets
 PROMPT = ("prompt", "messages", "question", "problem", "query")
@@ -65,24 +69,23 @@ def read_records(path: Path, prompt: str = PROMPT[0]) -> Iterator[Record]:
     """
     name = str(path)
     if path.is_dir():
-        yield from _rows(name, path, read_saved(path))
+        yield from _rows(name, path, _saved(path))
     elif not path.exists() and (own := own_data(name)) is not None:
-        yield from _of_code(own)
+        yield from _numbered(own.path, own.folder, own.load())
     elif not path.exists() and (hub := hub_data(name)) is not None:
         yield from _rows(hub.path, path.parent, rows_of(hub.load(), hub.path))
     elif not path.exists():
         raise UserError(f"{path} can't be read: there is no such file; correct the path")
     elif path.suffix == ".txt":
-        yield from _lines(path, lambda line: {prompt: line} if line else None)
+        yield from _lines(path, lambda line: {prompt: line})
     elif path.suffix == ".jsonl":
-        yield from _lines(path, parse_object)
+        yield from _lines(path, _object)
     elif path.suffix == ".json":
         yield from _list(path)
     elif path.suffix in COLUMNS:
-        for line, values, problem in read_columns(path):
-            yield Record(f"{path}:{line}", path.parent, values, problem)
+        yield from _columns(path)
     elif path.suffix == ".parquet":
-        yield from _rows(name, path.parent, read_parquet(path))
+        yield from _rows(name, path.parent, _parquet(path))
     else:
         raise UserError(
             f"{path} can't be read; give .txt, {', '.join(SUFFIXES)}, or a directory that the datasets library saved"
@@ -143,6 +146,55 @@ def _index(path: Path) -> Path:
     return lists[0] if len(lists) == 1 else path
 
 
+def data_error(problems: Sequence[str], head: str = "") -> UserError:
+    """All problems of a data set in one error: the first ones listed, the others counted.
+
+    Args:
+        problems: one line each.
+        head: what they have in common and what to do; the problems are then examples of it.
+    """
+    if not head:
+        return ConfigError(problems[:LISTED], count=len(problems), way_out="correct these records, or remove them")
+    more = [f"and {len(problems) - LISTED} more"] if len(problems) > LISTED else []
+    return UserError("\n".join([head, *problems[:LISTED], *more]))
+
+
+@contextmanager
+def _decoded(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text: byte {error.start} is not UTF-8; save it as UTF-8") from None
+
+
+def _lines(path: Path, read: Callable[[str], dict[str, Any]]) -> Iterator[Record]:
+    """What the lines of a file hold, but for blank ones."""
+    name, folder = str(path), path.parent
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            # some editors write a byte order mark, which is not part of the first line
+            raw = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            if raw.isspace():
+                continue
+            try:
+                values, problem = read(raw.decode().strip()), ""
+            except UnicodeDecodeError as error:
+                values, problem = {}, f"byte {error.start} is not UTF-8"
+            except ValueError as error:
+                values, problem = {}, str(error)
+            yield Record(f"{name}:{number}", folder, values, problem)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        record = parse_json(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"holds {type(record).__name__}, not an object like {{'prompt': 'a cat'}}")
+    return record
+
+
 def _list(path: Path) -> Iterator[Record]:
     text = read_text(path)
     try:
@@ -153,40 +205,137 @@ def _list(path: Path) -> Iterator[Record]:
         raise UserError(
             f"{path} holds {type(records).__name__}; it must be a list of objects; use .jsonl for one object per line"
         )
-    for number, record in enumerate(records, 1):
-        where = f"{path}, record {number}"
-        if isinstance(record, dict):
-            yield Record(where, path.parent, record)
-        else:
-            yield Record(where, path.parent, {}, f"holds {type(record).__name__}, not an object")
+    yield from _numbered(str(path), path.parent, records)
 
 
-def _lines(path: Path, read: Callable[[str], dict[str, Any] | None]) -> Iterator[Record]:
-    """What the lines of a file hold, but for blank ones."""
-    name, folder = str(path), path.parent
-    # some editors write a byte order mark, which is not part of the first line
-    lines = BytesIO(read_file(path).removeprefix(codecs.BOM_UTF8))  # a list of all takes twice the memory
-    for number, line in enumerate(lines, 1):
-        if line.isspace():
-            continue
-        where = f"{name}:{number}"
+def _numbered(name: str, folder: Path, records: Iterable[Any]) -> Iterator[Record]:
+    for number, values in enumerate(records, 1):
+        there = isinstance(values, Mapping)
+        problem = "" if there else f"holds {type(values).__name__}, not an object"
+        yield Record(f"{name}, record {number}", folder, dict(values) if there else {}, problem)
+
+
+def _columns(path: Path) -> Iterator[Record]:
+    """The rows below the line of names. Cells are text, and empty ones are left out; in .tsv files quotation marks are
+    characters like others, unless a cell begins with one."""
+    csv.field_size_limit(LARGEST_CELL)
+    with _decoded(path), path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file, delimiter=COLUMNS[path.suffix], strict=path.suffix == ".csv")
         try:
-            values = read(decoded(line))
-        except ValueError as error:
-            yield Record(where, folder, {}, str(error))
-            continue
-        if values is not None:
-            yield Record(where, folder, values)
+            names = next(rows, [])
+            if not all(name.strip() for name in names) or len(set(names)) < len(names):
+                raise UserError(f"{path}:1 must name the columns, each by a name of its own")
+            line = rows.line_num
+            for cells in rows:
+                line, first = rows.line_num, line + 1
+                if any(cells):
+                    extra = f"has {len(cells)} cells, but the first line names {len(names)} columns"
+                    values = {name: cell for name, cell in zip(names, cells, strict=False) if cell}
+                    yield Record(f"{path}:{first}", path.parent, values, extra if len(cells) != len(names) else "")
+        except csv.Error as error:
+            raise UserError(f"{path}:{rows.line_num} can't be read: {error}; fix that line") from None
 
 
 def _rows(name: str, folder: Path, rows: Iterable[dict[str, Any]]) -> Iterator[Record]:
     yield from (Record(f"{name}, row {number}", folder, values) for number, values in enumerate(rows, 1))
 
 
-def _of_code(own: OwnData) -> Iterator[Record]:
-    for number, values in enumerate(own.load(), 1):
-        where = f"{own.path}, record {number}"
-        if isinstance(values, Mapping):
-            yield Record(where, own.folder, dict(values))
-        else:
-            yield Record(where, own.folder, {}, f"is {type(values).__name__}; it must be a dictionary")
+def _parquet(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise UserError(f"{path} needs pyarrow: pip install 'burnish[data]'") from None
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as table:
+            for group in range(table.num_row_groups):  # one after the other: all at once would be in memory
+                for batch in table.iter_batches(batch_size=ROWS, row_groups=[group]):
+                    yield from _objects(batch, f"{path}, after row {number}")
+                    number += len(batch)
+                arrow.default_memory_pool().release_unused()  # or it keeps what pictures took
+    except (OSError, arrow.ArrowException) as error:
+        raise UserError(f"{path} can't be read after row {number}: {error}; restore it") from None
+
+
+def _saved(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a directory that the datasets library saved."""
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(f"{path} is a directory, which needs datasets: pip install 'burnish[data]'") from None
+    if (path / "dataset_dict.json").exists():
+        splits = sorted(str(file.parent) for file in path.glob("*/state.json"))
+        raise UserError(f"{path} holds several splits; name one: {', '.join(splits) or 'but there is none in it'}")
+    try:
+        table = datasets.Dataset.load_from_disk(str(path))
+    except Exception as error:  # whatever the library makes of files that are not its own
+        raise UserError(
+            f"{path} was not saved by the datasets library ({error}); give a file, or a folder that save_to_disk wrote"
+        ) from None
+    return rows_of(table, str(path))
+
+
+def rows_of(table: Any, name: str) -> Iterator[dict[str, Any]]:
+    """The rows of a table of the datasets library; ``name`` is that of the data set, for messages.
+
+    Raises:
+        UserError: a value can't be read.
+    """
+    stored = table.with_format("arrow")  # as stored: pictures stay encoded
+    for start in range(0, len(table), ROWS):
+        yield from _objects(stored[start : start + ROWS], f"{name}, after row {start}")
+
+
+def _objects(batch: Any, where: str) -> list[dict[str, Any]]:
+    try:
+        found: list[dict[str, Any]] = batch.to_pylist()
+    except (ValueError, OverflowError) as error:  # texts that are not UTF-8, dates that no calendar has
+        raise UserError(f"{where}: a value can't be read: {error}; correct it, or leave that column out") from None
+    return found
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """A function or class of the user that gives records."""
+
+    path: str
+
+    @property
+    def where(self) -> str:
+        """Its file or module."""
+        return self.path.rpartition(":")[0]
+
+    @property
+    def folder(self) -> Path:
+        """That relative paths of its records are resolved against."""
+        return Path(absolute(self.where)).parent if is_file(self.where) else Path()
+
+    def check(self) -> None:
+        """Refuse a file that is not there; nothing is run.
+
+        Raises:
+            UserError: with the way out.
+        """
+        if is_file(self.where) and not Path(absolute(self.where)).is_file():
+            raise UserError(f"{self.path} is a data set of your code, but there is no {self.where}; write it")
+
+    def load(self) -> Iterator[Any]:
+        """Call it, and go through what it gives.
+
+        Raises:
+            UserError: it fails, or gives nothing that one can go through.
+        """
+        make, number = load_object(self.path, "data set"), 0
+        try:
+            for number, record in enumerate(make(), 1):  # noqa: B007
+                yield record
+        except (Exception, SystemExit) as error:  # the code is the user's: anything may go wrong in it
+            raise UserError(
+                f"data set {self.path} fails at record {number + 1}: {reason(error)}; fix it, or give files"
+            ) from error
+
+
+def own_data(path: str) -> OwnData | None:
+    """The data set that an option names by the path of its code, if it does."""
+    return OwnData(path) if names_code(path) else None

@@ -1,13 +1,20 @@
-"""Values of a record under the keys that published data sets use."""
+"""Values of a record: under the keys that published data sets use, those that options name, and templates over them."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from dataclasses import fields
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
+
+from burnish.options.data import RecordOptions
+from burnish.types.prompt import Prompts
+from burnish.utils.errors import ConfigError, UserError
+from burnish.utils.reading import checked_path, read_text
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # json.dumps makes such an object for each value, which takes longer than writing a short record
@@ -134,3 +141,119 @@ def shown(value: Any) -> str:
     """A value, short enough for a message."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def check_keys(prompts: Prompts, options: RecordOptions) -> None:
+    """Refuse a key that an option names and not one training prompt has.
+
+    Each record is asked for its prompt by itself; data.extra_keys leave nothing out where they are missing.
+
+    Raises:
+        UserError: with every such key.
+    """
+    kinds = prompts.kinds
+    there: dict[str, Callable[[str], bool]] = {
+        "images_key": lambda key: any(one.images for one in kinds),
+        "videos_key": lambda key: any(one.videos for one in kinds),
+        "audios_key": lambda key: any(one.audios for one in kinds),
+        "answer_key": lambda key: any(one.answer is not None for one in kinds),
+        "label_key": lambda key: any(one.label is not None for one in kinds),
+        "input_keys": lambda key: any(key == name for one in kinds for name, _ in one.inputs),
+    }
+    complaints = [
+        f"data.{option} is {key}, which none of the {len(prompts)} records of data.train_files has; correct it, or "
+        "leave it out"
+        for option, key in _named(options, there)
+        if not there[option](key)
+    ]
+    if complaints:
+        raise ConfigError(complaints)
+
+
+def _named(options: Any, wanted: Container[str]) -> list[tuple[str, str]]:
+    """Keys that differ from those that are looked for anyway, each with its option."""
+    found = []
+    for field in fields(options):
+        if field.name not in wanted:
+            continue
+        value = getattr(options, field.name)
+        if isinstance(value, list):
+            usual = type(options).__pydantic_fields__[field.name].get_default(call_default_factory=True) or []
+            found += [(field.name, one) for one in value if one not in usual]
+        elif isinstance(value, str):
+            found.append((field.name, value))
+    return found
+
+
+TEMPLATES = (".jinja", ".jinja2", ".txt")
+CONTENT = "content"  # the variable that holds the question as the record has it
+LONGEST = 1 << 20  # characters of a question
+
+
+def templated(template: str | None, content: Any, values: Mapping[str, Any]) -> Any:
+    """A question by a template; without one, as it is.
+
+    Of chat messages, the text of the user's last one is replaced.
+
+    Args:
+        template: text of a template, or the path of a file of one.
+        content: the question of the record, text or messages of role and content.
+        values: of the record.
+
+    Raises:
+        ValueError: the template and the record don't fit together.
+        UserError: there is something wrong with the template itself.
+    """
+    if template is None:
+        return content
+    if not isinstance(content, list):
+        return _filled(template, content, values)
+    last = next((i for i in reversed(range(len(content))) if _speaks(content[i])), None)
+    if last is None or not isinstance(content[last].get("content"), str):
+        raise ValueError("has no message of the user in plain text, which data.template needs; leave data.template out")
+    message = content[last] | {"content": _filled(template, content[last]["content"], values)}
+    return [*content[:last], message, *content[last + 1 :]]
+
+
+def check_template(template: str | None) -> None:
+    """Refuse what is no template, or no file of one.
+
+    Raises:
+        UserError: it names what is wrong.
+    """
+    if template is not None:
+        _compiled(template)
+
+
+def _speaks(message: Any) -> bool:
+    return isinstance(message, Mapping) and message.get("role") == "user"
+
+
+def _filled(template: str, content: Any, values: Mapping[str, Any]) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        text: str = _compiled(template).render(dict(values) | {CONTENT: content})
+    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise ValueError(f"does not fit data.template: {error}; {listed(values)}") from None
+    if len(text) > LONGEST:
+        raise ValueError(f"becomes a question of {len(text)} characters by data.template; the limit is {LONGEST}")
+    return text
+
+
+@lru_cache
+def _compiled(template: str) -> Any:
+    from jinja2 import StrictUndefined, TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    text = template
+    if template.endswith(TEMPLATES) and "{" not in template:
+        text = read_text(checked_path(template, "data.template"))
+    sandbox = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=False)
+    try:
+        return sandbox.from_string(text)
+    except TemplateSyntaxError as error:
+        raise UserError(
+            f"data.template is {Path(template).name if text is not template else template!r}, which is no Jinja "
+            f"template: {error.message} (line {error.lineno}); mend it"
+        ) from None

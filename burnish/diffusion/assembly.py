@@ -41,7 +41,7 @@ from burnish.evaluation.suite import Suite
 from burnish.rewards.base import Reward
 from burnish.rollout.requests import RolloutRequest
 from burnish.tasks.assembly import Assembly
-from burnish.tasks.shares import learned_in_a_step, learned_in_an_update
+from burnish.tasks.job import learned_in_a_step, learned_in_an_update
 from burnish.tasks.suites import suites_of
 from burnish.training.optimizer import ParameterGroup
 from burnish.training.trainer import AuxiliaryLoss
@@ -103,7 +103,7 @@ class FlowAssembly(Assembly):
     def rollout_worker(self) -> FlowRollouts:
         return FlowRollouts(
             self.engine, self.scorer, self.needs,
-            rollout=self.config.rollout, watch=self.watch, check_cancelled=self.check_cancelled,
+            rollout=self.config.rollout, watch=self.watch, check_cancelled=self.stop.check,
             files=self.sample_files,
         )  # fmt: skip
 
@@ -240,10 +240,10 @@ class FlowAssembly(Assembly):
         Raises:
             UserError: naming what does not fit.
         """
-        self._check_drawn(suite.rewards, prompts, f"suite {suite.name}: scorers")
+        self._check_drawn(suite.scorers, prompts, f"suite {suite.name}: scorers")
         drawing, validation = suite.drawing, self.config.validation
         sized = prompts, drawing.height or validation.height, drawing.width or validation.width
-        self._check_sizes(suite.rewards, sized)
+        self._check_sizes(suite.scorers, sized)
 
     def _check_sizes(
         self, rewards: Mapping[str, Reward], *sized: tuple[Sequence[Prompt], int | None, int | None]
@@ -283,18 +283,11 @@ class FlowAssembly(Assembly):
         self.roles.model.check(prompts)
         if prompts:
             self.engine.latent_shape(prompts[0])  # refuses sizes that the model can't draw
-            self._check_validated_size(prompts[0])
+            self.engine.latent_shape(prompts[0], self.evaluation(self).job(1, None))  # nor those of validations
         super().check()
         _ = self.roles.teachers
         for data in self.finished:
             data.check()
-
-    def _check_validated_size(self, prompt: Prompt) -> None:
-        """Refuse a size of validations; that of the rollouts has been found right."""
-        try:
-            self.engine.latent_shape(prompt, self.evaluation(self).job(1, None))
-        except UserError as error:
-            raise UserError(str(error).replace("rollout.", "validation.")) from error
 
     def trial(self) -> None:
         job = FlowJob.groups(self.val_prompts[:1], 1, purpose="trial", update=0)

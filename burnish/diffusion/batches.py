@@ -12,6 +12,7 @@ from torch import Tensor
 
 from burnish.diffusion.steps import diffuse, logit_normal, stratify, to_normal, uniform
 from burnish.diffusion.windows import steps_between, steps_in
+from burnish.rl.algorithm import OldLogprobs
 from burnish.rl.rewards import select_best_worst
 from burnish.types.batch import Batch, Gathered, shared, to_device
 from burnish.types.columns import at, read
@@ -68,7 +69,7 @@ class AnnotatedSteps:
     learner: Tensor  # [B, K] log-probs under the policy that learns, before its first step; [B, 0] if unread
     old_mean: Tensor  # [B, K, ...] mean of each step under the policy that old belongs to; [B, K, 0, ...] if unread
     reference_mean: Tensor  # [B, K, ...] mean of each step under the reference; [B, K, 0, ...] if unread
-    recomputed: bool  # old is the policy that learns, before its first step
+    old_logprobs: OldLogprobs  # whose log-probs old is
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -83,7 +84,7 @@ class StepBatch(Batch):
     old: Tensor  # [B, K]
     old_mean: Tensor  # [B, K, ...]
     reference_mean: Tensor  # [B, K, ...]
-    recomputed: bool = shared(default=False)  # old is the policy that learns, before its first step
+    old_logprobs: OldLogprobs = shared(default="sampler")  # whose log-probs old is
 
     def costs(self) -> list[int]:
         """Steps that are trained of each sample."""
@@ -135,7 +136,7 @@ class StepBatch(Batch):
             old=self.old.flatten(),
             old_mean=self.old_mean.flatten(0, 1),
             reference_mean=self.reference_mean.flatten(0, 1),
-            recomputed=self.recomputed,
+            old_logprobs=self.old_logprobs,
         )
         return every if self.trained.all() else every.select(self.trained.flatten().nonzero().flatten())
 
@@ -153,7 +154,7 @@ class StepTerms(Batch):
     old: Tensor  # [M]
     old_mean: Tensor  # [M, ...]
     reference_mean: Tensor  # [M, ...]
-    recomputed: bool = shared(default=False)  # old is the policy that learns, before its first step
+    old_logprobs: OldLogprobs = shared(default="sampler")  # whose log-probs old is
     whole_samples: bool = shared(default=False)  # all trained steps of every sample are here
 
     def by_sample(self, value: Tensor) -> Tensor:

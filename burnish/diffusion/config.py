@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from burnish.config.batches import AUTO, Sizes
 from burnish.config.run import RunConfig
-from burnish.config.words import DRAWN, Words
+from burnish.config.tasks import DRAWN, Words
 from burnish.diffusion.algorithms.base import Needs
 from burnish.diffusion.options import (
     DataOptions,
@@ -24,9 +24,10 @@ from burnish.diffusion.pipeline.adapters import FILE
 from burnish.diffusion.pipeline.few_steps import FEW, sign_of_few_steps, sign_of_name
 from burnish.diffusion.pipeline.loading import check_named, family_of, parts_of, read_index
 from burnish.diffusion.windows import steps_between
-from burnish.options import OptimizerOptions
-from burnish.registry import lookup, names, options
+from burnish.options import EVALUATED, OptimizerOptions, Rules
+from burnish.registry import Choice, lookup, names, options
 from burnish.rewards.base import Reward
+from burnish.rl.algorithm import Algorithm
 from burnish.types.clips import Kind
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
@@ -57,13 +58,15 @@ class FlowConfig(RunConfig):
     """Which network is trained, and how much of it."""
     data: DataOptions
     """Training and validation prompts."""
-    rewards: dict[str, Reward]
+    algorithm: Annotated[Algorithm, Choice("flow algorithm")]
+    """What is learned from rewards: its name and its options."""
+    rewards: dict[str, Annotated[Reward, Choice("flow reward")]]
     """What a good picture is: a weighted sum of rewards, by name."""
     rollout: RolloutOptions = Field(default_factory=RolloutOptions)
     """How pictures are sampled."""
     trainer: TrainerOptions = Field(default_factory=TrainerOptions)
     """How a batch becomes optimizer steps."""
-    validation: ValidationOptions = Field(default_factory=ValidationOptions)
+    validation: Annotated[ValidationOptions, EVALUATED] = Field(default_factory=ValidationOptions)
     """Validation on held-out prompts, always with the same noise."""
     supervised: SupervisedOptions | None = None
     """Also imitate pictures of the user at every optimizer step; null does not."""
@@ -138,76 +141,94 @@ class FlowConfig(RunConfig):
         together = self.grouped and self.algorithm.needs().atom != "sample"
         return self.rollout.n if together else 1
 
-    def sampling_complaints(self) -> Iterator[str]:
-        needs, steps = self.algorithm.needs(), self.rollout.num_inference_steps
-        if needs.tree and self.rollout.n != needs.tree:
-            yield (
-                f"rollout.n is {self.rollout.n}, but the splits of {self.algorithm.name} make a tree of {needs.tree} "
-                f"samples (branching to the power of their number); set rollout.n={needs.tree}, or split otherwise"
-            )
-        if needs.best_of >= self.rollout.n > 1:
-            yield (
-                f"algorithm.best_of is {needs.best_of}, but rollout.n is {self.rollout.n}: no sample would be left "
-                "out; lower best_of, or null trains on all"
-            )
+    @property
+    def finished(self) -> str:
+        """What is learned from where nothing is sampled, for messages."""
+        data = self.algorithm.needs().data
+        return "images with rewards" if data == "scored" else data
+
+    @property
+    def learns_images(self) -> bool:
+        """Whether data.fit decides about images that are learned."""
+        return bool(self.algorithm.needs().data != "prompts")
+
+    @property
+    def may_read_images(self) -> bool:
+        """Whether files that this run reads may name images; lines of text name none."""
+        files = [one for named in self.prompt_files.values() for one in ([named] if isinstance(named, str) else named)]
+        return self.supervised is not None or not all(file.endswith(".txt") for file in files)
+
+    def contradictions(self, run: RunConfig) -> Rules:
+        needs, rollout, steps = self.algorithm.needs(), self.rollout, self.rollout.num_inference_steps
+        name, together, size = self.algorithm.name, self._together, self.trainer.micro_batch_size
         low, high = needs.schedule_range
-        there = len(steps_between(low, high, steps))
-        if needs.schedule_times > there:
-            part = f", of which {there} are in algorithm.time_range" if there < steps else ""
-            yield (
-                f"algorithm.train_timesteps is {needs.schedule_times}, but rollout.num_inference_steps is "
-                f"{steps}{part}, and levels are drawn from the schedule without repetition; train at fewer"
-            )
-        if needs.recording is not None:
-            try:
-                needs.recording.check(steps)
-            except ValueError as error:
-                yield f"algorithm.{error} (rollout.num_inference_steps is {steps})".replace(
-                    "algorithm.a window", "algorithm.window: a window"
+        levels = len(steps_between(low, high, steps))
+        inside = f", of which {levels} are in algorithm.time_range" if levels < steps else ""
+        unsized = None in (rollout.height, rollout.width)
+        fits = {"data.fit": self.data, "supervised.fit": self.supervised}
+        crops = [option for option, section in fits.items() if section is not None and section.fit == "centre_crop"]
+        return [
+            *super().contradictions(run),
+            (
+                needs.tree and rollout.n != needs.tree,
+                f"rollout.n is {rollout.n}, but the splits of {name} make a tree of {needs.tree} samples (branching to "
+                f"the power of their number); set rollout.n={needs.tree}, or split otherwise",
+            ),
+            (
+                needs.best_of >= rollout.n > 1,
+                f"algorithm.best_of is {needs.best_of}, but rollout.n is {rollout.n}: no sample would be left out; "
+                "lower best_of, or null trains on all",
+            ),
+            (
+                needs.schedule_times > levels,
+                f"algorithm.train_timesteps is {needs.schedule_times}, but rollout.num_inference_steps is {steps}"
+                f"{inside}, and levels are drawn from the schedule without repetition; train at fewer",
+            ),
+            (
+                # the last one alone is Euler's by every solver
+                needs.euler_steps > 1 and rollout.solver != "euler",
+                f"rollout.solver is {rollout.solver}, but algorithm.last_steps is {needs.euler_steps}: gradients run "
+                "through Euler's steps, and would be of other images; set rollout.solver=euler, or "
+                "algorithm.last_steps=1",
+            ),
+            (
+                size != AUTO and size < together,
+                f"trainer.micro_batch_size is {size}, but {name} compares {together} samples in one loss, which stay "
+                f"together; raise it to {together} or more, or leave it out",
+            ),
+            (
+                needs.data == "pictures" and self.supervised is not None,
+                f"supervised is given, but {name} learns from images already: put all into data.train_files",
+            ),
+            (
+                unsized and crops,
+                f"{', '.join(crops)} is centre_crop, but to what size? Set rollout.height and rollout.width",
+            ),
+            *((True, complaint) for complaint in [*self._window(), *self._gradients()]),
+            *(
+                (
+                    teacher.is_start and teacher.guidance_scale in (None, rollout.guidance_scale),
+                    f"algorithm.teachers[{i}] is the untrained model with rollout.guidance_scale "
+                    f"{rollout.guidance_scale:g}, which is the student itself; give it another guidance_scale, a lora "
+                    "or a path",
                 )
-        if needs.euler_steps > 1 and self.rollout.solver != "euler":
-            # the last one alone is Euler's by every solver
-            yield (
-                f"rollout.solver is {self.rollout.solver}, but algorithm.last_steps is {needs.euler_steps}: gradients "
-                "run through Euler's steps, and would be of other pictures; set rollout.solver=euler, or "
-                "algorithm.last_steps=1"
-            )
-        yield from self._compared()
-        yield from self._pictures()
+                for i, teacher in enumerate(needs.teachers)
+            ),
+        ]
 
-        yield from self._learnable()
-        yield from self._chosen()
+    def _window(self) -> Iterator[str]:
+        """Why the denoising steps that are learned are not among those that are made."""
+        try:
+            if (recording := self.algorithm.needs().recording) is not None:
+                recording.check(self.rollout.num_inference_steps)
+        except ValueError as error:
+            option = "algorithm.window: " if str(error).startswith("a window") else "algorithm."
+            yield f"{option}{error} (rollout.num_inference_steps is {self.rollout.num_inference_steps})"
 
-    def _chosen(self) -> Iterator[str]:
-        """What contradicts itself about choosing among samples and prompts."""
-        needs, rollout = self.algorithm.needs(), self.rollout
-        candidates, name = rollout.candidates, self.algorithm.name
-        if candidates is None:
-            return
-        if candidates.n <= rollout.n:
-            yield (
-                f"rollout.candidates.n is {candidates.n}, but rollout.n is {rollout.n}: all would be kept; "
-                "raise the one or lower the other"
-            )
-        if needs.tree:
-            yield f"rollout.candidates is given, but {name} learns from complete trees of samples; leave it out"
-        cheap = candidates.num_inference_steps
-        if cheap is not None and cheap >= rollout.num_inference_steps:
-            yield (
-                f"rollout.candidates.num_inference_steps is {cheap}, which is no fewer than "
-                f"rollout.num_inference_steps {rollout.num_inference_steps}; lower it, or null draws nothing twice"
-            )
-        if cheap is not None and needs.recording is not None and needs.recording.shared_noise:
-            yield (
-                f"rollout.candidates.num_inference_steps is {cheap}, but {name} starts all samples of a prompt from "
-                "the same noise, and only noise on the way tells them apart; null draws candidates with it"
-            )
-
-    def _learnable(self) -> Iterator[str]:
-        """Whether there is something to learn from: rewards with gradients, teachers that know better."""
-        needs = self.algorithm.needs()
+    def _gradients(self) -> Iterator[str]:
+        """Rewards that count and have no gradients, where the algorithm follows them."""
         for label, reward in self.rewards.items():
-            refusal = reward.gradient_refusal() if needs.reward_gradients and reward.counts else ""
+            refusal = reward.gradient_refusal() if self.algorithm.needs().reward_gradients and reward.counts else ""
             if refusal and reward.has_gradients():
                 yield f"rewards.{label}: {self.algorithm.name} follows gradients of rewards; {refusal}"
             elif refusal:
@@ -217,32 +238,6 @@ class FlowConfig(RunConfig):
                     f"rewards, and {reward.name} has none; set rewards.{label}.weight=0, which only watches it, and "
                     f"use one of {', '.join(having)}"
                 )
-        for i, teacher in enumerate(needs.teachers):
-            if teacher.is_start and teacher.guidance_scale in (None, self.rollout.guidance_scale):
-                yield (
-                    f"algorithm.teachers[{i}] is the untrained model with rollout.guidance_scale "
-                    f"{self.rollout.guidance_scale:g}, which is the student itself; give it another guidance_scale, "
-                    "a lora or a path"
-                )
-
-    def _compared(self) -> Iterator[str]:
-        """Whether what is compared in one loss fits into a mini-batch and into a forward."""
-        size, together = self.trainer.micro_batch_size, self._together
-        if size != AUTO and size < together:
-            yield (
-                f"trainer.micro_batch_size is {size}, but {self.algorithm.name} compares {together} samples in one "
-                f"loss, which stay together; raise it to {together} or more, or leave it out"
-            )
-
-    def _pictures(self) -> Iterator[str]:
-        """What contradicts itself about pictures of the user."""
-        needs, name = self.algorithm.needs(), self.algorithm.name
-        if needs.data == "pictures" and self.supervised is not None:
-            yield f"supervised is given, but {name} learns from pictures already: put all into data.train_files"
-        unsized = None in (self.rollout.height, self.rollout.width)
-        for option, section in (("data.fit", self.data), ("supervised.fit", self.supervised)):
-            if section is not None and section.fit == "centre_crop" and unsized:
-                yield f"{option} is centre_crop, but to what size? Set rollout.height and rollout.width"
 
     def cautions(self) -> Iterator[str]:
         yield from self._few_steps()
@@ -252,11 +247,6 @@ class FlowConfig(RunConfig):
                 "they are folded into. Most of an early step is lost, and log-probs of sampler and trainer differ by "
                 "about 1e-3; rollout.merge_lora=auto samples with the policy that learns"
             )
-
-    def _may_read_pictures(self) -> bool:
-        """Whether files that this run reads may name pictures; lines of text name none."""
-        files = [one for named in self.prompt_files.values() for one in ([named] if isinstance(named, str) else named)]
-        return self.supervised is not None or not all(file.endswith(".txt") for file in files)
 
     def _few_steps(self) -> Iterator[str]:
         """What is to be told about a model that was distilled to draw in a few steps."""
@@ -276,22 +266,3 @@ class FlowConfig(RunConfig):
             "Train the model that it was distilled from, or stop early, by the pictures of the validations"
             + "".join(f"; {one}" for one in odd)
         )
-
-    def unread(self, given: Collection[str]) -> Iterator[str]:
-        yield from super().unread(given)
-        needs, name = self.algorithm.needs(), self.algorithm.name
-        for option, read in (
-            ("rollout.n", self.grouped), ("rollout.trajectories", self.online), ("algorithm.sample_with", self.online)
-        ):  # fmt: skip
-            if option in given and not read:
-                finished = "pictures with rewards" if needs.data == "scored" else needs.data
-                yield f"{option} is given, but {name} learns from {finished} that are given; leave it out"
-        if "data.fit" in given and needs.data == "prompts":
-            yield f"data.fit is given, but {name} learns from prompts, which have no size; leave it out"
-        if "data.decode_check" in given and not self._may_read_pictures():
-            yield f"data.decode_check is given, but {name} reads no pictures here; leave it out"
-        if "rollout.merge_lora" in given and self.model.lora is None:
-            yield (
-                "rollout.merge_lora is given, but model.lora is null: there are no adapters to fold in; "
-                "leave it out, or train adapters with model.lora.rank=16"
-            )

@@ -40,7 +40,7 @@ class FlowEvaluation(Evaluation):
     def job(self, n: int, guidance: float | None) -> FlowJob:
         options = self.assembly.config.validation
         return FlowJob.groups(
-            self.assembly.val_prompts, n, purpose="validation", update=0, check_cancelled=self.assembly.check_cancelled,
+            self.assembly.val_prompts, n, purpose="validation", update=0, check_cancelled=self.assembly.stop.check,
             guidance=options.guidance_scale if guidance is None else guidance, steps=options.num_inference_steps,
             solver=options.solver, height=options.height, width=options.width,
         )  # fmt: skip
@@ -57,7 +57,7 @@ class FlowEvaluation(Evaluation):
                     scoring.add(range(rows.start, rows.stop), some, inputs_of(trace, asked))
                 shown = (job.group[rows] < self.shown).tolist()
                 drawn += [Drawn(one if kept else None, coarse(one)) for one, kept in zip(some, shown, strict=True)]
-        return Evaluated(drawn, by_first(context, lambda: scoring.scores(assembly.check_cancelled)))
+        return Evaluated(drawn, by_first(context, lambda: scoring.scores(assembly.stop.check)))
 
     def without_shown(self, found: Evaluated) -> Evaluated:
         return replace(found, samples=[Drawn(None, drawn.structure) for drawn in found.samples])
@@ -116,7 +116,7 @@ class GeneratorSuite(SuiteRunner):
         context = self.assembly.ranks.context  # ranks that draw the same, of which the first scores and keeps it
         with closing(self.assembly.engine.sample(job)) as parts:
             drawn = [one for _, _, some in parts for one in some]
-        check_cancelled = self.assembly.check_cancelled
+        check_cancelled = self.assembly.stop.check
         scores = by_first(context, lambda: awaited(self.scorer.submit(drawn, job.prompts), check_cancelled))
         return Outcome(scores, [{}] * len(drawn), [] if context.rank else drawn)
 

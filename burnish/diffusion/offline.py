@@ -19,7 +19,7 @@ from burnish.types.columns import Column, Made, stand_in
 from burnish.types.rollout import Conditioning, Denoising, OfflineSamples, Prompt, Scored, Scores, all_noised
 from burnish.utils import random
 from burnish.utils.errors import UserError
-from burnish.utils.lru_cache import LruCache, in_bytes
+from burnish.utils.lru_cache import ENCODED, LruCache
 
 if TYPE_CHECKING:
     import numpy as np
@@ -250,7 +250,7 @@ class ImageFiles:
             assert rollout.width is not None, "the configuration was not checked"
             self.crop = (rollout.height, rollout.width)
         size = None if self.crop else (rollout.height, rollout.width)
-        self.cached, self.n = in_bytes(config.model.cache_gb), rollout.n
+        self.cached, self.n = ENCODED, rollout.n
         self.groups: list[ScoredGroup] = []  # of pictures with rewards
         self.read = read_pictures(files, holds, size=size, keys=config.data)
         if holds == "scored":

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from burnish.options import (
+    ALWAYS,
+    ON_CPU,
+    SAMPLED,
     Batch,
+    CommonValidationOptions,
     Count,
     DenoisingSteps,
     Guidance,
     Pixels,
     Positive,
+    Rules,
+    SaveOptions,
     Solver,
     SomeGuidance,
     StepOptions,
-    SuiteOptions,
     Whole,
 )
 from burnish.options.data import FilterOptions, OrderOptions, PromptOptions
 from burnish.options.model import CommonModelOptions, Precision, QuantizationOptions
-from burnish.options.samples import SaveOptions, ValidationSaveOptions
-from burnish.registry import options
+from burnish.registry import MayChange, ReadIf, options
+
+if TYPE_CHECKING:
+    from burnish.config.run import RunConfig
 
 
 @options
@@ -39,7 +46,7 @@ class ModelOptions(CommonModelOptions):
 
     quantization: PipelineQuantizationOptions | None = None
     """Store frozen weights in fewer bits, for small cards; null stores them in dtype."""
-    offload: bool = False
+    offload: Annotated[bool, MayChange()] = False
     """Keep text encoders and the VAE in CPU memory, and copy them to the GPU while they are used: they leave it when
     the networks that are trained run."""
     attention: Literal[
@@ -64,6 +71,23 @@ class ModelOptions(CommonModelOptions):
     vae_tiling: bool = False
     """Decode large images and videos in overlapping tiles: less memory, and slightly other pixels at the seams."""
 
+    def contradictions(self, run: RunConfig) -> Rules:
+        text = None if self.quantization is None else self.quantization.text_encoders
+        return [
+            *super().contradictions(run),
+            (self.offload and self.device == "cpu", ON_CPU.format("model.offload")),
+            (
+                self.offload and run.algorithm.needs().reward_gradients,
+                f"model.offload is true, but {run.algorithm.name} follows gradients of rewards through the VAE, which "
+                "has to stay on the GPU for that; leave it out",
+            ),
+            (
+                self.offload and text not in (None, "fp8_cast"),
+                f"model.offload is true and model.quantization.text_encoders is {text}, whose weights can't be copied "
+                "back and forth; leave one of them out, or set model.quantization.text_encoders=fp8_cast",
+            ),
+        ]
+
 
 @options
 class DataOptions(OrderOptions, PromptOptions):
@@ -80,11 +104,12 @@ class DataOptions(OrderOptions, PromptOptions):
     """Validation prompts; null validates on the training prompts, with a warning."""
     train_batch_size: Count = 8
     """Prompts (or images, or pairs) per policy update."""
-    shuffle: bool = True
-    """Shuffle every epoch; false keeps the order of the file."""
-    fit: Literal["exact", "centre_crop"] = "exact"
+    fit: Annotated[
+        Literal["exact", "centre_crop"],
+        ReadIf("learns_images", why="{run.algorithm.name} learns from prompts, which have no size"),
+    ] = "exact"
     """Images whose size differs from the run's resolution: exact refuses them, centre_crop scales and crops them."""
-    decode_check: bool = True
+    decode_check: Annotated[bool, ReadIf("may_read_images", why="files of text alone name no images")] = True
     """Look at every image and video before training starts and list the records of broken ones: up to 2,000 are
     decoded; of the other images the header and the end are read, so that one that is broken in between stops the run
     when it is reached. false only reads headers."""
@@ -116,17 +141,42 @@ class CandidateOptions:
     """Denoising steps of candidates, sampled as an ODE; those selected are sampled and scored again with the run's
     own steps and the same seeds. null samples candidates once, with the run's own steps."""
 
+    def contradictions(self, run: RunConfig) -> Rules:
+        needs, name, n = run.algorithm.needs(), run.algorithm.name, run.rollout.n
+        own, fewer, steps = "rollout.candidates", self.num_inference_steps, run.rollout.num_inference_steps
+        shared = needs.recording is not None and needs.recording.shared_noise
+        return [
+            (
+                self.n <= n,
+                f"{own}.n is {self.n}, but rollout.n is {n}: all would be kept; raise the one or lower the other",
+            ),
+            (
+                needs.tree,
+                f"{own} is given, but {name} learns from complete trees of samples; leave it out",
+            ),
+            (
+                fewer is not None and fewer >= steps,
+                f"{own}.num_inference_steps is {fewer}, which is no fewer than rollout.num_inference_steps {steps}; "
+                "lower it, or null draws nothing twice",
+            ),
+            (
+                fewer is not None and shared,
+                f"{own}.num_inference_steps is {fewer}, but {name} starts all samples of a prompt from "
+                "the same noise, and only noise on the way tells them apart; null draws candidates with it",
+            ),
+        ]
+
 
 @options
 class RolloutOptions:
     """How images are sampled."""
 
-    n: Count = 8
+    n: Annotated[Count, ReadIf("grouped", why="{run.algorithm.name} learns from {run.finished} that are given")] = 8
     """Samples per prompt (group size), or images with rewards of each; algorithms that compare samples need at least
     2."""
-    candidates: CandidateOptions | None = None
+    candidates: Annotated[CandidateOptions | None, SAMPLED] = None
     """Sample more, and train on the best and worst rollout.n of each prompt; null trains on all samples."""
-    filter_groups: FilterOptions | None = None
+    filter_groups: Annotated[FilterOptions | None, SAMPLED] = None
     """Drop prompts whose samples all have the same reward, and sample others instead; null keeps them."""
     num_inference_steps: DenoisingSteps = 10
     """Denoising steps."""
@@ -144,7 +194,7 @@ class RolloutOptions:
     fps: Positive | None = None
     """Frames per second that a video plays at, and that a pipeline which asks for it is told; null uses the pipeline's
     default, or 16."""
-    trajectories: Literal["device", "host"] = "device"
+    trajectories: Annotated[Literal["device", "host"], MayChange(), SAMPLED] = "device"
     """Where recorded states of samples wait until they are learned: on the model's device, or in the host's memory,
     each state once, from which every micro-batch takes its own. Several processes always take the latter."""
     call: dict[str, Any] = Field(default_factory=dict)
@@ -161,13 +211,16 @@ class RolloutOptions:
     max_sequence_length: Whole | None = None
     """Prompt tokens of the T5 encoder; null uses what the model's model_index.json states (_max_sequence_length), else
     the pipeline's default. Fewer are faster; the end of longer prompts is left out, with a warning."""
-    batch_size: Batch = "auto"
+    batch_size: Annotated[Batch, MayChange()] = "auto"
     """Images per forward pass in sampling; changes no image, only speed and memory. auto: on a GPU the largest number
     up to 96 that the memory forecast has room for, on a CPU 96. On a CPU 4 to 8 thousand tokens (images x image and
     text tokens) are fastest."""
-    save: SaveOptions | None = None
+    save: Annotated[SaveOptions | None, MayChange(), SAMPLED] = None
     """Keep samples of training as files, to look at or to learn from (burnish pairs); null keeps none."""
-    merge_lora: Literal["auto"] | bool = "auto"
+    merge_lora: Annotated[
+        Literal["auto"] | bool,
+        ReadIf("model.lora", why="model.lora is null: there are no adapters to fold in; set model.lora.rank=16"),
+    ] = "auto"
     """Merge the adapters into the weights for sampling: a third faster, and in float32 the same images to 1e-6. In
     bfloat16 merging rounds the adapters, so that the sampling policy differs from the trained one; auto merges only
     weights that are stored in float32."""
@@ -177,20 +230,15 @@ class RolloutOptions:
 class TrainerOptions(StepOptions):
     """Optimizer steps of an update."""
 
-    micro_batch_size: Batch = "auto"
+    micro_batch_size: Annotated[Batch, MayChange()] = "auto"
     """Rows (a sample at one denoising step) per forward pass; changes no gradient, only speed and memory. auto: as of
     rollout.batch_size."""
 
 
 @options
-class ValidationOptions(SuiteOptions):
+class ValidationOptions(CommonValidationOptions):
     """Validation on held-out prompts, always with the same noise."""
 
-    every: Whole | None = 10
-    """Policy updates between validations, and always after the last one; 0 validates after the last alone, null after
-    none."""
-    before: bool = True
-    """Also validate before training, which is what later validations are compared with."""
     n: Count = 4
     """Images per prompt."""
     num_inference_steps: DenoisingSteps | None = None
@@ -203,9 +251,5 @@ class ValidationOptions(SuiteOptions):
     """Image height in pixels; null takes rollout's."""
     width: Pixels | None = None
     """Image width in pixels; null takes rollout's."""
-    max_prompts: Count | None = None
-    """Use only the first N prompts; null uses all."""
-    save: ValidationSaveOptions | None = None
-    """Keep samples of validations as files, with every field of their records; null keeps the few that reports show."""
-    reference_guidance: SomeGuidance | None = None
+    reference_guidance: Annotated[SomeGuidance | None, ALWAYS] = None
     """Also evaluate the untrained model at this guidance scale, as a baseline; null does not."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from burnish.diffusion.algorithms.base import Needs, Role, Teacher
 from burnish.diffusion.pipeline.base import Agree, FlowModel
 from burnish.diffusion.pipeline.contexts import split_sequences
-from burnish.models.lora_linear import joined
+from burnish.models.linear import joined
 from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions
 from burnish.rewards.base import Reward

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import model_validator
 
 from burnish.options import Count, Positive, Whole
-from burnish.registry import options
+from burnish.registry import ReadIf, options
 
 EXACT = 1e-9  # tolerance of rounding: floor and ceiling treat a float this close to an integer as that integer
 
@@ -27,41 +27,26 @@ class Window:
     """First step of the range that the window is chosen from."""
     stop: Count | None = None
     """End of that range, exclusive; null is every step but the last."""
-    scattered: bool = False
+    scattered: Annotated[bool, ReadIf("kind", "random")] = False
     """random: draw steps that need not be consecutive."""
-    shared_by: Literal["group", "update"] = "group"
+    shared_by: Annotated[Literal["group", "update"], ReadIf("kind", "random")] = "group"
     """random: draw one window per prompt, or one for all prompts of an update."""
-    every: Count = 25
+    every: Annotated[Count, ReadIf("kind", "progressive")] = 25
     """progressive: policy updates between moves of the window."""
-    interval: Literal["constant", "linear", "exponential"] = "constant"
+    interval: Annotated[Literal["constant", "linear", "exponential"], ReadIf("kind", "progressive")] = "constant"
     """progressive: whether that number is constant, or falls with the distance d that the window has moved: linear,
     every * (1 - decay * d) rounded down; exponential, every * exp(-decay * d) rounded up; at least 1."""
-    decay: Positive = 0.1
+    decay: Annotated[Positive, ReadIf("kind", "progressive"), ReadIf("interval", "linear", "exponential")] = 0.1
     """linear and exponential: how fast it falls with d."""
-    decay_after: Whole = 0
+    decay_after: Annotated[Whole, ReadIf("kind", "progressive"), ReadIf("interval", "linear", "exponential")] = 0
     """linear and exponential: steps that the window moves before d starts to count."""
-    stride: Count | None = None
+    stride: Annotated[Count | None, ReadIf("kind", "progressive")] = None
     """progressive: steps per move; null is the window's size."""
-    wrap: bool = False
+    wrap: Annotated[bool, ReadIf("kind", "progressive")] = False
     """progressive: restart at the beginning of the range after its end; false stays at the end."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Window:
-        defaults = {"scattered": False, "shared_by": "group", "every": 25, "stride": None, "wrap": False}
-        defaults |= {"interval": "constant", "decay": 0.1, "decay_after": 0}
-        read = {
-            "all": set(),
-            "fixed": set(),
-            "last": set(),
-            "random": {"scattered", "shared_by"},
-            "progressive": {"every", "stride", "wrap", "interval", "decay", "decay_after"},
-        }[self.kind]
-        for name, default in defaults.items():
-            if getattr(self, name) != default and name not in read:
-                raise ValueError(f"window.{name} is never read when window.kind is {self.kind}; leave it out")
-        for name in ("decay", "decay_after"):
-            if self.interval == "constant" and getattr(self, name) != defaults[name]:
-                raise ValueError(f"window.{name} is never read when window.interval is constant; leave it out")
         if (self.size is None) != (self.kind == "all"):
             way_out = "leave window.size out" if self.kind == "all" else "set window.size to a number of steps"
             raise ValueError(f"window.size is {self.size} with window.kind={self.kind}; {way_out}")

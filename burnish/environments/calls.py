@@ -57,6 +57,8 @@ class ToolProcess:
                 {"images": list(images), "seed": seed},
             )  # fmt: skip
             return answer
+        except RecursionError:  # of pickling: nothing was sent
+            return [f"error: the arguments of {name} are nested too deeply"]
         except TimeoutError as error:
             why = str(error)
         except ChildDied:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from burnish.config.complaints import wrong_choice
+from burnish.config.errors import wrong_choice
 from burnish.config.tasks import DEFAULT
 from burnish.data.language.prompts import question, read_questions
 from burnish.data.prompts import prompt_of, read_prompts
@@ -33,8 +33,8 @@ def read_suite_prompts(suite: Suite) -> list[Prompt]:
     """
     options = data_options(suite)
     files = [_file(suite, name) for name in ([suite.prompts] if isinstance(suite.prompts, str) else suite.prompts)]
-    found = read_prompts(files, options) if suite.task == DEFAULT else read_questions(files, options)
-    return [_instructed(prompt, suite.instruction) for prompt in chosen(suite, found)]
+    prompts = read_prompts(files, options) if suite.task == DEFAULT else read_questions(files, options)
+    return [_instructed(prompt, suite.instruction) for prompt in chosen(suite, prompts)]
 
 
 def record_prompt(suite: Suite, values: dict[str, Any]) -> Prompt:
@@ -43,12 +43,12 @@ def record_prompt(suite: Suite, values: dict[str, Any]) -> Prompt:
     Raises:
         UserError: something in it is wrong.
     """
-    record, options = Record(f"a canary of suite {suite.name}", Path(suite.folder), values), data_options(suite)
+    record, options = Record(f"a sanity check of suite {suite.name}", Path(suite.folder), values), data_options(suite)
     try:
-        found = prompt_of(record, options) if suite.task == DEFAULT else question(record, options)
+        prompt = prompt_of(record, options) if suite.task == DEFAULT else question(record, options)
     except ValueError as error:
-        raise UserError(f"a canary of suite {suite.name} {error}") from None
-    return _instructed(found, suite.instruction)
+        raise UserError(f"a sanity check of suite {suite.name} {error}") from None
+    return _instructed(prompt, suite.instruction)
 
 
 def chosen(suite: Suite, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -99,5 +99,5 @@ def _instructed(prompt: Prompt, instruction: str) -> Prompt:
     if not instruction:
         return prompt
     *before, last = prompt.turns
-    said = replace(last, parts=(*last.parts, Part("text", instruction)))
-    return replace(prompt, text=prompt.text + instruction, messages=(*before, said))
+    message = replace(last, parts=(*last.parts, Part("text", instruction)))
+    return replace(prompt, text=prompt.text + instruction, messages=(*before, message))

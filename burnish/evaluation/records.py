@@ -40,8 +40,8 @@ class Header:
     prompts_digest: str
     prompts: Annotated[int, Field(ge=1, le=MOST)]
     n: Annotated[int, Field(ge=1, le=MOST)]
-    number: str  # the column that is the suite's number
-    overall: Literal["prompts", "tasks"]
+    primary_metric: str  # the column that the suite is about
+    aggregation: Literal["prompts", "tasks"]
     alive: str | None = None  # a column that is above 0 somewhere, where the scorer works
     unit: Annotated[int, Field(ge=1, le=MOST)]  # prompts of a batch
     settings: dict[str, Any]  # as they were sampled
@@ -51,13 +51,13 @@ class Header:
     shard: Annotated[list[Annotated[int, Field(ge=1, le=MOST)]], Field(min_length=2, max_length=2)] | None = (
         None  # number and count, counted from 1
     )
-    wrong: list[str]  # canaries that were answered wrongly
-    unwatched: list[str]  # scorers that no canary looks at
+    wrong: list[str]  # sanity checks that were answered wrongly
+    unwatched: list[str]  # scorers that no sanity check looks at
 
     @property
     def identity(self) -> dict[str, Any]:
         """What all parts have in common."""
-        # canaries are asked by every part
+        # sanity checks are asked by every part
         parts = ("shard", "wrong", "unwatched")
         return {name: value for name, value in asdict(self).items() if name not in parts}
 
@@ -118,7 +118,8 @@ class Folder:
         with writing(self.path):
             self.media.mkdir(parents=True, exist_ok=True)
         complete = _complete(header, self.records())
-        self._write([record for unit in sorted(complete) for record in complete[unit]])
+        kept = [_line(record) for unit in sorted(complete) for record in complete[unit]]
+        write_atomically(self.path / RECORDS, b"".join(kept))
         write_atomically(self.path / HEADER, json.dumps(asdict(header), indent=1).encode() + b"\n")
         return [unit for unit in header.own() if unit not in complete]
 
@@ -139,7 +140,7 @@ class Folder:
                 record = parse_json(line) if line.endswith(b"\n") else None
             except ValueError:
                 record = None
-            if not isinstance(record, dict) or not is_record(record):
+            if not isinstance(record, dict) or not _is_record(record):
                 return
             yield record
 
@@ -152,31 +153,17 @@ class Folder:
         header = self.header()
         if header is None:
             raise UserError(f"{self.path} has no {HEADER}: no evaluation of a suite; give the folder of one")
-        found = _complete(header, self.records())
-        if lacking := [unit for unit in header.own() if unit not in found]:
+        units = _complete(header, self.records())
+        if lacking := [unit for unit in header.own() if unit not in units]:
             raise UserError(
                 f"{self.path} is not complete: {len(lacking)} of {len(header.own())} batches are missing; run the "
                 "same evaluation again, which goes on where it stopped"
             )
-        return [record for unit in sorted(found) for record in found[unit]]
-
-    def result(self) -> dict[str, Any] | None:
-        """What came of it; None before there is anything.
-
-        Raises:
-            UserError: the file is damaged.
-        """
-        try:
-            return read_object(self.path / RESULT)
-        except FileNotFoundError:
-            return None
+        return [record for unit in sorted(units) for record in units[unit]]
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the result."""
         write_atomically(self.path / RESULT, json.dumps(result, indent=1).encode() + b"\n")
-
-    def _write(self, records: Sequence[Record]) -> None:
-        write_atomically(self.path / RECORDS, b"".join(map(_line, records)))
 
 
 def merged(target: Folder, parts: Sequence[Folder]) -> tuple[Header, list[Record]]:
@@ -185,7 +172,7 @@ def merged(target: Folder, parts: Sequence[Folder]) -> tuple[Header, list[Record
     Raises:
         UserError: they are not parts of one evaluation, one is not complete, or one is missing.
     """
-    headers, found = [], dict[tuple[int, int], Record]()
+    headers, by_place = [], dict[tuple[int, int], Record]()
     for part in parts:
         records, header = part.complete(), part.header()
         assert header is not None, "a complete evaluation has a header"
@@ -196,34 +183,29 @@ def merged(target: Folder, parts: Sequence[Folder]) -> tuple[Header, list[Record
                 f"{parts[0].path} and {part.path} are no parts of one evaluation: {name} is "
                 f"{headers[0].identity[name]!r:.80} and {header.identity[name]!r:.80}"
             )
-        found |= {(record["index"], record["sample"]): record for record in records}
+        by_place |= {(record["index"], record["sample"]): record for record in records}
     first = headers[0]
     doubts = dict.fromkeys(one for header in headers for one in header.wrong)
     whole = Header(**first.identity, shard=None, wrong=list(doubts), unwatched=first.unwatched)
-    if len(found) != whole.prompts * whole.n:
+    if len(by_place) != whole.prompts * whole.n:
         shards = ", ".join("/".join(map(str, header.shard or (1, 1))) for header in headers)
         raise UserError(
-            f"{len(found)} of {whole.prompts * whole.n} samples are there (shards {shards}); give the folders of all"
+            f"{len(by_place)} of {whole.prompts * whole.n} samples are there (shards {shards}); give the folders of all"
         )
     if target.header() is not None:
         raise UserError(f"{target.path} holds an evaluation; give another --output")
     target.begin(whole)
-    records = [found[place] for place in sorted(found)]
-    target._write(records)
-    for part in parts:
-        _copy(part, target, records)
+    records = [by_place[place] for place in sorted(by_place)]
+    target.append(records)
+    for record in records:
+        name = str(record.get("file"))
+        for source in (part.media / name for part in parts):
+            if Path(name).name == name and source.is_file() and not source.is_symlink():
+                write_atomically(target.media / name, source.read_bytes())
     return whole, records
 
 
-def _copy(part: Folder, target: Folder, records: Sequence[Record]) -> None:
-    for record in records:
-        for name in [record.get("file"), *record.get("images", ())]:
-            source = part.media / str(name)
-            if isinstance(name, str) and Path(name).name == name and source.is_file() and not source.is_symlink():
-                write_atomically(target.media / name, source.read_bytes())
-
-
-def is_record(record: Record) -> bool:
+def _is_record(record: Record) -> bool:
     """Whether a parsed line is a record of an evaluation."""
     return (
         all(type(record.get(name)) is int for name in ("index", "sample", "unit"))
@@ -240,7 +222,9 @@ def _complete(header: Header, records: Iterator[Record]) -> dict[int, list[Recor
         units[record["unit"]][record["index"], record["sample"]] = record
     wanted = {unit: {(i, s) for i in header.rows(unit) for s in range(header.n)} for unit in units}
     return {
-        unit: [some[place] for place in sorted(some)] for unit, some in units.items() if some.keys() == wanted[unit]
+        unit: [records_of[place] for place in sorted(records_of)]
+        for unit, records_of in units.items()
+        if records_of.keys() == wanted[unit]
     }
 
 

@@ -1,4 +1,4 @@
-"""What a suite is: a file in YAML that names prompts, settings, scorers and canaries, and is the same for everybody."""
+"""What a suite is: a file in YAML that names prompts, settings, scorers and sanity checks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from typing import Any, Literal, Self
 import pydantic
 from pydantic import Field, model_validator
 
-from burnish.config.complaints import wrong_choice
+from burnish.config.errors import wrong_choice
 from burnish.config.overrides import merge, nest
 from burnish.config.tasks import DEFAULT, TASKS
 from burnish.config.yaml_text import parse
 from burnish.options import Count, DenoisingSteps, Guidance, Pixels, Solver, TemperatureOrGreedy, Tokens
 from burnish.options.language import SamplingOptions
 from burnish.registry import known, lookup, names, options
-from burnish.rewards.base import AnyReward
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.reading import read_text
 
@@ -56,16 +55,16 @@ class Responding(SamplingOptions):
 
 
 @options
-class Canary:
-    """Questions whose right verdict is known; see ``burnish.evaluation.canaries``."""
+class SanityCheck:
+    """Questions whose right answer is known; see ``burnish.evaluation.sanity_checks``."""
 
     kind: Literal["written", "colours", "clauses", "answers", "pairs"]
     """How they are made: written draws the prompts' answers; colours paints plain pictures; clauses asks about an
     empty picture in GenEval's words; answers gives answers of the suite to their own and to other prompts; pairs are
     yours."""
     scorers: list[str] = Field(default_factory=list)
-    """Labels of the scorers that are asked, or reward for their weighted sum; an empty list asks for what the suite's
-    number is made of."""
+    """Labels of the scorers that are asked, or reward for their weighted sum; an empty list asks for what the
+    primary metric is made of."""
     form: str = "{}"
     """answers: what a response looks like, with {} in the place of the answer."""
     records: list[dict[str, Any]] = Field(default_factory=list)
@@ -112,24 +111,19 @@ class Suite:
     """Settings of language models."""
     scorers: dict[str, Any]
     """Rewards by label, as in a recipe."""
-    number: str = REWARD
-    """The column that is the suite's number: a scorer's label, one of its further numbers as label_name, or reward, the
+    primary_metric: str = REWARD
+    """The column that the suite is about: a scorer's label, one of its further numbers as label_name, or reward, the
     weighted sum."""
-    overall: Literal["prompts", "tasks"] = "prompts"
-    """Whether the number is a mean over prompts, or the mean of the means of data sources."""
+    aggregation: Literal["prompts", "tasks"] = "prompts"
+    """Whether it is a mean over prompts, or the mean of the means of data sources."""
     alive: str | None = None
     """A column that has to be above 0 somewhere: where it is not, the scorer saw nothing at all."""
-    canaries: list[Canary] = Field(default_factory=list)
+    sanity_checks: list[SanityCheck] = Field(default_factory=list)
     """Questions that a broken scorer answers wrongly; asked before anything is sampled."""
     folder: str = ""
-    """Where the file is, which paths of canaries are relative to."""
+    """Where the file is, which paths of sanity checks are relative to."""
     changed: list[str] = Field(default_factory=list)
     """Options that differ from the suite of this name."""
-
-    @property
-    def rewards(self) -> dict[str, Any]:
-        """The scorers, by label."""
-        return self.scorers
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -150,7 +144,7 @@ class Suite:
     def digest(self) -> str:
         """Hash of everything that decides a sample or a score, but for the files of prompts."""
         content = {name: value for name, value in asdict(self).items() if name not in ("about", "licence", "folder")}
-        content["scorers"] = {label: (reward.name, asdict(reward)) for label, reward in self.rewards.items()}
+        content["scorers"] = {label: (reward.name, asdict(reward)) for label, reward in self.scorers.items()}
         return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
@@ -246,30 +240,28 @@ def _nearest(kind: Any, place: Sequence[Any]) -> str:
 
 def _contradictions(suite: Suite) -> list[str]:
     """What in it does not go together."""
-    columns = [REWARD, *(name for label, one in suite.rewards.items() for name in (label, *_extras(label, one)))]
+    columns = [REWARD]
+    for label, scorer in suite.scorers.items():
+        columns += [label, *(f"{label}_{name}" for name in scorer.extras)]
     problems = [
         f"{option} is {value}, which no scorer reports; the columns are {', '.join(columns)}"
-        for option, value in (("number", suite.number), ("alive", suite.alive))
+        for option, value in (("primary_metric", suite.primary_metric), ("alive", suite.alive))
         if value is not None and value not in columns
     ]
-    for canary in suite.canaries:
+    for check in suite.sanity_checks:
         problems += [
-            f"canaries name the scorer {label}; the scorers are {', '.join(suite.rewards)}"
-            for label in canary.scorers
-            if label not in (REWARD, *suite.rewards)
+            f"sanity_checks name the scorer {label}; the scorers are {', '.join(suite.scorers)}"
+            for label in check.scorers
+            if label not in (REWARD, *suite.scorers)
         ]
-        draws = canary.kind in ("written", "colours", "clauses")
-        if canary.kind != "pairs" and draws != (suite.task == DEFAULT):
-            problems.append(f"canaries of kind {canary.kind} are not for task {suite.task}")
+        draws = check.kind in ("written", "colours", "clauses")
+        if check.kind != "pairs" and draws != (suite.task == DEFAULT):
+            problems.append(f"sanity_checks of kind {check.kind} are not for task {suite.task}")
     other = "responding" if suite.task == DEFAULT else "drawing"
     if asdict(getattr(suite, other)) != asdict((Responding if other == "responding" else Drawing)()):
         problems.append(f"{other} is never read for task {suite.task}; leave it out")
     if suite.instruction and suite.task == DEFAULT:
         problems.append(f"instruction is never read for task {suite.task}; leave it out")
-    if not any(reward.weight for reward in suite.rewards.values()):
+    if not any(reward.weight for reward in suite.scorers.values()):
         problems.append("every scorer has weight 0, so that nothing would be scored; give one a weight")
     return problems
-
-
-def _extras(label: str, reward: AnyReward) -> Sequence[str]:
-    return [f"{label}_{name}" for name in reward.extras]

@@ -13,14 +13,13 @@ import numpy as np
 from PIL import Image
 from pydantic import TypeAdapter
 
-from burnish.alarms.drift import FIRST, Drift, RewardDominance
-from burnish.alarms.levels import LIMITS, Threshold
+from burnish.alarms.detectors import FIRST, LIMITS, Drift, RewardDominance, Threshold
 from burnish.alarms.record import Alarm, Detector, Raised, Row, amount, read_alarms
 from burnish.config import RunConfig
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks import Hook
-from burnish.hooks.recorded import Lines
-from burnish.options.alarms import AlarmOptions
+from burnish.hooks.log import Lines
+from burnish.options import AlarmOptions
 from burnish.report.samples import Scores, read_scores
 from burnish.report.statistics import pass_at_k
 from burnish.rewards.images.similarity import ImageVariety
@@ -40,47 +39,26 @@ def detectors(config: RunConfig, options: AlarmOptions, folder: RunFolder) -> li
     """What looks at each thing that a run of this configuration has."""
     drift = partial(Drift, prompts=config.records, samples=config.sampled_per_prompt)
     watched = {name: reward for name, reward in config.rewards.items() if not reward.counts}
-    found: list[Detector] = [
+    detecting: list[Detector] = [
         drift(
             f"critic/{name}", options, worse="lower" if one.higher_is_better else None, alike=one.compares() == "groups"
         )
         for name, one in watched.items()
     ]
     # responses become surer in any training; where nothing is left of that, entropy_collapse says it
-    found += [drift(f"response/{name}", options, worse=None if name == "length" else "higher") for name in WATCHED]
+    detecting += [drift(f"response/{name}", options, worse=None if name == "length" else "higher") for name in WATCHED]
     weights = {
         name: next(filter(None, [one.weight, *one.weight_by.values()]))
         for name, one in config.rewards.items()
         if one.counts
     }
     if len(weights) > 1:
-        found.append(RewardDominance(weights, options, prompts=config.records))
-    found += [Threshold(name, options) for name in LIMITS]
+        detecting.append(RewardDominance(weights, options, prompts=config.records))
+    detecting += [Threshold(name, options) for name in LIMITS]
     varied = [name for name, one in watched.items() if isinstance(one, ImageVariety)]
-    found += [Threshold("variety_collapse", options, of=name) for name in varied]
-    found.append(ModeCollapse(folder))
-    return [one for one in found if one.name not in options.off]
-
-
-class Forms(Hook):
-    """How familiar the forms of responses are; it stands before checkpoints, which keep what it says of an update."""
-
-    def __init__(self, folder: RunFolder, begun: RunFolder | None = None) -> None:
-        """Args: ``begun`` is the folder that the run goes on from."""
-        self.first = FirstUpdates(folder, begun)
-        self._unfamiliar: float | None = None
-
-    def start(self, done: int) -> None:
-        self.first.begin(done)
-
-    def observe(self, update: int, collected: Collected) -> None:
-        self._unfamiliar = None
-        if isinstance(collected, ScoredResponses):
-            self._unfamiliar = self.first.unfamiliar(update, [one.outline for one in collected.stats], collected.quotes)
-
-    def __call__(self, update: int, metrics: dict[str, float]) -> None:
-        if self._unfamiliar is not None:
-            metrics["response/unfamiliar_form"] = self._unfamiliar
+    detecting += [Threshold("variety_collapse", options, of=name) for name in varied]
+    detecting.append(ModeCollapse(folder))
+    return [one for one in detecting if one.name not in options.off]
 
 
 class Alarms(Hook):
@@ -143,7 +121,7 @@ class Alarms(Hook):
             seen = f"; compare {first} with {now}"
         quotes = (tuple(self._first.quotes), tuple(self._quotes)) if self._quotes else ()
         if quotes:
-            seen = "; best rewarded at first: " + ", now: ".join(_best(some) for some in quotes if some)
+            seen = "; best rewarded at first: " + ", now: ".join(_best(side) for side in quotes if side)
         self.lines.write(Raised(**vars(alarm), update=update, sheets=sheets, quotes=quotes).record())
         log.warning("update %d: alarm %s: %s%s", update, alarm.name, alarm.text, seen)
 
@@ -159,8 +137,8 @@ def _best(quotes: tuple[Quote, ...]) -> str:
     """The response of some that has the highest reward, for the log."""
     one = max(quotes, key=lambda quote: -math.inf if quote.reward is None else quote.reward)
     text = " ".join(one.response.split())
-    shown = text if len(text) <= LOGGED else f"{text[:LOGGED]}..."
-    return f'"{shown}" (reward {"missing" if one.reward is None else f"{one.reward:.3g}"})'
+    words = text if len(text) <= LOGGED else f"{text[:LOGGED]}..."
+    return f'"{words}" (reward {"missing" if one.reward is None else f"{one.reward:.3g}"})'
 
 
 @dataclass
@@ -174,20 +152,25 @@ class First:
 _FIRST = TypeAdapter(dict[str, First])  # by update
 
 
-class FirstUpdates:
-    """Forms and some responses of the first updates, kept in a file for a run that is resumed, here or elsewhere."""
+class FirstUpdates(Hook):
+    """Forms and some responses of the first updates, and how familiar later forms are.
+
+    They are kept in a file for a run that is resumed, here or elsewhere. It stands before checkpoints, which keep what
+    it says of an update.
+    """
 
     def __init__(self, folder: RunFolder, begun: RunFolder | None = None) -> None:
         """Args: ``begun`` is the folder that the run goes on from."""
         self.folder, self.begun = folder, begun
         self._updates: dict[int, First] = {}
+        self._unfamiliar: float | None = None
 
     @property
     def quotes(self) -> list[Quote]:
         """Responses of the first update."""
         return self._updates[min(self._updates)].quotes if self._updates else []
 
-    def begin(self, done: int) -> None:
+    def start(self, done: int) -> None:
         """Read what an earlier attempt kept of the updates that count."""
         files = [one.alarms_first for one in (self.folder, self.begun) if one is not None and done > 0]
         file = next((one for one in files if one.is_file()), None)
@@ -201,17 +184,24 @@ class FirstUpdates:
         if file != self.folder.alarms_first and self._updates:
             self._keep()
 
-    def unfamiliar(self, update: int, forms: list[str], quotes: list[Quote]) -> float | None:
-        """Share of responses whose form hardly any of the first ones had; None in the first updates, which are kept."""
+    def observe(self, update: int, collected: Collected) -> None:
+        """Share of responses whose form hardly any of the first ones had; the first updates are kept."""
+        self._unfamiliar = None
+        if not isinstance(collected, ScoredResponses):
+            return
+        forms = [one.outline for one in collected.stats]
         if len(self._updates) < FIRST and update not in self._updates:
-            self._updates[update] = First(dict(Counter(forms)), quotes)
+            self._updates[update] = First(dict(Counter(forms)), collected.quotes)
             self._keep()
-            return None
-        known: Counter[str] = Counter()
-        for first in self._updates.values():
-            known.update(first.forms)
-        least = FAMILIAR * known.total()
-        return sum(known[form] < least for form in forms) / len(forms) if forms else None
+        elif forms:
+            known: Counter[str] = Counter()
+            for first in self._updates.values():
+                known.update(first.forms)
+            self._unfamiliar = sum(known[form] < FAMILIAR * known.total() for form in forms) / len(forms)
+
+    def __call__(self, update: int, metrics: dict[str, float]) -> None:
+        if self._unfamiliar is not None:
+            metrics["response/unfamiliar_form"] = self._unfamiliar
 
     def _keep(self) -> None:
         with writing(self.folder.alarms_first):
@@ -238,13 +228,13 @@ class ModeCollapse:
             return
         if self._first is None:
             self._first = read_scores(self.folder.validation(0))
-        found = pass_at_k(self._first, read_scores(self.folder.validation(update)), REWARD)
-        if found is None or found.kind != "collapse":
+        compared = pass_at_k(self._first, read_scores(self.folder.validation(update)), REWARD)
+        if compared is None or compared.kind != "collapse":
             self.alarm = None
         elif self.alarm is None:
-            (was, now, doubt), (before, after, _) = found.best, found.mean
+            (was, now, doubt), (before, after, _) = compared.best, compared.mean
             text = (
-                f"the best of {found.n} samples of a validation prompt fell from {amount(was)} to {amount(now)} "
+                f"the best of {compared.n} samples of a validation prompt fell from {amount(was)} to {amount(now)} "
                 f"({now - was:+.3f} ± {doubt:.3f}) while the mean rose from {amount(before)} to {amount(after)}: it "
                 "does fewer things, more often"
             )

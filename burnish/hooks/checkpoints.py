@@ -1,52 +1,86 @@
-"""When checkpoints are saved."""
+"""When a run is validated, when its checkpoints are saved, copied and exported, and when it ends with its machine."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from burnish.checkpoint.files import numbered
 from burnish.config import RunConfig
+from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
-from burnish.hooks.validation import Validation
+from burnish.hooks.stop import StopRequest
+from burnish.options import StepOptions, unix_seconds
 from burnish.rl.algorithm import Metrics
+from burnish.utils.disk import writing
+from burnish.utils.errors import Cancelled, UserError
+from burnish.utils.sidecar import Sidecar, end_all
+
+if TYPE_CHECKING:
+    from burnish.controller import Controller
+
+log = logging.getLogger(__name__)
+
+Evaluate = Callable[[Path, float | None], Metrics]  # of a folder for samples and a guidance scale, None for the run's
 
 
-class Saver(Protocol):
-    """Saves the state of a run; a controller does."""
+class Validation(Hook):
+    """Evaluates the policy before training, every N updates, and after the last one, as far as the options say."""
 
-    def save(self, update: int, score: float | None, unvalidated: Metrics | None) -> Any:
-        """Save a checkpoint.
+    def __init__(self, config: RunConfig, folder: RunFolder, evaluate: Evaluate) -> None:
+        self.config, self.folder, self.evaluate = config, folder, evaluate
+        self.unfinished = False  # whether a stop cancelled the last one
+        self.before: Callable[[int, Metrics], None] = lambda update, metrics: None  # called where one is due
 
-        Args:
-            update: number of policy updates.
-            score: validation reward, if there is one.
-            unvalidated: metrics of the update, if its validation is still to be done; a resumed run begins with it.
-        """
-        ...
+    def start(self, done: int) -> None:
+        """Evaluate the untrained model with guidance, as a baseline."""
+        scale = self.config.reference_guidance
+        if not done and scale is not None:
+            metrics = self.evaluate(self.folder.reference, scale)
+            text = json.dumps({"guidance_scale": scale} | metrics, indent=1)
+            with writing(self.folder.reference):
+                (self.folder.reference / "metrics.json").write_text(text)
 
-    def validated(self, update: int, score: float | None) -> None:
-        """Record the finished validation of a checkpoint that was saved before it."""
-        ...
+    def due(self, update: int) -> bool:
+        """Whether the policy is evaluated after this update."""
+        options = self.config.validation
+        if update == 0:
+            return bool(options.before)
+        if options.every is None:
+            return False
+        return update == self.config.steps or bool(options.every and update % options.every == 0)
 
-    def raise_failed(self) -> None:
-        """Raise the error of a checkpoint that could not be written in the background."""
-        ...
-
-    def settle(self) -> None:
-        """Wait until the last checkpoint is written."""
-        ...
+    def __call__(self, update: int, metrics: dict[str, float]) -> None:
+        if not self.due(update):
+            return
+        self.before(update, metrics)
+        start = time.perf_counter()
+        try:
+            metrics |= self.evaluate(self.folder.validation(update), None)
+        except Cancelled:
+            self.unfinished = True
+        else:
+            metrics["timing_s/testing"] = time.perf_counter() - start
 
 
 class Checkpoints(Hook):
     """Saves every N updates, and when the run ends or is stopped.
 
-    Where a validation is due, too, ``before_validation`` saves first, with a note that the validation is missing; its
-    reward is recorded afterwards.
+    Where a validation is due, too, it saves first, with a note that the validation is missing; its reward is recorded
+    afterwards.
     """
 
     def __init__(
         self,
         config: RunConfig,
-        saver: Saver,
+        saver: Controller,
         validation: Validation,
         *,
         early: bool = False,
@@ -66,10 +100,10 @@ class Checkpoints(Hook):
         self.last = 0  # update of this process
         self._unvalidated = unvalidated
         self._unsaved: tuple[int, float | None, Metrics | None] | None = None  # arguments of ``save``
+        validation.before = self._before_validation
 
-    def before_validation(self, update: int, metrics: Metrics) -> None:
-        """Save before the validation of an update, if both are due."""
-        if update > 0 and self._unvalidated != update and self.validation.due(update) and self._due(update):
+    def _before_validation(self, update: int, metrics: Metrics) -> None:
+        if update > 0 and self._unvalidated != update and self._due(update):
             self._save(update, None, dict(metrics))
             self._unvalidated = update
 
@@ -100,17 +134,152 @@ class Checkpoints(Hook):
         self._unsaved, self.early = None, False
 
 
-class BeforeValidation(Hook):
-    """Saves checkpoints before a validation; it stands before ``Validation`` in the list of hooks."""
-
-    def __init__(self, checkpoints: Checkpoints) -> None:
-        self.checkpoints = checkpoints
-
-    def __call__(self, update: int, metrics: dict[str, float]) -> None:
-        self.checkpoints.before_validation(update, metrics)
-
-
 def validation_reward(metrics: Metrics) -> float | None:
     """Mean validation reward over all data sources; None if this update was not validated."""
-    found = [v for k, v in metrics.items() if k.startswith("val-core/") and "/reward/mean@" in k]
-    return sum(found) / len(found) if found else None
+    rewards = [v for k, v in metrics.items() if k.startswith("val-core/") and "/reward/mean@" in k]
+    return sum(rewards) / len(rewards) if rewards else None
+
+
+FAILED = 10.0  # seconds that a run which failed, or is interrupted, waits for them
+
+
+class Beside(Hook):
+    """Tells them that there may be another checkpoint. It stands before ``MetricsLog``, for what it counts."""
+
+    def __init__(self, folder: RunFolder, feeds: Mapping[str, Sidecar], *, wait: float) -> None:
+        """Take them over.
+
+        Args:
+            folder: of the run.
+            feeds: by what their metrics are called.
+            wait: seconds that they may still take at the end of the run, a stop included.
+        """
+        self.folder, self.feeds, self.wait = folder, dict(feeds), wait
+        self._finished = False
+
+    def start(self, done: int) -> None:
+        for feed in self.feeds.values():
+            feed.start()
+        self._tell()
+
+    def __call__(self, update: int, metrics: dict[str, float]) -> None:
+        self._tell()
+        for name, feed in self.feeds.items():
+            metrics[f"perf/{name}/failures"] = float(feed.failed)
+            metrics[f"perf/{name}/updates_behind"] = float(max(feed.upto, 0) - max(feed.delivered, 0))
+
+    def finish(self) -> None:
+        self._finished = True
+
+    def close(self) -> None:
+        """Wait until they have done the last one; what is not done the same command does later."""
+        seconds = self.wait if self._finished else min(self.wait, FAILED)
+        self._tell()
+        for feed in self.feeds.values():
+            if feed.upto > feed.delivered:
+                log.info("%s: waiting until it has done update %d", feed.option, feed.upto)
+        for feed in end_all(list(self.feeds.values()), seconds):
+            why = feed.problem or f"it took longer than {seconds:g} s (checkpoint.wait)"
+            log.warning(
+                "%s: not done for all checkpoints up to update %d: %s; the same command does what is left",
+                feed.option, max(feed.upto, 0), why,
+            )  # fmt: skip
+
+    def _tell(self) -> None:
+        updates = [int(path.name) for path in numbered(self.folder.checkpoints)]
+        for feed in self.feeds.values():
+            feed.allow(max(updates, default=-1))
+
+
+VARIABLES = (
+    "SLURM_JOB_END_TIME",  # of the job's time limit
+    # also read by verl
+    "SAGEMAKER_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP",
+    "MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReclaimTime:
+    """When the machine will be reclaimed, and the option or environment variable that says so."""
+
+    at: float  # Unix seconds
+    by: str
+
+    def __str__(self) -> str:
+        return f"{datetime.fromtimestamp(self.at, UTC):%Y-%m-%d %H:%M:%S} UTC ({self.by})"
+
+
+def reclaim_time(options: StepOptions) -> ReclaimTime | None:
+    """The time of the options, else the earliest of the environment; None if there is none.
+
+    Raises:
+        UserError: it is no time, or past.
+    """
+    times = []
+    if options.walltime is not None:
+        times = [ReclaimTime(at=unix_seconds(options.walltime), by="trainer.walltime")]
+    else:
+        for name in VARIABLES:
+            if value := os.environ.get(name):
+                try:
+                    times.append(ReclaimTime(at=unix_seconds(float(value)), by=name))
+                except ValueError:
+                    raise UserError(
+                        f"{name} is {value!r}, which is not Unix seconds; unset it, or correct it"
+                    ) from None
+    first = min(times, key=lambda one: one.at, default=None)
+    if first is not None and first.at <= time.time():
+        raise UserError(
+            f"the time at which this machine will be reclaimed is past: {first}; correct {first.by}, or unset it if it "
+            "belongs to an earlier machine"
+        )
+    return first
+
+
+class Expiry(Hook):
+    """Requests a stop when another update would not fit before the machine is reclaimed.
+
+    The expected time of an update is the longest one so far, including hooks, so this is the last hook. An update that
+    takes longer than that can still be cancelled while it samples.
+    """
+
+    def __init__(
+        self,
+        expected: ReclaimTime | None,
+        stop: StopRequest,
+        *,
+        margin: float,
+        saving: Callable[[], float],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Set the deadline.
+
+        Args:
+            expected: when the machine will be reclaimed; None disables this hook.
+            stop: of the run.
+            margin: seconds before ``expected`` at which the run has stopped.
+            saving: expected seconds of a checkpoint.
+            clock: Unix seconds.
+        """
+        self.expected, self.stop, self.margin, self.saving, self.clock = expected, stop, margin, saving, clock
+        self._since, self._longest = 0.0, 0.0
+
+    def start(self, done: int) -> None:
+        self._since = self.clock()
+
+    def __call__(self, update: int, metrics: dict[str, float]) -> None:
+        now = self.clock()
+        if update > 0:  # the first validation is no update
+            self._longest = max(self._longest, now - self._since)
+        self._since = now
+        self.due(self._longest)
+
+    def due(self, seconds: float = 0.0) -> bool:
+        """Whether ``seconds`` and a checkpoint no longer fit before the deadline; if so, request a stop."""
+        if self.expected is None:
+            return False
+        late = self.clock() + seconds + self.saving() + self.margin > self.expected.at
+        if late:
+            self.stop.request(f"the machine's expiry at {self.expected}")
+        return late

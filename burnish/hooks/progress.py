@@ -83,21 +83,13 @@ class Progress(Hook):
             parts.append(f"reward {_number(reward)}")
         if len(self._ends) > 1:
             seconds = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
-            parts += [f"{duration(seconds * (self.total - update))} left", f"{seconds:.1f} s/update"]
+            parts += [f"{terminal.duration(seconds * (self.total - update))} left", f"{seconds:.1f} s/update"]
         if self._validation:
             parts.append(self._validation)
         return " | ".join(parts)
 
     def _print(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as 45 s, 12 min, 3 h 05 min."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _validation(metrics: dict[str, float]) -> str:

@@ -27,7 +27,8 @@ class StopRequest:
     """In this context the first signal only sets ``requested``, which the loop checks after each update.
 
     A second Ctrl-C interrupts immediately; further signals are ignored, as schedulers send several. Signals
-    are only handled in the main thread. The context is reentrant.
+    are only handled in the main thread. Output that nobody reads any more requests a stop, too. The context is
+    reentrant.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class StopRequest:
         self._at_once = False
         self._entered = 0
         self._previous: dict[signal.Signals, Any] = {}
-        self._streams: list[tuple[str, Any]] = []
+        self._streams: tuple[Any, Any] = (None, None)
 
     def request(self, reason: str) -> None:
         """Request a stop without a signal; the first reason counts."""
@@ -62,20 +63,11 @@ class StopRequest:
         finally:
             self._at_once = before
 
-    @contextlib.contextmanager
-    def without_readers(self) -> Iterator[None]:
-        """A context in which a pipe or terminal that nobody reads any more requests a stop, as a signal does."""
-        before = [(name, getattr(sys, name)) for name in ("stdout", "stderr")]
-        for name, stream in before:
-            setattr(sys, name, _ReadStream(stream, self))
-        try:
-            yield
-        finally:
-            for name, stream in before:
-                setattr(sys, name, stream)
-
     def __enter__(self) -> Self:
         self._entered += 1
+        if self._entered == 1:
+            self._streams = sys.stdout, sys.stderr
+            sys.stdout, sys.stderr = _Stream(sys.stdout, self), _Stream(sys.stderr, self)
         if self._entered == 1 and threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
@@ -91,9 +83,7 @@ class StopRequest:
             # None: the handler was not installed by Python, which can't restore it
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous.clear()
-        for name, stream in self._streams:
-            setattr(sys, name, stream)
-        self._streams.clear()
+        sys.stdout, sys.stderr = self._streams
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._interrupted:
@@ -104,70 +94,46 @@ class StopRequest:
             _print(f"\n{signal.Signals(number).name}: already stopping, after {self.requested}\n")
             return
         self.requested = signal.Signals(number).name
-        self._ignore_closed_streams()
         _print(f"\n{self.requested}: cancelling sampling or finishing this update, then saving and stopping\n")
         if number == signal.SIGINT:
             _print("press Ctrl-C again to stop immediately, without saving\n")
         if self._at_once:
             raise Cancelled
 
-    def _ignore_closed_streams(self) -> None:
-        """Drop output that can't be written from now on: a closed terminal or pipe must not prevent the checkpoint."""
-        if not self._streams:
-            self._streams = [(name, getattr(sys, name)) for name in ("stdout", "stderr")]
-            for name, stream in self._streams:
-                setattr(sys, name, _LenientStream(stream))
 
+class _Stream:
+    """A stream whose reader may go: that requests a stop, as a signal does, and what is written then is lost."""
 
-class _LenientStream:
-    """A stream that ignores write errors."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    def __init__(self, stream: Any, stop: StopRequest) -> None:
+        self._stream, self._stop = stream, stop
 
     def write(self, text: str) -> int:
-        with self._silent():
+        with self._unread():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with self._silent():
+        with self._unread():
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     @contextlib.contextmanager
-    def _silent(self) -> Iterator[None]:
+    def _unread(self) -> Iterator[None]:
+        """A closed terminal or pipe must not prevent the checkpoint of a run that stops."""
         try:
             yield
-        except OSError:
-            self._drop()
-
-    def _drop(self) -> None:
-        """Write to nowhere from now on: Python flushes the buffer when it exits."""
-        with contextlib.suppress(OSError, ValueError):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self._stream.fileno())
-            os.close(null)
-
-
-class _ReadStream(_LenientStream):
-    """A stream whose reader, once it is gone, is taken for a signal; other errors are raised."""
-
-    def __init__(self, stream: Any, stop: StopRequest) -> None:
-        super().__init__(stream)
-        self._stop = stop
-
-    @contextlib.contextmanager
-    def _silent(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError:
+        except OSError as error:
             if self._stop.requested is None:
+                if not isinstance(error, BrokenPipeError):
+                    raise
                 self._stop.request("its output, which nobody reads any more")
                 _print("\nnobody reads the output any more: finishing this update, then saving and stopping\n")
-            self._drop()
+            with contextlib.suppress(OSError, ValueError):  # Python flushes the buffer when it exits
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, self._stream.fileno())
+                os.close(null)
 
 
 def _print(text: str) -> None:

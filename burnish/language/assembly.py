@@ -46,16 +46,15 @@ from burnish.language.roles import LanguageRoles
 from burnish.language.teachers import load_teacher
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
 from burnish.tasks.assembly import Assembly
-from burnish.tasks.job import Job
-from burnish.tasks.shares import learned_in_an_update
+from burnish.tasks.job import Job, learned_in_an_update
 from burnish.training.optimizer import ParameterGroup
-from burnish.training.ranks import SINGLE_RANK, Ranks, own_rows
+from burnish.training.ranks import own_rows
 from burnish.training.trainer import AuxiliaryLoss
 from burnish.types.media import Media
 from burnish.types.prompt import Prompts
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, Prompt
 from burnish.utils.errors import UserError
-from burnish.utils.lru_cache import in_bytes
+from burnish.utils.lru_cache import ENCODED
 
 DUMMY = "A placeholder response, to try the rewards before the run begins."
 
@@ -66,8 +65,8 @@ class LanguageAssembly(Assembly):
     config: LanguageConfig
     library = "transformers"
 
-    def __init__(self, config: LanguageConfig, ranks: Ranks = SINGLE_RANK) -> None:
-        super().__init__(config, ranks)
+    def __init__(self, config: LanguageConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
         self.measures_prompts = config.data.max_prompt_length is not None
         self.has_separate_engine = config.rollout.vllm is not None
         self.reads_ahead = config.data.workers > 0
@@ -104,7 +103,7 @@ class LanguageAssembly(Assembly):
 
     @cached_property
     def engine(self) -> ResponseEngine:
-        engine, environment, cached = self._own_engine(), self.config.environment, in_bytes(self.config.model.cache_gb)
+        engine, environment, cached = self._own_engine(), self.config.environment, ENCODED
         if environment is not None:
             engine = Dialogues(engine, environment, cached=cached)
         if self.reads_ahead and isinstance(engine.encode, Encoder):
@@ -112,17 +111,26 @@ class LanguageAssembly(Assembly):
         return engine
 
     def _own_engine(self) -> ResponseEngine:
-        config, cached = self.config, in_bytes(self.config.model.cache_gb)
+        config, cached = self.config, ENCODED
         if config.rollout.vllm is not None:
             from burnish.language.vllm.engine import VllmEngine
 
             path, _ = read_config(config.model)
             return VllmEngine(
                 self.roles, config.rollout.vllm, path=path, seed=config.seed,
-                example=lambda: self.learnable_prompts[0] if self.ranks.size > 1 else self.example,
+                example=self._compared,
                 cached=cached, lora=config.model.lora,
             )  # fmt: skip
         return LanguageEngine(self.roles, batch_size=config.rollout.batch_size, seed=config.seed, cached=cached)
+
+    def _compared(self) -> Prompt | None:
+        """What an engine of its own is compared with when weights are published; None is what it has sampled.
+
+        In a rollout worker the network gets the weights of the next version while samples are made.
+        """
+        if self.only_samples:
+            return Prompt(text="What is this?")
+        return self.learnable_prompts[0] if self.ranks.size > 1 else None
 
     @property
     def publisher(self) -> ResponseEngine:
@@ -166,7 +174,7 @@ class LanguageAssembly(Assembly):
         return ResponseRollouts(
             self.engine, self.scorer, self.needs,
             sampling=rollout_sampling(self.config), environment=self.config.environment, watch=self.watch,
-            check_cancelled=self.check_cancelled, files=self.sample_files,
+            check_cancelled=self.stop.check, files=self.sample_files,
         )  # fmt: skip
 
     @cached_property
@@ -230,13 +238,11 @@ class LanguageAssembly(Assembly):
 
     def _as_learned(self, records: list[ResponseRecord]) -> ResponseData:
         """Records, as the model has them."""
-        model, config = self.roles.model, self.config
+        model = self.roles.model
         kind = JudgementData if any(isinstance(record, JudgedRecord) for record in records) else ResponseData
         if self.ranks.size == 1:
             return kind(records, model, self.engine.encode)
-        return kind(
-            records, model, SharedPrompts(self.engine.encode, self.ranks, cached=in_bytes(config.model.cache_gb))
-        )
+        return kind(records, model, SharedPrompts(self.engine.encode, self.ranks, cached=ENCODED))
 
     @cached_property
     def auxiliary(self) -> AuxiliaryLoss | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnish.rl.algorithm import OldLogprobs
 from burnish.types.batch import Batch, shared
 from burnish.types.completion import Completion, ResponseRows
 from burnish.types.prompt import Prompt
@@ -26,7 +27,7 @@ class AnnotatedTokens:
     reference: Tensor  # [B, T] log-probs under the reference
     compared: Tensor  # [B, T] log-probs whose distance from the reference's is the KL before the update
     value: Tensor  # [B, T] the value network's prediction
-    recomputed: bool  # old is the policy that learns, before its first step
+    old_logprobs: OldLogprobs  # whose log-probs old is
     memory: Any  # what the algorithm remembers between updates
     metrics: dict[str, float] = field(default_factory=dict)
     taught: Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # [B, T] advantage that teachers give
@@ -52,7 +53,7 @@ class TokenBatch(Batch):
     held: Tensor  # [B, T] weight of a penalty for moving the log-prob of a token
     prompts: list[Prompt]  # [B], for teachers
     kl_coef: float = shared()  # of the KL in the loss
-    recomputed: bool = shared(default=False)  # old is the policy that learns, before its first step
+    old_logprobs: OldLogprobs = shared(default="sampler")  # whose log-probs old is
     kl_measured: bool = shared(default=True)  # the KL before the update was; else the loss reports it
     limit: int = shared()  # tokens that a response could have at most
     update: int = shared()

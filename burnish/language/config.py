@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from burnish.config.batches import Sizes
 from burnish.config.run import RunConfig
-from burnish.config.words import JUDGEMENTS, RESPONSES, Words
+from burnish.config.tasks import JUDGEMENTS, RESPONSES, Words
 from burnish.environments.base import Environment
 from burnish.environments.function import FunctionEnvironment
 from burnish.environments.tools import Tools
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.model.loading import check_files
 from burnish.models.adapters import SETTINGS, WEIGHTS
-from burnish.options import OptimizerOptions
+from burnish.options import EVALUATED, SCORED, OptimizerOptions, Rules
 from burnish.options.language import (
     CriticOptions,
     LanguageDataOptions,
@@ -29,24 +29,17 @@ from burnish.options.language import (
     PtxOptions,
 )
 from burnish.options.vllm import VllmOptions, sends_adapter
-from burnish.registry import options
+from burnish.registry import Choice, ReadIf, options
 from burnish.rewards.text.base import LanguageReward
 from burnish.rewards.text.environment import EnvironmentReward
 from burnish.rewards.text.function import LanguageFunction
 from burnish.rewards.text.reward_model import RewardModel
 from burnish.rl.algorithm import Algorithm
+from burnish.types.response_stats import WATCHED
 from burnish.utils.hub import hub_model
 
+CRITIC = ReadIf("has_critic", why="{run.algorithm.name} has no critic; use algorithm=ppo")
 TOKEN = 32  # bytes of a sampled token: its id, its log-prob, its place, its mask
-# what is read only where responses are sampled to learn from
-SAMPLED = tuple(
-    f"rollout.{name}"
-    for name in ("n", "top_k", "top_p", "min_p", "min_new_tokens", "repetition_penalty", "fire_temperature")
-)
-
-# of rollout and validation, what is read where a reward model is trained
-JUDGED = ("rollout.max_new_tokens", "validation.every", "validation.before", "validation.max_prompts")
-SCORING = ("scoring.", "mixing.")
 
 
 @options
@@ -55,7 +48,7 @@ class ResponseRolloutOptions(LanguageRolloutOptions):
 
     engine: Literal["burnish", "vllm"] = "burnish"
     """Who samples: the trainer's own weights in its own process, or vLLM in an environment of its own."""
-    vllm: VllmOptions | None = None
+    vllm: Annotated[VllmOptions | None, SCORED] = None
     """Options of engine=vllm."""
 
 
@@ -69,6 +62,7 @@ class LanguageConfig(RunConfig):
     model_kind: ClassVar[str] = "language model"
     model_index: ClassVar[str] = "config.json"
     adapter_files: ClassVar[tuple[str, ...]] = (SETTINGS, WEIGHTS)
+    watched: ClassVar[tuple[str, ...]] = tuple(f"response_{name}" for name in WATCHED)
     prompt_file: ClassVar[str] = "a .jsonl, .json, .csv or .parquet file of records, or org/name@split of the hub"
 
     task: Literal["image-text-to-text"] = "image-text-to-text"
@@ -77,19 +71,21 @@ class LanguageConfig(RunConfig):
     """Which network is trained, and how much of it."""
     data: LanguageDataOptions
     """Training and validation questions, with their pictures and right answers."""
-    algorithm: Algorithm
+    algorithm: Annotated[Algorithm, Choice("language algorithm")]
     """What is learned from rewards: its name and its options."""
-    rewards: dict[str, LanguageReward]
+    rewards: dict[str, Annotated[LanguageReward, Choice("language reward")]]
     """What a good response is: a weighted sum of rewards, by name."""
-    rollout: ResponseRolloutOptions = Field(default_factory=ResponseRolloutOptions)
+    rollout: Annotated[ResponseRolloutOptions, SCORED] = Field(default_factory=ResponseRolloutOptions)
     """How responses are sampled."""
-    environment: Environment | None = None
+    environment: Annotated[Environment | None, Choice("environment")] = None
     """What answers the policy, turn by turn: its name and its options; null has every prompt answered once."""
     trainer: LanguageTrainerOptions = Field(default_factory=LanguageTrainerOptions)
     """How a batch becomes optimizer steps."""
-    critic: CriticOptions = Field(default_factory=CriticOptions)
+    critic: Annotated[CriticOptions, CRITIC] = Field(default_factory=CriticOptions)
     """The value network, for algorithms that need one."""
-    validation: LanguageValidationOptions = Field(default_factory=LanguageValidationOptions)
+    validation: Annotated[LanguageValidationOptions, EVALUATED, SCORED] = Field(
+        default_factory=LanguageValidationOptions
+    )
     """Validation on held-out questions, always with the same random numbers."""
     ptx: PtxOptions | None = None
     """Also imitate responses of the user at every optimizer step; null does not."""
@@ -183,142 +179,174 @@ class LanguageConfig(RunConfig):
         limit = self.rollout.max_new_tokens
         return limit if self.environment is None else self.environment.longest(limit)
 
-    def sampling_complaints(self) -> Iterator[str]:
-        needs, rollout = self.algorithm.needs(), self.rollout
-        if (rollout.engine == "vllm") != (rollout.vllm is not None):
-            yield (
-                f"rollout.engine is {rollout.engine} and rollout.vllm is {'given' if rollout.vllm else 'null'}; "
-                "vLLM needs rollout.vllm.python, and no other engine reads rollout.vllm"
-            )
-        elif rollout.vllm is not None:
-            yield from rollout.vllm.complaints(fire_temperature=rollout.fire_temperature, lora=self.model.lora)
-            if self.environment is not None and self.environment.max_length is None:
-                yield (
-                    "rollout.engine is vllm, which has to know the longest dialogue, but environment.max_length "
-                    "is null; give it in tokens"
-                )
-        samples = needs.data == "prompts" and self.ptx is None
-        if self.data.overlong == "filter" and self.data.max_prompt_length is None and samples:
-            yield (
-                "data.overlong is filter, but data.max_prompt_length is null, so that no prompt is too long; "
-                "set data.max_prompt_length, or leave data.overlong out"
-            )
-        if needs.critic and self.critic.warmup_updates >= self.steps:
-            yield (
+    @property
+    def has_critic(self) -> bool:
+        """Whether a value network learns beside the policy."""
+        return bool(self.algorithm.needs().critic)
+
+    @property
+    def reads_responses(self) -> bool:
+        """Whether records with responses are read."""
+        return not self.online or self.ptx is not None
+
+    def contradictions(self, run: RunConfig) -> Rules:
+        return [
+            *super().contradictions(run), *self._of_responses(), *self._of_engine(), *self._of_steps(),
+            *self._of_environment(), *(rule for i in range(len(self._teachers)) for rule in self._of_teacher(i)),
+            *((True, complaint) for complaint in self.algorithm.complaints(self.samples, self.longest)),
+        ]  # fmt: skip
+
+    @property
+    def _teachers(self) -> Sequence[Any]:
+        teachers: Sequence[Any] = self.algorithm.needs().teachers
+        return teachers
+
+    def _of_responses(self) -> Rules:
+        needs, rollout, data, name = self.algorithm.needs(), self.rollout, self.data, self.algorithm.name
+        samples = self.online and self.ptx is None
+        return [
+            (
+                data.overlong == "filter" and data.max_prompt_length is None and samples,
+                "data.overlong is filter, but data.max_prompt_length is null, so that no prompt is too long; set "
+                "data.max_prompt_length, or leave data.overlong out",
+            ),
+            (
+                needs.critic and self.critic.warmup_updates >= self.steps,
                 f"critic.warmup_updates is {self.critic.warmup_updates}, but the run has only {self.steps} updates: "
-                "the policy never learns; warm up for fewer, or raise steps"
-            )
-        if rollout.min_new_tokens > rollout.max_new_tokens:
-            yield (
+                "the policy never learns; warm up for fewer, or raise steps",
+            ),
+            (
+                rollout.min_new_tokens > rollout.max_new_tokens,
                 f"rollout.min_new_tokens is {rollout.min_new_tokens}, but rollout.max_new_tokens is "
-                f"{rollout.max_new_tokens}; a response can't be longer than its limit"
-            )
-        if needs.heads:
-            yield from self._judging()
-        if needs.data == "demonstrations" and self.ptx is not None:
-            yield f"ptx is given, but {self.algorithm.name} imitates responses already: put all into data.train_files"
-        yield from self._talking()
-        yield from self._stepping()
-        yield from self._taught()
-        yield from self.algorithm.complaints(self.samples, self.longest)
-
-    def _judging(self) -> Iterator[str]:
-        """What a run that trains a reward model has no use for: it samples nothing, and nothing scores."""
-        name = self.algorithm.name
-        for label in self.rewards:
-            yield (
-                f"rewards.{label} is given, but {name} trains a reward model, and nothing is sampled that it could "
-                f"score; remove it with rewards.{label}=null"
-            )
-        if self.algorithm.needs().question and self.data.system_prompt is not None:
-            yield (
-                "data.system_prompt is given, but algorithm.question is all that is asked about pictures, here and "
-                "where the reward model scores; put it there"
-            )
-        if self.rollout.vllm is not None:
-            yield f"rollout.engine is vllm, but {name} samples nothing; leave it out"
-        if self.runtime == "ray" and self.pools.reward is not None:
-            yield f"pools.reward is given, but {name} trains a reward model and has no rewards; leave it out"
-
-    def _stepping(self) -> Iterator[str]:
-        """What contradicts itself about rewards of single steps."""
-        each = [
-            label
-            for label, one in self.rewards.items()
-            if isinstance(one, RewardModel) and one.steps == "each" and one.counts
+                f"{rollout.max_new_tokens}; a response can't be longer than its limit",
+            ),
+            (
+                needs.data == "demonstrations" and self.ptx is not None,
+                f"ptx is given, but {name} imitates responses already: put all into data.train_files",
+            ),
+            (
+                self.validation.temperature == 0 and self.validation.n > 1 and self.environment is None,
+                f"validation.n is {self.validation.n}, but validation.temperature is 0, which always takes the "
+                "likeliest token: they would all be the same; set it to 1, or raise the temperature",
+            ),
+            *(
+                (
+                    needs.heads,
+                    f"rewards.{label} is given, but {name} trains a reward model, and nothing is sampled that it could "
+                    f"score; remove it with rewards.{label}=null",
+                )
+                for label in self.rewards
+            ),
+            (
+                needs.heads and needs.question and data.system_prompt is not None,
+                "data.system_prompt is given, but algorithm.question is all that is asked about images, here and "
+                "where the reward model scores; put it there",
+            ),
         ]
-        algorithm = self.algorithm
-        scaled = [name for name in ("reward_norm", "reward_clip") if getattr(algorithm, name, None)]
-        if each and scaled:
-            yield (
-                f"rewards.{each[0]}.steps is each, but algorithm.{scaled[0]} changes the sum of the steps, not the "
-                "steps; leave one of them out"
-            )
-        own = any(isinstance(one, LanguageFunction) and one.counts for one in self.rewards.values())
-        if algorithm.needs().step_rewards and not each and not own:
-            yield (
+
+    def _of_engine(self) -> Rules:
+        rollout, vllm = self.rollout, self.rollout.vllm
+        complaints = (
+            vllm.complaints(fire_temperature=rollout.fire_temperature, lora=self.model.lora) if vllm is not None else ()
+        )
+        return [
+            (
+                (rollout.engine == "vllm") != (vllm is not None),
+                f"rollout.engine is {rollout.engine} and rollout.vllm is {'given' if vllm else 'null'}; vLLM needs "
+                "rollout.vllm.python, and no other engine reads rollout.vllm",
+            ),
+            *((True, complaint) for complaint in complaints),
+            (
+                vllm is not None and self.environment is not None and self.environment.max_length is None,
+                "rollout.engine is vllm, which has to know the longest dialogue, but environment.max_length is null; "
+                "give it in tokens",
+            ),
+        ]
+
+    def _of_steps(self) -> Rules:
+        """What contradicts itself about rewards of single steps."""
+        counting = {label: reward for label, reward in self.rewards.items() if reward.counts}
+        each = [label for label, one in counting.items() if isinstance(one, RewardModel) and one.steps == "each"]
+        scaled = [name for name in ("reward_norm", "reward_clip") if getattr(self.algorithm, name, None)]
+        own = any(isinstance(reward, LanguageFunction) for reward in counting.values())
+        return [
+            (
+                each and scaled,
+                f"rewards.{', '.join(each)}.steps is each, but algorithm.{', '.join(scaled)} changes the sum of the "
+                "steps, not the steps; leave one of them out",
+            ),
+            (
+                self.algorithm.needs().step_rewards and not each and not own,
                 "algorithm.advantage compares rewards of steps, but no reward gives any; set "
-                "rewards.reward_model.steps=each for a reward model that judges steps, or choose another advantage"
-            )
+                "rewards.reward_model.steps=each for a reward model that judges steps, or choose another advantage",
+            ),
+        ]
 
-    def _taught(self) -> Iterator[str]:
-        """What contradicts itself about teachers."""
-        teachers = self.algorithm.needs().teachers
-        if teachers and self.environment is not None:
-            yield (
-                f"environment.name is {self.environment.name}, but {self.algorithm.name} asks teachers about single "
-                "responses; leave it out"
-            )
-        ranks = self.pools.train.size if self.runtime == "ray" else 1
-        for number, teacher in enumerate(teachers):
-            option = f"algorithm.teachers[{number}]"
-            if teacher.is_policy and ranks > 1:
-                yield (
-                    f"{option} is the policy itself, which the {ranks} processes of pools.train share out; train with "
-                    f"one process, or give {option}.path"
-                )
-            if teacher.url is not None and self.rollout.temperature != 1:
-                yield (
-                    f"{option}.url is given and rollout.temperature is {self.rollout.temperature:g}, but servers "
-                    "return log-probs at temperature 1; leave rollout.temperature out, or give a path"
-                )
-            if teacher.prompt_key is not None and teacher.prompt_key.split(".")[0] not in self.data.extra_keys:
-                yield (
-                    f"{option}.prompt_key is {teacher.prompt_key}, which is not read from the records: data.extra_keys "
-                    f"is {self.data.extra_keys}; add it there"
-                )
+    def _of_teacher(self, number: int) -> Rules:
+        teacher, option, temperature = self._teachers[number], f"algorithm.teachers[{number}]", self.rollout.temperature
+        key = teacher.prompt_key
+        return [
+            (
+                self.environment is not None,
+                f"environment.name is given, but {self.algorithm.name} asks teachers about single responses; leave it "
+                "out",
+            ),
+            (
+                teacher.is_policy and self.ranks > 1,
+                f"{option} is the policy itself, which the {self.ranks} processes of pools.train share out; train with "
+                f"one process, or give {option}.path",
+            ),
+            (
+                teacher.url is not None and temperature != 1,
+                f"{option}.url is given and rollout.temperature is {temperature:g}, but servers return log-probs at "
+                "temperature 1; leave rollout.temperature out, or give a path",
+            ),
+            (
+                key is not None and key.split(".")[0] not in self.data.extra_keys,
+                f"{option}.prompt_key is {key}, which is not read from the records: data.extra_keys is "
+                f"{self.data.extra_keys}; add it there",
+            ),
+        ]
 
-    def _talking(self) -> Iterator[str]:
-        """What contradicts itself about environments."""
+    def _of_environment(self) -> Rules:
         environment, limit = self.environment, self.rollout.max_new_tokens
-        words = [(label, one) for label, one in self.rewards.items() if isinstance(one, EnvironmentReward)]
-        by_turn = self.algorithm.needs().turn_rewards
+        given = {label: one for label, one in self.rewards.items() if isinstance(one, EnvironmentReward)}
+        by_turn = getattr(self.algorithm.needs(), "turn_rewards", False)
         if environment is None:
-            for label, _ in words:
-                yield (
-                    f"rewards.{label} is the environment's reward, but there is no environment; give "
-                    f"environment.name, or remove it with rewards.{label}=null"
-                )
-            if by_turn:
-                yield "algorithm.turn_rewards is true, but there is no environment, whose turns it means; leave it out"
-            return
-        if by_turn and not any(reward.counts and reward.total == "sum" for _, reward in words):
-            yield (
+            missing = "algorithm.turn_rewards is true, but there is no environment, whose turns it means; leave it out"
+            return [
+                (by_turn, missing),
+                *(
+                    (
+                        True,
+                        f"rewards.{label} is the environment's reward, but there is no environment; give "
+                        f"environment.name, or remove it with rewards.{label}=null",
+                    )
+                    for label in given
+                ),
+            ]
+        longest = environment.max_length
+        return [
+            (
+                by_turn and not any(reward.counts and reward.total == "sum" for reward in given.values()),
                 "algorithm.turn_rewards is true, but no reward with a weight sums up what the environment gives; add "
-                "rewards.environment.weight=1, or leave algorithm.turn_rewards out"
-            )
-        if self.algorithm.needs().data != "prompts":
-            yield (
+                "rewards.environment.weight=1, or leave algorithm.turn_rewards out",
+            ),
+            (
+                not self.online,
                 f"environment.name is {environment.name}, but {self.algorithm.name} learns from given responses here, "
-                "which nobody answers; leave environment out, or choose an algorithm that samples"
-            )
-        if environment.kept_gb is not None and self.rollout.vllm is not None:
-            yield "environment.kept_gb is given, but vLLM samples, which keeps turns by itself; leave it out"
-        if environment.max_length is not None and environment.max_length < limit:
-            yield (
-                f"environment.max_length is {environment.max_length}, but one response alone may have "
-                f"rollout.max_new_tokens={limit}; raise the first or lower the second"
-            )
+                "which nobody answers; leave environment out, or choose an algorithm that samples",
+            ),
+            (
+                environment.kept_gb is not None and self.rollout.vllm is not None,
+                "environment.kept_gb is given, but vLLM samples, which keeps turns by itself; leave it out",
+            ),
+            (
+                longest is not None and longest < limit,
+                f"environment.max_length is {longest}, but one response alone may have rollout.max_new_tokens={limit}; "
+                "raise the first or lower the second",
+            ),
+        ]
 
     @property
     def optimizers(self) -> dict[str, OptimizerOptions]:
@@ -337,42 +365,4 @@ class LanguageConfig(RunConfig):
                 "rollout.engine is vllm and model.dtype is bfloat16: vLLM is sent weights with the adapters folded in, "
                 "which rounds most of an early step off (watch rollout_corr/logprob_abs_diff); "
                 "rollout.engine=burnish samples with the policy that learns"
-            )
-
-    def unread(self, given: Collection[str]) -> Iterator[str]:
-        yield from super().unread(given)
-        if not self.algorithm.needs().critic:
-            for option in given:
-                if option.split(".")[0] == "critic":
-                    yield (
-                        f"{option} is given, but {self.algorithm.name} has no critic; leave it out, or use "
-                        "algorithm=ppo"
-                    )
-        yield from self._greedy(given)
-        if not self.scored:
-            for option in given:
-                if option.startswith(("rollout.", "validation.", *SCORING)) and option not in JUDGED:
-                    yield f"{option} is given, but {self.algorithm.name} samples nothing; leave it out"
-        elif self.algorithm.needs().data != "prompts":
-            for option in given:
-                if option in SAMPLED:
-                    yield (
-                        f"{option} is given, but {self.algorithm.name} samples no responses to learn from here; leave "
-                        "it out"
-                    )
-        elif "data.response_key" in given and self.ptx is None:
-            yield "data.response_key is given, but this run reads no responses; leave it out"
-
-    def _greedy(self, given: Collection[str]) -> Iterator[str]:
-        """Options of a validation that always takes the likeliest token."""
-        if self.validation.temperature != 0:
-            return
-        begin = "but validation.temperature is 0, which always takes the likeliest token"
-        for name in ("top_k", "top_p", "min_p"):
-            if f"validation.{name}" in given:
-                yield f"validation.{name} is given, {begin}; leave it out, or raise the temperature"
-        if "validation.n" in given and self.validation.n > 1 and self.environment is None:
-            yield (
-                f"validation.n is {self.validation.n}, {begin}: they would all be the same; set it to 1, or raise the "
-                "temperature"
             )

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from burnish.data.language.prompts import check_positions
-from burnish.data.lines import data_error
+from burnish.data.records import data_error
 from burnish.data.values import shown
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.config import LanguageConfig

@@ -47,7 +47,7 @@ class LanguageEvaluation(Evaluation):
         assembly = self.assembly
         return ResponseJob.groups(
             assembly.val_prompts, n, purpose="validation", update=0,
-            sampling=validation_sampling(assembly.config), check_cancelled=assembly.check_cancelled,
+            sampling=validation_sampling(assembly.config), check_cancelled=assembly.stop.check,
         )  # fmt: skip
 
     def sampled(self, job: ResponseJob) -> Evaluated:
@@ -56,7 +56,7 @@ class LanguageEvaluation(Evaluation):
         kept = ((job.group < SHOWN) & (job.sample < SAID)).nonzero().flatten().tolist()
         said = said_tokens(completion, kept, assembly.engine, job.sampling.scored_at)
         tokens = [said.get(row, ()) for row in range(len(responses))]
-        return Evaluated(responses, scoring.scores(assembly.check_cancelled), completion.lengths, tokens)
+        return Evaluated(responses, scoring.scores(assembly.stop.check), completion.lengths, tokens)
 
     def measured(self, job: Job, found: Evaluated) -> Mapping[str, Sequence[float]]:
         assert found.lengths is not None, "responses have lengths"
@@ -127,7 +127,7 @@ class RespondingRunner(SuiteRunner):
 
     def sampled(self, job: Any) -> Outcome:
         completion, responses = self.assembly.engine.sample(job)
-        scores = awaited(self.scorer.submit(responses, job.prompts), self.assembly.check_cancelled)
+        scores = awaited(self.scorer.submit(responses, job.prompts), self.assembly.stop.check)
         lengths = completion.lengths.response.tolist()
         said = [
             {"response": one.text, "finished": one.finished, "tokens": tokens}
@@ -162,7 +162,7 @@ class JudgementEvaluation(Evaluation):
 
     def job(self, n: int, guidance: float | None) -> Job:
         assert guidance is None, "a language model is not guided"
-        prompts, check_cancelled = self.assembly.val_prompts, self.assembly.check_cancelled
+        prompts, check_cancelled = self.assembly.val_prompts, self.assembly.stop.check
         return Job.groups(prompts, 1, purpose="validation", update=0, check_cancelled=check_cancelled)
 
     def sampled(self, job: Job) -> Evaluated:

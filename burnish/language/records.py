@@ -11,15 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from burnish.data.conversation import ONLY_TEXT, response_text
-from burnish.data.forms import asked, response_of
+from burnish.data.conversation import ONLY_TEXT, asked, response_of, response_text
 from burnish.data.language.prompts import conversation_of, converse_with_media, fit_of, prompt_of, question, text_at
 from burnish.data.pictures import BEGINNING, KEYS, picture_at
 from burnish.data.pictures import Holds as Pictures
 from burnish.data.pixels import images_of
 from burnish.data.records import PROMPT, RESPONSE, Record, read_files
-from burnish.data.template import templated
-from burnish.data.values import find, listed, number_of, shown
+from burnish.data.values import find, listed, number_of, shown, templated
 from burnish.language.model.reward_head import about_picture
 from burnish.options.language import LanguageDataOptions
 from burnish.types.message_keys import unwritable

@@ -14,7 +14,6 @@ from burnish.options.model import CommonModelOptions
 from burnish.utils.errors import UserError
 from burnish.utils.hub import model_folder
 from burnish.utils.json_text import read_object
-from burnish.utils.reading import check_folder
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +46,6 @@ def read_folder(
         raise UserError(f"model.path is {options.path}, a single file; {_of_file(path, library)}")
     if not path.is_dir():
         raise UserError(f"model.path is {options.path}, which is not a directory; it must hold a {library} {what}")
-    check_folder(path)
     try:
         return path, read_object(path / config)
     except FileNotFoundError:

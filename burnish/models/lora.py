@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.placing import as_placed, place
-from burnish.models.targets import check_rank, chosen, is_transposed, linear_kinds, saved_in_full
+from burnish.models.targets import chosen, is_transposed, linear_kinds, saved_in_full
 from burnish.options.model import LoraOptions
 from burnish.utils.errors import UserError
 from burnish.utils.weights import is_quantized
@@ -40,7 +40,7 @@ def add_adapters(
         default_targets: the family's, used if ``options`` name none; those that the network lacks are ignored.
 
     Raises:
-        UserError: a target matches no layer, or the rank is too large.
+        UserError: a target matches no layer.
     """
     import torch
     from peft import LoraConfig
@@ -50,7 +50,6 @@ def add_adapters(
     if options.targets is None:
         default_targets = _not_renamed(network, default_targets)
     targets, adapted = chosen(linear, options, default_targets, saved)
-    check_rank(options.rank, [linear[name] for name in adapted])
     alpha = options.alpha if options.alpha is not None else 2 * options.rank
     config = LoraConfig(
         r=options.rank, lora_alpha=alpha, target_modules=targets, use_rslora=options.rslora,  # type: ignore[arg-type]
@@ -95,11 +94,8 @@ def _not_renamed(network: nn.Module, targets: Sequence[str]) -> Sequence[str]:
     as those of the experts that an older version had; also when somebody loads the adapter. Then it may lose more.
     """
     from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
-    try:
-        from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
-    except ImportError:  # other versions of peft rename nothing
-        return targets
     config = LoraConfig(target_modules=list(targets))
     convert_peft_config_for_transformers(config, network, None)
     left = [target for target in targets if target in (config.target_modules or ())]
@@ -118,11 +114,8 @@ def _lost(network: nn.Module, names: Sequence[str]) -> list[str]:
     """Layers whose adapters peft would look for under other names when it loads them, so that they stay as drawn."""
     import torch
     from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_adapter_state_dict_for_transformers
 
-    try:
-        from peft.utils.transformers_weight_conversion import convert_peft_adapter_state_dict_for_transformers
-    except ImportError:  # other versions of peft rename nothing
-        return []
     keys = {f"base_model.model.{name}.lora_A.weight": name for name in names}
     found = convert_peft_adapter_state_dict_for_transformers(
         network, LoraConfig(), {key: torch.zeros(1, 1) for key in keys}

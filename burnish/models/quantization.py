@@ -11,7 +11,6 @@ from burnish.models.targets import ends_with, is_passed_by
 from burnish.options.model import Precision
 from burnish.utils.errors import UserError
 from burnish.utils.installed import quantization_complaint
-from burnish.utils.weights import is_quantized
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GIB = 1 << 30
 LARGEST = 448.0  # of e4m3
 
 
@@ -53,12 +51,8 @@ def quantize(
     if complaint := quantization_complaint(precision):
         raise UserError(f"{option}={precision} {complaint}")
     chosen = layers_to_quantize(network, precision, exclude=exclude, in_full=in_full, option=option)
-    before = _bytes(network)
     QUANTIZERS[precision](network, chosen, compute, device)
-    log.warning(
-        "%s=%s: %d linear layers of %s, %.2f GiB instead of %.2f",
-        option, precision, len(chosen), type(network).__name__, _bytes(network) / GIB, before / GIB,
-    )  # fmt: skip
+    log.warning("%s=%s: %d linear layers of %s", option, precision, len(chosen), type(network).__name__)
 
 
 def layers_to_quantize(
@@ -120,17 +114,6 @@ def _is_inside(name: str, modules: Sequence[str]) -> bool:
     return any(ends_with(".".join(outer[:end]), modules) for end in range(1, len(outer) + 1))
 
 
-def _bytes(network: nn.Module) -> int:
-    found = 0
-    for weight in network.parameters():
-        inner = [getattr(weight, name, None) for name in ("qdata", "scale")] if is_quantized(weight) else []
-        tensors: list[Any] = [one for one in inner if one is not None] or [weight]
-        state = getattr(weight, "quant_state", None)
-        tensors += [] if state is None else [state.absmax]
-        found += sum(one.numel() * one.element_size() for one in tensors)
-    return found
-
-
 def _nf4(network: nn.Module, layers: dict[str, nn.Linear], compute: torch.dtype, device: Any) -> None:
     """NormalFloat of 4 bits in blocks of 64 weights, whose scales are quantised too (QLoRA, arXiv:2305.14314)."""
     from bitsandbytes.nn import Linear4bit, Params4bit
@@ -176,7 +159,7 @@ def _fp8_cast(
     network: nn.Module, layers: dict[str, nn.Linear], compute: torch.dtype, device: torch.device | str
 ) -> None:
     """Storage in fp8 without scales; a layer casts its weight when it runs, and again in the backward pass."""
-    from burnish.models.cast_linear import CastLinear
+    from burnish.models.linear import CastLinear
 
     for name, layer in layers.items():
         if float(layer.weight.abs().max()) > LARGEST:

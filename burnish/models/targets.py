@@ -13,7 +13,6 @@ from burnish.utils.errors import UserError
 if TYPE_CHECKING:
     from torch import nn
 
-TOO_LARGE = 16  # largest ratio of adapter weights to the weights that they adapt
 ROUTERS = ("router", "gate", "shared_expert_gate")  # layers that choose among experts
 
 
@@ -28,10 +27,6 @@ def linear_kinds() -> tuple[type[nn.Module], ...]:
 def is_transposed(layer: nn.Module) -> bool:
     """Whether a linear layer's weight is [inputs, outputs]."""
     return not isinstance(layer, linear_kinds()[0])
-
-
-def _sizes(layer: Any) -> tuple[int, int]:
-    return (layer.nx, layer.nf) if is_transposed(layer) else (layer.in_features, layer.out_features)
 
 
 def chosen(
@@ -106,19 +101,6 @@ def saved_in_full(network: nn.Module, options: LoraOptions) -> list[str]:
 def ends_with(name: str, targets: Sequence[str]) -> bool:
     """Whether a layer's name is a target, or ends with one after a dot."""
     return any(f".{name}".endswith(f".{target}") for target in targets)
-
-
-def check_rank(rank: int, adapted: Sequence[nn.Module]) -> None:
-    """Refuse adapters many times as large as their layers; a rank slightly above theirs only wastes memory."""
-    sizes = [_sizes(layer) for layer in adapted]
-    present = sum(inputs * outputs for inputs, outputs in sizes)
-    added = sum(rank * (inputs + outputs) for inputs, outputs in sizes)
-    if added > TOO_LARGE * present:
-        widest = max(min(size) for size in sizes)
-        raise UserError(
-            f"model.lora.rank is {rank}: adapters would be {added / present:.3g} times as large as the layers that "
-            f"they adapt, and a rank above {widest} adds nothing; lower it, or train all weights with model.lora=null"
-        )
 
 
 def is_passed_by(network: nn.Module, name: str) -> bool:

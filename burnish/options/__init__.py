@@ -1,20 +1,34 @@
-"""Sections that both tasks share, and types of numeric options with their ranges."""
+"""Sections that both halves share, and types of numeric options with their ranges."""
 
 from __future__ import annotations
 
 import math
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from burnish.registry import options
+from burnish.registry import MayChange, ReadIf, options
+from burnish.utils.addresses import address_complaint
+
+if TYPE_CHECKING:
+    from burnish.config.run import RunConfig
 
 MOST = 10**9  # upper bound of counts
 LARGEST = 1e12  # upper bound of floats: products of a few such numbers are finite in float32
 SMALLEST = 1e-30  # smallest non-zero float: products of smaller ones underflow in float32
 LONGEST = 2e6  # seconds, 23 days: timeouts are 32-bit milliseconds
 COLDEST = 1e-3  # lowest temperature: logits divided by less overflow
+
+Rules = list[tuple[Any, str]]  # what is wrong with a section if the first is true, and a message about it
+ON_CPU = "{} is true, but model.device is cpu, where all memory is; leave it out"
+
+ALWAYS = ReadIf("")  # in place of what the section is read for
+SCORED = ReadIf("scored", why="{run.algorithm.name} samples nothing")  # that rewards could score
+SAMPLED = ReadIf("online", why="{run.algorithm.name} samples nothing to learn from here")
+ON_RAY = ReadIf("runtime", "ray", why="runtime is local, which is a single process; add runtime=ray")
+UNVALIDATED = "nothing is validated, as validation.every is null and validation.before false; set validation.every"
+VALIDATED, EVALUATED = ReadIf("validates", why=UNVALIDATED), ReadIf("evaluates", why=UNVALIDATED)
 
 
 def _not_vanishing(value: float) -> float:
@@ -96,9 +110,9 @@ class OptimizerOptions:
     orthogonalised momentum for matrices, at AdamW's scale, and takes AdamW for embeddings, heads and the rest."""
     lr: LearningRate = 3e-4
     """Peak learning rate."""
-    min_lr: NonNegative = 0.0
+    min_lr: Annotated[NonNegative, ReadIf("schedule", "linear", "cosine")] = 0.0
     """linear, cosine: learning rate that the decay ends at."""
-    momentum: BelowOne = 0.95
+    momentum: Annotated[BelowOne, ReadIf("name", "muon")] = 0.95
     """muon: decay rate of its momentum (Nesterov)."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
     """Decay rates of the first and second moment."""
@@ -108,7 +122,7 @@ class OptimizerOptions:
     """Decoupled weight decay."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up: constant, or a decay to min_lr at the last update."""
-    schedule_updates: Count | None = None
+    schedule_updates: Annotated[Count | None, MayChange(), ReadIf("has_length", why="schedule is constant")] = None
     """linear, cosine, warmup_ratio: policy updates after which the decay is over; null uses steps. To extend a run with
     a decaying learning rate, set steps and this; it continues with the learning rate of a run of that length."""
     warmup_steps: Whole = 0
@@ -131,17 +145,51 @@ class OptimizerOptions:
                 f"lr x weight_decay is {self.lr * self.weight_decay:g}; it must be below 1, since every step shrinks "
                 "the weights by that fraction; lower weight_decay"
             )
-        if not self.has_length and self.schedule_updates is not None:
-            raise ValueError("schedule_updates is never read when schedule is constant; leave it out")
         if self.warmup_steps and self.warmup_ratio:
             raise ValueError("warmup_steps and warmup_ratio are both given; leave one of them out")
-        if self.schedule == "constant" and self.min_lr != 0:
-            raise ValueError("min_lr is never read when schedule is constant; leave it out, or set schedule to cosine")
         if self.min_lr >= self.lr:
             raise ValueError(f"min_lr is {self.min_lr:g} and lr is {self.lr:g}: there is no decay; lower min_lr")
-        if self.name != "muon" and self.momentum != 0.95:
-            raise ValueError(f"momentum is read by muon alone, and name is {self.name}; leave it out")
         return self
+
+    def contradictions(self, run: RunConfig) -> Rules:
+        section = next((name for name, optimizer in run.optimizers.items() if optimizer is self), None)
+        if section is None:  # of a network that this run has not
+            return []
+        steps, updates, ranks = run.optimizer_steps, self.schedule_updates, run.ranks
+        packed = run.quantized is not None  # every process holds all weights, as one does
+        return [
+            (
+                self.warmup_steps >= steps,
+                f"{section}.warmup_steps is {self.warmup_steps}, but the run has only {steps} optimizer steps: "
+                f"{section}.lr is never reached; warm up for fewer",
+            ),
+            (
+                self.schedule != "constant" and (updates or run.steps) < run.steps,
+                f"{section}.schedule_updates is {updates}, but steps is {run.steps}: the learning rate is "
+                f"{self.min_lr:g} from there on; raise it, or lower steps",
+            ),
+            (
+                ranks > 1 and self.name == "adamw_8bit" and not packed,
+                f"{section}.name is adamw_8bit, but the {ranks} processes of pools.train hold weights in shards, which "
+                f"bitsandbytes doesn't step; set {section}.name=adamw, whose states are shared out",
+            ),
+            (
+                run.sharding.offload and self.name != "adamw" and not packed,
+                f"{section}.name is {self.name}, but sharding.offload keeps every weight in CPU memory as FSDP does, "
+                f"which it can't step; set {section}.name=adamw, or leave sharding.offload out",
+            ),
+            (
+                self.offload and ranks > 1 and not packed,
+                f"{section}.offload is true, but the {ranks} processes of pools.train shard the states; set "
+                "sharding.offload=true, which keeps shards on the CPU with their weights",
+            ),
+            (
+                self.offload and run.sharding.offload,
+                f"{section}.offload and sharding.offload are true, and the second keeps the optimizer's states in CPU "
+                f"memory, too; leave {section}.offload out",
+            ),
+            (self.offload and run.model.device == "cpu", ON_CPU.format(f"{section}.offload")),
+        ]
 
     @property
     def has_length(self) -> bool:
@@ -161,25 +209,26 @@ class StepOptions:
     """Samples per optimizer step; null uses all samples of the update (one step, strictly on-policy)."""
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Passes over the samples of one update."""
-    shuffle: bool = True
+    shuffle: Annotated[bool, ReadIf("mini_batch_size")] = True
     """Draw anew for every pass which samples make a mini-batch; false takes them in order, prompt by prompt."""
-    max_skipped_updates: Whole = 3
+    max_skipped_updates: Annotated[Whole, MayChange()] = 3
     """Consecutive optimizer steps with a non-finite loss or gradient that are skipped before the run stops."""
-    max_empty_updates: Whole = 3
+    max_empty_updates: Annotated[Whole, MayChange()] = 3
     """Consecutive policy updates without training signal because rewards are missing, before the run stops; ten times
     as many where all rewards are present but equal."""
-    expires_at: float | str | None = None
-    """Time at which this (spot) machine will be reclaimed: ISO 8601 with a time zone, 2026-01-31T18:00:00+01:00, or
-    Unix seconds. The run saves and stops before. null reads the environment variables that clouds set."""
-    expiry_margin: NonNegative = 0.0
-    """Seconds before expires_at at which the run has stopped, in addition to the time of a checkpoint."""
-    peak_tflops: Positive | None = None
+    walltime: Annotated[float | str | None, MayChange()] = None
+    """Time at which this (spot) machine will be reclaimed, or the job ends: ISO 8601 with a time zone,
+    2026-01-31T18:00:00+01:00, or Unix seconds. The run saves and stops before. null reads the environment variables
+    that Slurm and clouds set."""
+    grace_period: Annotated[NonNegative, MayChange()] = 0.0
+    """Seconds before walltime at which the run has stopped, in addition to the time of a checkpoint."""
+    peak_tflops: Annotated[Positive | None, MayChange()] = None
     """What a device could compute in the run's precision, in 10^12 operations per second: perf/mfu is the share of it
     that is used. null knows many GPUs by their names; where it doesn't, there is no perf/mfu."""
 
-    @field_validator("expires_at")
+    @field_validator("walltime")
     @classmethod
-    def _expires_at_a_time(cls, value: float | str | None) -> float | str | None:
+    def _walltime_is_a_time(cls, value: float | str | None) -> float | str | None:
         if value is not None:
             unix_seconds(value)
         return value
@@ -194,36 +243,29 @@ class EmaOptions:
     kind: Literal["power", "constant", "linear", "piecewise_linear", "cosine", "warmup_cosine"] = "power"
     """Decay at optimizer step n: power: (1 + n) / (warm_up + n), as in flow_grpo; constant: decay at once; linear: from
     initial over warm_up steps; cosine: from initial along half a cosine over steps; warmup_cosine: up to initial over
-    warm_up steps, then half a cosine until steps; piecewise_linear: 0 for flat steps, then up by ramp per step."""
-    initial: BelowOne = 0.0
+    warm_up steps, then half a cosine until steps; piecewise_linear: n / 1000. All but power are Flow-Factory's."""
+    initial: Annotated[BelowOne, ReadIf("kind", "linear", "cosine", "warmup_cosine")] = 0.0
     """linear, cosine, warmup_cosine: see kind."""
-    warm_up: Count = 10
+    warm_up: Annotated[Count, ReadIf("kind", "power", "linear", "warmup_cosine")] = 10
     """power, linear, warmup_cosine: see kind."""
-    steps: Count = 1000
+    steps: Annotated[Count, ReadIf("kind", "cosine", "warmup_cosine")] = 1000
     """cosine, warmup_cosine: see kind."""
-    flat: Whole = 0
-    """piecewise_linear: see kind."""
-    ramp: Positive = 0.001
-    """piecewise_linear: see kind."""
-    offload: bool = False
+    offload: Annotated[bool, MayChange()] = False
     """Keep the average in CPU memory, 4 bytes per trained weight, which is updated there after every optimizer step."""
 
-    @model_validator(mode="after")
-    def _options_are_read(self) -> Self:
-        read = {
-            "power": {"warm_up"},
-            "constant": set(),
-            "linear": {"initial", "warm_up"},
-            "piecewise_linear": {"flat", "ramp"},
-            "cosine": {"initial", "steps"},
-            "warmup_cosine": {"initial", "warm_up", "steps"},
-        }[self.kind]
-        for name, default in (("initial", 0.0), ("warm_up", 10), ("steps", 1000), ("flat", 0), ("ramp", 0.001)):
-            if getattr(self, name) != default and name not in read:
-                raise ValueError(f"{name} is never read when kind is {self.kind}; leave it out")
-        if self.kind == "warmup_cosine" and self.steps <= self.warm_up:
-            raise ValueError(f"steps is {self.steps}, but warm_up alone takes {self.warm_up}; raise steps")
-        return self
+    def contradictions(self, run: RunConfig) -> Rules:
+        return [
+            (
+                self.kind == "warmup_cosine" and self.steps <= self.warm_up,
+                f"ema.steps is {self.steps}, but ema.warm_up alone takes {self.warm_up}; raise ema.steps",
+            ),
+            (self.offload and run.model.device == "cpu", ON_CPU.format("ema.offload")),
+            (
+                self.offload and run.model.device != "cpu" and run.sharding.offload,
+                "ema.offload and sharding.offload are true, and the second keeps the average in CPU memory, too; leave "
+                "ema.offload out",
+            ),
+        ]
 
 
 @options
@@ -233,7 +275,7 @@ class ScoringOptions:
     processes: Annotated[int, Field(ge=0, le=1024)] = 1
     """Processes that score while others sample, and share the samples; rewards with weights have one more per device.
     0 scores in the process that samples: a reward that ends it (os._exit, a crash) ends the run with its exit code."""
-    timeout: Seconds = 300.0
+    timeout: Annotated[Seconds, ReadIf("processes")] = 300.0
     """Seconds that a reward may take per request, all tries included; after that its values are missing."""
     max_failures: Count | None = 1000
     """Samples in a row that a reward may fail for before the run saves a checkpoint and ends; null never ends it."""
@@ -242,21 +284,188 @@ class ScoringOptions:
 
 
 @options
-class SuiteOptions:
-    """Suites that a validation runs beside its own prompts."""
+class SaveOptions:
+    """Keep training samples as files in the run's folder, with everything that is known of them."""
 
-    suites: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    every: Count = 10
+    """Policy updates between those whose samples are kept, beginning with the first."""
+    prompts: Count = 8
+    """Prompts of such an update whose samples are kept, all samples of each."""
+    most_mb: Positive = 2000.0
+    """Size of the folder in megabytes from which on no more are kept."""
+
+
+@options
+class ValidationSaveOptions(SaveOptions):
+    """Keep samples of validations as files in the run's folder, with everything that is known of them."""
+
+    every: Count = 1
+    """Validations after updates that this divides are kept, the one before training among them."""
+    prompts: Count = 64
+    """Prompts whose samples are kept, the first ones of the data, all samples of each."""
+
+
+@options
+class CommonValidationOptions:
+    """Validation on held-out prompts, always with the same random numbers."""
+
+    every: Annotated[Whole | None, MayChange(), ALWAYS] = 10
+    """Policy updates between validations, and always after the last one; 0 validates after the last alone, null after
+    none."""
+    before: Annotated[bool, ALWAYS] = True
+    """Also validate before training, which is what later validations are compared with."""
+    max_prompts: Annotated[Count | None, ALWAYS, EVALUATED] = None
+    """Use only the first N prompts; null uses all."""
+    suites: Annotated[list[Annotated[str, Field(min_length=1)]], MayChange(), VALIDATED] = Field(default_factory=list)
     """Suites that every validation runs, too: names (burnish eval --list), or paths of .yaml files."""
-    suite_prompts: Count | None = 32
+    suite_prompts: Annotated[Count | None, MayChange(), ReadIf("suites")] = 32
     """Prompts of each suite that are used, always the same ones; null takes all."""
+    save: Annotated[ValidationSaveOptions | None, MayChange(), VALIDATED] = None
+    """Keep samples of validations as files, with every field of their records; null keeps the few that reports show."""
 
     @model_validator(mode="after")
-    def _suites_are_there(self) -> Self:
-        if not self.suites and self.suite_prompts != 32:
-            raise ValueError("suite_prompts is never read without suites; leave it out, or name a suite")
+    def _suites_differ(self) -> Self:
         if len(set(self.suites)) < len(self.suites):
             raise ValueError("suites names one twice; leave one out")
         return self
+
+
+Level = Literal[
+    "missing_rewards", "constant_reward", "saturation", "group_collapse", "ratio", "mismatch", "clip_fraction", "kl",
+    "stale_samples", "velocity", "entropy_collapse", "entropy_growth", "variety_collapse", "gradient",
+    "unfamiliar_form",
+]  # fmt: skip
+
+
+LEVELS_OF: dict[str, frozenset[Level]] = {  # alarms of metrics that one task alone has
+    "image-text-to-text": frozenset(["entropy_collapse", "entropy_growth", "unfamiliar_form"]),
+    "text-to-image": frozenset(["velocity", "variety_collapse"]),
+}
+
+
+@options
+class AlarmOptions:
+    """When a run says that something has moved that it should not."""
+
+    limits: dict[Level, NonNegative] = Field(default_factory=dict)
+    """Other limits of single metrics, by the alarm's name: {clip_fraction: 0.9}."""
+    off: list[str] = Field(default_factory=list)
+    """Names of alarms that are never raised, of watched statistics or of metrics: [latent_norm, gradient]."""
+
+    def contradictions(self, run: RunConfig) -> Rules:
+        elsewhere = frozenset().union(*(names for task, names in LEVELS_OF.items() if task != run.task))
+        levels = sorted({*get_args(Level)} - elsewhere)
+        rewards = [*run.rewards, *(f"{label}_collapse" for label in run.rewards)]
+        names = sorted([*levels, *run.watched, "reward_dominance", "mode_collapse", *rewards])
+        chosen = [("limits", name, levels) for name in self.limits] + [("off", name, names) for name in self.off]
+        return [
+            (
+                name not in known,
+                f"alarms.{option} has {name}, which no alarm of this run is called; there are {', '.join(known)}",
+            )
+            for option, name, known in chosen
+        ]
+
+
+Address = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+
+@options
+class CheckpointOptions:
+    """Checkpoints, from which a killed run resumes."""
+
+    every: Count = 10
+    """Policy updates between checkpoints; one is always written at the end and when a signal stops the run."""
+    keep_last: Count = 2
+    """Newest N checkpoints are kept."""
+    keep_best: Annotated[bool, EVALUATED] = True
+    """Also keep the checkpoint with the best validation reward."""
+    max_gb: Positive | None = None
+    """Keep fewer, the newest first, where those that are kept take more than this many GB (10^9 bytes) together. The
+    newest and, with keep_best, the best are always kept."""
+    asynchronous: bool = False
+    """Write in the background from a copy in CPU memory; a checkpoint still appears only when it is complete. An error
+    is raised after the next policy update, or at the end of the run."""
+    export: Literal["lora", "merged"] | None = None
+    """Also write the weights of every checkpoint as diffusers, transformers and peft load them, to
+    output_dir/exported: the adapter, or all weights (merged). They go when their checkpoint does. A process beside the
+    run does it, with a copy of the model in CPU memory; if it fails, the run goes on."""
+    copy_to: Address | None = None
+    """Address of a folder that gets a verified copy of every checkpoint: s3://, gs://, hdfs://, file:// or another that
+    fsspec knows, with credentials from the environment. A process beside the run does it; if it fails, the run goes on.
+    resume=ADDRESS goes on from there."""
+    copy_keep: Annotated[Count | None, ReadIf("copy_to")] = None
+    """Newest N copies are kept at copy_to, and with keep_best the best; null keeps all."""
+    wait: Annotated[NonNegative, ReadIf("makes_copies", why="never read when export and copy_to are null")] = 600.0
+    """Seconds at the end of a run, or a stop, in which export and copy_to may be finished; 10 at most if it fails."""
+
+    @field_validator("copy_to")
+    @classmethod
+    def _is_an_address(cls, value: str | None) -> str | None:
+        if value is not None and (complaint := address_complaint(value)):
+            raise ValueError(f"copy_to is {value}, {complaint}")
+        return value
+
+    @property
+    def makes_copies(self) -> bool:
+        """Whether a process beside the run makes something of checkpoints."""
+        return self.export is not None or self.copy_to is not None
+
+    def contradictions(self, run: RunConfig) -> Rules:
+        return [(
+            self.export == "lora" and run.model.lora is None,
+            "checkpoint.export is lora, but model.lora is null: there is no adapter; set checkpoint.export=merged",
+        )]  # fmt: skip
+
+
+Role = Literal["trainer", "rollout", "reward", "controller"]
+PROFILED: tuple[Role, ...] = ("trainer", "rollout")
+
+
+@options
+class ProfilerOptions:
+    """Which policy updates are profiled, and how."""
+
+    steps: Annotated[list[Count], Field(min_length=1)]
+    """Policy updates to profile, counted from 1."""
+    tool: Literal["torch", "memory", "nsys"] = "torch"
+    """torch: PyTorch profiler trace; memory: CUDA memory snapshot; nsys: ranges for Nsight Systems. memory and nsys
+    need a GPU."""
+    roles: Annotated[list[Role], ON_RAY] = Field(default_factory=lambda: list(PROFILED))
+    """Processes to profile with runtime=ray; a local run profiles its single process."""
+    ranks: Annotated[list[Whole] | None, ON_RAY] = None
+    """Ranks of each role to profile, counted from 0; null is all."""
+    record_shapes: Annotated[bool, ReadIf("tool", "torch")] = False
+    """torch: also record the shapes of inputs."""
+    with_stack: Annotated[bool, ReadIf("tool", "torch")] = False
+    """torch: also record Python stacks; traces become large."""
+    profile_memory: Annotated[bool, ReadIf("tool", "torch")] = False
+    """torch: also record allocations."""
+
+    def contradictions(self, run: RunConfig) -> Rules:
+        return [
+            (
+                self.tool != "torch" and run.model.device == "cpu",
+                f"profiler.tool is {self.tool}, which needs a GPU, but model.device is cpu; set profiler.tool=torch",
+            ),
+            (
+                max(self.steps) > run.steps,
+                f"profiler.steps has {max(self.steps)}, but the run has only {run.steps} updates (steps)",
+            ),
+            (
+                self.tool == "memory" and "controller" in self.roles,
+                "profiler.roles has controller, which uses no GPU memory to profile with tool=memory; leave it out",
+            ),
+            (
+                run.runtime == "ray" and "reward" in self.roles and run.pools.reward is None,
+                "profiler.roles has reward, but there is no pool of that name; leave it out, or set pools.reward",
+            ),
+            (
+                run.runtime == "ray" and "reward" in self.roles and self.tool == "torch" and run.scoring.processes,
+                "profiler.roles has reward, but rewards are scored in subprocesses of the reward workers, which are "
+                "not profiled; set scoring.processes=0, or leave it out",
+            ),
+        ]
 
 
 def clip_range(name: str, low: float | None, high: float | None) -> tuple[float, float]:

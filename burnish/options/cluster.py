@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.options import Count, NonNegative, Positive, Seconds, Threads, Whole
-from burnish.registry import options
+from burnish.options import ON_CPU, SAMPLED, SCORED, Count, NonNegative, Positive, Rules, Seconds, Threads, Whole
+from burnish.registry import MayChange, ReadIf, options
+
+if TYPE_CHECKING:
+    from burnish.config.run import RunConfig
 
 STARTED = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")  # of a cluster that ray.init starts
+
+
+AHEAD = ReadIf("depth")
+RANKS = ReadIf("shards", why="{run.unsharded}: nothing is sharded")
+SHARDED = ReadIf("gathers", why="{run.unsharded}: nothing is sharded")
 
 
 @options
@@ -29,12 +37,10 @@ class PoolOptions:
 
     @model_validator(mode="after")
     def _device_and_gpus_agree(self) -> Self:
-        if self.gpus and self.device == "cpu":
-            raise ValueError(f"gpus is {self.gpus:g}, but device is cpu; leave one of them out")
-        if self.gpus == 0 and self.device == "cuda":
-            raise ValueError("gpus is 0, but device is cuda; leave one of them out")
-        for name, value in (("cpus", self.cpus), ("gpus", self.gpus)):
-            if value is not None and value > 1 and value != int(value):
+        if (self.gpus and self.device == "cpu") or (self.gpus == 0 and self.device == "cuda"):
+            raise ValueError(f"gpus is {self.gpus:g}, but device is {self.device}; leave one of them out")
+        for name, value in (("cpus", self.cpus), ("gpus", self.gpus or 0)):
+            if value > 1 and value != int(value):
                 raise ValueError(f"{name} is {value:g}; above 1 it must be a whole number")
         return self
 
@@ -50,9 +56,9 @@ class PoolsOptions:
 
     train: PoolOptions = Field(default_factory=PoolOptions)
     """Trainer ranks."""
-    rollout: PoolOptions | None = None
+    rollout: Annotated[PoolOptions | None, SAMPLED] = None
     """Rollout workers; null samples on the trainer ranks (colocated)."""
-    reward: PoolOptions | None = None
+    reward: Annotated[PoolOptions | None, SCORED] = None
     """Reward workers; null scores in the processes that sample."""
 
     def by_name(self) -> dict[str, PoolOptions]:
@@ -60,18 +66,25 @@ class PoolsOptions:
         every = {"train": self.train, "rollout": self.rollout, "reward": self.reward}
         return {name: pool for name, pool in every.items() if pool is not None}
 
-
-@options
-class WeightSyncOptions:
-    """Weight sync from the trainer to a separate rollout pool."""
-
-    carrier: Literal["auto", "store", "broadcast"] = "auto"
-    """store: Ray's object store; broadcast: a process group of trainer and rollout workers, NCCL on GPUs and gloo on
-    CPUs; auto: the store for at most two buckets, such as adapters, and broadcast for more."""
-    bucket_mb: Positive = 64.0
-    """Bucket size in MiB."""
-    timeout: Seconds = 600.0
-    """Timeout of a weight sync in seconds."""
+    def contradictions(self, run: RunConfig) -> Rules:
+        vllm, model, pools = getattr(run.rollout, "vllm", None), run.model.device, self.by_name()
+        if run.runtime == "local":
+            return []
+        return [
+            *(
+                (
+                    name != "reward" and "auto" not in (pool.device, model) and pool.device != model,
+                    f"pools.{name}.device is {pool.device}, but model.device is {model}; leave model.device at auto, "
+                    "which is the pool's",
+                )
+                for name, pool in pools.items()
+            ),
+            (
+                self.rollout is not None and vllm is not None and vllm.sleep,
+                "rollout.vllm.sleep is true, but vLLM runs in the rollout pool, where no trainer needs the memory; "
+                "leave it out",
+            ),
+        ]
 
 
 @options
@@ -94,11 +107,7 @@ class RayOptions:
     call_timeout: Seconds = 3600.0
     """Timeout of a call to a worker in seconds."""
     max_restarts: Whole = 3
-    """Restarts of a pool's workers (dead, hanging, or with a failed device) within restart_window before it stops."""
-    restart_window: Seconds = 86400.0
-    """Seconds after which a restart no longer counts toward max_restarts."""
-    publication: WeightSyncOptions = Field(default_factory=WeightSyncOptions)
-    """Weight sync from the trainer to a separate rollout pool."""
+    """Restarts of a pool's workers (dead, hanging, or with a failed device) within a day before the run stops."""
 
     @model_validator(mode="after")
     def _arguments_are_free(self) -> Self:
@@ -119,25 +128,44 @@ class RayOptions:
 
 
 @options
-class PipelineOptions:
+class AsyncRolloutOptions:
     """How far sampling runs ahead of training."""
 
     depth: Annotated[int, Field(ge=0, le=1000)] = 0
     """Batches that may be sampled ahead of the one that is trained on: 0 is synchronous, 1 is one-step-off-policy, more
     is fully asynchronous. More than 0 needs runtime=ray."""
-    max_staleness: Whole | None = None
+    max_staleness: Annotated[Whole | None, MayChange(), AHEAD] = None
     """Most policy updates between the weights that sampled a batch and those that train on it; a batch that would
     become older is not started. null uses depth."""
-    drop: bool = False
+    drop: Annotated[bool, MayChange(), AHEAD] = False
     """After resuming with a lower max_staleness, drop (and count) the checkpoint's batches that would be older; false
     trains on them anyway."""
-    timeout: Seconds = 3600.0
+    timeout: Annotated[Seconds, MayChange(), AHEAD] = 3600.0
     """Seconds to wait for samples or for a weight sync before the run stops with an error."""
 
     @property
     def lag(self) -> int:
         """Policy updates between sampling and training weights in the steady state."""
         return self.depth if self.max_staleness is None else min(self.depth, self.max_staleness)
+
+    def contradictions(self, run: RunConfig) -> Rules:
+        depth, what = self.depth, f"async_rollout.depth is {self.depth}, but"
+        return [
+            (
+                depth and run.runtime == "local",
+                f"{what} runtime is local, and one process can't sample while it trains; set runtime=ray and "
+                "pools.rollout.processes, or async_rollout.depth=0",
+            ),
+            (
+                depth and run.runtime == "ray" and run.online and run.pools.rollout is None,
+                f"{what} there is no rollout pool, and trainer ranks can't sample while they train; set "
+                "pools.rollout.processes=1 or more, or async_rollout.depth=0",
+            ),
+            (
+                depth and not run.online,
+                f"{what} {run.algorithm.name} trains offline here and samples nothing; leave it out",
+            ),
+        ]
 
 
 @options
@@ -146,19 +174,44 @@ class ShardingOptions:
 
     Trained weights, gradients and optimizer states are float32, whatever the precision of the forward pass."""
 
-    gather: Literal["exact", "compute"] = "exact"
+    gather: Annotated[Literal["exact", "compute"], SHARDED] = "exact"
     """Precision of the weight all-gather: exact keeps the stored precision, with the numbers of a single rank; compute
     casts to model.dtype first, which halves the traffic with bfloat16."""
-    reshard_after_forward: bool = True
+    reshard_after_forward: Annotated[bool, SHARDED] = True
     """Free gathered weights after each forward pass, and gather them again for the backward pass: less memory, 1.5
     times the traffic."""
     offload: bool = False
     """Keep weights, gradients and optimizer states in CPU memory, and copy a block's weights to the GPU while it
     runs; on one GPU, too. Samples are made with the full network on the GPU."""
-    shard_size: Count | None = None
+    shard_size: Annotated[Count | None, RANKS] = None
     """Ranks per shard group, such as the GPUs of a machine; the weights are replicated across groups (HSDP). null
     shards over all ranks."""
-    context_parallel: Count = 1
+    context_parallel: Annotated[Count, RANKS] = 1
     """Neighbouring ranks that split the token sequence of each sample (Ulysses context parallelism): activations per
     rank shrink by as much, and each such group learns its own rows. For generators of long sequences, of FLUX and Wan;
     a divisor of the number of ranks and of the network's attention heads. 1 splits nothing."""
+
+    def contradictions(self, run: RunConfig) -> Rules:
+        ranks, size, contexts = run.ranks, self.shard_size, self.context_parallel
+        splits = f"sharding.context_parallel is {contexts}"
+        return [
+            (self.offload and run.model.device == "cpu", ON_CPU.format("sharding.offload")),
+            (
+                ranks > 1 and size is not None and ranks % size,
+                f"sharding.shard_size is {size}, which does not divide the {ranks} processes of pools.train; give a "
+                "divisor, or null to shard over all ranks",
+            ),
+            (
+                run.quantized is None and ranks % contexts,
+                f"{splits}, which does not divide the {ranks} processes of pools.train; give a divisor, or 1",
+            ),
+            (
+                contexts > 1 and run.task != "text-to-image",
+                f"{splits}, but only generators split their sequences over ranks; set it to 1",
+            ),
+            (
+                contexts > 1 and getattr(run.algorithm.needs(), "reward_gradients", False),
+                f"{splits}, but {run.algorithm.name} follows gradients of rewards through the steps of sampling, of "
+                "which each rank would have those of its own tokens only; set it to 1",
+            ),
+        ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from burnish.options import Count, Positive
-from burnish.registry import options
+from burnish.options import Count, Positive, Rules
+from burnish.registry import MayChange, ReadIf, options
+
+if TYPE_CHECKING:
+    from burnish.config.run import RunConfig
 
 Epochs = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
@@ -27,6 +30,8 @@ class RecordOptions:
 class OrderOptions:
     """Which records are drawn, and in which order."""
 
+    train_files: str | list[str]
+    """Training records."""
     train_max_samples: Count | None = None
     """Train on N of the records: drawn by the seed with shuffle, else the first ones; null takes all."""
     mix: list[Positive] | None = None
@@ -35,14 +40,31 @@ class OrderOptions:
     sampler: str | None = None
     """Code of yours that chooses the records of every batch, by what was rewarded so far: file.py:function, or
     package.module:function; null takes each once an epoch."""
-    epochs: Epochs | None = None
+    epochs: Annotated[Epochs | None, MayChange()] = None
     """Passes over the training records, which decide steps; null takes steps as it is given."""
 
-    @model_validator(mode="after")
-    def _one_order(self) -> Self:
-        if self.mix is not None and self.sampler is not None:
-            raise ValueError("mix and sampler both say which records come next; leave one of them out")
-        return self
+    shuffle: Annotated[bool, ReadIf("shuffles", why="data.sampler chooses the records")] = True
+    """Shuffle the records anew every epoch; false keeps their order."""
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether the seed has a say in which records come when."""
+        return self.sampler is None or self.train_max_samples is not None
+
+    def contradictions(self, run: RunConfig) -> Rules:
+        entries = [self.train_files] if isinstance(self.train_files, str) else self.train_files
+        weights = len(self.mix or [])
+        return [
+            (
+                self.mix is not None and self.sampler is not None,
+                "data.mix and data.sampler both say which records come next; leave one of them out",
+            ),
+            (
+                self.mix is not None and (weights != len(entries) or weights < 2),
+                f"data.mix has {weights} weights, but data.train_files has {len(entries)} entries; give one for each "
+                "of several, or leave data.mix out",
+            ),
+        ]
 
 
 @options

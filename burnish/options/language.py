@@ -7,14 +7,17 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from burnish.options import (
+    ALWAYS,
+    SAMPLED,
     Batch,
     BelowOne,
+    CommonValidationOptions,
     Count,
     NonNegative,
     OptimizerOptions,
     Positive,
+    SaveOptions,
     StepOptions,
-    SuiteOptions,
     Temperature,
     TemperatureOrGreedy,
     Tokens,
@@ -22,9 +25,10 @@ from burnish.options import (
 )
 from burnish.options.data import FilterOptions, OrderOptions, RecordOptions
 from burnish.options.model import CommonModelOptions, LoraOptions
-from burnish.options.samples import SaveOptions, ValidationSaveOptions
-from burnish.registry import options
+from burnish.registry import MayChange, ReadIf, options
 from burnish.utils.addresses import secret_in
+
+DRAWN = ReadIf("temperature", why="temperature is 0, which always takes the likeliest token; raise it")
 
 
 @options
@@ -34,17 +38,16 @@ class LanguageLoraOptions(LoraOptions):
     targets: list[str] | None = None
     """Suffixes of the names of linear layers that get an adapter, anywhere in the model; one that matches nothing is an
     error. null uses all linear layers of the language model but its head and the routers of experts."""
-    vision: bool = False
+    vision: Annotated[bool, ReadIf("chooses", why="targets are given; list layers of the vision tower there")] = False
     """Also adapt every linear layer of the vision tower and its projector."""
     modules_to_save: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Suffixes of the names of modules that are trained in full beside the adapters and saved with them: lm_head,
     embed_tokens, norm. They get no adapters."""
 
-    @model_validator(mode="after")
-    def _vision_is_read(self) -> Self:
-        if self.vision and self.targets is not None:
-            raise ValueError("vision is never read when targets are given; list layers of the vision tower in targets")
-        return self
+    @property
+    def chooses(self) -> bool:
+        """Whether Burnish chooses the layers that get adapters."""
+        return self.targets is None
 
 
 @options
@@ -85,11 +88,11 @@ class SamplingOptions:
 
     temperature: TemperatureOrGreedy = 1.0
     """Divides the logits, in sampling and in the log-probs of training; 0 is greedy decoding."""
-    top_k: Whole = 0
+    top_k: Annotated[Whole, DRAWN] = 0
     """Sample from the N most likely tokens; 0 samples from all."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1), DRAWN] = 1.0
     """Nucleus sampling: sample from the most likely tokens that together have this probability; 1 samples from all."""
-    min_p: BelowOne = 0.0
+    min_p: Annotated[BelowOne, DRAWN] = 0.0
     """Drop tokens below this fraction of the most likely token's probability; 0 drops none."""
 
 
@@ -97,26 +100,26 @@ class SamplingOptions:
 class LanguageRolloutOptions(SamplingOptions):
     """How responses are sampled."""
 
-    n: Count = 8
+    n: Annotated[Count, SAMPLED] = 8
     """Responses per prompt; algorithms that compare responses need at least 2."""
     temperature: Temperature = 1.0
     """Divides the logits, in sampling and in the log-probs of training."""
-    max_new_tokens: Tokens = 128
+    max_new_tokens: Annotated[Tokens, ALWAYS] = 128
     """Most tokens of a response; a longer one is truncated."""
-    min_new_tokens: Whole = 0
+    min_new_tokens: Annotated[Whole, SAMPLED] = 0
     """Fewest tokens of a response."""
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100), SAMPLED] = 1.0
     """Divides the logits of tokens that occurred before; 1 disables it."""
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Stop strings, in addition to the model's end-of-sequence tokens."""
-    fire_temperature: Temperature | None = None
+    fire_temperature: Annotated[Temperature | None, SAMPLED] = None
     """FIRE sampling: temperature of a response's first token, higher than the others'; null uses the same for all."""
-    filter_groups: FilterOptions | None = None
+    filter_groups: Annotated[FilterOptions | None, SAMPLED] = None
     """Drop prompts whose responses all have the same reward, and sample others instead (DAPO's dynamic sampling); null
     keeps them."""
-    save: SaveOptions | None = None
+    save: Annotated[SaveOptions | None, MayChange(), SAMPLED] = None
     """Keep samples of training as files, to look at or to learn from (burnish pairs); null keeps none."""
-    batch_size: Batch = "auto"
+    batch_size: Annotated[Batch, MayChange()] = "auto"
     """Responses that are decoded at once; changes no response, only speed and memory. auto: on a GPU the largest number
     up to 256 that the memory forecast has room for, on a CPU 256."""
 
@@ -131,7 +134,7 @@ class LanguageTrainerOptions(StepOptions):
     """Passes over the responses of one update."""
     rollouts_per_update: Count = 1
     """Rollouts (data.train_batch_size prompts each, sampled with the same weights) per policy update."""
-    micro_batch_tokens: Batch = "auto"
+    micro_batch_tokens: Annotated[Batch, MayChange()] = "auto"
     """Tokens per forward pass, prompts and images included; changes no gradient, only speed and memory. auto: on a GPU
     the largest number up to 16,384 that the memory forecast has room for, on a CPU 4,096."""
     layout: Literal["auto", "padded", "packed", "shared"] = "auto"
@@ -146,35 +149,20 @@ class CriticOptions:
     trunk: Literal["own", "shared"] = "own"
     """own: a separate network that starts as a copy of the policy (with LoRA, separate adapters); shared: a value head
     on the policy's hidden states."""
-    detach: bool = True
+    detach: Annotated[bool, ReadIf("trunk", "shared")] = True
     """shared: the value loss trains only the value head, not the policy."""
     optimizer: OptimizerOptions = Field(default_factory=lambda: OptimizerOptions(lr=1e-3))
     """Optimizer of the critic."""
     warmup_updates: Whole = 0
     """First N policy updates train only the critic; the policy is frozen."""
 
-    @model_validator(mode="after")
-    def _detach_is_read(self) -> Self:
-        if self.trunk == "own" and not self.detach:
-            raise ValueError("detach is never read when trunk is own; leave it out, or set trunk to shared")
-        return self
-
 
 @options
-class LanguageValidationOptions(SuiteOptions, SamplingOptions):
+class LanguageValidationOptions(CommonValidationOptions, SamplingOptions):
     """Validation on held-out prompts, always with the same random numbers."""
 
-    every: Whole | None = 10
-    """Policy updates between validations, and always after the last one; 0 validates after the last alone, null after
-    none."""
-    before: bool = True
-    """Also validate before training, which is what later validations are compared with."""
     n: Count = 1
     """Responses per prompt."""
-    max_prompts: Count | None = None
-    """Use only the first N prompts; null uses all."""
-    save: ValidationSaveOptions | None = None
-    """Keep samples of validations as files, with every field of their records; null keeps the few that reports show."""
 
 
 @options
@@ -226,7 +214,7 @@ class LanguageDataOptions(OrderOptions, RecordOptions):
     answer_key: str | None = None
     """Key of the right answer; null looks for answer, solution, ground_truth, reward_model.ground_truth, reference,
     target."""
-    response_key: str | None = None
+    response_key: Annotated[str | None, ReadIf("reads_responses", why="this run reads no responses")] = None
     """Key of the response in demonstrations and judgements; null looks for response, completion, output."""
     label_key: str | None = None
     """Key of the label that chooses the rewards of a question; null reads label where that is text."""
@@ -237,8 +225,6 @@ class LanguageDataOptions(OrderOptions, RecordOptions):
     """System message of questions that have none; null adds none."""
     train_batch_size: Count = 32
     """Prompts per rollout."""
-    shuffle: bool = True
-    """Shuffle the records anew every epoch; false keeps their order."""
     max_prompt_length: Tokens | None = None
     """Longest question in tokens, pictures included; null sets no limit. Nothing is truncated."""
     overlong: Literal["filter", "error"] = "error"
@@ -247,7 +233,7 @@ class LanguageDataOptions(OrderOptions, RecordOptions):
     """Look at every picture, video and sound before the run and name the records of broken ones: up to 2,000 are
     decoded; of the other pictures the header and the end are read. One that is broken in between ends the run, with its
     record, when it is first used; false reads headers only."""
-    workers: Annotated[int, Field(ge=0, le=256)] = 0
+    workers: Annotated[int, Field(ge=0, le=256), MayChange()] = 0
     """Processes beside each one that samples or learns from data, which decode and process pictures, videos and sounds
     ahead of their use; numbers stay the same. Each needs about 0.5 GiB. 0 reads them where they are used."""
 
@@ -270,12 +256,14 @@ class TokenTeacher:
     """Address of a server in place of path, http://HOST:PORT/v1: one that speaks OpenAI's protocol and returns
     prompt_logprobs, as vLLM does. It is sent tokens, so it has to serve a model with the student's tokenizer, and it
     sees no pictures."""
-    served_as: str | None = None
+    served_as: Annotated[str | None, ReadIf("url")] = None
     """Name of the model on that server; null takes the first that it lists."""
-    token_variable: str | None = None
+    token_variable: Annotated[str | None, ReadIf("url")] = None
     """Environment variable with a token for the server's Authorization header; null sends none. The token itself is not
     an option, so that it is neither logged nor saved."""
-    weights: Literal["current", "initial"] = "current"
+    weights: Annotated[Literal["current", "initial"], ReadIf("is_policy", why="this teacher has a path or a url")] = (
+        "current"
+    )
     """Without path and url: the policy as it is, without gradient, or as it was before training."""
     prompt_key: str | None = None
     """Key of a prompt that this teacher reads in place of the question, with the answer, a hint or feedback in it; dots
@@ -294,15 +282,10 @@ class TokenTeacher:
     def _is_one_of_them(self) -> Self:
         if self.path is not None and self.url is not None:
             raise ValueError("a teacher has either a path or a url")
-        for name in ("served_as", "token_variable"):
-            if self.url is None and getattr(self, name) is not None:
-                raise ValueError(f"{name} is {getattr(self, name)}, which is never read without url; leave it out")
         if self.url is not None and (held := secret_in(self.url)):
             raise ValueError(f"url contains {held}, which would be saved; use token_variable")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url is {self.url}; it must begin with http:// or https://")
-        if not self.is_policy and self.weights != "current":
-            raise ValueError("weights is of the policy itself, and this teacher has a path or a url; leave it out")
         if self.is_policy and self.weights == "current" and self.prompt_key is None:
             raise ValueError(
                 "a teacher without path, url and prompt_key is the student itself, from which nothing can be learned; "

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from burnish.options import Count, NonNegative, Positive
-from burnish.registry import options
+from burnish.options import Count, Positive, Rules
+from burnish.registry import MayChange, ReadIf, known, names, options
+from burnish.utils.installed import attention_complaint
+
+if TYPE_CHECKING:
+    from burnish.config.run import RunConfig
 
 Precision = Literal["nf4", "int8", "fp8", "fp8_cast"]  # of quantised weights
 
@@ -48,9 +52,47 @@ class QuantizationOptions:
     """nf4: 4 bits (bitsandbytes, as in QLoRA); int8, fp8: 8 bits, with a scale per row (torchao); fp8_cast: stored in
     fp8 without a scale, and cast to model.dtype layer by layer (needs no library); null leaves them in model.dtype.
     With int8 and fp8, use model.gradient_checkpointing, or cast weights wait in memory for the backward pass."""
-    exclude: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    exclude: Annotated[list[Annotated[str, Field(min_length=1)]], ReadIf("weights")] = Field(default_factory=list)
     """Layers that stay as they are: suffixes of their names, or patterns with * (*.layers.0.*). One that matches none
     is an error."""
+
+    def contradictions(self, run: RunConfig) -> Rules:
+        lora, rollout, text = run.model.lora, run.rollout, getattr(self, "text_encoders", None)
+        if self.weights is None:
+            nothing = "model.quantization is given, but names no weights; set model.quantization.weights=nf4"
+            return [(text is None, nothing)]
+        what = f"model.quantization.weights is {self.weights}"
+        return [
+            (
+                lora is None,
+                f"{what}, but model.lora is null, and all weights are trained; train adapters with model.lora.rank=16",
+            ),
+            (
+                lora is not None and lora.dora,
+                f"{what} and model.lora.dora is true, which needs the lengths of rows of plain weights; leave one of "
+                "them out",
+            ),
+            (
+                getattr(rollout, "merge_lora", None) is True,
+                f"{what} and rollout.merge_lora is true, but nothing can be added to quantised weights; set "
+                "rollout.merge_lora=auto, which samples with the adapter beside them",
+            ),
+            (
+                getattr(rollout, "vllm", None) is not None,
+                f"{what}, but vLLM is sent weights with the adapters merged into them; set rollout.engine=burnish and "
+                "rollout.vllm=null, or leave model.quantization out",
+            ),
+            (
+                run.sharding.offload,
+                f"{what} and sharding.offload is true, but quantised weights can't be copied back and forth; leave one "
+                "of them out",
+            ),
+            (
+                run.runtime == "ray" and run.pools.rollout is not None,
+                f"{what}, but a rollout pool is sent plain weights once at its start; sample on the trainer "
+                "(pools.rollout=null), or leave model.quantization out",
+            ),
+        ]
 
 
 @options
@@ -72,7 +114,7 @@ class CommonModelOptions:
     """Device of the model; auto uses a GPU if there is one."""
     lora: LoraOptions | None = None
     """Train low-rank adapters with these options; null trains all weights of the networks."""
-    gradient_checkpointing: bool | Count = False
+    gradient_checkpointing: Annotated[bool | Count, MayChange()] = False
     """Recompute activations in the backward pass, block by block: less memory, about one third slower. A number does so
     in the first N blocks only."""
     float32_matmul_precision: Literal["highest", "high"] = "highest"
@@ -82,7 +124,30 @@ class CommonModelOptions:
     """Compile the repeated blocks (torch.compile): minutes at the start, then faster; rounds otherwise."""
     quantization: QuantizationOptions | None = None
     """Store frozen weights in fewer bits, for small cards; null stores them in dtype."""
-    cache_gb: NonNegative = 4.0
-    """GiB of host memory, in each process, for what prompts were encoded to (embeddings, pixels, latents of images to
-    imitate), in the precision of dtype; what was used longest ago makes room. What an update uses is kept whatever its
-    size."""
+
+    def contradictions(self, run: RunConfig) -> Rules:
+        attention, ranks = run.model.attention, run.ranks  # each half has backends of its own
+        families = [] if self.family == "auto" else names(run.model_kind)  # which imports those of diffusers
+        lacks = attention_complaint(attention)
+        return [
+            (
+                self.family != "auto" and not known(run.model_kind, self.family),
+                f"model.family is {self.family!r}; leave it out, or give one of {', '.join(['auto', *families])}",
+            ),
+            (
+                self.compile and run.sharding.offload and ranks == 1,
+                "model.compile and sharding.offload are true, but compiled blocks are not shown to work rightly with "
+                "weights that come to the GPU block by block; leave one of them out",
+            ),
+            (
+                self.compile and ranks > 1,
+                f"model.compile is true, but the {ranks} processes of pools.train gather weights between blocks, which "
+                "compiled ones are not shown to do rightly; leave it out, or train with one process",
+            ),
+            (
+                attention != "auto" and run.task == "image-text-to-text" and ranks > 1,
+                f"model.attention is {attention}, but the {ranks} processes of pools.train hold the network in shards, "
+                "on which it can't be compared with sdpa at the start; leave it out",
+            ),
+            (lacks, f"model.attention={attention} {lacks}"),
+        ]

@@ -2,52 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from burnish.options import NonNegative, Whole
-from burnish.registry import options
+from burnish.options import EVALUATED, Address, NonNegative, Whole
+from burnish.registry import ReadIf, options
 from burnish.utils.addresses import secret_in
 
+SHOWN = ReadIf("shows", why="never read without a tracker; set trackers.wandb={{}}")
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
-Address = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
 @options
-class WandbOptions:
+class TrackerOptions:
+    """Where a tracker shows the run."""
+
+    project: Name = "burnish"
+    """Project of the run."""
+    name: Name | None = None
+    """Name of the run; null takes the name of output_dir."""
+
+
+@options
+class SweepOptions(TrackerOptions):
+    """The same, with what tells runs of a project apart."""
+
+    group: Name | None = None
+    """Group of the run, such as a sweep."""
+    tags: list[Name] = Field(default_factory=list)
+    """Tags of the run."""
+    mode: Literal["online", "offline"] = "online"
+    """offline writes below output_dir/trackers, for the library's own command or function to send."""
+
+
+@options
+class WandbOptions(SweepOptions):
     """Weights & Biases. WANDB_API_KEY, or `wandb login`, says who you are."""
 
-    project: Name = "burnish"
-    """Project of the run."""
     entity: Name | None = None
     """User or team of the project; null takes WANDB_ENTITY, or yours."""
-    name: Name | None = None
-    """Name of the run; null takes the name of output_dir."""
-    group: Name | None = None
-    """Group of the run, such as a sweep."""
-    tags: list[Name] = Field(default_factory=list)
-    """Tags of the run."""
-    mode: Literal["online", "offline"] = "online"
-    """offline writes below output_dir/trackers/wandb, for wandb sync."""
 
 
 @options
-class SwanlabOptions:
+class SwanlabOptions(SweepOptions):
     """SwanLab. SWANLAB_API_KEY, or `swanlab login`, says who you are."""
 
-    project: Name = "burnish"
-    """Project of the run."""
     workspace: Name | None = None
     """Organisation of the project; null is yours."""
-    name: Name | None = None
-    """Name of the run; null takes the name of output_dir."""
-    group: Name | None = None
-    """Group of the run, such as a sweep."""
-    tags: list[Name] = Field(default_factory=list)
-    """Tags of the run."""
-    mode: Literal["online", "offline"] = "online"
-    """offline writes below output_dir/trackers/swanlab, for swanlab sync."""
 
 
 @options
@@ -78,27 +80,19 @@ class MlflowOptions:
 
 
 @options
-class TrackioOptions:
+class TrackioOptions(TrackerOptions):
     """Trackio. HF_TOKEN, or `hf auth login`, says who you are where a space is given."""
 
-    project: Name = "burnish"
-    """Project of the run."""
     space: Name | None = None
     """Space of the hub, as USER/NAME, that the run is shown in; null writes to TRACKIO_DIR on this machine."""
-    name: Name | None = None
-    """Name of the run; null takes the name of output_dir."""
     group: Name | None = None
     """Group of the run, such as a sweep."""
 
 
 @options
-class ClearmlOptions:
+class ClearmlOptions(TrackerOptions):
     """ClearML. CLEARML_API_ACCESS_KEY and CLEARML_API_SECRET_KEY, or `clearml-init`, say who you are."""
 
-    project: Name = "burnish"
-    """Project of the run."""
-    name: Name | None = None
-    """Name of the run; null takes the name of output_dir."""
     tags: list[Name] = Field(default_factory=list)
     """Tags of the run."""
     mode: Literal["online", "offline"] = "online"
@@ -121,24 +115,18 @@ class TrackersOptions:
     """ClearML; null leaves it out."""
     tensorboard: bool = False
     """Also write samples of validations, and alarms, for TensorBoard, beside the curves that it always gets."""
-    names: Literal["verl", "lightrft"] = "verl"
-    """Names that trackers and TensorBoard get metrics under; metrics.jsonl keeps verl's."""
-    samples: Whole = 8
+    samples: Annotated[Whole, EVALUATED, SHOWN] = 8
     """Prompts of a validation whose first sample is shown: text, picture, clip or sound."""
-    wait: NonNegative = 30.0
+    wait: Annotated[NonNegative, SHOWN] = 30.0
     """Seconds at the end of a run in which trackers may send what is left; a stopped run waits 10 at most."""
+
+    @property
+    def shows(self) -> bool:
+        """Whether there is any tracker."""
+        return self.tensorboard or bool(self.libraries())
 
     def libraries(self) -> list[str]:
         """Trackers that are asked for and that need a library of their own, by the names of both."""
         return [
             name for name in ("wandb", "swanlab", "mlflow", "trackio", "clearml") if getattr(self, name) is not None
         ]
-
-    @model_validator(mode="after")
-    def _are_read(self) -> Self:
-        if self.tensorboard or self.libraries():
-            return self
-        for name, default in (("samples", 8), ("wait", 30.0)):
-            if getattr(self, name) != default:
-                raise ValueError(f"{name} is never read without a tracker; leave it out, or set trackers.wandb={{}}")
-        return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,8 +18,7 @@ from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.curves import curves_picture
 from burnish.report.media import png, sheet
 from burnish.report.overview import CHOSEN, glimpse, numbers
-from burnish.report.plain import cut
-from burnish.report.samples import newest_samples
+from burnish.report.samples import cut, newest_samples
 from burnish.report.summary import Summary, algorithm_title
 from burnish.report.verdict import headline, verdict
 from burnish.utils.errors import UserError
@@ -30,12 +29,14 @@ from burnish.utils.terminal import printable
 
 CURVES, SHEET = "card/curves.png", "card/before_after.jpg"
 LONGEST = 600  # characters of a text
+UNKNOWN = "unknown: read the page of the base before you share or use this"
 Files = dict[str, bytes]  # by their path in the folder
 # what has a meaning in Markdown, HTML or an address; a numeric reference never has one
 _MEANING = re.compile(r"[\\`*_{}\[\]<>#&|~^$@\"']|:(?=\S)|\.(?=[^\W\d])|/(?=/)")
 _NAME = re.compile(r"[A-Za-z0-9][\w.+ -]{0,99}")
 _LINK = re.compile(r"https://[\w./%#~+-]{1,300}")
 _FILE = re.compile(r"[\w./-]{1,100}")
+_LICENCE = {"license": _NAME, "license_name": _NAME, "license_link": _LINK}  # keys of a card's head
 
 
 def text(value: Any) -> Markup:
@@ -63,20 +64,8 @@ def markdown(about: dict[str, Any]) -> str:
     return re.sub(r"\n{3,}", "\n\n", rendered.lstrip("\n")).rstrip() + "\n"
 
 
-@dataclass(frozen=True)
-class Licence:
-    """A licence as cards of the hub name it."""
-
-    name: str  # an identifier of the hub's, such as apache-2.0; "other" of those that it doesn't know
-    title: str | None = None  # of another one
-    link: str | None = None
-
-
-OURS = Licence("apache-2.0")  # of the models that ship with Burnish
-
-
-def licence_of(path: str, revision: str | None, *, ask: bool) -> Licence | None:
-    """The licence of the model that a run began with; None if its card doesn't say, or can't be had.
+def licence_of(path: str, revision: str | None, *, ask: bool) -> dict[str, str]:
+    """The licence of the model that a run began with, as its card states it; {} where that isn't known.
 
     Args:
         path: value of ``model.path``.
@@ -84,7 +73,7 @@ def licence_of(path: str, revision: str | None, *, ask: bool) -> Licence | None:
         ask: whether the hub is asked where its card is not in the cache.
     """
     if path.startswith(PREFIX):
-        return OURS
+        return {"license": "apache-2.0"}
     from huggingface_hub import HfApi, ModelCard, errors, try_to_load_from_cache
 
     client: type[Exception] = errors.HfHubHTTPError.__bases__[0]
@@ -94,29 +83,23 @@ def licence_of(path: str, revision: str | None, *, ask: bool) -> Licence | None:
         if isinstance(file, str | Path) and Path(file).is_file():
             return read_licence(ModelCard.load(file, ignore_metadata_errors=True).data.to_dict(), hub)
         data = HfApi().model_info(path, revision=revision).card_data if hub and ask else None
-        return None if data is None else read_licence(vars(data), hub)
+        return {} if data is None else read_licence(vars(data), hub)
     except (OSError, ValueError, yaml.YAMLError, UserError, client):  # removed since, or not for this account
-        return None
+        return {}
 
 
-def read_licence(content: Any, hub: str | None = None) -> Licence | None:
-    """The licence that a card's head states, if it is one in plain words.
+def read_licence(content: Mapping[str, Any], hub: str | None = None) -> dict[str, str]:
+    """What a card's head states of its licence, as far as it is in plain words; somebody else wrote it.
 
     Args:
-        content: the head, parsed; of a card that somebody else wrote.
+        content: the head, parsed.
         hub: the model's name there, to which files are relative.
     """
-    if not isinstance(content, dict):
-        return None
-    name, title, link = (
-        value if isinstance(value := content.get(key), str) else ""
-        for key in ("license", "license_name", "license_link")
-    )
-    if hub and _FILE.fullmatch(link):
-        link = f"https://huggingface.co/{hub}/blob/main/{link}"
-    if not _NAME.fullmatch(name):
-        return None
-    return Licence(name, title if _NAME.fullmatch(title) else None, link if _LINK.fullmatch(link) else None)
+    stated = {key: value for key in _LICENCE if isinstance(value := content.get(key), str)}
+    if hub and _FILE.fullmatch(stated.get("license_link", "")):
+        stated["license_link"] = f"https://huggingface.co/{hub}/blob/main/{stated['license_link']}"
+    licence = {key: value for key, value in stated.items() if value and _LICENCE[key].fullmatch(value)}
+    return licence if "license" in licence else {}
 
 
 @dataclass(frozen=True)
@@ -129,7 +112,7 @@ class Weights:
     library: str
     code: Sequence[str]  # Python that loads it
     serving: Sequence[str]  # a command that serves it
-    licence: Licence | None  # of the base
+    licence: dict[str, str]  # of the base, see ``licence_of``
 
 
 def head(library: str, algorithm: str, what: Literal["lora", "merged"], base: str | None, more: dict[str, Any]) -> str:
@@ -177,11 +160,7 @@ def card(folder: RunFolder, weights: Weights, *, samples: bool = True) -> tuple[
 
 
 def _head(folder: RunFolder, run: Summary, weights: Weights) -> str:
-    base, licence = run.config["model"]["path"], weights.licence
-    more: dict[str, Any] = {}
-    if licence is not None:
-        entries = {"license": licence.name, "license_name": licence.title, "license_link": licence.link}
-        more = {name: value for name, value in entries.items() if value}
+    base, more = run.config["model"]["path"], dict[str, Any](weights.licence)
     if (kind := _pipeline_tag(folder, run)) is not None:
         more["pipeline_tag"] = kind
     if sets := {one.name for path in _files(run, "train_files") if (one := hub_data(path)) is not None}:
@@ -223,11 +202,9 @@ def _facts(run: Summary, weights: Weights) -> Iterator[tuple[str, Any]]:
     config, licence, words = run.config, weights.licence, run.words
     revision, lora = config["model"].get("revision"), config["model"].get("lora")
     yield "base", Markup(_base(run).rstrip(",")) + (f", commit {revision[:8]}" if is_commit(revision) else "")
-    title = "unknown: read the page of the base before you share or use this"
-    if licence is not None:
-        title = text(licence.title or licence.name)
-    link = Markup('<a href="{}">{}</a>').format(licence.link, title) if licence and licence.link else title
-    yield "licence of the base", link
+    title = text(licence.get("license_name") or licence.get("license") or UNKNOWN)
+    link = licence.get("license_link")
+    yield "licence of the base", Markup('<a href="{}">{}</a>').format(link, title) if link else title
     # names of files without the folders of a machine
     for option, name, otherwise in (
         ("train_files", "data", "made by the run itself"), ("val_files", "validated on", "the same prompts")
@@ -251,18 +228,12 @@ def _files(run: Summary, option: str) -> list[str]:
 
 
 def _rewards(config: dict[str, Any]) -> Iterator[str]:
-    """Rewards with their weights, and at last those that were only watched."""
-    watched = []
+    """Rewards with their weights; those of weight 0 are only logged."""
     for label, options in (config.get("rewards") or {}).items():
         given = options or {}
         weight, kind = given.get("weight", 1), given.get("name", label)
         name = label + (f" ({kind})" if kind != label else "")
-        if weight or given.get("weight_by"):
-            yield f"{name}, weight {weight:g}"
-        else:
-            watched.append(name)
-    if watched:
-        yield f"only watched: {', '.join(watched)}"
+        yield f"{name}, weight {weight:g}" if weight or given.get("weight_by") else f"{name}, only logged"
 
 
 def _samples(folder: RunFolder, run: Summary, files: Files) -> dict[str, Any]:

@@ -12,10 +12,8 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.report.measures import REWARD, Measure, mean
-from burnish.report.plain import MOST_POINTS, MOST_SCORED, Points, chosen, fewer, series, short
-from burnish.report.samples import read_scores
-from burnish.report.statistics import Interval, by_source, over_sources
+from burnish.report.samples import MOST_POINTS, MOST_SCORED, Interval, Points, chosen, fewer, read_scores, series, short
+from burnish.report.statistics import REWARD, Measure, by_source, over_sources, value_of
 from burnish.report.summary import Summary
 from burnish.utils.images import RIGHT, WRONG
 from burnish.utils.records import RECORD, fresh, is_number, read_records
@@ -42,7 +40,7 @@ SECTIONS = TRAINED | {
 ORDER = [VALIDATION, WATCHED, *TRAINED.values(), MEMORY, *list(SECTIONS.values())[len(TRAINED) :], REST]
 MOST_CHARTS, MOST_SOURCES = 1000, 12
 DRAWN = 4  # charts of a picture: the reward and the first measures beside it
-INK, GREY = "#222222", "#9a9a9a"
+GREY = "#9a9a9a"
 EXPLAINED = {  # the first pattern that matches
     "actor/loss": "the loss; it need not fall in policy optimisation",
     "actor/total_loss": "sum of all losses",
@@ -160,7 +158,7 @@ def trained_key(measure: Measure) -> str:
 
 def points_of(run: Summary, key: str) -> Points:
     """Points (update, value) of a metric."""
-    return [(row[STEP], value) for row in run.rows if (value := mean(row, key)) is not None]
+    return [(row[STEP], value) for row in run.rows if (value := value_of(row, key)) is not None]
 
 
 def _validation(folder: RunFolder, run: Summary, most: int) -> Iterator[dict[str, Any]]:
@@ -238,41 +236,34 @@ def curves_picture(folder: RunFolder, run: Summary) -> bytes | None:
     rows = -(-len(drawn) // columns)
     figure = Figure(figsize=(4.6 * columns, 2.9 * rows), dpi=130, layout="constrained")
     for number, chart in enumerate(drawn):
-        _draw(figure.add_subplot(rows, columns, number + 1), chart)
+        axes = figure.add_subplot(rows, columns, number + 1)
+        _draw(axes, chart, 100 if chart.get("percent") else 1)
+        axes.set_xlabel("policy updates", fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.grid(color="#e4e4e4", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize=7, frameon=False)
     file = io.BytesIO()
     figure.savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()
 
 
-def _draw(axes: Any, chart: dict[str, Any]) -> None:
+def _draw(axes: Any, chart: dict[str, Any], factor: int) -> None:
     """One chart: training is grey, validation blue with its band, the untrained model with guidance a dashed line."""
-    from matplotlib.ticker import MaxNLocator
-
-    factor = 100 if chart.get("percent") else 1
-    colours = {"validation": tuple(value / 255 for value in RIGHT), "training": GREY}
+    nan = float("nan")
     for line in chart["series"]:
-        known = [i for i, y in enumerate(line["y"]) if y is not None]
-        x = [line["x"][i] for i in known]
-        y = [line["y"][i] * factor for i in known]
-        validation = line["style"] == "validation"
-        axes.plot(
-            x, y, color=colours.get(line["style"], GREY), linewidth=1.8 if validation else 1, label=line["name"],
-            marker="o" if validation else None, markersize=3.5, zorder=3 if validation else 2,
-        )  # fmt: skip
-        sides = [(line["low"][i], line["high"][i]) for i in known] if "low" in line else []
-        if sides and all(low is not None and high is not None for low, high in sides):
-            low, high = ([side * factor for side in one] for one in zip(*sides, strict=True))
-            axes.fill_between(x, low, high, color=colours.get(line["style"], GREY), alpha=0.18, linewidth=0)
-    reference = chart.get("reference")
-    if reference is not None:
+        of = {
+            name: [nan if y is None else y * factor for y in line[name]]
+            for name in ("y", "low", "high")
+            if name in line
+        }
+        look: dict[str, Any] = {"color": GREY, "linewidth": 1}
+        if line["style"] == "validation":
+            look = {"color": tuple(value / 255 for value in RIGHT), "linewidth": 1.8, "marker": "o", "markersize": 3.5}
+        axes.plot(line["x"], of["y"], label=line["name"], **look)
+        if "low" in of:
+            axes.fill_between(line["x"], of["low"], of["high"], color=look["color"], alpha=0.18, linewidth=0)
+    if (reference := chart.get("reference")) is not None:
         colour = tuple(value / 255 for value in WRONG)
         axes.axhline(reference["y"] * factor, color=colour, linewidth=1, linestyle="--", label=reference["name"])
-    axes.set_title(chart["title"] + (" (%)" if factor == 100 else ""), fontsize=10, color=INK, parse_math=False)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("policy updates", fontsize=8, color=INK)
-    axes.tick_params(labelsize=8, colors=INK)
-    axes.grid(color="#e4e4e4", linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.legend(fontsize=7, frameon=False, labelcolor=INK)
+    axes.set_title(chart["title"] + (" (%)" if factor == 100 else ""), fontsize=10, parse_math=False)

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from burnish.alarms.drift import LAST
+from burnish.alarms.detectors import LAST
 from burnish.alarms.record import Raised, amount, number
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.report.measures import PLUS_MINUS, REWARD, SPACE, Measure
-from burnish.report.plain import cut, relative
+from burnish.evaluation.records import HEADER, RECORDS, Folder, Header
+from burnish.evaluation.results import ByTask, by_task, changes, result_of
 from burnish.report.prompts import of_prompt, prompt_data, sample_data
-from burnish.report.samples import read_samples
-from burnish.report.statistics import mean
-from burnish.report.suites import ABOUT as SUITES_ABOUT
-from burnish.report.suites import suite_data
+from burnish.report.samples import MOST_SCORED, chosen, cut, read_samples, relative, series
+from burnish.report.statistics import PLUS_MINUS, REWARD, SPACE, Measure, mean
 from burnish.report.summary import Summary, next_steps
 from burnish.report.verdict import headline, verdict
-from burnish.types.response_stats import Quote
-from burnish.utils.records import stamp
+from burnish.utils.errors import UserError
+from burnish.utils.paths import SUITES
+from burnish.utils.records import fresh, leads_out, stamp
 
 WORDS = {
     "gained": ("good", "+ gained"),
@@ -39,8 +39,8 @@ ALARMS_ABOUT = (
 )
 
 
-def overview(folder: RunFolder, run: Summary, evaluated: Iterable[Path] = ()) -> dict[str, Any]:
-    """Everything but curves, samples and prompts; ``evaluated`` are folders that may be evaluations of the run."""
+def overview(folder: RunFolder, run: Summary) -> dict[str, Any]:
+    """Everything but curves, samples and prompts."""
     return {
         "title": folder.path.resolve().name, "sentence": run.sentence(), "headline": headline(run),
         "glimpse": glimpse(folder, run), "chosen": CHOSEN, "same": run.words.same,
@@ -49,7 +49,7 @@ def overview(folder: RunFolder, run: Summary, evaluated: Iterable[Path] = ()) ->
                     for point in verdict(run)],
         "warnings": run.warnings(), "alarms_about": ALARMS_ABOUT,
         "alarms": [_alarm(folder, run, raised) for raised in (*run.active, *run.over)],
-        "suites": suite_data(folder, evaluated), "suites_about": SUITES_ABOUT,
+        "suites": suite_data(folder), "suites_about": SUITES_ABOUT,
         "updates": run.updates, "steps": run.planned, "samples": run.words.samples, "gallery": run.words.gallery,
         "unit": run.words.unit, "validations": folder.validations(),
         "config": folder.config.read_text(encoding="utf-8")[:LONGEST] if folder.config.is_file() else "",
@@ -66,13 +66,13 @@ def glimpse(folder: RunFolder, run: Summary) -> list[dict[str, Any]]:
     prompts = []
     for index in sorted({prompt for prompt, _ in last})[:most]:
         firsts = {update: own[0] for update in updates if (own := of_prompt(folder, update, index))}
-        sides = [{"title": _title(update)} | sample_data(folder, sample) for update, sample in firsts.items()]
+        sides = [
+            {"title": f"after {update} update{'s' * (update > 1)}" if update else "before training"}
+            | sample_data(folder, sample)
+            for update, sample in firsts.items()
+        ]
         prompts.append(prompt_data(folder, firsts[updates[-1]]) | {"index": index, "sides": sides})
     return prompts
-
-
-def _title(update: int) -> str:
-    return f"after {update} update{'s' * (update > 1)}" if update else "before training"
 
 
 def _alarm(folder: RunFolder, run: Summary, raised: Raised) -> dict[str, Any]:
@@ -88,14 +88,11 @@ def _alarm(folder: RunFolder, run: Summary, raised: Raised) -> dict[str, Any]:
     return {
         "name": raised.name.replace("_", " "), "texts": texts, "over": raised.over is not None,
         "sheets": [{"title": title, "file": file} for title, file in zip(titles, files, strict=False) if file],
-        "quotes": [{"title": title, "said": [_quoted(quote) for quote in quotes[:QUOTES]]}
-                   for title, quotes in zip(titles, raised.quotes, strict=False)],
+        "quotes": [{"title": title, "said": [
+            {"prompt": cut(quote.prompt, LONGEST_TEXT), "response": cut(quote.response, LONGEST_TEXT),
+             "reward": quote.reward} for quote in quotes[:QUOTES]
+        ]} for title, quotes in zip(titles, raised.quotes, strict=False)],
     }  # fmt: skip
-
-
-def _quoted(quote: Quote) -> dict[str, Any]:
-    prompt, response = cut(quote.prompt, LONGEST_TEXT), cut(quote.response, LONGEST_TEXT)
-    return {"prompt": prompt, "response": response, "reward": quote.reward}
 
 
 def _drift_now(run: Summary, raised: Raised) -> list[str]:
@@ -186,3 +183,90 @@ def sources(run: Summary) -> dict[str, Any] | None:
             cells += [{"text": own.show(own.of(run.before))}, {"text": own.show(own.of(run.after)), "kind": "now"}]
         rows.append({"title": source, "cells": cells})
     return {"heads": heads, "rows": rows}
+
+
+SUITES_ABOUT = (
+    "Means over the same prompts with the same noise. Brackets hold 95 % of the bootstrap over prompts; changes are "
+    "paired by prompt."
+)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A complete evaluation of a suite."""
+
+    header: Header
+    result: dict[str, Any]
+    means: ByTask  # of the suite's number
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal where two can be compared: the same prompts, asked and scored the same way."""
+        one = self.header
+        return one.version, one.primary_metric, one.aggregation, one.n, one.prompts_digest, one.digest
+
+
+def suite_data(folder: RunFolder) -> list[dict[str, Any]]:
+    """What a page shows of each suite: the first and the last evaluation, the change between them, and a curve."""
+    places: defaultdict[str, dict[int, Path]] = defaultdict(dict)
+    for place in sorted(folder.path.glob(f"validation/[0-9]*/{SUITES}/*")):
+        outside = any(leads_out(place / name, folder.path) for name in (HEADER, RECORDS))
+        if place.parents[1].name.isdecimal() and not outside:
+            places[place.name][int(place.parents[1].name)] = place
+    tables = []
+    for _, by_update in sorted(places.items()):
+        updates = chosen(list(by_update), MOST_SCORED)
+        read = {update: one for update in updates if (one := fresh(_read, by_update[update], HEADER, RECORDS))}
+        if read:
+            last = read[max(read)]
+            tables.append(_table({update: one for update, one in read.items() if one.key == last.key}))
+    return tables
+
+
+def _read(place: Path) -> Evaluation | None:
+    """What is there; None where it is not complete, or was not written by a run."""
+    try:
+        records, header = Folder(place).complete(), Folder(place).header()
+        assert header is not None, "a complete evaluation has a header"
+        return Evaluation(header, result_of(header, records), by_task(records, header.primary_metric))
+    except (UserError, TypeError, ValueError, ArithmeticError):
+        return None
+
+
+def _table(by_update: Mapping[int, Evaluation]) -> dict[str, Any]:
+    ends = sorted({min(by_update), max(by_update)})
+    header, sides = by_update[ends[-1]].header, [by_update[update] for update in ends]
+    values = [one.result["overall"] for one in by_update.values()]
+    intervals = [None if value["low"] is None else (value["low"], value["high"]) for value in values]
+    points = [(update, value["value"]) for update, value in zip(by_update, values, strict=True)]
+    changed = f", changed: {', '.join(header.changed)}" if header.changed else ""
+    return {
+        "name": header.suite, "note": f"{header.primary_metric}, {header.prompts} prompts × {header.n}{changed}",
+        "doubts": [f"Not to be believed: {why}" for why in
+                   dict.fromkeys(reason for side in sides for reason in side.result["why_not"])],
+        "heads": [*(f"after {update} updates" for update in ends), *["change"] * (len(ends) > 1)],
+        "rows": _rows(sides),
+        "series": series("validation", "validation", points, intervals) if len(points) > 1 else None,
+    }  # fmt: skip
+
+
+def _rows(sides: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """Values of each evaluation, then the change: overall, and by task."""
+    first, last = sides[0], sides[-1]
+    moved = changes(first.header, first.means, last.means) if len(sides) > 1 else {}
+    rows = []
+    for name in ["overall", *(first.result["tasks"] if len(first.result["tasks"]) > 1 else [])]:
+        values = [{"overall": side.result["overall"], **side.result["tasks"]}.get(name, {}) for side in sides]
+        cells = [*map(_cell, values), *([_cell(vars(moved[name]), "+")] if name in moved else [])]
+        rows.append({"title": name, "cells": cells})
+    return rows
+
+
+def _cell(values: Mapping[str, Any], sign: str = "") -> dict[str, str]:
+    value = values.get("value")
+    if value is None or value != value:
+        return {"text": "–"}
+    cell = {"text": f"{value:{sign}.3f}".replace("-", "−")}
+    if values["low"] is not None:
+        cell["note"] = f"[{values['low']:{sign}.3f}, {values['high']:{sign}.3f}]".replace("-", "−")
+    return cell

@@ -17,10 +17,9 @@ from burnish.report.card import markdown
 from burnish.report.curves import charts, time_data
 from burnish.report.media import embedded
 from burnish.report.overview import overview
-from burnish.report.plain import chosen
 from burnish.report.prompts import groups, of_prompt, prompt_data, prompt_table, sample_data, trained_prompts
 from burnish.report.runs import run_row
-from burnish.report.samples import read_samples
+from burnish.report.samples import chosen, read_samples
 from burnish.report.summary import Summary
 from burnish.utils.disk import write_atomically
 

@@ -11,8 +11,20 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from burnish.config.run_folder import RunFolder
-from burnish.report.plain import MOST_SCORED, chosen, cut, relative, short, shorts
-from burnish.report.samples import Sample, TokenFields, newest_samples, prompt_texts, read_samples, read_scores
+from burnish.report.samples import (
+    MOST_SCORED,
+    Sample,
+    TokenFields,
+    chosen,
+    cut,
+    newest_samples,
+    prompt_texts,
+    read_samples,
+    read_scores,
+    relative,
+    short,
+    shorts,
+)
 from burnish.report.statistics import mean
 from burnish.utils.paths import RECORDS
 from burnish.utils.records import RECORD, fresh, read_records

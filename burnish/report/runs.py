@@ -8,17 +8,15 @@ import re
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from burnish.config.run_folder import LARGEST_METRICS, LONGEST_ROW, STEP, RunFolder, is_row
 from burnish.config.yaml_text import LARGEST, parse
-from burnish.evaluation.records import HEADER
-from burnish.report.measures import REWARD
-from burnish.report.plain import Points, cut, relative, series
-from burnish.report.samples import first_sample, prompt_texts
+from burnish.report.samples import Points, cut, prompt_texts, read_samples, relative, series
+from burnish.report.statistics import REWARD
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import CLAIM, CONFIG, METRICS
@@ -86,10 +84,9 @@ def _read_configuration(file: Path) -> dict[str, Any]:
         return {"error": str(error)}
 
 
-def find_runs(root: Path) -> tuple[dict[str, Path], list[Path]]:
-    """Folders of runs by their path from ``root``, which may be one itself; and those of evaluations beside them."""
+def find_runs(root: Path) -> dict[str, Path]:
+    """Folders of runs by their path from ``root``, which may be one itself."""
     runs: dict[str, Path] = {}
-    evaluated: list[Path] = []
     waiting, seen = deque([(root, 0)]), 0
     while waiting and len(runs) < MOST_RUNS and seen < MOST_FOLDERS:
         folder, depth = waiting.popleft()
@@ -97,11 +94,9 @@ def find_runs(root: Path) -> tuple[dict[str, Path], list[Path]]:
         files = [folder / CONFIG, folder / METRICS]
         if any(file.is_file() for file in files) and not any(file.is_symlink() for file in files):
             runs[folder.relative_to(root).as_posix()] = folder
-        elif (folder / HEADER).is_file():
-            evaluated.append(folder)
         elif depth < DEEPEST:
             waiting += [(below, depth + 1) for below in _folders(folder)]
-    return runs, evaluated
+    return runs
 
 
 def _folders(folder: Path) -> Iterator[Path]:
@@ -134,8 +129,8 @@ def run_row(name: str, path: Path) -> dict[str, Any]:
 
 def _thumbnail(folder: RunFolder) -> dict[str, Any] | None:
     """The first sample of the newest validation: its file, or the response with the picture of its prompt."""
-    newest = max(folder.validations(), default=None)
-    sample = None if newest is None else first_sample(folder.validation(newest))
+    newest = max(folder.validations(), default=0)
+    sample = next(iter(read_samples(folder.validation(newest)).values()), None)
     if sample is None:
         return None
     files = [sample.picture] if sample.response is None else sample.shown
@@ -166,40 +161,31 @@ def _read_progress(file: Path) -> dict[str, Any]:
     return {"rewards": rewards, "updates": updates, "seconds": seconds}
 
 
-def state(folder: RunFolder, updates: int, planned: int, clock: Callable[[], float] = time.time) -> str:
+def state(folder: RunFolder, updates: int, planned: int) -> str:
     """``running``, ``finished`` or ``stopped``; the lock is only looked at, since a run that starts must get it."""
-    claim = folder.path / CLAIM
-    text = ""
+    claim, text = folder.path / CLAIM, ""
     with suppress(OSError, ValueError):
         text = claim.read_text(encoding="utf-8")[:200] if claim.is_file() and not claim.is_symlink() else ""
     known = re.match(r"process (\d+) on (\S+)", text)
     done = "finished" if updates and updates >= planned else "stopped"
     if known is None:
         return done
-    if known.group(2) != socket.gethostname():
-        quiet = clock() - stamp(folder.metrics)[0] / 1e9
-        return "running" if done == "stopped" and quiet < QUIET else done
-    return "running" if _alive(int(known.group(1))) and _locked(claim) is not False else done
+    if known[2] == socket.gethostname():
+        return "running" if _locked(claim, int(known[1])) else done
+    quiet = time.time() - stamp(folder.metrics)[0] / 1e9
+    return "running" if done == "stopped" and quiet < QUIET else done
 
 
-def _alive(process: int) -> bool:
+def _locked(file: Path, process: int) -> bool:
+    """Whether a process holds a file's lock, as Linux tells; elsewhere, whether the process is there."""
     try:
-        os.kill(process, 0)
-    except PermissionError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return True
-
-
-def _locked(file: Path) -> bool | None:
-    """Whether a process holds a file's lock, as Linux tells; None elsewhere."""
-    try:
-        held = Path("/proc/locks").read_text(encoding="utf-8")
-        inode = file.stat().st_ino
+        held, inode = Path("/proc/locks").read_text(encoding="utf-8"), file.stat().st_ino
+        return any(f":{inode} " in line for line in held.splitlines() if "FLOCK" in line)
     except OSError:
-        return None
-    return any(f":{inode} " in line for line in held.splitlines() if "FLOCK" in line)
+        with suppress(OSError, OverflowError):
+            os.kill(process, 0)
+            return True
+        return False
 
 
 # several runs beside each other

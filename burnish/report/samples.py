@@ -1,21 +1,20 @@
-"""Samples, scores and prompts of validations, as their files hold them."""
+"""Samples, scores and prompts of validations, as their files hold them; and what of them a page can take."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from burnish.config.run_folder import RunFolder
 from burnish.utils.records import RECORD, fresh, leads_out, read_records
 
 SAMPLES, SCORES, PROMPTS = "samples.jsonl", "scores.jsonl", "prompts.jsonl"
-LONGEST = 1 << 20  # bytes of a sample that is shown in the table of runs
 
 Tokens = list[tuple[str, float, float | None]]  # text, log-prob, entropy if it is known
 Place = tuple[int, int]  # index of the prompt and of the sample
@@ -117,20 +116,6 @@ def _with_media(sample: Sample, validation: Path) -> bool:
     return not any(leads_out(path, validation.parents[1]) for path in (sample.picture, *sample.shown))
 
 
-def first_sample(validation: Path) -> Sample | None:
-    """The first sample of a validation; None if it kept none."""
-    return fresh(_read_first, validation, SAMPLES, most=1000)
-
-
-def _read_first(validation: Path) -> Sample | None:
-    file = validation / SAMPLES
-    if file.is_file() and not leads_out(file, validation.parents[1]):
-        with file.open("rb") as opened, suppress(ValidationError):
-            sample = _SAMPLE.validate_json(opened.readline(LONGEST))
-            return sample if _with_media(sample, validation) else None
-    return None
-
-
 def read_scores(validation: Path) -> Scores:
     """Scores of a validation, read again only when they have changed; without a file of them those of the samples."""
     return fresh(_read_scores, validation, SCORES, SAMPLES)
@@ -164,3 +149,71 @@ def prompt_texts(folder: RunFolder) -> dict[int, dict[str, Any]]:
 def _read_prompts(validation: Path) -> dict[int, dict[str, Any]]:
     records = read_records(validation / PROMPTS, _PROMPT, validation.parents[1])
     return {prompt.index: {"prompt": prompt.prompt, "answer": prompt.answer} for prompt in records}
+
+
+T = TypeVar("T")
+MOST_POINTS = 400  # of a curve
+MOST_UPDATES = 200  # validations whose samples are shown
+MOST_SCORED = 50  # validations whose scores are read: for intervals, data sources and the table of prompts
+DIGITS = 6
+LONGEST_TEXT = 120_000  # characters of a text
+
+Points = list[tuple[int, float | None]]
+Interval = tuple[float, float] | None
+
+
+def short(value: float | None) -> float | None:
+    """A number with as many digits as a page can show; None for what JSON can't hold."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
+
+
+def shorts(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Numbers by name, the same."""
+    return {name: short(value) for name, value in values.items()}
+
+
+def cut(text: str | None, most: int = LONGEST_TEXT) -> str | None:
+    """A text of at most so many characters; what is left out is said."""
+    if text is None or len(text) <= most:
+        return text
+    return f"{text[:most]}… ({len(text) - most} more characters)"
+
+
+def chosen(items: Sequence[T], most: int = MOST_UPDATES) -> Sequence[T]:
+    """Evenly spaced ones, the first and the last among them."""
+    if len(items) <= most:
+        return items
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+def relative(file: Path, folder: RunFolder) -> str | None:
+    """A file's path from its run's folder; None for one that is not there."""
+    return file.relative_to(folder.path).as_posix() if file.is_file() else None
+
+
+def fewer(points: Sequence[tuple[int, float | None]], most: int = MOST_POINTS) -> list[int]:
+    """Positions of at most ``most`` points: of each stretch the lowest and the highest, and both ends."""
+    if len(points) <= most:
+        return list(range(len(points)))
+    stretches = max(1, (most - 2) // 2)
+    kept = {0, len(points) - 1}
+    for number in range(stretches):
+        rows = range(number * len(points) // stretches, (number + 1) * len(points) // stretches)
+        known = [(value, row) for row in rows if (value := points[row][1]) is not None]
+        kept |= {min(known)[1], max(known)[1]} if known else {rows.start}
+    return sorted(kept)
+
+
+def series(
+    name: str, style: str, points: Points, intervals: Sequence[Interval] = (), *, most: int = MOST_POINTS
+) -> dict[str, Any]:
+    """A line of a chart; ``intervals`` belong to its points."""
+    rows = fewer(points, most)
+    line: dict[str, Any] = {
+        "name": name, "style": style,
+        "x": [points[row][0] for row in rows], "y": [short(points[row][1]) for row in rows],
+    }  # fmt: skip
+    if any(intervals):
+        sides = [intervals[row] or (None, None) for row in rows]  # a band goes straight on where there is none
+        line |= {"low": [short(low) for low, _ in sides], "high": [short(high) for _, high in sides]}
+    return line

@@ -11,9 +11,10 @@ from typing import Any
 
 from burnish.alarms.record import Raised, read_alarms
 from burnish.config.run_folder import STEP, RunFolder, is_row
-from burnish.config.tasks import DEFAULT, TASKS
-from burnish.config.words import DRAWN, FILES, JUDGEMENTS, Words
-from burnish.report.measures import (
+from burnish.config.tasks import DEFAULT, DRAWN, FILES, JUDGEMENTS, TASKS, Words
+from burnish.report.runs import read_configuration
+from burnish.report.samples import Samples, read_samples, read_scores
+from burnish.report.statistics import (
     BORDER,
     EXACT,
     FORMAT,
@@ -25,13 +26,16 @@ from burnish.report.measures import (
     STRICT,
     VARIETY,
     Measure,
+    PassAtK,
+    Pattern,
     Row,
+    chance,
+    lost_patterns,
+    pass_at_k,
     votes,
 )  # fmt: skip
-from burnish.report.runs import read_configuration
-from burnish.report.samples import Samples, read_samples, read_scores
-from burnish.report.statistics import PassAtK, Pattern, chance, lost_patterns, pass_at_k
 from burnish.utils.json_text import parse_json
+from burnish.utils.terminal import duration
 
 TITLES = {  # names that are not just capitals
     "bradley_terry": "Bradley-Terry",
@@ -174,9 +178,8 @@ class Summary:
         return [name[len(head) :].rpartition(end)[0] for name in last if name.startswith(head) and end in name]
 
     def doubted(self, measure: Measure) -> Measure:
-        """The measure with its confidence interval and matching digits."""
-        known = [value for row in (self.before, self.after) if (value := measure.of(row)) is not None]
-        return replace(measure.precise(known), chance=self.doubt.get(measure.key, 0.0))
+        """The measure with its confidence interval."""
+        return replace(measure, chance=self.doubt.get(measure.key, 0.0))
 
     def sentence(self) -> str:
         """What was trained, in one sentence."""
@@ -190,7 +193,7 @@ class Summary:
         drawn = sum(row.get(words.total) or 0 for row in self.rows)
         done = f"{self.updates}{f' of {self.planned}' if self.updates < self.planned else ''} policy updates"
         begin = f"{algorithm_title(config['algorithm']['name'])} trained {what} of {config['model']['path']}"
-        time = _time(self.seconds)
+        time = duration(self.seconds)
         if self.judges:
             return f"{begin} as a reward model for {done} of {prompts} records: {_count(drawn)} responses in {time}."
         pace = f"{_count(drawn)} {words.samples} in {time}" if drawn else f"no {words.sample} yet"
@@ -268,13 +271,6 @@ def _is_component(key: str) -> bool:
 
 def _count(value: float) -> str:
     return f"{value:,.0f}".replace(",", " ")
-
-
-def _time(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def next_steps(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:

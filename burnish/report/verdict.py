@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from burnish.config.run_folder import STEP
-from burnish.report.measures import BORDER, FORMAT, GIVEN, REWARD, VARIETY, Measure
+from burnish.report.statistics import BORDER, FORMAT, GIVEN, REWARD, VARIETY, Measure
 from burnish.report.summary import Summary
 
 FEW = "too few prompts were evaluated to tell it from chance"

@@ -14,7 +14,6 @@ from burnish.models.loading import quietly
 from burnish.models.tiny.language import LANGUAGE
 from burnish.models.tiny.language import build as language
 from burnish.models.tiny.language.build import draw_weights
-from burnish.models.tiny.language.configurations import HIDDEN
 from burnish.models.tiny.tokenizers import clip, sentence_pieces, t5, vocabulary
 from burnish.models.tiny.words import TEXT
 from burnish.rewards.images.headed import ABOUT, ADAPTER, HPSV3, REST
@@ -28,6 +27,7 @@ from burnish.rewards.networks.loading import published_name
 if TYPE_CHECKING:
     from torch import Tensor
 
+HIDDEN = 32  # values of a token in tiny language models
 SIZE, PATCH = 56, 14  # pixels of a picture, and of a patch
 TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 SEES = {**TOWER, "image_size": SIZE, "patch_size": PATCH}

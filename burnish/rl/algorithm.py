@@ -12,7 +12,7 @@ import pydantic
 from pydantic import model_validator
 
 from burnish.options import Finite, Positive, clip_range
-from burnish.registry import Choice, lookup, options
+from burnish.registry import Choice, explanation, lookup, options
 from burnish.rl.correction import RolloutCorrection
 from burnish.utils.user_code import path_of
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from burnish.rl.surrogates import Surrogate
     from burnish.types.batch import Batch
     from burnish.types.rollout import Loss
+
+OldLogprobs = Literal["own", "sampler", "recomputed"]  # the policy's own, and before its first step; see old_logprob
 
 
 @options
@@ -92,15 +94,8 @@ def adopt(cls: type, part: type) -> None:
         if name != "name":
             taken[name] = hints[name]
             if name not in own:
-                setattr(cls, name, pydantic.Field(default=field.default, description=_explained(part, name)))
+                setattr(cls, name, pydantic.Field(default=field.default, description=explanation(part, name)))
     cls.__annotations__ = taken | own
-
-
-def _explained(part: type, option: str) -> str:
-    """The text below an option, which stands where its class or a base of it names the option last."""
-    classes = [one for one in part.__mro__ if option in vars(one).get("__pydantic_fields__", {})]
-    texts = (one.__pydantic_fields__[option].description for one in classes)  # type: ignore[attr-defined]
-    return next(filter(None, texts), "")
 
 
 def chosen(algorithm: Any, kind: str) -> Any:
@@ -253,7 +248,7 @@ class PolicyGradient(Algorithm):
     the sampler's if a check shows that they are the trainer's, else recomputed."""
     rollout_correction: RolloutCorrection | None = None
     """Importance correction between the policy that sampled and the one that learns: weights and rejection; null
-    trusts the sampler. Where pipeline.depth is above 0 it is on unless it is set to null."""
+    trusts the sampler. Where async_rollout.depth is above 0 it is on unless it is set to null."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -283,12 +278,8 @@ class PolicyGradient(Algorithm):
         """A difference of log-probs that can't be seen in the loss."""
         return float(self.part("surrogate").clip) / 100
 
-    def is_old(self, roles: Any) -> bool:
-        """Whether the policy is the one that sampled, until it is stepped: its own log-probs are exactly the old."""
-        return self.old_logprob == "auto" and not roles.moved and not self.bypasses
-
-    def recomputes(self, roles: Any, difference: Callable[[], float]) -> tuple[bool, Metrics]:
-        """Whether log-probs of the actions are computed again before learning, and what there is to report.
+    def old_logprobs(self, roles: Any, difference: Callable[[], float]) -> tuple[OldLogprobs, Metrics]:
+        """Whose log-probs ratios refer to, and what there is to report.
 
         Args:
             roles: the networks.
@@ -300,8 +291,13 @@ class PolicyGradient(Algorithm):
         if compares and not recompute and (roles.moved or not roles.on_policy):
             metrics["old_policy/logprob_check"] = apart = difference()
             recompute = apart > self.tolerance
-        metrics["old_policy/recomputed"] = float(recompute and not self.bypasses)
-        return recompute, metrics
+        old: OldLogprobs = "own" if self.old_logprob == "auto" and not roles.moved else "sampler"
+        if self.bypasses:
+            old = "sampler"
+        elif recompute:
+            old = "recomputed"
+        metrics["old_policy/recomputed"] = float(old == "recomputed")
+        return old, metrics
 
     def clipped(self, advantage: Tensor, mask: Tensor) -> tuple[Tensor, Metrics]:
         """Advantages [B, K] within their bounds, and the share that was outside."""

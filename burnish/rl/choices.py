@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from burnish.options import BelowOne, Count, Finite, Fraction, NonNegative, Positive
-from burnish.registry import known, lookup, names, options, register
+from burnish.registry import ReadIf, known, lookup, names, options, register
 from burnish.rl.algorithm import AdvantagePart, SurrogatePart, WholeSamples, call
 
 if TYPE_CHECKING:
@@ -22,15 +22,9 @@ class Whitened(AdvantagePart):
 
     whiten: bool = True
     """Bring the advantages of an update to mean 0 and std 1, over all actions."""
-    whiten_std: Literal["unbiased", "biased", "none"] = "unbiased"
+    whiten_std: Annotated[Literal["unbiased", "biased", "none"], ReadIf("whiten")] = "unbiased"
     """Whiten by the std over n - 1; by that over n, as LightRFT does across its buffer; or by none, which only takes
     the mean off (its no_advantage_std_norm)."""
-
-    @model_validator(mode="after")
-    def _whitening_is_read(self) -> Self:
-        if not self.whiten and self.whiten_std != "unbiased":
-            raise ValueError("whiten_std is never read when whiten is false; leave one of them out")
-        return self
 
 
 @register("advantage", "group")
@@ -294,15 +288,13 @@ class ClippedLogRatio(ClipRange):
     function = "burnish.rl.surrogates:cpgd"
     drift_coef: NonNegative = 0.0
     """Weight of the penalty for leaving the old policy."""
-    drift_clip: Positive = 0.2
+    drift_clip: Annotated[Positive, ReadIf("drift_coef")] = 0.2
     """Bound of ratio - 1 in the gradient of that penalty."""
 
     @model_validator(mode="after")
     def _options_are_read(self) -> Self:
         if self.clip == 1:
             raise ValueError("clip is 1; log-ratios are clipped at log(1 - clip), so it must be < 1")
-        if self.drift_coef == 0 and self.drift_clip != 0.2:
-            raise ValueError("drift_clip is never read when drift_coef is 0; set drift_coef, or leave drift_clip out")
         return self
 
 
@@ -372,9 +364,9 @@ class TokenKl:
     """Weight of the KL; with controller=adaptive the one at the start."""
     controller: Literal["fixed", "adaptive"] = "fixed"
     """adaptive raises the weight while the KL is above its target, and lowers it below."""
-    target: Positive | None = None
+    target: Annotated[Positive | None, ReadIf("controller", "adaptive")] = None
     """KL that is kept by controller=adaptive, summed over the tokens of a response."""
-    horizon: Positive = HORIZON
+    horizon: Annotated[Positive, ReadIf("controller", "adaptive")] = HORIZON
     """Responses over which controller=adaptive can change the weight by a fifth."""
     refresh_every: Count | None = None
     """Policy updates after which the policy becomes the new reference, again and again; null keeps the first one."""
@@ -389,8 +381,6 @@ class TokenKl:
         adaptive = self.controller == "adaptive"
         if adaptive and self.target is None:
             raise ValueError("controller is adaptive and target is null; give the KL per response that is to be kept")
-        if not adaptive and (self.target is not None or self.horizon != HORIZON):
-            raise ValueError("target and horizon are never read when controller is fixed; leave them out")
         return self
 
     @property

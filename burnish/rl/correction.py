@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from burnish.options import Positive, Rule
-from burnish.registry import options
+from burnish.registry import ReadIf, options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,11 +37,11 @@ class RolloutCorrection:
     """Of a denoising step: joint: its ratio is the probability ratio of the whole picture, the product over all
     elements of the latent. mean: the geometric mean over the elements, as verl-omni takes it, which stays near 1
     however far apart the policies are."""
-    upper: Positive = 2.0
+    upper: Annotated[Positive, ReadIf("weights", "step", "sample")] = 2.0
     """Larger weights become this one (truncated importance sampling)."""
-    lower: Positive | None = None
+    lower: Annotated[Positive | None, ReadIf("weights", "step", "sample")] = None
     """If given, weights outside of lower to upper become 0 instead (IcePop)."""
-    batch_normalise: bool = False
+    batch_normalise: Annotated[bool, ReadIf("weights", "step", "sample")] = False
     """Divide weights by their mean, so that they don't change the learning rate."""
     reject: Rules = None
     """Leave out steps (token) or samples (by the sum, mean or largest of their steps) that are too far off, and out of
@@ -57,8 +57,6 @@ class RolloutCorrection:
     def _weights_are_read(self) -> RolloutCorrection:
         if self.lower is not None and self.lower > self.upper:
             raise ValueError(f"lower is {self.lower} and upper is {self.upper}: no weight lies between; swap them")
-        if self.weights == "none" and (self.upper != 2.0 or self.lower is not None or self.batch_normalise):
-            raise ValueError("upper, lower and batch_normalise are never read when weights is none; leave them out")
         if self.weights == "none" and self.reject is None:
             raise ValueError("weights is none and reject is null, so nothing is corrected; choose one of them")
         return self

@@ -7,23 +7,107 @@ sample is older than the bound: what would become too old is not started before 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Condition
-from typing import Any
+from typing import Any, Protocol
 
-from burnish.options.cluster import PipelineOptions
+from burnish.options.cluster import AsyncRolloutOptions
 from burnish.rewards.normalising import Normaliser, restore, saved
-from burnish.rollout.asynchronous import AsyncRolloutWorker, Filling, Handle
+from burnish.rollout.requests import RolloutRequest
 from burnish.rollout.sources import PromptSchedule
 from burnish.types.rollout import Rollouts
 from burnish.utils.errors import UserError
 
 log = logging.getLogger(__name__)
+
+
+class Handle(Protocol):
+    """A request under way."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it took; known when it is finished."""
+
+    def result(self, timeout: float) -> Any:
+        """The rollouts, or the error that ended the request; the same at every call.
+
+        Raises:
+            TimeoutError: it is not finished after ``timeout`` seconds; the message says what is missing.
+        """
+        ...
+
+
+class AsyncRolloutWorker(Protocol):
+    """Samples with the weights of named versions, in other processes.
+
+    What is submitted is of versions that were published, and never of an older one than what was submitted before.
+    """
+
+    def submit(self, request: RolloutRequest) -> Handle:
+        """Start on a request as soon as there is capacity for it."""
+        ...
+
+
+class Filling:
+    """A batch that is requested in rounds until enough groups have different rewards, in a thread of its own.
+
+    It begins when the batch before it is full, since both take their prompts from one stream.
+    """
+
+    def __init__(
+        self,
+        rollout_worker: AsyncRolloutWorker,
+        schedule: PromptSchedule,
+        update: int,
+        version: int,
+        timeout: float,
+        before: Filling | None,
+    ) -> None:
+        self.rollout_worker, self.schedule, self.update, self.version = rollout_worker, schedule, update, version
+        self.seconds = 0.0
+        self.after = 0  # where the stream stands behind it
+        assert schedule.filtering is not None, "one round makes a batch full"
+        self._round, self._rounds = timeout, schedule.filtering.max_num_gen_batches
+        self._patience = timeout * self._rounds  # seconds until it is full
+        if before is not None and not before._future.done():
+            self._patience += before._patience
+        self._future: Future[Any] = Future()
+        self._abandoned = False
+        threading.Thread(target=self._run, args=(before,), name=f"batch-{update}", daemon=True).start()
+
+    def result(self, timeout: float) -> Any:
+        """Its rollouts; ``timeout`` is the limit of each of its rounds, in seconds."""
+        return self._future.result(timeout * self._rounds)
+
+    def abandon(self) -> None:
+        """Request nothing more: nobody will learn from it."""
+        self._abandoned = True
+
+    def _run(self, before: Filling | None) -> None:
+        try:
+            if before is not None:
+                before._future.result(before._patience)
+            rollouts = self.schedule.batch(self._generate, self.update, self.version)
+            self.after = self.schedule.stream.position
+        except BaseException as error:
+            self._future.set_exception(error)  # raised where the batch is waited for
+        else:
+            self._future.set_result(rollouts)
+
+    def _generate(self, request: RolloutRequest) -> Any:
+        if self._abandoned:
+            raise RuntimeError(f"the samples for update {self.update} are no longer needed")
+        handle = self.rollout_worker.submit(request)
+        rollouts = handle.result(self._round)
+        self.seconds += handle.seconds
+        return rollouts
 
 
 @dataclass
@@ -47,8 +131,9 @@ class _Batch:
         except TimeoutError as error:
             missing = f": {error}" if str(error) else ""
             raise UserError(
-                f"timed out after {timeout:g} s (pipeline.timeout) waiting for the samples of update {self.update}, by "
-                f"weights v{self.version}{missing}; check the rollout workers' logs, or raise pipeline.timeout"
+                f"timed out after {timeout:g} s (async_rollout.timeout) waiting for the samples of update "
+                f"{self.update}, by weights v{self.version}{missing}; check the rollout workers' logs, or "
+                "raise async_rollout.timeout"
             ) from error
         return rollouts
 
@@ -71,7 +156,7 @@ class PipelinedSource:
         self,
         schedule: PromptSchedule,
         rollout_worker: AsyncRolloutWorker,
-        options: PipelineOptions,
+        options: AsyncRolloutOptions,
         *,
         steps: int,
         normaliser: Normaliser | None = None,
@@ -234,8 +319,9 @@ class PipelinedSource:
         assert self._floor is not None, "the loop has not begun"
         version = max(self._floor, update - 1 - self.options.lag)
         raise UserError(
-            f"timed out after {self.options.timeout:g} s (pipeline.timeout) waiting for weights v{version} to reach "
-            f"the rollout workers (update {update}); check the rollout workers' logs, or raise pipeline.timeout"
+            f"timed out after {self.options.timeout:g} s (async_rollout.timeout) waiting for weights v{version} to "
+            f"reach the rollout workers (update {update}); check the rollout workers' logs, or "
+            "raise async_rollout.timeout"
         )
 
     def _staleness(self, batch: _Batch) -> dict[str, float]:

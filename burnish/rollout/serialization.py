@@ -24,8 +24,6 @@ _TYPES = (
     Prompt, Quote, Requests, ResponseStats, Scored, ScoredResponses, Scores,
 )  # fmt: skip
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in _TYPES}
-ALIASES = {"Answered": "ScoredResponses", "Said": "ResponseStats"}  # in older checkpoints
-RENAMED = {"said": "stats"}  # fields, the same
 ONCE = (Features, Media, Prompt)  # rows may share these: they are stored once
 
 
@@ -94,5 +92,4 @@ def _object(plain: Any, shared: list[Any]) -> Any:
         return {name: _object(item, shared) for name, item in plain["items"].items()}
     if kind == "bytes":
         return plain["data"].numpy().tobytes()
-    fields = {RENAMED.get(name, name): _object(value, shared) for name, value in plain["fields"].items()}
-    return KINDS[ALIASES.get(kind, kind)](**fields)
+    return KINDS[kind](**{name: _object(value, shared) for name, value in plain["fields"].items()})

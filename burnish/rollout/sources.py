@@ -136,7 +136,7 @@ def refuse_ahead(state: dict[str, Any]) -> None:
     if state.get("ahead"):
         raise UserError(
             f"the checkpoint holds {len(state['ahead'])} batches that were sampled ahead, which this run would not "
-            "use; resume with the runtime=ray and the pipeline.depth that it was made with"
+            "use; resume with the runtime=ray and the async_rollout.depth that it was made with"
         )
 
 

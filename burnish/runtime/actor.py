@@ -18,7 +18,7 @@ from typing import Any
 
 import ray
 
-from burnish.runtime.faults import device_failure
+from burnish.runtime.calls import device_failure
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from typing import Any, Self
 import ray
 
 from burnish.runtime.actor import BESIDE, LIFE, RankInfo, WorkerProcess, directory, environment
-from burnish.runtime.calls import POLL, Call
-from burnish.runtime.faults import RestartLimit, WorkerDied, WorkerTimeout
-from burnish.runtime.pools import Pool
+from burnish.runtime.calls import POLL, Call, RestartLimit, WorkerDied, WorkerTimeout
+from burnish.runtime.cluster import Pool
 
 log = logging.getLogger(__name__)
 
+DAY = 86_400.0  # seconds after which a restart no longer counts
 LINES: dict[str, Any] = {"concurrency_groups": {BESIDE: 1, LIFE: 1}}  # of calls that do not wait for each other
 
 
@@ -113,30 +113,17 @@ class ActorGroup:
     def submit(
         self, method: str, *arguments: Any, beside: bool = False, seconds: float | None = None, option: str = ""
     ) -> Call:
-        """Like ``call``, without waiting; see ``submit_each``. Arguments are sent to Ray's store only once."""
-        shared = [_stored(argument, len(self)) for argument in arguments]
-        return self.submit_each(method, [shared] * len(self), beside=beside, seconds=seconds, option=option)
-
-    def submit_each(
-        self,
-        method: str,
-        arguments: Sequence[Sequence[Any]],
-        *,
-        beside: bool = False,
-        seconds: float | None = None,
-        option: str = "",
-    ) -> Call:
-        """Call a method of all workers, each with its own arguments, without waiting.
+        """Like ``call``, without waiting. Arguments are sent to Ray's store only once.
 
         Args:
             method: of the workers.
-            arguments: one row per rank. A reference to a stored object arrives as that object.
+            arguments: of the method. A reference to a stored object arrives as that object.
             beside: run it while another call goes on, not after it. The method has to stand that.
             seconds: deadline; None is ray.call_timeout.
             option: where the user sets that deadline, for messages.
         """
-        assert len(arguments) == len(self), f"{len(arguments)} rows of arguments, {len(self)} workers"
-        responses = {rank: self._ask(rank, method, row, beside, 1) for rank, row in enumerate(arguments)}
+        shared = [_stored(argument, len(self)) for argument in arguments]
+        responses = {rank: self._ask(rank, method, shared, beside, 1) for rank in range(len(self))}
         return self._call(method, responses, seconds, option)
 
     def submit_one(
@@ -149,7 +136,7 @@ class ActorGroup:
         seconds: float | None = None,
         option: str = "",
     ) -> Call:
-        """Like ``call_one``, without waiting; see ``submit_each``.
+        """Like ``call_one``, without waiting; see ``submit``.
 
         With ``keep`` the method gives a pair: its first half is the result, its second half stays in the object
         store, as ``kept[rank]`` of the call, where it outlives the worker.
@@ -186,7 +173,7 @@ class ActorGroup:
         """Replace one worker by a fresh one in the same place; what it held is gone.
 
         Raises:
-            RestartLimit: that happened too often (ray.max_restarts within ray.restart_window).
+            RestartLimit: that happened too often (ray.max_restarts within a day).
             Unschedulable: its machine was lost, and the cluster has no other in time.
             WorkerTimeout: it takes too long.
         """
@@ -216,17 +203,17 @@ class ActorGroup:
         """Count one.
 
         Raises:
-            RestartLimit: there were too many in the last ray.restart_window seconds.
+            RestartLimit: there were too many in the last day.
         """
         options, now = self.pool.options, time.monotonic()
         self.restarts += 1
-        self._counted = [then for then in self._counted if now - then < options.restart_window] + [now]
+        self._counted = [then for then in self._counted if now - then < DAY] + [now]
         if len(self._counted) > options.max_restarts:
             why = f"; the last time: {self.ended}" if self.ended else ""
             raise RestartLimit(
                 f"workers of pool {self.name} had to be replaced {len(self._counted)} times "
-                f"(ray.max_restarts={options.max_restarts}) within {options.restart_window:g} s (ray.restart_window)"
-                f"{why}; look for the cause in Ray's logs, and start the same command again to resume"
+                f"(ray.max_restarts={options.max_restarts}) within a day{why}; "
+                "look for the cause in Ray's logs, and start the same command again to resume"
             )
 
     def _start(self, ranks: Sequence[int]) -> None:

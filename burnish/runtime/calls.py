@@ -1,7 +1,10 @@
-"""Calls of workers that are waited for: every wait has a deadline and fails fast when a worker dies."""
+"""Calls of workers that are waited for, and what can go wrong: workers die, their devices fail, or they are late.
+
+Every wait has a deadline and fails fast when a worker dies. Errors of a worker's own code come back as they are."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,11 +13,59 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import NodeDiedError, RayActorError, RayError, RayTaskError, WorkerCrashedError
 
-from burnish.runtime.faults import WorkerDied, WorkerTimeout, device_failure
+from burnish.utils.errors import UserError
 
 POLL = 1.0  # seconds between checks, so that Ctrl-C is heard
 GRACE = 1.0  # seconds in which it may turn out that an error of one worker came from another's death
 GONE = (RayActorError, WorkerCrashedError, NodeDiedError)
+TYPES = ("AcceleratorError", "DistBackendError")  # of PyTorch: what CUDA or NCCL say
+DEVICE = re.compile(
+    r"(?:CUDA|HIP|NCCL|RCCL) (?:driver )?error|uncorrectable ECC|unspecified launch failure"
+    r"|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError"
+    r"|(?:CUBLAS|CUDNN|CUSOLVER)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)"
+)
+MEMORY = ("OutOfMemoryError", "out of memory")  # the same again after a restart
+
+
+class WorkerDied(RuntimeError):
+    """A worker's process is gone, and with it what it held; it can be started again."""
+
+    def __init__(self, pool: str, rank: int, reason: str) -> None:
+        super().__init__(f"worker {rank} of pool {pool} died: {reason}")
+        self.pool, self.rank, self.reason = pool, rank, reason
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, str]]:
+        return type(self), (self.pool, self.rank, self.reason)
+
+
+class WorkerTimeout(UserError):
+    """A worker did not answer in time."""
+
+    def __init__(self, message: str, pool: str = "") -> None:
+        """Args: ``pool`` of the worker, if another process might do better: not where it was too slow to start."""
+        super().__init__(message)
+        self.pool = pool
+
+
+class Unschedulable(UserError):
+    """The cluster can't hold the pools."""
+
+
+class RestartLimit(UserError):
+    """Workers died too often."""
+
+
+def device_failure(error: BaseException) -> str:
+    """What a device or the connection between devices said, after which a process can't use it; "" for other errors.
+
+    Running out of memory is none: it would happen again.
+    """
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, UserError) or any(word in text for word in MEMORY):
+        return ""
+    if type(error).__name__ not in TYPES and not DEVICE.search(str(error)):
+        return ""
+    return " ".join(text.split())[:300].rstrip(". ")
 
 
 class Watched(Protocol):

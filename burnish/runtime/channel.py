@@ -44,7 +44,8 @@ class Channel:
             RuntimeError: not all joined in time.
         """
         self.device = torch.device(device)
-        self._seconds, self._gone = seconds, threading.Event()
+        self.seconds, self._gone = seconds, threading.Event()
+        self._begun: tuple[Any, Tensor] | None = None  # a broadcast, and the bucket that it needs
         store.set_timeout(timedelta(seconds=seconds))
         self._store = dist.PrefixStore("members", store)
         if self.device.type == "cuda":
@@ -56,26 +57,28 @@ class Channel:
             self._group = dist.ProcessGroupGloo(self._store, rank, size, timedelta(seconds=seconds))
 
     def broadcast(self, bucket: Tensor) -> None:
-        """Send rank 0's bytes into everybody's ``bucket``: uint8, as long everywhere, on the channel's device.
+        """Begin to send rank 0's bytes into everybody's ``bucket``, when the one before is there.
 
-        On a GPU it runs on the thread's present stream, and this thread waits for it alone.
+        Args:
+            bucket: uint8, as long everywhere, on the channel's device; left alone until ``finish``.
 
         Raises:
             RuntimeError: a member is gone, has given up, or is too slow.
         """
+        self.finish()
         if self._gone.is_set():
             raise RuntimeError(GIVEN_UP)
-        work = self._group.broadcast([bucket], dist.BroadcastOptions())
-        if self.device.type == "cuda":
-            work.wait()  # by the stream, not by this thread
-            event = torch.cuda.Event()
-            event.record()
-            self._await(event.query)
-            if self._gone.is_set():  # which ended what was on its way, too
-                raise RuntimeError(GIVEN_UP)
-        else:
-            self._await(work.is_completed)
-            work.wait()  # raises what went wrong
+        self._begun = self._group.broadcast([bucket], dist.BroadcastOptions()), bucket
+
+    def finish(self) -> None:
+        """Wait for the broadcast that was begun last; raises as ``broadcast`` does. This thread waits for it alone."""
+        if self._begun is None:
+            return
+        (work, _), self._begun = self._begun, None
+        self._await(work.is_completed)
+        if self._gone.is_set():  # which ended what was on its way, too
+            raise RuntimeError(GIVEN_UP)
+        work.wait()  # raises what went wrong, and has the present stream of a GPU wait
 
     def abort(self) -> None:
         """Give up, for all members: a broadcast that waits for one that is dead ends by an error."""
@@ -104,9 +107,9 @@ class Channel:
                     self.abort()
             if self._gone.is_set():
                 raise RuntimeError(GIVEN_UP)
-            if now > begun + self._seconds:
+            if now > begun + self.seconds:
                 self.abort()
-                raise RuntimeError(f"timed out after {self._seconds:g} s waiting for a member of the channel")
+                raise RuntimeError(f"timed out after {self.seconds:g} s waiting for a member of the channel")
             time.sleep(PAUSE)
 
     def _others_gave_up(self) -> bool:

@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: a running one by its address, or one that is started for the run alone and stopped."""
+"""The Ray cluster of a run and the pools on it: whether it can hold them, and how they are reserved."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray._private import ray_constants
+from ray.exceptions import RayError
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from burnish.options.cluster import PoolsOptions, RayOptions
-from burnish.runtime.capacity import Need, Node, lacking, needs
-from burnish.runtime.faults import Unschedulable
-from burnish.runtime.pools import Pool
+from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions
+from burnish.runtime.actor import environment
+from burnish.runtime.calls import Unschedulable
+from burnish.training.profiling import gpu_bytes
 from burnish.utils.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -29,8 +34,178 @@ log = logging.getLogger(__name__)
 LOCAL = "local"
 ATTEMPTS = 3  # Ray gives its own helpers 15 seconds, whatever the machine is busy with
 ANSWER = 10.0  # seconds that a machine may take to answer at all
-POLL = 1.0  # seconds between looks at a cluster that machines may still join, and at its head
+POLL = 1.0  # seconds between checks, so that Ctrl-C is heard
 HEAD_GONE = 15  # seconds after which Ray ends all processes of a run's own cluster whose head is gone: it stays gone
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a pool takes: N machines, all different, with N processes on each."""
+
+    pool: str
+    nodes: int
+    processes: int  # on each machine
+    cpus: float  # of each process
+    gpus: float
+
+    @classmethod
+    def of(cls, pool: str, options: PoolOptions, *, gpus_there: bool) -> Need:
+        """What a pool takes on a cluster that has GPUs, or has none."""
+        cuda = options.device == "cuda" or bool(options.gpus)
+        cuda |= options.device == "auto" and options.gpus is None and gpus_there
+        gpus = options.gpus if options.gpus is not None else float(cuda)
+        return cls(pool=pool, nodes=options.nodes, processes=options.processes, cpus=options.cpus, gpus=gpus)
+
+    @property
+    def device(self) -> str:
+        """What its processes compute on: cpu or cuda."""
+        return "cuda" if self.gpus else "cpu"
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """Ray's resources on each machine."""
+        every = {"CPU": self.cpus * self.processes, "GPU": self.gpus * self.processes}
+        return {name: amount for name, amount in every.items() if amount}
+
+    def __str__(self) -> str:
+        where = f"{self.nodes} machines, each with" if self.nodes > 1 else "a machine with"
+        return f"{where} {amounts(self.bundle)}"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of the cluster and what it has, whoever uses it."""
+
+    address: str
+    cpus: float
+    gpus: float
+
+    def holds(self, need: Need) -> bool:
+        """Whether it could hold its share of a pool if nothing else were there."""
+        return self.cpus >= need.bundle.get("CPU", 0) and self.gpus >= need.bundle.get("GPU", 0)
+
+    def __str__(self) -> str:
+        return f"{self.address} with {amounts({'CPU': self.cpus, 'GPU': self.gpus})}"
+
+
+def needs(pools: PoolsOptions, *, gpus_there: bool) -> list[Need]:
+    """What every pool takes."""
+    return [Need.of(name, options, gpus_there=gpus_there) for name, options in pools.by_name().items()]
+
+
+def lacking(needed: Sequence[Need], nodes: Sequence[Node]) -> list[str]:
+    """Why the pools can't all be on the machines, one sentence per reason; nothing if that is not certain."""
+    complaints = []
+    there = f"the cluster has {'; '.join(map(str, nodes)) or 'no machine'}"
+    for need in needed:
+        fitting = sum(node.holds(need) for node in nodes)
+        if fitting < need.nodes:
+            found = f"only {fitting} of {len(nodes)} machines {'has' if fitting == 1 else 'have'} that"
+            complaints.append(
+                f"pool {need.pool} needs {need}, but {found}: {there}; lower pools.{need.pool}.nodes, .processes, "
+                ".cpus or .gpus, or let more machines join the cluster"
+            )
+    if complaints:
+        return complaints
+    for name, kept in (("CPU", "cpus"), ("GPU", "gpus")):
+        parts = {need.pool: need.nodes * need.bundle.get(name, 0) for need in needed}
+        total = sum(getattr(node, kept) for node in nodes)
+        if sum(parts.values()) > total:
+            each = ", ".join(f"{pool} {amount:g}" for pool, amount in parts.items() if amount)
+            complaints.append(
+                f"the pools need {amounts({name: sum(parts.values())})} together ({each}), but the cluster has "
+                f"{total:g}; lower processes or {kept} of a pool, or let more machines join the cluster"
+            )
+    return complaints
+
+
+def amounts(resources: dict[str, float]) -> str:
+    """Resources in words."""
+    return " and ".join(f"{value:g} {name}{'' if value == 1 else 's'}" for name, value in resources.items())
+
+
+class Pool:
+    """One bundle of resources per machine; ranks fill one machine after the other."""
+
+    def __init__(self, need: Need, options: RayOptions, lacking: Callable[[], str]) -> None:
+        """Ask for capacity.
+
+        Args:
+            need: what the pool takes.
+            options: of the cluster.
+            lacking: says why the pools can't be placed, where that is certain.
+        """
+        self.need, self.options = need, options
+        self._lacking = lacking
+        strategy = "STRICT_SPREAD" if need.nodes > 1 else "PACK"
+        name = f"burnish-{need.pool}-{uuid.uuid4().hex[:8]}"  # shown by Ray, which wants it only once
+        self._group = placement_group([need.bundle] * need.nodes, strategy=strategy, name=name)
+
+    @property
+    def name(self) -> str:
+        """train, rollout or reward."""
+        return self.need.pool
+
+    @property
+    def size(self) -> int:
+        """Processes."""
+        return self.need.nodes * self.need.processes
+
+    def wait(self) -> None:
+        """Return when all its machines are there.
+
+        Raises:
+            Unschedulable: they are not in time.
+        """
+        deadline = time.monotonic() + self.options.placement_timeout
+        while not self._group.wait(POLL):
+            if time.monotonic() > deadline:
+                raise self.unschedulable()
+
+    def placed(self) -> bool:
+        """Whether all its machines are there now; one that was lost takes Ray seconds to notice."""
+        return bool(placement_group_table(self._group)["state"] == "CREATED")
+
+    def machines(self) -> set[str]:
+        """Ids of its machines, as far as they are known now; see ``placed``."""
+        return set(placement_group_table(self._group)["bundles_to_node_id"].values())
+
+    def lost(self, machines: set[str]) -> bool:
+        """Whether one of some machines is dead now."""
+        return any(node["NodeID"] in machines and not node["Alive"] for node in ray.nodes())
+
+    def unschedulable(self) -> Unschedulable:
+        """The error of one that was not placed in time, with what the cluster lacks."""
+        free = {name: value for name, value in ray.available_resources().items() if name in ("CPU", "GPU")}
+        why = self._lacking() or f"others use what it needs: {amounts(free) or 'nothing'} of the whole cluster is free"
+        return Unschedulable(
+            f"timed out after {self.options.placement_timeout:g} s (ray.placement_timeout) waiting for the cluster to "
+            f"place pool {self.name}, which needs {self.need}; {why}"
+        )
+
+    def gpu_memory(self) -> int | None:
+        """Bytes of memory of a GPU of its first machine; None where it has none, or none that answers."""
+        need = self.need
+        if not need.gpus:
+            return None
+        asked = ray.remote(num_cpus=need.cpus, num_gpus=need.gpus, max_retries=0)(gpu_bytes).options(
+            scheduling_strategy=self.strategy(0),
+            runtime_env={"env_vars": environment(need.cpus, need.gpus, self.options.runtime_env)},
+        )
+        try:
+            found: int | None = ray.get(asked.remote(), timeout=self.options.start_timeout)
+        except RayError as error:
+            log.warning("the memory of GPUs of pool %s is unknown: %s", self.name, str(error).strip().split("\n")[-1])
+            return None
+        return found
+
+    def strategy(self, rank: int) -> PlacementGroupSchedulingStrategy:
+        """Where a rank is to be."""
+        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank // self.need.processes)
+
+    def close(self) -> None:
+        """Give the capacity back; processes that still run there are killed."""
+        remove_placement_group(self._group)
 
 
 class Cluster:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ray.exceptions import ObjectLostError
 
@@ -19,24 +19,22 @@ from burnish.controller import Controller
 from burnish.rewards.scoring import RewardsFailing
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.pipelined import PipelinedSource
+from burnish.rollout.requests import RolloutRequest, split
 from burnish.rollout.sources import OnlineSource, SavedSource, Source
 from burnish.runtime.actor_group import ActorGroup
-from burnish.runtime.calls import Call
-from burnish.runtime.cluster import cluster
-from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
-from burnish.runtime.pools import Pool
-from burnish.runtime.prompt_numbers import PromptNumbers
+from burnish.runtime.calls import Call, RestartLimit, Unschedulable, WorkerDied, WorkerTimeout, all_done
+from burnish.runtime.cluster import Pool, cluster
 from burnish.runtime.reward_pool import reward_group
-from burnish.runtime.rollout_actor import RolloutActor
 from burnish.runtime.rollout_pool import RolloutPool
-from burnish.runtime.trainer_actor import TrainerActor
-from burnish.runtime.trainer_group import RankSource, TrainerGroup, TrainerRolloutWorker, cancelled
-from burnish.runtime.weight_stream import Mismatch
+from burnish.runtime.transfer import PromptNumbers, joined
 from burnish.runtime.weight_sync import WeightSync
+from burnish.runtime.weights import Mismatch
+from burnish.runtime.workers import RolloutActor, TrainerActor
 from burnish.training.profiling import nsight
-from burnish.training.ranks import SINGLE_RANK, RanksLost
-from burnish.types.rollout import Collected
+from burnish.training.ranks import RanksLost
+from burnish.types.rollout import Collected, RemoteBatch, Rollouts
 from burnish.utils.errors import Cancelled
+from burnish.utils.timer import Stopwatch
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +47,117 @@ ENDS = (
 )  # after which nobody can sample any more, though the trainer is well
 
 
+class TrainerGroup:
+    """Every verb is one call of all ranks; what it works on stays with them until the next one."""
+
+    def __init__(
+        self, ranks: ActorGroup, watch: Stopwatch, published: Callable[[int], None], numbers: PromptNumbers
+    ) -> None:
+        """Args: ``published`` brings a version from the ranks to whoever samples; ``numbers`` are the prompts'."""
+        self.ranks, self.watch, self.published, self.numbers = ranks, watch, published, numbers
+        self.version = 0  # that was published last
+        self.credited: list[float] | None = None  # advantage of each sample of the last batch
+
+    def annotate(self, scored: Collected) -> None:
+        """Hand the batch out, by reference, and add what needs a forward pass."""
+        self.ranks.call("annotate", None if isinstance(scored, RemoteBatch) else self.numbers.numbered(scored))
+
+    def credit(self, annotated: None) -> tuple[None, Metrics]:
+        """Rewards to training signal."""
+        metrics, self.credited = self.ranks.call("credit")[0]
+        return None, metrics
+
+    def update(self, batch: None, update: int) -> Metrics:
+        """Learn."""
+        found = self.ranks.call("update", update)
+        metrics, seconds, _ = found[0]
+        self.watch.add(seconds, {f"train {rank}": spans for rank, (_, _, spans) in enumerate(found)})
+        return dict(metrics)
+
+    def publish(self, version: int) -> None:
+        """Sample with these weights from now on."""
+        self.ranks.call("assembly.workers.publish", version)
+        self.version = version
+        self.published(version)
+
+
+class TrainerRolloutWorker:
+    """The ranks sample themselves, each its part, with weights that are gathered for that long."""
+
+    def __init__(
+        self,
+        ranks: ActorGroup,
+        watch: Stopwatch,
+        stop: Callable[[], bool],
+        numbers: PromptNumbers,
+        *,
+        together: int = 1,
+    ) -> None:
+        """Args: ``stop`` says whether samples that nobody has learned from are to be cancelled; ``numbers`` are the
+        prompts'; ``together`` is how many neighbouring ranks draw the same, of which the first one answers."""
+        self.ranks, self.watch, self.stop, self.numbers = ranks, watch, stop, numbers
+        self.together = together
+
+    def generate(self, request: RolloutRequest) -> Rollouts:
+        """Samples of the present weights.
+
+        Raises:
+            Cancelled: the run is to stop.
+        """
+        size = len(self.ranks) // self.together
+        groups: list[RolloutRequest | None] = [*split(self.numbers.numbered(request), size)]
+        groups += [None] * (size - len(groups))
+        parts = [part for part in groups for _ in range(self.together)]
+        calls = [self.ranks.submit_one(rank, "generate", part, keep=True) for rank, part in enumerate(parts)]
+        if cancelled(self.ranks, calls, self.stop):
+            raise Cancelled
+        found = [(call.result(), call.kept[rank]) for rank, call in enumerate(calls)]
+        rollouts, seconds = joined(found, self.numbers)
+        self.watch.add(seconds, {f"train {rank}": one.spans for rank, (one, _) in enumerate(found) if one is not None})
+        return rollouts
+
+
+def cancelled(ranks: ActorGroup, calls: Sequence[Call], stop: Callable[[], bool]) -> bool:
+    """Wait for calls of samples; if the run is to stop meanwhile, have the ranks cancel them: whether they did.
+
+    Raises:
+        Exception: see ``Call.results``.
+    """
+    cancel: list[Call] = []
+
+    def check() -> None:
+        if not cancel and stop():
+            cancel.append(ranks.submit("cancel", beside=True))
+
+    all_done(calls, check)
+    for call in cancel:
+        call.results()
+    return bool(cancel)
+
+
+class RankSource:
+    """What the ranks learn is data of the user: each rank reads the batch itself, and the driver learns its size."""
+
+    def __init__(self, ranks: ActorGroup) -> None:
+        self.ranks = ranks
+
+    def collect(self, update: int) -> RemoteBatch:
+        batch: RemoteBatch = self.ranks.call("collect", update)[0]
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the ranks save where their own streams stand."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing; see ``state_dict``."""
+
+
 class RayController(Controller):
     """The driver of a run: it leads the workers, and holds prompts and plans, but no networks and no samples."""
 
     def __init__(self, config: RunConfig, store: CheckpointStore) -> None:
-        super().__init__(config, store, SINGLE_RANK, role="controller", profiled=True)
+        super().__init__(config, store, role="controller")
         self.workers: TrainerGroup
         self._saving = 0.0
         self._numbers = PromptNumbers(lambda: self.assembly.train_prompts)
@@ -63,6 +167,9 @@ class RayController(Controller):
         self._end: Exception | None = None  # of a weight sync, until somebody is to sample
         self._stack = ExitStack()
         self._started = False  # whether there is a trainer
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         with self._stack:
@@ -89,7 +196,7 @@ class RayController(Controller):
         """Start all workers, which load what they need."""
         config, enter, pools = self.config, self._stack.enter_context, self._pools
         judges = enter(reward_group(pools["reward"], config)).handles if "reward" in pools else []
-        versions = config.pipeline.lag + 1
+        versions = config.async_rollout.lag + 1
         trained = config if config.pools.rollout is None else config.trainer_config
         self.trainers = enter(
             ActorGroup(
@@ -122,11 +229,11 @@ class RayController(Controller):
         if workers is not None:
             self.samplers = RolloutPool(
                 workers,
-                WeightSync(self.trainers, workers, config.ray.publication),
+                WeightSync(self.trainers, workers, config.ray.call_timeout),
                 config.ray,
-                needed=lambda version: version + 1 + config.pipeline.lag <= config.steps,
+                needed=lambda version: version + 1 + config.async_rollout.lag <= config.steps,
                 add_phases=self.watch.add,
-                stop=lambda: self.assembly.stop(),
+                stop=lambda: self.assembly.stop.asked(),
                 numbers=self._numbers,
             )
         self._source = self._make_source()
@@ -150,16 +257,20 @@ class RayController(Controller):
                 TrainerRolloutWorker(
                     self.trainers,
                     self.watch,
-                    lambda: self.assembly.stop(),
+                    lambda: self.assembly.stop.asked(),
                     self._numbers,
                     together=config.sharding.context_parallel,
                 ),
                 assembly.normaliser,
             )
-        if config.pipeline.depth == 0:
+        if config.async_rollout.depth == 0:
             return OnlineSource(assembly.prompt_schedule, self.samplers, assembly.normaliser)
         return PipelinedSource(
-            assembly.prompt_schedule, self.samplers, config.pipeline, steps=config.steps, normaliser=assembly.normaliser
+            assembly.prompt_schedule,
+            self.samplers,
+            config.async_rollout,
+            steps=config.steps,
+            normaliser=assembly.normaliser,
         )
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
@@ -170,10 +281,10 @@ class RayController(Controller):
         self._announce()
 
     def evaluate(self, target: Path | None, guidance: float | None) -> Metrics:
-        if self.assembly.stop():
+        if self.assembly.stop.asked():
             raise Cancelled
         call = self.trainers.submit("evaluate", target, guidance)
-        cancelled(self.trainers, [call], lambda: self.assembly.stop())
+        cancelled(self.trainers, [call], lambda: self.assembly.stop.asked())
         found: Metrics | None = call.results()[0]
         if found is None:
             raise Cancelled
@@ -183,15 +294,15 @@ class RayController(Controller):
         return self._save(update, score, unvalidated, self._source.state_dict())
 
     def validated(self, update: int, score: float | None) -> None:
-        self.trainers.call("validated", update, score)
+        self.trainers.call("controller.validated", update, score)
 
     def raise_failed(self) -> None:
         if self.config.checkpoint.asynchronous:
-            self.trainers.call("raise_failed")
+            self.trainers.call("controller.raise_failed")
 
     def settle(self) -> None:
         if self.config.checkpoint.asynchronous and self.trainers.ended is None:
-            self.trainers.call("settle")
+            self.trainers.call("controller.settle")
 
     def recover(self, error: Exception) -> None:
         """Start the trainer again after a loss of its ranks; before any other end, save what was learned."""

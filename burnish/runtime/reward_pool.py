@@ -14,9 +14,8 @@ from burnish.rewards.base import NOTHING, AnyReward, Given
 from burnish.rewards.scoring import Scorer
 from burnish.runtime.actor import RankInfo
 from burnish.runtime.actor_group import ActorGroup
-from burnish.runtime.calls import Call
-from burnish.runtime.faults import RestartLimit, WorkerDied
-from burnish.runtime.pools import Pool
+from burnish.runtime.calls import Call, RestartLimit, WorkerDied
+from burnish.runtime.cluster import Pool
 from burnish.training.profiling import Profiler, nsight
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores

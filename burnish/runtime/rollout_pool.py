@@ -1,7 +1,7 @@
 """The rollout pool as one rollout worker: work is shared out, and what a worker that died left undone is done again.
 
-Every worker gets its orders in a row: switch to a version, sample with it, switch to the next one. So an order needs
-no response to the one before it, and a worker that is replaced gets all orders that were not carried out once more.
+Every worker gets its orders in a row, and switches to the version of each. So an order needs no response to the one
+before it, and a worker that is replaced gets all orders that were not carried out once more.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ import ray
 from burnish.options.cluster import RayOptions
 from burnish.rollout.requests import RolloutRequest, split
 from burnish.runtime.actor_group import ActorGroup
-from burnish.runtime.calls import POLL, Call
-from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
-from burnish.runtime.prompt_numbers import PromptNumbers
-from burnish.runtime.rollout_result import RolloutResult, joined
+from burnish.runtime.calls import POLL, Call, RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
+from burnish.runtime.transfer import PromptNumbers, RolloutResult, joined
 from burnish.runtime.weight_sync import Broken, WeightSync
 from burnish.types.rollout import Rollouts
 from burnish.utils.errors import Cancelled
@@ -40,7 +38,6 @@ class Order:
     request: RolloutRequest
     rank: int
     call: Call = field(init=False)  # the last time that it was sent
-    switch: Call | None = None  # to the version that it needs, if the worker had another one
 
 
 @dataclass(eq=False)
@@ -49,8 +46,6 @@ class WorkerState:
 
     version: int | None = None  # of the weights that it has after all of its orders
     spare: int | None = None  # of those in its second buffer
-    switch: Call | None = None  # the last one, and to which version
-    switched_to: int = -1
     orders: list[Order] = field(default_factory=list)  # not finished yet, in a row
     replaced: int = 0  # how often
 
@@ -64,7 +59,7 @@ class PendingRollouts:
         self._rollouts: Rollouts | None = None
 
     def result(self, timeout: float) -> Rollouts:
-        """The complete batch, with pointers as its traces; see ``burnish.rollout.asynchronous.Handle``."""
+        """The complete batch, with pointers as its traces; see ``burnish.rollout.pipelined.Handle``."""
         if self._rollouts is None:
             deadline = time.monotonic() + timeout
             parts = [self.pool.finished(order, deadline) for order in self.orders]
@@ -76,7 +71,7 @@ class PendingRollouts:
 
 
 class RolloutPool:
-    """Samples with published versions of the weights; see ``burnish.rollout.asynchronous.AsyncRolloutWorker``."""
+    """Samples with published versions of the weights; see ``burnish.rollout.pipelined.AsyncRolloutWorker``."""
 
     def __init__(
         self,
@@ -103,7 +98,7 @@ class RolloutPool:
         self.workers, self.weight_sync, self.options = workers, weight_sync, options
         self._needed, self.add_phases, self._stop, self.numbers = needed, add_phases, stop, numbers
         self._states = [WorkerState() for _ in range(len(workers))]
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
         self._synced = False  # whether workers have got all weights once
         self._versions = range(0)  # that may be asked for
         self._failed: Exception | None = None  # why a worker could not be replaced
@@ -131,7 +126,7 @@ class RolloutPool:
         Raises:
             WorkerTimeout, RestartLimit, Unschedulable: a worker is not there any more.
         """
-        with self._changed:
+        with self._lock:
             if self._failed is not None:
                 raise self._failed
             if request.version not in self._versions:  # by a thread that does not know yet of ``reset``
@@ -147,14 +142,14 @@ class RolloutPool:
             for rank in range(len(orders), len(self._states)):  # nothing for them: their second buffer is needed again
                 if self._states[rank].spare == request.version:
                     self._ready(rank, request.version)
-            self._changed.notify_all()
+                    self.workers.submit_one(rank, "receiver.switch", request.version)
         return PendingRollouts(self, orders)
 
     def publish(self, version: int) -> dict[str, float]:
         """Bring the weights that the trainers hold to all workers, beside what they do: seconds by phase.
 
-        Weights that nobody will sample with are not sent. Those before have to be in use, since a
-        worker has one second buffer: what uses it is being sampled already, or about to be.
+        Weights that nobody will sample with are not sent. A worker has one second buffer: those before have to be in
+        use, by samples that are asked for already, or about to be.
 
         Raises:
             Mismatch: a worker does not hold what was sent.
@@ -162,9 +157,8 @@ class RolloutPool:
         """
         seconds: dict[str, float] = {}
         if self._needed(version):
-            self._await_spares(version)
             seconds = self._fill_spares(version)
-        with self._changed:
+        with self._lock:
             self._versions = range(self._versions.start if self._versions else version, version + 1)
         return seconds
 
@@ -178,7 +172,7 @@ class RolloutPool:
             except Exception as error:
                 self._recover(error, before)
             else:
-                with self._changed:
+                with self._lock:
                     if before == self._replaced():
                         self._synced = True
                         for state in self._states:
@@ -187,7 +181,7 @@ class RolloutPool:
             full = True
 
     def _replaced(self) -> list[int]:
-        with self._changed:
+        with self._lock:
             return [state.replaced for state in self._states]
 
     def _recover(self, error: Exception, before: list[int]) -> None:
@@ -203,7 +197,7 @@ class RolloutPool:
                 break
             else:
                 time.sleep(POLL)
-        with self._changed:
+        with self._lock:
             if before != self._replaced():
                 return
             if not isinstance(error, WorkerDied):
@@ -212,7 +206,7 @@ class RolloutPool:
 
     def reset(self) -> None:
         """Forget what was asked for: the trainers go on from an earlier point. What is under way leads nowhere."""
-        with self._changed:
+        with self._lock:
             self._states = [WorkerState() for _ in self._states]
             self._versions = range(0)
 
@@ -232,8 +226,6 @@ class RolloutPool:
                             f"worker {order.rank} of pool {self.workers.name} has not finished "
                             f"{len(order.request)} samples; check its log"
                         )
-                if order.switch is not None:
-                    self.weight_sync.switched(order.switch, order.request.version)
                 result: RolloutResult = call.result()
             except (WorkerDied, WorkerTimeout) as error:
                 if isinstance(error, WorkerTimeout):
@@ -242,52 +234,29 @@ class RolloutPool:
                     # it hangs: another one begins anew
                     deadline = max(deadline, time.monotonic() + self.options.call_timeout)
                     error = WorkerDied(self.workers.name, order.rank, str(error))
-                with self._changed:
+                with self._lock:
                     if order not in self._states[order.rank].orders:
                         raise error  # it was forgotten meanwhile
                     if order.call is call:  # else somebody has replaced the worker meanwhile
                         self._replace(order.rank, error)
                 continue
-            with self._changed:
+            with self._lock:
                 with contextlib.suppress(ValueError):  # it was forgotten meanwhile
                     self._states[order.rank].orders.remove(order)
             return result, call.kept[order.rank]
 
-    def _await_spares(self, version: int) -> None:
-        limit = self.options.call_timeout
-
-        def free() -> bool:
-            return all(state.spare is None or not self._needed(state.spare) for state in self._states)
-
-        with self._changed:
-            if not self._changed.wait_for(free, limit):
-                raise WorkerTimeout(
-                    f"timed out after {limit:g} s (ray.call_timeout) waiting for the rollout workers to use the "
-                    f"weights before v{version}; check their logs"
-                )
-            last = [(state.switch, state.switched_to) for state in self._states]
-        for switch, to in last:
-            if switch is not None:
-                with contextlib.suppress(WorkerDied):  # which the weight sync finds out, too
-                    self.weight_sync.switched(switch, to)
-
     def _send(self, order: Order) -> None:
-        order.switch = self._ready(order.rank, order.request.version)
+        self._ready(order.rank, order.request.version)
         order.call = self.workers.submit_one(order.rank, "generate", order.request, keep=True)
 
-    def _ready(self, rank: int, version: int) -> Call | None:
-        """Have a worker sample with a version from its next order on: the call that makes it, if one is needed."""
+    def _ready(self, rank: int, version: int) -> None:
+        """See that a worker has the weights of a version for its next order, which switches to them."""
         state = self._states[rank]
         if state.version == version:
-            return None
-        switch = None
-        if state.spare == version:
-            switch = state.switch = self.weight_sync.switch(rank, version)
-            state.switched_to = version
-        else:
-            self.weight_sync.send_to(rank, version)
+            return
+        if state.spare != version:
+            self.weight_sync.send(version, full=True, to=[rank])
         state.version, state.spare = version, None
-        return switch
 
     def _replace(self, rank: int, error: WorkerDied) -> None:
         """Replace a worker, and give the new one its orders again.
@@ -295,7 +264,7 @@ class RolloutPool:
         Raises:
             WorkerDied: the same, where it is about another pool.
         """
-        with self._changed:
+        with self._lock:
             state = self._states[rank]
             while True:
                 if error.pool != self.workers.name:
@@ -303,7 +272,7 @@ class RolloutPool:
                 if self._failed is not None:
                     raise self._failed
                 log.warning("%s; it is replaced, and samples again what was not finished", error)
-                state.version = state.spare = state.switch = None
+                state.version = state.spare = None
                 state.replaced += 1
                 try:
                     self.workers.restart(rank)

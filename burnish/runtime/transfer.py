@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import pickle
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -14,17 +16,68 @@ import ray
 import torch
 from torch import Tensor
 
+from burnish.rollout.requests import RolloutRequest, join
+from burnish.rollout.serialization import deserialize, serialize
+from burnish.tasks import Assembly
 from burnish.types.batch import Batch, shared
 from burnish.types.columns import Column, Here, LazyTensors, once_each, those_used
 from burnish.types.completion import Features, Lengths
 from burnish.types.media import Media
+from burnish.types.prompt import Prompt
+from burnish.types.rollout import Denoising, Rollouts
 from burnish.utils.spool import Unread
+from burnish.utils.timer import Span
 
 SMALL = 4096  # bytes; shorter tensors travel inside the head
 SMALL_ROW = 64  # bytes; shorter rows are numbers, which all ranks read
 LONG = 10**6  # seconds that rows of a batch may be waited for where nobody said otherwise
-
 T = TypeVar("T")
+
+
+class PromptNumbers:
+    """Prompts of the training data by their place in it, which every process reads alike.
+
+    A prompt whose media are files is as short as its number would be, and travels as it is; so does one that came from
+    a checkpoint.
+    """
+
+    def __init__(self, prompts: Callable[[], Sequence[Prompt]]) -> None:
+        """Args: ``prompts`` reads the training data, where a process has not done so yet."""
+        self._read = prompts
+
+    @cached_property
+    def _prompts(self) -> Sequence[Prompt]:
+        return self._read()
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {id(prompt): place for place, prompt in enumerate(self._prompts) if _embeds(prompt)}
+
+    def numbered(self, batch: T) -> T:
+        """The same with numbers in place of prompts."""
+        return self._with(batch, lambda prompts: [self._number(one) for one in prompts])
+
+    def named(self, batch: T) -> T:
+        """The opposite."""
+        return self._with(
+            batch, lambda prompts: [self._prompts[one] if isinstance(one, int) else one for one in prompts]
+        )
+
+    def _number(self, prompt: Prompt) -> int | Prompt:
+        return self._places.get(id(prompt), prompt) if _embeds(prompt) else prompt
+
+    def _with(self, batch: T, change: Callable[[Sequence[Any]], list[Any]]) -> T:
+        given: Any = batch
+        changed: T = replace(given, prompts=change(given.prompts))
+        if isinstance(changed, RolloutRequest):
+            changed.ahead = change(changed.ahead)
+        return changed
+
+
+def _embeds(prompt: Prompt) -> bool:
+    """Whether pictures, videos or sounds are in the prompt itself."""
+    media = (*prompt.media, *(one for _, one in prompt.inputs))
+    return any(one.data is not None or one.frames for one in media)
 
 
 @dataclass(frozen=True)
@@ -305,3 +358,71 @@ def resolved(batch: T, *, seconds: float) -> T:
     inner = {name: resolved(value, seconds=seconds) for name, value in values.items()}
     changed = {name: value for name, value in inner.items() if value is not values[name]}
     return dataclasses.replace(batch, **changed) if changed else batch  # type: ignore[type-var]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutResult:
+    """What the driver gets of rollouts that a worker has made."""
+
+    rollouts: Any  # without their traces
+    lengths: Lengths | None
+    seconds: float  # that it took
+    phases: dict[str, float]  # seconds by name
+    spans: list[Span]  # what it did when
+
+
+def joined(
+    parts: Sequence[tuple[RolloutResult | None, ray.ObjectRef[Any]]], numbers: PromptNumbers
+) -> tuple[Rollouts, dict[str, float]]:
+    """A batch of parts that were made at once, and seconds by phase: of every phase the longest.
+
+    Args:
+        parts: results, and references to their traces, each a ``Packed``, to which the batch has pointers; None is
+            the result of a worker that had nothing to do.
+        numbers: of the prompts.
+    """
+    found = [(result, trace) for result, trace in parts if result is not None]
+    rollouts = [_pointing(one.rollouts, Stored(trace, len(one.rollouts)), one.lengths) for one, trace in found]
+    names = {name for one, _ in found for name in one.phases}
+    return numbers.named(join(rollouts)), {name: max(one.phases.get(name, 0.0) for one, _ in found) for name in names}
+
+
+def generate(
+    assembly: Assembly, request: RolloutRequest | None, numbers: PromptNumbers
+) -> tuple[RolloutResult | None, Packed | None]:
+    """Sample and score in this process, if there is anything to; the second half is for the object store."""
+    start = time.perf_counter()
+    rollouts = assembly.generate(None if request is None else numbers.named(request))
+    if rollouts is None:
+        return None, None
+    trace: Any = rollouts.trace
+    packed = pack(trace.put_away() if isinstance(trace, Denoising) else trace)
+    result = RolloutResult(
+        rollouts=numbers.numbered(replace(rollouts, trace=None)),
+        lengths=rollouts.lengths,
+        seconds=time.perf_counter() - start,
+        phases=assembly.watch.drain(),
+        spans=assembly.watch.take_spans(),
+    )
+    return result, packed
+
+
+def to_save(source: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The state of a source with batches that were sampled ahead, their traces in this process, fit to be saved."""
+    ahead = [serialize(resolved(rollouts, seconds=seconds)) for rollouts in source.get("ahead", [])]
+    return source | {"ahead": ahead} if ahead else source
+
+
+def from_saved(source: dict[str, Any]) -> dict[str, Any]:
+    """The opposite of ``to_save``: the traces are in the object store, and belong to this process."""
+    ahead: list[Any] = [deserialize(plain) for plain in source.get("ahead", [])]
+    placed = [_pointing(rollouts, Stored.put(rollouts.trace), rollouts.lengths) for rollouts in ahead]
+    return source | {"ahead": placed} if placed else source
+
+
+def _pointing(rollouts: Any, stored: Stored, lengths: Lengths | None) -> Rollouts:
+    pointers = Pointers.to_all(stored)
+    if lengths is not None:
+        pointers = ResponsePointers(part=pointers.part, row=pointers.row, stored=pointers.stored, lengths=lengths)
+    found: Rollouts = replace(rollouts, trace=pointers)
+    return found

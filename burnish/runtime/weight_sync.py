@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from contextlib import suppress
 
-from ray.exceptions import GetTimeoutError, ObjectLostError
-
-from burnish.options.cluster import WeightSyncOptions
 from burnish.runtime.actor_group import ActorGroup
-from burnish.runtime.calls import Call, all_done
+from burnish.runtime.calls import WorkerDied, WorkerTimeout, all_done
 from burnish.runtime.channel import device_for
-from burnish.runtime.faults import WorkerDied, WorkerTimeout
-from burnish.runtime.weight_stream import Layout, Mismatch
-from burnish.runtime.weight_transfer import WeightAck, WeightPayload
+from burnish.runtime.weights import Entry, Mismatch, Transfer
 
-OPTION = "ray.publication.timeout"
-REMEMBERED = 1000  # versions whose hashes are kept
 ABORT = 30.0  # seconds that the sender may take to give up
-STORED = 2  # buckets up to which carrier=auto takes the object store
 
 
 class Broken(RuntimeError):
@@ -27,141 +21,89 @@ class Broken(RuntimeError):
 class WeightSync:
     """From workers that have a ``Sender`` as ``sender`` to workers that have a ``Receiver`` as ``receiver``.
 
-    ``send`` brings a version into the receivers' second buffers, beside what they do; ``switch`` makes them sample
-    with it, after what they do.
+    A version comes into the receivers' second buffers, beside what they do.
     """
 
-    def __init__(self, trainers: ActorGroup, samplers: ActorGroup, options: WeightSyncOptions) -> None:
-        self.trainers, self.samplers, self.options = trainers, samplers, options
-        self._joined: tuple[int, int] | None = None  # restarts of both sides when the channel was opened
-        self._digests: dict[int, str] = {}
-        self._received: dict[str, str] | None = None  # types of the receivers' tensors
+    def __init__(self, trainers: ActorGroup, samplers: ActorGroup, seconds: float) -> None:
+        """Args: ``seconds`` that joining, and each broadcast, may take."""
+        self.trainers, self.samplers, self.seconds = trainers, samplers, seconds
+        self._one_at_a_time = threading.Lock()
+        self._joined: object = None  # restarts of both sides and the receivers, when the channel was opened
+        self._types: object = None  # of the receivers' tensors by name: weights travel in these
 
-    def send(self, version: int, *, full: bool) -> dict[str, float]:
-        """Bring what the trainers hold now to every receiver: seconds of gather, transfer, load and check.
+    def send(self, version: int, *, full: bool, to: Sequence[int] | None = None) -> dict[str, float]:
+        """Bring a version to receivers: seconds of gather, transfer, load and check.
 
         Args:
-            version: of it.
+            version: what the trainers hold now, or one before that they have kept.
             full: send what is never trained, too: a fresh receiver needs all.
+            to: the receivers; None is all.
 
         Raises:
             Mismatch: a receiver does not hold what was sent; the message names the first tensor that differs.
             WorkerDied, WorkerTimeout: a worker is lost or too slow. When a receiver died, replace it and send again.
             Broken: the same, where it is not known who died.
         """
-        layout: Layout = self._all(self.trainers, "sender.layout", full).results()[0]
-        layout = layout.cast(self._types())
-        if self._transport(layout) == "store":
-            payload, acks = self._store(version, full)
-        else:
-            payload, acks = self._broadcast(version, full, layout)
-        for rank, ack in enumerate(acks):
-            payload.fingerprint.check(ack.fingerprint, self._name(rank))
-        self._digests[version] = payload.fingerprint.digest
-        self._digests.pop(version - REMEMBERED, None)
-        sides = [payload.seconds, *(ack.seconds for ack in acks)]  # all work at once, so the slowest counts
+        receivers = range(len(self.samplers)) if to is None else to
+        with self._one_at_a_time:
+            if self._types is None:
+                self._types = self.samplers.submit_one(receivers[0], "receiver.types", beside=True).result()
+            entries: list[Entry] = self.trainers.submit("sender.entries", full, self._types).results()[0]
+            sent, received = self._broadcast(version, entries, receivers)
+        for rank, transfer in zip(receivers, received, strict=True):
+            for entry, one, other in zip(entries, sent.checksums, transfer.checksums, strict=True):
+                if one != other:
+                    raise Mismatch(
+                        f"weight sync v{version}: tensor {entry} differs between the trainer and worker {rank} of pool "
+                        f"{self.samplers.name}: checksums {one:#x} and {other:#x}"
+                    )
+        sides = [sent.seconds, *(transfer.seconds for transfer in received)]  # at once, so the slowest counts
         return {phase: max(side.get(phase, 0.0) for side in sides) for phase in ("gather", "transfer", "load", "check")}
 
-    def _store(self, version: int, full: bool) -> tuple[WeightPayload, list[WeightAck]]:
-        sent = self._all(self.trainers, "sender.to_store", version, full, self._types())
-        payload = sent.results()[0]
-        received = self._all(
-            self.samplers, "receiver.from_store", payload, sent.left, beside=True, seconds=max(sent.left, 1.0)
-        )
+    def _broadcast(
+        self, version: int, entries: list[Entry], receivers: Sequence[int]
+    ) -> tuple[Transfer, list[Transfer]]:
+        members = self.trainers.restarts, self.samplers.restarts, receivers
+        if self._joined != members:
+            self._rendezvous(receivers)
+            self._joined = members
+        receiving = [
+            self.samplers.submit_one(rank, "receiver.receive", version, entries, beside=True) for rank in receivers
+        ]
+        sending = self.trainers.submit("sender.broadcast", version, entries)
         try:
-            return payload, received.results()
-        except GetTimeoutError as error:
-            raise WorkerTimeout(f"timed out ({OPTION}) waiting for weights from the object store: {error}") from error
-        except ObjectLostError as error:
-            raise WorkerDied(self.trainers.name, 0, f"the weights that it sent are gone: {error}") from error
-
-    def _broadcast(self, version: int, full: bool, layout: Layout) -> tuple[WeightPayload, list[WeightAck]]:
-        if self._joined != (self.trainers.restarts, self.samplers.restarts):
-            self._rendezvous()
-        received = self._all(self.samplers, "receiver.from_broadcast", version, layout, beside=True)
-        sent = self._all(self.trainers, "sender.broadcast", version, full, self._types())
-        try:
-            all_done([received, sent])
+            all_done([*receiving, sending])
         except BaseException as error:
             self._joined = None
             self._abort()
             if type(error) is RuntimeError:  # of torch.distributed, which has none of its own for this
                 raise Broken(f"weight sync v{version}: not received: {error}") from error
             raise
-        payload: WeightPayload = sent.results()[0]
-        if payload.broken:
+        sent: Transfer = sending.results()[0]
+        if sent.broken:
             self._joined = None
-            raise Broken(f"weight sync v{version}: not sent: {payload.broken}")
-        return payload, received.results()
-
-    def send_to(self, rank: int, version: int) -> None:
-        """Give one receiver all weights of a version that the trainers know, by the object store, and switch it."""
-        payload = self._all(self.trainers, "sender.to_store", version, True, self._types()).results()[0]
-        ack = self._one(self.samplers, rank, "receiver.from_store", payload, self.options.timeout, beside=True).result()
-        payload.fingerprint.check(ack.fingerprint, self._name(rank))
-        self._compare(self.switch(rank, version), version, payload.fingerprint.digest)
-
-    def switch(self, rank: int, version: int) -> Call:
-        """Make a receiver sample with a version that it holds, after what it is doing; see ``switched``."""
-        return self.samplers.submit_one(rank, "receiver.switch", version)
-
-    def switched(self, call: Call, version: int) -> None:
-        """Wait for a switch.
-
-        Raises:
-            Mismatch: the receiver holds something else.
-        """
-        self._compare(call, version, self._digests[version])
-
-    def _types(self) -> dict[str, str]:
-        """Types of the receivers' tensors by name: weights travel in these."""
-        if self._received is None:
-            own: Layout = self._one(self.samplers, 0, "receiver.layout", beside=True).result()
-            self._received = {entry.name: entry.dtype for entry in own.entries}
-        return self._received
+            raise Broken(f"weight sync v{version}: not sent: {sent.broken}")
+        return sent, [call.result() for call in receiving]
 
     def _abort(self) -> None:
         """Have the sender give up, or it would wait for a receiver that is dead until the deadline."""
         if self.trainers.ended is None:
             with suppress(WorkerDied, WorkerTimeout, RuntimeError):
-                self.trainers.submit_one(0, "sender.abort", beside=True, seconds=ABORT, option=OPTION).result()
+                self.trainers.submit_one(0, "sender.abort", beside=True, seconds=ABORT).result()
 
-    def _transport(self, layout: Layout) -> str:
-        if self.options.carrier != "auto":
-            return self.options.carrier
-        return "store" if layout.size <= STORED * self.options.bucket_mb * 2**20 else "broadcast"
-
-    def _rendezvous(self) -> None:
+    def _rendezvous(self, receivers: Sequence[int]) -> None:
         """Open a channel. Its members come from all sides at once, each waiting for the others."""
         for rank in self.samplers.dead():  # the trainer would wait for it
             raise WorkerDied(self.samplers.name, rank, "it died before a channel to it was opened")
-        seconds, size = self.options.timeout, 1 + len(self.samplers)
-        own = self._one(self.trainers, 0, "sender.place").result()
-        device = device_for([own, *self._all(self.samplers, "receiver.place", beside=True).results()])
+        seconds, size = self.seconds, 1 + len(receivers)
+        places = [self.trainers.submit_one(0, "sender.place")]
+        places += [self.samplers.submit_one(rank, "receiver.place", beside=True) for rank in receivers]
+        device = device_for([call.result() for call in places])
         address = self.trainers.address
-        port = self._one(self.trainers, 0, "sender.rendezvous", address, seconds).result()
-        rows = [(address, port, 1 + rank, size, device, seconds) for rank in range(len(self.samplers))]
-        joining = self.samplers.submit_each("receiver.join", rows, beside=True, seconds=seconds, option=OPTION)
-        all_done([joining, self._one(self.trainers, 0, "sender.join", size, device, seconds)])
-        self._joined = (self.trainers.restarts, self.samplers.restarts)
-
-    def _all(
-        self, group: ActorGroup, method: str, *arguments: object, beside: bool = False, seconds: float | None = None
-    ) -> Call:
-        limit = self.options.timeout if seconds is None else seconds
-        return group.submit(method, *arguments, beside=beside, seconds=limit, option=OPTION)
-
-    def _one(self, group: ActorGroup, rank: int, method: str, *arguments: object, beside: bool = False) -> Call:
-        return group.submit_one(rank, method, *arguments, beside=beside, seconds=self.options.timeout, option=OPTION)
-
-    def _name(self, rank: int) -> str:
-        return f"worker {rank} of pool {self.samplers.name}"
-
-    def _compare(self, switch: Call, version: int, digest: str) -> None:
-        found = switch.result()
-        if found != digest:
-            (rank,) = switch.responses
-            raise Mismatch(
-                f"weight sync v{version}: {self._name(rank)} samples with weights of hash {found}, but the trainer "
-                f"sent hash {digest}"
-            )
+        port = self.trainers.submit_one(0, "sender.rendezvous", address, seconds).result()
+        joining = [self.trainers.submit_one(0, "sender.join", size, device, seconds)]
+        joining += [
+            self.samplers.submit_one(rank, "receiver.join", address, port, place, size, device, seconds, beside=True)
+            for place, rank in enumerate(receivers, start=1)
+        ]
+        all_done(joining)

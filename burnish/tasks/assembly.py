@@ -6,7 +6,8 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -16,32 +17,32 @@ import torch
 from torch import Tensor
 
 from burnish.config import RunConfig
-from burnish.config.memory import has_quantized_weights
-from burnish.data.decoding import check_media
-from burnish.data.keys import check_keys
+from burnish.data.pixels import check_media
 from burnish.data.stream import Stream, limited
+from burnish.data.values import check_keys
+from burnish.options.language import LanguageLoraOptions
+from burnish.options.model import CommonModelOptions
 from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore, saved
 from burnish.rewards.scoring import AnyScorer, Scorer, probe
 from burnish.rl.algorithm import Metrics
-from burnish.rollout.requests import RolloutRequest, RolloutWorker
+from burnish.rollout.requests import RolloutRequest
 from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule, StreamSource
 from burnish.tasks.evaluate import Evaluation
+from burnish.tasks.job import Stop, steps_of_an_update
 from burnish.tasks.sample_files import SampleFiles
-from burnish.tasks.shares import steps_of_an_update
-from burnish.tasks.suites import SuiteRunner, run_anew, runners_of
+from burnish.tasks.suites import SuiteRunner, runners_of
 from burnish.training.ema import Ema
+from burnish.training.flop_counter import device_peak
 from burnish.training.optimizer import ParameterGroup
-from burnish.training.peak_flops import device_peak
 from burnish.training.profiling import PhaseMemory
 from burnish.training.ranks import SINGLE_RANK, Ranks, group_of_one
-from burnish.training.roles import Publisher, TrainedRoles
+from burnish.training.roles import Publisher
 from burnish.training.trainer import AuxiliaryLoss, Trainer
 from burnish.types.media import Media
 from burnish.types.prompt import Prompts
-from burnish.types.rollout import Prompt
 from burnish.utils.allocator import grow_segments, keep_freed_memory
-from burnish.utils.errors import Cancelled
+from burnish.utils.errors import UserError
 from burnish.utils.hub import model_folder
 from burnish.utils.paths import KEPT, VALIDATED
 from burnish.utils.reading import understood
@@ -65,29 +66,47 @@ class Assembly:
     evaluation: type[Evaluation]
     suite_runner: type[SuiteRunner]
     library: str  # that loads what is exported
+    records: Any  # of the data set, where nothing is sampled
+    rollout_worker: Any  # samples and scores in this process
+    load_roles: Callable[..., Any]  # the networks, in full; or those of a model that is given
+    outline: Callable[[], Any]  # the model without memory: its names, its shapes, and what reads prompts
+    match_layers: Callable[[Any], None]  # refuses options about layers that an outline lacks, but those of adapters
+    prepare: Callable[[list[Any], int], Any]  # some of the records as the model has them, for a policy update
+    read: Callable[[Any], Prompts]  # prompts from files, checked by the rewards
+    media: Callable[[], Iterator[tuple[str, Media]]]  # pictures and videos of the data, each with where it is named
+    dummy_sample: Callable[[], Any]  # a placeholder sample, to try the rewards on
+    trial: Callable[[], None]  # samples once, so that options that the network can't work with fail before training
+    weight_files: Callable[[], tuple[str, list[Path]]]  # kind of the model, and files of its untrained weights
+    save: Callable[[Path, dict[str, Tensor]], None]  # writes the complete model with these weights, as its library does
+    loading_lines: Callable[[Path, Path | None], list[str]]  # Python that loads what was exported, and an adapter
+    measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
+    reads_ahead = False  # whether other threads read what prompts show before it is needed
+    has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
 
-    def __init__(self, config: RunConfig, ranks: Ranks = SINGLE_RANK) -> None:
-        """Args: ``ranks`` are those that hold the trained networks together, each with an assembly of its own."""
-        self.config, self.ranks = config, ranks
+    def __init__(
+        self,
+        config: RunConfig,
+        ranks: Ranks = SINGLE_RANK,
+        *,
+        trains: bool = False,
+        only_samples: bool = False,
+        scorer: AnyScorer | None = None,
+    ) -> None:
+        """See ``burnish.tasks.assemble``."""
+        self.config, self.ranks, self.trains, self.only_samples = config, ranks, trains, only_samples
         torch.set_num_threads(config.threads)
         keep_freed_memory()
         grow_segments()
         self.watch, self.memory = Stopwatch(), PhaseMemory()
         self.watch.memory = self.memory.during
-        self.needs: Any = config.algorithm.needs()
-        self.stop: Callable[[], bool] = lambda: False  # whether to stop sampling, as nobody would learn from it
+        needs: Any = config.algorithm.needs()
+        self.needs = needs.to_sample() if only_samples else needs
+        self.stop = Stop()
+        self._given_scorer = scorer
         self.tell: Callable[[int, int], None] = lambda done, of: None  # how many samples of a validation are there
-        self.measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
-        self.trains = False  # whether weights are learned, not only read
-        self.only_samples = False  # whether nothing is trained or evaluated here
         self._until_closed = ExitStack()
         if config.deterministic:
             self._until_closed.enter_context(in_one_order())
-        self.reads_ahead = False  # whether other processes read what prompts show before it is needed
-        self.has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
-        self.example: Prompt | None = None  # for an engine of its own, to be compared with before it has sampled
-        # around what can't poll ``stop``: a request to stop ends it, by Cancelled
-        self.cancellable: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @cached_property
     def train_prompts(self) -> Prompts:
@@ -133,7 +152,9 @@ class Assembly:
     def scorer(self) -> AnyScorer:
         """Scores samples with the run's rewards."""
         config = self.config
-        return Scorer(config.rewards, config.scoring, config.mixing, around=lambda: self.cancellable())
+        return self._given_scorer or Scorer(
+            config.rewards, config.scoring, config.mixing, around=lambda: self.stop.around()
+        )
 
     @cached_property
     def normaliser(self) -> Normaliser | None:
@@ -159,20 +180,8 @@ class Assembly:
     def sharded(self) -> bool:
         """Whether FSDP holds the networks: in shards on several ranks, or a single one's in CPU memory."""
         if self.ranks.size > 1:
-            return not has_quantized_weights(self.config)
+            return not self.config.quantized is not None
         return self.trains and bool(self.config.sharding.offload)
-
-    def load_roles(self, model: Any = None) -> TrainedRoles:
-        """Load the networks, in full; or take those of a model that is given."""
-        raise NotImplementedError
-
-    def outline(self) -> Any:
-        """The model without memory: its names, its shapes, and what reads prompts."""
-        raise NotImplementedError
-
-    def match_layers(self, outline: Any) -> None:
-        """Refuse options about layers that an ``outline`` doesn't have, other than those that roles are made by."""
-        raise NotImplementedError
 
     @cached_property
     def ema(self) -> Ema | None:
@@ -228,29 +237,11 @@ class Assembly:
             tells=self.reads_ahead,
         )
 
-    @cached_property
-    def rollout_worker(self) -> RolloutWorker:
-        """Samples and scores in this process."""
-        raise NotImplementedError
-
     def generate(self, request: RolloutRequest | None) -> Any:
         """Samples of this rank's own chunk, if there is one; None without. Ranks call it together: the weights that
         sample are gathered for that long, unless an engine has its own."""
         with nullcontext() if self.has_separate_engine else self.roles.gathered():
             return None if request is None else self.rollout_worker.generate(request)
-
-    @property
-    def records(self) -> Sequence[Any]:
-        """Records of the data set, where nothing is sampled."""
-        raise NotImplementedError
-
-    def prepare(self, records: list[Any], update: int) -> Any:
-        """Some of these records as the model has them, for a policy update."""
-        raise NotImplementedError
-
-    def read(self, files: Any) -> Prompts:
-        """Prompts from files, checked by the rewards."""
-        raise NotImplementedError
 
     def evaluate(self, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
         """Sample and score held-out prompts; see ``Evaluation``. Ranks call it together."""
@@ -274,19 +265,11 @@ class Assembly:
         """What a validation runs beside its own prompts."""
         return runners_of(self)
 
-    def evaluate_suites(self, target: Path | None) -> Metrics:
-        """Run the suites of validations, all of them anew; see ``SuiteRunner.run``."""
-        return run_anew(self.suites, self.ranks, target, source=self.config.output_dir)
-
     @property
     def model_folder(self) -> Path:
         """The directory of the untrained model."""
         options = self.config.model
         return model_folder(options.path, options.revision, index=self.config.model_index)
-
-    def weight_files(self) -> tuple[str, list[Path]]:
-        """The kind of the model, and the files that its untrained weights lie in."""
-        raise NotImplementedError
 
     @cached_property
     def identity(self) -> dict[str, str]:
@@ -304,10 +287,6 @@ class Assembly:
             "trained_parameters": hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()[:16],
             "algorithm": self.config.algorithm.name,
         }
-
-    def media(self) -> Iterator[tuple[str, Media]]:
-        """Pictures and videos of the data, each with where it is named."""
-        raise NotImplementedError
 
     def unfit(self, width: int, height: int) -> str:
         """Why the model can't take a picture of this size; empty where it can."""
@@ -339,11 +318,7 @@ class Assembly:
         """
         prompts = self.train_prompts + self.val_prompts if self.config.online else self.val_prompts
         timeout = self.config.scoring.timeout
-        probe(self.scorer, prompts, self.dummy_sample(), timeout=timeout, check_cancelled=self.check_cancelled)
-
-    def dummy_sample(self) -> Any:
-        """A placeholder sample, to try the rewards on."""
-        raise NotImplementedError
+        probe(self.scorer, prompts, self.dummy_sample(), timeout=timeout, check_cancelled=self.stop.check)
 
     def check(self) -> None:
         """Find what only the loaded model can tell, before a run has left anything behind."""
@@ -351,19 +326,6 @@ class Assembly:
         if self.ranks.size == 1 and not self.has_separate_engine:
             with understood(f"model.path is {self.config.model.path}, whose parts don't work together"):
                 self.trial()
-
-    def trial(self) -> None:
-        """Sample once, as briefly as possible: options that the network can't work with fail here, not in training."""
-        raise NotImplementedError
-
-    def check_cancelled(self) -> None:
-        """Called between steps of sampling, and while others are waited for.
-
-        Raises:
-            Cancelled: the run is to stop.
-        """
-        if self.stop():
-            raise Cancelled
 
     def close(self) -> None:
         """End the processes that this one has started, and its process group."""
@@ -402,14 +364,52 @@ class Assembly:
             with self.ema.applied():
                 yield
 
-    def save(self, target: Path, weights: dict[str, Tensor]) -> None:
-        """Write the complete model with these weights, as its library loads it."""
-        raise NotImplementedError
-
     def save_adapter(self, target: Path) -> None:
         """Write the trained adapter alone, as peft loads it."""
         self.roles.model.save_lora(target, "policy")
 
-    def loading_lines(self, base: Path, adapter: Path | None) -> list[str]:
-        """Python that loads the model from ``base`` with its library alone, and the adapter, if there is one."""
-        raise NotImplementedError
+
+def check_layers(assembly: Assembly) -> None:
+    """Make the networks without memory, by their configuration files, and do to them what the options name layers for.
+
+    Adapters, modules trained in full, frozen and excluded layers, and an adapter to go on from: the same code matches
+    them here that does so in the run.
+
+    Args:
+        assembly: of the run; stays as it is.
+
+    Raises:
+        UserError: an option names layers that the network doesn't have, or an adapter is of other ones.
+    """
+    model = assembly.config.model
+    if not _names_layers(model):
+        return
+    from accelerate import init_empty_weights
+
+    try:
+        outline = assembly.outline()
+    except UserError as error:
+        log.debug("layers are matched when weights are loaded: %s", error)  # which says what is wrong with the files
+        return
+    assembly.match_layers(outline)
+    outline.device = torch.device("meta")
+    with init_empty_weights():
+        _without_forwards(assembly).load_roles(outline)
+
+
+def _names_layers(model: CommonModelOptions) -> bool:
+    """Whether options of a model stand for layers or blocks that it may not have; a family's own do not."""
+    lora, blocks = model.lora, model.gradient_checkpointing
+    named = [] if lora is None else [lora.targets is not None, lora.exclude, lora.path]
+    if isinstance(lora, LanguageLoraOptions):
+        named += [lora.modules_to_save, lora.vision]
+    counted = not isinstance(blocks, bool)
+    return counted or model.quantization is not None or any(named) or bool(getattr(model, "freeze", ()))
+
+
+def _without_forwards(assembly: Assembly) -> Assembly:
+    """The like of an assembly, but that nothing is asked for which the networks would have to be run for."""
+    config = deepcopy(assembly.config)
+    if hasattr(config.model, "router_aux_loss_coef"):
+        config.model.router_aux_loss_coef = 0.0  # how its class can be run is found out by running it
+    return type(assembly)(config)

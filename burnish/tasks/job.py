@@ -1,20 +1,41 @@
-"""A job of an engine: which samples to generate, and what for."""
+"""What an engine is to generate, and what a rank learns of data that it shares with others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from torch import Tensor
 
+from burnish.options import StepOptions
 from burnish.rewards.scoring import AnyScorer, Collector
 from burnish.rollout.requests import group_starts, numbered
-from burnish.training.ranks import Ranks, own_rows
+from burnish.training.ranks import Ranks, own_rows, shares
+from burnish.training.trainer import learned_rows
 from burnish.types.prompt import Prompt
 from burnish.utils import random
+from burnish.utils.errors import Cancelled
 
 Purpose = Literal["rollout", "greedy", "validation", "sample", "trial"]  # draws of one are never those of another
+
+
+@dataclass
+class Stop:
+    """Whether sampling is to be cancelled, as nobody would learn from it."""
+
+    asked: Callable[[], bool] = lambda: False
+    around: Callable[[], AbstractContextManager[None]] = nullcontext  # what can't ask: a request ends it, by Cancelled
+
+    def check(self) -> None:
+        """Called between steps of sampling, and while others are waited for.
+
+        Raises:
+            Cancelled: the run is to stop.
+        """
+        if self.asked():
+            raise Cancelled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,3 +85,24 @@ def collector(job: Job, scorer: AnyScorer, *, one_by_one: bool, **more: Any) -> 
     """Takes a job's samples as they are finished; see ``Collector``. Those of validation belong to no update."""
     update = job.update if job.purpose == "rollout" else 0
     return Collector(scorer, job.prompts, job.group.tolist(), update=update, one_by_one=one_by_one, **more)
+
+
+T = TypeVar("T")
+
+
+def steps_of_an_update(config: Any) -> StepOptions:
+    """How a batch of a run becomes optimizer steps; a mini-batch is counted in rows of the batch."""
+    size = config.trainer.mini_batch_size
+    found: StepOptions = replace(config.trainer, mini_batch_size=size and size // config.rows_per_group)
+    return found
+
+
+def learned_in_an_update(records: Sequence[T], costs: Sequence[int], config: Any, ranks: Ranks, update: int) -> list[T]:
+    """Those of a batch of records that a rank learns in the mini-batches of an update."""
+    rows = learned_rows(costs, steps_of_an_update(config), config.seed, update, ranks)
+    return [records[row] for row in rows]
+
+
+def learned_in_a_step(records: Sequence[T], costs: Sequence[int], ranks: Ranks) -> list[T]:
+    """Those of a batch of records that a rank learns in one optimizer step."""
+    return list(records[shares(costs, ranks.size)[ranks.rank]])

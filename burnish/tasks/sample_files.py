@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from burnish.options.samples import SaveOptions
+from burnish.options import SaveOptions
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from burnish.evaluation.canaries import questions, rows, unwatched, wrong_answers
 from burnish.evaluation.prompts import prompts_digest, read_suite_prompts
 from burnish.evaluation.records import Folder, Header, Record
 from burnish.evaluation.results import metrics_of, result_of
+from burnish.evaluation.sanity_checks import questions, rows, unwatched, wrong_answers
 from burnish.evaluation.suite import REWARD, Suite, read_suite
 from burnish.rewards.base import Given
 from burnish.rewards.scoring import Scorer, awaited
@@ -52,7 +52,7 @@ class SuiteRunner:
         """Args: ``prompts`` are taken in place of those that the suite's files have."""
         self.assembly, self.suite = assembly, suite
         self.prompts = read_suite_prompts(suite) if prompts is None else list(prompts)
-        self.scorer = Scorer(suite.rewards, assembly.config.scoring, around=lambda: assembly.cancellable())
+        self.scorer = Scorer(suite.scorers, assembly.config.scoring, around=lambda: assembly.stop.around())
         self._asked: tuple[list[str], list[str]] | None = None
 
     def check(self) -> None:
@@ -62,7 +62,7 @@ class SuiteRunner:
             UserError: the suite is for other models, or its scorers or the model can't take its prompts.
         """
         check_task(self.suite, self.assembly.config.task)
-        for label, reward in self.suite.rewards.items():
+        for label, reward in self.suite.scorers.items():
             try:
                 reward.check(self.prompts)
             except UserError as error:
@@ -112,19 +112,20 @@ class SuiteRunner:
         return result
 
     def header(self, source: str, update: int | None, shard: Shard | None) -> Header:
-        """What is evaluated, and what the canaries say."""
+        """What is evaluated, and what the sanity checks say."""
         suite = self.suite
-        wrong, unasked = self.assembly.ranks.first(self.canaries)
+        wrong, unasked = self.assembly.ranks.first(self.sanity_checks)
         return Header(
             suite=suite.name, version=suite.version, changed=suite.changed, digest=suite.digest,
-            prompts_digest=prompts_digest(self.prompts), prompts=len(self.prompts), n=suite.n, number=suite.number,
-            overall=suite.overall, alive=suite.alive, unit=self.unit, settings=self.settings,
+            prompts_digest=prompts_digest(self.prompts), prompts=len(self.prompts), n=suite.n,
+            primary_metric=suite.primary_metric, aggregation=suite.aggregation, alive=suite.alive, unit=self.unit,
+            settings=self.settings,
             source=source, model=self.assembly.identity | _weights(self.assembly), update=update,
             shard=None if shard is None else list(shard), wrong=wrong, unwatched=unasked,
         )  # fmt: skip
 
-    def canaries(self) -> tuple[list[str], list[str]]:
-        """Which canaries were answered wrongly, and which scorers none of them looks at. They are asked once."""
+    def sanity_checks(self) -> tuple[list[str], list[str]]:
+        """Which sanity checks were answered wrongly, and which scorers none of them looks at. They are asked once."""
         if self._asked is None:
             asked = questions(self.suite, self.prompts)
             found: list[str] = []
@@ -132,7 +133,7 @@ class SuiteRunner:
                 every = rows(asked)
                 samples, prompts = [sample for sample, _ in every], [prompt for _, prompt in every]
                 pending = self.scorer.submit(samples, prompts, Given(made_up=True))
-                scores = awaited(pending, self.assembly.check_cancelled)
+                scores = awaited(pending, self.assembly.stop.check)
                 found = wrong_answers(asked, _columns(scores))
             self._asked = found, unwatched(self.suite, asked)
         return self._asked
@@ -154,7 +155,7 @@ class SuiteRunner:
         numbers = torch.arange(len(prompts))
         return self.job({
             "prompts": prompts, "group": numbers // n, "sample": numbers % n, "purpose": "validation", "update": 0,
-            "check_cancelled": self.assembly.check_cancelled, "noise": self.suite.noise,
+            "check_cancelled": self.assembly.stop.check, "noise": self.suite.noise,
         })  # fmt: skip
 
     @property

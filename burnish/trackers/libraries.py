@@ -24,7 +24,6 @@ from accelerate.tracking import WandBTracker as AccelerateWandb
 from PIL import Image
 
 from burnish.report.samples import Sample
-from burnish.trackers.names import Names
 from burnish.trackers.records import AlarmEvent, caption_of, file_of, gif, kind_of, output_of, playable, sendable
 from burnish.utils.json_text import flattened
 
@@ -51,7 +50,6 @@ class TrackedRun:
     options: Mapping[str, Any]  # of the tracker's section
     config: Mapping[str, Any]  # every option of the run
     folder: Path  # for what the tracker's library writes on this machine
-    names: Names  # of metrics
     id: str | None  # by which the tracker knows the run; None for one that it has not seen
     wait: float  # seconds at its end, where the library has such a limit
 
@@ -121,8 +119,6 @@ class Wandb(Library):
         ))  # fmt: skip
         self._run: Any = self.tracker.run
         self.url = self._run.url
-        for part in ("train", "eval") if run.names == "lightrft" else ():
-            self._run.define_metric(f"{part}/*", step_metric=f"{part}/global_step")
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         import wandb

@@ -1,4 +1,4 @@
-"""Alarms and samples of validations for trackers: read from the run's folder, in formats that trackers show."""
+"""What trackers are sent of a run's folder: samples of validations, alarms, and metrics under the names they show."""
 
 from __future__ import annotations
 

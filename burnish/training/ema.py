@@ -91,8 +91,6 @@ def decay_at(
     initial: float = 0.0,
     warm_up: int = 10,
     steps: int = 1000,
-    flat: int = 0,
-    ramp: float = 0.001,
 ) -> float:
     """EMA decay at an optimizer step, with the schedules of Flow-Factory.
 
@@ -100,14 +98,14 @@ def decay_at(
         step: counted from 0.
         decay: final value, which ``constant`` has at once.
         kind: see ``EmaOptions``, also for the arguments below.
-        initial, warm_up, steps, flat, ramp: of the schedules.
+        initial, warm_up, steps: of the schedules.
     """
     if kind == "power":
         return min((1 + step) / (warm_up + step), decay)
     if kind == "linear":
         return initial + (decay - initial) * min(step / warm_up, 1.0)
     if kind == "piecewise_linear":
-        return min(max(step - flat, 0) * ramp, decay)
+        return min(step / 1000, decay)
     if kind == "constant":
         return decay
     start = warm_up if kind == "warmup_cosine" else 0

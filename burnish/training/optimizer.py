@@ -70,19 +70,17 @@ class ParameterGroup:
         self.steps += 1
 
     def state_dict(self) -> dict[str, Any]:
-        states: list[Any] = [optimizer.state_dict() for optimizer in self.optimizers]
-        known = {} if self.options.name == "adamw" else {"name": self.options.name, "others": states[1:]}
-        return {"optimizer": states[0], "steps": self.steps} | known
+        states = {number: optimizer.state_dict() for number, optimizer in enumerate(self.optimizers)}
+        return {"name": self.options.name, "optimizer": states, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if (before := state.get("name", "adamw")) != self.options.name:
+        if state["name"] != self.options.name:
             raise UserError(
-                f"optimizer.name is {self.options.name}, but the checkpoint has the state of {before}; set "
-                f"optimizer.name={before}"
+                f"optimizer.name is {self.options.name}, but the checkpoint has the state of {state['name']}; set "
+                f"optimizer.name={state['name']}"
             )
-        for optimizer, saved in zip(self.optimizers, [state["optimizer"], *state.get("others", [])], strict=True):
+        for optimizer, saved in zip(self.optimizers, state["optimizer"].values(), strict=True):
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-            self._check_moments(saved["state"], len(weights))
             moments = {
                 number: {name: _placed(value, weights[number]) for name, value in some.items()}
                 for number, some in saved["state"].items()
@@ -90,18 +88,6 @@ class ParameterGroup:
             # its rates are those of the options, which the saved groups of parameters repeat
             optimizer.load_state_dict(optimizer.state_dict() | {"state": moments})
         self.steps = state["steps"]
-
-    def _check_moments(self, saved: Mapping[Any, Any], count: int) -> None:
-        where = f"the checkpoint has a groups.{self.name}.optimizer.state"
-        for number, values in saved.items():
-            if number not in range(count) or not isinstance(values, dict):
-                raise UserError(f"{where}.{number} that is not of one of {count} weights; use another checkpoint")
-            for name, value in values.items():
-                counts = name == "step" and self.options.name == "adamw_8bit"  # which counts by a number
-                if not isinstance(value, int if counts else Tensor | SavedTensor):
-                    raise UserError(
-                        f"{where}.{number}.{name} that is not a tensor: {value!r:.40}; use another checkpoint"
-                    )
 
 
 def _placed(value: Any, weight: nn.Parameter) -> Any:

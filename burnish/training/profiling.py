@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from burnish.options.profiler import ProfilerOptions
+from burnish.options import ProfilerOptions
 from burnish.training.flop_counter import Cost, FlopCounter
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
@@ -228,6 +228,7 @@ def gpu_bytes() -> int | None:
 
 LOCAL = "local"  # role of the single process of a local run
 CAPTURED = {"capture-range": "cudaProfilerApi"}
+MOST_EVENTS = 100_000  # of a memory snapshot, the newest
 SHOWN = {"trace": "cuda,nvtx", "cuda-memory-usage": "true"}
 
 
@@ -288,7 +289,7 @@ class Profiler:
     @contextmanager
     def _memory(self, options: ProfilerOptions, update: int) -> Iterator[None]:
         memory = torch.cuda.memory
-        memory._record_memory_history(max_entries=options.max_entries)
+        memory._record_memory_history(max_entries=MOST_EVENTS)
         try:
             yield
             self._write(update, "pickle", memory._dump_snapshot)
@@ -336,9 +337,7 @@ def nsight(options: ProfilerOptions | None, role: str) -> dict[str, str] | None:
     """
     if options is None or options.tool != "nsys" or role not in options.roles:
         return None
-    given = _words(options.worker)
-    output = given.pop("output", f"{role}_%p")
-    return _ranges(options) | SHOWN | given | {"o": f"'{output}'"}
+    return _ranges(options) | SHOWN | {"o": f"'{role}_%p'"}
 
 
 def controller_command(options: ProfilerOptions, *, local: bool, folder: Path) -> list[str]:
@@ -351,14 +350,10 @@ def controller_command(options: ProfilerOptions, *, local: bool, folder: Path) -
         folder: of the report.
     """
     ranges = _ranges(options) if local else {}
-    words = ranges | SHOWN | {"output": str(folder / "controller")} | _words(options.controller)
+    words = ranges | SHOWN | {"output": str(folder / "controller")}
     return ["nsys", "profile", *(f"--{name}={value}" for name, value in words.items()), "burnish", "train", "..."]
 
 
 def _ranges(options: ProfilerOptions) -> dict[str, str]:
     """One range per profiled update; without kill=none, nsys would end the process after the last one."""
     return CAPTURED | {"capture-range-end": f"repeat:{len(set(options.steps))}", "kill": "none"}
-
-
-def _words(given: dict[str, Any]) -> dict[str, str]:
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}

@@ -6,16 +6,59 @@ import bisect
 import itertools
 import math
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
 from burnish.utils.errors import Cancelled
+
+
+def open_store(address: str, port: int, seconds: float) -> dist.TCPStore:
+    """A store of this process that listens on ``address`` alone.
+
+    ``TCPStore`` binds to all interfaces whatever its address is, so it gets a socket that is already bound.
+
+    Args:
+        address: of this machine: loopback for a single machine, else the one that the others connect to.
+        port: to listen on; 0 takes a free one, see ``store.port``.
+        seconds: timeout of the store.
+
+    Raises:
+        OSError: the address is not this machine's, or the port is in use.
+    """
+    family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+    except OSError:
+        listener.close()
+        raise
+    return dist.TCPStore(
+        address,
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=seconds),
+        master_listen_fd=listener.detach(),  # torch closes it
+    )
+
+
+def reach_store(address: str, port: int, seconds: float) -> dist.TCPStore:
+    """The store of another process.
+
+    Raises:
+        RuntimeError: timeout.
+    """
+    return dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=seconds))
+
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -25,60 +68,46 @@ class RanksLost(RuntimeError):
     """Other ranks did not take part in a collective operation."""
 
 
-class Ranks(Protocol):
-    """Processes that train together. All of them call the same methods in the same order."""
+class Ranks:
+    """Processes that train together; here a single one. All of them call the same methods in the same order."""
 
-    @property
-    def rank(self) -> int:
-        """Rank of this process, from 0."""
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-
-    @property
-    def timeout(self) -> float:
-        """Timeout of a collective operation in seconds."""
-
-    @property
-    def group(self) -> Any:
-        """Process group of torch.distributed; None is the default group."""
+    rank, size = 0, 1  # of this process, from 0; number of ranks
+    timeout = 0.0  # of a collective operation, in seconds
+    group: Any = None  # process group of torch.distributed; None is the default group
 
     @property
     def rows(self) -> Ranks:
         """Ranks that rows are shared out to: of every context group the one at this rank's place; by default all."""
+        return self
 
     @property
     def context(self) -> Ranks:
         """Ranks that work on the same rows, each on a part of every sequence; by default this one alone."""
+        return SINGLE_RANK
 
     def in_contexts(self, size: int) -> Ranks:
-        """The same ranks, in context groups of N neighbours; a collective operation.
-
-        Args:
-            size: a divisor of the number of ranks; 1 makes no groups.
-        """
-        ...
+        """The same ranks, in context groups of N neighbours, a divisor of all; a collective operation."""
+        return self
 
     def clone_group(self) -> Ranks:
         """The same ranks with a new gloo process group, for a background thread; a collective operation."""
-        ...
+        return self
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
         """Sums over ranks by name; a name may be missing on some ranks."""
-        ...
+        return dict(values)
 
     def max(self, value: int) -> int:
         """The maximum over ranks."""
-        ...
+        return value
 
     def gather(self, value: T) -> list[T]:
         """The values of all ranks in order; their tensors must be on the CPU."""
-        ...
+        return [value]
 
     def to_first(self, value: T) -> list[T]:
         """The values of all ranks in order, on rank 0; nothing on the others. Their tensors must be on the CPU."""
-        ...
+        return [value]
 
     def exchange(self, pieces: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
         """Rows from every rank to every rank, and to none besides.
@@ -87,83 +116,51 @@ class Ranks(Protocol):
             pieces: rows [N, ...] on the CPU for each rank, all of one shape but for N.
             counts: rows that come from each rank.
         """
-        ...
-
-    def first(self, action: Callable[[], T]) -> T:
-        """Run an action on rank 0 alone; its result, or its exception, is that of all ranks."""
-        ...
-
-
-class SingleRank:
-    """The only rank: collective operations are trivial."""
-
-    rank, size, timeout, group = 0, 1, 0.0, None
-
-    @property
-    def rows(self) -> Ranks:
-        return self
-
-    @property
-    def context(self) -> Ranks:
-        return SINGLE_RANK
-
-    def in_contexts(self, size: int) -> Ranks:
-        return self
-
-    def clone_group(self) -> Ranks:
-        return self
-
-    def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        return dict(values)
-
-    def max(self, value: int) -> int:
-        return value
-
-    def gather(self, value: T) -> list[T]:
-        return [value]
-
-    def to_first(self, value: T) -> list[T]:
-        return [value]
-
-    def exchange(self, pieces: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
         return list(pieces)
 
     def first(self, action: Callable[[], T]) -> T:
+        """Run an action on rank 0 alone; its result, or its exception, is that of all ranks."""
         return action()
 
 
-SINGLE_RANK = SingleRank()
+SINGLE_RANK = Ranks()
 
 
-class ProcessRanks:
+class ProcessRanks(Ranks):
     """Ranks of a torch.distributed process group, by default the default group."""
 
     def __init__(self, timeout: float, group: Any = None) -> None:
         """Args: ``timeout`` is that of the group in seconds, for messages."""
-        import torch.distributed as dist
-
-        self._dist, self.timeout, self.group = dist, timeout, group
+        self.timeout, self.group = timeout, group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.rows: Ranks = self
-        self.context: Ranks = SINGLE_RANK
+        self._rows: Ranks = self
+        self._context = SINGLE_RANK
         self._names: list[str] = []  # of all sums so far, in the same order on all ranks
+
+    @property
+    def rows(self) -> Ranks:
+        return self._rows
+
+    @property
+    def context(self) -> Ranks:
+        return self._context
 
     def in_contexts(self, size: int) -> Ranks:
         if size == 1:
             return self
         groups, wait = torch.arange(self.size).view(-1, size), timedelta(seconds=self.timeout)
         found = ProcessRanks(self.timeout, self.group)
-        context, _ = self._dist.new_subgroups_by_enumeration(groups.tolist(), timeout=wait)
-        found.context = ProcessRanks(self.timeout, context)
-        found.rows = SINGLE_RANK
+        context, _ = dist.new_subgroups_by_enumeration(groups.tolist(), timeout=wait)
+        found._context = ProcessRanks(self.timeout, context)
+        found._rows = SINGLE_RANK
         if len(groups) > 1:
-            rows, _ = self._dist.new_subgroups_by_enumeration(groups.T.tolist(), timeout=wait)
-            found.rows = ProcessRanks(self.timeout, rows)
+            rows, _ = dist.new_subgroups_by_enumeration(groups.T.tolist(), timeout=wait)
+            found._rows = ProcessRanks(self.timeout, rows)
         return found
 
     def clone_group(self) -> Ranks:
         limit = timedelta(seconds=self.timeout)
-        return ProcessRanks(self.timeout, self._dist.new_group(backend="gloo", timeout=limit))
+        return ProcessRanks(self.timeout, dist.new_group(backend="gloo", timeout=limit))
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
         """One all-reduce in float64, and further ones only when a name is new."""
@@ -182,13 +179,13 @@ class ProcessRanks:
     def gather(self, value: T) -> list[T]:
         found: list[Any] = [None] * self.size
         with self._waiting("an all-gather"):
-            self._dist.all_gather_object(found, value, group=self.group)
+            dist.all_gather_object(found, value, group=self.group)
         return found
 
     def to_first(self, value: T) -> list[T]:
         found: list[Any] | None = [None] * self.size if self.rank == 0 else None
         with self._waiting("a gathering on rank 0"):
-            self._dist.gather_object(value, found, group_dst=0, group=self.group)
+            dist.gather_object(value, found, group_dst=0, group=self.group)
         return found or []
 
     def exchange(self, pieces: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
@@ -203,20 +200,15 @@ class ProcessRanks:
             except Exception as error:
                 outcome[1] = error
         with self._waiting("a broadcast from rank 0"):
-            self._dist.broadcast_object_list(outcome, group_src=0, group=self.group)
+            dist.broadcast_object_list(outcome, group_src=0, group=self.group)
         if outcome[1] is not None:
             raise outcome[1]
         value: T = outcome[0]
         return value
 
-    def close(self) -> None:
-        """Destroy the process group."""
-        self._dist.destroy_process_group()
-
     def _reduce(self, value: Tensor, what: str, *, largest: bool = False) -> Tensor:
-        kind = self._dist.ReduceOp
         with self._waiting(what):
-            self._dist.all_reduce(value, op=kind.MAX if largest else kind.SUM, group=self.group)
+            dist.all_reduce(value, op=dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self.group)
         return value
 
     @contextmanager
@@ -232,8 +224,6 @@ class ProcessRanks:
 
 def exchanged(pieces: Sequence[Tensor], counts: Sequence[int], group: Any) -> list[Tensor]:
     """``Ranks.exchange`` in a process group; None is the default group."""
-    import torch.distributed as dist
-
     rows = torch.cat(list(pieces)).contiguous()
     come = rows.new_empty(sum(counts), *rows.shape[1:])
     dist.all_to_all_single(
@@ -259,10 +249,6 @@ def join_ranks(rank: int, size: int, address: str, port: int, device: str, timeo
     """
     if size == 1:
         return SINGLE_RANK
-    import torch.distributed as dist
-
-    from burnish.training.rendezvous import open_store, reach_store
-
     try:
         # not init_method=tcp://..., whose store listens on all interfaces
         store = (reach_store if rank else open_store)(address, port, timeout)
@@ -288,7 +274,6 @@ def group_of_one() -> Callable[[], None]:
     Returns:
         What ends it.
     """
-    import torch.distributed as dist
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     name = "GLOO_SOCKET_IFNAME"

@@ -14,10 +14,10 @@ from burnish.models.lora import adapter_parameters, add_adapters, carriers, merg
 from burnish.models.placing import rest_frozen, twin, unshare
 from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions
+from burnish.training.exchange import kept_by_owners
 from burnish.training.profiling import Meter
-from burnish.training.ranks import SINGLE_RANK, Ranks
-from burnish.training.replicated import Replicated
-from burnish.training.sharding import Shards, copy_full, mesh_of, shard
+from burnish.training.ranks import SINGLE_RANK, Ranks, distribute
+from burnish.training.sharding import Replicated, Shards, copy_full, mesh_of, shard
 from burnish.utils import random
 from burnish.utils.errors import UserError
 
@@ -193,11 +193,11 @@ class TrainedRoles:
 
     def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
         """What ``function`` makes of every part, in order, shared out among the ranks."""
-        return self.shards.distribute(function, parts)
+        return distribute(self.shards.ranks, function, parts)
 
     def kept(self, function: Callable[[R], Tensor], parts: Sequence[R]) -> Tensor:
         """What ``function`` makes of the rows of all parts; of several ranks each keeps what it made."""
-        return self.shards.kept(function, parts)
+        return kept_by_owners(self.shards.ranks, function, parts)
 
     @contextmanager
     def _sampling(self, name: str, *, merge: bool) -> Iterator[None]:
@@ -207,7 +207,7 @@ class TrainedRoles:
                 yield
                 return
             if not merge:
-                from burnish.models.lora_linear import cast_once
+                from burnish.models.linear import cast_once
 
                 with cast_once(self._carriers, name):
                     yield

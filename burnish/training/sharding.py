@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -14,14 +14,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from burnish.models.placing import place_buffers, resting
 from burnish.options.cluster import ShardingOptions
-from burnish.training.exchange import kept_by_owners
-from burnish.training.ranks import SINGLE_RANK, Ranks, distribute
+from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.saved import SavedTensor, own_slice
 from burnish.types.batch import is_sharded
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -169,14 +169,6 @@ class Shards:
         waiting, self._waiting = self._waiting, []
         for begin in waiting:
             begin()
-
-    def distribute(self, function: Callable[[P], T], items: Iterable[P]) -> list[T]:
-        """``[function(item) for item in items]``, distributed over the ranks."""
-        return distribute(self.ranks, function, items)
-
-    def kept(self, function: Callable[[R], Tensor], parts: Sequence[R]) -> Tensor:
-        """What ``function`` makes of the rows of all parts; of several ranks each keeps what it made."""
-        return kept_by_owners(self.ranks, function, parts)
 
     def agree(self, name: str, counts: dict[str, int]) -> dict[str, int]:
         """The largest of each count over the ranks that use a network together; the counts as they are otherwise."""
@@ -374,3 +366,40 @@ def copy_full(target: Tensor, full: Tensor | SavedTensor) -> None:
         return
     with torch.no_grad():
         local_shard(target).copy_(local_shard(sharded_like(full, target)))
+
+
+BUCKET = 1 << 24  # elements that are summed at once: 64 MiB
+
+
+class Replicated(Shards):
+    """No network is sharded, so ranks run theirs as often as each likes; only gradients are summed over them."""
+
+    def __init__(self, ranks: Ranks, weights: Mapping[str, nn.Parameter]) -> None:
+        """Args: ``weights`` are all that may be trained, the same on every rank."""
+        super().__init__(ranks)
+        self.weights = dict(weights)
+
+    def learned(self) -> dict[str, float]:
+        return {name: 1.0 for name, weight in self.weights.items() if weight.grad is not None}
+
+    def settle_gradients(self, learned: Mapping[str, float]) -> None:
+        """Sum the gradients over all ranks; a weight that received none on any rank has none."""
+        for bucket in _buckets([weight for name, weight in self.weights.items() if name in learned]):
+            found = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in bucket]
+            flat = torch.cat([gradient.flatten().float() for gradient in found])
+            torch.distributed.all_reduce(flat, group=self.ranks.group)
+            summed = flat.split([gradient.numel() for gradient in found])
+            for weight, gradient, total in zip(bucket, found, summed, strict=True):
+                weight.grad = gradient.copy_(total.view_as(gradient))
+
+
+def _buckets(weights: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """The weights in order, as many at once as fit into a bucket."""
+    bucket: list[nn.Parameter] = []
+    for weight in weights:
+        if bucket and sum(one.numel() for one in bucket) + weight.numel() > BUCKET:
+            yield bucket
+            bucket = []
+        bucket.append(weight)
+    if bucket:
+        yield bucket

@@ -19,7 +19,7 @@ from burnish.utils.errors import UserError, first_line
 from burnish.utils.gguf import converted, is_gguf
 from burnish.utils.json_text import read_object
 from burnish.utils.paths import PREFIX, resolve
-from burnish.utils.weights import complaints_about, vocabulary_complaint
+from burnish.utils.weights import complaints_about, tokenizer_complaint
 
 PIPELINE = "model_index.json"  # lists the parts of a diffusers pipeline; what has none is a single model
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -91,7 +91,7 @@ class HubModel:
         """
         if self.files:
             return (
-                not vocabulary_complaint(folder)
+                not tokenizer_complaint(folder)
                 if self.files == WORDS
                 else all((folder / name).is_file() for name in self.files)
             )
@@ -99,7 +99,7 @@ class HubModel:
             if not part.is_dir() or not any(part.glob("*.json")):
                 return False
             if part.name.startswith("tokenizer"):
-                if vocabulary_complaint(part):
+                if tokenizer_complaint(part):
                     return False
             elif (part / "config.json").is_file() and any(complaints_about(part)):
                 return False

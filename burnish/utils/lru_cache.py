@@ -9,9 +9,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-def in_bytes(gigabytes: float) -> int:
-    """Of GiB."""
-    return int(gigabytes * 2**30)
+ENCODED = 4 << 30  # bytes of host memory, in each process, for what prompts were encoded to
 
 
 class LruCache(Generic[T]):

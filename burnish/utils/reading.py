@@ -1,10 +1,9 @@
-"""Reading untrusted files: errors name the file, and pipes or devices never block."""
+"""Reading files that users name: errors name the file and say what to do."""
 
 from __future__ import annotations
 
 import codecs
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,33 +41,38 @@ def read_file(path: Path, largest: int | None = None) -> bytes:
     """The content of a file, of at most ``largest`` bytes.
 
     Raises:
-        UserError: it can't be read, is no regular file, or is too large.
+        UserError: it can't be read, or is too large.
     """
-    with _told(path):
-        _check_regular(path, largest)
+    with _readable(path):
+        if largest is not None:
+            _check_size(path, largest)
         return path.read_bytes()
+
+
+def _check_size(path: Path, largest: int) -> None:
+    if (size := path.stat().st_size) > largest:
+        raise UserError(f"{path} has {size} bytes, too many (limit {largest}); restore it")
 
 
 def read_long(path: Path, longest: int, largest: int) -> Iterator[tuple[int, bytes]]:
     """The lines of a file that may be too large for memory, counted from 1; of longer ones ``longest`` + 1 bytes.
 
     Raises:
-        UserError: it can't be read, is no regular file, or has more than ``largest`` bytes.
+        UserError: it can't be read, or has more than ``largest`` bytes.
     """
-    with _told(path):
-        _check_regular(path, largest)
-        with path.open("rb") as file:
-            number = 0
-            while line := file.readline(longest + 1):
-                number += 1
-                rest = line
-                while len(rest) > longest and not rest.endswith(b"\n"):
-                    rest = file.readline(longest + 1)
-                yield number, line
+    with _readable(path), path.open("rb") as file:
+        _check_size(path, largest)
+        number = 0
+        while line := file.readline(longest + 1):
+            number += 1
+            rest = line
+            while len(rest) > longest and not rest.endswith(b"\n"):
+                rest = file.readline(longest + 1)
+            yield number, line
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _readable(path: Path) -> Iterator[None]:
     """Turn what the system says of a file into a UserError."""
     try:
         yield
@@ -76,16 +80,6 @@ def _told(path: Path) -> Iterator[None]:
         raise UserError(f"{path} can't be read: there is no such file; give another, or restore it") from None
     except OSError as error:
         raise UserError(f"{path} can't be read: {error.strerror}; give another, or restore it") from None
-
-
-def _check_regular(path: Path, largest: int | None) -> None:
-    about = path.stat()
-    if stat.S_ISDIR(about.st_mode):
-        raise UserError(f"{path} is a folder; give a file")
-    if not stat.S_ISREG(about.st_mode):
-        raise UserError(f"{path} is a pipe or a device; give a file")
-    if largest is not None and about.st_size > largest:
-        raise UserError(f"{path} has {about.st_size} bytes, too many (limit {largest}); restore it")
 
 
 def read_text(path: Path) -> str:
@@ -98,19 +92,6 @@ def read_text(path: Path) -> str:
         return read_file(path).removeprefix(codecs.BOM_UTF8).decode()
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not text: byte {error.start} is not UTF-8; save it as UTF-8") from None
-
-
-def check_folder(path: Path) -> None:
-    """Refuse a folder with a file that would block its reader.
-
-    Raises:
-        UserError: it contains a pipe, a socket or a device.
-    """
-    for folder, _, names in os.walk(path):
-        for name in names:
-            file = Path(folder) / name
-            if file.exists() and not file.is_file():
-                raise UserError(f"{file} is a pipe or a device; remove it")
 
 
 @contextmanager

@@ -142,7 +142,11 @@ class Server(Child):
     """A Python process like this one, but for the script it runs, that calls one function again and again."""
 
     def __init__(
-        self, load: Callable[[Any], Callable[..., Any]], argument: Any, environment: Mapping[str, str] | None = None
+        self,
+        load: Callable[[Any], Callable[..., Any]],
+        argument: Any,
+        environment: Mapping[str, str] | None = None,
+        output: IO[bytes] | None = None,
     ) -> None:
         """Start it.
 
@@ -150,9 +154,12 @@ class Server(Child):
             load: is called in the process and returns the function that answers; at the top level of a module.
             argument: of ``load``.
             environment: variables beside those of this process.
+            output: takes what it prints; None leaves that to this process's own streams.
         """
         self._load, self._loaded = (load, argument), False
-        super().__init__(lambda end: Connection(end.detach()), START, environment=os.environ | dict(environment or {}))
+        super().__init__(
+            lambda end: Connection(end.detach()), START, environment=os.environ | dict(environment or {}), output=output
+        )
 
     def load(self, seconds: float, message: str) -> None:
         """Wait until it is ready to answer; at once where it is.

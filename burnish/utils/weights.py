@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import re
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from safetensors import SafetensorError, safe_open
+
 from burnish.utils.errors import UserError, listed
-from burnish.utils.json_text import parse_json, read_object
-from burnish.utils.patterns import pattern_complaint
+from burnish.utils.json_text import parse_json
 from burnish.utils.reading import understood
-from burnish.utils.tensor_headers import WHOLE, contents, header_problem
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,16 +23,11 @@ if TYPE_CHECKING:
 Agreed = Callable[[list[str]], list[str]]
 log = logging.getLogger(__name__)
 
-# values of a config.json: numbers of layers, but no sizes of what each has, such as vocab_size_per_layer_input
-MOST = {"^(?!.*size).*(layer|depth|block)": 10_000, "num_train_timesteps": 1_000_000, "pos_embed_max_size": 1024}
-MANY = 1000  # layers that are made without a look at how many weights there are for them
-SPARE = 1 << 26  # numbers of tables that no file holds
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 # those that libraries read, with torch.load's own unpickler, which runs no code; not inspected
 READ_PICKLES = re.compile(r"(diffusion_pytorch_model|pytorch_model)(-\d+-of-\d+)?\.bin")
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab.txt", "tekken.json", "*.tiktoken")
 OF_BYTES = ("ByT5Tokenizer", "PerceiverTokenizer", "CanineTokenizer")
-STANDARD = ("diffusion_pytorch_model.safetensors", "model.safetensors")  # names of both libraries
 PLAIN = re.compile(r"(?:diffusion_pytorch_model|model|pytorch_model)(?:-\d+-of-\d+)?\.(?:safetensors|bin)")
 # of both libraries; diffusers wrote the number of a shard before the variant once
 VARIANT = re.compile(r"(?:diffusion_pytorch_model|model)(?:\.(\w+)(?:-\d+-of-\d+)?|-\d+-of-\d+\.(\w+))\.safetensors")
@@ -72,9 +66,16 @@ def complaints_about(folder: Path) -> Iterator[str]:
     elif not files and not any(file.suffix in PICKLED for file in folder.iterdir()):
         yield f"{folder} has no weights (no file that ends with .safetensors); fetch the model again"
     for file in files:
-        problem = header_problem(file)
-        if problem:
-            yield f"{file} {problem}; fetch the model again"
+        try:
+            _tensors(file)
+        except (SafetensorError, OSError) as error:
+            yield f"{file} is damaged or truncated: {error}; fetch the model again"
+
+
+def _tensors(file: Path) -> dict[str, str]:
+    """Names and precisions of the tensors in a safetensors file."""
+    with safe_open(file, "numpy") as opened:
+        return {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
 
 
 def refuse_quantized(config: dict[str, Any], where: str) -> None:
@@ -109,11 +110,6 @@ def pickle_complaint(folder: Path) -> str:
 
 
 def tokenizer_complaint(folder: Path) -> str:
-    """What is wrong with a tokenizer's folder, or ""."""
-    return vocabulary_complaint(folder) or pattern_complaint(folder)
-
-
-def vocabulary_complaint(folder: Path) -> str:
     """What a tokenizer's folder lacks, or ""; libraries would load a tokenizer without vocabulary."""
     if any(any(folder.glob(name)) for name in VOCABULARIES) or _reads_bytes(folder / "tokenizer_config.json"):
         return ""
@@ -153,31 +149,22 @@ def load_network(kind: Any, folder: Path, *, further: Literal["warn", "refuse"] 
         UserError: weights are missing, have another shape, belong to layers that config.json does not have, or the
             folder can't be loaded.
     """
-    tensors = contents(folder)
-    refuse_oversized(folder / "config.json", len(tensors))
     if _unread.get():
         return from_config(kind, folder, **options)
-    if tensors and not hasattr(kind, "load_config"):  # of transformers, which would allocate what no file has
-        _refuse_unfilled(kind, folder, sum(tensors.values()), tensors, **options)
     if (variant := variant_of(folder)) is not None:
         options["variant"] = variant
-    try:
-        with _silence():
-            described = {} if hasattr(kind, "load_config") else {"config": own_config(kind, folder)}
-            network, report = kind.from_pretrained(
-                folder, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True,
-                **described, **options,
-            )  # fmt: skip
-    except Exception as error:  # libraries raise anything for damaged files
-        raise UserError(
-            f"{folder} can't be loaded as {kind.__name__}: {_reason(error)}; {_instead(tensors)}"
-        ) from error
+    with understood(f"{folder} can't be loaded as {kind.__name__}"), _silence():
+        described = {} if hasattr(kind, "load_config") else {"config": own_config(kind, folder)}
+        network, report = kind.from_pretrained(
+            folder, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True,
+            **described, **options,
+        )  # fmt: skip
     where = _file(folder)
     missing = sorted(report["missing_keys"])
     if missing:
         raise UserError(
             f"{where} lacks {listed(missing)}, which {type(network).__name__} needs by its config.json; "
-            f"{_instead(tensors, missing)}"
+            f"{_instead(folder, missing)}"
         )
     shapes = sorted(report.get("mismatched_keys") or ())
     if shapes:
@@ -210,8 +197,9 @@ def variant_of(folder: Path) -> str | None:
     return found.pop() if len(found) == 1 and not plain else None
 
 
-def _instead(tensors: Iterable[str], missing: Iterable[str] = ()) -> str:
-    """What to give in place of weights that don't fit their config.json, by their names and those that are missing."""
+def _instead(folder: Path, missing: Iterable[str]) -> str:
+    """What to give in place of weights that don't fit their config.json, by names of those that are missing."""
+    tensors = [name for file in folder.glob("*.safetensors") for name in _tensors(file)]
     if any(name.endswith(OF_FEW_BITS) for name in tensors):
         return (
             "its weights are quantized: give the model that it was made from (model.quantization stores weights in "
@@ -225,21 +213,6 @@ def _instead(tensors: Iterable[str], missing: Iterable[str] = ()) -> str:
     if any("lm_head" in name for name in missing) and any(name.startswith(JUDGING) for name in tensors):
         return "it has a head that judges texts in place of one that writes them: give the model that it was made from"
     return "fetch the model again, or give the config.json that belongs to it"
-
-
-def _refuse_unfilled(kind: Any, folder: Path, numbers: int, tensors: Iterable[str], **options: Any) -> None:
-    """Refuse a config.json whose network has far more weights than the ``numbers`` that a folder's files hold."""
-    import torch
-    from accelerate import init_empty_weights
-
-    with torch.random.fork_rng(devices=[]), init_empty_weights():
-        network = from_config(kind, folder, **options)
-    wanted = sum(weight.numel() for weight in network.parameters())
-    if wanted > 2 * numbers + SPARE:
-        raise UserError(
-            f"{_file(folder)} holds {numbers:.3g} numbers, but a {type(network).__name__} has {wanted:.3g} by its "
-            f"config.json; {_instead(tensors)}"
-        )
 
 
 def own_config(kind: Any, folder: Path) -> Any:
@@ -303,35 +276,10 @@ def kept_precise(network: Any, dtype: Any) -> Callable[[str], bool]:
 
 def file_precision(folder: Path) -> str | None:
     """The one precision of all numbers in a folder's weights, as safetensors calls it; None if there are several."""
-    found: set[str] = set()
-    mark = "" if (variant := variant_of(folder)) is None else f".{variant}"
-    for standard in STANDARD:
-        name = f"{standard.removesuffix('.safetensors')}{mark}.safetensors"
-        index = folder / f"{standard}.index{mark}.json"
-        files = dict.fromkeys(_listed(index)) if index.is_file() else [name] if (folder / name).is_file() else []
-        for file in files:
-            with (folder / file).open("rb") as opened:
-                header: dict[str, Any] = parse_json(opened.read(struct.unpack("<Q", opened.read(8))[0]))
-            found |= {one["dtype"] for key, one in header.items() if key != "__metadata__"}
-    floats = found - WHOLE
+    names = PLAIN if variant_of(folder) is None else VARIANT
+    files = [file for file in folder.glob("*.safetensors") if names.fullmatch(file.name)]
+    floats = {kind for file in files for kind in _tensors(file).values() if "F" in kind}
     return floats.pop() if len(floats) == 1 else None
-
-
-def refuse_oversized(file: Path, tensors: int = 0) -> None:
-    """Refuse a config.json with more layers or timesteps than can be loaded, or than ``tensors`` can be of, if any."""
-    config = read_object(file) if file.is_file() else {}
-    for part in (config, *(one for one in config.values() if isinstance(one, dict))):
-        for name, value in part.items():
-            words = next((words for words in MOST if re.search(words, name)), None)
-            if words is None or type(value) is not int:
-                continue
-            if value > MOST[words]:
-                raise UserError(f"{file} has {name} {value}; it must be at most {MOST[words]}; fetch the model again")
-            if tensors and "layer" in words and value > max(MANY, tensors):
-                raise UserError(
-                    f"{file} has {name} {value}, but its files of weights hold {tensors} tensors; fetch the model "
-                    "again, or give the config.json that belongs to it"
-                )
 
 
 def refuse_non_finite(network: nn.Module, folder: Path, agreed: Agreed = lambda found: found) -> None:
@@ -407,19 +355,3 @@ def _file(folder: Path) -> Path:
     """The weight file, or its folder if there are several."""
     files = sorted(folder.glob("*.safetensors"))
     return files[0] if len(files) == 1 else folder
-
-
-def _reason(error: Exception) -> str:
-    """Message of a library's exception, on one line of limited length."""
-    text = " ".join(f"{error} {_cause(error)}".split())
-    kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
-    return kind + (text if len(text) <= 400 else f"{text[:400]}...")
-
-
-def _cause(error: BaseException) -> str:
-    """What an error of a library that says little began with."""
-    if "Unable to load weights" not in str(error):
-        return ""
-    while (before := error.__cause__ or error.__context__) is not None:
-        error = before
-    return f"({str(error).strip().partition(chr(10))[0]})"

@@ -2,10 +2,9 @@
 
 import pytest
 
-from burnish.alarms.drift import Drift
-from burnish.alarms.levels import LIMITS, Threshold
+from burnish.alarms.detectors import LIMITS, Drift, Threshold
 from burnish.alarms.record import Alarm
-from burnish.options.alarms import AlarmOptions
+from burnish.options import AlarmOptions
 
 OPTIONS = AlarmOptions()
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from burnish.alarms.drift import Series
+from burnish.alarms.detectors import Series
 from tests.support.optional import seldom
 
 RATE = 0.01

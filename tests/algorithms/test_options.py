@@ -11,10 +11,12 @@ import pytest
 import torch
 
 import burnish
+from burnish.config.checks import problems
 from burnish.registry import lookup, names, register
 from burnish.rl.algorithm import advantages_of
 from burnish.rl.rewards import Rewards
 from burnish.types.rollout import Scores
+from burnish.utils.errors import ConfigError
 from tests.golden.language import REWARD_MODELS, RUNS
 from tests.support.language_tables import observed
 from tests.support.tiny_run import burnish as command
@@ -102,7 +104,7 @@ REFUSED = [("flow", *row) for row in FLOW] + [("language", *row) for row in LANG
 @pytest.mark.parametrize(("half", "name", "options", "named"), REFUSED, ids=lambda value: str(value)[:40])
 def test_what_contradicts_itself_or_is_never_read_is_refused(half, name, options, named):
     with pytest.raises(ValueError, match=named):
-        lookup(f"{half} algorithm", name)(**options)
+        raise ConfigError(problems(lookup(f"{half} algorithm", name)(**options), ()))
 
 
 # of language models, what no golden run sets: another value than the default, or what it is read with and two values

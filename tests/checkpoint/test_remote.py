@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from burnish.checkpoint import manifest
 from tests.support.checkpoints import TENSORS
+from tests.support.foreign_checkpoints import forge
 from tests.support.tiny_run import TinyRun
 
 
@@ -65,10 +64,8 @@ def damage(newest: Path, how: str, aside: Path) -> None:
     elif how == "manifest":
         (newest / "manifest.json").write_text("{")
     elif how == "escaping":  # its own hash is right
-        content = json.loads((newest / "manifest.json").read_bytes())
-        content.pop("sha256")
-        content["files"]["../../evil.safetensors"] = content["files"].pop("state.json")
-        (newest / "manifest.json").write_bytes(manifest.render(content))
+        shutil.copy(newest / "state.json", newest.parents[1] / "evil.safetensors")
+        forge(newest, files={"../../evil.safetensors": {}, TENSORS: {}})
     elif how in ("missing", "pipe", "link"):
         file.rename(aside)
         if how == "link":

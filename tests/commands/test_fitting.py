@@ -8,11 +8,11 @@ import pytest
 
 import burnish as package
 from burnish.commands.fitting import Fit
-from burnish.forecast.advice import Tried
-from burnish.forecast.batches import Chosen
-from burnish.forecast.counter import Peak
-from burnish.forecast.forecast import Forecast, PoolForecast
-from burnish.forecast.process import NoForecast
+from burnish.plan.advice import Tried
+from burnish.plan.batches import Chosen
+from burnish.plan.counter import Peak
+from burnish.plan.forecast import Forecast, PoolForecast
+from burnish.plan.process import NoForecast
 from tests.support.tiny_run import TinyRun
 
 GIB = 1 << 30
@@ -42,7 +42,7 @@ class AtOnce:
 
 
 def test_what_fits_is_said_and_what_cannot_is_refused_with_what_would(monkeypatch, capsys):
-    monkeypatch.setattr("burnish.forecast.process.Foreteller", AtOnce)
+    monkeypatch.setattr("burnish.plan.process.Foreteller", AtOnce)
 
     def settled(gib: int, *options: str, resumes: bool = False):
         fit, card = Fit(package.load("quickstart", *options), resumes=resumes), {"train": gib * GIB}

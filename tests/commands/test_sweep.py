@@ -42,7 +42,8 @@ class Runs:
     @staticmethod
     def lines(number: int) -> list[dict[str, float]]:
         key = "val-core/all/reward/mean@4"
-        return [{"step": 0, key: 0.1}, {"step": 1, key: 0.875}, {"step": 2}]
+        step = "training/global_step"
+        return [{step: 0, key: 0.1}, {step: 1, key: 0.875}, {step: 2}]
 
 
 def test_every_combination_in_the_order_of_the_options(recipe, tmp_path, monkeypatch):

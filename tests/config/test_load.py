@@ -25,8 +25,8 @@ SAVED = [  # options, and what they decide
      {"output_dir": "1e-4", "optimizer.eps": 1e-30, "seed": 1000}),
     (["model.lora.targets=[attn.to_q]", "optimizer.betas=[0.5,.25]"],
      {"model.lora.targets": ["attn.to_q"], "optimizer.betas": (0.5, 0.25)}),
-    (["runtime=ray", "pools.rollout.processes=1", "pipeline={depth: 3, max_staleness: 1, drop: true, timeout: 9}"],
-     {"pipeline.depth": 3}),
+    (["runtime=ray", "pools.rollout.processes=1", "async_rollout={depth: 3, max_staleness: 1, drop: true, timeout: 9}"],
+     {"async_rollout.depth": 3}),
     (["runtime=ray", "pools.train={nodes: 2, processes: 2}", "pools.reward.device=cpu", "sharding.shard_size=2"], {}),
     (["rewards.ocr.gate={by: border_darkness, least: 0.1}", "rewards.ocr.cap=0.9"], {"rewards.ocr.cap": 0.9}),
     (["mixing.rule=product", "rewards.border_darkness.weight=0.5",
@@ -91,7 +91,7 @@ def test_a_recipe_is_laid_over_what_it_extends(recipe, tmp_path):
     ]  # fmt: skip
 
 
-AHEAD = ("runtime=ray", "pools.rollout.processes=1", "pipeline.depth=1")
+AHEAD = ("runtime=ray", "pools.rollout.processes=1", "async_rollout.depth=1")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from burnish.data.sets import SETS, preparing
+from burnish.data import sets
+from burnish.data.sets import SETS
 from tests.support.fake_hub import fake_hub, use
 from tests.support.http_servers import send, serving
 from tests.support.records import prompts
@@ -63,7 +64,7 @@ def github(monkeypatch):
         send(request, 404 if found is None else 200, body)
 
     with serving(answer) as url:
-        monkeypatch.setattr(preparing, "GITHUB", url)
+        monkeypatch.setattr(sets, "GITHUB", url)
         yield told
 
 

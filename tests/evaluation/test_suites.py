@@ -1,4 +1,4 @@
-"""Suites: what is refused, which scorers are found out by canaries, what a number is worth, and what is compared."""
+"""Suites: what is refused, which scorers are found out by checks, what a number is worth, and what is compared."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Suites:
     def write(self, scorer="told", asked=ASKED, half="language", **changes):
         (self.folder / "asked.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
         path = self.folder / "mine.yaml"
-        about = {"about": "x", "licence": "x", "prompts": "asked.jsonl", "number": "mine"}
+        about = {"about": "x", "licence": "x", "prompts": "asked.jsonl", "primary_metric": "mine"}
         scorers = {"mine": {"name": "function", "path": f"{self.folder}/scorers.py:{scorer}"}}
         settings = LANGUAGE if half == "language" else DRAWING
         path.write_text(yaml.safe_dump(about | settings | {"scorers": scorers} | changes))
@@ -101,7 +101,7 @@ def test_every_suite_that_ships_is_sound_and_its_prompts_can_be_had():
     for name in suite_names():
         suite = read_suite(name)
         assert name in listed
-        assert all([suite.about, suite.licence, suite.canaries]), "nothing would tell a broken scorer"
+        assert all([suite.about, suite.licence, suite.sanity_checks]), "nothing would tell a broken scorer"
         prompts = str(suite.prompts)
         assert prompts.startswith("burnish:") or prompts.removeprefix("prepared:") in sets
 
@@ -110,14 +110,14 @@ def test_every_suite_that_ships_is_sound_and_its_prompts_can_be_had():
     ("change", "names"),
     [
         ({"scorers": {"exactt": {}}}, ["exact"]),
-        ({"scorers": {"exact": {"ignore": True}}, "number": "exact"}, ["scorers.exact.ignore"]),
-        ({"number": "format"}, ["number is format", "reward, mine"]),
+        ({"scorers": {"exact": {"ignore": True}}, "primary_metric": "exact"}, ["scorers.exact.ignore"]),
+        ({"primary_metric": "format"}, ["primary_metric is format", "reward, mine"]),
         ({"task": "text-to-text"}, ["task is text-to-text"]),
         ({"responding": {"temperature": "many"}}, ["responding.temperature is 'many'"]),
         ({"data": {"answer_kye": "x"}}, ["data.answer_kye", "did you mean answer_key"]),
-        ({"canaries": [{"kind": "written"}]}, ["not for task"]),
-        ({"canaries": [{"kind": "answers", "scorers": ["clip"]}]}, ["clip"]),
-        ({"scorers": {"exact": {"weight": 0}}, "number": "reward"}, ["weight 0"]),
+        ({"sanity_checks": [{"kind": "written"}]}, ["not for task"]),
+        ({"sanity_checks": [{"kind": "answers", "scorers": ["clip"]}]}, ["clip"]),
+        ({"scorers": {"exact": {"weight": 0}}, "primary_metric": "reward"}, ["weight 0"]),
         ({"prompts": "prepared:genevall"}, ["geneval"]),
         ({"prompts": "prepared:ocr"}, ["burnish data prepare ocr"]),
     ],
@@ -134,7 +134,7 @@ CUBE = {"prompt": "a red cube", "right": "red.png", "wrong": "blue.png"}
 
 
 @pytest.mark.parametrize(
-    ("scorer", "canaries", "why"),
+    ("scorer", "sanity_checks", "why"),
     [
         ("exact", ANSWERS, ""),
         ("ignores_prompts", ANSWERS, "mine gives"),
@@ -148,14 +148,14 @@ CUBE = {"prompt": "a red cube", "right": "red.png", "wrong": "blue.png"}
         ("constant", [{"kind": "pairs", "records": [CUBE]}], "the same"),
     ],
 )
-def test_a_sound_scorer_passes_and_a_broken_one_is_caught(suites, scorer, canaries, why):
-    half = "language" if canaries is ANSWERS else "generators"
+def test_a_sound_scorer_passes_and_a_broken_one_is_caught(suites, scorer, sanity_checks, why):
+    half = "language" if sanity_checks is ANSWERS else "generators"
     for name in ("red", "blue"):
         Image.new("RGB", (8, 8), name).save(suites.folder / f"{name}.png")
     asked = ASKED if half == "language" else [{"prompt": "a red cube"}, {"prompt": "a blue cube"}]
-    suites.write(scorer, asked, half, canaries=canaries)
+    suites.write(scorer, asked, half, sanity_checks=sanity_checks)
     result = suites.evaluate("out", half=half)
-    assert result["believed"] == (not why)
+    assert result["valid"] == (not why)
     assert why in " ".join(result.get("why_not", [""]))
     assert ("This result is not to be believed" in suites.told) == bool(why)
 
@@ -172,7 +172,7 @@ def test_a_number_has_the_interval_of_a_mean_over_prompts_or_over_tasks(suites):
     assert overall["value"] == pytest.approx(statistics.mean(values))
     assert overall["low"] == pytest.approx(overall["value"] - half, abs=0.15 * half)
     assert overall["high"] == pytest.approx(overall["value"] + half, abs=0.15 * half)
-    suites.write(asked=valued([0.0] * 5, "small") + valued([1.0] * 15, "large"), overall="tasks", version=2)
+    suites.write(asked=valued([0.0] * 5, "small") + valued([1.0] * 15, "large"), aggregation="tasks", version=2)
     tasks = suites.evaluate("tasks")["overall"]
     assert (tasks["value"], tasks["low"], tasks["high"]) == (0.5, 0.5, 0.5)  # prompts are drawn within tasks
     suites.write(asked=valued([0.0, 1.0, 1.0, 1.0]), version=3)
@@ -192,7 +192,7 @@ def test_evaluations_are_compared_by_prompt_and_what_differs_is_said(suites):
     said = burnish("eval", "--compare", suites.folder / "before", suites.folder / "newer", status=2).message
     assert "version is 1" in said
     header = suites.folder / "before" / "suite.json"
-    for change in ({"suite": 3}, {"unit": 0}, {"prompts": 10**12}, {"shard": [1]}, {"overall": "all"}):
+    for change in ({"suite": 3}, {"unit": 0}, {"prompts": 10**12}, {"shard": [1]}, {"aggregation": "all"}):
         sound = header.read_text()
         header.write_text(json.dumps(json.loads(sound) | change))
         said = burnish("eval", "--compare", suites.folder / "before", suites.folder / "after", status=2).message

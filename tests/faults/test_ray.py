@@ -46,13 +46,13 @@ pytestmark = pytest.mark.cluster
 
 STOPPED = 75  # the exit code of a run that was stopped, when all is saved
 RANKS, WORKER = ["pools.train.processes=2"], ["pools.rollout.processes=1"]
-AHEAD = [*WORKER, "pipeline.depth=1"]
+AHEAD = [*WORKER, "async_rollout.depth=1"]
 # options of runs that nothing befalls, and whether they run on a cluster
 REFERENCES: dict[str, tuple[list[str], bool]] = {
     "adapter": (["vlm_quickstart", *SEEING, *ADAPTER], False),
     "pooled": (["vlm_quickstart", *SEEING, "pools.rollout.processes=2", "pools.reward.processes=1"], True),
     "colocated": (["vlm_quickstart", *SEEING, *ADAPTER, *RANKS], True),
-    "ahead": (["vlm_quickstart", *SEEING, *AHEAD, "ray.publication.carrier=broadcast"], True),
+    "ahead": (["vlm_quickstart", *SEEING, *AHEAD], True),
     "adapter ahead": (["vlm_quickstart", *SEEING, *ADAPTER, *AHEAD], True),
 }
 
@@ -128,7 +128,7 @@ def test_a_worker_that_samples_ahead_gets_the_older_weights_again(name, options,
         assert line["pipeline/dropped_batches"] == 0
         assert line["rollout_corr/kl"] is not None
     fate.plan("rollout", "generate", 3)
-    fate.plan("rollout", "receiver.from_broadcast" if name == "ahead" else "receiver.from_store", 5)
+    fate.plan("rollout", "receiver.receive", 5)
     assert run(tmp_path / "run", *options(name)) == 0
     assert fate.met()
     assert_same(tmp_path / "run", undisturbed)
@@ -297,7 +297,7 @@ def test_ranks_that_sample_give_up_and_make_the_same_samples_again(options, refe
 def test_a_run_on_this_machine_alone_listens_on_loopback_and_ctrl_c_reaches_the_driver_alone(forks, tmp_path):
     """A terminal sends it to all processes of a group, and nothing is left behind."""
     given = [*SEEING, *ADAPTER, "runtime=ray", *RANKS, *WORKER, "pools.reward.processes=1"]
-    given += [f"ray.runtime_env={forks.environment}", "ray.publication.carrier=broadcast"]
+    given += [f"ray.runtime_env={forks.environment}"]
     command = [sys.executable, "-m", "burnish.cli", "train", "vlm_quickstart", *given, f"output_dir={tmp_path / 'run'}"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE, start_new_session=True

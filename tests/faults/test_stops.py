@@ -210,10 +210,10 @@ def test_a_run_that_is_to_outlive_its_terminal_and_one_whose_machine_is_taken_aw
     Orders.give(4, signal.SIGHUP)
     run.train()
     assert run.metrics == runs.whole.metrics
-    run = runs.run("expires", "trainer.expires_at=2999-01-31T18:00:00Z", "checkpoint.every=9", "checkpoint.keep_last=9")
+    run = runs.run("expires", "trainer.walltime=2999-01-31T18:00:00Z", "checkpoint.every=9", "checkpoint.keep_last=9")
     Orders.give()
-    said = run.train("trainer.expiry_margin=1e12", status=STOPPED).out
-    assert "2999-01-31 18:00:00 UTC (trainer.expires_at) after 0 of 3" in " ".join(said.split())
+    said = run.train("trainer.grace_period=1e12", status=STOPPED).out
+    assert "2999-01-31 18:00:00 UTC (trainer.walltime) after 0 of 3" in " ".join(said.split())
     run.train()
     saved = sorted(path.name for path in run.output.glob("checkpoints/0*"))
     assert saved == ["00000001", "00000003"], "the first one tells how long saving takes"

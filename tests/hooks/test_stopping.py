@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from burnish.hooks.expiry import Expiry, ReclaimTime
+from burnish.hooks.checkpoints import Expiry, ReclaimTime
 from burnish.hooks.stop import StopRequest
 from tests.support.tiny_run import TinyRun
 
@@ -27,10 +27,10 @@ MLP = "MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP"
 def test_variables_of_schedulers_tell_when_a_run_has_to_be_saved(files, monkeypatch, variable, value, words):
     monkeypatch.setenv(variable, value.replace("{soon}", str(int(time.time()) + 600)))
     run = TinyRun(files, "language", "llama", "algorithm=grpo", name="expires")
-    told = run.train("trainer.expiry_margin=1e6", status=75 if value == "{soon}" else 2)
+    told = run.train("trainer.grace_period=1e6", status=75 if value == "{soon}" else 2)
     assert words in " ".join((told.out + told.err).split())
     if value == "{soon}":  # the option goes first
-        run.train("trainer.expires_at=2999-01-31T18:00:00Z")
+        run.train("trainer.walltime=2999-01-31T18:00:00Z")
 
 
 class Bench:

@@ -172,14 +172,12 @@ class Bench:
 
         from burnish import load
         from burnish.tasks import assemble
-        from burnish.utils import templates
 
         warnings.simplefilter("ignore")
         for task in ("drawing", "seeing"):
             assembly = assemble(load(str(self.place.recipe(task)), "model.lora.rank=2"))
             assembly.check_data()
             assembly.check()
-        templates.close()  # each try starts its own, and must leave none behind
 
 
 def _joined(complaints: dict[str, Any]) -> str:

@@ -9,8 +9,10 @@ import pytest
 import torch
 from diffusers import DDIMScheduler
 
+from burnish.config.checks import problems
 from burnish.diffusion.steps import stratify, transition
 from burnish.diffusion.windows import Window
+from burnish.utils.errors import ConfigError
 from tests.support.exact_flows import gaussian_velocity
 from tests.support.schedules import schedule
 
@@ -147,7 +149,7 @@ def test_window(window, steps):
 ])  # fmt: skip
 def test_an_option_that_is_never_read_is_refused(options):
     with pytest.raises(ValueError, match="size" if len(options) == 1 else [*options][-1]):
-        Window(**options)
+        raise ConfigError(problems(Window(**options), ()))
 
 
 def test_deterministic_steps_may_include_the_last_and_windows_must_fit():

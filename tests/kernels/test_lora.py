@@ -7,8 +7,8 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 
 from benchmarks.kernels import Kernels
+from burnish.models.linear import LoraLinear, cast_once, joined
 from burnish.models.lora import lora_layers
-from burnish.models.lora_linear import LoraLinear, cast_once, joined
 
 
 def layer(dtype: torch.dtype, *, bias: bool = True, precision: torch.dtype = torch.float32) -> torch.nn.Module:

@@ -174,7 +174,7 @@ def test_a_video_processor_that_imports_torchvision_by_its_older_name_is_read(tm
 
 
 def test_what_stands_in_for_torchvision_resizes_as_it_does():
-    from burnish.models import pixel_functions as ours
+    from burnish.models import processors as ours
 
     for image in (torch.full((2, 3, 9, 7), 200, dtype=torch.uint8), torch.full((3, 9, 7), 0.25)):
         for mode in ("bilinear", "bicubic", "nearest", "nearest-exact", "lanczos"):

@@ -66,12 +66,12 @@ def suite(folder, half, **changes):
     tree = {
         "about": "x", "licence": "x", "task": "text-to-image", "prompts": "asked.jsonl", "n": 2,
         "drawing": {"num_inference_steps": 3, "height": 16, "width": 16},
-        "scorers": {"blind": {"name": "function", "path": f"{folder}/functions.py:blind"}}, "number": "blind",
+        "scorers": {"blind": {"name": "function", "path": f"{folder}/functions.py:blind"}}, "primary_metric": "blind",
     }  # fmt: skip
     if half == "language":
         tree["task"] = "image-text-to-text"
         tree["responding"] = {"temperature": 1.0, "max_new_tokens": 4}
-        tree["canaries"] = [{"kind": "answers", "form": "<answer>{}</answer>"}]
+        tree["sanity_checks"] = [{"kind": "answers", "form": "<answer>{}</answer>"}]
         del tree["drawing"]
     path = folder / "mine.yaml"
     path.write_text(yaml.safe_dump(tree | changes))
@@ -108,7 +108,7 @@ def test_killed_and_divided_evaluations_equal_the_whole(half, model, tmp_path):
 def test_a_stop_request_ends_an_evaluation_that_goes_on_later(model, tmp_path):
     path = suite(tmp_path, "language")
     scorer = {"name": "function", "path": f"{tmp_path}/functions.py:stopping"}
-    path = suite(tmp_path, "language", scorers={"blind": scorer}, canaries=[])
+    path = suite(tmp_path, "language", scorers={"blind": scorer}, sanity_checks=[])
     model("language", tmp_path / "half", "--suite", path, status=130)
     assert len((tmp_path / "half" / "samples.jsonl").read_text().splitlines()) < 12
     model("language", tmp_path / "half", "--suite", path)
@@ -137,14 +137,14 @@ def test_noise_is_that_of_prompt_and_sample_alone(model, tmp_path):
 
 
 def test_validations_run_suites_on_a_subset(files, tmp_path):
-    path = suite(tmp_path, "language", scorers={"exact": {}}, number="exact")
+    path = suite(tmp_path, "language", scorers={"exact": {}}, primary_metric="exact")
     options = ["algorithm=grpo", "steps=1", f"validation.suites=[{path}]", "validation.suite_prompts=5"]
     run = TinyRun(files, "language", "llama", *options)
     run.train()
     for number, row in enumerate(run.metrics):
         result = run.output / "validation" / f"{number:06d}" / "suites" / "mine" / "result.json"
         told = json.loads(result.read_text())
-        assert (told["prompts"], told["changed"], row["suite/mine/believed"]) == (5, ["max_prompts"], 1)
+        assert (told["prompts"], told["changed"], row["suite/mine/valid"]) == (5, ["max_prompts"], 1)
         assert 0 <= row["suite/mine/overall"] <= 1
     answers = [line["values"] for line in map(json.loads, result.with_name("samples.jsonl").read_text().splitlines())]
     assert len(answers) == 10

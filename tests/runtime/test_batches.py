@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from burnish.rollout.requests import RolloutRequest, numbered
-from burnish.runtime.prompt_numbers import PromptNumbers
-from burnish.runtime.transfer import pack
+from burnish.runtime.transfer import PromptNumbers, pack
 from burnish.types.batch import Batch, Gathered, heavy, shared
 from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.media import Media

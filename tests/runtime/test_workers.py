@@ -17,15 +17,14 @@ from pathlib import Path
 import pytest
 import ray
 
-from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions, WeightSyncOptions
+from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions
 from burnish.runtime.actor_group import ActorGroup
-from burnish.runtime.calls import first_done
+from burnish.runtime.calls import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout, first_done
 from burnish.runtime.cluster import Cluster, cluster
-from burnish.runtime.faults import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
 from burnish.runtime.reward_pool import PooledScorer
 from burnish.runtime.transfer import Pointers, Stored
-from burnish.runtime.weight_stream import Mismatch
 from burnish.runtime.weight_sync import WeightSync
+from burnish.runtime.weights import Mismatch
 from burnish.utils.errors import ConfigError, UserError
 from tests.runtime.test_batches import everything
 from tests.support.equality import same
@@ -124,8 +123,9 @@ def test_a_worker_killed_in_mid_call_is_noticed_at_once_and_replaced(three, tmp_
 
 
 @pytest.mark.thorough
-def test_a_failed_device_is_a_death_and_nobody_waits_for_the_others(pools):
-    options = replace(OPTIONS, max_restarts=1, restart_window=0.1)
+def test_a_failed_device_is_a_death_and_nobody_waits_for_the_others(pools, monkeypatch):
+    monkeypatch.setattr("burnish.runtime.actor_group.DAY", 0.1)
+    options = replace(OPTIONS, max_restarts=1)
     with pools(options, train=2) as opened, ActorGroup(opened["train"], Toy, collective=True) as group:
         for _ in range(2):  # each is long past when the next one comes
             start, pids = time.monotonic(), list(group.pids)
@@ -166,7 +166,7 @@ def test_a_worker_that_judges_is_asked_again_by_the_same_handle_until_the_limit(
             scorer.score(["c"], [])
 
 
-BUCKET = 100 / 2**20  # MiB
+BUCKET = 100  # bytes
 
 
 @pytest.fixture(scope="module")
@@ -179,8 +179,8 @@ def sides(pools):
         yield trains, samples
 
 
-def syncs(sides, carrier: str = "broadcast") -> WeightSync:
-    return WeightSync(*sides, WeightSyncOptions(carrier=carrier, bucket_mb=BUCKET, timeout=SLOW))
+def syncs(sides) -> WeightSync:
+    return WeightSync(*sides, SLOW)
 
 
 def publish(sides, syncing: WeightSync, version: int) -> None:
@@ -188,7 +188,7 @@ def publish(sides, syncing: WeightSync, version: int) -> None:
     sides[0].call("learn", version)
     syncing.send(version, full=True)
     for rank in range(2):
-        syncing.switched(syncing.switch(rank, version), version)
+        sides[1].call_one(rank, "receiver.switch", version)
     one, other = sides[1].call("seen")
     assert one == other
 
@@ -202,12 +202,13 @@ def test_a_changed_byte_stops_a_publication_and_who_dies_in_one_is_replaced(side
         syncing.send(3, full=True)
     samples.call_one(1, "repair")
 
-    publish(sides, syncing, 5)
+    publish(sides, syncing, 3)
     os.kill(samples.pids[0], signal.SIGKILL)
     with pytest.raises(WorkerDied):
         samples.call_one(0, "seen")
     samples.restart(0)
-    syncing.send_to(0, 5)  # what the others have
+    syncing.send(3, full=True, to=[0])  # what the others have
+    samples.call_one(0, "receiver.switch", 3)
     one, other = samples.call("seen")
     assert one == other
     publish(sides, syncing, 6)  # and the next broadcast reaches both

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from burnish.commands.board import bound, server
+from burnish.commands.serve import HOST, board_server, bound
 from burnish.config.run_folder import RunFolder
 from tests.support.reports import Story, run_folder
 
@@ -21,8 +21,8 @@ SECONDS = 30.0
 @contextmanager
 def board(root: Path) -> Iterator[int]:
     """A board of a folder; its port."""
-    with closing(bound(0)) as listening:
-        made = server(root, listening.getsockname()[1])
+    with closing(bound(HOST, 0)) as listening:
+        made = board_server(root, listening.getsockname()[1])
         thread = threading.Thread(target=made.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         try:

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from burnish.checkpoint.store import CheckpointStore
-from burnish.options.checkpoint import CheckpointOptions
+from burnish.options import CheckpointOptions
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.saved import in_memory
 

@@ -13,7 +13,6 @@ from typing import NoReturn
 
 from burnish import load
 from burnish.cli import VERBS
-from burnish.config.complaints import every_option
 from burnish.config.hardware import read_speed
 from burnish.config.load import context_of
 from burnish.config.overrides import read_overrides
@@ -117,7 +116,8 @@ def accept(command: str) -> None:
 
 def _train(args: argparse.Namespace) -> None:
     """Of a sweep the first run."""
-    swept = [re.sub(r",[^\[{]*$", "", one) if getattr(args, "sweep", False) else one for one in args.overrides]
+    options = [one for one in args.overrides if "=" in one or not hasattr(args, "changed")]  # else sections to show
+    swept = [re.sub(r",[^\[{]*$", "", one) if getattr(args, "sweep", False) else one for one in options]
     load(args.recipe, *(one for one in read_speed(swept)[1] if not one.startswith("memory=")))
 
 
@@ -155,7 +155,7 @@ COMPOSED = {
 
 def known_options(recipe: str, *options: str) -> list[str]:
     """Dotted names of every option of a recipe."""
-    return every_option(context_of(recipe, options))
+    return context_of(recipe, options).every_option()
 
 
 CONTEXTS = (

@@ -8,8 +8,8 @@ from burnish.evaluation.records import Folder, Header
 from burnish.evaluation.results import result_of
 
 HEADER_OF = Header(
-    suite="mine", version=1, changed=[], digest="d", prompts_digest="p", prompts=12, n=1, number="ocr",
-    overall="tasks", unit=4, settings={}, source="run", model={}, wrong=[], unwatched=[],
+    suite="mine", version=1, changed=[], digest="d", prompts_digest="p", prompts=12, n=1, primary_metric="ocr",
+    aggregation="tasks", unit=4, settings={}, source="run", model={}, wrong=[], unwatched=[],
 )  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def annotated(
     return AnnotatedTokens(
         scored=scored, old=scored.trace.logprob, learner=nothing, entropy=nothing,
         reference=torch.zeros_like(compared), compared=compared, value=nothing if value is None else value,
-        recomputed=False, memory=algorithm.make_memory(),
+        old_logprobs="sampler", memory=algorithm.make_memory(),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 import torch
 
 from burnish.data.stream import PromptStream
-from burnish.options.cluster import PipelineOptions
+from burnish.options.cluster import AsyncRolloutOptions
 from burnish.options.data import FilterOptions
 from burnish.rollout.pipelined import PipelinedSource
 from burnish.rollout.serialization import deserialize, serialize
@@ -98,7 +98,7 @@ class RemoteBatch:
 def pipelined(
     depth, bound=None, *, steps=8, rollout_worker=None, filtering=None, timeout=60.0, drop=False, sampler=None
 ):  # fmt: skip
-    options = PipelineOptions(depth=depth, max_staleness=bound, timeout=timeout, drop=drop)
+    options = AsyncRolloutOptions(depth=depth, max_staleness=bound, timeout=timeout, drop=drop)
     schedule = prompt_schedule(filtering=filtering, sampler=sampler)
     return PipelinedSource(schedule, rollout_worker or RemoteBatch(), options, steps=steps)
 

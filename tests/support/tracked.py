@@ -16,8 +16,7 @@ from PIL import Image
 from burnish.alarms.record import Raised
 from burnish.config import load
 from burnish.config.run_folder import RunFolder
-from burnish.hooks.metrics import MetricsLog
-from burnish.hooks.recorded import Lines
+from burnish.hooks.log import Lines, MetricsLog
 from burnish.hooks.trackers import Trackers
 from burnish.utils.video import clip_format, encode_clip, encode_sound
 
@@ -68,7 +67,7 @@ def track(
     config = load("quickstart", given)
     folder = RunFolder(path)
     folder.begin(config, resumed_at=resumed_at)
-    metrics = MetricsLog(folder, resumed_at=resumed_at, names=config.trackers.names)
+    metrics = MetricsLog(folder, resumed_at=resumed_at)
     trackers = Trackers(config, folder, lambda: False, resumed_at=resumed_at)
     alarms = Lines(folder.alarms)
     alarms.begin(resumed_at or 0)

@@ -6,7 +6,8 @@ import signal
 import torch
 
 from burnish.runtime.actor import RankInfo
-from burnish.runtime.weight_transfer import Receiver, Sender
+from burnish.runtime.channel import Channel
+from burnish.runtime.weights import Receiver, Sender
 
 
 def weights(version: int) -> dict[str, torch.Tensor]:
@@ -15,33 +16,34 @@ def weights(version: int) -> dict[str, torch.Tensor]:
 
 
 class Trains:
-    def __init__(self, place: RankInfo, bucket_mb: float):
+    def __init__(self, place: RankInfo, bucket: int):
         self.now = weights(0)
-        self.sender = Sender(lambda full: self.now, rank=place.rank, bucket_mb=bucket_mb)
+        self.sender = Sender(lambda full: self.now, rank=place.rank, bucket=bucket)
 
     def learn(self, version):
         self.now = weights(version)
 
 
 class Samples:
-    def __init__(self, place: RankInfo, bucket_mb: float):
+    def __init__(self, place: RankInfo, bucket: int):
         self.network = weights(0)
-        self.receiver = Receiver(self.network, bucket_mb=bucket_mb)
-        self.fill = self.receiver._fill
+        self.receiver = Receiver(self.network, bucket=bucket)
+        self.own = Channel.finish, self.receiver._buffers
 
     def seen(self):
         return {name: tensor.tolist() for name, tensor in self.network.items()}
 
     def spoil_next(self):
-        def spoil(buckets):
-            *others, last = buckets
-            last[-10] ^= 4
-            yield from [*others, last]
+        def finish(channel):
+            begun = channel._begun
+            self.own[0](channel)
+            if begun and len(begun[1]) == 64:  # the last one
+                begun[1][-10] ^= 4
 
-        self.receiver._fill = lambda layout, version, buckets: self.fill(layout, version, spoil(buckets))
+        Channel.finish = finish
 
     def die_in_next(self):
-        self.receiver._fill = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+        self.receiver._buffers = lambda entries: os.kill(os.getpid(), signal.SIGKILL)
 
     def repair(self):
-        self.receiver._fill = self.fill
+        Channel.finish, self.receiver._buffers = self.own

@@ -104,7 +104,7 @@ def test_one_that_always_fails_says_so_once_and_at_the_end_and_shows_no_secret(t
 
 
 def test_more_than_the_queue_holds_is_left_to_the_next_start_of_the_run(tracked, caplog, monkeypatch):
-    monkeypatch.setattr("burnish.trackers.delivery.MOST", 1)
+    monkeypatch.setattr("burnish.hooks.trackers.MOST", 1)
     run = tracked("trackers.wait=0.5", init=lambda: time.sleep(3600))
     run.train()
     assert caplog.text.count("1 updates wait; later ones are sent when the run is started again") == 1

@@ -17,8 +17,7 @@ from burnish.models.lora import add_adapters
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
 from burnish.options.model import LoraOptions
-from burnish.training.flop_counter import FlopCounter
-from burnish.training.peak_flops import peak_of
+from burnish.training.flop_counter import FlopCounter, peak_of
 from burnish.training.profiling import Meter
 from burnish.types.prompt import Prompt
 from tests.support.flops import torch_flops

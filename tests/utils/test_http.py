@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 import uvicorn
 
-from burnish.commands.board import bound
+from burnish.commands.serve import HOST, bound
 from burnish.utils.http import LARGEST, HttpError, Servers, read_token
 from burnish.utils.serving import punctual
 from tests.support.http_servers import dripping, json_server
@@ -123,7 +123,7 @@ async def slow(scope, receive, send):
 @pytest.fixture(scope="module")
 def port():
     """Of a server of ours, which gives a request so many seconds to come."""
-    with closing(bound(0)) as listening:
+    with closing(bound(HOST, 0)) as listening:
         options = {"lifespan": "off", "log_level": "critical", "timeout_keep_alive": 9}
         server = uvicorn.Server(uvicorn.Config(slow, http=punctual(SECONDS), **options))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

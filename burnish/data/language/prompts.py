@@ -6,13 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from burnish.data.conversation import KINDS, Conversation, converse
-from burnish.data.forms import DIALOGUES, asked, said_whole
-from burnish.data.lines import data_error
+from burnish.data.conversation import DIALOGUES, KINDS, Conversation, asked, converse, said_whole
 from burnish.data.packing import Packer
-from burnish.data.records import ANSWER, AUDIOS, IMAGES, PROMPT, VIDEOS, Record, read_files, read_records
-from burnish.data.template import templated
-from burnish.data.values import extra_of, find, key_set, listed, record_of, text_of, value_at
+from burnish.data.records import ANSWER, AUDIOS, IMAGES, PROMPT, VIDEOS, Record, data_error, read_files, read_records
+from burnish.data.values import extra_of, find, key_set, listed, record_of, templated, text_of, value_at
 from burnish.options.language import LanguageDataOptions
 from burnish.types.media import Fit
 from burnish.types.prompt import Message, Prompt, Prompts

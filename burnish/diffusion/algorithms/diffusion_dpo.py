@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from burnish.diffusion.algorithms.base import Needs, Roles
 from burnish.diffusion.algorithms.forward_process import ForwardProcess, summed
 from burnish.options import Count, NonNegative, Positive
-from burnish.registry import register
+from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Metrics
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ class DiffusionDPO(ForwardProcess):
     published beta of models that predict noise (2000 for Stable Diffusion 1.5, 5000 for SDXL)."""
     kind: Literal["sigmoid", "ipo"] = "sigmoid"
     """Bradley-Terry's loss, or IPO's, which pulls the margin to 1 / (2 beta) and never further."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5), ReadIf("kind", "sigmoid")] = 0.0
     """sigmoid: probability that winner and loser were mixed up."""
-    min_margin: NonNegative = 0.0
+    min_margin: Annotated[NonNegative, ReadIf("online")] = 0.0
     """online: a pair's rewards must differ by more than this. Equal rewards never make a pair."""
     sft_coef: NonNegative = 0.0
     """Weight of the flow-matching loss of the winner, which keeps it from becoming less likely together with the
@@ -44,14 +44,6 @@ class DiffusionDPO(ForwardProcess):
     times: Literal["schedule", "uniform", "logit_normal"] = "uniform"
     """Draw noise levels from the sampling schedule without repetition, uniformly from (0, 1), or mostly from the
     middle (Stable Diffusion 3)."""
-
-    @model_validator(mode="after")
-    def _pair_options_are_read(self) -> Self:
-        if self.kind == "ipo" and self.label_smoothing != 0:
-            raise ValueError("label_smoothing is never read when kind is ipo; leave it out")
-        if not self.online and self.min_margin != 0:
-            raise ValueError("min_margin is never read when online is false: the pairs are given; leave it out")
-        return self
 
     def needs(self) -> Needs:
         return Needs(

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from burnish.diffusion.algorithms.base import Needs, Recording, Role, Roles, Teacher
 from burnish.diffusion.windows import Window
 from burnish.options import Positive
-from burnish.registry import register
+from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Algorithm, Metrics, range_metrics
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Distill(Algorithm):
     """Whom to learn from, each with path, lora, guidance_scale and weight; losses are summed by weight."""
     transition: Literal["ode", "sde", "cps", "dance"] = "ode"
     """What a recorded step of the rollout is; ode is deterministic, as pictures are drawn later."""
-    noise_level: Positive = 0.7
+    noise_level: Annotated[Positive, ReadIf("transition", "sde", "cps", "dance")] = 0.7
     """Strength of the noise of a stochastic step, in the units of its transition; ode never reads it."""
     kl_form: Literal["published", "exact"] = "published"
     """distill_kl: published leaves the step length out of the SDE's variance; exact keeps it."""
@@ -50,8 +50,6 @@ class Distill(Algorithm):
                 "objective is distill_kl and transition is ode, whose steps have no std to divide by; "
                 "use transition sde, cps or dance, or objective distill_fm_mse"
             )
-        if self.transition == "ode" and self.noise_level != 0.7:
-            raise ValueError("noise_level is never read when transition is ode; leave it out")
         if self.kl_form != "published" and (self.objective != "distill_kl" or self.transition != "sde"):
             raise ValueError("kl_form is read only when objective is distill_kl and transition is sde; leave it out")
         return self

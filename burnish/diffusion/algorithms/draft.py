@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from burnish.diffusion.algorithms.base import Needs, Recording, Roles
 from burnish.diffusion.windows import Window
 from burnish.options import Count, Finite, NonNegative, Whole
-from burnish.registry import register
+from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Algorithm, Metrics, range_metrics
 
 if TYPE_CHECKING:
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from burnish.diffusion.paths import Ends
     from burnish.types.rollout import Loss, Scored
-
-DEFAULTS = {"last_steps": 1, "first": 0, "last": None, "renoised": 2, "renoise_level": None}
-READ = {"draft": {"last_steps"}, "draft_lv": {"renoised", "renoise_level"}, "refl": {"first", "last"}}
 
 
 @register("flow algorithm", "draft")
@@ -31,17 +28,17 @@ class Draft(Algorithm):
     kind: Literal["draft", "draft_lv", "refl"] = "draft"
     """draft: through the last steps; draft_lv: through the last step from several fresh noises, for less variance;
     refl: from a random step to the end in a single one."""
-    last_steps: Count = DEFAULTS["last_steps"]  # type: ignore[assignment]
+    last_steps: Annotated[Count, ReadIf("kind", "draft")] = 1
     """draft: steps that gradients run through (K of DRaFT-K); earlier ones are taken as given."""
-    renoised: Count = DEFAULTS["renoised"]  # type: ignore[assignment]
+    renoised: Annotated[Count, ReadIf("kind", "draft_lv")] = 2
     """draft_lv: times that each finished sample is noised again."""
-    renoise_level: Annotated[float, Field(gt=0, lt=1)] | None = DEFAULTS["renoise_level"]
+    renoise_level: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, ReadIf("kind", "draft_lv")] = None
     """draft_lv: noise level t that it is noised to, from which one step leads to the end; null takes the last level of
     the schedule that is 0.02 or more, mostly that of its last step. (Stable Diffusion 3's own ends with a step from
     0.009, which can change nothing.)"""
-    first: Whole = DEFAULTS["first"]  # type: ignore[assignment]
+    first: Annotated[Whole, ReadIf("kind", "refl")] = 0
     """refl: first step that may be drawn."""
-    last: Count | None = DEFAULTS["last"]
+    last: Annotated[Count | None, ReadIf("kind", "refl")] = None
     """refl: end of the steps that may be drawn, exclusive; null means all."""
     ceiling: Finite | None = None
     """Nothing is learned from pictures whose reward is above this (ReFL's hinge); null has no ceiling."""
@@ -50,13 +47,6 @@ class Draft(Algorithm):
     recompute: bool = False
     """Keep only the states between steps and compute each step again in the backward pass: memory of one step for
     any number of them, about a third more time."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        for name, default in DEFAULTS.items():
-            if getattr(self, name) != default and name not in READ[self.kind]:
-                raise ValueError(f"{name} is never read when kind is {self.kind}; leave it out")
-        return self
 
     def needs(self) -> Needs:
         window = {

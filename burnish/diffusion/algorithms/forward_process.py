@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from burnish.diffusion.algorithms.base import Counts, Decay, Lag, Needs, Ramp, Role, Roles, check_lag
 from burnish.options import BelowOne, Count, Finite, Fraction, NonNegative, Positive, clip_range
-from burnish.registry import Choice, options
+from burnish.registry import Choice, ReadIf, options
 from burnish.rl.algorithm import Algorithm, Metrics, advantage_metrics, advantages_of, chosen, refuse_of_responses
 
 if TYPE_CHECKING:
@@ -26,20 +26,20 @@ class ForwardProcess(Algorithm):
 
     train_timesteps: Count = 4
     """Noise levels that each sample is trained at, drawn anew at every update."""
-    timestep_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    timestep_fraction: Annotated[Annotated[float, Field(gt=0, le=1)] | None, ReadIf("times", "schedule")] = None
     """schedule: this share of its steps in place of train_timesteps; null takes train_timesteps."""
     times: Literal["schedule", "uniform", "logit_normal"] = "schedule"
     """Draw noise levels from the sampling schedule without repetition, uniformly from (0, 1), or mostly from the
     middle (Stable Diffusion 3)."""
     time_range: tuple[Fraction, Fraction] = (0.0, 1.0)
     """Part of the way from clean (0) to noise (1) that levels are drawn from: of the steps, or of the draws."""
-    time_shift: Positive = 1.0
+    time_shift: Annotated[Positive, ReadIf("times", "uniform", "logit_normal")] = 1.0
     """uniform and logit_normal: shift of the levels towards noise; 1 does not shift."""
-    time_mean: Finite = 0.0
+    time_mean: Annotated[Finite, ReadIf("times", "logit_normal")] = 0.0
     """logit_normal: mean of the logit of the level; above 0 prefers noise."""
-    time_std: Positive = 1.0
+    time_std: Annotated[Positive, ReadIf("times", "logit_normal")] = 1.0
     """logit_normal: its standard deviation."""
-    time_stratified: bool = False
+    time_stratified: Annotated[bool, ReadIf("times", "uniform", "logit_normal")] = False
     """uniform and logit_normal: one level from each of train_timesteps equal parts."""
     train_guidance: Literal["rollout", "none"] = "none"
     """Train the plain velocity, as all papers of the forward process do, or the one with the guidance of the rollout;
@@ -50,13 +50,6 @@ class ForwardProcess(Algorithm):
         low, high = self.time_range
         if low >= high:
             raise ValueError(f"time_range is [{low}, {high}]; its end must be above its beginning")
-        shifted = self.time_shift != 1 or self.time_stratified
-        if self.times == "schedule" and shifted:
-            raise ValueError("time_shift and time_stratified are never read when times is schedule; leave them out")
-        if self.times != "logit_normal" and (self.time_mean != 0 or self.time_std != 1):
-            raise ValueError(f"time_mean and time_std are never read when times is {self.times}; leave them out")
-        if self.times != "schedule" and self.timestep_fraction is not None:
-            raise ValueError(f"timestep_fraction is of the schedule's steps, but times is {self.times}")
         return self
 
     @property
@@ -115,7 +108,7 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
     lagged: dict[str, Lag] = Field(default_factory=dict)
     """Further policies that lag behind, by names of yours, each with decay, ema, linear, counts and update_interval;
     options that name a policy choose among them."""
-    sample_with: str = "old"
+    sample_with: Annotated[str, ReadIf("online")] = "old"
     """Who samples: old, policy, which is the one that learns, or one of lagged."""
     advantage_clip: Positive = 5.0
     """Largest size of an advantage."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import model_validator
 
 from burnish.diffusion.algorithms.base import Needs, Roles
 from burnish.diffusion.algorithms.forward_process import WithOldPolicy, bounded_advantages, summed
 from burnish.options import NonNegative, Positive, SomeGuidance
-from burnish.registry import register
+from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Metrics, weighted
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class AWM(WithOldPolicy):
     weighting: Literal["uniform", "t", "t2", "huber", "ghuber"] = "uniform"
     """How the matching error counts at noise level t: as it is, times t, times t squared, its root times t, or a power
     of it times t."""
-    ghuber_power: Positive = 0.25
+    ghuber_power: Annotated[Positive, ReadIf("weighting", "ghuber")] = 0.25
     """ghuber: that power."""
     clip: Positive = 1e-3
     """Clip range of the ratio exp(old error - error); read from the second optimizer step of an update on."""
@@ -34,7 +34,7 @@ class AWM(WithOldPolicy):
     """Upper clip range if it is to differ from the lower one; null takes clip."""
     old_kl_coef: NonNegative = 0.0
     """Weight of the squared distance to the velocity of the old policy, or of the one that anchor names."""
-    anchor: str = "old"
+    anchor: Annotated[str, ReadIf("old_kl_coef")] = "old"
     """Who that distance is to: old, which the ratio refers to, or one of lagged."""
 
     advantage_max: Positive | None = None
@@ -42,12 +42,8 @@ class AWM(WithOldPolicy):
 
     @model_validator(mode="after")
     def _weighting_is_read(self) -> Self:
-        if self.weighting != "ghuber" and self.ghuber_power != 0.25:
-            raise ValueError(f"ghuber_power is never read when weighting is {self.weighting}; leave it out")
         if self.clip > 1:
             raise ValueError(f"clip is {self.clip}; ratios below 1 - clip can't exist then, so it must be <= 1")
-        if self.old_kl_coef == 0 and self.anchor != "old":
-            raise ValueError(f"anchor is {self.anchor}, but never read when old_kl_coef is 0; set it, or leave it out")
         return self
 
     @property
@@ -111,23 +107,21 @@ class CRD(WithOldPolicy):
     centres once, at the plain average."""
     baseline: Literal["old", "reference"] = "old"
     """Whose matching error the policy's is compared with: the old policy's, which moves, or the reference's."""
-    sample_with: str = "policy"
+    sample_with: Annotated[str, ReadIf("online")] = "policy"
     """Who samples: policy, which is the one that learns, and keeps sampling apart from a slow baseline, whose ratio
     would collapse to 1; old; or one of lagged."""
     adaptive_weighting: bool = False
     """Divide each squared error by its own mean absolute error, which evens out the noise levels."""
     shared_noise: bool = True
     """The samples of a group get the same noise, so that only they differ."""
-    kl_guidance: SomeGuidance | None = None
+    kl_guidance: Annotated[SomeGuidance | None, ReadIf("kl_coef")] = None
     """Guidance scale of the reference in the KL, so that the policy stays near to what is sampled with guidance; null
     takes that of the policy."""
-    kl_adaptive: bool = False
+    kl_adaptive: Annotated[bool, ReadIf("kl_coef")] = False
     """Hold good samples to the reference by kl_coef and bad ones hardly: fast at first, careful later."""
 
     @model_validator(mode="after")
     def _kl_options_are_read(self) -> Self:
-        if self.kl_coef == 0 and (self.kl_guidance is not None or self.kl_adaptive):
-            raise ValueError("kl_guidance and kl_adaptive are never read when kl_coef is 0; set it, or leave them out")
         given = (self.old_decay != "copy", self.old_policy_update_interval != 1)
         if any(given) and not self.keeps_old:
             option, value = [
@@ -286,16 +280,10 @@ class DiffusionNFT(WithOldPolicy):
     """Which part of the advantage counts."""
     adaptive_weighting: bool = True
     """Divide each squared error by its own mean absolute error, which evens out the noise levels."""
-    adaptive_min: Positive = 1e-5
+    adaptive_min: Annotated[Positive, ReadIf("adaptive_weighting")] = 1e-5
     """Smallest mean absolute error that is divided by (verl-omni's adaptive_weight_min)."""
     kl_coef: NonNegative = 1e-4
     """Weight of the squared distance to the reference's velocity; 0 needs no reference."""
-
-    @model_validator(mode="after")
-    def _adaptive_min_is_read(self) -> Self:
-        if not self.adaptive_weighting and self.adaptive_min != 1e-5:
-            raise ValueError("adaptive_min is never read when adaptive_weighting is false; leave it out")
-        return self
 
     def needs(self) -> Needs:
         return self.needs_of(reference=self.kl_coef > 0)

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from burnish.diffusion.algorithms.base import Needs, Recording, Role, Roles, in_parts, kept_in_parts
 from burnish.diffusion.windows import Window
 from burnish.options import NonNegative, Positive, Several
-from burnish.registry import options, register
+from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Metrics, PolicyGradient, advantages_of, refuse_of_responses
 from burnish.rl.choices import estimate, one_of
 
@@ -51,7 +51,7 @@ class StepPolicyGradient(PolicyGradient):
     """Largest size of an advantage; null never clips."""
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the reference; 0 needs no reference."""
-    kl_form: StepKlKind = "published"
+    kl_form: Annotated[StepKlKind, ReadIf("kl_coef")] = "published"
     """published leaves the step length out of the SDE's variance, as Flow-GRPO's code does; exact keeps it; means is
     the squared distance of the means, without any variance (Flow-Factory's x-based KL). Or an estimate from the
     log-probs of the steps: k2, k3 or the name of a registered KL estimator."""
@@ -75,8 +75,6 @@ class StepPolicyGradient(PolicyGradient):
                 f"noise_level is {self.noise_level:g} and transition is ddim, whose eta is 1 at most: there is no more "
                 "noise to redraw; lower it, or choose another transition"
             )
-        if self.kl_coef == 0 and self.kl_form != "published":
-            raise ValueError("kl_form is never read when kl_coef is 0; set kl_coef, or leave kl_form out")
         if self.reads_old_mean and (self.bypasses or self.old_logprob == "sampler"):
             raise ValueError(
                 f"{self.name} compares the means of steps, and those of the sampler are not recorded; "
@@ -129,13 +127,13 @@ class StepPolicyGradient(PolicyGradient):
             probe = steps.select(slice(0, size))
             return float((in_parts(logprob, probe, roles) - probe.logprob).abs().max()) if len(probe) else 0.0
 
-        recompute, metrics = self.recomputes(roles, difference)
-        learner = in_parts(logprob, steps, roles) if recompute and len(steps) else steps.logprob
-        recompute = recompute and not self.bypasses
-        old = learner if recompute else steps.logprob
+        old_logprobs, metrics = self.old_logprobs(roles, difference)
+        forward = old_logprobs == "recomputed" or self.rollout_correction is not None
+        learner = in_parts(logprob, steps, roles) if forward and len(steps) else steps.logprob
+        old = learner if old_logprobs == "recomputed" else steps.logprob
         unread = steps.time.new_zeros(len(steps), 0)
         # a policy that takes a single step on its own samples has these means itself when it learns
-        needed = self.reads_old_mean and not (roles.on_policy and self.is_old(roles))
+        needed = self.reads_old_mean and (old_logprobs == "sampler" or not roles.on_policy)
         old_mean = mean(roles.policy) if needed else unread
         with roles.clock("ref") if self.kl_coef > 0 else nullcontext():
             reference = mean(roles.reference) if self.kl_coef > 0 else unread
@@ -145,7 +143,7 @@ class StepPolicyGradient(PolicyGradient):
             learner=learner.view(shape) if self.rollout_correction else learner.new_empty(shape[0], 0),
             old_mean=old_mean.view(*shape, *old_mean.shape[1:]),
             reference_mean=reference.view(*shape, *reference.shape[1:]),
-            recomputed=recompute,
+            old_logprobs=old_logprobs,
             metrics=metrics,
         )
 
@@ -173,7 +171,7 @@ class StepPolicyGradient(PolicyGradient):
             old=annotated.old,
             old_mean=annotated.old_mean,
             reference_mean=annotated.reference_mean,
-            recomputed=annotated.recomputed,
+            old_logprobs=annotated.old_logprobs,
         )
         present = (~scored.scores.missing).nonzero().flatten()
         metrics |= advantage_metrics(scored.scores.reward[present], advantage[present])
@@ -216,7 +214,7 @@ class StepPolicyGradient(PolicyGradient):
         step = self.step(part.steps, roles.policy)
         logprob = step.logprob(part.steps.next_state, self.density)
         # then its own log-probs are exactly the old ones; another micro-batch may have rounded them otherwise
-        itself = self.is_old(roles) or (part.recomputed and roles.fresh)
+        itself = part.old_logprobs != "sampler" and roles.fresh
         old = logprob.detach() if itself else part.old
         loss, values = self.step_objective(part, step, logprob, old, step.mean.detach() if itself else part.old_mean)
         values |= {"actor/pg_loss": loss, "actor/ppo_kl": old - logprob}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from burnish.diffusion.algorithms.base import Needs, Roles
 from burnish.diffusion.algorithms.forward_process import ForwardProcess, summed
 from burnish.options import BelowOne, Count, Finite
-from burnish.registry import register
+from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Metrics, range_metrics
 
 if TYPE_CHECKING:
@@ -23,9 +21,9 @@ class SFT(ForwardProcess):
 
     online: bool = False
     """Imitate the best of the own samples of a prompt (best-of-n); false imitates the pictures in data.train_files."""
-    best: Count = 1
+    best: Annotated[Count, ReadIf("online")] = 1
     """online: the N best samples of a prompt are imitated."""
-    min_reward: Finite | None = None
+    min_reward: Annotated[Finite | None, ReadIf("online")] = None
     """online: and only those with at least this reward; null takes the best, however good they are."""
     prompt_dropout: BelowOne = 0.0
     """Share of the pictures that are learned without their prompt, so that guidance keeps something to steer away
@@ -35,14 +33,6 @@ class SFT(ForwardProcess):
     times: Literal["schedule", "uniform", "logit_normal"] = "logit_normal"
     """Draw noise levels from the sampling schedule without repetition, uniformly from (0, 1), or mostly from the
     middle (Stable Diffusion 3)."""
-
-    @model_validator(mode="after")
-    def _choice_is_read(self) -> Self:
-        if not self.online and (self.best != 1 or self.min_reward is not None):
-            raise ValueError(
-                "best and min_reward are never read when online is false: the pictures are given; leave them out"
-            )
-        return self
 
     def needs(self) -> Needs:
         return Needs(

@@ -11,7 +11,7 @@ from burnish.diffusion.algorithms.base import Needs, Recording
 from burnish.diffusion.algorithms.policy_gradient import FlowGRPO, Share, StepPolicyGradient
 from burnish.diffusion.windows import Window
 from burnish.options import Count, Positive, Several, Whole
-from burnish.registry import register
+from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import weighted
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class BranchGRPO(FlowGRPO):
     """extreme: how many leaves of a prompt are kept, the best half and the worst."""
     skip_depths: Whole = 0
     """Depths of the tree that are not trained at, a run of them that moves towards the leaves and starts again."""
-    skip_every: Count = 1
+    skip_every: Annotated[Count, ReadIf("skip_depths")] = 1
     """Policy updates before that run moves by one depth."""
 
     @model_validator(mode="after")
@@ -223,8 +223,6 @@ class BranchGRPO(FlowGRPO):
                 f"skip_depths is {self.skip_depths}, but the tree has {len(self.splits)} depths to train at; "
                 "leave one at least"
             )
-        if self.skip_depths == 0 and self.skip_every != 1:
-            raise ValueError("skip_every is never read when skip_depths is 0; leave it out")
         return self
 
     def needs(self) -> Needs:

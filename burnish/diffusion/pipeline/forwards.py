@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -160,7 +160,18 @@ class Forwards:
 
     def __call__(self, network: Callable[..., Any], call: Call) -> Any:
         """The output of a network, in float32."""
-        output = self._output(network, call)
+        ways = self._ways(network, call)
+        for published, arguments, context in ways:
+            try:
+                with context:
+                    output = network(**arguments)
+            except RuntimeError:
+                if published and len(ways) > 1:
+                    continue
+                raise
+            if isinstance(network, nn.Module):
+                self._published[network] = published
+            break
         if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)):
             raise Unsupported(f"its {call.network} returns a {type(output).__name__}, whose tensors can't be found")
         output = tree_map_only(Tensor, lambda value: value.float() if value.is_floating_point() else value, output)
@@ -170,23 +181,22 @@ class Forwards:
             self._known[size] = zeros, call.rows
         return output
 
-    def _output(self, network: Callable[..., Any], call: Call) -> Any:
-        """As diffusers runs it; under autocast where its weights rest in float32, or its arguments would not fit."""
-        if self._compute != torch.float32 and isinstance(network, nn.Module):
-            if network not in self._published:
-                self._published[network] = _is_published(network)
-                with suppress(RuntimeError):
-                    if self._published[network]:
-                        return network(**self._as_published(call))
-                self._published[network] = False
-            if self._published[network]:
-                return network(**self._as_published(call))
-        arguments = tree_map_only(Whole, lambda whole: whole.value, call.arguments)
+    def _ways(
+        self, network: Callable[..., Any], call: Call
+    ) -> list[tuple[bool, dict[str, Any], AbstractContextManager[Any]]]:
+        """How to run a network: as diffusers does where its weights rest in less than float32, else under autocast. The
+        first time it has both, as its arguments may not fit."""
+        plain = tree_map_only(Whole, lambda whole: whole.value, call.arguments)
         if self._compute == torch.float32 or not isinstance(network, nn.Module):
-            return network(**arguments)
+            return [(False, plain, nullcontext())]
         # a forward uses each weight once; a cache of the cast ones would only keep a second network until it ends
-        with torch.autocast(next(network.parameters()).device.type, self._compute, cache_enabled=False):
-            return network(**arguments)
+        cast = torch.autocast(next(network.parameters()).device.type, self._compute, cache_enabled=False)
+        known, ways = self._published.get(network), list[Any]()
+        if _rests(network) if known is None else known:
+            ways.append((True, self._as_published(call), nullcontext()))
+        if not known:
+            ways.append((False, plain, cast))
+        return ways
 
     def _as_published(self, call: Call) -> dict[str, Any]:
         """Arguments in the precision that the pipeline would give them in."""
@@ -264,7 +274,7 @@ class Forwards:
         return found
 
 
-def _is_published(network: nn.Module) -> bool:
+def _rests(network: nn.Module) -> bool:
     """Whether its weights rest in less than float32, but for adapters and those that its class keeps in float32."""
     kept = {"lora_A", "lora_B", *(getattr(network, "_keep_in_fp32_modules", None) or ())}
     return not any(

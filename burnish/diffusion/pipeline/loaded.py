@@ -27,7 +27,7 @@ from burnish.models.processors import processors_without_torchvision
 from burnish.models.quantization import quantize
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
-from burnish.utils.weights import Agreed, refuse_non_finite, refuse_oversized
+from burnish.utils.weights import Agreed, refuse_non_finite
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,6 @@ class LoadedPipeline:
 
         absent = {name: cls.instead_of(name) for name in index if lacks(index, name)}
         absent |= given
-        refuse_oversized(path / "scheduler" / "scheduler_config.json")
         networks = {name: network for name, network in _networks(index).items() if name not in absent}
         if not networks:
             raise UserError(

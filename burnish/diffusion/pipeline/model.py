@@ -57,7 +57,7 @@ from burnish.types.prompt import Prompt, texts_of
 from burnish.types.rollout import Requests
 from burnish.utils import random
 from burnish.utils.errors import UserError, out_of_memory
-from burnish.utils.lru_cache import LruCache, in_bytes
+from burnish.utils.lru_cache import ENCODED, LruCache
 
 if TYPE_CHECKING:
     from burnish.diffusion.options import ModelOptions, RolloutOptions
@@ -73,8 +73,8 @@ HANDED_ON = ("set_timesteps", "own", "_record", "answered", "called")
 
 DRAWN = "can't be drawn from with the first prompt and these options: its own call"
 GIVE = (
-    "give it what it needs (pictures with the prompt, rollout.height and width, rollout.max_sequence_length, "
-    "rollout.call, model.vae_tiling), and try the same call in diffusers alone"
+    "give it what it needs (pictures with the prompt, rollout.height and width, for validations those of validation, "
+    "rollout.max_sequence_length, rollout.call, model.vae_tiling), and try the same call in diffusers alone"
 )
 
 
@@ -167,7 +167,7 @@ class PipelineModel(LoadedPipeline):
         with explained(self.class_name):
             self._run = Runner(pipeline, self.names, lambda: self.device, self.rollout)
         self._latent_layouts: LruCache[LatentLayout] = LruCache(LATEST)
-        self._tapes: LruCache[EncoderCache] = LruCache(in_bytes(options.cache_gb), lambda tape: tape.bytes)
+        self._tapes: LruCache[EncoderCache] = LruCache(ENCODED, lambda tape: tape.bytes)
         self._tables: LruCache[NoiseSchedule] = LruCache(LATEST)
         self._masks: LruCache[Tensor | None] = LruCache(LATEST)
         self._programs: LruCache[Program] = LruCache(KEPT, lambda program: program.bytes)

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from burnish.language.algorithms.base import LanguageNeeds, in_parts, token_budget_batches
 from burnish.options import Count, Finite, NonNegative, Positive, clip_range
-from burnish.registry import options, register
+from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Memory, Metrics, PolicyGradient, advantages_of
 from burnish.rl.choices import TokenKl
 
@@ -71,7 +71,7 @@ class TokenPolicyGradient(PolicyGradient):
     loss_agg_mode: Aggregation = "token-mean"
     """How the losses of tokens become one: their mean over the batch; the mean over responses of their means, of their
     sums, or of their sums divided by loss_length."""
-    loss_length: Count | None = None
+    loss_length: Annotated[Count | None, ReadIf("loss_agg_mode", "seq-mean-token-sum-norm")] = None
     """What seq-mean-token-sum-norm divides by; null takes rollout.max_new_tokens."""
 
     @model_validator(mode="after")
@@ -84,11 +84,6 @@ class TokenPolicyGradient(PolicyGradient):
             raise ValueError(
                 f"high_entropy_count is {self.high_entropy_count}, but loss_agg_mode {self.loss_agg_mode} "
                 "divides by no number of tokens; leave it out"
-            )
-        if self.loss_length is not None and self.loss_agg_mode != "seq-mean-token-sum-norm":
-            raise ValueError(
-                f"loss_length is {self.loss_length}, and only loss_agg_mode=seq-mean-token-sum-norm reads it; "
-                f"loss_agg_mode is {self.loss_agg_mode}"
             )
         if self.rollout_correction is not None and self.rollout_correction.measure != "joint":
             raise ValueError(
@@ -162,10 +157,11 @@ class TokenPolicyGradient(PolicyGradient):
         from burnish.rl.importance import correction_metrics
 
         trace, needs = scored.trace, self.needs()
-        recompute, metrics = self.recomputes(roles, lambda: difference(trace, roles))
+        old_logprobs, metrics = self.old_logprobs(roles, lambda: difference(trace, roles))
+        recomputed = old_logprobs == "recomputed"
         # a sampler that rounds otherwise would show a KL where there is none
         own = self.kl is not None and self.kl.early and roles.sampler_rounds
-        logprob = recompute or self.high_entropy_fraction < 1 or own
+        logprob = recomputed or self.rollout_correction is not None or self.high_entropy_fraction < 1 or own
         learner, entropy, value = forward(trace, roles, logprob=logprob, critic=needs.critic)
         if learner.shape[1]:
             metrics |= correction_metrics(learner, trace.logprob, trace.mask)
@@ -173,8 +169,7 @@ class TokenPolicyGradient(PolicyGradient):
         if needs.reference:
             with roles.clock("ref"):
                 (reference,) = in_parts(lambda part: [roles.reference(part).logprob], trace, roles)
-        recompute = recompute and not self.bypasses
-        old = learner if recompute else trace.logprob
+        old = learner if recomputed else trace.logprob
         return AnnotatedTokens(
             scored=scored,
             old=old,
@@ -183,7 +178,7 @@ class TokenPolicyGradient(PolicyGradient):
             reference=reference,
             compared=learner if roles.sampler_rounds else old,
             value=value,
-            recomputed=recompute,
+            old_logprobs=old_logprobs,
             memory=roles.memory,
             metrics=metrics,
         )
@@ -222,7 +217,7 @@ class TokenPolicyGradient(PolicyGradient):
             held=self._held(annotated, trained, advantage),
             prompts=list(scored.prompts),
             kl_coef=coef,
-            recomputed=annotated.recomputed,
+            old_logprobs=annotated.old_logprobs,
             kl_measured=self.kl is None or annotated.kl_is_known,
             limit=scored.limit,
             update=scored.update,
@@ -267,7 +262,7 @@ class TokenPolicyGradient(PolicyGradient):
 
         mask, logprob = part.mask, scores.logprob
         # then its own log-probs are exactly the old ones; another micro-batch may have rounded them otherwise
-        itself = self.is_old(roles) or (part.recomputed and roles.fresh)
+        itself = part.old_logprobs != "sampler" and roles.fresh
         old = logprob.detach() if itself else part.old
         loss, values = self.objective(logprob, old, part.advantage, mask, part.weight)
         summed = {"actor/pg_loss": loss}

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.algorithms.sft import ReferenceAlgorithm
 from burnish.options import Finite, NonNegative, Positive
-from burnish.registry import options, register
+from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Memory, Metrics, range_metrics
 
 if TYPE_CHECKING:
@@ -27,19 +27,13 @@ class Paired(ReferenceAlgorithm):
     online: bool = True
     """Compare the best and the worst of the own responses to a prompt; false learns from the pairs in
     data.train_files."""
-    min_margin: NonNegative = 0.0
+    min_margin: Annotated[NonNegative, ReadIf("online")] = 0.0
     """online: rewards of a pair must differ by more than this. Equal rewards never make a pair."""
     reference_free: bool = False
     """Compare with a reference that finds all responses equally likely, which saves its forward passes."""
     rpo_alpha: NonNegative = 0.0
     """Weight of the chosen response's negative log-likelihood per token, which keeps it from becoming less likely
     together with the rejected one (RPO)."""
-
-    @model_validator(mode="after")
-    def _margin_is_read(self) -> Self:
-        if not self.online and self.min_margin != 0:
-            raise ValueError("min_margin is never read when online is false: the pairs are given; leave it out")
-        return self
 
     def needs(self) -> LanguageNeeds:
         return LanguageNeeds(

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from burnish.language.algorithms.base import LanguageNeeds, token_budget_batches
 from burnish.options import NonNegative, Positive
-from burnish.registry import options, register
+from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Algorithm, Metrics
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class BradleyTerry(AboutPictures):
 
     ties: Literal["rao_kupper", "davidson"] | None = None
     """Model of ties: rao_kupper (VideoReward's BTT) or davidson; null knows no ties and refuses records with one."""
-    tie_strength: Positive = 5.0
+    tie_strength: Annotated[Positive, ReadIf("ties")] = 5.0
     """How near scores make a tie: Rao and Kupper's theta, above 1, or Davidson's nu."""
     margins: bool = True
     """Ask the preferred one to be ahead by the record's margin, where it has one (Llama 2); false ignores margins."""
@@ -107,8 +107,6 @@ class BradleyTerry(AboutPictures):
 
     @model_validator(mode="after")
     def _ties_are_read(self) -> Self:
-        if self.ties is None and self.tie_strength != 5.0:
-            raise ValueError("tie_strength is never read when ties is null; leave it out")
         if self.ties == "rao_kupper" and self.tie_strength <= 1:
             raise ValueError(f"tie_strength is {self.tie_strength:g}; with rao_kupper it must be above 1")
         return self

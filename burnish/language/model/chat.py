@@ -14,7 +14,6 @@ from burnish.types.message_keys import OWN, THOUGHTS
 from burnish.types.tool_calls import as_text
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
-from burnish.utils.templates import TemplateRefused, filled
 
 if TYPE_CHECKING:
     from burnish.language.model.base import Chat, Tools
@@ -254,21 +253,14 @@ def apply_template(
         prompt: end with the generation prompt.
 
     Raises:
-        UserError: the template refuses the messages, or takes too long over them.
+        UserError: the template refuses the messages.
     """
-    from transformers import PreTrainedTokenizerBase
-
     try:
-        if type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:  # Mistral's own code
-            text = tokenizer.apply_chat_template(
-                list(chat), tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt
-            )
-            return str(text)
-        described = list(tools) or None
-        template = tokenizer.get_chat_template(None, described)
-        values = {"messages": list(chat), "tools": described, "documents": None, "add_generation_prompt": prompt}
-        return filled(template, tokenizer.special_tokens_map | values)
-    except (TemplateRefused, TypeError, ValueError, AttributeError) as error:  # of a form that it doesn't expect
+        text = tokenizer.apply_chat_template(  # in a sandbox
+            list(chat), tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt
+        )
+        return str(text)
+    except Exception as error:  # templates raise anything for messages of a form that they don't expect
         roles = ", ".join(str(message["role"]) for message in chat)
         raise UserError(
             f"the chat template of {path} refuses messages of roles {roles}: {error}; correct the "

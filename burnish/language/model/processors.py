@@ -136,7 +136,7 @@ def real_class(named: str) -> Any:
 
     found: Any = getattr(transformers, named, None)
     if found is None or getattr(found, "is_dummy", False):
-        from burnish.models.pixel_functions import import_without_torchvision
+        from burnish.models.processors import import_without_torchvision
 
         found = getattr(import_without_torchvision(BASES.get(named) or found.__module__), named)
     module: Any = sys.modules[found.__module__]

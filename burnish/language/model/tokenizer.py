@@ -21,7 +21,7 @@ from burnish.options.language import LanguageModelOptions
 from burnish.utils.errors import UserError
 from burnish.utils.hub import WORDS, model_folder
 from burnish.utils.json_text import read_object
-from burnish.utils.reading import check_folder, checked_path, read_text
+from burnish.utils.reading import checked_path, read_text
 from burnish.utils.weights import tokenizer_complaint
 
 INDEX = "tokenizer_config.json"
@@ -61,7 +61,6 @@ def tokenizer_folder(options: LanguageModelOptions) -> Path | None:
     )
     if not folder.is_dir():
         raise UserError(f"{said}, which is not a directory; give one as a tokenizer's save_pretrained writes it")
-    check_folder(folder)
     if not (folder / INDEX).is_file():
         raise UserError(f"{said}, which has no {INDEX}; give a directory as a tokenizer's save_pretrained writes it")
     if complaint := tokenizer_complaint(folder):

@@ -6,16 +6,11 @@ import difflib
 from collections.abc import Sequence
 from typing import TypeVar
 
-from burnish.models.tiny.base import Tiny
-from burnish.models.tiny.control import CONTROLLED
-from burnish.models.tiny.edits import EDITS
-from burnish.models.tiny.images import IMAGES
+from burnish.models.tiny.base import Tiny, read
 from burnish.models.tiny.language import LANGUAGE, TinyLanguage
-from burnish.models.tiny.sound import SOUNDS
-from burnish.models.tiny.videos import VIDEOS
 from burnish.utils.errors import UserError
 
-ALL: tuple[Tiny, ...] = (*IMAGES, *EDITS, *CONTROLLED, *VIDEOS, *SOUNDS)
+ALL: tuple[Tiny, ...] = tuple(Tiny(**one) for one in read("pipelines"))
 Described = TypeVar("Described", bound=Tiny | TinyLanguage)
 
 

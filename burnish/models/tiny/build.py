@@ -10,23 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.loading import quietly
-from burnish.models.tiny.base import Change, Config, Tiny
-from burnish.models.tiny.control import CONTROLNETS
-from burnish.models.tiny.encoders import ENCODERS, TOKENIZER_OF, TOKENS
+from burnish.models.tiny.base import Change, Config, Tiny, read
 from burnish.models.tiny.language.base import TinyLanguage
-from burnish.models.tiny.networks import DENOISERS, VAES
-from burnish.models.tiny.others import OTHERS
 from burnish.models.tiny.processors import PROCESSORS
-from burnish.models.tiny.sound import SOUND_NETWORKS
 from burnish.models.tiny.tokenizers import TOKENIZERS
-from burnish.models.tiny.video_networks import VIDEO_DENOISERS, VIDEO_VAES
 
 if TYPE_CHECKING:
     from torch import nn
 
-DRAWING = {**DENOISERS, **VIDEO_DENOISERS, **SOUND_NETWORKS}
-NETWORKS: dict[str, Config] = {**VAES, **VIDEO_VAES, **CONTROLNETS, **DRAWING}
-KNOWN = {*NETWORKS, *ENCODERS, *OTHERS, *TOKENIZERS, *PROCESSORS}
+DENOISERS, ENCODERS = read("parts")["denoisers"], read("parts")["encoders"]
+OTHERS: dict[str, Config] = {**read("parts")["networks"], **read("parts")["others"], **DENOISERS}
+KNOWN = {*ENCODERS, *OTHERS, *TOKENIZERS, *PROCESSORS}
 # of a class that encodes text: each has the tokenizer of the same number
 ENCODER, TOKENIZER = "text_encoder", "tokenizer"
 NOISE = 0.1  # of parameters that a network starts with as zeros or ones
@@ -65,12 +59,12 @@ def parts_of(tiny: Tiny, kind: type) -> dict[str, tuple[str, Config] | None]:
         if change is None:
             chosen[name] = None
             continue
-        own, config = change if isinstance(change, tuple) else (change, {}) if isinstance(change, str) else ("", change)
+        own, config = _class_and_changes(change)
         named = own or _named(parameter.annotation)
         if not named and name.startswith(TOKENIZER):
             encoder = chosen_encoder(tiny, kind, name)
-            named = TOKENIZER_OF.get(encoder, "")
-        if parameter.default is not inspect.Parameter.empty and name not in tiny.parts and not _wanted(named):
+            named = read("parts")["tokenizer_of"].get(encoder, "")
+        if parameter.default is not inspect.Parameter.empty and name not in tiny.parts and named not in DENOISERS:
             continue
         assert named in KNOWN, f"{tiny.pipeline}: {name} is {parameter.annotation}, which has no description"
         chosen[name] = (named, config)
@@ -80,15 +74,18 @@ def parts_of(tiny: Tiny, kind: type) -> dict[str, tuple[str, Config] | None]:
 def chosen_encoder(tiny: Tiny, kind: type, tokenizer: str) -> str:
     """The class of the text encoder that a tokenizer is for."""
     name = tokenizer.replace(TOKENIZER, ENCODER)
-    change = tiny.parts.get(name, {})
-    if isinstance(change, tuple):
-        return change[0]
-    return change if isinstance(change, str) else _named(inspect.signature(kind).parameters[name].annotation)
+    own, _ = _class_and_changes(tiny.parts.get(name))
+    return own or _named(inspect.signature(kind).parameters[name].annotation)
 
 
-def _wanted(named: str) -> bool:
-    """Whether an optional part is made: networks that draw are, what only some calls use is not."""
-    return named in DRAWING
+def _class_and_changes(change: Change) -> tuple[str, Config]:
+    """What describes a part: its class ("" where the signature names it), and changes to its configuration."""
+    if isinstance(change, str):
+        return change, {}
+    if isinstance(change, Mapping):
+        return "", change
+    own, config = list(change) if change else ("", {})
+    return own, config
 
 
 def _named(annotation: Any) -> str:
@@ -107,7 +104,7 @@ def _part(name: str, named: str, config: Config, made: Mapping[str, Any]) -> Any
         tokenizer = made.get(name.replace(ENCODER, TOKENIZER)) or made.get("processor")
         return _encoder(named, merged(ENCODERS[named], config), getattr(tokenizer, "tokenizer", tokenizer))
     kind = getattr(diffusers, named)
-    return kind(**merged(NETWORKS.get(named) or OTHERS[named], config))
+    return kind(**merged(OTHERS[named], config))
 
 
 def merged(base: Config, changes: Config) -> dict[str, Any]:
@@ -129,7 +126,11 @@ def _encoder(named: str, config: dict[str, Any], tokenizer: Any) -> nn.Module:
         for end in ("bos_token_id", "eos_token_id", "pad_token_id"):
             words[end] = getattr(tokenizer, end)
         known = tokenizer.get_vocab()
-        config |= {name: known[token] for name, token in TOKENS.items() if token in known and hasattr(settings(), name)}
+        config |= {
+            name: known[token]
+            for name, token in read("parts")["tokens"].items()
+            if token in known and hasattr(settings(), name)
+        }
         if "text_config" in config:
             config["text_config"] = {**config["text_config"], **words}
             config.setdefault("pad_token_id", words["pad_token_id"])

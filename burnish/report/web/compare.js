@@ -19,7 +19,6 @@ board.views.compare = async function (place, names, remember) {
       place.querySelector(".runs-legend").replaceWith(runLegend(found, groups, state));
     })),
     charts,
-    suiteTables(found),
     element("h2", {}, "Differences of the configurations"), differencesTable(found),
     element("h2", {}, "The same prompts"), samePrompts(found));
   draw();

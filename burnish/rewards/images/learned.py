@@ -28,7 +28,7 @@ from burnish.rewards.networks.loading import (
 )
 from burnish.utils.errors import UserError
 from burnish.utils.hub import WORDS
-from burnish.utils.weights import vocabulary_complaint
+from burnish.utils.weights import tokenizer_complaint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,9 +135,9 @@ class PromptedReward(PixelReward):
 
     def complaint(self, source: Source, place: Path) -> str:
         if source.option == "tokenizer":
-            return vocabulary_complaint(place)
+            return tokenizer_complaint(place)
         why = self.network_complaint(place)
-        if not why and self.tokenizer is None and vocabulary_complaint(self.vocabulary):
+        if not why and self.tokenizer is None and tokenizer_complaint(self.vocabulary):
             return f"{self.vocabulary} has no tokenizer beside the weights; give one as tokenizer"
         return why
 

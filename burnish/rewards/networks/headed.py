@@ -37,7 +37,7 @@ from burnish.utils.hub import WORDS
 from burnish.utils.json_text import read_object
 from burnish.utils.paths import resolve
 from burnish.utils.reading import read_text
-from burnish.utils.weights import own_config, refuse_oversized, tokenizer_complaint
+from burnish.utils.weights import own_config, tokenizer_complaint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -153,7 +153,6 @@ def load_headed(
     where, parts = ", ".join(file.name for file in files), Parts(files)
     if parts.adapters:
         parts.merge(base, alpha, where)
-    refuse_oversized(base / CONFIG)
     config: Any = own_config(transformers.AutoModel, base)
     if config.model_type != family:
         raise UserError(f"base is {base}, a {config.model_type}; this reward was trained on a {family}: give one")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import understood
-from burnish.utils.weights import vocabulary_complaint
+from burnish.utils.weights import tokenizer_complaint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -176,7 +176,7 @@ def tokenizer_of(folder: Path) -> Any:
     """
     from transformers import AutoTokenizer
 
-    if complaint := vocabulary_complaint(folder):
+    if complaint := tokenizer_complaint(folder):
         raise UserError(complaint)
     with understood(f"the tokenizer in {folder} can't be loaded"):
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.registry import register
+from burnish.registry import ReadIf, register
 from burnish.rewards.base import Verdict
 from burnish.rewards.remote import RemoteOptions
 from burnish.rewards.text.base import LanguageReward
@@ -27,13 +27,11 @@ class Remote(RemoteOptions, LanguageReward):
     protocol: Literal["lightrft", "openrlhf", "burnish"] = "lightrft"
     """lightrft posts {queries, prompts, responses, references, images}, openrlhf {query, prompts, labels}, and both
     read {rewards}: a number per response, or null. burnish is that of burnish serve-reward; give its address only."""
-    score_key: str = "rewards"
+    score_key: Annotated[str, ReadIf("protocol", "lightrft", "openrlhf")] = "rewards"
     """lightrft, openrlhf: key of the list of numbers in the reply."""
 
     @model_validator(mode="after")
     def _options_are_read(self) -> Self:
-        if self.protocol == "burnish" and self.score_key != "rewards":
-            raise ValueError("score_key is never read when protocol is burnish; leave it out")
         if self.protocol == "openrlhf" and not self.images:
             raise ValueError("images is never read when protocol is openrlhf, which sends none; leave it out")
         return self

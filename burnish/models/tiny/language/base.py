@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from burnish.models.tiny.base import Config
 
@@ -21,7 +21,7 @@ class TinyLanguage:
     """Its model_type in config.json."""
     model: str
     """Its class in transformers."""
-    also: tuple[str, ...] = ()
+    also: Sequence[str] = ()
     """Further names."""
     config: Config = field(default_factory=dict)
     """Where its configuration differs from what the tables of parts give."""
@@ -32,7 +32,7 @@ class TinyLanguage:
     """What its chat template writes for a picture, a video and sound: what it can read."""
     marks: Mapping[str, str] = field(default_factory=dict)
     """Special tokens, by the attributes under which its processor finds them at the tokenizer."""
-    further: tuple[str, ...] = ()
+    further: Sequence[str] = ()
     """Special tokens without such an attribute."""
     tokens: Mapping[str, str] = field(default_factory=dict)
     """Tokens whose ids its configuration has, by the names there; a dot leads into a part."""
@@ -40,9 +40,9 @@ class TinyLanguage:
     """Its class in transformers; "" for a model that reads text alone."""
     values: Config = field(default_factory=dict)
     """Arguments of the processor that are not parts."""
-    parts: Mapping[str, tuple[str, Config]] = field(default_factory=dict)
+    parts: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Parts of the processor beside the tokenizer, by the names of its arguments: class and configuration."""
-    needs: tuple[str, ...] = ()
+    needs: Sequence[str] = ()
     """Packages that transformers imports for it, and that Burnish does not install."""
 
     @property

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.language.model.processors import class_without_torchvision, real_class
 from burnish.models.loading import quietly
+from burnish.models.tiny.base import Config, read
 from burnish.models.tiny.language.base import TinyLanguage
-from burnish.models.tiny.language.configurations import tiny_config
 from burnish.models.tiny.language.tokenizers import tokenizer as tokenizer_of
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 STD = 0.25  # of weights: far from flat, so that a slip shows in the logits
 WIDE = 64  # inputs of a matrix from which on its weights become smaller, so that what passes through does not grow
+TEXT = "text_config"  # the table of a model that has no parts
 NOISE = 0.1  # of parameters that a network starts with as zeros or ones
 
 
@@ -59,6 +61,44 @@ def _network(tiny: TinyLanguage, tokenizer: Any, seed: int) -> nn.Module:
         torch.manual_seed(seed)
         kind: Any = getattr(transformers, tiny.model)
         return kind(settings(**given)).eval()  # type: ignore[no-any-return]
+
+
+def tiny_config(defaults: Mapping[str, Any], changes: Config, table: str = TEXT) -> dict[str, Any]:
+    """Arguments of a configuration's class: what the tables have for its parts, and what differs.
+
+    Args:
+        defaults: the configuration as the class has it without arguments.
+        changes: what differs from the tables, also inside parts.
+        table: name of this part.
+    """
+    found = {} if "text_config" in defaults else _known(defaults, read("language")["sizes"][table])
+    for name in read("language")["sizes"]:
+        change = changes.get(name, {})
+        if change is None:
+            found[name] = None
+        elif known := _defaults(defaults.get(name), change):
+            found[name] = tiny_config(known, change, name)
+            found[name].setdefault("model_type", known["model_type"])
+    return {**found, **{name: value for name, value in changes.items() if name not in read("language")["sizes"]}}
+
+
+def _known(defaults: Mapping[str, Any], table: Config) -> dict[str, Any]:
+    """Of a table what a configuration has; a sliding window only where there is one."""
+    known = {name: value for name, value in table.items() if name in defaults}
+    if defaults.get("sliding_window") is None:
+        known.pop("sliding_window", None)
+    return known
+
+
+def _defaults(known: Any, change: Config) -> Mapping[str, Any] | None:
+    """A part's configuration as its class has it: of another class where its type is changed."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = change.get("model_type")
+    if kind is not None and (known is None or known["model_type"] != kind):
+        settings: Any = CONFIG_MAPPING[kind]
+        return settings().to_dict()  # type: ignore[no-any-return]
+    return known if isinstance(known, Mapping) else None
 
 
 def draw_weights(network: nn.Module, seed: int) -> None:

@@ -1,0 +1,216 @@
+"""What comes before a run loads anything: whether this machine is one for it, and what has to be fetched."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from burnish.checkpoint.files import VISIBLE, numbered, read
+from burnish.checkpoint.remote import Damaged, Remote
+from burnish.config import RunConfig
+from burnish.config.disk import check_disk
+from burnish.config.hardware import Machine, Origin, listed, read_machine
+from burnish.config.hub import fetch_data, with_models
+from burnish.config.run_folder import RunFolder, check_place
+from burnish.utils import terminal
+from burnish.utils.addresses import address_complaint, is_address, library_complaint
+from burnish.utils.disk import writing
+from burnish.utils.errors import UserError
+from burnish.utils.paths import CHECKPOINTS
+from burnish.utils.secrets import redacted
+
+log = logging.getLogger(__name__)
+
+DRIVERS = ("nvidia*", "nvhost*", "nvmap", "kfd", "dxg")  # in /dev, of every GPU that PyTorch calls cuda
+Again = Callable[[Sequence[str]], str]
+
+
+def command(words: Sequence[str]) -> str:
+    """How the command line starts a run with a recipe and options."""
+    return shlex.join(["burnish", "train", *words])
+
+
+def prepared(config: RunConfig, again: Again = command) -> RunConfig:
+    """The configuration once this machine has everything that it names.
+
+    Args:
+        config: of the run.
+        again: how a run is started with a recipe and options.
+
+    Raises:
+        UserError: something is missing or wrong, or this machine is not one for the run.
+    """
+    check_place(config)
+    if config.threads is not None and "torch" not in sys.modules:  # which reads it when it is imported
+        os.environ["OMP_NUM_THREADS"] = str(config.threads)
+    check_hardware(config, again)
+    config.check_code()
+    config = with_models(fetched(config))
+    fetch_data(config)
+    with terminal.progress("Checking the model's files"):
+        check_disk(config)
+    return config
+
+
+def check_hardware(config: RunConfig, again: Again = command) -> None:
+    """Say what hardware a recipe is made for and what is here.
+
+    Args:
+        config: of the run.
+        again: how a run is started with a recipe and options.
+
+    Raises:
+        UserError: there are fewer GPUs than asked for, or none for the model that the recipe is made for.
+    """
+    if (asked := _asked(config)) is None:
+        return
+    origin, machine = asked
+    why = hardware_complaint(config, again)
+    if why is None and machine.gpus is None:
+        gpus = _gpus(config)
+        more = f"; the run uses one of them (gpus={gpus} uses all)" if gpus > 1 else ""
+        say(f"{origin.recipe} is made for {listed(origin.stated)}, and this machine has {_counted(gpus)}{more}")
+    elif why is not None and machine.nodes > 1:  # the cluster that a run starts for itself is this machine
+        raise UserError(why)
+    elif why is not None and config.forecast == "refuse":
+        raise UserError(f"{why}; or set force=true to train all the same")
+    elif why is not None:
+        say(f"Warning: {why}")
+
+
+def hardware_complaint(config: RunConfig, again: Again = command) -> str | None:
+    """What this machine lacks for a run, with a way to start it where there is that; None if nothing is known."""
+    if (asked := _asked(config)) is None:
+        return None
+    (origin, machine), gpus = asked, _gpus(config)
+    words = [one for one in origin.overrides if not one.startswith("force=")]
+    here = f"this machine has {_counted(gpus)}"
+    if machine.total is not None:
+        nodes, needed = machine.nodes, machine.total
+        here = f"gpus is {machine.gpus}, but {here}"
+    elif not gpus and config.model.path == origin.model:
+        nodes, needed = origin.stated[0].nodes, origin.stated[0].gpus
+        words.insert(0, f"gpus={needed}")
+    else:
+        return None
+    if nodes == 1 and needed <= gpus:
+        return None
+    where = f"on a machine with {_counted(needed)}"
+    if nodes > 1:
+        here = f"{needed} GPUs are {nodes} machines, but there is no Ray cluster (ray.address)"
+        where = f"start Ray on {nodes} machines, and on one of them"
+        words.append("ray.address=HOST:6379")
+    for_what = f"{origin.recipe} is made for {listed(origin.stated)}, and " if origin.stated else ""
+    return f"{for_what}{here}; {where} run: {again([origin.recipe, *words])}"
+
+
+def has_driver() -> bool:
+    """Whether the system has a driver of a GPU, which is known without PyTorch."""
+    return any(any(Path("/dev").glob(driver)) for driver in DRIVERS)
+
+
+def say(line: str) -> None:
+    """Print a line for the user."""
+    terminal.console(highlight=False).print(line, soft_wrap=True, markup=False)
+
+
+def _asked(config: RunConfig) -> tuple[Origin, Machine] | None:
+    """What a configuration was composed from, if that says something of GPUs here."""
+    if (origin := config.origin) is None:
+        return None
+    if config.runtime == "ray" and (config.ray.address or os.environ.get("RAY_ADDRESS") or "local") != "local":
+        return None  # its pools ask the cluster for GPUs
+    machine, _ = read_machine(origin.overrides)
+    return (origin, machine) if origin.stated or machine.gpus is not None else None
+
+
+def _gpus(config: RunConfig) -> int:
+    """GPUs of this machine; PyTorch, which takes seconds to load, is asked where there may be any."""
+    if config.model.device == "cpu" or ("torch" not in sys.modules and not has_driver()):
+        return 0
+    with terminal.loading_pytorch():
+        import torch
+    return torch.cuda.device_count()
+
+
+def _counted(gpus: int) -> str:
+    return f"{gpus or 'no'} GPU{'s' if gpus > 1 else ''}"
+
+
+def fetched(config: RunConfig) -> RunConfig:
+    """The run as it goes on here, if ``resume`` is an address; unchanged otherwise.
+
+    The address is that of a run's copies (``checkpoint.copy_to``): the newest is fetched, unless this machine has one
+    that is as new. Or that of one of its checkpoints.
+
+    Raises:
+        UserError: nothing can be fetched; before anything is loaded.
+    """
+    if not is_address(config.resume):
+        return config
+    if complaint := address_complaint(config.resume) or library_complaint(config.resume):
+        raise UserError(f"resume is {config.resume}, {complaint}")
+    address, wanted = _parted(config.resume)
+    try:
+        remote = Remote(address)
+        there = [update for update in remote.updates() if wanted in (None, update)]
+        with closing(RunFolder(config.output_dir)) as folder:
+            if (
+                not there
+                and not folder.checkpoints.is_dir()
+                and address == (config.checkpoint.copy_to or "").rstrip("/")
+            ):
+                log.info("%s has no checkpoint yet: the run begins", address)
+                return replace(config, resume="auto")
+            checkpoint = _fetch(remote, there, wanted, folder) if there or folder.checkpoints.is_dir() else None
+    except UserError:
+        raise
+    except Exception as error:  # whatever a file system raises
+        why = redacted(" ".join(f"{type(error).__name__}: {error}".split()))[:500]
+        raise UserError(f"resume is {config.resume}, which can't be read: {why}") from error
+    if checkpoint is None:
+        raise UserError(f"resume is {config.resume}, which has no complete checkpoint")
+    return replace(config, resume="auto" if wanted is None else str(checkpoint))
+
+
+def _fetch(remote: Remote, there: list[int], wanted: int | None, folder: RunFolder) -> Path | None:
+    with writing(folder.path):
+        folder.path.mkdir(parents=True, exist_ok=True)
+    folder.claim()
+    with writing(folder.path):
+        folder.checkpoints.mkdir(exist_ok=True)
+    checkpoint = _newest(remote, there, wanted, folder.checkpoints)
+    if checkpoint is not None:
+        remote.fetch_records(folder.path)
+    return checkpoint
+
+
+def _parted(address: str) -> tuple[str, int | None]:
+    """A run's address, and which of its checkpoints is meant."""
+    head, _, name = address.rstrip("/").rpartition("/")
+    if VISIBLE.fullmatch(name) and head.endswith(f"/{CHECKPOINTS}"):
+        return head.removesuffix(f"/{CHECKPOINTS}"), int(name)
+    return address.rstrip("/"), None
+
+
+def _newest(remote: Remote, there: list[int], wanted: int | None, checkpoints: Path) -> Path | None:
+    """The newest undamaged checkpoint of here and there, fetched if it is not here."""
+    visible = {int(path.name): path for path in numbered(checkpoints)}
+    here = {update: path for update, path in visible.items() if wanted in (None, update)}
+    for update in sorted({*there, *here}, reverse=True):
+        if update in here:
+            with suppress(UserError):
+                return read(here[update]).path
+        if update in there:
+            log.info("fetching checkpoint %d from %s", update, remote.root)
+            try:
+                return remote.fetch(update, checkpoints)
+            except Damaged as error:
+                log.warning("checkpoint skipped: %s", error)
+    return None

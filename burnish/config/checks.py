@@ -1,0 +1,94 @@
+"""One pass over a configuration: options that are set and never read, and what sections say is wrong with them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from burnish.config.yaml_text import show
+from burnish.registry import MayChange, ReadIf, fields
+
+if TYPE_CHECKING:
+    from burnish.config.run import RunConfig
+
+Mark = tuple[ReadIf, str, Any]  # a mark, and the path and the section that it stands in
+
+
+def problems(run: RunConfig, given: Collection[str]) -> Iterator[str]:
+    """Everything that is wrong with a configuration whose options are valid one by one.
+
+    Args:
+        run: the configuration.
+        given: dotted options of the command line. Where an option of the same section decides whether another is read,
+            one that is not has to have its default; else it may be in a recipe, whose reader the command line may have
+            switched off, but not on the command line.
+    """
+    yield from _problems(run, run, "", given, ())
+
+
+def may_change(run: RunConfig, option: str) -> bool:
+    """Whether a dotted option, or a section that it is in, may differ when the run resumes."""
+    section: Any = run
+    for name in option.split("."):
+        field = fields(section).get(name) if dataclasses.is_dataclass(section) else None
+        if field is None or any(isinstance(mark, MayChange) for mark in field.metadata):
+            return field is not None
+        section = getattr(section, name)
+    return False
+
+
+def _problems(run: RunConfig, section: Any, path: str, given: Collection[str], above: Sequence[Mark]) -> Iterator[str]:
+    if hasattr(section, "contradictions"):
+        yield from (message for is_wrong, message in section.contradictions(run) if is_wrong)
+    for name, field in fields(section).items():
+        value, option = getattr(section, name), f"{path}{name}"
+        own = [(mark, path, section) for mark in field.metadata if isinstance(mark, ReadIf)]
+        marks = own if any(not mark.option for mark, *_ in own) else [*above, *own]
+        inner = dict(_sections(value, option))
+        for place, one in inner.items():
+            yield from _problems(run, one, f"{place}.", given, marks)
+        unread = next((one for one in marks if not _holds(one, run)), None)
+        if unread is None or value is None:
+            continue
+        mark, _, where = unread
+        beside = not inner and where is section and hasattr(section, mark.option)
+        if beside:
+            refused = value != field.get_default(call_default_factory=True)
+        else:
+            refused = option in given or (not inner and any(one.startswith(f"{option}.") for one in given))
+        if refused:
+            yield _message(option, value, unread, run)
+
+
+def _sections(value: Any, option: str) -> Iterator[tuple[str, Any]]:
+    """The sections that an option holds: itself, or values of a list or by name."""
+    if dataclasses.is_dataclass(value):
+        yield option, value
+    elif isinstance(value, list):
+        yield from ((f"{option}[{i}]", one) for i, one in enumerate(value) if dataclasses.is_dataclass(one))
+    elif isinstance(value, dict):
+        yield from ((f"{option}.{name}", one) for name, one in value.items() if dataclasses.is_dataclass(one))
+
+
+def _decides(mark: Mark, run: RunConfig) -> tuple[str, Any]:
+    """Full name and value of the option that a mark is about."""
+    condition, path, section = mark
+    beside = hasattr(section, condition.option.partition(".")[0])
+    value = attrgetter(condition.option)(section if beside else run)
+    return f"{path if beside else ''}{condition.option}", value
+
+
+def _holds(mark: Mark, run: RunConfig) -> bool:
+    if not mark[0].option:
+        return True
+    _, value = _decides(mark, run)
+    return value in mark[0].values if mark[0].values else bool(value)
+
+
+def _message(option: str, value: Any, mark: Mark, run: RunConfig) -> str:
+    if mark[0].why:
+        return f"{option} is given, but {mark[0].why.format(run=run)}; leave it out"
+    deciding, current = _decides(mark, run)
+    return f"{option} is {show(value)}, which is never read when {deciding} is {show(current)}; leave it out"

@@ -1,0 +1,237 @@
+"""Messages about invalid options: full name, value, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import pydantic
+
+from burnish.config.names import Context, options_of
+from burnish.config.yaml_text import parse, show
+from burnish.registry import CHOICE, explanation, fields, names
+from burnish.utils.paths import ASSETS
+
+NAMED = 120  # most characters shown of an unknown option's name
+
+_KINDS = {
+    "string_type": "text; write numbers, true, false and null in quotes if they are meant as text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "list_type": "a list, as in [a,b]",
+    "tuple_type": "a list, as in [0.9,0.999]",
+    "dict_type": "options by name",
+    "dataclass_type": "a section with options of its own",
+    "missing": "a longer list",
+}
+_BOUNDS = {
+    "greater_than": ("gt", ">"),
+    "greater_than_equal": ("ge", ">="),
+    "less_than": ("lt", "<"),
+    "less_than_equal": ("le", "<="),
+}
+OLD = "Burnish"  # whose former names are in the table, too
+PROJECTS = {
+    "language": (OLD, "verl", "EasyR1", "TRL", "LightRFT", "UniRL"),
+    "flow": (OLD, "flow_grpo", "Flow-Factory", "verl-omni", "UniRL"),
+}
+
+
+def messages(error: pydantic.ValidationError, context: Context, place: Sequence[str | int] = ()) -> Iterator[str]:
+    """One message for each error of pydantic about what is at a place of a configuration."""
+    for one in error.errors(include_url=False):
+        yield _message(one, [*place, *one["loc"]], context)
+
+
+def _message(error: Any, place: Sequence[str | int], context: Context) -> str:
+    value, kind, details = error["input"], error["type"], error.get("ctx", {})
+    option = ".".join(map(str, place))
+    if kind == "unexpected_keyword_argument":
+        return unknown([*map(str, place)], value, context)
+    if kind == "missing" and isinstance(place[-1], str):
+        words = explanation(context.options_at(place[:-1]), place[-1])
+        what = f"{option} is required: {words[:1].lower()}{words[1:]}"
+        return f"{what} Set it in {context.recipe} or on the command line"
+    if kind == CHOICE:
+        return _not_chosen(option, value, details, context) + context.origin(option)
+    if kind == "value_error":
+        return _inconsistent(str(details["error"]), place, context) + context.origin(option)
+    if kind == "literal_error":
+        choices = [choice.strip().strip("'") for choice in details["expected"].replace(" or ", ", ").split(", ")]
+        return wrong_choice(option, value, choices) + context.origin(option)
+    if kind in _BOUNDS:
+        key, sign = _BOUNDS[kind]
+        must = f"{sign} {_bound(details[key])}"
+    elif kind in ("too_long", "too_short"):
+        most, least = details.get("max_length"), details.get("min_length")
+        must = f"a list of {most} values" if most is not None else f"a list of at least {least} values"
+    else:
+        must = _KINDS.get(kind, f"otherwise: {error['msg']}")
+    option = option.rpartition(".")[0] if kind == "missing" else option  # a value of a tuple
+    sweep = "; --sweep runs each value in turn" if isinstance(value, str) and "," in value else ""
+    return f"{option} is {_short(value)}; it must be {must}{sweep}{context.origin(option)}"
+
+
+def _not_chosen(option: str, value: Any, details: Any, context: Context) -> str:
+    """Message about a section whose name is missing, or is no entry's."""
+    choices, label = names(details["kind"]), option.rpartition(".")[2] if option.startswith("rewards.") else ""
+    if "name" not in details:
+        example = f"{option}.weight=1" if label else f"{option}.name={choices[0]}"
+        return f"{option} is {_short(value)}; it must contain options, as in {example}"
+    name = details["name"]
+    key = option if option == "algorithm" or isinstance(value, str) else f"{option}.name"
+    if name is None:
+        return f"{option} is required; set {key}=NAME, one of {', '.join(choices)}"
+    short = name == label
+    key = option if short else key
+    other = another_task(details["kind"], name)
+    hint = f"; to use another label, set {option}.name" if short else ""
+    if other is None:
+        return wrong_choice(key, name, choices, short=short) + hint
+    here = next(task for task, config in _configs() if config is context.config)
+    return (
+        f"{key} {'' if short else f'is {name}, which '}belongs to task {other}, but this run's is {here}; set "
+        f"task={other}, or choose one of {', '.join(choices)}{hint}"
+    )
+
+
+def another_task(kind: str, name: Any) -> str | None:
+    """Another task that has an algorithm or a reward of that name; None if none has."""
+    for task, config in _configs():
+        for own in (config.algorithm_kind, config.reward_kind):
+            if own != kind and own.split()[1] == kind.split()[-1] and name in names(own):
+                return task
+    return None
+
+
+def _configs() -> Iterator[tuple[str, Any]]:
+    from burnish.config.tasks import TASKS
+
+    yield from ((name, task.config) for name, task in TASKS.items())
+
+
+def wrong_choice(option: str, value: Any, choices: Sequence[str], *, short: bool = False) -> str:
+    """``value`` is none of ``choices``; ``short`` leaves it out if the option already ends in it."""
+    near = difflib.get_close_matches(str(value), choices, n=1)
+    hint = f"did you mean {near[0]}? It" if near else "it"
+    subject = f"{option} is not known" if short else f"{option} is {_short(value)}"
+    return f"{subject}; {hint} must be one of {', '.join(choices)}".replace("? It", "? it")
+
+
+def unknown(location: list[str], value: Any, context: Context) -> str:
+    """Message about an unknown option: what was meant, or which algorithm or reward has it."""
+    while isinstance(value, dict) and value:
+        name, value = next(iter(value.items()))
+        location = [*location, name]
+    option, known = ".".join(location), context.every_option()
+    short = location[-1] not in {one.rpartition(".")[2] for one in known}
+    foreign = foreign_name(option, context.config.algorithm_kind.split()[0], short=short)
+    shown = option if len(option) <= NAMED else f"{option[:NAMED]}..."
+    if owner := _owner(location, context):
+        return f"{shown} is {_short(value)}, but {owner}{context.origin(option)}"
+    if foreign:
+        return f"{shown} is {foreign}{context.origin(option)}"
+    return (
+        f"{shown} is {_short(value)}, but there is no such option; {_nearest(location, known)}{context.origin(option)}"
+    )
+
+
+def foreign_name(option: str, half: str, *, short: bool) -> str | None:
+    """What an option of another trainer, or a former one of ours, is called now; None if none of them has it.
+
+    Args:
+        option: dotted, and perhaps an option of what is a section here or a dictionary there.
+        half: of the run; names in trainers of that half come first.
+        short: whether the end of a name will do: ``ppo_epochs`` for ``actor_rollout_ref.actor.ppo_epochs``, or
+            a name in a section that it is not in, as in ``trainer.num_train_epochs``.
+    """
+    projects = sorted(table().items(), key=lambda item: item[0] not in PROJECTS[half])
+    parts = option.split(".")
+    exact = [".".join(parts[:i]) for i in range(len(parts), 0, -1)]
+    found = [(project, name) for above in exact for project, own in projects for name in own if name == above]
+    found += [
+        (project, name)
+        for project, own in projects
+        for name in own
+        if short and (name.endswith(f".{option}") or name == parts[-1])
+    ]
+    for project, name in found[:1]:
+        ours, remark = ours_and_remark(table()[project][name])
+        whose = "a former name" if project == OLD else f"{project}'s name"
+        note = f" ({remark})".replace("`", "") if remark else ""
+        return f"{whose}{'' if name == option else f' {name}'}; here it is {' and '.join(ours)}{note}"
+    return None
+
+
+@cache
+def table() -> dict[str, dict[str, str]]:
+    """Names of other trainers and former ones of ours, with today's, by project."""
+    found: dict[str, dict[str, str]] = parse((ASSETS / "foreign_names.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def ours_and_remark(entry: str) -> tuple[list[str], str]:
+    """The options that an entry of the table names, and what it says of them."""
+    ours, _, remark = entry.partition("; ")
+    return ours.split(" and "), remark
+
+
+def _nearest(location: Sequence[str], known: Sequence[str]) -> str:
+    option, section, leaf = ".".join(location), ".".join(location[:-1]), location[-1]
+    siblings = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == section]
+    same_name = [one for one in known if one.rpartition(".")[2] == leaf]
+    close = difflib.get_close_matches(leaf, siblings, n=1)
+    near = [] if siblings else difflib.get_close_matches(option, known, n=1)
+    if meant := [".".join([*location[:-1], one]) for one in close] or near or same_name:
+        return f"did you mean {' or '.join(meant)}?"
+    return f"{section or 'a recipe'} has: {', '.join(siblings) or 'no options'}"
+
+
+def _owner(location: Sequence[str], context: Context) -> str:
+    """Which other algorithms or rewards have the option, if any."""
+    kinds = {"algorithm": context.config.algorithm_kind, "rewards": context.config.reward_kind}
+    kind, word = kinds.get(location[0]), location[0].removesuffix("s")
+    above = location[:1] if word == "algorithm" else location[:2]
+    inner = ".".join(location[len(above) :])
+    mine = context.options_at(above) if kind is not None and inner else None
+    if kind is None or mine is None:
+        return ""
+    others = [name for name in names(kind) if inner in options_of(kind, name)]
+    article = "an" if word == "algorithm" else "a"
+    if not others:
+        return ""
+    return (
+        f"{location[-1]} is an option of {', '.join(others)}; {mine.name}, which this run uses, never reads it; "
+        f"leave it out, or choose {article} {word} that does"
+    )
+
+
+def _inconsistent(message: str, place: Sequence[str | int], context: Context) -> str:
+    """Message of a section's or an option's own check, with the full name of the option that it begins with."""
+    for python, yaml in (("None", "null"), ("True", "true"), ("False", "false")):
+        message = re.sub(rf"\b{python}\b", yaml, message)
+    first = re.split(r"[\s,;:]", message, maxsplit=1)[0]
+    section, option = context.options_at(place), ".".join(map(str, place))
+    if section is not None and first in fields(section):
+        return f"{option}.{message}"
+    if place and first.split(".")[0] == place[-1]:
+        return ".".join([*map(str, place[:-1]), message])
+    return f"{option}: {message}"
+
+
+def _bound(bound: float) -> str:
+    """A bound as people write it: 1e9, not 1000000000."""
+    integer = float(bound).is_integer()
+    if integer and abs(bound) >= 1e6 and float(f"{bound:g}") == bound:
+        return f"{bound:g}".replace("e+0", "e").replace("e+", "e")
+    return show(int(bound) if integer else bound)
+
+
+def _short(value: Any) -> str:
+    text = show(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,325 @@
+"""Counts the live bytes of tensors, by phase and by what they are for; on fake tensors as on real ones."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_iter
+
+from burnish.training.flop_counter import FlopCounter
+
+DEVICE, META = torch.ops.prim.device.default, torch.device("meta")
+SMALL = 1 << 14  # elements of a tensor that may be on either side
+ROUNDED = 512  # bytes: CUDA's caching allocator gives multiples of it
+
+WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS = "weights", "gradients", "optimizer", "activations"
+CACHES, BATCH, BUFFERS, REWARDS = "caches", "batch", "buffers", "rewards"
+CATEGORIES = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, CACHES, BATCH, BUFFERS, REWARDS)
+HOST, STORED = "host", "stored"  # in CPU memory where the networks are on a GPU: offloaded weights, and samples
+IN_HOST = (HOST, STORED)
+OPERATIONS, KERNELS, MOVED = "operations", "kernels", "bytes"  # of work
+NO_KERNELS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_unsafe_view")
+EXCHANGES = ("c10d", "_c10d_functional", "fsdp")  # namespaces of what ranks do together
+
+
+@dataclass(eq=False)
+class Peak:
+    """The most bytes that were alive at once in a phase."""
+
+    total: int = 0
+    parts: dict[str, int] = field(default_factory=dict)  # by category, at that moment
+    host: int = 0  # the most bytes in CPU memory at once
+    work: Counter[str] = field(default_factory=Counter)  # of a span
+
+
+@dataclass
+class _Storage:
+    size: int
+    category: str
+    alive: weakref.ref[Any]
+
+
+class LiveBytes(TorchDispatchMode):
+    """A mode that sees every tensor which an operation returns, and when its memory is freed.
+
+    Memory that a kernel takes and frees inside, and what libraries keep for themselves, stays unseen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peaks: dict[str, Peak] = {}  # of every phase, in the order that they were first entered in
+        self.work: Counter[tuple[str, str]] = Counter()  # by phase: operations, kernels, and bytes that these move
+        self.category = ACTIVATIONS  # of what is made from now on
+        self.times: dict[str, float] = {}  # a category whose tensors stand for more of them, and how many
+        self._by: Counter[str] = Counter()
+        self._done: Counter[str] = Counter()
+        self._known: dict[int, _Storage] = {}
+        self._phases: list[str] = []
+        self._spans: list[Peak] = []
+        self._resize: Any = torch.UntypedStorage.resize_
+        self._formulas = FlopCounter().formulas
+
+    @property
+    def live(self) -> int:
+        """Bytes in the memory of the device."""
+        return sum(size for category, size in self._by.items() if category not in IN_HOST)
+
+    @contextmanager
+    def phase(self, name: str, category: str | None = None) -> Iterator[None]:
+        """Count to a phase; within another one, that one goes on afterwards.
+
+        Args:
+            name: of the phase.
+            category: of what is made in it; None keeps that of the phase around it.
+        """
+        if not self._phases:
+            gc.collect()
+        self._phases.append(name)
+        with self.made_as(category or self.category):
+            self._risen()
+            try:
+                yield
+            finally:
+                self._phases.pop()
+        self._risen()
+
+    @contextmanager
+    def made_as(self, category: str) -> Iterator[None]:
+        """What is made in this context is of a category."""
+        before, self.category = self.category, category
+        try:
+            yield
+        finally:
+            self.category = before
+
+    @contextmanager
+    def span(self) -> Iterator[Peak]:
+        """The peak of what happens in this context, as what it adds to what was alive before."""
+        before, parts, done = self.live, self.parts(), Counter(self._done)
+        found = Peak(before, parts)
+        self._spans.append(found)
+        try:
+            yield found
+        finally:
+            self._spans.remove(found)
+            found.total -= before
+            found.work = self._done - done
+            found.parts = {name: size - parts.get(name, 0) for name, size in found.parts.items()}
+
+    def repeated(self, span: Peak) -> None:
+        """The same happens again."""
+        for kind, amount in span.work.items():
+            self._did(kind, amount)
+        self._risen(span)
+
+    def label(self, category: str, tensors: Any) -> None:
+        """Say what tensors are for: those of a phase so far, and those that were made before counting began."""
+        for tensor in tensors_of(tensors):
+            self._add(tensor, category, again=True)
+        self._risen()
+
+    def beside(self, phase: str, tensors: Any) -> None:
+        """A phase has tensors of a batch twice."""
+        size = sum({_key(one): size_of(one) for one in tensors_of(tensors)}.values())
+        stored = any(self._category(one) == STORED for one in tensors_of(tensors))
+        size, peak = int(size * self.times.get(BATCH, 1)), self.peaks[phase]
+        if stored:
+            peak.host += size
+        else:
+            peak.total += size
+            peak.parts[BATCH] = peak.parts.get(BATCH, 0) + size
+
+    def repeat_work(self, phase: str, times: float) -> None:
+        """What a phase did stands for so many times as much."""
+        for kind in (OPERATIONS, KERNELS, MOVED):
+            self.work[phase, kind] = self.work[phase, kind] * times  # type: ignore[assignment]
+
+    def parts(self) -> dict[str, int]:
+        """Live bytes by category, in the memory of the device."""
+        return {name: size for name, size in self._by.items() if size and name not in IN_HOST}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and the guard against it costs more than what is counted
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE:
+            return device_of(args[0])
+        with torch._C.DisableTorchFunction():  # of which this is no part: every look at a tensor would be one
+            found = func(*args, **(kwargs or {}))
+            category = self._exchanged(args, kwargs, found) if func.namespace in EXCHANGES else self._inherited(args)
+            for one in tree_iter(found) if isinstance(found, list | tuple) else (found,):
+                if isinstance(one, Tensor):
+                    self._add(one, category)
+            self._compute(func, args, kwargs, found)
+        return found
+
+    def __enter__(self) -> LiveBytes:
+        # sharded networks free their gathered weights by resizing storages, which no operation tells of
+        def resized(storage: Any, size: int) -> Any:
+            found = self._resize(storage, size)
+            known = self._known.get(storage._cdata)
+            if known is not None:
+                self._sized(known, size)
+            return found
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+    def _did(self, kind: str, amount: float) -> None:
+        self._done[kind] += amount  # type: ignore[assignment]
+        if self._phases:
+            self.work[self._phases[-1], kind] += amount  # type: ignore[assignment]
+
+    def _compute(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
+        """Note what an operation does: views and what is only allocated do nothing."""
+        kind = func.overloadpacket
+        views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
+        if views or kind.__name__ in NO_KERNELS:
+            return
+        self._did(KERNELS, 1)
+        outputs = found if isinstance(found, list | tuple) else (found,)
+        self._did(MOVED, sum(one.numel() * one.element_size() for one in (*tensors_in(args), *tensors_in(outputs))))
+        if kind in self._formulas:
+            self._did(OPERATIONS, float(self._formulas[kind](*args, **(kwargs or {}), out_val=found)))
+
+    def _inherited(self, args: Any) -> str:
+        """What is computed from the host's tensors alone stays there."""
+        hosted = ""
+        for one in tensors_in(args) if any(self._by[name] for name in IN_HOST) else ():
+            if (category := self._category(one)) in IN_HOST:
+                hosted = category or ""
+            elif one.numel() > SMALL:
+                return self.category
+        return hosted or self.category
+
+    def _category(self, tensor: Tensor) -> str | None:
+        known = self._known.get(_key(tensor))
+        return None if known is None else known.category
+
+    def _exchanged(self, args: Any, kwargs: Any, found: Any) -> str:
+        """What takes part in an exchange is a buffer, unless it is known to be a weight or a gradient."""
+        for tensor in tree_iter((args, kwargs)):
+            if isinstance(tensor, Tensor):
+                self._add(tensor, BUFFERS)
+                known = self._known.get(_key(tensor))
+                if known is not None and known.category == ACTIVATIONS:
+                    self._move(known, BUFFERS)
+        return self.category  # also of what is gathered from the host's memory
+
+    def _add(self, tensor: Tensor, category: str, *, again: bool = False) -> None:
+        for one in _inside(tensor):
+            try:
+                storage = _storage(one)
+            except (NotImplementedError, RuntimeError):  # sparse ones and the like have none
+                continue
+            key = storage._cdata
+            known = self._known.get(key)
+            if known is None:
+                self._known[key] = known = _Storage(0, category, weakref.ref(storage, partial(self._freed, key)))
+            elif again and (category != BATCH or known.category != STORED):
+                self._move(known, category)
+            self._sized(known, storage.nbytes())
+
+    def _sized(self, known: _Storage, size: int) -> None:
+        rounded = -(-size // ROUNDED) * ROUNDED
+        if more := rounded - known.size:
+            known.size = rounded
+            self._changed(known.category, more)
+            if more > 0:
+                self._risen()
+
+    def _changed(self, category: str, size: int) -> None:
+        self._by[category] += int(size * self.times.get(category, 1))
+
+    def _move(self, known: _Storage, category: str) -> None:
+        self._changed(known.category, -known.size)
+        self._changed(category, known.size)
+        known.category = category
+
+    def _freed(self, key: int, _: Any) -> None:
+        known = self._known.pop(key, None)
+        if known is not None:
+            self._changed(known.category, -known.size)
+
+    def _risen(self, more: Peak | None = None) -> None:
+        """Look whether this is the peak of what is looked at, with ``more`` beside what is alive."""
+        peaks = [*self._spans, *(self.peaks.setdefault(name, Peak()) for name in self._phases[-1:])]
+        if not peaks:
+            return
+        live, host = self.live + (more.total if more else 0), sum(self._by[name] for name in IN_HOST)
+        for peak in peaks:
+            peak.host = max(peak.host, host)
+            if live >= peak.total:
+                peak.total, peak.parts = live, dict(Counter(self.parts()) + Counter(more.parts if more else {}))
+
+
+def device_of(tensor: Any) -> torch.device:
+    """What ``prim::device`` returns, without asking one mode after the other: half of all calls are this one."""
+    if not isinstance(tensor, FakeTensor):
+        return tensor.device  # type: ignore[no-any-return]
+    return META if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
+
+
+def tensors_in(args: Any) -> Iterator[Tensor]:
+    """The tensors of an operation's arguments, and of lists among them."""
+    for one in args:
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from (value for value in one if isinstance(value, Tensor))
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors in batches, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        yield value
+    elif is_dataclass(value) and not isinstance(value, type):
+        for one in fields(value):
+            yield from tensors_of(getattr(value, one.name))
+    elif isinstance(value, dict):
+        yield from tensors_of(value.values())
+    elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        for one in value:
+            yield from tensors_of(one)
+
+
+def size_of(tensor: Tensor) -> int:
+    """Bytes of this process's part of a tensor."""
+    local: Any = getattr(tensor, "_local_tensor", tensor)
+    return int(local.numel() * local.element_size())
+
+
+def _inside(tensor: Any) -> list[Tensor]:
+    """The tensors that a quantised one is made of, whose own storage is only a claim; of any other itself."""
+    if hasattr(tensor, "_local_tensor") or not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+
+
+def _storage(tensor: Tensor) -> Any:
+    local: Any = getattr(tensor, "_local_tensor", tensor)  # of a sharded one
+    return local.untyped_storage()
+
+
+def _key(tensor: Tensor) -> int:
+    try:
+        return int(_storage(tensor)._cdata)
+    except (NotImplementedError, RuntimeError):
+        return 0

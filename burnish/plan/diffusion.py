@@ -1,0 +1,242 @@
+"""A generator's run, shortened: encoders, forward passes without gradients and the VAE compute each shape once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from functools import partial, wraps
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from burnish.diffusion.assembly import FlowAssembly
+from burnish.diffusion.engine import FlowJob
+from burnish.diffusion.pipeline.latents import LatentLayout, Taken
+from burnish.diffusion.pipeline.loading import family_of, read_index
+from burnish.diffusion.pipeline.model import FORMS, SLIPS, PipelineModel
+from burnish.diffusion.roles import FlowRoles
+from burnish.plan.counter import BATCH, HOST, STORED, WEIGHTS, LiveBytes, Peak
+from burnish.plan.made_up import MadeUpPictures, made_up_prompts
+from burnish.plan.measure import LOAD, Once, held_out, suite_jobs
+from burnish.types.clips import Clip
+from burnish.types.prompt import Prompts
+from burnish.utils.errors import UserError
+
+PICTURE = (1024, 1024)  # height and width of what samples begin from, where no data is at hand
+CORNER = 16  # pixels
+
+
+class GeneratorHalf:
+    """What is a generator's own in a forecast."""
+
+    def __init__(self, assembly: FlowAssembly, counter: LiveBytes, *, offloads: bool = False) -> None:
+        """Args: ``offloads`` is whether parts that are not trained rest in CPU memory (model.offload)."""
+        self.assembly, self.counter, self.offloads = assembly, counter, offloads
+        if assembly.config.sharding.context_parallel > 1:
+            assembly.check_split_sequences()
+
+    def made_up(self, count: int) -> dict[str, Any]:
+        """Made-up prompts, and finished pictures of the size that the run draws where it learns from such."""
+        prompts, shades = self._prompts(count), self.assembly.dummy_sample()
+        data = self.assembly.needs.data
+        members = {"prompts": 0, "pictures": 1, "pairs": 2, "scored": 1}[data]
+        if not members or not isinstance(shades, np.ndarray):
+            return {"train_prompts": prompts}
+        n = self.assembly.config.rollout.n if data == "scored" else 0
+        return {"train_prompts": prompts, "pictures": MadeUpPictures.of(prompts, members, shades, n)}
+
+    def _prompts(self, count: int) -> Prompts:
+        """Made-up prompts, with a picture where the pipeline needs one, or data.images_key says that there are some."""
+        config = self.assembly.config
+        _, index = read_index(config.model)
+        family = family_of(config.model, index)
+        # some pipelines take prompts alone by their signature, and fail without a picture
+        for picture in (None, PICTURE) if config.data.images_key is None else (PICTURE, None):
+            prompts = made_up_prompts(count, picture)
+            with suppress(UserError):
+                family.check_inputs(index, config.rollout, prompts)
+                return prompts
+        raise UserError(
+            f"no prompts can be made up for a {index.get('_class_name')}, which needs more than a picture; give "
+            "data.train_files"
+        )
+
+    @property
+    def _components(self) -> list[tuple[str, nn.Module]]:
+        every = self.assembly.roles.model.pipeline.components.items()
+        return [(name, part) for name, part in every if isinstance(part, nn.Module)]
+
+    def parts(self) -> Iterator[nn.Module]:
+        """Everything that has weights."""
+        yield from self.assembly.roles._networks.values()
+        yield from (part for _, part in self._components)
+
+    def groups(self) -> int:
+        """Prompts of a rank whose samples fill a batch of sampling and a micro-batch."""
+        config = self.assembly.config
+        rows = max(config.samples // config.records, 1)
+        sampled = config.rollout.batch_size / config.sampled_per_prompt if config.online else 1
+        needed: float = max(config.trainer.micro_batch_size / rows, sampled)
+        return math.ceil(needed)
+
+    def caches(self) -> Any:
+        """What a pipeline's encoders gave for prompts."""
+        model = vars(self.assembly.roles.model)
+        return [tape._results for tape in model["_tapes"].values()] if "_tapes" in model else ()
+
+    def prepare(self) -> None:
+        """Do once what is done for every prompt, every sample and every step."""
+        roles: FlowRoles = self.assembly.roles
+        model: Any = roles.model
+        frozen = [part for name, part in self._components if name not in model.names]
+        come = self._offload(model, frozen) if self.offloads else None
+        once = partial(Once, counter=self.counter)
+        for part in frozen:  # text encoders, VAE, and networks that are not trained: pipelines of two experts call both
+            if hasattr(part, "decode"):
+                part.decode = _first(come, part, once(part.decode))  # type: ignore[arg-type]
+            else:
+                part.forward = _first(come, part, once(part.forward))
+
+        def held() -> Any:
+            """Full weights that this rank has for a while; of other networks every call gathers those of a block."""
+            gathered = [sharded.is_gathered for sharded in roles.shards.networks.values()]
+            return tuple(gathered), model.unverified if isinstance(model, PipelineModel) else None
+
+        model.predict = once(_in_some_form(model), held=held)
+        model.verify = lambda *args, **kwargs: None
+        model.decode = once(model.decode)
+        model.encode_pictures = torch.no_grad()(once(model.encode_pictures))
+        if isinstance(model, PipelineModel):
+            model._latent_layout = partial(_latent_layout, model)  # type: ignore[method-assign]
+        for name in ("distribute", "kept"):
+            setattr(roles, name, self._stored(getattr(roles, name)))
+        engine: Any = self.assembly.engine
+        engine.sample = self._labelled(engine.sample)
+        for data in self.assembly.finished:
+            data.check()  # which ranks that learn from the same pictures rely on
+
+    @property
+    def _waits(self) -> bool:
+        """Whether recorded states wait in CPU memory until they are learned from."""
+        return self.assembly.config.rollout.trajectories == "host" or self.assembly.ranks.size > 1
+
+    def _stored(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def stored(each: Callable[..., Any], parts: Any) -> Any:
+            found = function(Once(each, self.counter), parts)
+            if self._waits:
+                self.counter.label(STORED, found)
+            return found
+
+        return stored
+
+    def _labelled(self, sample: Callable[[FlowJob], Any]) -> Callable[[FlowJob], Generator[Any]]:
+        """Samples of a job with what its trajectories are for, and only a corner of every picture."""
+
+        def labelled(job: FlowJob) -> Generator[Any]:
+            with closing(sample(job)) as parts:
+                for rows, trace, pictures in parts:
+                    if job.purpose == "rollout":
+                        self.counter.label(STORED if self._waits else BATCH, trace)
+                    yield rows, trace, [_corner(one) for one in pictures]
+
+        return labelled
+
+    def _offload(self, model: Any, frozen: Sequence[nn.Module]) -> Callable[[nn.Module], None]:
+        """Count frozen parts as CPU memory, but from their use up to the next forward of the trained networks."""
+        here: list[nn.Module] = []
+
+        def leave(parts: Sequence[nn.Module]) -> None:
+            for part in [one for one in here if any(one is other for other in parts)]:
+                here.remove(part)
+                self.counter.label(HOST, part.parameters())
+
+        def come(part: nn.Module) -> None:
+            if not any(one is part for one in here):
+                leave(model.never_beside(part))
+                here.append(part)
+                self.counter.label(WEIGHTS, part.parameters())
+
+        for part in frozen:
+            self.counter.label(HOST, part.parameters())
+            for module in part.modules():
+                module.register_forward_pre_hook(lambda *_, part=part: come(part))
+        predict = model.predict
+
+        def alone(*args: Any, **kwargs: Any) -> Any:
+            leave(frozen)
+            return predict(*args, **kwargs)
+
+        model.predict = alone
+        for network in self.assembly.roles._networks.values():
+            network.register_forward_pre_hook(lambda *_: leave(frozen))
+        self.counter.peaks[LOAD] = Peak(self.counter.live, self.counter.parts())  # the device has never seen them
+        return come
+
+    def validate(self) -> None:
+        """Draw the first batch of the held-out prompts and of every suite, each as large as any that follows."""
+        self._draw(held_out(self.assembly))
+        for _, job in suite_jobs(self.assembly, self._prompts):
+            self._draw(job)
+
+    def baseline(self) -> None:
+        """Draw with the guidance that the untrained model is evaluated with."""
+        self._draw(held_out(self.assembly, self.assembly.config.reference_guidance))
+
+    def _draw(self, job: FlowJob) -> None:
+        with self.assembly.roles.shards.gathered_late(["policy"]):
+            for _ in self.assembly.engine.sample(job):
+                pass
+
+
+def _first(come: Callable[[nn.Module], None] | None, part: nn.Module, function: Callable[..., Any]) -> Any:
+    """A function of an offloaded part: its weights come first, so that what is repeated is activations."""
+    if come is None:
+        return function
+
+    @wraps(function)
+    def after(*args: Any, **kwargs: Any) -> Any:
+        come(part)
+        return function(*args, **kwargs)
+
+    return after
+
+
+def _in_some_form(model: Any) -> Callable[..., Any]:
+    """What predicts, row by row where rows turn out not to go together: a run tells by values that nobody has here."""
+    predict: Callable[..., Any] = model.predict
+    if not isinstance(model, PipelineModel):
+        return predict
+
+    def predicted(*args: Any, **kwargs: Any) -> Any:
+        if model.unverified != FORMS[-1]:
+            with suppress(*SLIPS):
+                return predict(*args, **kwargs)
+            model.unverified = FORMS[-1]
+        return predict(*args, **kwargs)
+
+    return predicted
+
+
+def _latent_layout(model: PipelineModel, request: Any) -> LatentLayout:
+    """How a picture becomes a state, which is found by values that nobody knows; here it stays as it is."""
+    shape, taken = tuple(model.initial_latents(request, 0).shape), []
+
+    def take(latents: Tensor, *_: Any, **__: Any) -> None:
+        taken.append(latents.shape)
+        raise Taken
+
+    with torch.no_grad(), suppress(Taken):
+        model.output(request, torch.zeros(1, *shape), take)
+    place = torch.arange(taken[0].numel()).view(taken[0])
+    return LatentLayout(torch.ones(taken[0]), torch.zeros(taken[0]), place, shape)
+
+
+def _corner(sample: Any) -> Any:
+    """A corner of a picture, or of the frames of a clip: what is made of samples is no memory of a GPU."""
+    if isinstance(sample, Clip):
+        return replace(sample, frames=sample.frames[:, :CORNER, :CORNER])
+    return sample[:CORNER, :CORNER] if isinstance(sample, np.ndarray) else sample

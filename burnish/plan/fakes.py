@@ -1,0 +1,242 @@
+"""Networks without memory: tensors that have shapes and types, no values, and whose operations compute nothing.
+
+Only weights, and large tensors of floating-point numbers, are fake, and whatever is computed from them. Schedules,
+masks, indices and token ids stay real, so that the code that reads them takes its usual branches.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from burnish.plan.counter import DEVICE, device_of, tensors_in
+from burnish.plan.known import KnownResults
+
+aten = torch.ops.aten
+LARGE = 1 << 14  # floating-point numbers from which on a new tensor is fake
+HUGE = 1 << 27  # elements of any type
+MADE_TO_SIZE = {
+    aten.empty, aten.empty_strided, aten.zeros, aten.ones, aten.full, aten.rand, aten.randn,
+    aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones, aten.new_full,
+}  # fmt: skip
+UNSET = {aten.empty, aten.empty_strided}
+MADE_ALIKE = {
+    aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like,
+}  # fmt: skip
+IN_FLOAT32 = {  # under autocast on CUDA, other than on a CPU
+    "layer_norm", "group_norm", "rms_norm", "softmax", "log_softmax", "exp", "log", "pow", "__pow__", "__rpow__",
+    "rsqrt", "reciprocal", "cumsum", "softplus", "logsumexp", "norm", "cosine_similarity",
+}  # fmt: skip
+
+
+def is_fake(value: Any) -> bool:
+    """Whether a tensor, or this rank's shard of one, has no values."""
+    return isinstance(getattr(value, "_local_tensor", value), FakeTensor)
+
+
+class Pretending(TorchDispatchMode):
+    """A mode in which networks are made without memory. What is asked of values that nobody knows gets an answer.
+
+    Choices by value take as many rows as there could be, so that a forecast is too high rather than too low.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.known = KnownResults(self.fake)
+        self.integer = 1  # the answer where one is asked for
+        self._answers: dict[Any, Callable[..., Any]] = {
+            aten._local_scalar_dense.default: self._scalar,
+            aten.equal.default: lambda *_: True,
+            aten.nonzero.default: self._nonzero,
+            aten._unique2.default: self._unique,
+            aten.bincount.default: self._bincount,
+            aten._grouped_mm.default: self._grouped_mm,
+            aten._ctc_loss.Tensor: self._ctc_loss,
+            aten.index.Tensor: self._index,
+            aten.masked_select.default: lambda x, mask: self._index(x, [mask]),
+        }
+
+    @contextmanager
+    def active(self) -> Iterator[Pretending]:
+        """Pretend in this context."""
+        hook = register_module_parameter_registration_hook(self._registered)  # type: ignore[arg-type]
+        apply = nn.Module._apply
+        nn.Module._apply = _apply  # type: ignore[method-assign]
+        for name, method in OWN_METHODS.items():
+            setattr(FakeTensor, name, method)
+        try:
+            with warnings.catch_warnings(), self:
+                warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+                yield self
+        finally:
+            nn.Module._apply = apply  # type: ignore[method-assign]
+            for name in OWN_METHODS:
+                delattr(FakeTensor, name)
+            hook.remove()
+
+    def like(self, value: Tensor) -> Tensor:
+        """A fake tensor like a real one."""
+        made: Tensor = self.fake.from_tensor(value)
+        return made
+
+    def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or is_fake(parameter):
+            return parameter
+        return nn.Parameter(self.like(parameter.detach()), parameter.requires_grad)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and the guard against it is slow
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE:
+            return device_of(args[0])
+        kwargs = kwargs or {}
+        if func is aten._fused_adamw_.default:  # on the shards: DTensor's rules take the square of a list's length
+            args = tree_map_only(DTensor, lambda sharded: sharded._local_tensor, args)
+        if any(isinstance(one, FakeTensor) for one in tensors_in(args)):
+            if (answer := self._answers.get(func)) is not None:
+                return answer(*args, **kwargs)
+            return self.known.call(func, args, kwargs)
+        if self._is_large(func, args, kwargs):
+            with self.fake:
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _is_large(self, func: Any, args: Any, kwargs: Any) -> bool:
+        kind = func.overloadpacket
+        if kind in MADE_TO_SIZE:
+            given = isinstance(args[0], Tensor)
+            like = args[0] if given else None
+            size = math.prod(args[1] if given else args[0])
+        elif kind in MADE_ALIKE:
+            like, size = args[0], args[0].numel()
+        else:
+            return False
+        dtype = kwargs.get("dtype") or (like.dtype if like is not None else torch.get_default_dtype())
+        if kind in UNSET and (dtype.is_floating_point or (dtype == torch.uint8 and size)):
+            # there are no values to keep, and sharding makes weights of it, or, where weights of several precisions
+            # are gathered together, a buffer of bytes
+            return True
+        return bool(size > (LARGE if dtype.is_floating_point else HUGE))
+
+    def _scalar(self, value: Tensor) -> bool | int | float:
+        if value.dtype == torch.bool:
+            return True
+        return 0.0 if value.dtype.is_floating_point else self.integer
+
+    def _made(self, *shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+        with self.fake:
+            return torch.empty(shape, dtype=dtype)
+
+    def _nonzero(self, value: Tensor) -> Tensor:
+        return self._made(value.numel(), value.ndim)
+
+    def _unique(self, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return self._made(value.numel(), dtype=value.dtype), self._made(*value.shape), self._made(value.numel())
+
+    def _bincount(self, value: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+        """Everything is in one bin, with values: a mixture of experts cuts its rows by them."""
+        found = torch.zeros(max(minlength, 1), dtype=torch.long if weights is None else weights.dtype)
+        found[0] = value.numel()
+        return found
+
+    def _grouped_mm(
+        self, a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Products of rows with the matrix of their expert, whose shapes PyTorch knows in bfloat16 alone."""
+        if a.dtype == torch.bfloat16:
+            found: Tensor = aten._grouped_mm.default(a, b, offs, bias, out_dtype)
+            return found
+        groups = len(offs) if offs is not None else 0
+        shape = {
+            (2, 2): (groups, a.shape[0], b.shape[-1]), (2, 3): (a.shape[0], b.shape[-1]),
+            (3, 2): (a.shape[1], b.shape[-1]), (3, 3): (*a.shape[:2], b.shape[-1]),
+        }[a.ndim, b.ndim]  # fmt: skip
+        return self._made(*shape, dtype=out_dtype or a.dtype)
+
+    def _ctc_loss(
+        self, log_probs: Tensor, targets: Tensor, steps: Tensor, lengths: Tensor, *_: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The losses, and what their backward pass needs: as wide as the longest target is long."""
+        states = 2 * int(lengths.max()) + 1
+        loss = log_probs.new_empty(log_probs.shape[1])
+        return loss, log_probs.new_empty(log_probs.shape[1], log_probs.shape[0], states)
+
+    def _index(self, value: Tensor, indices: list[Tensor | None]) -> Tensor:
+        if not any(one is not None and one.dtype == torch.bool for one in indices):
+            found: Tensor = aten.index.Tensor(value, indices)
+            return found
+        places: list[Tensor | None] = []
+        for one in indices:
+            if one is None or one.dtype != torch.bool:
+                places.append(one)
+            elif is_fake(one):
+                places += [self._made(one.numel()) for _ in range(one.ndim)]
+            else:
+                places += list(one.nonzero().unbind(1))
+        found = aten.index.Tensor(value, places)
+        return found
+
+
+def _zeros(self: Tensor, *_: Any, **__: Any) -> Any:
+    """The array of a fake tensor."""
+    return np.zeros(self.shape, dtype=torch.zeros((), dtype=self.dtype).numpy().dtype)
+
+
+def _as_it_is(self: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Instead of initial values."""
+    return self
+
+
+OWN_METHODS: dict[str, Any] = {
+    "numpy": _zeros, "normal_": _as_it_is, "uniform_": _as_it_is, "fill_": _as_it_is, "zero_": _as_it_is,
+    "erfinv_": _as_it_is,
+}  # fmt: skip
+
+
+class CudaPrecision(TorchFunctionMode):
+    """Autocast with CUDA's choices of precision, for tensors on a CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not torch.is_autocast_enabled("cpu") or getattr(func, "__name__", "") not in IN_FLOAT32:
+            return func(*args, **kwargs)
+        with torch.autocast("cpu", enabled=False):
+            return func(*map(_float32, args), **{name: _float32(value) for name, value in kwargs.items()})
+
+
+def _float32(value: Any) -> Any:
+    lower = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if lower else value
+
+
+def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """``nn.Module._apply``, which cannot exchange a fake tensor that anybody refers to."""
+    for module in self.children() if recurse else ():
+        module._apply(fn)
+    for key, parameter in self._parameters.items():
+        if parameter is not None:
+            with torch.no_grad():
+                applied = fn(parameter)
+            if applied is not parameter:
+                self._parameters[key] = nn.Parameter(applied, parameter.requires_grad)
+    for key, buffer in self._buffers.items():
+        if buffer is not None:
+            self._buffers[key] = fn(buffer)
+    return self

@@ -1,0 +1,308 @@
+"""What every process of a run will hold, phase by phase, found by running its own code on tensors without values."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from burnish.config import RunConfig
+from burnish.config.hardware import Speed
+from burnish.diffusion.assembly import FlowAssembly
+from burnish.options.cluster import PoolOptions
+from burnish.plan.capabilities import known_capabilities
+from burnish.plan.counter import (
+    GRADIENTS,
+    HOST,
+    KERNELS,
+    MOVED,
+    OPERATIONS,
+    OPTIMIZER,
+    REWARDS,
+    WEIGHTS,
+    LiveBytes,
+    Peak,
+)
+from burnish.plan.diffusion import GeneratorHalf
+from burnish.plan.fakes import CudaPrecision, Pretending
+from burnish.plan.language import LanguageHalf
+from burnish.plan.measure import (
+    ANNOTATE,
+    BACKWARD,
+    BASELINE,
+    PUBLISH,
+    SAMPLE,
+    SCORE,
+    STEP,
+    UPDATE,
+    VALIDATE,
+    Half,
+    Rests,
+    rollout_phases,
+    train_phases,
+)
+from burnish.plan.published import located
+from burnish.plan.quantized import stored_in_fewer_bits
+from burnish.plan.ranks import pretend_ranks
+from burnish.plan.scorers import loaded_by, scorers_of
+from burnish.plan.vllm import VllmForecast, vllm_forecast
+from burnish.tasks import assemble
+from burnish.tasks.suites import check_task, suites_of
+from burnish.utils.errors import UserError
+from burnish.utils.weights import without_weights
+
+OVERHEAD = 3 << 29  # bytes that CUDA, its libraries and NCCL take before any tensor: 1.5 GiB
+TIMED = (SAMPLE, ANNOTATE, UPDATE, BACKWARD, STEP, PUBLISH)  # phases of every update
+AWAKE = (BASELINE, SAMPLE, VALIDATE, PUBLISH)  # phases in which a vLLM that sleeps does not
+FRAGMENTS = 0.05  # of the peak that the allocator can't use
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a phase does on one GPU."""
+
+    operations: float  # of products, convolutions and attention
+    kernels: float
+    bytes: float  # that kernels read and write
+
+    def seconds(self, speed: Speed) -> tuple[float, str]:
+        """How long a GPU takes at least, and what bounds it."""
+        times = {
+            "operations": self.operations / (speed.tflops * 1e12),
+            "memory": self.bytes / (speed.bandwidth * 1e9),
+            "launches": self.kernels * speed.launch * 1e-6,
+        }
+        name = max(times, key=lambda one: times[one])
+        return times[name], name
+
+
+@dataclass(frozen=True)
+class PoolForecast:
+    """What one process of a pool holds."""
+
+    name: str
+    processes: int
+    phases: Mapping[str, Peak]
+    saved: int  # bytes that it writes of a checkpoint
+    uncounted: tuple[str, ...] = ()  # options of rewards with networks on its GPU whose size nobody knows here
+    vllm: VllmForecast | None = None  # of its vLLM, where it samples with one
+    sharing: int = 1  # processes of the pool that may be on one GPU: each asks for a fraction of it
+    work: Mapping[str, Work] = field(default_factory=dict)  # by phase, of an update; of generators
+
+    @property
+    def highest(self) -> tuple[str, Peak]:
+        """The phase that holds most."""
+        return max(self.phases.items(), key=lambda item: item[1].total)
+
+    @property
+    def needs(self) -> int:
+        """Bytes of memory that a GPU must have: the peak, with what no forecast sees."""
+        return self.sharing * needed(self.highest[1].total)
+
+    def needs_of(self, memory: int) -> int:
+        """Bytes that are needed of a GPU of so many bytes: of that vLLM takes a part, where they share it."""
+        return self.sharing * max(self._needs(memory, needed), 0 if self.vllm is None else self.vllm.takes(memory))
+
+    def can_fit(self, memory: int) -> bool:
+        """Whether what is sure to be needed fits: peaks alone, and a cache for vLLM."""
+        starts = self.vllm is None or not self.vllm.complaint(memory)
+        return starts and self.sharing * self._needs(memory, lambda peak: peak) <= memory
+
+    def why(self, memory: int) -> str:
+        """What it needs of a GPU of so many bytes, and what for."""
+        if self.vllm is not None and (complaint := self.vllm.complaint(memory)):
+            return f"{complaint} (pool {self.name})"
+        phase, peak = self.highest
+        if self.vllm is not None and not peak.total:
+            return f"vLLM takes {shown(self.vllm.takes(memory))} of each GPU of pool {self.name}"
+        largest = max(peak.parts, key=lambda name: peak.parts[name])
+        shared = 0 if self.vllm is None or not self.vllm.shares else self.vllm.takes(memory)
+        beside = f", beside {shown(shared)} of vLLM" if shared else ""
+        who = f"{self.sharing} processes of pool {self.name} on one GPU" if self.sharing > 1 else ""
+        return (
+            f"{f'{who} need' if who else f'a process of pool {self.name} needs'} {shown(self.needs_of(memory))}, in "
+            f"{phase!r}, most of it {largest} ({shown(peak.parts[largest])}){beside}"
+        )
+
+    def needs_in(self, phase: str, memory: int) -> int:
+        """Bytes that one of its phases needs of a GPU of so many bytes."""
+        return self.sharing * (needed(self.phases[phase].total) + self._beside(phase, memory))
+
+    def _needs(self, memory: int, of: Callable[[int], int]) -> int:
+        return max(of(peak.total) + self._beside(phase, memory) for phase, peak in self.phases.items())
+
+    def _beside(self, phase: str, memory: int) -> int:
+        """What a vLLM on the same GPU holds in a phase."""
+        if self.vllm is None or not self.vllm.shares or (self.vllm.sleeps and phase not in AWAKE):
+            return 0
+        return self.vllm.takes(memory)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What every pool of a run holds."""
+
+    pools: tuple[PoolForecast, ...]
+    beside: tuple[str, ...] = ()  # what takes memory, too, and is not counted
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What is not counted, in words."""
+        labels = sorted({label for pool in self.pools for label in pool.uncounted})
+        return (*(f"the network of {label}, whose size is not known" for label in labels), *self.beside)
+
+    @property
+    def needs(self) -> int:
+        """Bytes of memory that the GPUs of the run must have."""
+        return max(pool.needs for pool in self.pools)
+
+    def needs_of(self, memory: int) -> int:
+        """The same, of GPUs of so many bytes."""
+        return max(pool.needs_of(memory) for pool in self.pools)
+
+    def fits(self, memory: int) -> bool:
+        """Whether the run fits GPUs of so many bytes, with room for what no forecast sees."""
+        return all(pool.can_fit(memory) and pool.needs_of(memory) <= memory for pool in self.pools)
+
+
+def forecast(config: RunConfig) -> Forecast:
+    """Run two policy updates on fake tensors, as the first process of every pool.
+
+    Args:
+        config: of the run. Of its model only the configuration files are read.
+
+    Raises:
+        UserError: the model's configuration is not on this machine, or the forecast would be wrong.
+    """
+    size = config.pools.train.size if config.runtime == "ray" else 1
+    if size == 1 and config.sharding.offload:
+        raise UserError(
+            "sharding.offload is true in a single process, and a forecast can't tell what is on the GPU then; leave it "
+            "out, or forecast several processes (runtime=ray pools.train.processes=2)"
+        )
+    for suite in suites_of(config):
+        check_task(suite, config.task)
+    with TemporaryDirectory() as folder:
+        config = located(config, Path(folder))
+        apart = config.pools.rollout if config.runtime == "ray" else None
+        trained = config if apart is None else config.trainer_config
+        pools = [_pool(trained, "train", size, samples=apart is None)]
+        if apart is not None:
+            pools.append(_pool(config, "rollout", apart.size, samples=True))
+        pools += _judges(config)
+    return Forecast(tuple(pools), tuple(_not_counted(config)))
+
+
+def _judges(config: RunConfig) -> Iterator[PoolForecast]:
+    """The pool that scores, if there is one and it has networks on GPUs."""
+    pool = config.pools.reward if config.runtime == "ray" else None
+    if pool is None:
+        return
+    found = loaded_by(config.rewards, config.scoring.processes, "rewards")
+    held = found.always + found.scoring
+    if held or found.unknown:
+        phases = {SCORE: Peak(held, {REWARDS: held})}
+        yield PoolForecast("reward", pool.size, phases, 0, found.unknown, sharing=sharing(pool))
+
+
+def _not_counted(config: RunConfig) -> Iterator[str]:
+    if config.checkpoint.export is not None:
+        yield "the process of checkpoint.export, which has a copy of the model in CPU memory"
+    if getattr(config.model, "compile", False):
+        yield "what compiled blocks keep otherwise (model.compile)"
+
+
+def sharing(pool: PoolOptions) -> int:
+    """How many processes of a pool are on one GPU at most."""
+    return min(pool.processes, int(1 / pool.gpus)) if pool.gpus and pool.gpus < 1 else 1
+
+
+def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolForecast:
+    counter, pretending, trains = LiveBytes(), Pretending(), name == "train"
+    on_host = not trains and config.sampler_config is not config
+    config = deepcopy(config if trains else config.sampler_config)
+    # these are refused on a CPU, where a forecast runs; it counts what they move apart
+    shards = config.sharding.offload and size > 1
+    states = config.optimizer.offload or shards
+    rests = Rests(
+        shards=HOST if shards else WEIGHTS,
+        gradients=HOST if shards else GRADIENTS,
+        states=HOST if states else OPTIMIZER,
+        average=HOST if shards or (config.ema is not None and config.ema.offload) else WEIGHTS,
+    )
+    offloads = bool(getattr(config.model, "offload", False))
+    for section in (config.ema, config.sharding, config.optimizer, *([config.model] if offloads else ())):
+        if section is not None:
+            section.offload = False
+    saved, vllm = 0, None
+    gc.collect()
+    gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
+    with ExitStack() as contexts:
+        contexts.callback(gc.unfreeze)
+        ranks = contexts.enter_context(pretend_ranks(size if trains else 1))
+        ranks = ranks.in_contexts(config.sharding.context_parallel)
+        contexts.enter_context(_quietly())
+        contexts.enter_context(known_capabilities(config, counter, shared=ranks.size > 1))
+        contexts.enter_context(without_weights())
+        contexts.enter_context(stored_in_fewer_bits())
+        contexts.enter_context(pretending.active())
+        contexts.enter_context(counter)
+        contexts.enter_context(CudaPrecision())
+        assembly = assemble(config, ranks, only_samples=not trains)
+        half = half_of(assembly, counter, pretending, samples=samples, offloads=offloads)
+        if trains:
+            saved = train_phases(assembly, counter, half, samples=samples, rests=rests)
+        else:
+            rollout_phases(assembly, counter, half)
+        if assembly.has_separate_engine:
+            vllm = vllm_forecast(assembly.config, assembly.roles.model, apart=not trains)
+    phases = counter.peaks
+    if on_host:
+        phases = {phase: Peak(host=peak.total + peak.host) for phase, peak in phases.items()}
+    scorers = scorers_of(config, samples=samples, trains=trains)
+    pool = config.pools.by_name().get(name) if config.runtime == "ray" else None
+    crowd = 1 if pool is None else sharing(pool)
+    work = {
+        phase: Work(*(float(counter.work[phase, kind]) for kind in (OPERATIONS, KERNELS, MOVED)))
+        for phase in phases if isinstance(half, GeneratorHalf) and phase in TIMED
+    }  # fmt: skip
+    return PoolForecast(name, size, scorers.beside(phases), saved, scorers.unknown, vllm, crowd, work)
+
+
+def half_of(
+    assembly: Any, counter: LiveBytes, pretending: Pretending, *, samples: bool = True, offloads: bool = False
+) -> Half:
+    """What the task of an assembly has of its own."""
+    if isinstance(assembly, FlowAssembly):
+        return GeneratorHalf(assembly, counter, offloads=offloads)
+    return LanguageHalf(assembly, counter, pretending, samples=samples)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what the run's own code has to say: nothing of it is true of values that nobody knows."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)  # PyTorch reports what a pipeline tries and gives up as an error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def needed(peak: int) -> int:
+    """Bytes of memory that a GPU must have for a peak, with what no forecast sees."""
+    return int(peak * (1 + FRAGMENTS)) + OVERHEAD
+
+
+def shown(size: float) -> str:
+    """Bytes in GiB, or in MiB where there are few."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

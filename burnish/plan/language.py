@@ -1,0 +1,262 @@
+"""A language model's run, shortened: all prompts are the longest, and two tokens of a batch's responses are decoded.
+
+The cache of keys and values at the responses' greatest length is a sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from burnish.evaluation.prompts import data_options
+from burnish.language import decoding
+from burnish.language.assembly import LanguageAssembly
+from burnish.language.engine import LanguageEngine, ResponseJob
+from burnish.language.layers import BLOCK, SLACK
+from burnish.language.roles import LanguageRoles
+from burnish.plan.counter import CACHES, LiveBytes
+from burnish.plan.fakes import Pretending, is_fake
+from burnish.plan.made_up import made_up_prompts
+from burnish.plan.measure import Once, held_out, suite_jobs
+from burnish.plan.prompts import longest_prompt
+from burnish.rewards.text.base import Response
+from burnish.types.batch import Gathered
+from burnish.types.completion import Completion, Encoded
+from burnish.types.prompt import Prompt
+
+SAID = "a response"
+ORDINARY = 7  # a token that no response ends with
+WRITTEN = 2  # tokens of a response that are decoded
+
+
+class LanguageHalf:
+    """What is a language model's own in a forecast."""
+
+    def __init__(
+        self, assembly: LanguageAssembly, counter: LiveBytes, pretending: Pretending, *, samples: bool = True
+    ) -> None:
+        """Take over an assembly of which nothing was used yet.
+
+        Args:
+            assembly: of the run.
+            counter: which is active.
+            pretending: which is active.
+            samples: whether this process samples what is learned from.
+        """
+        self.assembly, self.counter, self.pretending, self.samples = assembly, counter, pretending, samples
+        self.decodes = samples and not assembly.has_separate_engine
+        assembly.engine = self.engine = MadeUpResponses(self)
+
+    def made_up(self, count: int) -> dict[str, Any]:
+        """Made-up prompts; all are encoded as the longest one."""
+        return {"train_prompts": made_up_prompts(count)}
+
+    def parts(self) -> Iterator[nn.Module]:
+        """Everything that has weights."""
+        roles: LanguageRoles = self.assembly.roles
+        yield from roles._networks.values()
+        yield from (head for head in (roles.value_head, roles.reward_head) if head is not None)
+
+    def groups(self) -> int:
+        """Prompts of a rank whose samples fill a batch of sampling and a micro-batch."""
+        config = self.assembly.config
+        rows = max(config.samples // config.records, 1)
+        tokens = rows * (self.engine.encode.length + config.longest if config.online else 1)
+        sampled = config.rollout.batch_size / config.sampled_per_prompt if config.online else 1
+        needed: float = max(config.trainer.micro_batch_tokens / tokens, sampled)
+        return math.ceil(needed)
+
+    def caches(self) -> Any:
+        """What is kept from one batch to the next: tokens and pixels of prompts, in the memory of the machine."""
+        return ()
+
+    def prepare(self) -> None:
+        """Have prompts be the longest one, and compute once what is computed for every micro-batch alike."""
+        roles, config = self.assembly.roles, self.assembly.config
+        self.engine.begin(roles, config.data)
+        vars(self.assembly)["learnable_prompts"] = self.assembly.train_prompts
+        every, run, credit = roles.distribute, roles.run, config.algorithm.credit
+
+        def known(name: str, function: Callable[[Any], Any]) -> Any:
+            """Zeros in the place of what is unknown: advantages and choices are made of it."""
+            found = run(name, function)
+            if torch.is_grad_enabled():
+                return found
+            return tuple(map(as_zeros, found)) if isinstance(found, tuple) else as_zeros(found)
+
+        def credited(annotated: Any) -> Any:
+            with _disable_current_modes():
+                return credit(annotated)
+
+        replaced: Any = roles
+        replaced.run = known
+        replaced.distribute = lambda function, parts: every(Once(function, self.counter), parts)
+        object.__setattr__(config.algorithm, "credit", credited)
+
+    def baseline(self) -> None:
+        """There is none."""
+
+    def validate(self) -> None:
+        """Decode the first batch of responses to held-out questions, and to those of every suite."""
+        assembly, roles = self.assembly, self.assembly.roles
+        if assembly.needs.heads:  # a reward model judges responses as it learns from them
+            evaluation = assembly.evaluation(assembly)
+            with roles.shards.gathered_late(["policy"]):
+                evaluation.sampled(evaluation.job(1, None).share(assembly.ranks.rows))
+            return
+        if assembly.has_separate_engine:
+            return  # which answers, with the memory that it has taken
+        with roles.shards.gathered_late(["policy"]):
+            self.engine.decode(held_out(assembly))
+        for runner, job in suite_jobs(assembly, made_up_prompts):
+            self.engine.begin(roles, data_options(runner.suite))
+            with roles.shards.gathered_late(["policy"]):
+                self.engine.decode(job)
+
+
+class MadeUpResponses(LanguageEngine):
+    """Responses of the greatest length to the longest prompt. The first tokens of a batch of them are decoded."""
+
+    encode: Any
+
+    def __init__(self, half: LanguageHalf) -> None:
+        self.half, self.seed, self.metrics = half, half.assembly.config.seed, {}
+        self.batch_size = half.assembly.config.rollout.batch_size
+
+    @property
+    def roles(self) -> LanguageRoles:  # type: ignore[override]
+        roles: LanguageRoles = self.half.assembly.roles
+        return roles
+
+    def begin(self, roles: LanguageRoles, data: Any) -> None:
+        """Have all prompts be the longest that options of data let through."""
+        with _disable_current_modes():
+            encode = LanguageEngine(roles, batch_size=1, seed=self.seed).encode
+            self.encode = Repeated(encode, longest_prompt(roles.model, data))
+
+    def sample(self, job: ResponseJob) -> tuple[Completion, list[Response]]:
+        job = self._in_full(job)
+        if self.half.decodes:
+            self.decode(job)
+        prompts = self.encode(job.prompts)
+        with _disable_current_modes():
+            count, longest = len(job.prompts), job.sampling.max_new_tokens
+            completion = Completion.of_text(
+                prompts, torch.full((count, longest), ORDINARY), torch.full((count,), longest),
+                axes=self.roles.model.axes,
+                # unlike what the trainer finds, so that it recomputes where it may
+                logprob=torch.full((count, longest), -1.0), finished=torch.ones(count, dtype=torch.bool),
+            )  # fmt: skip
+        return completion, [Response(SAID)] * count
+
+    def _in_full(self, job: ResponseJob) -> ResponseJob:
+        """A job whose responses are all turns of a dialogue: what an environment says counts as the policy's."""
+        environment = self.half.assembly.config.environment
+        if environment is None:
+            return job
+        longest = environment.longest(job.sampling.max_new_tokens)
+        return replace(job, sampling=replace(job.sampling, max_new_tokens=longest))
+
+    def decode(self, job: ResponseJob) -> None:
+        """Decode the first tokens of the first batch, beside a cache for all tokens and what dialogues keep."""
+        half, model, job = self.half, self.roles.model, self._in_full(job)
+        first, longest = job.select(slice(0, self.batch_size)), job.sampling.max_new_tokens
+        few = replace(
+            job.sampling, max_new_tokens=min(WRITTEN, longest), min_new_tokens=0,
+            temperature=job.sampling.temperature or 1.0,  # tokens are chosen, also greedy ones
+        )  # fmt: skip
+        rows, prompt = len(first.prompts), self.encode.length
+        more = cache_bytes(model, rows, prompt, longest) - cache_bytes(model, rows, prompt, few.max_new_tokens)
+        held: list[Tensor] = []
+
+        def grow() -> None:
+            """The cache grows once the prompts are read, and no longer beside what reading them takes."""
+            if not held:
+                with half.counter.made_as(CACHES):
+                    held.append(torch.empty(max(more, 0) + self._kept(job), dtype=torch.uint8))
+
+        with self._no_values(grow):
+            super().sample(replace(first, sampling=few, finished=None))
+
+    def _kept(self, job: ResponseJob) -> int:
+        """Bytes of conversations that are kept for their next turn."""
+        environment, model = self.half.assembly.config.environment, self.roles.model
+        if environment is None or environment.max_turns == 1 or not model.keeps_turns:
+            return 0
+        tokens = self.encode.length + max(environment.longest(0), 0)
+        return int(min(len(job.prompts) * cache_bytes(model, 1, 0, tokens), environment.kept_bytes))
+
+    @contextmanager
+    def _no_values(self, before: Callable[[], None]) -> Iterator[None]:
+        """Tokens are chosen without looking at probabilities, of which none is odd, and after ``before``."""
+        module: Any = decoding
+        choose, integer = module.choose, self.half.pretending.integer
+
+        def chosen(weights: Tensor, noise: Tensor) -> Tensor:
+            before()
+            return torch.full((len(weights),), ORDINARY)
+
+        module.choose = chosen
+        self.half.pretending.integer = 0
+        try:
+            yield
+        finally:
+            module.choose, self.half.pretending.integer = choose, integer
+
+
+def cache_bytes(model: Any, rows: int, prompt: int, written: int) -> int:
+    """Bytes of keys and values, with the layer that is there twice while memory grows.
+
+    Args:
+        model: that decodes.
+        rows: at once.
+        prompt: tokens of each.
+        written: tokens of each response.
+    """
+    text = model.network.config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    tokens = prompt + written
+    if model.capabilities.fast:  # see ``burnish.language.layers``
+        limit, columns = tokens + max(tokens // 8, SLACK), prompt
+        while columns < tokens:
+            columns = min(max(columns + 1, columns + max(BLOCK, columns // 4)), limit)
+        held = [columns] * len(kinds)
+    elif model.capabilities.cache == "none":
+        return 0
+    else:
+        window = getattr(text, "sliding_window", None) or tokens
+        most = {"full_attention": tokens, "sliding_attention": min(tokens, window)}
+        held = [most.get(kind, 0) for kind in kinds]  # recurrent states don't grow
+    return int((sum(held) + max(held)) * 2 * rows * heads * width * model.compute.itemsize)
+
+
+class Repeated:
+    """Stands in for the encoder of prompts: all are as long as the one that it has encoded."""
+
+    def __init__(self, encode: Callable[[Sequence[Prompt]], Gathered[Encoded]], prompt: Prompt) -> None:
+        self._one = encode([prompt]).table
+
+    @property
+    def length(self) -> int:
+        """Tokens of a prompt."""
+        return self._one.lengths[0]
+
+    def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
+        rows = {uid: row for row, uid in enumerate(dict.fromkeys(prompt.uid for prompt in prompts))}
+        table = Encoded.cat([self._one] * len(rows))
+        return Gathered(table=table, index=torch.tensor([rows[prompt.uid] for prompt in prompts]))
+
+
+def as_zeros(value: Tensor) -> Tensor:
+    """Zeros in the place of a tensor without values; any other as it is."""
+    return torch.from_numpy(np.zeros(tuple(value.shape), np.float32)) if is_fake(value) else value

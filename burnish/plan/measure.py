@@ -1,0 +1,385 @@
+"""The phases of a run, one after the other as in training, each under the counter, on as few samples as fill a batch.
+
+What is large because there are many samples is counted for all of them (``LiveBytes.times``), and an update's first
+micro-batch stands for the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, fields, replace
+from functools import update_wrapper
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
+
+from burnish.evaluation.prompts import read_suite_prompts
+from burnish.plan.counter import (
+    BATCH,
+    BUFFERS,
+    GRADIENTS,
+    HOST,
+    OPTIMIZER,
+    STORED,
+    WEIGHTS,
+    LiveBytes,
+    Peak,
+    size_of,
+    tensors_of,
+)
+from burnish.plan.fakes import is_fake
+from burnish.plan.made_up import FixedScores
+from burnish.rollout.requests import join, split
+from burnish.tasks import Assembly
+from burnish.tasks.suites import SuiteRunner, suites_of
+from burnish.training.optimizer import ParameterGroup
+from burnish.training.trainer import Trainer, mini_batches
+from burnish.types.batch import Batch
+from burnish.utils.errors import UserError
+
+LOAD, RECEIVE, SAMPLE, ANNOTATE = "load", "receive", "sample", "annotate"
+UPDATE, BACKWARD, STEP = "update, forward", "update, backward", "update, optimizer"
+VALIDATE, PUBLISH, SAVE = "validate", "publish", "save"
+BASELINE = "baseline"  # the untrained model is evaluated with guidance
+SCORE = "score"  # in a pool of its own
+
+
+@dataclass(frozen=True)
+class Rests:
+    """Categories of what options may keep in CPU memory."""
+
+    shards: str = WEIGHTS  # of the networks that are trained
+    gradients: str = GRADIENTS
+    states: str = OPTIMIZER
+    average: str = WEIGHTS
+
+
+class Half(Protocol):
+    """What a task's forecast has of its own."""
+
+    def made_up(self, count: int) -> dict[str, Any]:
+        """Attributes of an assembly that are made up where the data of the run is not at hand: train_prompts first."""
+
+    def parts(self) -> Iterable[nn.Module]:
+        """Everything that has weights."""
+
+    def prepare(self) -> None:
+        """Have what is done many times alike done once."""
+
+    def groups(self) -> int:
+        """Prompts of a rank whose samples fill a batch of sampling and a micro-batch."""
+
+    def caches(self) -> Any:
+        """Tensors that are kept from one batch to the next, in CPU memory."""
+
+    def validate(self) -> None:
+        """Sample as a validation does, and each of its suites."""
+
+    def baseline(self) -> None:
+        """Sample as the evaluation of the untrained model does, if there is one."""
+
+
+class OneMicroBatch(Trainer):
+    """A trainer whose optimizer step learns from the first micro-batch alone, with the gradients of the others."""
+
+    counter: LiveBytes
+    rests: Rests
+    micro_batches = 0  # that the last mini-batch has
+
+    @classmethod
+    def of(cls, trainer: Trainer, counter: LiveBytes, rests: Rests) -> OneMicroBatch:
+        made = cls(**{field.name: getattr(trainer, field.name) for field in fields(trainer) if field.init})
+        made.counter, made.rests = counter, rests
+        return made
+
+    def prime(self, update: int) -> None:
+        """Stand before ``update``: a step with gradients of zero makes the optimizers' states."""
+        for group in self.groups:
+            fill_gradients(group, self.counter, self.rests)
+            with self.counter.made_as(self.rests.states):
+                group.step()
+            group.zero_grad()
+        self.optimizer_steps += 1
+        self.roles.optimizer_steps = self.optimizer_steps
+        self.roles.stepped()
+        self.algorithm.after_update(self.roles, update - 1)
+        self.publish(update - 1)
+
+    def learn(self, mini: Batch, update: int, *, more: bool) -> None:
+        """An optimizer step; ``more`` says that its micro-batch is not the only one."""
+        self._more = more
+        self._step(mini, update)
+
+    def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
+        every = super()._micro_batches(mini)
+        first = next(every)
+        self.micro_batches = 1 + sum(1 for _ in every)
+        for group in self.groups if self._more or self.micro_batches > 1 else ():
+            fill_gradients(group, self.counter, self.rests)
+        yield first
+
+
+def fill_gradients(group: ParameterGroup, counter: LiveBytes, rests: Rests) -> None:
+    """Gradients as an earlier micro-batch has left them."""
+    for weight in group.parameters.values():
+        weight.grad = torch.zeros_like(weight)
+    counter.label(rests.gradients, [weight.grad for weight in group.parameters.values()])
+
+
+class Once:
+    """A function that is called many times alike: without gradients only the first call of a kind computes.
+
+    The others give tensors of the same shapes, and cost at their peak what the first one cost.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], counter: LiveBytes, held: Callable[[], Any] = lambda: None
+    ) -> None:
+        """Args: ``held`` is what else than the shapes of arguments tells calls apart that need other memory."""
+        update_wrapper(self, function)
+        self.function, self.counter, self.held = function, counter, held
+        self.known: dict[Any, tuple[Any, Peak]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() or any(hasattr(one, "get_seq_length") for one in (*args, *kwargs.values())):
+            return self.function(*args, **kwargs)  # a cache is filled by every call
+        key = self.held(), _shapes((args, tuple(kwargs.values())))
+        if key not in self.known:
+            with self.counter.span() as span:
+                found = self.function(*args, **kwargs)
+            self.known[key] = tree_map(_described, found), span
+            return found
+        shape, span = self.known[key]
+        self.counter.repeated(span)
+        return tree_map(lambda one: one() if callable(one) else one, shape)
+
+
+def _described(one: Any) -> Any:
+    """A tensor as what makes another one like it, with values if it has some; other values as they are."""
+    if not isinstance(one, Tensor):
+        return one
+    size, dtype = one.shape, one.dtype
+    if is_fake(one):
+        return lambda: torch.empty(size, dtype=dtype)
+
+    def zeros() -> Tensor:
+        with _disable_current_modes():
+            return torch.zeros(size, dtype=dtype)
+
+    return zeros
+
+
+def _shapes(value: Any) -> Any:
+    """What tells calls apart that need other memory: shapes, and simple values; times are none."""
+    if isinstance(value, Tensor | nn.Module):
+        return (value.shape, value.dtype) if isinstance(value, Tensor) else id(value)
+    if isinstance(value, int | float | str | bool):
+        return value
+    if isinstance(value, list | tuple) and any(isinstance(one, Tensor | list | tuple) for one in value):
+        return tuple(map(_shapes, value))
+    if isinstance(value, tuple):
+        return tuple(map(_shapes, value))
+    return len(value) if hasattr(value, "__len__") else type(value)
+
+
+def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples: bool, rests: Rests) -> int:
+    """What a process of the pool ``train`` does up to its second policy update, from loading to saving.
+
+    Args:
+        assembly: of a run; nothing of it has been used yet.
+        counter: which is active.
+        half: the task's.
+        samples: whether it samples, as without a pool of its own for that.
+        rests: what is in CPU memory.
+
+    Returns:
+        Bytes that it writes of a checkpoint.
+    """
+    config = assembly.config
+    load(assembly, counter, half, rests)
+    half.prepare()
+    trainer = OneMicroBatch.of(assembly.workers, counter, rests)
+    if config.reference_guidance is not None:
+        with counter.phase(BASELINE), assembly.trained_weights():
+            half.baseline()
+    update = max(2, *(group.first_update for group in trainer.groups))
+    trainer.prime(update)
+    filtered = config.rollout.filter_groups
+    times = take_few(assembly, counter, half)
+    with counter.phase(SAMPLE) if samples else nullcontext():
+        scored = collect(assembly, counter, update)
+        counter.label(STORED, half.caches())
+    if samples and filtered is not None and filtered.max_num_gen_batches > 1:
+        counter.beside(SAMPLE, scored)  # all but a prompt of one batch wait beside another
+    with counter.phase(ANNOTATE):
+        annotated = trainer.annotate(scored)
+        counter.label(BATCH, annotated)
+        batch, _ = trainer.credit(annotated)
+        counter.label(BATCH, batch)
+        del annotated
+    rows, options = len(batch) * times, trainer.options
+    mini = next(mini_batches(batch, options, trainer.seed, update))
+    size = options.mini_batch_size or rows
+    if options.mini_batch_size is None:
+        counter.label(BATCH, mini)
+    mini = mini.select(range(min(len(mini), assembly.roles.micro_batch_size * assembly.ranks.rows.size)))
+    with phases_of_updates(counter, trainer.groups, rests):
+        trainer.learn(mini, update, more=size > len(mini))
+    micro_batches = options.epochs * rows * trainer.micro_batches / len(mini)
+    for name, factor in {
+        SAMPLE: times, ANNOTATE: times, UPDATE: micro_batches, BACKWARD: micro_batches,
+        STEP: options.epochs * math.ceil(rows / size),
+    }.items():  # fmt: skip
+        counter.repeat_work(name, factor)
+    del batch, mini
+    with counter.phase(PUBLISH):
+        trainer.publish(update)
+    del scored
+    if config.validates:
+        with counter.phase(VALIDATE), assembly.trained_weights():
+            half.validate()
+    with counter.phase(SAVE):
+        saved = sum(size_of(one) for one in {id(one): one for one in tensors_of(trainer.state_dict())}.values())
+    if config.checkpoint.asynchronous:
+        counter.peaks[SAVE].host += saved  # the copy that is written while training goes on
+    return saved
+
+
+def rollout_phases(assembly: Assembly, counter: LiveBytes, half: Half) -> None:
+    """What a process of the pool ``rollout`` does."""
+    load(assembly, counter, half, Rests(), trains=False)
+    half.prepare()
+    roles, processes = assembly.roles, assembly.config.pools.rollout.size
+    with counter.phase(RECEIVE, BUFFERS):
+        # held beside what samples; where vLLM does, the network itself takes them
+        spare = [] if assembly.has_separate_engine else list(roles.sampler_weights(full=True).values())
+        spare = [torch.empty_like(one) for one in spare]
+        changing = roles.sampler_weights(full=False)  # all that is sent after the first time
+        spare = [torch.empty_like(one) for one in changing.values()] if spare else []
+    take_few(assembly, counter, half, processes)
+    with counter.phase(SAMPLE):
+        request = assembly.prompt_schedule.request(1, 0, Counter())
+        _ = assembly.rollout_worker.generate(max(split(request, processes), key=len))
+        counter.label(STORED, half.caches())
+
+
+def load(assembly: Assembly, counter: LiveBytes, half: Half, rests: Rests, *, trains: bool = True) -> None:
+    """Load what a process has, with stand-ins for scores, and for prompts where they are not on this machine."""
+    config = assembly.config
+    assembly.scorer = FixedScores.of(config)  # type: ignore[assignment]
+    try:
+        _ = assembly.train_prompts, assembly.val_prompts
+    except (UserError, OSError):
+        made_up = half.made_up(config.records)
+        vars(assembly).update(made_up, val_prompts=made_up["train_prompts"][: config.validation.max_prompts])
+    # networks lie on no GPU until they are sharded, placed or quantised: their files are mapped, and not read
+    mapped = assembly.ranks.size > 1 or not trains or config.model.quantization is not None
+    if mapped:
+        load_roles = assembly.load_roles
+
+        def from_files() -> Any:
+            with counter.phase(LOAD, HOST):
+                return load_roles()
+
+        vars(assembly)["load_roles"] = from_files
+    with counter.phase(LOAD, WEIGHTS):
+        roles = assembly.roles
+        counter.label(WEIGHTS, [(*part.parameters(), *part.buffers()) for part in half.parts()])
+        counter.label(rests.shards, [one.parameters for one in roles.shards.networks.values()])
+        if trains:
+            _ = assembly.workers
+        if trains and assembly.ema is not None:
+            counter.label(rests.average, assembly.ema.average)
+    if mapped:
+        counter.peaks[LOAD].host = 0  # pages of files, which the kernel takes back
+
+
+def take_few(assembly: Assembly, counter: LiveBytes, half: Half, processes: int = 0) -> float:
+    """Have batches of as few prompts as fill what is done at once; how many times as many the run has.
+
+    Args:
+        assembly: of the run, with its networks.
+        counter: of what the others hold.
+        half: the task's.
+        processes: that share out the prompts; 0 is the ranks.
+    """
+    config, processes = assembly.config, processes or assembly.ranks.rows.size
+    batches, full = config.batches_per_update, config.data.train_batch_size
+    groups = min(half.groups(), math.ceil(config.records / processes)) * processes
+    config.data.train_batch_size = min(math.ceil(groups / batches), full)
+    config.rollout.filter_groups = None
+    times = float(full / config.data.train_batch_size)
+    counter.times = {BATCH: times, STORED: times}
+    return times
+
+
+def collect(assembly: Assembly, counter: LiveBytes, update: int) -> Any:
+    """The batch of an update, as the rank that samples most has it before it annotates."""
+    ranks = assembly.ranks
+    if ranks.size == 1 or not assembly.config.online:
+        scored = assembly.source.collect(update)
+        counter.label(BATCH, scored)
+        return scored
+    parts = split(assembly.prompt_schedule.request(update, update - 1, Counter()), ranks.rows.size)
+    own = assembly.generate(max(parts, key=len))
+    answered = ranks.context.gather(own)[0]  # of ranks that drew the same the first one answers, and all learn from it
+    own = answered if own is None else own
+    counter.label(STORED, own)  # samples of all ranks travel through the memory of their machines
+    # groups of other ranks are others: what is done once for each is done for all of them
+    groups = int(own.group.max()) + 1
+    return join([replace(own, group=own.group + rank * groups) for rank in range(len(parts))])
+
+
+def held_out(assembly: Assembly, guidance: float | None = None) -> Any:
+    """The first samples of a validation on the rank that has most of them, as many as are made at once."""
+    config = assembly.config
+    job = assembly.evaluation(assembly).job(config.validation.n, guidance)
+    prompts = len(job.prompts) // config.validation.n
+    own = -(-prompts // assembly.ranks.rows.size) * config.validation.n
+    return job.select(slice(0, min(own, config.rollout.batch_size)))
+
+
+def suite_jobs(assembly: Assembly, made_up: Callable[[int], Any]) -> Iterator[tuple[SuiteRunner, Any]]:
+    """The first batch of every suite, which is as large as any, with made-up prompts where its own are not here."""
+    for suite in suites_of(assembly.config):
+        prompts: Any = []
+        with suppress(UserError, OSError):
+            prompts = read_suite_prompts(suite)
+        runner = assembly.suite_runner(assembly, suite, prompts or made_up(int(assembly.config.rollout.batch_size)))
+        yield runner, runner.unit_job(range(min(runner.unit, len(runner.prompts))))
+
+
+@contextmanager
+def phases_of_updates(counter: LiveBytes, groups: Iterable[ParameterGroup], rests: Rests) -> Iterator[None]:
+    """Tell forward passes, backward passes and steps of optimizers apart, and gradients from activations."""
+
+    def backward(loss: Tensor) -> None:
+        # unlike ``Tensor.backward``, modes see what is computed again in it: functions are handed to one only
+        with counter.phase(BACKWARD):
+            _engine_run_backward(
+                (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
+
+    stepping, before = ExitStack(), Tensor.backward
+    with ExitStack() as hooks:
+        for weight in (weight for group in groups for weight in group.parameters.values()):
+            handle = weight.register_post_accumulate_grad_hook(lambda one: counter.label(rests.gradients, one.grad))
+            hooks.callback(handle.remove)
+        enter = register_optimizer_step_pre_hook(
+            lambda *_: stepping.enter_context(counter.phase(STEP, rests.states)) and None
+        )
+        leave = register_optimizer_step_post_hook(lambda *_: stepping.close())
+        hooks.callback(enter.remove)
+        hooks.callback(leave.remove)
+        hooks.callback(setattr, Tensor, "backward", before)
+        Tensor.backward = backward  # type: ignore[method-assign, assignment]
+        hooks.enter_context(counter.phase(UPDATE))
+        yield

@@ -1,0 +1,112 @@
+"""Questions of the size that a recipe's options allow, for forecasts of language models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from burnish.types.media import Fit, Media
+from burnish.types.prompt import Message, Part, Prompt
+
+if TYPE_CHECKING:
+    from burnish.options.language import LanguageDataOptions
+
+TEXT = 128  # tokens of text beside what a prompt shows, where no limit on its length leaves more
+UNLIMITED = 1280  # vision tokens of a picture where no option limits it: about a million pixels
+SIDE = 28  # pixels by which the side of a picture is changed to find the largest that fits
+LARGEST = 2048  # pixels of a side
+FRAMES, FPS = 32, 2.0  # of a video, where no option chooses fewer
+RATE, SECONDS = 16000, 30  # of a sound: what Whisper's encoder takes at once
+FILLER = "and "
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a prompt of this size brings."""
+
+    side: int = 0  # of a square picture or frame in pixels; 0 brings none
+    frames: int = 0  # of a video; 0 brings a picture
+    seconds: int = 0  # of a sound; 0 brings none
+    words: int = 1  # of text
+
+
+def longest_prompt(model: Any, data: LanguageDataOptions) -> Prompt:
+    """The longest prompt that the options let through, most of it picture where the model sees.
+
+    Vision tokens cost the vision tower beside the decoder, so that no other prompt of this length costs more.
+
+    Args:
+        model: loaded, with what makes tokens of prompts.
+        data: options of the run's data.
+    """
+    limit = data.max_prompt_length
+    shape = _media(model, data)
+    if shape.side:
+        room = UNLIMITED if limit is None else max(limit - TEXT, 1)
+        shape = _fitted(model, data, shape, room)
+    target = limit if limit is not None else _length(model, _prompt(data, shape)) + TEXT
+    return _lengthened(model, data, shape, target)
+
+
+def _media(model: Any, data: LanguageDataOptions) -> Shape:
+    """Which media a prompt brings: by keys and limits that the data section names, else what the model reads."""
+    if data.audios_key is not None and model.audio_rate is not None:
+        return Shape(seconds=SECONDS)
+    limits = (data.videos_key, data.video_max_frames, data.video_max_pixels, data.video_fps)
+    if any(one is not None for one in limits):
+        return Shape(side=SIDE, frames=data.video_max_frames or FRAMES)
+    return Shape(side=SIDE if len(model.placeholders) else 0)
+
+
+def _fitted(model: Any, data: LanguageDataOptions, shape: Shape, room: int) -> Shape:
+    """The same with the largest picture or frames that are at most so many tokens."""
+    pixels = data.video_max_pixels if shape.frames else data.max_pixels
+    most = min(LARGEST, LARGEST if pixels is None else int(pixels**0.5)) // SIDE
+    bare = _length(model, _prompt(data, Shape()))
+
+    def tokens(side: int) -> int:
+        return _length(model, _prompt(data, replace(shape, side=side * SIDE))) - bare
+
+    first, above, before = 1, 2, 0
+    while above <= most and before < (found := tokens(above)) <= room:  # a processor may have a limit of its own
+        first, above, before = above, 2 * above, found
+    last = min(above, most)
+    while last - first > 1:
+        middle = (first + last) // 2
+        first, last = (middle, last) if tokens(middle) <= room else (first, middle)
+    return replace(shape, side=first * SIDE)
+
+
+def _lengthened(model: Any, data: LanguageDataOptions, shape: Shape, target: int) -> Prompt:
+    """A prompt of this shape with as much text as makes it ``target`` tokens long, or a few less."""
+    one, more = (_length(model, _prompt(data, replace(shape, words=words))) for words in (1, 65))
+    words = 1 + max(int((target - one) / max((more - one) / 64, 1e-2)), 0)
+    while words > 1 and _length(model, _prompt(data, replace(shape, words=words))) > target:
+        words -= 1
+    return _prompt(data, replace(shape, words=words))
+
+
+def _length(model: Any, prompt: Prompt) -> int:
+    from burnish.language.model.base import decoded
+
+    return int(model.encode(prompt.chat(), decoded(prompt, model.audio_rate)).lengths[0])
+
+
+def _prompt(data: LanguageDataOptions, shape: Shape) -> Prompt:
+    import numpy as np
+
+    pictures: tuple[Media, ...] = ()
+    videos: tuple[Media, ...] = ()
+    sounds: tuple[Media, ...] = ()
+    if shape.side:
+        pictures = (Media.array(np.full((shape.side, shape.side, 3), 128, np.uint8)),)
+    if shape.frames:
+        fit = Fit(max_frames=data.video_max_frames, fps=data.video_fps)
+        videos, pictures = (replace(Media.movie(pictures * shape.frames, FPS), fit=fit),), ()
+    if shape.seconds:
+        sounds = (Media.sound(np.zeros(shape.seconds * RATE, np.float32), RATE),)
+    places = [*(Part("image") for _ in pictures), *(Part("video") for _ in videos), *(Part("audio") for _ in sounds)]
+    text = (FILLER * shape.words).strip()
+    asked = Message("user", (*places, Part("text", text)))
+    told = (Message("system", (Part("text", data.system_prompt),)),) if data.system_prompt else ()
+    return Prompt(text=text, messages=(*told, asked), images=pictures, videos=videos, audios=sounds)

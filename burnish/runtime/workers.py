@@ -1,0 +1,195 @@
+"""What a driver calls on a worker: on a rank of the trainer, and on one that samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from burnish.checkpoint.files import Checkpoint
+from burnish.checkpoint.store import CheckpointStore
+from burnish.config import RunConfig
+from burnish.config.run_folder import RunFolder
+from burnish.controller import Controller
+from burnish.metrics import collected_metrics, measured
+from burnish.rewards.normalising import restore, with_first
+from burnish.rl.algorithm import Metrics
+from burnish.rollout.requests import RolloutRequest
+from burnish.runtime.actor import RankInfo
+from burnish.runtime.reward_pool import PooledScorer
+from burnish.runtime.transfer import Packed, PromptNumbers, RolloutResult, from_saved, generate, resolved, to_save
+from burnish.runtime.weights import Receiver, Sender
+from burnish.tasks import assemble
+from burnish.training.profiling import Profiler
+from burnish.training.ranks import join_ranks
+from burnish.types.rollout import Collected, RemoteBatch
+from burnish.utils.errors import Cancelled
+from burnish.utils.timer import Span
+
+
+def _pooled(config: RunConfig, judges: Sequence[Any], place: RankInfo) -> PooledScorer | None:
+    """The reward pool's workers as a scorer; None where there are none."""
+    if not judges:
+        return None
+    return PooledScorer(config.rewards, judges, first=place.rank, seconds=config.ray.call_timeout)
+
+
+class TrainerActor:
+    """What a driver calls on a rank. All ranks get the same calls, and return the same unless said otherwise."""
+
+    def __init__(self, place: RankInfo, config: RunConfig, judges: Sequence[Any], versions: int) -> None:
+        """Meet the other ranks; no network is loaded yet.
+
+        Args:
+            place: among the ranks.
+            config: of the run.
+            judges: the reward pool's workers; without any, this rank scores what it samples itself.
+            versions: how many published versions of the weights may be requested again.
+        """
+        self.config, self.versions, self.seconds = config, versions, config.ray.call_timeout
+        ranks = join_ranks(place.rank, place.size, place.address, place.port, place.device, self.seconds)
+        self.ranks = ranks.in_contexts(config.sharding.context_parallel)
+        store = CheckpointStore(RunFolder(config.output_dir).checkpoints, config.checkpoint, self.ranks)
+        self.controller = Controller(config, store, self.ranks, scorer=_pooled(config, judges, place))
+        self.assembly = self.controller.assembly
+        self.profiler = Profiler(
+            config.profiler, role="trainer", rank=place.rank, folder=RunFolder(config.output_dir).profiles,
+            watch=self.assembly.watch,
+        )  # fmt: skip
+        self._numbers = PromptNumbers(lambda: self.assembly.train_prompts)
+        self._recorded = 0  # the update that is being recorded, if it is one of those
+        self._recording = ExitStack()
+        self._batch: Any = None  # of the update that is under way, in the stage that it has reached
+
+    def check(self) -> int:
+        """Load everything and find what only the loaded model can tell: the number of training prompts or records."""
+        self.assembly.check_data()
+        self.controller.check()
+        roles = self.assembly.roles
+        self.sender = Sender(
+            lambda full: roles.sampler_weights(full=full),
+            rank=self.ranks.rank,
+            versions=self.versions,
+        )
+        return self.controller.items
+
+    def learnable(self) -> list[int]:
+        """Which training prompts are short enough, by their position among all."""
+        places = {id(row): place for place, row in enumerate(self.assembly.train_prompts.rows)}
+        return [places[id(row)] for row in self.assembly.learnable_prompts.rows]
+
+    def resume(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Go on from a checkpoint: the state of the source, which the driver has if the run samples.
+
+        The first rank gives it with what was sampled ahead.
+        """
+        self.controller.store.remember(checkpoint)  # the driver has read all of it
+        state = checkpoint.load(self.assembly.identity, self.assembly.state_dict())
+        source: dict[str, Any] = state.pop("source")
+        self.assembly.workers.load_state_dict(state)
+        restore(source, self.assembly.normaliser)  # what validations count in
+        if not self.config.online:
+            self.assembly.source.load_state_dict(source)
+            return {}
+        return from_saved(source) if self.ranks.rank == 0 else {}
+
+    def generate(self, request: RolloutRequest | None) -> tuple[RolloutResult | None, Packed | None]:
+        """Sample and score this rank's own chunk, if there is one and it is not cancelled. Results differ by rank."""
+        if request is not None:
+            self._record(request.update)
+        with suppress(Cancelled):
+            return generate(self.assembly, request, self._numbers)
+        return None, None
+
+    def cancel(self) -> None:
+        """Stop sampling and scoring: the run is to stop."""
+        self.assembly.stop.asked = lambda: True
+
+    def collect(self, update: int) -> RemoteBatch:
+        """Read the batch of an update from data, and hold it."""
+        self._record(update)
+        given: Any = self.assembly.source.collect(update)
+        self._batch = given
+        metrics = collected_metrics(given) | measured(given)
+        return RemoteBatch(rows=len(given), lengths=given.lengths, version=given.version, metrics=metrics)
+
+    def annotate(self, scored: Collected | None) -> None:
+        """Add what needs a forward pass, to a batch or to what ``collect`` holds."""
+        batch: Any = self._batch
+        if scored is not None:
+            batch = self._numbers.named(resolved(scored, seconds=self.seconds))
+        self._record(batch.update)
+        self._batch = self.assembly.workers.annotate(batch)
+
+    def credit(self) -> tuple[Metrics, list[float] | None]:
+        """Make training signal of it: metrics, and the advantage of each sample."""
+        self._batch, metrics = self.assembly.workers.credit(self._batch)
+        return metrics, self.assembly.workers.credited
+
+    def update(self, update: int) -> tuple[Metrics, dict[str, float], list[Span]]:
+        """Learn from it: metrics, seconds by phase since the last update, and what was done when."""
+        batch, self._batch = self._batch, None
+        metrics = self.assembly.workers.update(batch, update)
+        self._recording.close()
+        watch = self.assembly.watch
+        return metrics | self.assembly.memory.metrics(), watch.drain(), watch.take_spans()
+
+    def _record(self, update: int) -> None:
+        """Record from here to the end of the update, if it is to be and is not yet."""
+        if update != self._recorded:
+            self._recorded = update
+            self._recording.enter_context(self.profiler.during(update))
+
+    def evaluate(self, target: Path | None, guidance: float | None) -> Metrics | None:
+        """Evaluate the weights that are exported; the first rank keeps samples. None if that was cancelled."""
+        metrics: Metrics | None = None
+        with torch.no_grad(), suppress(Cancelled):
+            metrics = self.controller.evaluate(target, guidance)
+        self.assembly.watch.drain()
+        return metrics
+
+    def save(
+        self, update: int, score: float | None, unvalidated: Metrics | None, source: dict[str, Any] | None
+    ) -> Path:
+        """Write a checkpoint, with the driver's source in the place of this rank's own if there is one."""
+        state = self.assembly.workers.state_dict()
+        if source is None:
+            state["source"] = self.assembly.source.state_dict()
+        else:
+            driven = with_first(source, self.assembly.normaliser)
+            state["source"] = to_save(driven, self.seconds) if self.ranks.rank == 0 else {}  # the first one writes it
+        return self.controller.store.save(
+            update, state, identity=self.assembly.identity, score=score, unvalidated=unvalidated
+        )
+
+
+class RolloutActor:
+    """What a driver calls on a rollout worker. It has a full copy of the networks that sample, and trains nothing."""
+
+    def __init__(self, place: RankInfo, config: RunConfig, judges: Sequence[Any]) -> None:
+        """Load the networks.
+
+        Args:
+            place: among the rollout workers.
+            config: of the run.
+            judges: the reward pool's workers; without any, samples are scored here.
+        """
+        config = config.sampler_config
+        self.assembly = assembly = assemble(config, only_samples=True, scorer=_pooled(config, judges, place))
+        assembly.scorer.start()
+        _ = assembly.engine
+        weights = assembly.roles.sampler_weights(full=True)
+        engine = assembly.publisher.publish if assembly.publisher and assembly.has_separate_engine else None
+        self.receiver = Receiver(weights, engine=engine)
+        folder = RunFolder(config.output_dir).profiles
+        self.profiler = Profiler(config.profiler, role="rollout", rank=place.rank, folder=folder, watch=assembly.watch)
+        self._numbers = PromptNumbers(lambda: assembly.train_prompts)
+
+    def generate(self, request: RolloutRequest) -> tuple[RolloutResult | None, Packed | None]:
+        """Sample and score; the second half is for the object store."""
+        self.receiver.switch(request.version)
+        with self.profiler.during(request.update):
+            return generate(self.assembly, request, self._numbers)
