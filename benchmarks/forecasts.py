@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from burnish.config import load
 from burnish.plan import measure
 from burnish.plan.capabilities import known_capabilities
-from burnish.plan.counter import BATCH, LiveBytes, Peak
+from burnish.plan.counter import BATCH, STORED, LiveBytes, Peak
 from burnish.plan.fakes import Pretending
 from burnish.plan.forecast import half_of
 from burnish.plan.language import LanguageHalf
@@ -113,6 +113,7 @@ def _train(assembly: Any, counter: LiveBytes, half: Any) -> None:
     for update in (1, 2):
         with counter.phase(measure.SAMPLE):
             scored = measure.collect(assembly, counter, update)
+            counter.label(STORED, half.caches())
         with counter.phase(measure.ANNOTATE):
             batch, _ = trainer.credit(trainer.annotate(scored))
             counter.label(BATCH, batch)
