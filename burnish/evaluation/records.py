@@ -27,6 +27,7 @@ LARGEST = 1 << 30  # bytes of records
 MOST = 10**7  # prompts, samples of a prompt, shards
 
 Record = dict[str, Any]
+Shard = tuple[int, int]  # number and count, counted from 1
 
 
 @dataclass(frozen=True, kw_only=True)

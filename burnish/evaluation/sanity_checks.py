@@ -65,18 +65,18 @@ def rows(asked: Sequence[Question]) -> list[Row]:
     return [row for question in asked for pair in question.pairs for row in pair]
 
 
-def wrong_answers(asked: Sequence[Question], columns: Mapping[str, Sequence[float | None]]) -> list[str]:
+def wrong_answers(asked: Sequence[Question], values: Sequence[Mapping[str, float | None]]) -> list[str]:
     """Which questions were answered wrongly, in sentences; none of a sound scorer.
 
     Args:
         asked: the questions.
-        columns: values of every scorer for ``rows(asked)``; None where they are missing.
+        values: of every scorer for each of ``rows(asked)``; None where they are missing.
     """
     problems, start = [], 0
     for question in asked:
         end = start + 2 * len(question.pairs)
         for label in question.scorers:
-            if problem := _problem(columns[label][start:end]):
+            if problem := _problem([row[label] for row in values[start:end]]):
                 problems.append(f"{label} {problem} ({question.about})")
         start = end
     return problems

@@ -20,7 +20,7 @@ from burnish.language.data import check_inputs, check_messages, check_room, prom
 from burnish.language.dialogues import Dialogues, try_out
 from burnish.language.encode import Encoder, Readers, SharedPrompts, prompt_lengths
 from burnish.language.engine import LanguageEngine, ResponseEngine, ResponseJob
-from burnish.language.evaluate import JudgementEvaluation, LanguageEvaluation, RespondingRunner
+from burnish.language.evaluate import JudgementEvaluation, LanguageEvaluation
 from burnish.language.model.base import Positions
 from burnish.language.model.loading import (
     load_language_model,
@@ -64,7 +64,7 @@ class LanguageAssembly(Assembly):
         self.measures_prompts = config.data.max_prompt_length is not None
         self.has_separate_engine = config.rollout.vllm is not None
         self.reads_ahead = config.data.workers > 0
-        self.suite_runner = RespondingRunner
+        self.suite_runner = LanguageEvaluation
         self._lock = Lock()
         self.evaluation = JudgementEvaluation if self.needs.heads else LanguageEvaluation
 

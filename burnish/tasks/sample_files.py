@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -141,16 +142,21 @@ def _about(prompt: Prompt) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _scored(scores: Scores, row: int) -> dict[str, Any]:
-    def known(value: float) -> float | None:
-        return None if value != value else value
+def scores_of_row(scores: Scores, row: int) -> tuple[float | None, dict[str, float | None]]:
+    """A sample's reward, and the scores that it is made of by name; None where they are missing."""
+    reward = None if scores.missing[row] else known_or_none(float(scores.reward[row]))
+    components = zip(scores.names, scores.components[row].tolist(), strict=True)
+    return reward, {name: known_or_none(value) for name, value in components}
 
-    columns = zip(scores.names, scores.components[row].tolist(), strict=True)
-    return {
-        "reward": None if scores.missing[row] else known(float(scores.reward[row])),
-        "components": {name: known(value) for name, value in columns},
-        "note": scores.notes[row], "fault": scores.faults[row],
-    }  # fmt: skip
+
+def known_or_none(value: float) -> float | None:
+    """NaN as JSON has it."""
+    return None if math.isnan(value) else value
+
+
+def _scored(scores: Scores, row: int) -> dict[str, Any]:
+    reward, components = scores_of_row(scores, row)
+    return {"reward": reward, "components": components, "note": scores.notes[row], "fault": scores.faults[row]}
 
 
 def _written(folder: Path, prompt: Prompt) -> Iterator[tuple[str, Any]]:
