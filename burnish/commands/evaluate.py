@@ -205,9 +205,7 @@ def compare(before: str, after: str) -> int:
     """Show what changed between two evaluations of a suite, paired by prompt."""
     sides = []
     for place in (before, after):
-        folder = Folder(checked_path(place, "--compare"))
-        records, header = folder.complete(), folder.header()
-        assert header is not None, "a complete evaluation has a header"
+        header, records = Folder(checked_path(place, "--compare")).complete()
         sides.append((header, result_of(header, records), by_task(records, header.primary_metric)))
     (header, was, old), (other, now, new) = sides
     differing = check_comparable(header, other)

@@ -31,11 +31,10 @@ class FlowEvaluation(Evaluation):
 
     def job(self, n: int, guidance: float | None = None) -> FlowJob:
         how = self.settings if self.suite else vars(self.assembly.config.validation)
-        job: FlowJob = self.groups(
+        return self.groups(
             FlowJob, n, guidance=how["guidance_scale"] if guidance is None else guidance,
             steps=how["num_inference_steps"], solver=how["solver"], height=how["height"], width=how["width"],
         )  # fmt: skip
-        return job
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -85,6 +84,6 @@ class FlowEvaluation(Evaluation):
     def keep_file(self, folder: Path, job: Job, evaluated: Evaluated, row: int) -> Mapping[str, Any]:
         return {"file_name": write_sample(folder, f"{int(job.sample[row]):03d}", evaluated.shown[row])}
 
-    def keep_of_suite(self, folder: Path, stem: str, evaluated: Evaluated, row: int) -> Mapping[str, Any]:
+    def keep_of_suite(self, folder: Path, stem: str, evaluated: Evaluated, row: int) -> dict[str, Any]:
         sample = evaluated.shown[row]
         return {} if sample is None else {"file": write_sample(folder, stem, sample)}

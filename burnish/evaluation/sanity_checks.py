@@ -11,7 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +72,12 @@ def wrong_answers(asked: Sequence[Question], values: Sequence[Mapping[str, float
         asked: the questions.
         values: of every scorer for each of ``rows(asked)``; None where they are missing.
     """
-    problems, start = [], 0
+    problems, left = [], iter(values)
     for question in asked:
-        end = start + 2 * len(question.pairs)
+        own = list(islice(left, 2 * len(question.pairs)))
         for label in question.scorers:
-            if problem := _problem([row[label] for row in values[start:end]]):
+            if problem := _problem([row[label] for row in own]):
                 problems.append(f"{label} {problem} ({question.about})")
-        start = end
     return problems
 
 

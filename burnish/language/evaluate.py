@@ -42,7 +42,6 @@ class LanguageEvaluation(Evaluation):
 
     def check(self) -> None:
         super().check()
-        assert self.suite is not None, "a validation is checked with the run"
         if self.assembly.config.environment is not None:
             raise UserError(
                 f"suite {self.suite.name} asks single questions, but the run has an environment, which would answer; "
@@ -50,18 +49,15 @@ class LanguageEvaluation(Evaluation):
             )
 
     def job(self, n: int, guidance: float | None = None) -> Job:
-        assert guidance is None, "a language model is not guided"
         sampling = validation_sampling(self.assembly.config)
         if self.suite:
             how = self.settings
             names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")
             sampling = Sampling(stop=tuple(how["stop"]), **{name: how[name] for name in names})
-        job: ResponseJob = self.groups(ResponseJob, n, sampling=sampling)
-        return job
+        return self.groups(ResponseJob, n, sampling=sampling)
 
     @property
     def settings(self) -> dict[str, Any]:
-        assert self.suite is not None, "a validation has its section of the configuration"
         config = self.assembly.config
         own = {"max_new_tokens": config.rollout.max_new_tokens}
         return sampled_settings(self.suite, own) | {
@@ -106,7 +102,7 @@ class LanguageEvaluation(Evaluation):
         response, lengths = evaluated.known[row]
         return response_columns(response, int(lengths.response)) | token_columns(evaluated.shown[row])
 
-    def keep_of_suite(self, folder: Path, stem: str, evaluated: Evaluated, row: int) -> Mapping[str, Any]:
+    def keep_of_suite(self, folder: Path, stem: str, evaluated: Evaluated, row: int) -> dict[str, Any]:
         response, lengths = evaluated.known[row]
         return {"response": response.text, "finished": response.finished, "tokens": int(lengths.response)}
 
@@ -148,9 +144,7 @@ class JudgementEvaluation(Evaluation):
     """Has the reward model judge held-out responses; a sample is a record."""
 
     def job(self, n: int, guidance: float | None = None) -> Job:
-        assert guidance is None, "a language model is not guided"
-        job: Job = self.groups(Job, 1)
-        return job
+        return self.groups(Job, 1)
 
     def sampled(self, job: Job) -> Evaluated:
         assembly = self.assembly
@@ -181,23 +175,16 @@ class JudgementEvaluation(Evaluation):
         return records
 
     def metrics(self, job: Job, evaluated: Evaluated) -> Metrics:
-        heads = self.assembly.needs.heads
-        scores = torch.cat([judged.scores[:, : len(judged.record.target)].flatten(0, 1) for judged in evaluated.known])
+        needs, judgements = self.assembly.needs, evaluated.known
+        scores = torch.cat([judged.scores[:, : len(judged.record.target)].flatten(0, 1) for judged in judgements])
         metrics: Metrics = {}
-        for name, column in zip(heads, scores.double().unbind(1), strict=True):
-            metrics |= {
-                f"val-aux/score/{name}/mean": float(column.mean()),
-                f"val-aux/score/{name}/std": float(column.std(correction=0)),
-            }
-        if self.assembly.needs.data != "scores":
-            return metrics
-        for number, name in enumerate(heads):
-            pairs = [
-                (float(judged.scores[0, 0, number]), judged.record.target[0][number])
-                for judged in evaluated.known
-                if not math.isnan(judged.record.target[0][number])
-            ]
-            metrics[f"val-aux/rank_correlation/{name}"] = rank_correlation(torch.tensor(pairs).double())
+        for number, (name, column) in enumerate(zip(needs.heads, scores.double().unbind(1), strict=True)):
+            metrics[f"val-aux/score/{name}/mean"] = float(column.mean())
+            metrics[f"val-aux/score/{name}/std"] = float(column.std(correction=0))
+            if needs.data == "scores":
+                pairs = [(float(one.scores[0, 0, number]), one.record.target[0][number]) for one in judgements]
+                labelled = torch.tensor([pair for pair in pairs if not math.isnan(pair[1])]).double()
+                metrics[f"val-aux/rank_correlation/{name}"] = rank_correlation(labelled)
         return metrics
 
 

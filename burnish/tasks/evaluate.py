@@ -7,9 +7,8 @@ it is done in units, so that one that was stopped goes on.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -27,10 +26,10 @@ from burnish.evaluation.sanity_checks import questions, rows, unwatched, wrong_a
 from burnish.evaluation.suite import REWARD, Suite, check_task
 from burnish.metrics import validation_metrics
 from burnish.rewards.base import Given
-from burnish.rewards.scoring import AnyScorer, Scorer, awaited
+from burnish.rewards.scoring import Scorer, awaited
 from burnish.rl.algorithm import Metrics
 from burnish.tasks.job import Job
-from burnish.tasks.sample_files import known_or_none, scores_of_row
+from burnish.tasks.sample_files import known_or_none, scores_of_row, write_lines
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
 from burnish.utils.disk import writing
@@ -48,6 +47,7 @@ HASHED = 1 << 16  # numbers of a tensor that tell it from others
 SaidTokens = Sequence[tuple[str, float, float]]
 
 T = TypeVar("T")
+J = TypeVar("J", bound=Job)
 
 
 @dataclass
@@ -62,6 +62,8 @@ class Evaluated:
 class Evaluation:
     """Samples and scores prompts; keeps scores of all samples, and the samples of the first prompts."""
 
+    suite: Any  # None is a validation
+
     def __init__(self, assembly: Any, suite: Suite | None = None, prompts: Sequence[Prompt] | None = None) -> None:
         """A validation of a run, or a suite on its model.
 
@@ -71,23 +73,16 @@ class Evaluation:
             prompts: taken in place of those that the suite's files have.
         """
         self.assembly, self.suite = assembly, suite
-        self._given = prompts
+        if prompts is None:
+            prompts = assembly.val_prompts if suite is None else read_suite_prompts(suite)
+        self.prompts = prompts
 
     @cached_property
-    def prompts(self) -> Sequence[Prompt]:
-        """What is sampled for."""
-        if self._given is not None or self.suite is None:
-            return self._given or self.assembly.val_prompts
-        return read_suite_prompts(self.suite)
-
-    @cached_property
-    def scorer(self) -> AnyScorer:
-        """Who scores."""
-        assembly = self.assembly
-        if self.suite is None:
-            scorer: AnyScorer = assembly.scorer
-            return scorer
-        return Scorer(self.suite.scorers, assembly.config.scoring, around=lambda: assembly.stop.around())
+    def scorer(self) -> Any:
+        """Who scores: the run's scorer, or one of the suite's own."""
+        suite, assembly = self.suite, self.assembly
+        own = suite and Scorer(suite.scorers, assembly.config.scoring, around=lambda: assembly.stop.around())
+        return own or assembly.scorer
 
     @property
     def shown(self) -> int:
@@ -99,7 +94,7 @@ class Evaluation:
         """``n`` samples of every prompt; see ``groups``."""
         raise NotImplementedError
 
-    def groups(self, kind: type[Any], n: int, **how: Any) -> Any:
+    def groups(self, kind: type[J], n: int, **how: Any) -> J:
         """A job of the task's engine, which samples as ``how`` says."""
         job = kind.groups(
             self.prompts, n, purpose="validation", update=0, check_cancelled=self.assembly.stop.check,
@@ -128,7 +123,7 @@ class Evaluation:
         """Write one sample in full; what is recorded of it."""
         raise NotImplementedError
 
-    def keep_of_suite(self, folder: Path, stem: str, evaluated: Evaluated, row: int) -> Mapping[str, Any]:
+    def keep_of_suite(self, folder: Path, stem: str, evaluated: Evaluated, row: int) -> dict[str, Any]:
         """Write one sample of a suite if it is shown; what is recorded of it."""
         raise NotImplementedError
 
@@ -150,11 +145,11 @@ class Evaluation:
         if target is not None and assembly.ranks.rank == 0:
             with writing(target):
                 (target / "pictures").mkdir(parents=True, exist_ok=True)
-                _write(target / "scores.jsonl", self._scores(job, n, evaluated))
-                _write(target / "prompts.jsonl", _prompts(job))
+                write_lines(target / "scores.jsonl", self._scores(job, n, evaluated))
+                write_lines(target / "prompts.jsonl", _prompts(job))
             kept = list(self._samples(target, job, n, evaluated))
             with writing(target):
-                _write(target / "samples.jsonl", kept, ascii=True)
+                write_lines(target / "samples.jsonl", kept, ascii=True)
             files, own = assembly.validation_files, checked_path(assembly.config.output_dir) / VALIDATION
             if files is not None and guidance is None and target.parent == own:  # a validation of the run's
                 update = int(target.name)
@@ -230,7 +225,6 @@ class Evaluation:
         Raises:
             UserError: the suite is for other models, or its scorers or the model can't take its prompts.
         """
-        assert self.suite is not None, "a validation is checked with the run"
         check_task(self.suite, self.assembly.config.task)
         for label, reward in self.suite.scorers.items():
             try:
@@ -268,21 +262,19 @@ class Evaluation:
         for start in range(0, len(left), ranks.size):
             units = left[start : start + ranks.size]
             own = units[ranks.rank : ranks.rank + 1]
-            shares = self._gathered(lambda own=own: [self._records(header, job, unit, folder) for unit in own])
+            shares = self._gathered(partial(self._records, header, job, own, folder))
             if every.rank == 0:
-                for records in chain.from_iterable(shares):
-                    folder.append(records)
+                folder.append(list(chain.from_iterable(shares)))
                 progress(total - len(left) + start + len(units), total)
         if every.rank:
             return {}
-        result = result_of(header, folder.complete())
+        result = result_of(*folder.complete())
         folder.finish(result)
         return result
 
     def _header(self, source: str, update: int | None, shard: Shard | None) -> Header:
         """What is evaluated, and what the sanity checks say."""
         suite, assembly = self.suite, self.assembly
-        assert suite is not None, "a validation has no header"
         wrong, unasked = assembly.ranks.first(lambda: self.sanity_checks)
         return Header(
             suite=suite.name, version=suite.version, changed=suite.changed, digest=suite.digest,
@@ -296,7 +288,6 @@ class Evaluation:
     @cached_property
     def sanity_checks(self) -> tuple[list[str], list[str]]:
         """Which sanity checks were answered wrongly, and which scorers none of them looks at. They are asked once."""
-        assert self.suite is not None, "a validation has no sanity checks"
         asked = questions(self.suite, self.prompts)
         wrong: list[str] = []
         if asked:
@@ -309,25 +300,24 @@ class Evaluation:
     @property
     def unit(self) -> int:
         """Prompts of a suite whose samples are made at once."""
-        assert self.suite is not None, "a validation has no units"
-        return max(1, int(self.assembly.config.rollout.batch_size) // self.suite.n)
+        return max(1, int(self.assembly.config.rollout.batch_size // self.suite.n))
 
-    def _records(self, header: Header, job: Job, unit: int, folder: Folder) -> list[Record]:
-        """The records of a unit, which is sampled and scored as one batch whatever else is done."""
-        indices, n = header.rows(unit), header.n
-        own = job.select(slice(indices.start * n, indices.stop * n))
-        evaluated = self.sampled(own)
+    def _records(self, header: Header, job: Job, units: Sequence[int], folder: Folder) -> list[Record]:
+        """The records of a unit, which is sampled and scored as one batch whatever else is done; of none without."""
         records: list[Record] = []
-        for row, prompt in enumerate(own.prompts):
-            index, sample = indices[row // n], row % n
-            record: Record = {
-                "index": index, "sample": sample, "unit": unit, "key": prompt.uid, "task": prompt.source,
-                "prompt": prompt.text, "answer": prompt.answer, "values": _with_reward(evaluated.scores, row),
-                "note": evaluated.scores.notes[row],
-            }  # fmt: skip
-            with writing(folder.media):
-                record |= self.keep_of_suite(folder.media, f"{index:04d}-{sample:02d}", evaluated, row)
-            records.append(record)
+        for unit, indices in [(unit, header.rows(unit)) for unit in units]:
+            own = job.select(slice(indices.start * header.n, indices.stop * header.n))
+            evaluated = self.sampled(own)
+            for row, prompt in enumerate(own.prompts):
+                index, sample = int(own.group[row]), int(own.sample[row])
+                record: Record = {
+                    "index": index, "sample": sample, "unit": unit, "key": prompt.uid, "task": prompt.source,
+                    "prompt": prompt.text, "answer": prompt.answer, "values": _with_reward(evaluated.scores, row),
+                    "note": evaluated.scores.notes[row],
+                }  # fmt: skip
+                with writing(folder.media):
+                    stem = f"{index:04d}-{sample:02d}"
+                    records.append(record | self.keep_of_suite(folder.media, stem, evaluated, row))
         return records
 
     def close(self) -> None:
@@ -339,7 +329,6 @@ def run_anew(suites: Sequence[Evaluation], target: Path | None, *, source: str) 
     """Run suites below a folder, or one that is forgotten, whatever lies there; see ``Evaluation.run``."""
     metrics: Metrics = {}
     for evaluation in suites:
-        assert evaluation.suite is not None, "these are suites"
         ranks = evaluation.assembly.ranks
         with nullcontext(target) if target is not None else TemporaryDirectory() as folder:
             place = Path(folder) / SUITES / evaluation.suite.name
@@ -365,13 +354,10 @@ def prompt_pictures(prompt: Prompt) -> Iterator[tuple[str, Image.Image]]:
 
 def _prompts(job: Job) -> Iterator[Mapping[str, Any]]:
     """What each prompt says: of most prompts no samples are kept, and a table of all of them names them."""
-    seen: set[int] = set()
-    for prompt, number in zip(job.prompts, job.group.tolist(), strict=True):
-        if number not in seen:
-            seen.add(number)
-            text = prompt.turns[-1].text if prompt.messages else prompt.text
-            answer = None if prompt.answer is None else prompt.answer[:LONGEST]
-            yield {"index": number, "prompt": text[:LONGEST], "answer": answer, "source": prompt.source}
+    for number, prompt in dict(zip(job.group.tolist(), job.prompts, strict=True)).items():
+        text = prompt.turns[-1].text if prompt.messages else prompt.text
+        answer = None if prompt.answer is None else prompt.answer[:LONGEST]
+        yield {"index": number, "prompt": text[:LONGEST], "answer": answer, "source": prompt.source}
 
 
 def _with_further(scores: Scores, row: int) -> tuple[float | None, dict[str, float | None]]:
@@ -395,8 +381,3 @@ def _weights(assembly: Any) -> dict[str, str]:
         head = value.detach().flatten()[:HASHED].float().cpu()
         digest.update(f"{name} {list(value.shape)}".encode() + head.numpy().tobytes())
     return {"trained": digest.hexdigest()}
-
-
-def _write(path: Path, records: Iterable[Mapping[str, Any]], *, ascii: bool = False) -> None:
-    lines = [json.dumps(record, ensure_ascii=ascii) for record in records]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
