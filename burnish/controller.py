@@ -18,7 +18,7 @@ from burnish.rl.algorithm import Metrics
 from burnish.rollout.sources import Source
 from burnish.tasks import assemble
 from burnish.tasks.assembly import check_layers
-from burnish.tasks.suites import run_anew
+from burnish.tasks.evaluate import run_anew
 from burnish.training.profiling import LOCAL, Profiler, gpu_bytes
 from burnish.training.ranks import SINGLE_RANK, Ranks
 
@@ -119,7 +119,7 @@ class Controller:
         with assembly.trained_weights():
             metrics = assembly.evaluate(target, n=assembly.config.validation.n, guidance=guidance)
             if guidance is None:
-                metrics |= run_anew(assembly.suites, assembly.ranks, target, source=self.config.output_dir)
+                metrics |= run_anew(assembly.suites, target, source=self.config.output_dir)
             return metrics
 
     def save(self, update: int, score: float | None, unvalidated: Metrics | None) -> Path:

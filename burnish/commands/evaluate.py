@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,7 +19,7 @@ from rich.table import Table
 from burnish.commands.opening import open_model, open_run, output_folder
 from burnish.config import RunConfig
 from burnish.config.overrides import read_overrides
-from burnish.evaluation.records import Folder
+from burnish.evaluation.records import Folder, Shard
 from burnish.evaluation.records import merged as merge_parts
 from burnish.evaluation.results import by_task, changes, check_comparable, result_of
 from burnish.evaluation.suite import read_suite, suite_names
@@ -28,9 +28,6 @@ from burnish.utils.disk import writing
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.paths import check_output
 from burnish.utils.reading import checked_path
-
-if TYPE_CHECKING:
-    from burnish.tasks.suites import Shard
 
 SECTION = "suite."  # before options of a suite on the command line
 # options that an evaluation reads
@@ -208,9 +205,7 @@ def compare(before: str, after: str) -> int:
     """Show what changed between two evaluations of a suite, paired by prompt."""
     sides = []
     for place in (before, after):
-        folder = Folder(checked_path(place, "--compare"))
-        records, header = folder.complete(), folder.header()
-        assert header is not None, "a complete evaluation has a header"
+        header, records = Folder(checked_path(place, "--compare")).complete()
         sides.append((header, result_of(header, records), by_task(records, header.primary_metric)))
     (header, was, old), (other, now, new) = sides
     differing = check_comparable(header, other)

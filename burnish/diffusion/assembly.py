@@ -19,7 +19,7 @@ from burnish.data.stream import Stream
 from burnish.diffusion.algorithms.sft import SFT
 from burnish.diffusion.config import DENOISERS, FlowConfig
 from burnish.diffusion.engine import FlowEngine, FlowJob
-from burnish.diffusion.evaluate import FlowEvaluation, GeneratorSuite
+from burnish.diffusion.evaluate import FlowEvaluation
 from burnish.diffusion.offline import ImageFiles, OfflineImages, ScoredImages
 from burnish.diffusion.pipeline.base import FlowModel
 from burnish.diffusion.pipeline.contexts import check_contexts
@@ -37,12 +37,11 @@ from burnish.diffusion.pipeline.loading import (
 )
 from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.rollouts import FlowRollouts
-from burnish.evaluation.suite import Suite
+from burnish.evaluation.suite import Suite, suites_of
 from burnish.rewards.base import Reward
 from burnish.rollout.requests import RolloutRequest
 from burnish.tasks.assembly import Assembly
 from burnish.tasks.job import learned_in_a_step, learned_in_an_update
-from burnish.tasks.suites import suites_of
 from burnish.training.optimizer import ParameterGroup
 from burnish.training.trainer import AuxiliaryLoss
 from burnish.types.clips import Clip, Sample, Sound
@@ -61,7 +60,7 @@ class FlowAssembly(Assembly):
 
     config: FlowConfig
     evaluation = FlowEvaluation
-    suite_runner = GeneratorSuite
+    suite_runner = FlowEvaluation
     library = "diffusers"
 
     def load_roles(self, model: FlowModel | None = None) -> FlowRoles:

@@ -27,6 +27,7 @@ LARGEST = 1 << 30  # bytes of records
 MOST = 10**7  # prompts, samples of a prompt, shards
 
 Record = dict[str, Any]
+Shard = tuple[int, int]  # number and count, counted from 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,13 +109,13 @@ class Folder:
             UserError: something else was evaluated here.
         """
         there = self.header()
-        if there is not None and (there.identity != header.identity or there.shard != header.shard):
-            theirs, ours = (one.identity | {"shard": one.shard} for one in (there, header))
-            name = next(name for name in ours if theirs[name] != ours[name])
-            raise UserError(
-                f"{self.path} holds another evaluation: its {name} is {theirs[name]!r:.80}, here it is "
-                f"{ours[name]!r:.80}; give another --output"
-            )
+        ours = header.identity | {"shard": header.shard}
+        for name, value in (ours if there is None else there.identity | {"shard": there.shard}).items():
+            if value != ours[name]:
+                raise UserError(
+                    f"{self.path} holds another evaluation: its {name} is {value!r:.80}, here it is "
+                    f"{ours[name]!r:.80}; give another --output"
+                )
         with writing(self.path):
             self.media.mkdir(parents=True, exist_ok=True)
         complete = _complete(header, self.records())
@@ -144,8 +145,8 @@ class Folder:
                 return
             yield record
 
-    def complete(self) -> list[Record]:
-        """The records of an evaluation, or of a part of one, that is complete.
+    def complete(self) -> tuple[Header, list[Record]]:
+        """What an evaluation, or a part of one, is of, and its records, if it is complete.
 
         Raises:
             UserError: it is not.
@@ -159,7 +160,7 @@ class Folder:
                 f"{self.path} is not complete: {len(lacking)} of {len(header.own())} batches are missing; run the "
                 "same evaluation again, which goes on where it stopped"
             )
-        return [record for unit in sorted(units) for record in units[unit]]
+        return header, [record for unit in sorted(units) for record in units[unit]]
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the result."""
@@ -174,15 +175,14 @@ def merged(target: Folder, parts: Sequence[Folder]) -> tuple[Header, list[Record
     """
     headers, by_place = [], dict[tuple[int, int], Record]()
     for part in parts:
-        records, header = part.complete(), part.header()
-        assert header is not None, "a complete evaluation has a header"
+        header, records = part.complete()
         headers.append(header)
-        if header.identity != headers[0].identity:
-            name = next(name for name, value in header.identity.items() if value != headers[0].identity[name])
-            raise UserError(
-                f"{parts[0].path} and {part.path} are no parts of one evaluation: {name} is "
-                f"{headers[0].identity[name]!r:.80} and {header.identity[name]!r:.80}"
-            )
+        for name, value in headers[0].identity.items():
+            if value != header.identity[name]:
+                raise UserError(
+                    f"{parts[0].path} and {part.path} are no parts of one evaluation: {name} is "
+                    f"{value!r:.80} and {header.identity[name]!r:.80}"
+                )
         by_place |= {(record["index"], record["sample"]): record for record in records}
     first = headers[0]
     doubts = dict.fromkeys(one for header in headers for one in header.wrong)
@@ -220,11 +220,10 @@ def _complete(header: Header, records: Iterator[Record]) -> dict[int, list[Recor
     units: defaultdict[int, dict[tuple[int, int], Record]] = defaultdict(dict)
     for record in records:
         units[record["unit"]][record["index"], record["sample"]] = record
-    wanted = {unit: {(i, s) for i in header.rows(unit) for s in range(header.n)} for unit in units}
     return {
-        unit: [records_of[place] for place in sorted(records_of)]
-        for unit, records_of in units.items()
-        if records_of.keys() == wanted[unit]
+        unit: [own[place] for place in sorted(own)]
+        for unit, own in units.items()
+        if own.keys() == {(i, s) for i in header.rows(unit) for s in range(header.n)}
     }
 
 

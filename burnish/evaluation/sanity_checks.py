@@ -11,7 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,20 +65,19 @@ def rows(asked: Sequence[Question]) -> list[Row]:
     return [row for question in asked for pair in question.pairs for row in pair]
 
 
-def wrong_answers(asked: Sequence[Question], columns: Mapping[str, Sequence[float | None]]) -> list[str]:
+def wrong_answers(asked: Sequence[Question], values: Sequence[Mapping[str, float | None]]) -> list[str]:
     """Which questions were answered wrongly, in sentences; none of a sound scorer.
 
     Args:
         asked: the questions.
-        columns: values of every scorer for ``rows(asked)``; None where they are missing.
+        values: of every scorer for each of ``rows(asked)``; None where they are missing.
     """
-    problems, start = [], 0
+    problems, left = [], iter(values)
     for question in asked:
-        end = start + 2 * len(question.pairs)
+        own = list(islice(left, 2 * len(question.pairs)))
         for label in question.scorers:
-            if problem := _problem(columns[label][start:end]):
+            if problem := _problem([row[label] for row in own]):
                 problems.append(f"{label} {problem} ({question.about})")
-        start = end
     return problems
 
 

@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -181,6 +181,28 @@ def read_suite(named: str, overrides: Mapping[str, Any] | None = None) -> Suite:
     pinned = [option for option in given if option.partition(".")[0] in PINNED]
     tree = merge(tree, nest(given)) | {"folder": str(path.parent.absolute()), "changed": sorted(pinned)}
     return _made(tree, f"suite {named}")
+
+
+def check_task(suite: Suite, task: str) -> None:
+    """Refuse a model that draws where responses are asked for, and the other way around."""
+    if suite.task != task:
+        raise UserError(
+            f"suite {suite.name} is for task {suite.task}, but the model is of task {task}; "
+            "give another suite (burnish eval --list)"
+        )
+
+
+def suites_of(config: Any) -> list[Suite]:
+    """The suites that validations of a run have, of as many prompts as are used there."""
+    most, suites = config.validation.suite_prompts, {}
+    for named in config.validation.suites:
+        suite = read_suite(named)
+        if suite.name in suites:
+            raise UserError(f"validation.suites has two suites of the name {suite.name}; give one another name")
+        if most is not None and (suite.max_prompts is None or suite.max_prompts > most):
+            suite = replace(suite, max_prompts=most, changed=sorted({*suite.changed, "max_prompts"}))
+        suites[suite.name] = suite
+    return list(suites.values())
 
 
 def _made(tree: dict[str, Any], what: str) -> Suite:

@@ -27,7 +27,7 @@ from burnish.language.engine import (
     rollout_sampling,
     validation_sampling,
 )
-from burnish.language.evaluate import JudgementEvaluation, LanguageEvaluation, RespondingRunner
+from burnish.language.evaluate import JudgementEvaluation, LanguageEvaluation
 from burnish.language.model.base import Positions
 from burnish.language.model.loading import (
     load_language_model,
@@ -70,7 +70,7 @@ class LanguageAssembly(Assembly):
         self.measures_prompts = config.data.max_prompt_length is not None
         self.has_separate_engine = config.rollout.vllm is not None
         self.reads_ahead = config.data.workers > 0
-        self.suite_runner = RespondingRunner
+        self.suite_runner = LanguageEvaluation
         self._lock = Lock()
         self.evaluation = JudgementEvaluation if self.needs.heads else LanguageEvaluation
 

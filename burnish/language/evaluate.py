@@ -13,6 +13,7 @@ from torch import Tensor
 
 from burnish.evaluation.results import sampled_settings
 from burnish.language.algorithms.base import token_budget_batches
+from burnish.language.decoding import Sampling
 from burnish.language.engine import (
     ResponseJob,
     dialogue_metrics,
@@ -29,7 +30,7 @@ from burnish.rewards.scoring import awaited
 from burnish.rl.algorithm import Metrics
 from burnish.tasks.evaluate import SAID, SHOWN, Evaluated, Evaluation, prompt_pictures
 from burnish.tasks.job import Job
-from burnish.tasks.suites import Outcome, SuiteRunner
+from burnish.types.completion import Lengths
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
 from burnish.utils.disk import writing
@@ -40,49 +41,76 @@ KEPT_RATE, KEPT_SECONDS = 16000, 60  # of the sounds that are kept: samples per 
 
 
 class LanguageEvaluation(Evaluation):
-    """Responds; shows what the questions show."""
+    """Responds; shows what the questions show, and tokens of the first responses.
 
-    def job(self, n: int, guidance: float | None) -> ResponseJob:
-        assert guidance is None, "a language model is not guided"
-        assembly = self.assembly
-        return ResponseJob.groups(
-            assembly.val_prompts, n, purpose="validation", update=0,
-            sampling=validation_sampling(assembly.config), check_cancelled=assembly.stop.check,
-        )  # fmt: skip
+    What metrics are made of is the response, with the row of ``Lengths`` that is its own.
+    """
 
-    def sampled(self, job: ResponseJob) -> Evaluated:
-        assembly = self.assembly
-        completion, responses, scoring = sampled_for(job, assembly.engine, assembly.scorer, assembly.tell)
-        kept = ((job.group < SHOWN) & (job.sample < SAID)).nonzero().flatten().tolist()
-        said = said_tokens(completion, kept, assembly.engine, job.sampling.scored_at)
-        tokens = [said.get(row, ()) for row in range(len(responses))]
-        return Evaluated(responses, scoring.scores(assembly.stop.check), completion.lengths, tokens)
+    def check(self) -> None:
+        super().check()
+        if self.assembly.config.environment is not None:
+            raise UserError(
+                f"suite {self.suite.name} asks single questions, but the run has an environment, which would answer; "
+                "evaluate its exported model (burnish export)"
+            )
 
-    def measured(self, job: Job, found: Evaluated) -> Mapping[str, Sequence[float]]:
-        assert found.lengths is not None, "responses have lengths"
-        return {"tokens": found.lengths.response.tolist()}
+    def job(self, n: int, guidance: float | None = None) -> Job:
+        sampling = validation_sampling(self.assembly.config)
+        if self.suite:
+            how = self.settings
+            names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")
+            sampling = Sampling(stop=tuple(how["stop"]), **{name: how[name] for name in names})
+        return self.groups(ResponseJob, n, sampling=sampling)
 
-    def keep(self, target: Path, job: Job, n: int, found: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
-        assert found.lengths is not None, "responses have lengths"
+    @property
+    def settings(self) -> dict[str, Any]:
+        config = self.assembly.config
+        own = {"max_new_tokens": config.rollout.max_new_tokens}
+        return sampled_settings(self.suite, own) | {
+            "batch_size": config.rollout.batch_size, "stop": list(config.rollout.stop), "dtype": config.model.dtype,
+            "engine": config.rollout.engine,
+        }  # fmt: skip
+
+    def sampled(self, job: Any) -> Evaluated:
+        assembly, check_cancelled = self.assembly, self.assembly.stop.check
+        if self.suite:  # scored as one batch, whatever response ends first
+            completion, responses = assembly.engine.sample(job)
+            scores, said = awaited(self.scorer.submit(responses, job.prompts), check_cancelled), {}
+        else:
+            completion, responses, scoring = sampled_for(job, assembly.engine, self.scorer, assembly.tell)
+            kept = ((job.group < SHOWN) & (job.sample < SAID)).nonzero().flatten().tolist()
+            said = said_tokens(completion, kept, assembly.engine, job.sampling.scored_at)
+            scores = scoring.scores(check_cancelled)
+        rows = range(len(responses))
+        known = [(response, completion.lengths.select([row])) for row, response in zip(rows, responses, strict=True)]
+        return Evaluated(scores, known, [said.get(row, ()) for row in rows])
+
+    def metrics(self, job: Job, evaluated: Evaluated) -> Metrics:
+        responses, lengths = zip(*evaluated.known, strict=True)
+        more = length_metrics(Lengths.cat(lengths)) | dialogue_metrics(responses)
+        return given_metrics(evaluated.scores, job.prompts, "format") | {f"val-aux/{k}": v for k, v in more.items()}
+
+    def measured(self, job: Job, evaluated: Evaluated) -> Mapping[str, Sequence[float]]:
+        return {"tokens": [int(lengths.response) for _, lengths in evaluated.known]}
+
+    def keep(self, target: Path, job: Job, n: int, evaluated: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
         records, names = [], []
-        for i, (prompt, response) in enumerate(zip(job.prompts[:shown], found.samples, strict=False)):
+        for i, (prompt, (response, lengths)) in enumerate(zip(job.prompts[:shown], evaluated.known, strict=False)):
             if i % n == 0:
                 after = response.dialogue.pictures if response.dialogue is not None else ()
                 names = _keep_media(target / "pictures", prompt, after, int(job.group[i]))
             text = {"prompt": prompt.turns[-1].text, "response": response.full_text, "finished": response.finished}
-            records.append(
-                text | {"tokens": int(found.lengths.response[i]), "images": names} | token_columns(found.tokens[i])
-            )
+            tokens = token_columns(evaluated.shown[i])
+            records.append(text | {"tokens": int(lengths.response), "images": names} | tokens)
         return records
 
-    def keep_file(self, folder: Path, job: Job, found: Evaluated, row: int) -> Mapping[str, Any]:
-        assert found.lengths is not None, "responses have lengths"
-        return response_columns(found.samples[row], int(found.lengths.response[row])) | token_columns(found.tokens[row])
+    def keep_file(self, folder: Path, job: Job, evaluated: Evaluated, row: int) -> Mapping[str, Any]:
+        response, lengths = evaluated.known[row]
+        return response_columns(response, int(lengths.response)) | token_columns(evaluated.shown[row])
 
-    def metrics(self, job: Job, found: Evaluated) -> Metrics:
-        assert found.lengths is not None, "responses have lengths"
-        more = length_metrics(found.lengths) | dialogue_metrics(found.samples)
-        return given_metrics(found.scores, job.prompts, "format") | {f"val-aux/{k}": v for k, v in more.items()}
+    def keep_of_suite(self, folder: Path, stem: str, evaluated: Evaluated, row: int) -> dict[str, Any]:
+        response, lengths = evaluated.known[row]
+        return {"response": response.text, "finished": response.finished, "tokens": int(lengths.response)}
 
 
 def _keep_media(folder: Path, prompt: Prompt, after: Sequence[Any], group: int) -> list[str]:
@@ -95,45 +123,6 @@ def _keep_media(folder: Path, prompt: Prompt, after: Sequence[Any], group: int) 
             heard = sound.audio(KEPT_RATE)[: KEPT_SECONDS * KEPT_RATE]
             (folder / f"{group:03d}-{number}.wav").write_bytes(encode_sound(heard[None], KEPT_RATE))
     return sorted(path.name for path in folder.glob(f"{group:03d}-*") if path.suffix in (".png", ".wav"))
-
-
-class RespondingRunner(SuiteRunner):
-    """A suite of a language model."""
-
-    def check(self) -> None:
-        super().check()
-        if self.assembly.config.environment is not None:
-            raise UserError(
-                f"suite {self.suite.name} asks single questions, but the run has an environment, which would answer; "
-                "evaluate its exported model (burnish export)"
-            )
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        config = self.assembly.config
-        own = {"max_new_tokens": config.rollout.max_new_tokens}
-        return sampled_settings(self.suite, own) | {
-            "batch_size": config.rollout.batch_size, "stop": list(config.rollout.stop), "dtype": config.model.dtype,
-            "engine": config.rollout.engine,
-        }  # fmt: skip
-
-    def job(self, fields: Mapping[str, Any]) -> Any:
-        from burnish.language.decoding import Sampling
-
-        how = self.settings
-        names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")
-        sampling = Sampling(stop=tuple(how["stop"]), **{name: how[name] for name in names})
-        return ResponseJob(**fields, sampling=sampling)
-
-    def sampled(self, job: Any) -> Outcome:
-        completion, responses = self.assembly.engine.sample(job)
-        scores = awaited(self.scorer.submit(responses, job.prompts), self.assembly.stop.check)
-        lengths = completion.lengths.response.tolist()
-        said = [
-            {"response": one.text, "finished": one.finished, "tokens": tokens}
-            for one, tokens in zip(responses, lengths, strict=True)
-        ]
-        return Outcome(scores, said, [])
 
 
 NAMES = ("chosen", "rejected")
@@ -160,10 +149,8 @@ class Judged:
 class JudgementEvaluation(Evaluation):
     """Has the reward model judge held-out responses; a sample is a record."""
 
-    def job(self, n: int, guidance: float | None) -> Job:
-        assert guidance is None, "a language model is not guided"
-        prompts, check_cancelled = self.assembly.val_prompts, self.assembly.stop.check
-        return Job.groups(prompts, 1, purpose="validation", update=0, check_cancelled=check_cancelled)
+    def job(self, n: int, guidance: float | None = None) -> Job:
+        return self.groups(Job, 1)
 
     def sampled(self, job: Job) -> Evaluated:
         assembly = self.assembly
@@ -183,37 +170,27 @@ class JudgementEvaluation(Evaluation):
                 values[place] = part.at_labels(assembly.roles.judgements(part.answers.trace)).cpu()
         outcome = assembly.config.algorithm.outcome(values, batch)
         by_record = values.view(len(records), members, *values.shape[1:])
-        samples = [Judged(record, scores) for record, scores in zip(records, by_record, strict=True)]
-        return Evaluated(samples, _scores(outcome, assembly.needs.heads))
+        judged = [Judged(record, scores) for record, scores in zip(records, by_record, strict=True)]
+        return Evaluated(_scores(outcome, assembly.needs.heads), judged, [])
 
-    def measured(self, job: Job, found: Evaluated) -> Mapping[str, Sequence[float]]:
-        return {}
-
-    def keep(self, target: Path, job: Job, n: int, found: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
+    def keep(self, target: Path, job: Job, n: int, evaluated: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
         records = []
-        for i, (prompt, judged) in enumerate(zip(job.prompts[:shown], found.samples, strict=False)):
+        for i, (prompt, judged) in enumerate(zip(job.prompts[:shown], evaluated.known, strict=False)):
             names = _keep_media(target / "pictures", prompt, (), int(job.group[i]))
             records.append({"prompt": prompt.turns[-1].text, "response": judged.text(), "images": names})
         return records
 
-    def metrics(self, job: Job, found: Evaluated) -> Metrics:
-        heads = self.assembly.needs.heads
-        scores = torch.cat([judged.scores[:, : len(judged.record.target)].flatten(0, 1) for judged in found.samples])
+    def metrics(self, job: Job, evaluated: Evaluated) -> Metrics:
+        needs, judgements = self.assembly.needs, evaluated.known
+        scores = torch.cat([judged.scores[:, : len(judged.record.target)].flatten(0, 1) for judged in judgements])
         metrics: Metrics = {}
-        for name, column in zip(heads, scores.double().unbind(1), strict=True):
-            metrics |= {
-                f"val-aux/score/{name}/mean": float(column.mean()),
-                f"val-aux/score/{name}/std": float(column.std(correction=0)),
-            }
-        if self.assembly.needs.data != "scores":
-            return metrics
-        for number, name in enumerate(heads):
-            pairs = [
-                (float(judged.scores[0, 0, number]), judged.record.target[0][number])
-                for judged in found.samples
-                if not math.isnan(judged.record.target[0][number])
-            ]
-            metrics[f"val-aux/rank_correlation/{name}"] = rank_correlation(torch.tensor(pairs).double())
+        for number, (name, column) in enumerate(zip(needs.heads, scores.double().unbind(1), strict=True)):
+            metrics[f"val-aux/score/{name}/mean"] = float(column.mean())
+            metrics[f"val-aux/score/{name}/std"] = float(column.std(correction=0))
+            if needs.data == "scores":
+                pairs = [(float(one.scores[0, 0, number]), one.record.target[0][number]) for one in judgements]
+                labelled = torch.tensor([pair for pair in pairs if not math.isnan(pair[1])]).double()
+                metrics[f"val-aux/rank_correlation/{name}"] = rank_correlation(labelled)
         return metrics
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from burnish.config import RunConfig
 from burnish.config.hardware import Speed
 from burnish.diffusion.assembly import FlowAssembly
+from burnish.evaluation.suite import check_task, suites_of
 from burnish.options.cluster import PoolOptions
 from burnish.plan.capabilities import known_capabilities
 from burnish.plan.counter import (
@@ -54,7 +55,6 @@ from burnish.plan.ranks import pretend_ranks
 from burnish.plan.scorers import loaded_by, scorers_of
 from burnish.plan.vllm import VllmForecast, vllm_forecast
 from burnish.tasks import assemble
-from burnish.tasks.suites import check_task, suites_of
 from burnish.utils.errors import UserError
 from burnish.utils.weights import without_weights
 

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from burnish.evaluation.prompts import read_suite_prompts
+from burnish.evaluation.suite import suites_of
 from burnish.plan.counter import (
     BATCH,
     BUFFERS,
@@ -39,7 +40,7 @@ from burnish.plan.fakes import is_fake
 from burnish.plan.made_up import FixedScores
 from burnish.rollout.requests import join, split
 from burnish.tasks import Assembly
-from burnish.tasks.suites import SuiteRunner, suites_of
+from burnish.tasks.evaluate import Evaluation
 from burnish.training.optimizer import ParameterGroup
 from burnish.training.trainer import Trainer, mini_batches
 from burnish.types.batch import Batch
@@ -347,14 +348,14 @@ def held_out(assembly: Assembly, guidance: float | None = None) -> Any:
     return job.select(slice(0, min(own, config.rollout.batch_size)))
 
 
-def suite_jobs(assembly: Assembly, made_up: Callable[[int], Any]) -> Iterator[tuple[SuiteRunner, Any]]:
+def suite_jobs(assembly: Assembly, made_up: Callable[[int], Any]) -> Iterator[tuple[Evaluation, Any]]:
     """The first batch of every suite, which is as large as any, with made-up prompts where its own are not here."""
     for suite in suites_of(assembly.config):
         prompts: Any = []
         with suppress(UserError, OSError):
             prompts = read_suite_prompts(suite)
         runner = assembly.suite_runner(assembly, suite, prompts or made_up(int(assembly.config.rollout.batch_size)))
-        yield runner, runner.unit_job(range(min(runner.unit, len(runner.prompts))))
+        yield runner, runner.job(suite.n).select(slice(0, runner.unit * suite.n))
 
 
 @contextmanager

@@ -9,11 +9,11 @@ from typing import Any
 
 from burnish.config import RunConfig
 from burnish.config.yaml_text import parse
+from burnish.evaluation.suite import suites_of
 from burnish.plan.counter import REWARDS, Peak
 from burnish.plan.measure import BASELINE, SAMPLE, VALIDATE
 from burnish.plan.published import CONFIG, FOLDER, published_model
 from burnish.rewards.base import AnyReward
-from burnish.tasks.suites import suites_of
 from burnish.utils.paths import resolve
 
 CONTEXT = 1 << 29  # bytes that CUDA takes in the process of the scorers: half a GiB

@@ -226,8 +226,7 @@ def suite_data(folder: RunFolder) -> list[dict[str, Any]]:
 def _read(place: Path) -> Evaluation | None:
     """What is there; None where it is not complete, or was not written by a run."""
     try:
-        records, header = Folder(place).complete(), Folder(place).header()
-        assert header is not None, "a complete evaluation has a header"
+        header, records = Folder(place).complete()
         return Evaluation(header, result_of(header, records), by_task(records, header.primary_metric))
     except (UserError, TypeError, ValueError, ArithmeticError):
         return None

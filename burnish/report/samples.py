@@ -117,18 +117,13 @@ def _with_media(sample: Sample, validation: Path) -> bool:
 
 
 def read_scores(validation: Path) -> Scores:
-    """Scores of a validation, read again only when they have changed; without a file of them those of the samples."""
-    return fresh(_read_scores, validation, SCORES, SAMPLES)
+    """Scores of a validation, read again only when they have changed."""
+    return fresh(_read_scores, validation, SCORES)
 
 
 def _read_scores(validation: Path) -> Scores:
-    file = validation / SCORES
-    if not file.is_file() or leads_out(file, validation.parents[1]):
-        kept = read_samples(validation)
-        return {place: Score("default", sample.reward, sample.components) for place, sample in kept.items()}
-    return {
-        (score.index, score.sample): score for score in read_records(file, _SCORE, validation.parents[1], most=1 << 40)
-    }
+    records = read_records(validation / SCORES, _SCORE, validation.parents[1], most=1 << 40)
+    return {(score.index, score.sample): score for score in records}
 
 
 def newest_samples(folder: RunFolder) -> Samples:
@@ -139,11 +134,8 @@ def newest_samples(folder: RunFolder) -> Samples:
 
 def prompt_texts(folder: RunFolder) -> dict[int, dict[str, Any]]:
     """Text and right answer of the validation prompts, by index, as the newest validation has them."""
-    for update in reversed(folder.validations()):
-        if prompts := fresh(_read_prompts, folder.validation(update), PROMPTS):
-            return prompts
-    ordered = sorted(newest_samples(folder).items(), reverse=True)  # the first sample of a prompt counts
-    return {index: {"prompt": one.prompt, "answer": one.answer} for (index, _), one in ordered}
+    validations = map(folder.validation, reversed(folder.validations()))
+    return next(filter(None, (fresh(_read_prompts, validation, PROMPTS) for validation in validations)), {})
 
 
 def _read_prompts(validation: Path) -> dict[int, dict[str, Any]]:

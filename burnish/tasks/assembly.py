@@ -20,6 +20,7 @@ from burnish.config import RunConfig
 from burnish.data.pixels import check_media
 from burnish.data.stream import Stream, limited
 from burnish.data.values import check_keys
+from burnish.evaluation.suite import suites_of
 from burnish.options.language import LanguageLoraOptions
 from burnish.options.model import CommonModelOptions
 from burnish.rewards.mixing import check_mixing
@@ -31,7 +32,6 @@ from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule,
 from burnish.tasks.evaluate import Evaluation
 from burnish.tasks.job import Stop, steps_of_an_update
 from burnish.tasks.sample_files import SampleFiles
-from burnish.tasks.suites import SuiteRunner, runners_of
 from burnish.training.ema import Ema
 from burnish.training.flop_counter import device_peak
 from burnish.training.optimizer import ParameterGroup
@@ -64,7 +64,7 @@ class Assembly:
     config: Any  # the task's own class of configuration
     engine: Any  # samples
     evaluation: type[Evaluation]
-    suite_runner: type[SuiteRunner]
+    suite_runner: type[Evaluation]  # of suites, also where a validation is of judgements
     library: str  # that loads what is exported
     records: Any  # of the data set, where nothing is sampled
     rollout_worker: Any  # samples and scores in this process
@@ -261,9 +261,9 @@ class Assembly:
         return None if options is None else SampleFiles(folder, options, "validation.save", first=0)
 
     @cached_property
-    def suites(self) -> list[SuiteRunner]:
+    def suites(self) -> list[Evaluation]:
         """What a validation runs beside its own prompts."""
-        return runners_of(self)
+        return [self.suite_runner(self, suite) for suite in suites_of(self.config)]
 
     @property
     def model_folder(self) -> Path:

@@ -1,168 +1,341 @@
-"""Evaluating the policy on held-out prompts, always from the same random numbers, so that samples can be compared."""
+"""Evaluation: prompts are sampled, always from the same random numbers, and scored, by every rank its own share.
+
+A validation is of the run's held-out prompts and rewards. A suite has prompts, scorers, settings and seeds of its own;
+it is done in units, so that one that was stopped goes on.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 
 from PIL import Image
 
+from burnish.evaluation.prompts import prompts_digest, read_suite_prompts
+from burnish.evaluation.records import Folder, Header, Record, Shard
+from burnish.evaluation.results import metrics_of, result_of
+from burnish.evaluation.sanity_checks import questions, rows, unwatched, wrong_answers
+from burnish.evaluation.suite import REWARD, Suite, check_task
 from burnish.metrics import validation_metrics
+from burnish.rewards.base import Given
+from burnish.rewards.scoring import Scorer, awaited
 from burnish.rl.algorithm import Metrics
 from burnish.tasks.job import Job
-from burnish.training.ranks import Ranks
-from burnish.types.completion import Lengths
+from burnish.tasks.sample_files import known_or_none, scores_of_row, write_lines
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
 from burnish.utils.disk import writing
-from burnish.utils.errors import Cancelled
-from burnish.utils.paths import VALIDATION
+from burnish.utils.errors import Cancelled, UserError
+from burnish.utils.paths import SUITES, VALIDATION
 from burnish.utils.reading import checked_path
 
 SHOWN = 16  # prompts whose samples are kept
 FRAMES = 4  # of a prompt's video that are kept
 LONGEST = 2000  # characters of a prompt in the list of all
 SAID, TOKENS = 2, 256  # samples of a prompt whose tokens are kept, and how many of each
+HASHED = 1 << 16  # numbers of a tensor that tell it from others
 
 # text, log-prob and entropy of each token that the policy chose; NaN where nobody knows the entropy
 SaidTokens = Sequence[tuple[str, float, float]]
 
+T = TypeVar("T")
+J = TypeVar("J", bound=Job)
+
 
 @dataclass
 class Evaluated:
-    """Samples of held-out prompts, in the order of the job's rows."""
+    """Samples of a job, in the order of its rows. What they are is the task's affair."""
 
-    samples: Sequence[Any]
     scores: Scores
-    lengths: Lengths | None = None  # of responses, in tokens
-    tokens: Sequence[SaidTokens] = ()  # of responses, of the samples that are kept; empty for others
+    known: list[Any]  # of each sample, on all ranks: what metrics are made of
+    shown: list[Any]  # of each sample, on the rank that keeps it alone: what is written of it; None of most
 
 
 class Evaluation:
-    """Samples and scores held-out prompts; keeps scores of all samples, and the samples of the first prompts."""
+    """Samples and scores prompts; keeps scores of all samples, and the samples of the first prompts."""
 
-    def __init__(self, assembly: Any) -> None:
-        self.assembly = assembly
+    suite: Any  # None is a validation
+
+    def __init__(self, assembly: Any, suite: Suite | None = None, prompts: Sequence[Prompt] | None = None) -> None:
+        """A validation of a run, or a suite on its model.
+
+        Args:
+            assembly: of the run.
+            suite: None is a validation.
+            prompts: taken in place of those that the suite's files have.
+        """
+        self.assembly, self.suite = assembly, suite
+        if prompts is None:
+            prompts = assembly.val_prompts if suite is None else read_suite_prompts(suite)
+        self.prompts = prompts
+
+    @cached_property
+    def scorer(self) -> Any:
+        """Who scores: the run's scorer, or one of the suite's own."""
+        suite, assembly = self.suite, self.assembly
+        own = suite and Scorer(suite.scorers, assembly.config.scoring, around=lambda: assembly.stop.around())
+        return own or assembly.scorer
+
+    @property
+    def shown(self) -> int:
+        """Prompts whose samples are kept, of whatever kind."""
+        files = None if self.suite else self.assembly.validation_files
+        return SHOWN if files is None else max(SHOWN, files.options.prompts)
+
+    def job(self, n: int, guidance: float | None = None) -> Job:
+        """``n`` samples of every prompt; see ``groups``."""
+        raise NotImplementedError
+
+    def groups(self, kind: type[J], n: int, **how: Any) -> J:
+        """A job of the task's engine, which samples as ``how`` says."""
+        job = kind.groups(
+            self.prompts, n, purpose="validation", update=0, check_cancelled=self.assembly.stop.check,
+            noise=self.suite and self.suite.noise, **how,
+        )  # fmt: skip
+        # of a suite, a sample's seeds depend on nothing else that is in it
+        return replace(job, sample=job.sample % n) if self.suite else job
+
+    def sampled(self, job: Any) -> Evaluated:
+        """Sample and score in this process; there is at least one prompt."""
+        raise NotImplementedError
+
+    def metrics(self, job: Job, evaluated: Evaluated) -> Metrics:
+        """What this task reports besides rewards."""
+        raise NotImplementedError
+
+    def measured(self, job: Job, evaluated: Evaluated) -> Mapping[str, Sequence[float]]:
+        """What is known of each sample besides its scores, by name; NaN where it is not."""
+        return {}
+
+    def keep(self, target: Path, job: Job, n: int, evaluated: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
+        """Write what the first samples show; what is recorded of each of them."""
+        raise NotImplementedError
+
+    def keep_file(self, folder: Path, job: Job, evaluated: Evaluated, row: int) -> Mapping[str, Any]:
+        """Write one sample in full; what is recorded of it."""
+        raise NotImplementedError
+
+    def keep_of_suite(self, folder: Path, stem: str, evaluated: Evaluated, row: int) -> dict[str, Any]:
+        """Write one sample of a suite if it is shown; what is recorded of it."""
+        raise NotImplementedError
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How a suite is sampled, in full."""
+        raise NotImplementedError
 
     def __call__(self, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
-        """Several ranks share the prompts out, and all of them get the metrics; the first one keeps samples.
+        """Validate. Several ranks share the prompts out, and all of them get the metrics; the first one keeps samples.
 
         Args:
             target: folder for samples and scores, if any.
             n: samples of a prompt.
             guidance: classifier-free guidance of a generator; None takes the run's.
         """
-        ranks, job = self.assembly.ranks, self.job(n, guidance)
-        found = self._all(ranks.rows, job)
-        if target is not None and ranks.rank == 0:
+        assembly, job = self.assembly, self.job(n, guidance)
+        evaluated = self._shared_out(job)
+        if target is not None and assembly.ranks.rank == 0:
             with writing(target):
                 (target / "pictures").mkdir(parents=True, exist_ok=True)
-                _write(target / "scores.jsonl", self._scores(job, n, found))
-                _write(target / "prompts.jsonl", _prompts(job))
-            kept = list(self._samples(target, job, n, found))
+                write_lines(target / "scores.jsonl", self._scores(job, n, evaluated))
+                write_lines(target / "prompts.jsonl", _prompts(job))
+            kept = list(self._samples(target, job, n, evaluated))
             with writing(target):
-                _write(target / "samples.jsonl", kept, ascii=True)
-            own = checked_path(self.assembly.config.output_dir) / VALIDATION
-            if guidance is None and target.parent == own:  # a validation of the run's
-                self._keep_files(int(target.name), job, found)
+                write_lines(target / "samples.jsonl", kept, ascii=True)
+            files, own = assembly.validation_files, checked_path(assembly.config.output_dir) / VALIDATION
+            if files is not None and guidance is None and target.parent == own:  # a validation of the run's
+                update = int(target.name)
+                files.keep(
+                    update, job.prompts, job.group, job.sample, evaluated.scores,
+                    lambda folder, row: self.keep_file(folder, job, evaluated, row),
+                    version=update, drawn=job.seeds(assembly.config.seed),
+                )  # fmt: skip
+        missing = evaluated.scores.missing
         return (
-            validation_metrics(found.scores, job.prompts)
-            | self.metrics(job, found)
-            | {"val-aux/missing": float(found.scores.missing.float().mean())}
-            | {"val-aux/num_samples": float(len(found.scores.missing))}
+            validation_metrics(evaluated.scores, job.prompts)
+            | self.metrics(job, evaluated)
+            | {"val-aux/missing": float(missing.float().mean()), "val-aux/num_samples": float(len(missing))}
         )
 
-    def job(self, n: int, guidance: float | None) -> Job:
-        """What is sampled."""
-        raise NotImplementedError
-
-    def sampled(self, job: Any) -> Evaluated:
-        """Sample and score in this process; there is at least one prompt."""
-        raise NotImplementedError
-
-    def without_shown(self, found: Evaluated) -> Evaluated:
-        """The same for ranks that keep no samples: what metrics are made of."""
-        return replace(found)
-
-    def measured(self, job: Job, found: Evaluated) -> Mapping[str, Sequence[float]]:
-        """What is known of each sample besides its scores, by name; NaN where it is not."""
-        raise NotImplementedError
-
-    def keep(self, target: Path, job: Job, n: int, found: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
-        """Write what the first samples show; what is recorded of each of them."""
-        raise NotImplementedError
-
-    def keep_file(self, folder: Path, job: Job, found: Evaluated, row: int) -> Mapping[str, Any]:
-        """Write one sample in full; what is recorded of it."""
-        raise NotImplementedError
-
-    def metrics(self, job: Job, found: Evaluated) -> Metrics:
-        """What this task reports besides rewards."""
-        raise NotImplementedError
-
-    @property
-    def shown(self) -> int:
-        """Prompts whose samples are kept, of whatever kind."""
-        files = self.assembly.validation_files
-        return SHOWN if files is None else max(SHOWN, files.options.prompts)
-
-    def _keep_files(self, update: int, job: Job, found: Evaluated) -> None:
-        """Keep samples as files with every field of their records, if the run says so."""
-        files, assembly = self.assembly.validation_files, self.assembly
-        if files is not None:
-            files.keep(
-                update, job.prompts, job.group, job.sample, found.scores,
-                lambda folder, row: self.keep_file(folder, job, found, row),
-                version=update, drawn=job.seeds(assembly.config.seed),
-            )  # fmt: skip
-
-    def _all(self, ranks: Ranks, job: Job) -> Evaluated:
-        """What all ranks make of their shares, in their order.
+    def _gathered(self, work: Callable[[], T]) -> list[T]:
+        """What the work of each rank gives, in order, while the policy's weights are gathered.
 
         Raises:
             Cancelled: on all ranks, where one was cancelled. None may leave the others waiting for it.
         """
-        own = job.share(ranks)
         try:
             with self.assembly.roles.shards.gathered_late(["policy"]):
-                mine = [self.sampled(own) if own.prompts else None]
+                own = [work()]
         except Cancelled:
-            mine = []
-        # what samples show goes to the rank that keeps it, and to no other
-        shares = ranks.gather([None if one is None else self.without_shown(one) for one in mine])
+            own = []
+        shares = self.assembly.ranks.rows.gather(own)
         if not all(shares):
             raise Cancelled
-        shown = ranks.to_first([None if one is None else one.samples for one in mine])
-        found: list[Evaluated] = [one for share in shares for one in share if one is not None]
-        for one, samples in zip(found, [one for share in shown for one in share if one is not None], strict=False):
-            one.samples = samples
-        lengths = [one.lengths for one in found if one.lengths is not None]
-        scores, normaliser = Scores.cat([one.scores for one in found]), self.assembly.normaliser
+        return list(chain.from_iterable(shares))
+
+    def _shared_out(self, job: Job) -> Evaluated:
+        """What all ranks make of their shares, in their order."""
+        ranks = self.assembly.ranks.rows
+        share, shown = job.share(ranks), list[Any]()
+
+        def work() -> Evaluated | None:
+            if not share.prompts:
+                return None
+            evaluated = self.sampled(share)
+            shown.extend(evaluated.shown)
+            return replace(evaluated, shown=[])
+
+        every = [evaluated for evaluated in self._gathered(work) if evaluated is not None]
+        scores, normaliser = Scores.cat([evaluated.scores for evaluated in every]), self.assembly.normaliser
         return Evaluated(
-            [sample for one in found for sample in one.samples],
             scores if normaliser is None else normaliser.validated(scores),
-            Lengths.cat(lengths) if lengths else None,
-            [tokens for one in found for tokens in one.tokens],
+            [sample for evaluated in every for sample in evaluated.known],
+            list(chain.from_iterable(ranks.to_first(shown))),
         )
 
-    def _scores(self, job: Job, n: int, found: Evaluated) -> Iterator[Mapping[str, Any]]:
+    def _scores(self, job: Job, n: int, evaluated: Evaluated) -> Iterator[Mapping[str, Any]]:
         """A record for each sample, by which two evaluations are compared prompt by prompt."""
-        measured = self.measured(job, found)
+        measured = self.measured(job, evaluated)
         for i, (prompt, number) in enumerate(zip(job.prompts, job.group.tolist(), strict=True)):
-            reward, values = _components(found.scores, i)
-            values |= {name: _known(column[i]) for name, column in measured.items()}
+            reward, values = _with_further(evaluated.scores, i)
+            values |= {name: known_or_none(column[i]) for name, column in measured.items()}
             yield {"index": number, "sample": i % n, "source": prompt.source, "reward": reward, "values": values}
 
-    def _samples(self, target: Path, job: Job, n: int, found: Evaluated) -> Iterator[Mapping[str, Any]]:
-        kept = self.keep(target, job, n, found, min(len(found.samples), SHOWN * n))
+    def _samples(self, target: Path, job: Job, n: int, evaluated: Evaluated) -> Iterator[Mapping[str, Any]]:
+        kept = self.keep(target, job, n, evaluated, min(len(evaluated.known), SHOWN * n))
         for i, extra in enumerate(kept):
-            reward, components = _components(found.scores, i)
+            reward, components = _with_further(evaluated.scores, i)
             about: dict[str, Any] = {"prompt": job.prompts[i].text, "answer": job.prompts[i].answer}
             about |= {"index": int(job.group[i]), "sample": i % n}
-            yield about | extra | {"reward": reward, "components": components, "note": found.scores.notes[i]}
+            yield about | extra | {"reward": reward, "components": components, "note": evaluated.scores.notes[i]}
+
+    # suites
+
+    def check(self) -> None:
+        """Refuse a suite that can't be run, before any weights are loaded.
+
+        Raises:
+            UserError: the suite is for other models, or its scorers or the model can't take its prompts.
+        """
+        check_task(self.suite, self.assembly.config.task)
+        for label, reward in self.suite.scorers.items():
+            try:
+                reward.check(self.prompts)
+            except UserError as error:
+                raise UserError(f"suite {self.suite.name}, scorer {label}: {error}") from None
+
+    def run(
+        self,
+        target: Path,
+        *,
+        source: str,
+        update: int | None,
+        shard: Shard | None = None,
+        progress: Callable[[int, int], None] = lambda done, of: None,
+    ) -> dict[str, Any]:
+        """Evaluate a suite, or go on with an evaluation that was stopped; what came of it.
+
+        Args:
+            target: folder of the records.
+            source: of the model, for readers of the result.
+            update: policy updates behind the weights, where that is known.
+            shard: which part of the suite; None is all of it.
+            progress: called after every batch.
+
+        Raises:
+            Cancelled: on all ranks, where one was cancelled; what is recorded stays.
+            UserError: the folder holds something else.
+        """
+        every, folder = self.assembly.ranks, Folder(target)
+        ranks, header = every.rows, self._header(source, update, shard)
+        job = self.job(header.n)
+        left = every.first(lambda: folder.begin(header))
+        total = len(header.own())
+        for start in range(0, len(left), ranks.size):
+            units = left[start : start + ranks.size]
+            own = units[ranks.rank : ranks.rank + 1]
+            shares = self._gathered(partial(self._records, header, job, own, folder))
+            if every.rank == 0:
+                folder.append(list(chain.from_iterable(shares)))
+                progress(total - len(left) + start + len(units), total)
+        if every.rank:
+            return {}
+        result = result_of(*folder.complete())
+        folder.finish(result)
+        return result
+
+    def _header(self, source: str, update: int | None, shard: Shard | None) -> Header:
+        """What is evaluated, and what the sanity checks say."""
+        suite, assembly = self.suite, self.assembly
+        wrong, unasked = assembly.ranks.first(lambda: self.sanity_checks)
+        return Header(
+            suite=suite.name, version=suite.version, changed=suite.changed, digest=suite.digest,
+            prompts_digest=prompts_digest(self.prompts), prompts=len(self.prompts), n=suite.n,
+            primary_metric=suite.primary_metric, aggregation=suite.aggregation, alive=suite.alive, unit=self.unit,
+            settings=self.settings,
+            source=source, model=assembly.identity | _weights(assembly), update=update,
+            shard=None if shard is None else list(shard), wrong=wrong, unwatched=unasked,
+        )  # fmt: skip
+
+    @cached_property
+    def sanity_checks(self) -> tuple[list[str], list[str]]:
+        """Which sanity checks were answered wrongly, and which scorers none of them looks at. They are asked once."""
+        asked = questions(self.suite, self.prompts)
+        wrong: list[str] = []
+        if asked:
+            samples, prompts = zip(*rows(asked), strict=True)
+            pending = self.scorer.submit(samples, prompts, Given(made_up=True))
+            scores = awaited(pending, self.assembly.stop.check)
+            wrong = wrong_answers(asked, [_with_reward(scores, row) for row in range(len(samples))])
+        return wrong, unwatched(self.suite, asked)
+
+    @property
+    def unit(self) -> int:
+        """Prompts of a suite whose samples are made at once."""
+        return max(1, int(self.assembly.config.rollout.batch_size // self.suite.n))
+
+    def _records(self, header: Header, job: Job, units: Sequence[int], folder: Folder) -> list[Record]:
+        """The records of a unit, which is sampled and scored as one batch whatever else is done; of none without."""
+        records: list[Record] = []
+        for unit, indices in [(unit, header.rows(unit)) for unit in units]:
+            own = job.select(slice(indices.start * header.n, indices.stop * header.n))
+            evaluated = self.sampled(own)
+            for row, prompt in enumerate(own.prompts):
+                index, sample = int(own.group[row]), int(own.sample[row])
+                record: Record = {
+                    "index": index, "sample": sample, "unit": unit, "key": prompt.uid, "task": prompt.source,
+                    "prompt": prompt.text, "answer": prompt.answer, "values": _with_reward(evaluated.scores, row),
+                    "note": evaluated.scores.notes[row],
+                }  # fmt: skip
+                with writing(folder.media):
+                    stem = f"{index:04d}-{sample:02d}"
+                    records.append(record | self.keep_of_suite(folder.media, stem, evaluated, row))
+        return records
+
+    def close(self) -> None:
+        """End the processes of a suite's scorers."""
+        self.scorer.close()
+
+
+def run_anew(suites: Sequence[Evaluation], target: Path | None, *, source: str) -> Metrics:
+    """Run suites below a folder, or one that is forgotten, whatever lies there; see ``Evaluation.run``."""
+    metrics: Metrics = {}
+    for evaluation in suites:
+        ranks = evaluation.assembly.ranks
+        with nullcontext(target) if target is not None else TemporaryDirectory() as folder:
+            place = Path(folder) / SUITES / evaluation.suite.name
+            ranks.first(partial(shutil.rmtree, place, ignore_errors=True))
+            result = ranks.gather(evaluation.run(place, source=source, update=None))[0]
+        metrics |= metrics_of(result)
+    return metrics
 
 
 def prompt_pictures(prompt: Prompt) -> Iterator[tuple[str, Image.Image]]:
@@ -181,26 +354,30 @@ def prompt_pictures(prompt: Prompt) -> Iterator[tuple[str, Image.Image]]:
 
 def _prompts(job: Job) -> Iterator[Mapping[str, Any]]:
     """What each prompt says: of most prompts no samples are kept, and a table of all of them names them."""
-    seen: set[int] = set()
-    for prompt, number in zip(job.prompts, job.group.tolist(), strict=True):
-        if number not in seen:
-            seen.add(number)
-            text = prompt.turns[-1].text if prompt.messages else prompt.text
-            answer = None if prompt.answer is None else prompt.answer[:LONGEST]
-            yield {"index": number, "prompt": text[:LONGEST], "answer": answer, "source": prompt.source}
+    for number, prompt in dict(zip(job.group.tolist(), job.prompts, strict=True)).items():
+        text = prompt.turns[-1].text if prompt.messages else prompt.text
+        answer = None if prompt.answer is None else prompt.answer[:LONGEST]
+        yield {"index": number, "prompt": text[:LONGEST], "answer": answer, "source": prompt.source}
 
 
-def _components(scores: Scores, row: int) -> tuple[float | None, dict[str, float | None]]:
-    """A sample's reward, and the scores that it is made of; None where they are missing."""
-    reward = None if scores.missing[row] else float(scores.reward[row])
-    named = zip(scores.names, scores.components[row].tolist(), strict=True)
-    return reward, {name: _known(value) for name, value in named} | scores.further[row]
+def _with_further(scores: Scores, row: int) -> tuple[float | None, dict[str, float | None]]:
+    """A sample's reward, and all values that it is made of or that the sample has besides."""
+    reward, components = scores_of_row(scores, row)
+    return reward, components | scores.further[row]
 
 
-def _known(value: float) -> float | None:
-    return None if value != value else value
+def _with_reward(scores: Scores, row: int) -> dict[str, float | None]:
+    """A sample's values by column of a suite, of which the weighted sum is one."""
+    reward, components = scores_of_row(scores, row)
+    return {REWARD: reward} | components
 
 
-def _write(path: Path, records: Iterable[Mapping[str, Any]], *, ascii: bool = False) -> None:
-    lines = [json.dumps(record, ensure_ascii=ascii) for record in records]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+def _weights(assembly: Any) -> dict[str, str]:
+    """A hash of the trained weights, from the beginning of each tensor: which checkpoint it is, whatever its name."""
+    if assembly.ranks.size > 1:  # where they are sharded; the update says which they are
+        return {}
+    digest = hashlib.blake2b(digest_size=8)
+    for name, value in sorted(assembly.roles.parameters().items()):
+        head = value.detach().flatten()[:HASHED].float().cpu()
+        digest.update(f"{name} {list(value.shape)}".encode() + head.numpy().tobytes())
+    return {"trained": digest.hexdigest()}

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,7 @@ class SampleFiles:
                 records = [
                     about | {"sample": int(sample[row])} | dict(write(away, row)) | _scored(scores, row) for row in rows
                 ]
-                text = "".join(json.dumps(record) + "\n" for record in records)
-                (away / RECORDS).write_text(text, encoding="utf-8")
+                write_lines(away / RECORDS, records, ascii=True)
                 shutil.rmtree(target, ignore_errors=True)
                 os.replace(away, target)
 
@@ -116,19 +116,14 @@ def write_index(folder: Path) -> None:
     for place in sorted(folder.iterdir()) if folder.is_dir() else ():
         if place.name.startswith(".") or not (place / RECORDS).is_file():
             continue
-        for line in read_file(place / RECORDS, LARGEST_RECORDS).splitlines():
-            lines.append(json.dumps(_from(place.name, parse_json(line))))
+        for record in map(parse_json, read_file(place / RECORDS, LARGEST_RECORDS).splitlines()):
+            for kind in ("images", "videos", "audios"):
+                record[kind] = [f"{place.name}/{name}" for name in record[kind] or ()]
+            if record.get("file_name") is not None:
+                record["file_name"] = f"{place.name}/{record['file_name']}"
+            lines.append(json.dumps(record) + "\n")
     if lines:
-        write_atomically(folder / INDEX, "".join(f"{line}\n" for line in lines).encode())
-
-
-def _from(place: str, record: dict[str, Any]) -> dict[str, Any]:
-    """A record with the names of its files from the folder above."""
-    kinds = ("images", "videos", "audios")
-    found: dict[str, Any] = {kind: [f"{place}/{name}" for name in record[kind] or ()] for kind in kinds}
-    if record.get("file_name") is not None:
-        found["file_name"] = f"{place}/{record['file_name']}"
-    return record | found
+        write_atomically(folder / INDEX, "".join(lines).encode())
 
 
 def _about(prompt: Prompt) -> dict[str, Any]:
@@ -141,16 +136,27 @@ def _about(prompt: Prompt) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _scored(scores: Scores, row: int) -> dict[str, Any]:
-    def known(value: float) -> float | None:
-        return None if value != value else value
+def write_lines(path: Path, records: Iterable[Mapping[str, Any]], *, ascii: bool = False) -> None:
+    """Write a JSON object per line."""
+    lines = [json.dumps(record, ensure_ascii=ascii) + "\n" for record in records]
+    path.write_text("".join(lines), encoding="utf-8")
 
-    columns = zip(scores.names, scores.components[row].tolist(), strict=True)
-    return {
-        "reward": None if scores.missing[row] else known(float(scores.reward[row])),
-        "components": {name: known(value) for name, value in columns},
-        "note": scores.notes[row], "fault": scores.faults[row],
-    }  # fmt: skip
+
+def scores_of_row(scores: Scores, row: int) -> tuple[float | None, dict[str, float | None]]:
+    """A sample's reward, and the scores that it is made of by name; None where they are missing."""
+    reward = None if scores.missing[row] else known_or_none(float(scores.reward[row]))
+    components = zip(scores.names, scores.components[row].tolist(), strict=True)
+    return reward, {name: known_or_none(value) for name, value in components}
+
+
+def known_or_none(value: float) -> float | None:
+    """NaN as JSON has it."""
+    return None if math.isnan(value) else value
+
+
+def _scored(scores: Scores, row: int) -> dict[str, Any]:
+    reward, components = scores_of_row(scores, row)
+    return {"reward": reward, "components": components, "note": scores.notes[row], "fault": scores.faults[row]}
 
 
 def _written(folder: Path, prompt: Prompt) -> Iterator[tuple[str, Any]]:

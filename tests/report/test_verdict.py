@@ -13,7 +13,7 @@ from PIL import Image
 from burnish.report.samples import Score
 from burnish.report.statistics import chance
 from tests.support.boards import EVIL
-from tests.support.reports import Story, edit, report, run_folder, write_lines
+from tests.support.reports import Story, edit, lines_of, report, run_folder, write_lines
 from tests.support.responding_run import run_of
 
 BARE = Story(pictures=False)
@@ -61,15 +61,16 @@ def test_the_verdict_follows_the_numbers(tmp_path, story, kind, words, headline)
 
 
 def test_a_change_that_may_be_chance_is_no_gain(tmp_path):
-    """Rewards that go up for one prompt and down for the next, as far as the kept samples tell."""
+    """Rewards that go up for one prompt and down for the next, as far as the scores tell."""
     folder = run_folder(tmp_path / "run", Story(reward=(0.80, 0.83), exact=(0.60, 0.62)))
     for update, way in ((0, -1), (30, 1)):
 
         def tilted(line, way=way):
             tilt = way * (0.3 if line["index"] % 2 else -0.25)
-            return {"reward": 0.5 + tilt, "components": line["components"] | {"ocr_exact": float(tilt > 0)}}
+            return line | {"source": "default", "reward": 0.5 + tilt, "values": {"ocr_exact": float(tilt > 0)}}
 
-        edit(folder.validation(update) / "samples.jsonl", tilted)
+        place = folder.validation(update)
+        write_lines(place / "scores.jsonl", list(map(tilted, lines_of(place / "samples.jsonl"))))
     told = report(folder)
     assert "gained" not in told.said
     assert "0.800 to 0.830" in told.said["weigh"]

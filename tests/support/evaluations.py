@@ -26,5 +26,5 @@ def evaluation(place: Path, value: float, header: Header = HEADER_OF) -> Folder:
             {"index": i, "sample": 0, "unit": unit, "key": f"k{i}", "task": "<b>" if i % 2 else "even",
              "values": {"ocr": i / 20 + value}} for i in header.rows(unit)
         ])  # fmt: skip
-    folder.finish(result_of(header, folder.complete()))
+    folder.finish(result_of(*folder.complete()))
     return folder
