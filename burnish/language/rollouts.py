@@ -27,8 +27,8 @@ from burnish.tasks.evaluate import TOKENS, SaidTokens
 from burnish.tasks.job import collector
 from burnish.tasks.sample_files import SampleFiles
 from burnish.types.completion import Completion
-from burnish.types.response_stats import Quote, ResponseStats, outline, reflections
 from burnish.types.rollout import ScoredResponses, Scores, StepRewards, failures_of, settled
+from burnish.types.statistics import Quote, ResponseStats, outline, reflections
 from burnish.utils.timer import Stopwatch
 
 QUOTED, LONGEST = 8, 600  # prompts of an update that a response is shown of, and its longest in characters

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from burnish.rewards.base import NOTHING, AnyReward, Given, Verdict
-from burnish.types.execution import FAILED, RETRIED, TIMED_OUT
+from burnish.types.statistics import FAILED, RETRIED, TIMED_OUT
 from burnish.utils.supervisor import ChildDied, Server
 from burnish.utils.user_code import OURS, place_of
 

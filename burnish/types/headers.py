@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
-from burnish.utils.pictures import open_picture
+from burnish.utils.media import open_picture
 
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}  # what stands near the end of a complete file
 TAIL = 64  # bytes in which it is looked for
