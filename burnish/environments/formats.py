@@ -235,8 +235,7 @@ def _before_objects(start: re.Pattern[str], text: str) -> list[Call]:
         try:
             if not text.startswith(("{", "[", '"'), found.end()):  # an error of the decoder counts all lines before it
                 raise ValueError
-            _, end = json.JSONDecoder().raw_decode(text, found.end())
-            arguments = parse_json(text[found.end() : end])
+            arguments, _ = json.JSONDecoder().raw_decode(text, found.end())
         except (ValueError, RecursionError):
             calls.append(Call(found[1], problem=f"the arguments of {found[1] or 'a call'} must be a JSON object"))
         else:
@@ -256,7 +255,6 @@ def _listed(text: str, mark: str) -> list[Call]:
         return [Call(problem=_LIST.format(mark))] if mark in text else []
     try:
         several, _ = json.JSONDecoder().raw_decode(text.lstrip() if found is None else text[found.end() :])
-        several = parse_json(json.dumps(several))
     except (ValueError, RecursionError):
         return [Call(problem=_LIST.format(mark))]
     return [of_object(one, "arguments") for one in several]
@@ -283,8 +281,11 @@ def _invoked(
 QUOTE = '<|"|>'
 GEMMA_MARKS = re.compile(r"<\|tool_call>|<tool_call\|>|<start_function_call>|<end_function_call>")
 CALL = re.compile(r"call:\s*([A-Za-z_][\w.-]*)\s*(?=\{)")
-KEY = re.compile(r"\s*(?:<\|\"\|>|\")?([\w.-]+)(?:<\|\"\|>|\")?\s*:\s*")
-BARE = re.compile(r"[^,\]}]*")
+TOKEN = re.compile(  # of its objects that is not the same in JSON: texts, names without quotes, and words
+    r'<\|"\|>(?P<text>.*?)<\|"\|>|"(?:\\.|[^"\\])*"|(?<=[{,])\s*(?P<key>[\w.-]+)\s*:(?P<empty>\s*(?=[,}]))?|'
+    r'(?P<bare>[^\s{}\[\],:"][^,\]}]*)',
+    re.DOTALL,
+)
 
 
 def written_calls(text: str, schemas: Schemas) -> Iterator[tuple[str, list[tuple[str, str]] | dict[str, Any] | None]]:
@@ -313,8 +314,8 @@ def _arguments(written: str, schema: Mapping[str, Any]) -> list[tuple[str, str]]
         if len(pieces) > 1:
             return [(key, _unquoted(value.strip())) for key, value in zip(pieces[1::2], pieces[2::2], strict=True)]
     try:
-        value, _ = _value(written, 0)
-    except (ValueError, IndexError, RecursionError):
+        value, _ = json.JSONDecoder().raw_decode(TOKEN.sub(_as_json, written))
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -327,45 +328,15 @@ def _unquoted(value: str) -> str:
     return found if isinstance(found, str) else value
 
 
-def _value(text: str, at: int) -> tuple[Any, int]:
-    """The value that begins at a character, and where it ends."""
-    if text.startswith(QUOTE, at):
-        end = text.index(QUOTE, at + len(QUOTE))
-        return text[at + len(QUOTE) : end], end + len(QUOTE)
-    if text[at] == '"':
-        return json.JSONDecoder().raw_decode(text, at)
-    if text[at] in "{[":
-        return _several(text, at)
-    found = BARE.match(text, at)
-    assert found is not None, "it matches nothing, too"
+def _as_json(token: re.Match[str]) -> str:
+    if (text := token["text"]) is not None:
+        return json.dumps(text)
+    if token["key"] is not None:
+        return f'"{token["key"]}":' + ('""' if token["empty"] is not None else "")
+    if (bare := token["bare"]) is None:
+        return token[0]
     try:
-        return parse_json(found[0]), found.end()
+        parse_json(bare)
     except ValueError:
-        return found[0].strip(), found.end()
-
-
-def _several(text: str, at: int) -> tuple[Any, int]:
-    closing = {"{": "}", "[": "]"}[text[at]]
-    values: dict[str, Any] | list[Any] = {} if closing == "}" else []
-    at = _behind(text, at + 1)
-    while text[at] != closing:
-        if isinstance(values, dict):
-            key = KEY.match(text, at)
-            if key is None:
-                raise ValueError("an argument has no name")
-            values[key[1]], at = _value(text, key.end())
-        else:
-            value, at = _value(text, at)
-            values.append(value)
-        at = _behind(text, at)
-        if text[at] == ",":
-            at = _behind(text, at + 1)
-        elif text[at] != closing:
-            raise ValueError("there is something behind a value")
-    return values, at + 1
-
-
-def _behind(text: str, at: int) -> int:
-    while text[at].isspace():
-        at += 1
-    return at
+        return json.dumps(bare.strip())
+    return bare

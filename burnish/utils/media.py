@@ -4,8 +4,9 @@ given bytes is opened."""
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -127,13 +128,11 @@ def choose_frames(data: bytes, choose: Callable[[int, float], Sequence[int]]) ->
         ImportError: PyAV is not installed.
     """
     with _decoder("video") as av:
-        total = sum(1 for _ in _frames(av, data, pixels=False))
+        total = sum(1 for _ in _decoded(av, data))
         rate = _rate(av, data)
         kept = set(choose(total, rate))
-        frames = list(_bounded(_chosen(av, data, kept)))
-        if not frames:
-            raise IndexError("it has no frames")
-    return frames, rate, total
+        first = enumerate(islice(_decoded(av, data), max(kept, default=-1) + 1))  # the others are not decoded
+        return _pixels(frame for number, frame in first if number in kept), rate, total
 
 
 def all_frames(data: bytes) -> tuple[list[np.ndarray], float]:
@@ -143,10 +142,7 @@ def all_frames(data: bytes) -> tuple[list[np.ndarray], float]:
         OSError, ImportError: as ``choose_frames``.
     """
     with _decoder("video") as av:
-        frames = list(_bounded(_frames(av, data)))
-        if not frames:
-            raise IndexError("it has no frames")
-        return frames, _rate(av, data)
+        return _pixels(_decoded(av, data)), _rate(av, data)
 
 
 def check_video(data: bytes) -> None:
@@ -156,7 +152,7 @@ def check_video(data: bytes) -> None:
         OSError, ImportError: as ``choose_frames``.
     """
     with _decoder("video") as av:
-        next(_frames(av, data))
+        next(_decoded(av, data))
 
 
 def video_shape(data: bytes) -> tuple[int, int, int, float]:
@@ -166,7 +162,7 @@ def video_shape(data: bytes) -> tuple[int, int, int, float]:
         OSError, ImportError: as ``choose_frames``.
     """
     with _decoder("video") as av:
-        sizes = list(_frames(av, data, pixels=False))
+        sizes = [(frame.width, frame.height) for frame in _decoded(av, data)]
         if not sizes:
             raise IndexError("it has no frames")
         return *sizes[0], len(sizes), _rate(av, data)
@@ -225,27 +221,20 @@ def _sound(av: Any, data: bytes, rate: int) -> Iterator[np.ndarray]:
             yield part.to_ndarray().mean(0)
 
 
-def _frames(av: Any, data: bytes, *, pixels: bool = True) -> Iterator[Any]:
+def _decoded(av: Any, data: bytes) -> Iterator[Any]:
     with _opened(av, data, VIDEOS) as container:
-        for frame in container.decode(video=0):
-            yield frame.to_ndarray(format="rgb24") if pixels else (frame.width, frame.height)
+        yield from container.decode(video=0)
 
 
-def _chosen(av: Any, data: bytes, kept: Collection[int]) -> Iterator[np.ndarray]:
-    """The pixels of some frames; what comes after the last of them is not decoded."""
-    last = max(kept, default=-1)
-    with _opened(av, data, VIDEOS) as container:
-        for number, frame in enumerate(container.decode(video=0)):
-            if number in kept:
-                yield frame.to_ndarray(format="rgb24")
-            if number >= last:
-                return
-
-
-def _bounded(frames: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    for number, frame in enumerate(frames, 1):
-        check_room(number, frame.shape[1], frame.shape[0])
-        yield frame
+def _pixels(frames: Iterable[Any]) -> list[np.ndarray]:
+    """Decoded frames as uint8 [H, W, 3]; none is an error."""
+    pixels: list[np.ndarray] = []
+    for frame in frames:
+        check_room(len(pixels) + 1, frame.width, frame.height)
+        pixels.append(frame.to_ndarray(format="rgb24"))
+    if not pixels:
+        raise IndexError("it has no frames")
+    return pixels
 
 
 def _rate(av: Any, data: bytes) -> float:
