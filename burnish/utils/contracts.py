@@ -2,7 +2,7 @@
 
 A contract is a base class, whose abstract methods have to be there; a protocol of classes, all of whose methods and
 class variables have to be there; or a protocol of functions, which has ``__call__`` alone. What is there has to take
-the arguments that the contract names.
+the arguments that the contract names. What docstrings say is read here, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""JSON over HTTP to servers that are not trusted: every wait ends, no redirect is followed, and a reply is bounded."""
+"""JSON over HTTP to servers that are not trusted: every wait ends, no redirect is followed, and a reply is bounded.
+
+And what servers of ours need: whether an address is local, and deadlines for connections without a request.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Models of the Hugging Face hub: ``org/name`` is downloaded into its cache, and found there without a network.
+"""Models of the Hugging Face hub, ``org/name``, and its data sets, ``org/name@split``: downloaded into a cache, and found
+there without a network. The datasets library finds and converts the files of a split.
 
 huggingface_hub does the work: its cache is shared with other tools, its locks let one process of a machine download a
 file, and its token (HF_TOKEN, or that of ``hf auth login``) goes to the hub alone.
