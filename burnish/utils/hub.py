@@ -1,7 +1,6 @@
-"""Models of the Hugging Face hub, ``org/name``, and its data sets, ``org/name@split``: downloaded into a cache, and found
-there without a network. The datasets library finds and converts the files of a split.
+"""Models of the Hugging Face hub (``org/name``) and data sets (``org/name@split``): downloaded once, then found offline.
 
-huggingface_hub does the work: its cache is shared with other tools, its locks let one process of a machine download a
+The datasets library finds and converts the files of a split. Of models, huggingface_hub does the work: its cache is shared with other tools, its locks let one process of a machine download a
 file, and its token (HF_TOKEN, or that of ``hf auth login``) goes to the hub alone.
 """
 
