@@ -1,7 +1,8 @@
-"""Models of the Hugging Face hub (``org/name``) and data sets (``org/name@split``): downloaded once, then found offline.
+"""Models (``org/name``) and data sets (``org/name@split``) of the Hugging Face hub, downloaded once and found offline.
 
-The datasets library finds and converts the files of a split. Of models, huggingface_hub does the work: its cache is shared with other tools, its locks let one process of a machine download a
-file, and its token (HF_TOKEN, or that of ``hf auth login``) goes to the hub alone.
+huggingface_hub does the work: its cache is shared with other tools, its locks let one process of a machine download a
+file, and its token (HF_TOKEN, or that of ``hf auth login``) goes to the hub alone. The datasets library finds and
+converts the files of a split.
 """
 
 from __future__ import annotations
