@@ -26,8 +26,7 @@ import pydantic.dataclasses
 import pydantic.fields
 import pydantic_core
 
-from burnish.utils.contracts import place, unfulfilled
-from burnish.utils.docstrings import arguments, summary
+from burnish.utils.contracts import arguments, place, summary, unfulfilled
 from burnish.utils.errors import UserError
 from burnish.utils.user_code import absolute, load_object, path_of, reason
 

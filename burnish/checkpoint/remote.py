@@ -16,10 +16,10 @@ from typing import Any
 from uuid import uuid4
 
 from burnish.checkpoint.files import MANIFEST, VISIBLE, FileEntry, Manifest, numbered, parse, read_manifest
+from burnish.utils.addresses import redacted
 from burnish.utils.disk import sync, write_atomically
 from burnish.utils.errors import UserError
 from burnish.utils.paths import ALARMS, ALARMS_FIRST, CHECKPOINTS, CONFIG, METRICS
-from burnish.utils.secrets import redacted
 from burnish.utils.sidecar import Report
 
 log = logging.getLogger(__name__)

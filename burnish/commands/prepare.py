@@ -19,11 +19,10 @@ from burnish.config.hardware import Machine, Origin, listed, read_machine
 from burnish.config.hub import fetch_data, with_models
 from burnish.config.run_folder import RunFolder, check_place
 from burnish.utils import terminal
-from burnish.utils.addresses import address_complaint, is_address, library_complaint
+from burnish.utils.addresses import address_complaint, is_address, library_complaint, redacted
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
 from burnish.utils.paths import CHECKPOINTS
-from burnish.utils.secrets import redacted
 
 log = logging.getLogger(__name__)
 

@@ -25,10 +25,10 @@ from burnish.report.runs import read_configuration
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError, first_line, listed
+from burnish.utils.http import is_loopback
 from burnish.utils.hub import is_hub_id, is_repository
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import checked_path
-from burnish.utils.serving import is_loopback
 
 if TYPE_CHECKING:
     from burnish.tasks import Assembly

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from burnish.utils.errors import UserError
+from burnish.utils.http import is_loopback, punctual
 from burnish.utils.reading import checked_path
-from burnish.utils.serving import is_loopback, punctual
 
 if TYPE_CHECKING:
     import uvicorn

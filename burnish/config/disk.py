@@ -15,8 +15,7 @@ from burnish.registry import fields
 from burnish.rewards.function import FunctionReward
 from burnish.utils.addresses import address_complaint, is_address, library_complaint
 from burnish.utils.errors import ConfigError, UserError
-from burnish.utils.hub import HubModel, model_folder
-from burnish.utils.hub_data import hub_data
+from burnish.utils.hub import HubModel, hub_data, model_folder
 from burnish.utils.installed import optimizer_complaint, quantization_complaint, tracker_complaint
 from burnish.utils.paths import check_run_folder, holds_run, resolve
 from burnish.utils.reading import checked_path

@@ -16,8 +16,7 @@ from burnish.rewards.images.learned import LearnedReward
 from burnish.rewards.networks.loading import NetworkOptions, Source
 from burnish.utils.addresses import is_address
 from burnish.utils.errors import UserError
-from burnish.utils.hub import WORDS, HubModel, hub_model, is_commit, model_folder
-from burnish.utils.hub_data import hub_data
+from burnish.utils.hub import WORDS, HubModel, hub_data, hub_model, is_commit, model_folder
 from burnish.utils.paths import CONFIG
 from burnish.utils.reading import checked_path, read_text
 

@@ -15,9 +15,8 @@ from typing import Any, Literal
 from burnish.data.pixels import NAMES, fitted, images_of, media_of, sounds_of, videos_of
 from burnish.data.values import find, shown, text_of
 from burnish.types.media import Kind, Media
-from burnish.types.message_keys import read_learned, read_more, unwritable
+from burnish.types.messages import read_calls, read_learned, read_more, unwritable
 from burnish.types.prompt import Message, Part
-from burnish.types.tool_calls import read_calls
 
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 MARKERS: dict[str, Kind] = {f"<{kind}>": kind for kind in KINDS}

@@ -16,8 +16,7 @@ from typing import Any
 from burnish.data.records import data_error
 from burnish.data.values import shown
 from burnish.types.media import HIGHEST_RATE, Fit, Kind, Media
-from burnish.utils.containers import DEFAULT_FPS
-from burnish.utils.pictures import as_rgb
+from burnish.utils.media import DEFAULT_FPS, as_rgb
 
 PICTURE_SIZES = {"min_pixels": "min_pixels", "max_pixels": "max_pixels"}  # a record's key, and the field of ``Fit``
 VIDEO_SIZES = {"fps": "fps", "max_frames": "max_frames", "max_pixels": "video_max_pixels"}

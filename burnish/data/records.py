@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from burnish.utils.errors import ConfigError, UserError
-from burnish.utils.hub_data import hub_data
+from burnish.utils.hub import hub_data
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import resolve
 from burnish.utils.reading import checked_path, read_text

@@ -20,7 +20,7 @@ from burnish.data.records import read_records, rows_of
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from burnish.utils.http import HttpError, request
-from burnish.utils.hub_data import HubData, hub_data
+from burnish.utils.hub import HubData, hub_data
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import resolve
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from burnish.options import Count, NonNegative, Seconds
 from burnish.registry import Named, options
-from burnish.utils.pictures import as_shown, of_array, of_frames
+from burnish.utils.media import as_shown, of_array, of_frames
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from burnish.environments.base import is_video
-from burnish.utils.awaiting import awaited
-from burnish.utils.pictures import as_shown, of_array, of_frames
+from burnish.utils.media import as_shown, of_array, of_frames
 from burnish.utils.supervisor import ChildDied, LoadFailed, Server
-from burnish.utils.user_code import load_object
+from burnish.utils.user_code import awaited, load_object
 
 if TYPE_CHECKING:
     from PIL.Image import Image

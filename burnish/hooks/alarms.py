@@ -23,8 +23,8 @@ from burnish.options import AlarmOptions
 from burnish.report.samples import Scores, read_scores
 from burnish.report.statistics import pass_at_k
 from burnish.rewards.images.similarity import ImageVariety
-from burnish.types.response_stats import WATCHED, Quote
 from burnish.types.rollout import Collected, Rollouts, ScoredResponses
+from burnish.types.statistics import WATCHED, Quote
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.images import grid
 from burnish.utils.reading import read_file

@@ -18,9 +18,9 @@ from burnish.config import RunConfig, to_dict
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks import Hook
 from burnish.trackers.records import first_samples, read_alarm_events
+from burnish.utils.addresses import redacted
 from burnish.utils.disk import write_atomically
 from burnish.utils.json_text import parse_json
-from burnish.utils.secrets import redacted
 from burnish.utils.terminal import printable
 
 log = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from burnish.rewards.text.environment import EnvironmentReward
 from burnish.rewards.text.function import LanguageFunction
 from burnish.rewards.text.reward_model import RewardModel
 from burnish.rl.algorithm import Algorithm
-from burnish.types.response_stats import WATCHED
+from burnish.types.statistics import WATCHED
 from burnish.utils.hub import hub_model
 
 CRITIC = ReadIf("has_critic", why="{run.algorithm.name} has no critic; use algorithm=ppo")

@@ -26,9 +26,8 @@ from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, append_turn
 from burnish.types.prompt import Prompt
 from burnish.utils import random
-from burnish.utils.awaiting import awaited
 from burnish.utils.errors import UserError
-from burnish.utils.user_code import place_of
+from burnish.utils.user_code import awaited, place_of
 
 log = logging.getLogger(__name__)
 

@@ -36,8 +36,8 @@ from burnish.tasks.sample_files import SampleFiles
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
-from burnish.types.response_stats import Quote, ResponseStats, outline, reflections
 from burnish.types.rollout import ScoredResponses, Scores, StepRewards, failures_of, settled
+from burnish.types.statistics import Quote, ResponseStats, outline, reflections
 from burnish.utils import random
 from burnish.utils.errors import UserError
 from burnish.utils.timer import Stopwatch

@@ -20,7 +20,7 @@ from burnish.data.records import PROMPT, RESPONSE, Record, read_files
 from burnish.data.values import find, listed, number_of, shown, templated
 from burnish.language.model.reward_head import about_picture
 from burnish.options.language import LanguageDataOptions
-from burnish.types.message_keys import unwritable
+from burnish.types.messages import unwritable
 from burnish.types.prompt import Message, Prompt, about_media
 from burnish.utils.json_text import parse_json
 

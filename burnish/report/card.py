@@ -22,8 +22,7 @@ from burnish.report.samples import cut, newest_samples
 from burnish.report.summary import Summary, algorithm_title
 from burnish.report.verdict import headline, verdict
 from burnish.utils.errors import UserError
-from burnish.utils.hub import is_commit, is_hub_id
-from burnish.utils.hub_data import hub_data
+from burnish.utils.hub import hub_data, is_commit, is_hub_id
 from burnish.utils.paths import PREFIX, resolve
 from burnish.utils.terminal import printable
 

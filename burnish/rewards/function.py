@@ -18,9 +18,8 @@ from pydantic import Field
 from burnish.registry import options
 from burnish.rewards.base import AnyReward, Compared, Given, Verdict
 from burnish.rewards.calls import failed, missing
-from burnish.utils.awaiting import awaited
 from burnish.utils.errors import UserError
-from burnish.utils.user_code import load_object
+from burnish.utils.user_code import awaited, load_object
 
 if TYPE_CHECKING:
     from burnish.types.prompt import Prompt

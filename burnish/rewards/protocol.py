@@ -16,10 +16,9 @@ from burnish.rewards.calls import printable
 from burnish.rewards.text.base import Response
 from burnish.types.clips import Clip, Sound
 from burnish.types.media import HIGHEST_RATE, Media
-from burnish.types.message_keys import read_more
+from burnish.types.messages import read_calls, read_more
 from burnish.types.prompt import Message, Part, Prompt
-from burnish.types.tool_calls import read_calls
-from burnish.utils.pictures import as_rgb
+from burnish.utils.media import as_rgb
 
 NOTE = 1000  # characters of a note that are sent
 

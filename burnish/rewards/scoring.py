@@ -24,8 +24,8 @@ from burnish.rewards.base import NOTHING, AnyReward, Compared, Given, Verdict, i
 from burnish.rewards.calls import Tasks, Worker, missing, score, with_retries
 from burnish.rewards.mixing import SUM, component_names, mix
 from burnish.types.clips import writable
-from burnish.types.execution import DROPS, FAILED, REPEATED, TIMED_OUT, Ran
 from burnish.types.prompt import Prompt, Prompts
+from burnish.types.statistics import DROPS, FAILED, REPEATED, TIMED_OUT, Ran
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:

@@ -25,10 +25,10 @@ from burnish.options.service import ServiceOptions
 from burnish.rewards import protocol
 from burnish.rewards.base import Given
 from burnish.rewards.scoring import Scorer
-from burnish.types.execution import OUTCOMES, execution_of
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
-from burnish.utils.serving import is_loopback
+from burnish.types.statistics import OUTCOMES, execution_of
+from burnish.utils.http import is_loopback
 
 AT_ONCE = 2  # batches under way, one of which is scored while the next one is sent; and requests that are decoded
 RETRY_AFTER = 1  # seconds

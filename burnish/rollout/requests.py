@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from burnish.types.batch import Batch, shared
-from burnish.types.execution import joined
 from burnish.types.rollout import Prompt, Rollouts
+from burnish.types.statistics import joined
 
 R = TypeVar("R", bound=Rollouts)
 

@@ -12,11 +12,10 @@ from torch import Tensor
 from burnish.types.batch import Gathered
 from burnish.types.columns import Column, LazyTensors
 from burnish.types.completion import Completion, Encoded, Features
-from burnish.types.execution import Execution
 from burnish.types.media import Fit, Media
 from burnish.types.prompt import Message, Part, Prompt
-from burnish.types.response_stats import Quote, ResponseStats
 from burnish.types.rollout import Denoising, Failure, Requests, Rollouts, Scored, ScoredResponses, Scores
+from burnish.types.statistics import Execution, Quote, ResponseStats
 from burnish.utils.spool import Unread
 
 _TYPES = (

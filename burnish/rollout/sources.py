@@ -15,7 +15,6 @@ from burnish.options.data import FilterOptions
 from burnish.rewards.normalising import Normaliser, restore, saved
 from burnish.rl.advantages import group_statistics
 from burnish.rollout.requests import RolloutRequest, RolloutWorker, numbered
-from burnish.types.execution import Execution, joined
 from burnish.types.rollout import (
     Collected,
     Failure,
@@ -25,6 +24,7 @@ from burnish.types.rollout import (
     Rollouts,
     Scored,
 )
+from burnish.types.statistics import Execution, joined
 from burnish.utils.errors import UserError
 from burnish.utils.timer import Stopwatch
 

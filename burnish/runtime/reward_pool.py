@@ -19,7 +19,7 @@ from burnish.runtime.cluster import Pool
 from burnish.training.profiling import Profiler, nsight
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
-from burnish.utils.repeatable import in_one_order
+from burnish.utils.random import in_one_order
 from burnish.utils.timer import Stopwatch
 
 

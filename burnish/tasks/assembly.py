@@ -45,8 +45,8 @@ from burnish.utils.allocator import grow_segments, keep_freed_memory
 from burnish.utils.errors import UserError
 from burnish.utils.hub import model_folder
 from burnish.utils.paths import KEPT, VALIDATED
+from burnish.utils.random import in_one_order
 from burnish.utils.reading import understood
-from burnish.utils.repeatable import in_one_order
 from burnish.utils.timer import Stopwatch
 
 log = logging.getLogger(__name__)

@@ -13,15 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
 
-from burnish.utils.pictures import open_picture
+from burnish.utils.media import open_picture
 
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}  # what stands near the end of a complete file
 TAIL = 64  # bytes in which it is looked for
 ORIENTATION, SIDEWAYS = 0x112, (5, 6, 7, 8)  # of EXIF: those that swap width and height
 TURNS = (b"eXIf", b"exif", b"Exif", b"xmp")  # without any of these a PNG file has no orientation
-IN_MEMORY = 64 << 20  # bytes of a file that is read in one piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +100,10 @@ def seen(path: str, *, picture: bool) -> Seen:
     same = known is not None and (known.bytes, known.changed) == (about.st_size, about.st_mtime_ns)
     if known is not None and same and (known.header is not None or known.problem or not picture):
         return known
-    with open(path, "rb") as file:
-        if about.st_size <= IN_MEMORY:
-            data = file.read()
-            digest = digest_of(data)
-            header, problem = _header(io.BytesIO(data), data) if picture else (None, "")
-        else:
-            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-            header, problem = _header(file) if picture else (None, "")
-    found = Seen(digest, header, problem, about.st_size, about.st_mtime_ns)
-    _files[path] = found
-    return found
+    data = Path(path).read_bytes()
+    header, problem = _header(data) if picture else (None, "")
+    _files[path] = Seen(digest_of(data), header, problem, about.st_size, about.st_mtime_ns)
+    return _files[path]
 
 
 def header_of_content(digest: str, read: Callable[[], bytes]) -> Header:
@@ -123,31 +114,28 @@ def header_of_content(digest: str, read: Callable[[], bytes]) -> Header:
     """
     found = _contents.get(digest)
     if found is None:
-        data = read()
-        found, problem = _header(io.BytesIO(data), data)
+        found, problem = _header(read())
         if found is None:
             raise OSError(problem)
         _contents[digest] = found
     return found
 
 
-def _header(file: BinaryIO, data: bytes | None = None) -> tuple[Header | None, str]:
-    """A picture's header, or why there is none; ``data`` is all of the file, where that is in memory."""
+def _header(data: bytes) -> tuple[Header | None, str]:
+    """A picture's header, or why there is none."""
     from PIL import UnidentifiedImageError
 
     sideways = None
     try:
-        file.seek(0)
-        with open_picture(file) as opened:
+        with open_picture(io.BytesIO(data)) as opened:
             (width, height), kind = opened.size, str(opened.format)
             if kind == "JPEG":
                 sideways = opened.getexif().get(ORIENTATION, 1) in SIDEWAYS
-            elif kind == "PNG" and data is not None and not any(mark in data for mark in TURNS):
+            elif kind == "PNG" and not any(mark in data for mark in TURNS):
                 sideways = False
             opened.verify()  # of a JPEG file it has read the header
         end = ENDS.get(kind)
-        file.seek(-min(TAIL, file.seek(0, io.SEEK_END)), io.SEEK_END)
-        complete = end is not None and end in file.read()
+        complete = end is not None and end in data[-TAIL:]
     except UnidentifiedImageError:
         return None, "cannot identify image file"
     except Exception as error:  # decoders raise errors of any type

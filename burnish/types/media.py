@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from burnish.types.headers import SIDEWAYS, Header, digest_of, header_of_content, located, seen
-from burnish.utils.containers import (
+from burnish.utils.media import (
     DEFAULT_FPS,
     all_frames,
+    as_rgb,
+    check_pixels,
     check_room,
     check_sound,
     check_video,
     choose_frames,
+    open_picture,
     read_sound,
     video_shape,
 )
-from burnish.utils.pictures import as_rgb, check_pixels, open_picture
 from burnish.utils.spool import Spool, Unread
 
 if TYPE_CHECKING:

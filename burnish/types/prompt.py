@@ -13,7 +13,7 @@ from operator import attrgetter, eq
 from typing import Any, Literal, overload
 
 from burnish.types.media import AS_IT_IS, Media
-from burnish.types.tool_calls import as_chat, as_text
+from burnish.types.messages import as_chat, as_text
 from burnish.utils.json_text import parse_json
 
 SHOWN = 60  # characters of a prompt in a message

@@ -12,11 +12,9 @@ from torch import Tensor
 
 from burnish.types.batch import Batch, Gathered, heavy, on_host, shared, to_device
 from burnish.types.columns import CHUNK, Column, read, states_once
-from burnish.types.completion import Completion, Lengths, ResponseRows
-from burnish.types.execution import DROPS, Execution, Ran, execution_of
-from burnish.types.judgements import OfflineJudgements
+from burnish.types.completion import Completion, Lengths, OfflineJudgements, ResponseRows
 from burnish.types.prompt import Prompt
-from burnish.types.response_stats import UNKNOWN, Quote, ResponseStats
+from burnish.types.statistics import DROPS, UNKNOWN, Execution, Quote, Ran, ResponseStats, execution_of
 
 __all__ = [
     "Collected",

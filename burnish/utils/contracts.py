@@ -2,12 +2,13 @@
 
 A contract is a base class, whose abstract methods have to be there; a protocol of classes, all of whose methods and
 class variables have to be there; or a protocol of functions, which has ``__call__`` alone. What is there has to take
-the arguments that the contract names.
+the arguments that the contract names. What docstrings say is read here, too.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -92,3 +93,29 @@ def _takes(own: Callable[..., Any], wanted: Callable[..., Any], *, left_out: boo
     except TypeError:
         return False
     return True
+
+
+ARGUMENT = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
+SECTIONS = re.compile(r"\n\s*(?:Args|Arguments|Parameters|Returns|Raises):")
+
+
+def summary(text: str) -> str:
+    """What a docstring says before its sections, on one line."""
+    return " ".join(SECTIONS.split(f"\n{text}")[0].split())
+
+
+def arguments(text: str) -> dict[str, str]:
+    """What a docstring says of each argument, below "Args:"."""
+    _, _, section = f"\n{text}".partition("\nArgs:\n")
+    found: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        if line and not line[0].isspace():
+            break
+        match = ARGUMENT.match(line)
+        if match:
+            name = match[1]
+            found[name] = match[2].strip()
+        elif name and line.strip():
+            found[name] += f" {line.strip()}"
+    return found

@@ -1,8 +1,12 @@
-"""JSON over HTTP to servers that are not trusted: every wait ends, no redirect is followed, and a reply is bounded."""
+"""JSON over HTTP to servers that are not trusted: every wait ends, no redirect is followed, and a reply is bounded.
+
+And what servers of ours need: whether an address is local, and deadlines for connections without a request.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import math
 import os
@@ -17,9 +21,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from burnish.utils.addresses import secret_in
-from burnish.utils.awaiting import awaited
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
+from burnish.utils.user_code import awaited
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between tries, doubled each time
 LONGEST_REST = 30.0  # seconds for which a server that fails is left alone, while there are others
@@ -245,3 +249,50 @@ def _seconds(retry_after: str) -> float:
         return max(parsedate_to_datetime(retry_after).timestamp() - time.time(), 0.0)
     except (TypeError, ValueError, OverflowError):
         return 0.0
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address reaches this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def punctual(seconds: float) -> type[asyncio.Protocol]:
+    """uvicorn's protocol for HTTP, with a deadline for the head of each request and for what follows an answer.
+
+    uvicorn itself waits for ever for a first request, for the end of a head, and for a body that nobody reads.
+
+    Args:
+        seconds: until a connection without a request is closed.
+    """
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Punctual(H11Protocol):
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            self._forget()
+
+        def _watch(self) -> None:
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._forget()  # a request is being answered, which has deadlines of its own
+            elif self._deadline is None:
+                self._deadline = self.loop.call_later(seconds, self.transport.close)
+
+        def _forget(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+            self._deadline = None
+
+    return Punctual

@@ -20,7 +20,7 @@ class LruCache(Generic[T]):
         self._most, self._size = most, size
         self._entries: OrderedDict[Any, T] = OrderedDict()
         self._sizes: dict[Any, int] = {}
-        self.total = 0  # of all entries; of the one that was used last as it was then
+        self._total = 0  # of all entries; of the one that was used last as it was then
 
     def find(self, key: Any) -> T | None:
         """The entry of a key, or None."""
@@ -34,8 +34,8 @@ class LruCache(Generic[T]):
         if key not in self._entries:
             made = make()  # may itself ask for entries
             self._weigh()
-            while self._entries and self.total >= self._most:
-                self.total -= self._sizes.pop(self._entries.popitem(last=False)[0])
+            while self._entries and self._total >= self._most:
+                self._total -= self._sizes.pop(self._entries.popitem(last=False)[0])
             self._entries[key] = made
         else:
             self._weigh()
@@ -43,14 +43,10 @@ class LruCache(Generic[T]):
         self._weigh()
         return self._entries[key]
 
-    def values(self) -> list[T]:
-        """All entries, those that were used last at the end."""
-        return list(self._entries.values())
-
     def _weigh(self) -> None:
         """Take in the size of the entry that was used last, which may have grown since."""
         if self._entries:
             key = next(reversed(self._entries))
             size = self._size(self._entries[key])
-            self.total += size - self._sizes.get(key, 0)
+            self._total += size - self._sizes.get(key, 0)
             self._sizes[key] = size

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from burnish.utils.secrets import redacted
+from burnish.utils.addresses import redacted
 from burnish.utils.supervisor import ChildDied, LoadFailed, Server
 from burnish.utils.terminal import printable
 

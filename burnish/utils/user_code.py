@@ -6,16 +6,21 @@ because a configuration names it or because something that was pickled came from
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
+import os
 import re
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -136,3 +141,31 @@ def code_of(path: str) -> bytes | None:
         return Path(spec.origin).read_bytes() if spec is not None and spec.origin is not None else None
     except Exception:  # the user's packages are imported on the way, and whatever is wrong is told when it is called
         return None
+
+
+def awaited(value: Any, loop: str = "functions") -> Any:
+    """A value, or what an awaitable gives: those of a loop share it, so that sessions and locks go on working.
+
+    Raises:
+        BaseException: what the awaitable raises.
+    """
+    if not inspect.isawaitable(value):
+        return value
+    return asyncio.run_coroutine_threadsafe(_of(value), _loop(loop)).result()
+
+
+async def _of(value: Any) -> Any:
+    try:
+        return await value
+    except SystemExit as error:  # which would end the loop, and all who wait for it would wait for ever
+        raise RuntimeError(f"it called exit({error})") from error
+
+
+@cache
+def _loop(name: str) -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name=f"async {name}", daemon=True).start()
+    return loop
+
+
+os.register_at_fork(after_in_child=_loop.cache_clear)  # the threads are the parent's

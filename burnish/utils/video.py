@@ -108,7 +108,9 @@ def _mp4(frames: np.ndarray, fps: float, sound: tuple[np.ndarray, int] | None, q
     with av.open(buffer, "w", format="mp4", options={"fflags": "+bitexact"}) as container:
         video = _video_stream(av, container, frames, fps, quality)
         audio = _audio_stream(container, *sound) if sound is not None else None
-        for number, pixels in enumerate(_even(frames)):
+        height, width = frames.shape[1:3]  # the pixel format wants even ones: the last row and column are repeated
+        even = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+        for number, pixels in enumerate(even):
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
             frame.pts, frame.time_base = number, video.codec_context.time_base
             container.mux(video.encode(frame))
@@ -131,12 +133,6 @@ def _video_stream(av: Any, container: Any, frames: np.ndarray, fps: float, quali
     stream.codec_context.thread_count = 1  # more threads may give other bytes
     stream.codec_context.time_base = 1 / rate
     return stream
-
-
-def _even(frames: np.ndarray) -> np.ndarray:
-    """Frames of even height and width, which the pixel format wants: the last row and column repeated where needed."""
-    height, width = frames.shape[1:3]
-    return np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
 
 
 def _audio_stream(container: Any, samples: np.ndarray, rate: int) -> Any:

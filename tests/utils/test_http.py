@@ -13,8 +13,7 @@ import pytest
 import uvicorn
 
 from burnish.commands.serve import HOST, bound
-from burnish.utils.http import LARGEST, HttpError, Servers, read_token
-from burnish.utils.serving import punctual
+from burnish.utils.http import LARGEST, HttpError, Servers, punctual, read_token
 from tests.support.http_servers import dripping, json_server
 from tests.support.tiny_run import burnish
 

@@ -199,5 +199,5 @@ def test_what_the_hub_lacks_and_what_is_no_data_set_is_named(data_hub, monkeypat
         assert words in refused(LANGUAGE, path)[0]
     given = ["data.train_files=someone/absent@train", f"output_dir={tmp_path / 'run'}"]
     assert "data.train_files: someone/absent@train" in burnish("train", "vlm_quickstart", *given, status=2).message
-    monkeypatch.setattr("burnish.utils.hub_data.find_spec", lambda name: None)
+    monkeypatch.setattr("burnish.utils.hub.find_spec", lambda name: None)
     assert "burnish[data]" in burnish("train", "vlm_quickstart", *given, status=2).message

@@ -12,8 +12,8 @@ from burnish.data.records import ANSWER, AUDIOS, IMAGES, PROMPT, VIDEOS, Record,
 from burnish.data.values import extra_of, find, key_set, listed, record_of, templated, text_of, value_at
 from burnish.options.language import LanguageDataOptions
 from burnish.types.media import Fit
+from burnish.types.messages import read_tools
 from burnish.types.prompt import Message, Prompt, Prompts
-from burnish.types.tool_calls import read_tools
 
 
 def read_questions(files: str | Sequence[str], options: LanguageDataOptions) -> Prompts:

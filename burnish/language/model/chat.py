@@ -10,8 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.types.message_keys import OWN, THOUGHTS
-from burnish.types.tool_calls import as_text
+from burnish.types.messages import OWN, THOUGHTS, as_text
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 

@@ -1,14 +1,109 @@
-"""Frames and sound out of files that came from somewhere, by PyAV. Nothing but the given bytes is ever opened."""
+"""Reading pictures, videos and sounds that came from somewhere: no program is started for one, and nothing but the
+given bytes is opened."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
+    from PIL.Image import Image
+
+MOST_PIXELS = 2**26
+DEEPEST = 2**16 - 1  # value of a picture of 16 bits
+
+
+def check_pixels(width: int, height: int) -> None:
+    """Refuse a picture that would take gigabytes of memory, by its header alone.
+
+    Raises:
+        OSError: it has too many pixels.
+    """
+    if width * height > MOST_PIXELS:
+        raise OSError(f"it has {width} x {height} pixels, more than {MOST_PIXELS:,}; scale it down")
+
+
+def open_picture(file: Any) -> Image:
+    """``PIL.Image.open``, of all formats but PostScript: PIL has that drawn by Ghostscript, which runs it as a program.
+
+    Raises:
+        OSError: it is no picture, PostScript, or has too many pixels.
+    """
+    from PIL import Image
+
+    opened = Image.open(file)
+    if opened.format == "EPS":
+        opened.close()
+        raise OSError("it is PostScript, which is a program; save it as PNG")
+    try:
+        check_pixels(*opened.size)
+    except OSError:
+        opened.close()
+        raise
+    return opened
+
+
+def of_array(values: Any) -> Image:
+    """An array [H, W] or [H, W, colours] as a picture. Whole numbers up to 255 are of 8 bits, whatever their type.
+
+    Raises:
+        OSError, TypeError, ValueError: it is none.
+    """
+    import numpy as np
+    from PIL.Image import fromarray
+
+    values = np.asarray(values)
+    if values.dtype.kind in "iu" and values.size and values.min() >= 0 and values.max() <= 255:
+        values = values.astype(np.uint8)
+    return as_shown(fromarray(values))
+
+
+def of_frames(values: Any) -> Any:
+    """A video as uint8 [T, H, W, 3], of whole numbers up to 255.
+
+    Raises:
+        ValueError: it is none.
+    """
+    import numpy as np
+
+    values = np.asarray(values)
+    right = values.ndim == 4 and values.shape[3] == 3 and values.size and values.dtype.kind in "iu"
+    if not right or values.min() < 0 or values.max() > 255:
+        raise ValueError(f"an array of {values.dtype} {list(values.shape)} is no video; give uint8 [T, H, W, 3]")
+    return values.astype(np.uint8)
+
+
+def as_shown(picture: Image) -> Image:
+    """A picture that has pixels, in 8 bits per colour; see ``as_rgb``.
+
+    Raises:
+        OSError: it has none, or as ``as_rgb``.
+    """
+    if not picture.width or not picture.height:
+        raise OSError(f"a picture of {picture.width} x {picture.height} pixels has nothing to show")
+    return as_rgb(picture)
+
+
+def as_rgb(picture: Image) -> Image:
+    """A picture in 8 bits per colour. One of 16 bits keeps the upper 8, where PIL makes everything above 255 white.
+
+    Raises:
+        OSError: it holds fractions, or more than 16 bits, of which nobody knows what is white.
+    """
+    if picture.mode != "F" and not picture.mode.startswith("I"):
+        return picture.convert("RGB")
+    import numpy as np
+    from PIL.Image import fromarray
+
+    values = np.asarray(picture)
+    if values.dtype.kind not in "iu" or values.min() < 0 or values.max() > DEEPEST:
+        raise OSError("its values are not of 8 or 16 bits; save it with 8 bits per colour")
+    return fromarray((values >> 8).astype(np.uint8)).convert("RGB")
+
 
 DEFAULT_FPS = 24.0  # where frames have no frame rate
 # formats of one file; others, such as lists of addresses, would have further files and servers opened
@@ -33,13 +128,11 @@ def choose_frames(data: bytes, choose: Callable[[int, float], Sequence[int]]) ->
         ImportError: PyAV is not installed.
     """
     with _decoder("video") as av:
-        total = sum(1 for _ in _frames(av, data, pixels=False))
+        total = sum(1 for _ in _decoded(av, data))
         rate = _rate(av, data)
         kept = set(choose(total, rate))
-        frames = list(_bounded(_chosen(av, data, kept)))
-        if not frames:
-            raise IndexError("it has no frames")
-    return frames, rate, total
+        first = enumerate(islice(_decoded(av, data), max(kept, default=-1) + 1))  # the others are not decoded
+        return _pixels(frame for number, frame in first if number in kept), rate, total
 
 
 def all_frames(data: bytes) -> tuple[list[np.ndarray], float]:
@@ -49,10 +142,7 @@ def all_frames(data: bytes) -> tuple[list[np.ndarray], float]:
         OSError, ImportError: as ``choose_frames``.
     """
     with _decoder("video") as av:
-        frames = list(_bounded(_frames(av, data)))
-        if not frames:
-            raise IndexError("it has no frames")
-        return frames, _rate(av, data)
+        return _pixels(_decoded(av, data)), _rate(av, data)
 
 
 def check_video(data: bytes) -> None:
@@ -62,7 +152,7 @@ def check_video(data: bytes) -> None:
         OSError, ImportError: as ``choose_frames``.
     """
     with _decoder("video") as av:
-        next(_frames(av, data))
+        next(_decoded(av, data))
 
 
 def video_shape(data: bytes) -> tuple[int, int, int, float]:
@@ -72,7 +162,7 @@ def video_shape(data: bytes) -> tuple[int, int, int, float]:
         OSError, ImportError: as ``choose_frames``.
     """
     with _decoder("video") as av:
-        sizes = list(_frames(av, data, pixels=False))
+        sizes = [(frame.width, frame.height) for frame in _decoded(av, data)]
         if not sizes:
             raise IndexError("it has no frames")
         return *sizes[0], len(sizes), _rate(av, data)
@@ -131,27 +221,20 @@ def _sound(av: Any, data: bytes, rate: int) -> Iterator[np.ndarray]:
             yield part.to_ndarray().mean(0)
 
 
-def _frames(av: Any, data: bytes, *, pixels: bool = True) -> Iterator[Any]:
+def _decoded(av: Any, data: bytes) -> Iterator[Any]:
     with _opened(av, data, VIDEOS) as container:
-        for frame in container.decode(video=0):
-            yield frame.to_ndarray(format="rgb24") if pixels else (frame.width, frame.height)
+        yield from container.decode(video=0)
 
 
-def _chosen(av: Any, data: bytes, kept: Collection[int]) -> Iterator[np.ndarray]:
-    """The pixels of some frames; what comes after the last of them is not decoded."""
-    last = max(kept, default=-1)
-    with _opened(av, data, VIDEOS) as container:
-        for number, frame in enumerate(container.decode(video=0)):
-            if number in kept:
-                yield frame.to_ndarray(format="rgb24")
-            if number >= last:
-                return
-
-
-def _bounded(frames: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    for number, frame in enumerate(frames, 1):
-        check_room(number, frame.shape[1], frame.shape[0])
-        yield frame
+def _pixels(frames: Iterable[Any]) -> list[np.ndarray]:
+    """Decoded frames as uint8 [H, W, 3]; none is an error."""
+    pixels: list[np.ndarray] = []
+    for frame in frames:
+        check_room(len(pixels) + 1, frame.width, frame.height)
+        pixels.append(frame.to_ndarray(format="rgb24"))
+    if not pixels:
+        raise IndexError("it has no frames")
+    return pixels
 
 
 def _rate(av: Any, data: bytes) -> float:
