@@ -15,7 +15,7 @@ from burnish.diffusion.engine import FlowJob
 from burnish.diffusion.rollouts import contact_sheet, inputs_of, write_inputs, write_sample
 from burnish.evaluation.results import sampled_settings
 from burnish.metrics import diversities, group_diversity
-from burnish.rewards.base import inputs_asked
+from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import awaited
 from burnish.rl.algorithm import Metrics
 from burnish.tasks.evaluate import Evaluated, Evaluation
@@ -50,7 +50,7 @@ class FlowEvaluation(Evaluation):
         assembly, drawn = self.assembly, []
         context = assembly.ranks.context  # ranks that draw the same, of which the first scores it
         scoring = collector(job, assembly.scorer, one_by_one=False, tell=assembly.tell)
-        asked = inputs_asked(assembly.scorer.rewards)
+        asked = fields_required(assembly.scorer.rewards)
         with closing(assembly.engine.sample(job)) as parts:
             for rows, trace, some in parts:
                 if context.rank == 0:

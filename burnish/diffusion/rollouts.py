@@ -21,7 +21,7 @@ from burnish.diffusion.options import RolloutOptions
 from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.steps import diffuse
 from burnish.metrics import group_diversity
-from burnish.rewards.base import inputs_asked
+from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import AnyScorer
 from burnish.rl.algorithm import Metrics
 from burnish.rl.rewards import select_best_worst
@@ -120,7 +120,7 @@ class FlowRollouts:
         shown: list[bytes] = []
         context = self.engine.roles.context  # ranks that draw the same, of which the first scores and keeps it
         scoring = collector(job, self.scorer, one_by_one=False)
-        asked = inputs_asked(self.scorer.rewards)
+        asked = fields_required(self.scorer.rewards)
         with self.watch("gen"), closing(self.engine.sample(job)) as parts:
             for rows, trace, some in parts:
                 traces.append(trace.put_away() if self.rollout.trajectories == "host" else trace)

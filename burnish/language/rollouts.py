@@ -18,7 +18,7 @@ from burnish.language.engine import ResponseEngine, ResponseJob
 from burnish.language.offline import token_ends
 from burnish.language.sampling import Sampling
 from burnish.options.language import LanguageValidationOptions
-from burnish.rewards.base import inputs_asked
+from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import AnyScorer, Collector
 from burnish.rewards.text.base import Response
 from burnish.rewards.text.environment import turn_rewards
@@ -206,7 +206,7 @@ def sampled_for(
     tell: Callable[[int, int], None] = lambda done, of: None,
 ) -> tuple[Completion, list[Response], Collector]:
     """Responses, which are submitted as they end, while others are still written."""
-    scoring, asked = collector(job, scorer, one_by_one=True, tell=tell), inputs_asked(scorer.rewards)
+    scoring, asked = collector(job, scorer, one_by_one=True, tell=tell), fields_required(scorer.rewards)
     # what some rewards ask for is only known when all have ended
     trace, responses = engine.sample(job if asked else replace(job, finished=scoring.add))
     scoring.add(range(len(responses)), responses, inputs_of(trace, asked))

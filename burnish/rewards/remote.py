@@ -12,7 +12,7 @@ from pydantic import Field
 
 from burnish.options import Count, Seconds, Threads, Whole
 from burnish.registry import options
-from burnish.rewards.base import Verdict
+from burnish.rewards.base import Score
 from burnish.utils.errors import UserError
 from burnish.utils.http import Servers, check_url, read_token, servers
 
@@ -98,31 +98,31 @@ class RemoteOptions(ServerOptions):
 
         return Request.of(samples, prompts, images=self.images).model_dump(mode="json", exclude_defaults=True)
 
-    def read(self, reply: Any) -> list[Verdict]:
-        """The verdicts of a reply.
+    def read(self, reply: Any) -> list[Score]:
+        """The scores of a reply.
 
         Raises:
             ValueError: it has none.
         """
         from burnish.rewards.protocol import Reply
 
-        return [score.verdict() for score in Reply.model_validate(reply).scores]
+        return [score.score() for score in Reply.model_validate(reply).scores]
 
-    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> list[Verdict]:
+    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> list[Score]:
         """Several requests at once; what one that fails asked about is missing."""
         until = time.monotonic() + self.deadline
 
-        def chunk(start: int) -> Sequence[Verdict]:
+        def chunk(start: int) -> Sequence[Score]:
             own = slice(start, start + self.batch_size)
             try:
-                verdicts = self.read(self.post(self.body(samples[own], prompts[own]), until, self.path))
-                if len(verdicts) != len(samples[own]):
-                    raise ValueError(f"it returned {len(verdicts)} scores for {len(samples[own])} samples")
+                scores = self.read(self.post(self.body(samples[own], prompts[own]), until, self.path))
+                if len(scores) != len(samples[own]):
+                    raise ValueError(f"it returned {len(scores)} scores for {len(samples[own])} samples")
             except (OSError, ValueError) as error:
                 why = f"{', '.join(self.urls)}: {error}"
-                verdicts = [Verdict(None, (), why, fault=why)] * len(samples[own])
-            return verdicts
+                scores = [Score(None, why, fault=why)] * len(samples[own])
+            return scores
 
         with ThreadPoolExecutor(self.concurrency) as pool:
             starts = range(0, len(samples), self.batch_size)
-            return [verdict for verdicts in pool.map(chunk, starts) for verdict in verdicts]
+            return [score for scores in pool.map(chunk, starts) for score in scores]

@@ -20,7 +20,7 @@ from burnish.evaluation.records import Folder, Header, Record
 from burnish.evaluation.results import metrics_of, result_of
 from burnish.evaluation.sanity_checks import questions, rows, unwatched, wrong_answers
 from burnish.evaluation.suite import REWARD, Suite, read_suite
-from burnish.rewards.base import Given
+from burnish.rewards.base import RewardInputs
 from burnish.rewards.scoring import Scorer, awaited
 from burnish.rl.algorithm import Metrics
 from burnish.tasks.evaluate import SHOWN
@@ -132,7 +132,7 @@ class SuiteRunner:
             if asked:
                 every = rows(asked)
                 samples, prompts = [sample for sample, _ in every], [prompt for _, prompt in every]
-                pending = self.scorer.submit(samples, prompts, Given(made_up=True))
+                pending = self.scorer.submit(samples, prompts, RewardInputs(made_up=True))
                 scores = awaited(pending, self.assembly.stop.check)
                 found = wrong_answers(asked, _columns(scores))
             self._asked = found, unwatched(self.suite, asked)

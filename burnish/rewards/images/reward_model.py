@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from burnish.language.model.reward_head import about_picture, is_reward_model
 from burnish.registry import register
-from burnish.rewards.base import Reward, Verdict
+from burnish.rewards.base import Reward, Score
 from burnish.rewards.networks.language import HeadOptions, sees
 from burnish.types.media import Fit, Media
 from burnish.utils.errors import UserError
@@ -36,7 +36,7 @@ class PictureRewardModel(HeadOptions, Reward):
                 "train one with algorithm.question"
             )
 
-    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Score]:
         about = self._about()
         fit = Fit(min_pixels=about.min_pixels, max_pixels=about.max_pixels)
         questions = []
@@ -44,4 +44,4 @@ class PictureRewardModel(HeadOptions, Reward):
             shown = tuple(replace(media, fit=fit) for media in (*prompt.images, Media.array(image)))
             questions.append(about_picture(about.question, prompt.text, shown))
         scores = self._by_heads(questions, [""] * len(images), [None] * len(images), media=True)
-        return [Verdict(None, (), row) if isinstance(row, str) else Verdict(row[0]) for row in scores]
+        return [Score(None, row) if isinstance(row, str) else Score(row[0]) for row in scores]

@@ -1,6 +1,6 @@
 """Generative reward models: a language model is asked about a response, and what it says is the reward.
 
-It runs in Burnish's own decoder, or behind an address, and sees the pictures of the prompt. Its verdict is the
+It runs in Burnish's own decoder, or behind an address, and sees the pictures of the prompt. Its score is the
 probability of its answers, without a word written (VQAScore, Lin et al. 2024, arXiv:2404.01291), or what it writes,
 read by a pattern.
 """
@@ -46,7 +46,7 @@ class Judge(DecoderOptions, ResponseJudge):
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         super().check(prompts)
-        for prompt in filter(self.judges, prompts):
+        for prompt in filter(self.applies_to, prompts):
             if self.media == "refuse" and (prompt.images or prompt.videos) and not self._sees:
                 raise UserError(
                     f"reward judge can't see the pictures of prompt {prompt.text[:60]!r}; give a model that sees, or "
@@ -64,7 +64,7 @@ class JudgeEndpoint(EndpointOptions, ResponseJudge):
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         super().check(prompts)
-        for prompt in filter(self.judges, prompts):
+        for prompt in filter(self.applies_to, prompts):
             if self.media == "show" and (prompt.videos or prompt.audios):
                 raise UserError(
                     f"reward judge_endpoint sends pictures alone, and {prompt.name} has a video or a sound; set "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import model_validator
 
 from burnish.registry import ReadIf, register
-from burnish.rewards.base import Verdict
+from burnish.rewards.base import Score
 from burnish.rewards.remote import RemoteOptions
 from burnish.rewards.text.base import LanguageReward
 from burnish.types.prompt import kinds_of
@@ -43,7 +43,7 @@ class Remote(RemoteOptions, LanguageReward):
     def check(self, prompts: Sequence[Prompt]) -> None:
         super().check(prompts)
         for prompt in kinds_of(prompts) if self.protocol == "burnish" else ():
-            if self.judges(prompt) and (prompt.videos or prompt.audios):
+            if self.applies_to(prompt) and (prompt.videos or prompt.audios):
                 raise UserError(f"reward remote can't send the videos and sounds of {prompt.name}; leave them out")
 
     def body(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Remote(RemoteOptions, LanguageReward):
             ]
         return content
 
-    def read(self, reply: Any) -> list[Verdict]:
+    def read(self, reply: Any) -> list[Score]:
         """Of a list of numbers, in which null is missing."""
         if self.protocol == "burnish":
             return super().read(reply)
@@ -73,8 +73,8 @@ class Remote(RemoteOptions, LanguageReward):
             raise ValueError(f"its reply has no list {self.score_key!r}")
         where = ", ".join(self.urls)
         return [
-            Verdict(float(value))
+            Score(float(value))
             if type(value) in (int, float) and math.isfinite(value)
-            else Verdict(None, (), f"{where} returned {value!r:.80}, which is not a finite number")
+            else Score(None, f"{where} returned {value!r:.80}, which is not a finite number")
             for value in values
         ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from burnish.language.model.chat import apply_template
 from burnish.language.model.reward_head import is_reward_model
 from burnish.registry import register
-from burnish.rewards.base import Verdict
+from burnish.rewards.base import Score
 from burnish.rewards.networks.language import HeadOptions, sees
 from burnish.rewards.networks.loading import frozen
 from burnish.rewards.text.base import LanguageReward, Response
@@ -50,7 +50,7 @@ class RewardModel(HeadOptions, LanguageReward):
         if self._is_ours and sees(self.folder()):
             return
         for prompt in kinds_of(prompts):
-            if self.media == "refuse" and self.judges(prompt) and prompt.media:
+            if self.media == "refuse" and self.applies_to(prompt) and prompt.media:
                 raise UserError(
                     f"reward reward_model can't read the pictures of prompt {prompt.text[:60]!r}; set media=leave_out "
                     "to score the text alone"
@@ -85,36 +85,36 @@ class RewardModel(HeadOptions, LanguageReward):
             return super().load()
         return _load(self.folder(), self.dtype, self.resting)
 
-    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
+    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Score]:
         if not self._is_ours:
             return self._by_classifier(responses, prompts)
         separator, texts = self._about().separator, [response.text for response in responses]
         ends = [step_ends(text, separator) if separator else None for text in texts]
         scores = self._by_heads(prompts, texts, ends, media=self.media != "leave_out")
         return [
-            Verdict(None, (), values) if isinstance(values, str) else self._verdict(values, own)
+            Score(None, values) if isinstance(values, str) else self._score(values, own)
             for values, own in zip(scores, ends, strict=True)
         ]
 
-    def _verdict(self, values: list[float], ends: Sequence[int] | None) -> Verdict:
+    def _score(self, values: list[float], ends: Sequence[int] | None) -> Score:
         if ends is None:
-            return Verdict(values[0])
+            return Score(values[0])
         steps = tuple(zip(ends, values, strict=True)) if self.steps == "each" else ()
         note = ", ".join(f"{value:.2f}" for value in values)
-        return Verdict(float(TOTAL[self.steps](values)), (), note, steps=steps)
+        return Score(float(TOTAL[self.steps](values)), note, steps=steps)
 
-    def _by_classifier(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
+    def _by_classifier(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Score]:
         """By a classifier of transformers, which reads texts."""
         network, tokenizer = self.load()
         rows = [_tokenized(tokenizer, r.text, p) for r, p in zip(responses, prompts, strict=True)]
         lengths = [len(row["input_ids"]) for row in rows]
-        verdicts = [Verdict(None, (), f"{n} tokens exceed max_length={self.max_length}") for n in lengths]
+        scores = [Score(None, f"{n} tokens exceed max_length={self.max_length}") for n in lengths]
         short = [i for i, n in enumerate(lengths) if n <= self.max_length]
         short.sort(key=lengths.__getitem__)  # batches of similar length need little padding
         values = self.in_batches(network, short, lambda batch: _logits(network, [rows[i] for i in batch]))
         for i, value in zip(short, values, strict=True):
-            verdicts[i] = Verdict(value)
-        return verdicts
+            scores[i] = Score(value)
+        return scores
 
 
 def _tokenized(tokenizer: Any, response: str, prompt: Prompt) -> dict[str, list[int]]:
