@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from burnish.registry import options
-from burnish.rewards.base import NOTHING, AnyReward, Compared, RewardInputs, Score
+from burnish.registry import options, register
+from burnish.rewards.base import NOTHING, AnyReward, Compared, Reward, RewardInputs, Score
 from burnish.rewards.calls import failed, missing
+from burnish.rewards.text.base import LanguageReward
+from burnish.types.clips import Kind
 from burnish.utils.awaiting import awaited
 from burnish.utils.errors import UserError
 from burnish.utils.user_code import load_object
@@ -76,6 +78,9 @@ PLURAL = {f"{name}s": name for name in VALUES if name not in EITHER}
 INPUT_OF = {  # what a parameter needs of ``RewardInputs.columns``
     "latents": "latents", "latent": "latents", "response_ids": "response_ids", "completion_ids": "response_ids",
     "reward_inputs": "response_ids", "reward_input": "response_ids",
+}  # fmt: skip
+DRAWN = {  # what a model has to draw for a function to get what it asks for
+    "videos": ("clip",), "video": ("clip",), "audios": ("clip", "sound"), "audio": ("clip", "sound"),
 }  # fmt: skip
 OF = {  # parameters that only samples of one half have
     "drawn": {"images", "image", "videos", "video", "audios", "audio", "solution_image", "latents", "latent"},
@@ -445,6 +450,49 @@ class FunctionReward(AnyReward):
             return scores_of(returned, place(self._thing), [None, None])
         first = score_of(returned, place(self._thing))
         return [first, first if first.value is None else Score(1 - first.value, first.note)]
+
+
+@register("flow reward", "function")
+class Function(FunctionReward, Reward):
+    """A function or class of yours, async or not, which gets what its parameters are named after: images, prompts,
+    references, latents, condition_images, extra_info, keys of the record (docs/rewards.md).
+
+    It returns a number per sample, None where there is none, or a dict with a score and further values. Of a model
+    that draws clips ``images`` are ``burnish.types.clips.Clip``, or the frames that ``frames`` names.
+    """
+
+    takes: ClassVar[str] = "images, prompts"
+    half: ClassVar[Half] = "drawn"
+    reads: ClassVar[tuple[Kind, ...]] = ("image", "clip", "sound")
+
+    def refusal(self, drawn: Kind) -> str:
+        wrong = [name for name in self._call.values if drawn not in DRAWN.get(name, (drawn,))]
+        return (
+            f"{place(self._thing)} asks for {wrong[0]}, but the model draws {drawn}s"
+            if wrong
+            else super().refusal(drawn)
+        )
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        super().check(prompts)
+        if self.frames is not None and self.compares() != "samples":
+            raise UserError(
+                f"{place(self._thing)} compares {self.compares()}, and frames is given, whose values are those of "
+                "single frames; leave frames out, and choose frames in the function"
+            )
+
+
+@register("language reward", "function")
+class LanguageFunction(FunctionReward, LanguageReward):
+    """A function or class of yours, async or not, which gets what its parameters are named after: responses, prompts,
+    references, response_ids, extra_info, keys of the record (docs/rewards.md).
+
+    It returns a number per response, None where there is none, or a dict with a score and further values. Functions
+    that were written for verl (compute_score) or TRL (completions, **kwargs) work as they are.
+    """
+
+    takes: ClassVar[str] = "responses, prompts"
+    half: ClassVar[Half] = "said"
 
 
 def _mean(scores: Sequence[Score]) -> Score:
