@@ -50,7 +50,10 @@ class Kind:
     entries: dict[str, Any] = field(default_factory=dict)
 
 
-FOR_BOTH = ("burnish.rewards.function", "burnish.rewards.remote")
+FOR_BOTH = (
+    "burnish.rewards.function", "burnish.rewards.judges.rewards", "burnish.rewards.remote",
+    "burnish.rewards.reward_model",
+)  # fmt: skip
 KINDS = {
     "flow algorithm": Kind("burnish.diffusion.algorithms", "burnish.rl.algorithm:Algorithm"),
     "language algorithm": Kind("burnish.language.algorithms", "burnish.rl.algorithm:Algorithm"),
