@@ -22,7 +22,7 @@ from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.steps import diffuse
 from burnish.metrics import group_diversity
 from burnish.rewards.base import fields_required
-from burnish.rewards.scoring import AnyScorer
+from burnish.rewards.scoring import Scorer
 from burnish.rl.algorithm import Metrics
 from burnish.rl.rewards import select_best_worst
 from burnish.rollout.requests import RolloutRequest
@@ -47,7 +47,7 @@ class FlowRollouts:
     """Samples and scores pictures; keeps the best and the worst of several candidates if the run says so."""
 
     engine: FlowEngine
-    scorer: AnyScorer
+    scorer: Scorer
     needs: Needs
     _: KW_ONLY
     rollout: RolloutOptions

@@ -19,7 +19,7 @@ from burnish.language.offline import token_ends
 from burnish.language.sampling import Sampling
 from burnish.options.language import LanguageValidationOptions
 from burnish.rewards.base import fields_required
-from burnish.rewards.scoring import AnyScorer, Collector
+from burnish.rewards.scoring import Collector, Scorer
 from burnish.rewards.text.base import Response
 from burnish.rewards.text.environment import turn_rewards
 from burnish.rollout.requests import RolloutRequest
@@ -39,7 +39,7 @@ class ResponseRollouts:
     """Samples and scores responses."""
 
     engine: ResponseEngine
-    scorer: AnyScorer
+    scorer: Scorer
     needs: LanguageNeeds
     _: KW_ONLY
     sampling: Sampling
@@ -202,7 +202,7 @@ def response_columns(response: Response, tokens: int) -> dict[str, Any]:
 def sampled_for(
     job: ResponseJob,
     engine: ResponseEngine,
-    scorer: AnyScorer,
+    scorer: Scorer,
     tell: Callable[[int, int], None] = lambda done, of: None,
 ) -> tuple[Completion, list[Response], Collector]:
     """Responses, which are submitted as they end, while others are still written."""

@@ -51,25 +51,6 @@ class PendingScores(Protocol):
     def result(self) -> Any: ...
 
 
-class AnyScorer(Protocol):
-    """Who scores samples: a ``Scorer`` here, or the reward pool's workers."""
-
-    rewards: dict[str, AnyReward]
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether others score, so that this process can go on."""
-        ...
-
-    def start(self) -> None: ...
-
-    def submit(
-        self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING
-    ) -> PendingScores | Future[Scores]: ...
-
-    def close(self) -> None: ...
-
-
 @dataclass(eq=False)
 class Batch:
     """Samples whose scores come in by reward and part, in any order."""
@@ -184,6 +165,7 @@ class Scorer:
 
     @property
     def overlaps(self) -> bool:
+        """Whether others score, so that this process can go on."""
         return self.options.processes > 0
 
     def start(self) -> None:
@@ -367,7 +349,7 @@ class Collector:
 
     def __init__(
         self,
-        scorer: AnyScorer,
+        scorer: Scorer,
         prompts: Sequence[Prompt],
         group: Sequence[int],
         *,
@@ -447,7 +429,7 @@ class Collector:
 
 
 def probe(
-    scorer: AnyScorer, prompts: Sequence[Prompt], sample: Any, *, timeout: float, check_cancelled: Callable[[], None]
+    scorer: Scorer, prompts: Sequence[Prompt], sample: Any, *, timeout: float, check_cancelled: Callable[[], None]
 ) -> None:
     """Have made-up samples of real prompts scored before a run, by those who will score all others.
 
