@@ -69,7 +69,7 @@ def _section(section: Any, depth: int) -> Iterator[str]:
         if nested:
             yield _line(depth, name, None, words)
             yield from _section(value, depth + 1)
-        elif name == "rewards" and depth == 0:
+        elif name == "rewards" and depth == 0 and value:
             yield _line(depth, name, None, words)
             for label, reward in value.items():
                 yield f"  {show(label)}:"

@@ -70,7 +70,7 @@ def test_calls_that_may_run_code_say_that_they_must_not():
             assert given.get(name) in (None, "False"), file
         assert "init_method" not in given, f"{file}: its store would listen on every network"
         if dotted.endswith("yaml.load"):
-            assert [ast.unparse(one) for one in call.args[1:]] == ["_Loader"], file
+            assert [ast.unparse(one) for one in call.args[1:]] in (["_Loader"], ["yaml.CSafeLoader"]), file
     everywhere = [file for file, node in nodes() if isinstance(node, ast.Constant) and node.value in ("0.0.0.0", "::")]
     assert everywhere == [], "an address of every network is written down"
 

@@ -147,7 +147,7 @@ def test_a_generator_goes_on_from_what_burnish_or_peft_wrote(files):
         ({}, lambda own: {key: one[:, :1].contiguous() for key, one in own.items()}, ["model.path"]),
         ({}, lambda own: {key: value for key, value in own.items() if "q_proj" in key}, ["down_proj"]),
         ({}, lambda own: own | {"base_model.model.lm_head.bias": torch.ones(2)}, ["lm_head.bias"]),
-        ({}, "truncated", ["40", WEIGHTS]),
+        ({}, "truncated", ["truncated", WEIGHTS]),
         ({}, "pickle", [SETTINGS, WEIGHTS, "adapter_model.bin"]),
         ({}, "nowhere", ["model.lora.path is"]),
     ],

@@ -58,7 +58,7 @@ OPTIONS = {
     "put away from gradients": ("sd3", [FEWER, LOW, "model.offload=true", CUDA, "algorithm=draft"], ["draft"]),
     "compiled": ("llama", [FEWER, LOW, *RAY, "model.compile=true"], ["model.compile is true"]),
     "shards put away": ("sd3", [FEWER, LOW, CUDA, "sharding.offload=true"], ["quantised"]),
-    "gathered": ("llama", [FEWER, LOW, *RAY, "sharding.gather=compute"], ["sharding.gather", "of pools.train"]),
+    "gathered": ("llama", [FEWER, LOW, *RAY, "sharding.gather=compute"], ["sharding.gather", "nothing is sharded"]),
     "sent": ("llama", [FEWER, LOW, "runtime=ray", "pools.rollout.processes=1"], ["pool"]),
     "of vLLM": ("llama", [FEWER, LOW, "rollout={engine: vllm, vllm: {python: /x}, n: 4, max_new_tokens: 5}"], ["vLLM"]),
 }  # fmt: skip

@@ -94,7 +94,7 @@ def test_the_command_line_decides_between_steps_and_epochs(files, place):
     for more, said in (
         (["steps=7", "data.epochs=2"], "steps and data.epochs are both given"),
         (["data.mix=[1,2,3]"], "data.mix has 3 weights"),
-        (["data.mix=[1,2]", "data.sampler=a:b"], "mix and sampler"),
+        (["data.mix=[1,2]", "data.sampler=a:b"], "data.mix and data.sampler"),
     ):
         assert said in burnish("train", recipe, *given, *more, f"output_dir={place / 'run'}", status=2).message
 
