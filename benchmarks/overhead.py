@@ -1,7 +1,7 @@
 """What the loop costs by itself: everything of a step of the quickstart that is no model work, by phase.
 
 Model work is what happens inside of the networks (forward, backward, text encoder, decoder), in the optimizer, and
-while the loop waits for verdicts of rewards. All else counts as Burnish's own: seeds and noise, the arithmetic of
+while the loop waits for scores of rewards. All else counts as Burnish's own: seeds and noise, the arithmetic of
 denoising steps, losses and credit, batches and micro-batches, metrics, the log, progress, checkpoints. The run is in
 this process, by the very objects that `burnish train` makes; only validation is left out. The aim is less than 5 %.
 

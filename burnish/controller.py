@@ -13,7 +13,7 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.loop import Workers
-from burnish.rewards.scoring import AnyScorer, RewardsFailing
+from burnish.rewards.scoring import RewardsFailing, Scorer
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.sources import Source
 from burnish.tasks import assemble
@@ -42,7 +42,7 @@ class Controller:
         ranks: Ranks = SINGLE_RANK,
         *,
         role: str = LOCAL,
-        scorer: AnyScorer | None = None,
+        scorer: Scorer | None = None,
     ) -> None:
         """Args: ``role`` is this process's in recordings of the profiler; ``scorer`` see ``burnish.tasks.assemble``."""
         self.config, self.store = config, store

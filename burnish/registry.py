@@ -43,11 +43,16 @@ class Kind:
     package: str  # of ours, whose modules register what ships with Burnish; or such a module itself
     contract: str  # module:Name of what every entry must be: a base class, or a protocol; see burnish.utils.contracts
     options: bool = True  # a recipe's section fills the fields of its classes
+    more: tuple[str, ...] = ()  # further modules that register some
     part: str = ""  # of functions, module:Name of the base of classes that hold the options of one
     part_of_function: str = ""  # the base of those that are made of functions, where it is another
     entries: dict[str, Any] = field(default_factory=dict)
 
 
+FOR_BOTH = (
+    "burnish.rewards.function", "burnish.rewards.judges.rewards", "burnish.rewards.remote",
+    "burnish.rewards.reward_model",
+)  # fmt: skip
 KINDS = {
     "flow algorithm": Kind("burnish.diffusion.algorithms", "burnish.rl.algorithm:Algorithm"),
     "language algorithm": Kind("burnish.language.algorithms", "burnish.rl.algorithm:Algorithm"),
@@ -59,8 +64,8 @@ KINDS = {
         part_of_function=f"{PARTS}:WholeSamples",
     ),
     "kl estimator": Kind(PARTS, f"{PARTS}:KlFunction", part=f"{PARTS}:KlPart"),
-    "flow reward": Kind("burnish.rewards.images", "burnish.rewards.base:Reward"),
-    "language reward": Kind("burnish.rewards.text", "burnish.rewards.text.base:LanguageReward"),
+    "flow reward": Kind("burnish.rewards.images", "burnish.rewards.base:Reward", more=FOR_BOTH),
+    "language reward": Kind("burnish.rewards.text", "burnish.rewards.text.base:LanguageReward", more=FOR_BOTH),
     "environment": Kind("burnish.environments", "burnish.environments.base:Environment"),
     "call format": Kind("burnish.environments", f"{CALLS}:CallFunction", part=f"{CALLS}:CallFormat"),
     "flow model": Kind("burnish.diffusion.pipeline.model", "burnish.diffusion.pipeline.base:FlowModel", options=False),
@@ -361,5 +366,6 @@ def _load(path: str) -> Any:
 
 def _import_all(kind: str) -> None:
     package = importlib.import_module(KINDS[kind].package)
-    for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
-        importlib.import_module(f"{package.__name__}.{module.name}")
+    own = [f"{package.__name__}.{module.name}" for module in pkgutil.iter_modules(getattr(package, "__path__", []))]
+    for module in (*own, *KINDS[kind].more):
+        importlib.import_module(module)

@@ -25,7 +25,7 @@ from burnish.rl.algorithm import call
 
 if TYPE_CHECKING:
     from burnish.environments.base import Environment, Observation
-    from burnish.rewards.base import AnyReward, Verdict
+    from burnish.rewards.base import AnyReward, Score
     from burnish.rl.rewards import Rewards
     from burnish.types.prompt import Prompt
 
@@ -43,7 +43,7 @@ def check_options(options: Any) -> None:
 
 
 def check_reward(reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Prompt], *, rel: float = 1e-5) -> None:
-    """A verdict for each sample: finite or missing, the same when asked again and, as far as ``rel``, in any batch.
+    """A score for each sample: finite or missing, the same when asked again and, as far as ``rel``, in any batch.
 
     Args:
         reward: with its options.
@@ -56,27 +56,27 @@ def check_reward(reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Pr
     """
     check_options(reward)
     kept = [np.array(sample) if isinstance(sample, np.ndarray) else sample for sample in samples]
-    told = reward.verdicts(samples, prompts)
-    assert len(told) == len(samples), f"{len(told)} verdicts on {len(samples)} samples"
-    for verdict in told:
-        assert verdict.value is None or math.isfinite(verdict.value), f"a value is {verdict.value}"
-        assert verdict.value is not None or verdict.note or not verdict.asked, "a value is missing without a reason"
-        if verdict.value is not None:
-            assert len(verdict.extras) == len(reward.extras), f"{verdict.extras} are not one for each {reward.extras}"
+    told = reward(samples, prompts)
+    assert len(told) == len(samples), f"{len(told)} scores on {len(samples)} samples"
+    for score in told:
+        assert score.value is None or math.isfinite(score.value), f"a value is {score.value}"
+        assert score.value is not None or score.note or not score.applicable, "a value is missing without a reason"
+        if score.value is not None:
+            assert set(reward.numbers) <= score.numbers.keys(), f"{score.numbers} lacks one of {reward.numbers}"
     for before, after in zip(kept, samples, strict=True):
         assert np.array_equal(before, after) if isinstance(before, np.ndarray) else before == after, "a sample changed"
     scale = max((abs(one.value) for one in told if one.value is not None), default=0.0)
-    _same(told, reward.verdicts(samples, prompts), 0.0, "asked again, it gives another value")
+    _same(told, reward(samples, prompts), 0.0, "asked again, it gives another value")
     again = pickle.loads(pickle.dumps(reward))
-    _same(told, again.verdicts(samples, prompts), 0.0, "pickled, it gives another value")
+    _same(told, again(samples, prompts), 0.0, "pickled, it gives another value")
     if reward.compares() == "samples":
-        alone = [reward.verdicts([sample], [prompt])[0] for sample, prompt in zip(samples, prompts, strict=True)]
+        alone = [reward([sample], [prompt])[0] for sample, prompt in zip(samples, prompts, strict=True)]
         _same(told, alone, rel * scale, "alone, a sample has another value")
-        turned = reward.verdicts(samples[::-1], prompts[::-1])[::-1]
+        turned = reward(samples[::-1], prompts[::-1])[::-1]
         _same(told, turned, rel * scale, "in another order, a sample has another value")
 
 
-def _same(one: Sequence[Verdict], other: Sequence[Verdict], within: float, said: str) -> None:
+def _same(one: Sequence[Score], other: Sequence[Score], within: float, said: str) -> None:
     for number, (before, after) in enumerate(zip(one, other, strict=True)):
         near = before.value == after.value or (
             before.value is not None and after.value is not None and abs(before.value - after.value) <= within

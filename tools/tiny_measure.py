@@ -12,7 +12,7 @@ from tiny_video_data import Scene
 from torch import Tensor
 
 from burnish.metrics import group_diversity
-from burnish.rewards.base import FrameOptions, Verdict
+from burnish.rewards.base import FrameOptions, Score
 from burnish.rewards.images.motion import Motion
 from burnish.rewards.images.ocr import Ocr
 from burnish.rewards.images.statistics import BorderDarkness
@@ -33,13 +33,13 @@ def measure(pictures: Tensor, numbers: Sequence[str]) -> dict[str, float]:
     samples = pictures.shape[1]
     images = [picture.expand(3, -1, -1).permute(1, 2, 0).numpy() for picture in to_bytes(pictures).flatten(0, 1)]
     prompts = [Prompt(text=prompt_of(number), answer=number) for number in numbers for _ in range(samples)]
-    verdicts = Ocr().score(images, prompts)
+    scores = Ocr().score(images, prompts)
     frames = BorderDarkness().score(images, prompts)
     # what could not be judged has no value, and makes the mean NaN
     group = torch.arange(len(numbers)).repeat_interleave(samples)
     return {
-        "exact": float(np.mean([verdict.extras for verdict in verdicts])),
-        "reward": float(np.mean(np.array([verdict.value for verdict in verdicts], dtype=float))),
+        "exact": float(np.mean([score.numbers["exact"] for score in scores])),
+        "reward": float(np.mean(np.array([score.value for score in scores], dtype=float))),
         "border": float(np.mean(np.array([frame.value for frame in frames], dtype=float))),
         "variety": group_diversity([coarse(image) for image in images], group),
     }
@@ -54,12 +54,12 @@ def measure_clips(clips: Tensor, scenes: Sequence[Scene]) -> dict[str, float]:
         for scene in scenes
         for _ in range(samples)
     ]
-    read = Ocr(frames=FRAMES_READ).verdicts(shown, prompts)
-    moved = Motion().verdicts(shown, prompts)
-    border = BorderDarkness(frames=FRAMES_READ).verdicts(shown, prompts)
+    read = Ocr(frames=FRAMES_READ)(shown, prompts)
+    moved = Motion()(shown, prompts)
+    border = BorderDarkness(frames=FRAMES_READ)(shown, prompts)
     group = torch.arange(len(scenes)).repeat_interleave(samples)
     return {
-        "exact": float(np.mean([verdict.extras for verdict in read])),
+        "exact": float(np.mean([score.numbers["exact"] for score in read])),
         "ocr": _mean(read),
         "motion": _mean(moved),
         "border": _mean(border),
@@ -67,6 +67,6 @@ def measure_clips(clips: Tensor, scenes: Sequence[Scene]) -> dict[str, float]:
     }
 
 
-def _mean(verdicts: Sequence[Verdict]) -> float:
+def _mean(scores: Sequence[Score]) -> float:
     # what could not be judged has no value, and makes the mean NaN
-    return float(np.mean(np.array([verdict.value for verdict in verdicts], dtype=float)))
+    return float(np.mean(np.array([score.value for score in scores], dtype=float)))

@@ -103,8 +103,8 @@ def _pictures() -> dict[str, np.ndarray]:
 
 def _scores(reward: Reward, images: Sequence[np.ndarray], prompt: Prompt) -> list[float]:
     """NaN where a value is missing."""
-    verdicts = reward.verdicts(list(images), [prompt] * len(images))
-    return [math.nan if verdict.value is None else verdict.value for verdict in verdicts]
+    scores = reward(list(images), [prompt] * len(images))
+    return [math.nan if score.value is None else score.value for score in scores]
 
 
 def _compared(

@@ -16,9 +16,8 @@ from burnish.config.plugins import code_named
 from burnish.config.run_folder import RunFolder
 from burnish.config.tasks import DEFAULT, TASKS, task_named
 from burnish.report.runs import read_configuration
-from burnish.rewards.images.function import Function
+from burnish.rewards.function import Function, LanguageFunction
 from burnish.rewards.remote import RemoteOptions
-from burnish.rewards.text.function import LanguageFunction
 from burnish.utils.disk import write_atomically
 from burnish.utils.errors import UserError
 from burnish.utils.hub import is_hub_id

@@ -320,7 +320,7 @@ class RunConfig:
             for path in paths:
                 load_object(path, caller)
         for reward in self.rewards.values():
-            reward.asks()
+            reward.required_fields()
 
     def programs(self) -> list[str]:
         """Options besides rewards that name code and programs to run, with their values."""

@@ -90,9 +90,9 @@ def _problems(config: ServiceConfig) -> list[str]:
         if reward.on_failure != "missing"
     ]
     found += [
-        f"rewards.{label} asks for {', '.join(reward.asks())}, which clients don't send; leave it out"
+        f"rewards.{label} asks for {', '.join(reward.required_fields())}, which clients don't send; leave it out"
         for label, reward in config.rewards.items()
-        if reward.asks()
+        if reward.required_fields()
     ]
     if not config.rewards:
         found.append("no reward is given; name one, as in: burnish serve-reward ocr")

@@ -21,8 +21,8 @@ from burnish.diffusion.options import RolloutOptions
 from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.steps import diffuse
 from burnish.metrics import group_diversity
-from burnish.rewards.base import inputs_asked
-from burnish.rewards.scoring import AnyScorer
+from burnish.rewards.base import fields_required
+from burnish.rewards.scoring import Scorer
 from burnish.rl.algorithm import Metrics
 from burnish.rl.rewards import select_best_worst
 from burnish.rollout.requests import RolloutRequest
@@ -47,7 +47,7 @@ class FlowRollouts:
     """Samples and scores pictures; keeps the best and the worst of several candidates if the run says so."""
 
     engine: FlowEngine
-    scorer: AnyScorer
+    scorer: Scorer
     needs: Needs
     _: KW_ONLY
     rollout: RolloutOptions
@@ -120,7 +120,7 @@ class FlowRollouts:
         shown: list[bytes] = []
         context = self.engine.roles.context  # ranks that draw the same, of which the first scores and keeps it
         scoring = collector(job, self.scorer, one_by_one=False)
-        asked = inputs_asked(self.scorer.rewards)
+        asked = fields_required(self.scorer.rewards)
         with self.watch("gen"), closing(self.engine.sample(job)) as parts:
             for rows, trace, some in parts:
                 traces.append(trace.put_away() if self.rollout.trajectories == "host" else trace)

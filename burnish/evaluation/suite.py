@@ -264,7 +264,7 @@ def _contradictions(suite: Suite) -> list[str]:
     """What in it does not go together."""
     columns = [REWARD]
     for label, scorer in suite.scorers.items():
-        columns += [label, *(f"{label}_{name}" for name in scorer.extras)]
+        columns += [label, *(f"{label}_{name}" for name in scorer.numbers)]
     problems = [
         f"{option} is {value}, which no scorer reports; the columns are {', '.join(columns)}"
         for option, value in (("primary_metric", suite.primary_metric), ("alive", suite.alive))

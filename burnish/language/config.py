@@ -30,10 +30,10 @@ from burnish.options.language import (
 )
 from burnish.options.vllm import VllmOptions, sends_adapter
 from burnish.registry import Choice, ReadIf, options
+from burnish.rewards.function import LanguageFunction
+from burnish.rewards.reward_model import RewardModel
 from burnish.rewards.text.base import LanguageReward
 from burnish.rewards.text.environment import EnvironmentReward
-from burnish.rewards.text.function import LanguageFunction
-from burnish.rewards.text.reward_model import RewardModel
 from burnish.rl.algorithm import Algorithm
 from burnish.types.statistics import WATCHED
 from burnish.utils.hub import hub_model

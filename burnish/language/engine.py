@@ -25,8 +25,8 @@ from burnish.language.model.universal import LanguageModel
 from burnish.language.offline import token_ends
 from burnish.language.roles import LanguageRoles
 from burnish.options.language import LanguageValidationOptions
-from burnish.rewards.base import inputs_asked
-from burnish.rewards.scoring import AnyScorer, Collector
+from burnish.rewards.base import fields_required
+from burnish.rewards.scoring import Collector, Scorer
 from burnish.rewards.text.base import Response
 from burnish.rewards.text.environment import turn_rewards
 from burnish.rollout.requests import RolloutRequest
@@ -195,7 +195,7 @@ class ResponseRollouts:
     """Samples and scores responses."""
 
     engine: ResponseEngine
-    scorer: AnyScorer
+    scorer: Scorer
     needs: LanguageNeeds
     _: KW_ONLY
     sampling: Sampling
@@ -358,11 +358,11 @@ def response_columns(response: Response, tokens: int) -> dict[str, Any]:
 def sampled_for(
     job: ResponseJob,
     engine: ResponseEngine,
-    scorer: AnyScorer,
+    scorer: Scorer,
     tell: Callable[[int, int], None] = lambda done, of: None,
 ) -> tuple[Completion, list[Response], Collector]:
     """Responses, which are submitted as they end, while others are still written."""
-    scoring, asked = collector(job, scorer, one_by_one=True, tell=tell), inputs_asked(scorer.rewards)
+    scoring, asked = collector(job, scorer, one_by_one=True, tell=tell), fields_required(scorer.rewards)
     # what some rewards ask for is only known when all have ended
     trace, responses = engine.sample(job if asked else replace(job, finished=scoring.add))
     scoring.add(range(len(responses)), responses, inputs_of(trace, asked))

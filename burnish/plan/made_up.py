@@ -13,7 +13,7 @@ import numpy as np
 from burnish.data.pictures import PictureRecord, ScoredGroup
 from burnish.diffusion.offline import EncodedImages, OfflineImages, ScoredImages
 from burnish.options.mixing import MixingOptions
-from burnish.rewards.base import NOTHING, AnyReward, Given, Verdict
+from burnish.rewards.base import NOTHING, AnyReward, RewardInputs, Score
 from burnish.rewards.mixing import mix
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt, Prompts
@@ -30,7 +30,7 @@ class Unwritten:
     def __init__(self, reward: AnyReward) -> None:
         self._reward = reward
 
-    def asks(self) -> tuple[str, ...]:
+    def required_fields(self) -> tuple[str, ...]:
         return ()
 
     def __getattr__(self, name: str) -> Any:
@@ -40,7 +40,7 @@ class Unwritten:
 def _at_hand(reward: AnyReward) -> Any:
     """A reward, or what stands in for it."""
     try:
-        reward.asks()
+        reward.required_fields()
     except UserError:
         return Unwritten(reward)
     return reward
@@ -90,17 +90,19 @@ class FixedScores:
     def close(self) -> None:
         """Nothing to end."""
 
-    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> Future[Scores]:
+    def submit(
+        self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING
+    ) -> Future[Scores]:
         found: Future[Scores] = Future()
-        found.set_result(self.score(samples, prompts, given))
+        found.set_result(self.score(samples, prompts, inputs))
         return found
 
-    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> Scores:
-        verdicts = {
-            label: [Verdict(i % VALUES / VALUES, extras=(0.0,) * len(reward.extras)) for i in range(len(prompts))]
+    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING) -> Scores:
+        scores = {
+            label: [Score(i % VALUES / VALUES, numbers=dict.fromkeys(reward.numbers, 0.0)) for i in range(len(prompts))]
             for label, reward in self.rewards.items()
         }
-        return mix(self.rewards, verdicts, prompts, self.mixing, given.update)
+        return mix(self.rewards, scores, prompts, self.mixing, inputs.update)
 
 
 def made_up_prompts(count: int, picture: tuple[int, int] | None = None) -> Prompts:

@@ -25,22 +25,22 @@ Compared = Literal["samples", "pairs", "groups"]  # what a reward judges: each b
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class RewardInputs:
     """Of a batch of samples. Only what a reward asks for is sent to the process that computes it."""
 
-    inputs: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # latents, response_ids, by sample
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # latents, response_ids, by sample
     group: Sequence[int] = ()  # equal for the samples of one prompt; empty: those with the same prompt
     update: int = 0  # the policy update that the samples are for; 0 is validation
     made_up: bool = False  # the samples are made up, to try the rewards: nobody knows what their latents would be
 
-    def select(self, rows: Sequence[int]) -> Given:
+    def select(self, rows: Sequence[int]) -> RewardInputs:
         """Of some of the samples, in that order."""
-        inputs = {name: [values[row] for row in rows] for name, values in self.inputs.items()}
-        return replace(self, inputs=inputs, group=[self.group[row] for row in rows] if self.group else ())
+        columns = {name: [values[row] for row in rows] for name, values in self.columns.items()}
+        return replace(self, columns=columns, group=[self.group[row] for row in rows] if self.group else ())
 
-    def only(self, names: Collection[str]) -> Given:
+    def only(self, names: Collection[str]) -> RewardInputs:
         """Without the inputs that are not named."""
-        return replace(self, inputs={name: values for name, values in self.inputs.items() if name in names})
+        return replace(self, columns={name: values for name, values in self.columns.items() if name in names})
 
     def groups(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """The rows of each group, in order of their first."""
@@ -50,12 +50,12 @@ class Given:
         return list(groups.values())
 
 
-NOTHING = Given()
+NOTHING = RewardInputs()
 
 
-def inputs_asked(rewards: Mapping[str, AnyReward]) -> set[str]:
+def fields_required(rewards: Mapping[str, AnyReward]) -> set[str]:
     """What any of these rewards asks for."""
-    return {name for reward in rewards.values() for name in reward.asks()}
+    return {name for reward in rewards.values() for name in reward.required_fields()}
 
 
 OnFailure = Literal["missing", "drop_group", "raise"]
@@ -65,17 +65,16 @@ NOTES = 4  # different notes on the frames of a clip that its own note shows
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Score:
     """The result of a reward for one sample. A ``value`` of None is missing, never zero."""
 
     value: float | None
-    extras: tuple[float, ...] = ()  # one per name in AnyReward.extras: logged, never optimised
     note: str = ""  # shown to users: the text that was read, or why the value is missing
-    asked: bool = True  # False: the reward doesn't apply to the prompt, which is not the same as missing
+    numbers: Mapping[str, float] = field(default_factory=dict)  # further ones: logged, never optimised
+    applicable: bool = True  # False: the reward doesn't apply to the prompt, which is not the same as missing
     fault: str = ""  # set if the reward failed: the traceback, or what it returned instead of a number
     steps: tuple[tuple[int, float], ...] = ()  # rewards of steps, by the character of the response where each ends
     tokens: tuple[float, ...] = ()  # or of its tokens: of both the sum is part of the value
-    named: Mapping[str, float] = field(default_factory=dict)  # like extras, whose names only the sample tells
     answer: str | None = None  # that a response gives, in one normal form, for votes; None where no answers are read
 
 
@@ -83,7 +82,7 @@ class Verdict:
 class AnyReward(Named, ABC):
     """Base of all rewards."""
 
-    extras: ClassVar[tuple[str, ...]] = ()
+    numbers: ClassVar[tuple[str, ...]] = ()  # names of further numbers that every score with a value has
     judged: ClassVar[str] = "samples"  # its samples, for messages
     has_weights: ClassVar[bool] = False  # it loads a model, so that it is scored in a process of its own
     higher_is_better: ClassVar[bool] = True  # false: a statistic of which neither way is worse
@@ -123,18 +122,20 @@ class AnyReward(Named, ABC):
         return own if self.schedule is None else own * self.schedule.factor(update)
 
     @abstractmethod
-    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> list[Verdict]:
-        """One verdict per sample; one that can't be scored has the value None, and the reason as its note."""
+    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> list[Score]:
+        """One score per sample; one that can't be scored has the value None, and the reason as its note.
 
-    def score_given(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given) -> list[Verdict]:
-        """``score``, for rewards that read what they ask for, or compare samples of a prompt."""
-        return self.score(samples, prompts)
+        A reward that has required fields, or compares samples of a prompt, has a third parameter, ``inputs``.
+        """
 
-    def verdicts(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> list[Verdict]:
-        """The verdicts on samples in the form that this reward reads; whoever judges calls this."""
-        return self.score_given(samples, prompts, given)
+    def __call__(
+        self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING
+    ) -> list[Score]:
+        """The scores of samples, which are brought into the form that ``score`` reads."""
+        wanted = {"inputs": inputs} if self.required_fields() or self.compares() != "samples" else {}
+        return self.score(samples, prompts, **wanted)
 
-    def asks(self) -> tuple[str, ...]:
+    def required_fields(self) -> tuple[str, ...]:
         """Which of latents and response_ids it reads; no others are sent to it."""
         return ()
 
@@ -162,7 +163,7 @@ class AnyReward(Named, ABC):
         """The option of the user's by which scoring may never end, which only another process can be ended for; ""."""
         return ""
 
-    def judges(self, prompt: Prompt) -> bool:
+    def applies_to(self, prompt: Prompt) -> bool:
         """Whether this reward applies to a prompt."""
         return True
 
@@ -277,7 +278,7 @@ class Reward(AnyReward):
         return self.refusal(kind(sample))
 
     @abstractmethod
-    def score(self, images: Sequence[Any], prompts: Sequence[Prompt]) -> list[Verdict]:
+    def score(self, images: Sequence[Any], prompts: Sequence[Prompt]) -> list[Score]:
         """Score pictures.
 
         Args:
@@ -286,20 +287,22 @@ class Reward(AnyReward):
             prompts: of each picture.
 
         Returns:
-            One verdict per picture; one that can't be scored has the value None, and the reason as its note.
+            One score per picture; one that can't be scored has the value None, and the reason as its note.
         """
 
-    def verdicts(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> list[Verdict]:
+    def __call__(
+        self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING
+    ) -> list[Score]:
         parts = [self._parts(sample) for sample in samples]
         rows = [row for row, frames in enumerate(parts) for _ in frames]
         repeated = [prompts[row] for row in rows]
-        own = given if len(rows) == len(samples) else given.select(rows)
-        verdicts = self.score_given([part for frames in parts for part in frames], repeated, own)
+        own = inputs if len(rows) == len(samples) else inputs.select(rows)
+        scores = super().__call__([part for frames in parts for part in frames], repeated, own)
         if len(repeated) == len(samples):
-            return verdicts
-        if len(verdicts) != len(repeated):
-            raise ValueError(f"it returned {len(verdicts)} verdicts for {len(repeated)} frames")
-        scored = iter(verdicts)
+            return scores
+        if len(scores) != len(repeated):
+            raise ValueError(f"it returned {len(scores)} scores for {len(repeated)} frames")
+        scored = iter(scores)
         return [self._reduced([next(scored) for _ in frames]) for frames in parts]
 
     def _parts(self, sample: Any) -> list[Any]:
@@ -318,16 +321,16 @@ class Reward(AnyReward):
     def _frames(self) -> FrameOptions:
         return self.frames or FrameOptions()
 
-    def _reduced(self, verdicts: Sequence[Verdict]) -> Verdict:
-        """The verdict on a clip of those on its frames: missing where one of them is."""
-        lacking = next((verdict for verdict in verdicts if verdict.value is None), None)
+    def _reduced(self, scores: Sequence[Score]) -> Score:
+        """The score of a clip by those of its frames: missing where one of them is."""
+        lacking = next((score for score in scores if score.value is None), None)
         if lacking is not None:
             return lacking
-        notes = list(dict.fromkeys(verdict.note for verdict in verdicts if verdict.note))
-        return Verdict(
-            self._frames.reduced([verdict.value for verdict in verdicts if verdict.value is not None]),
-            tuple(map(self._frames.reduced, zip(*(verdict.extras for verdict in verdicts), strict=True))),
+        notes = list(dict.fromkeys(score.note for score in scores if score.note))
+        return Score(
+            self._frames.reduced([score.value for score in scores if score.value is not None]),
             " | ".join([*notes[:NOTES], *(["..."] if len(notes) > NOTES else [])]),
+            {name: self._frames.reduced([score.numbers[name] for score in scores]) for name in self.numbers},
         )
 
     def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:

@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from burnish.rewards.base import NOTHING, AnyReward, Given, Verdict
+from burnish.rewards.base import NOTHING, AnyReward, RewardInputs, Score
 from burnish.types.statistics import FAILED, RETRIED, TIMED_OUT
 from burnish.utils.supervisor import ChildDied, Server
 from burnish.utils.user_code import OURS, place_of
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LARGEST = 3.4e38  # of float32, in which rewards are stored
-NOT_ASKED = Verdict(None, asked=False)  # the reward doesn't apply to the prompt
+NOT_APPLICABLE = Score(None, applicable=False)  # the reward doesn't apply to the prompt
 MESSAGE = 1000  # characters of an error's message that are kept
 LONGEST = 8000  # last characters of a traceback that are kept
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # a worker shares the machine with the trainer
 
 
-def score(
-    reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING
-) -> list[Verdict] | Verdict:
+def call_reward(
+    reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING
+) -> list[Score] | Score:
     """One call of a reward, which may write to the samples.
 
     Args:
         reward: is called.
         samples: images, uint8 arrays [H, W, 3], clips, sounds, or responses.
         prompts: one per sample.
-        given: what else is known of the samples.
+        inputs: what else is known of the samples.
 
     Returns:
-        One verdict per sample, whose ``asked`` is false where the reward doesn't apply to the prompt; or a single one,
-        with the error, if the reward raised.
+        One score per sample, whose ``applicable`` is false where the reward doesn't apply to the prompt; or a single
+        one, with the error, if the reward raised.
     """
     process = os.getpid()
     try:
-        return _score(reward, samples, prompts, given)
+        return _called(reward, samples, prompts, inputs)
     except (Exception, SystemExit) as error:  # exit() in a reward must not end the process
         return failed(error)
     finally:
@@ -57,49 +57,49 @@ def score(
             os._exit(0)  # a process that the reward has forked, and that came back from it
 
 
-def _score(reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given) -> list[Verdict]:
-    lacking = [name for name in reward.asks() if name not in given.inputs]
-    if lacking and given.made_up:
-        return [NOT_ASKED] * len(samples)
+def _called(reward: AnyReward, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs) -> list[Score]:
+    lacking = [name for name in reward.required_fields() if name not in inputs.columns]
+    if lacking and inputs.made_up:
+        return [NOT_APPLICABLE] * len(samples)
     why = f"{reward.name} asks for {', '.join(lacking)}, which this model's samples don't have" if lacking else ""
-    verdicts, able = [NOT_ASKED] * len(samples), []
+    scores, able = [NOT_APPLICABLE] * len(samples), []
     for row, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
-        if not reward.judges(prompt):
+        if not reward.applies_to(prompt):
             continue
         if note := why or reward.unable(sample):
-            verdicts[row] = missing(note)
+            scores[row] = missing(note)
         else:
             able.append(row)
     if not able:
-        return verdicts
-    known = given.only(reward.asks()).select(able)
-    scored = reward.verdicts([samples[row] for row in able], [prompts[row] for row in able], known)
+        return scores
+    known = inputs.only(reward.required_fields()).select(able)
+    scored = reward([samples[row] for row in able], [prompts[row] for row in able], known)
     if len(scored) != len(able):
-        raise ValueError(f"it returned {len(scored)} verdicts for {len(able)} {reward.judged}")
-    for row, verdict in zip(able, scored, strict=True):
-        verdicts[row] = _checked(reward, verdict)
-    return verdicts
+        raise ValueError(f"it returned {len(scored)} scores for {len(able)} {reward.judged}")
+    for row, score in zip(able, scored, strict=True):
+        scores[row] = _checked(reward, score)
+    return scores
 
 
-def _checked(reward: AnyReward, verdict: Verdict) -> Verdict:
-    if not verdict.asked:
-        return NOT_ASKED
-    if verdict.value is None:
-        return missing(verdict.note or "it gave no value", verdict.fault)
-    if not math.isfinite(verdict.value) or abs(verdict.value) > LARGEST:
-        return missing(f"its value is {verdict.value}, which is not a finite number")
-    if len(verdict.extras) != len(reward.extras):
-        raise ValueError(f"it returned {len(verdict.extras)} extras, but declares {len(reward.extras)}")
-    return verdict
+def _checked(reward: AnyReward, score: Score) -> Score:
+    if not score.applicable:
+        return NOT_APPLICABLE
+    if score.value is None:
+        return missing(score.note or "it gave no value", score.fault)
+    if not math.isfinite(score.value) or abs(score.value) > LARGEST:
+        return missing(f"its value is {score.value}, which is not a finite number")
+    if lacking := [name for name in reward.numbers if name not in score.numbers]:
+        raise ValueError(f"it declares the number {lacking[0]}, but a score has only {', '.join(score.numbers)}")
+    return score
 
 
-def missing(why: str, fault: str = "") -> Verdict:
-    """A missing verdict; ``fault`` is set if the reward itself failed."""
-    return Verdict(None, (), why, fault=fault)
+def missing(why: str, fault: str = "") -> Score:
+    """A missing score; ``fault`` is set if the reward itself failed."""
+    return Score(None, why, fault=fault)
 
 
-def failed(error: BaseException) -> Verdict:
-    """The verdict of a reward that raised: the error, and where in the user's code."""
+def failed(error: BaseException) -> Score:
+    """The score of a reward that raised: the error, and where in the user's code."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(str(OURS)):
         trace = trace.tb_next  # Burnish's own frames don't help the author of the reward
@@ -117,10 +117,10 @@ def printable(text: str) -> str:
 def with_retries(
     reward: AnyReward,
     prompts: Sequence[Prompt],
-    given: Given,
-    ask: Callable[[list[int]], list[Verdict] | Verdict],
-) -> tuple[list[Verdict], list[int]]:
-    """Verdicts on some samples, and how each came about (see ``types.statistics``), by the one rule for failures.
+    inputs: RewardInputs,
+    ask: Callable[[list[int]], list[Score] | Score],
+) -> tuple[list[Score], list[int]]:
+    """Scores on some samples, and how each came about (see ``types.statistics``), by the one rule for failures.
 
     A batch that fails, or whose process dies, is halved until single samples fail; or single groups, where the reward
     compares samples. What fails alone is asked about ``retries`` times more, and is then missing. One deadline holds
@@ -129,11 +129,11 @@ def with_retries(
     Args:
         reward: that is asked.
         prompts: of the samples.
-        given: says which samples are compared.
-        ask: calls the reward for some rows; see ``score``. It may raise TimeoutError and ChildDied.
+        inputs: says which samples are compared.
+        ask: calls the reward for some rows; see ``call_reward``. It may raise TimeoutError and ChildDied.
     """
-    verdicts, outcomes = [missing("")] * len(prompts), [0] * len(prompts)
-    groups = [[row] for row in range(len(prompts))] if reward.compares() == "samples" else given.groups(prompts)
+    scores, outcomes = [missing("")] * len(prompts), [0] * len(prompts)
+    groups = [[row] for row in range(len(prompts))] if reward.compares() == "samples" else inputs.groups(prompts)
     waiting = [(groups, reward.repeats)] if groups else []
     while waiting:
         together, tries = waiting.pop()
@@ -147,20 +147,20 @@ def with_retries(
             late = missing(str(error), str(error))
             unanswered = {*rows, *(row for others, _ in waiting for group in others for row in group)}
             for row in unanswered:
-                verdicts[row], outcomes[row] = late, outcomes[row] | TIMED_OUT
+                scores[row], outcomes[row] = late, outcomes[row] | TIMED_OUT
             break
-        if isinstance(answer, Verdict) and len(together) > 1:
+        if isinstance(answer, Score) and len(together) > 1:
             half = len(together) // 2
             again = [(together[half:], tries), (together[:half], tries)]
         else:
-            for row, verdict in zip(rows, [answer] * len(rows) if isinstance(answer, Verdict) else answer, strict=True):
-                verdicts[row] = verdict
-            faults = [group for group in together if any(verdicts[row].fault for row in group)]
+            for row, score in zip(rows, [answer] * len(rows) if isinstance(answer, Score) else answer, strict=True):
+                scores[row] = score
+            faults = [group for group in together if any(scores[row].fault for row in group)]
             again = [([group], tries - 1) for group in faults] if tries else []
         waiting += again
         for row in (row for groups, _ in again for group in groups for row in group):
             outcomes[row] |= RETRIED
-    return verdicts, [o | FAILED if verdict.fault else o for o, verdict in zip(outcomes, verdicts, strict=True)]
+    return scores, [o | FAILED if score.fault else o for o, score in zip(outcomes, scores, strict=True)]
 
 
 Tasks: TypeAlias = "SimpleQueue[Callable[[Worker], None] | None]"
@@ -185,12 +185,12 @@ class Worker(threading.Thread):
             task(self)
         self._close()
 
-    def score(self, label: str, samples: bytes, rows: Sequence[int], until: float) -> list[Verdict] | Verdict:
-        """One call of a reward; see ``score``.
+    def score(self, label: str, samples: bytes, rows: Sequence[int], until: float) -> list[Score] | Score:
+        """One call of a reward; see ``call_reward``.
 
         Args:
             label: of the reward.
-            samples: pickled samples, prompts and ``Given``, which are sent once and read by all rewards.
+            samples: pickled samples, prompts and ``RewardInputs``, which are sent once and read by all rewards.
             rows: of these samples.
             until: deadline, of time.monotonic().
 
@@ -199,7 +199,7 @@ class Worker(threading.Thread):
             ChildDied: the process ended.
             CancelledError: the worker was killed.
         """
-        answer: list[Verdict] | Verdict = self._ask(until, label, list(rows), samples)
+        answer: list[Score] | Score = self._ask(until, label, list(rows), samples)
         return answer
 
     def _ask(self, until: float, label: str = "", rows: Sequence[int] = (), samples: bytes = b"") -> Any:
@@ -213,7 +213,7 @@ class Worker(threading.Thread):
         try:
             process.load(max(until - time.monotonic(), 0.0), f"{late}rewards to load")
             if label:
-                what = f"{late}verdicts on {len(rows)} {self._rewards[label].judged}"
+                what = f"{late}scores on {len(rows)} {self._rewards[label].judged}"
                 new = None if samples is self._holds else samples
                 self._holds = samples
                 return process.call(max(until - time.monotonic(), 0.0), what, label, rows, new)
@@ -238,17 +238,19 @@ class Worker(threading.Thread):
             process.close()
 
 
-def _load(rewards: dict[str, AnyReward]) -> Callable[..., list[Verdict] | Verdict]:
+def _load(rewards: dict[str, AnyReward]) -> Callable[..., list[Score] | Score]:
     """What a worker process answers with."""
     for reward in rewards.values():
         with contextlib.suppress(Exception, SystemExit):
             reward.prepare()
     held = b""
 
-    def answer(label: str, rows: list[int], new: bytes | None) -> list[Verdict] | Verdict:
+    def answer(label: str, rows: list[int], new: bytes | None) -> list[Score] | Score:
         nonlocal held
         held = held if new is None else new
-        samples, prompts, given = pickle.loads(held)  # anew: a reward may write to its samples
-        return score(rewards[label], [samples[row] for row in rows], [prompts[row] for row in rows], given.select(rows))
+        samples, prompts, inputs = pickle.loads(held)  # anew: a reward may write to its samples
+        return call_reward(
+            rewards[label], [samples[row] for row in rows], [prompts[row] for row in rows], inputs.select(rows)
+        )
 
     return answer

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from burnish.registry import options
-from burnish.rewards.base import AnyReward, Compared, Given, Verdict
+from burnish.registry import options, register
+from burnish.rewards.base import NOTHING, AnyReward, Compared, Reward, RewardInputs, Score
 from burnish.rewards.calls import failed, missing
+from burnish.rewards.text.base import LanguageReward
+from burnish.types.clips import Kind
 from burnish.utils.errors import UserError
 from burnish.utils.user_code import awaited, load_object
 
@@ -72,9 +74,12 @@ VALUES: dict[str, Callable[[Row], Any]] = {  # what a parameter gets of each sam
 }
 EITHER = ("response_ids", "condition_images", "ground_truth", "extra_info", "data_source")  # of a sample, or of all
 PLURAL = {f"{name}s": name for name in VALUES if name not in EITHER}
-INPUT_OF = {  # what a parameter needs of ``Given.inputs``
+INPUT_OF = {  # what a parameter needs of ``RewardInputs.columns``
     "latents": "latents", "latent": "latents", "response_ids": "response_ids", "completion_ids": "response_ids",
     "reward_inputs": "response_ids", "reward_input": "response_ids",
+}  # fmt: skip
+DRAWN = {  # what a model has to draw for a function to get what it asks for
+    "videos": ("clip",), "video": ("clip",), "audios": ("clip", "sound"), "audio": ("clip", "sound"),
 }  # fmt: skip
 OF = {  # parameters that only samples of one half have
     "drawn": {"images", "image", "videos", "video", "audios", "audio", "solution_image", "latents", "latent"},
@@ -255,7 +260,7 @@ def place(thing: Any) -> str:
     return f"reward {'class' if isinstance(thing, type) else 'function'} {getattr(thing, '__name__', thing)}{line}"
 
 
-def verdicts_of(returned: Any, who: str, tokens: Sequence[int | None]) -> list[Verdict]:
+def scores_of(returned: Any, who: str, tokens: Sequence[int | None]) -> list[Score]:
     """Of what a function returned for a batch: a list, a dict of lists, or a list and a dict of further lists.
 
     Args:
@@ -283,16 +288,16 @@ def verdicts_of(returned: Any, who: str, tokens: Sequence[int | None]) -> list[V
         columns = [list(column) for column in further.values()]
         each = [dict(zip(further, row, strict=True)) for row in zip(*columns, strict=True)]
         values = [{"score": value} | more for value, more in zip(values, each, strict=True)]
-    return [verdict_of(value, who, count) for value, count in zip(values, tokens, strict=True)]
+    return [score_of(value, who, count) for value, count in zip(values, tokens, strict=True)]
 
 
-def verdict_of(value: Any, who: str, tokens: int | None = None) -> Verdict:
-    """Of what was returned for one sample: a number, None, a dict, or a verdict; a fault where it is none of these.
+def score_of(value: Any, who: str, tokens: int | None = None) -> Score:
+    """Of what was returned for one sample: a number, None, a dict, or a score; a fault where it is none of these.
 
     A dict has one score; ``steps`` or ``tokens`` that it is made of; further numbers by name; texts as notes; ``pred``.
     """
-    if isinstance(value, Verdict | float):
-        return value if isinstance(value, Verdict) else Verdict(value)
+    if isinstance(value, Score | float):
+        return value if isinstance(value, Score) else Score(value)
     if value is None:
         return missing(f"{who} gave no value")
     further = dict(value) if isinstance(value, Mapping) else {"score": value}
@@ -318,8 +323,8 @@ def verdict_of(value: Any, who: str, tokens: int | None = None) -> Verdict:
     if score is None:
         return missing(f"{who} gave no value" + (f"; {note}" if note else ""))
     answer = None if further.get(ANSWER) is None else str(further[ANSWER]).strip()
-    named = {str(name): number for name, number in numbers.items() if math.isfinite(number)}
-    return Verdict(score, (), note, steps=steps, tokens=each, named=named, answer=answer)
+    numbers = {str(name): number for name, number in numbers.items() if math.isfinite(number)}
+    return Score(score, note, numbers, steps=steps, tokens=each, answer=answer)
 
 
 def _number(value: Any, name: str) -> float:
@@ -360,7 +365,7 @@ class FunctionReward(AnyReward):
     def _call(self) -> Call:
         return call_of(self._thing, self.half, self.arguments)
 
-    def asks(self) -> tuple[str, ...]:
+    def required_fields(self) -> tuple[str, ...]:
         return tuple(sorted({INPUT_OF[name] for name in self._call.values if name in INPUT_OF}))
 
     def compares(self) -> Compared:
@@ -375,7 +380,7 @@ class FunctionReward(AnyReward):
         self.compares()
         for name in self._call.required:
             for prompt in prompts:
-                if self.judges(prompt) and name not in prompt.info:
+                if self.applies_to(prompt) and name not in prompt.info:
                     raise UserError(
                         f"{place(self._thing)} asks for {name!r}, which is no name of Burnish's, is not among the "
                         f"reward's arguments, and is no key of the record of {prompt.name}; its keys are "
@@ -388,35 +393,32 @@ class FunctionReward(AnyReward):
     def prepare(self) -> None:
         _ = self._callable
 
-    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> list[Verdict]:
-        return self.score_given(samples, prompts, Given())
-
-    def score_given(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given) -> list[Verdict]:
+    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING) -> list[Score]:
         compared = self.compares()
         rows = [
-            Row(sample, prompt, {name: values[i] for name, values in given.inputs.items()})
+            Row(sample, prompt, {name: values[i] for name, values in inputs.columns.items()})
             for i, (sample, prompt) in enumerate(zip(samples, prompts, strict=True))
         ]
         if self._call.single:
             return self._each(rows)
         if compared == "samples":
             return self._batch(rows)
-        verdicts: dict[int, Verdict] = {}
-        for group in given.groups(prompts):
+        scores: dict[int, Score] = {}
+        for group in inputs.groups(prompts):
             own = [rows[row] for row in group]
-            verdicts |= zip(group, self._batch(own) if compared == "groups" else self._means(own), strict=True)
-        return [verdicts[row] for row in range(len(rows))]
+            scores |= zip(group, self._batch(own) if compared == "groups" else self._means(own), strict=True)
+        return [scores[row] for row in range(len(rows))]
 
     def _called(self, rows: Sequence[Row], *, single: bool = False) -> Any:
         """What the function returns for several samples, or for one of itself."""
         own = {} if isinstance(self._thing, type) else self.arguments
         if not self._call.values:
             return self._callable([row.sample for row in rows], [row.prompt for row in rows], **own)
-        given = self._call.arguments(rows)
-        return self._callable(**{name: values[0] for name, values in given.items()} if single else given, **own)
+        arguments = self._call.arguments(rows)
+        return self._callable(**{name: values[0] for name, values in arguments.items()} if single else arguments, **own)
 
-    def _each(self, rows: Sequence[Row]) -> list[Verdict]:
-        """The verdicts of a function that takes one sample; the calls of an async one wait at the same time."""
+    def _each(self, rows: Sequence[Row]) -> list[Score]:
+        """The scores of a function that takes one sample; the calls of an async one wait at the same time."""
         returned: list[Any] = []
         for row in rows:
             try:
@@ -426,38 +428,81 @@ class FunctionReward(AnyReward):
         if any(map(inspect.isawaitable, returned)):
             returned = awaited(_together(returned))
         who = place(self._thing)
-        return [verdict_of(value, who, length) for value, length in zip(returned, _lengths(rows), strict=True)]
+        return [score_of(value, who, length) for value, length in zip(returned, _lengths(rows), strict=True)]
 
-    def _batch(self, rows: Sequence[Row]) -> list[Verdict]:
-        return verdicts_of(awaited(self._called(rows)), place(self._thing), _lengths(rows))
+    def _batch(self, rows: Sequence[Row]) -> list[Score]:
+        return scores_of(awaited(self._called(rows)), place(self._thing), _lengths(rows))
 
-    def _means(self, rows: Sequence[Row]) -> list[Verdict]:
-        """The verdicts on a group by comparing each two: means over the pairs; missing where no pair has a value."""
-        won: list[list[Verdict]] = [[] for _ in rows]
+    def _means(self, rows: Sequence[Row]) -> list[Score]:
+        """The scores on a group by comparing each two: means over the pairs; missing where no pair has a value."""
+        won: list[list[Score]] = [[] for _ in rows]
         for first, second in combinations(range(len(rows)), 2):
-            for row, verdict in zip((first, second), self._pair([rows[first], rows[second]]), strict=True):
-                won[row].append(verdict)
+            for row, score in zip((first, second), self._pair([rows[first], rows[second]]), strict=True):
+                won[row].append(score)
         alone = missing(f"{place(self._thing)} compares pairs, and there is no other sample")
-        return [_mean(verdicts) if verdicts else alone for verdicts in won]
+        return [_mean(scores) if scores else alone for scores in won]
 
-    def _pair(self, rows: Sequence[Row]) -> list[Verdict]:
-        """The verdicts on two samples: two values; or the chance p that the first is better, for p and 1 - p."""
+    def _pair(self, rows: Sequence[Row]) -> list[Score]:
+        """The scores on two samples: two values; or the chance p that the first is better, for p and 1 - p."""
         returned = awaited(self._called(rows))
         if isinstance(returned, list | tuple):
-            return verdicts_of(returned, place(self._thing), [None, None])
-        first = verdict_of(returned, place(self._thing))
-        return [first, first if first.value is None else Verdict(1 - first.value, (), first.note)]
+            return scores_of(returned, place(self._thing), [None, None])
+        first = score_of(returned, place(self._thing))
+        return [first, first if first.value is None else Score(1 - first.value, first.note)]
 
 
-def _mean(verdicts: Sequence[Verdict]) -> Verdict:
-    known = [verdict for verdict in verdicts if verdict.value is not None]
+@register("flow reward", "function")
+class Function(FunctionReward, Reward):
+    """A function or class of yours, async or not, which gets what its parameters are named after: images, prompts,
+    references, latents, condition_images, extra_info, keys of the record (docs/rewards.md).
+
+    It returns a number per sample, None where there is none, or a dict with a score and further values. Of a model
+    that draws clips ``images`` are ``burnish.types.clips.Clip``, or the frames that ``frames`` names.
+    """
+
+    takes: ClassVar[str] = "images, prompts"
+    half: ClassVar[Half] = "drawn"
+    reads: ClassVar[tuple[Kind, ...]] = ("image", "clip", "sound")
+
+    def refusal(self, drawn: Kind) -> str:
+        wrong = [name for name in self._call.values if drawn not in DRAWN.get(name, (drawn,))]
+        return (
+            f"{place(self._thing)} asks for {wrong[0]}, but the model draws {drawn}s"
+            if wrong
+            else super().refusal(drawn)
+        )
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        super().check(prompts)
+        if self.frames is not None and self.compares() != "samples":
+            raise UserError(
+                f"{place(self._thing)} compares {self.compares()}, and frames is given, whose values are those of "
+                "single frames; leave frames out, and choose frames in the function"
+            )
+
+
+@register("language reward", "function")
+class LanguageFunction(FunctionReward, LanguageReward):
+    """A function or class of yours, async or not, which gets what its parameters are named after: responses, prompts,
+    references, response_ids, extra_info, keys of the record (docs/rewards.md).
+
+    It returns a number per response, None where there is none, or a dict with a score and further values. Functions
+    that were written for verl (compute_score) or TRL (completions, **kwargs) work as they are.
+    """
+
+    takes: ClassVar[str] = "responses, prompts"
+    half: ClassVar[Half] = "said"
+
+
+def _mean(scores: Sequence[Score]) -> Score:
+    known = [score for score in scores if score.value is not None]
     if not known:
-        return verdicts[0]
-    names = dict.fromkeys(name for verdict in known for name in verdict.named)
-    named = {name: [verdict.named[name] for verdict in known if name in verdict.named] for name in names}
-    return Verdict(
-        sum(verdict.value or 0.0 for verdict in known) / len(known),
-        named={name: sum(values) / len(values) for name, values in named.items()},
+        return scores[0]
+    names = dict.fromkeys(name for score in known for name in score.numbers)
+    columns = {name: [score.numbers[name] for score in known if name in score.numbers] for name in names}
+    return Score(
+        sum(score.value or 0.0 for score in known) / len(known),
+        numbers={name: sum(values) / len(values) for name, values in columns.items()},
     )
 
 
@@ -467,7 +512,7 @@ def _lengths(rows: Sequence[Row]) -> list[int | None]:
 
 
 async def _together(values: Sequence[Any]) -> list[Any]:
-    """What calls give, awaited at the same time; the verdict of one that raises takes its place."""
+    """What calls give, awaited at the same time; the score of one that raises takes its place."""
     gate = asyncio.Semaphore(TOGETHER)
 
     async def settled(value: Any) -> Any:

@@ -8,7 +8,7 @@ from math import nan
 from typing import TYPE_CHECKING, Any
 
 from burnish.options.mixing import Gate, MixingOptions
-from burnish.rewards.base import AnyReward, Verdict
+from burnish.rewards.base import AnyReward, Score
 from burnish.rewards.calls import LARGEST, failed, missing
 from burnish.types.prompt import Prompts
 from burnish.utils.errors import UserError
@@ -24,12 +24,14 @@ SUM = MixingOptions()
 
 
 def component_names(rewards: Mapping[str, AnyReward]) -> tuple[str, ...]:
-    """The columns of Scores.components: each reward's label, followed by its extras as label_extra.
+    """The columns of Scores.components: each reward's label, followed by its further numbers as label_name.
 
     Raises:
         UserError: two columns would have the same name.
     """
-    names = [name for label, reward in rewards.items() for name in (label, *(f"{label}_{e}" for e in reward.extras))]
+    names = [
+        name for label, reward in rewards.items() for name in (label, *(f"{label}_{name}" for name in reward.numbers))
+    ]
     if twice := [name for name in names if names.count(name) > 1]:
         raise _twice(twice[0])
     return tuple(names)
@@ -37,7 +39,7 @@ def component_names(rewards: Mapping[str, AnyReward]) -> tuple[str, ...]:
 
 def mix(
     rewards: Mapping[str, AnyReward],
-    verdicts: Mapping[str, Sequence[Verdict]],
+    scores: Mapping[str, Sequence[Score]],
     prompts: Sequence[Prompt],
     mixing: MixingOptions = SUM,
     update: int = 0,
@@ -48,13 +50,13 @@ def mix(
 
     Args:
         rewards: by label, in the order of the columns.
-        verdicts: by label, each of length B.
+        scores: by label, each of length B.
         prompts: [B].
         mixing: the rule.
         update: the policy update, which weights may depend on; 0 is a validation.
 
     Returns:
-        Scores with a column per reward and per extra, named label and label_extra; NaN where missing.
+        Scores with a column per reward and per number that it declares, named label and label_name; NaN where missing.
     """
     import torch
 
@@ -65,21 +67,21 @@ def mix(
     counted: list[list[float]] = []
     applied: list[list[float]] = []
     for label, reward in rewards.items():
-        own = verdicts[label]
-        values.append([nan if verdict.value is None else verdict.value for verdict in own])
-        counted.append(_counted(values[-1], reward, verdicts))
+        own = scores[label]
+        values.append([nan if score.value is None else score.value for score in own])
+        counted.append(_counted(values[-1], reward, scores))
         pairs = zip(own, prompts, strict=True)
-        applied.append([reward.weight_for(prompt, update) if verdict.asked else 0.0 for verdict, prompt in pairs])
-        for number in range(len(reward.extras)):
-            values.append([nan if verdict.value is None else verdict.extras[number] for verdict in own])
+        applied.append([reward.weight_for(prompt, update) if score.applicable else 0.0 for score, prompt in pairs])
+        for name in reward.numbers:
+            values.append([nan if score.value is None else score.numbers[name] for score in own])
             counted.append(values[-1])
             applied.append([0.0] * len(own))
     value, weight = (torch.tensor(columns, dtype=torch.float64).T.contiguous() for columns in (counted, applied))
-    rows = [dict(zip(rewards, row, strict=True)) for row in zip(*(verdicts[label] for label in rewards), strict=True)]
-    further = [_further(row, names) for row in rows]
+    rows = [dict(zip(rewards, row, strict=True)) for row in zip(*(scores[label] for label in rewards), strict=True)]
+    further = [_further(row, rewards, names) for row in rows]
     weights = [dict(zip(names, row, strict=True)) for row in zip(*applied, strict=True)]
     total = combined(value, weight, mixing)
-    whys: dict[int, Verdict] = {}  # why the rule itself has no value for a sample
+    whys: dict[int, Score] = {}  # why the rule itself has no value for a sample
     if mixing.path is not None:
         known = [dict(zip(names, row, strict=True)) | more
                  for row, more in zip(zip(*counted, strict=True), further, strict=True)]  # fmt: skip
@@ -96,11 +98,9 @@ def mix(
         counted=value,
         applied=weight,
         names=names,
-        weights=tuple(w for reward in rewards.values() for w in (reward.weight, *[0.0] * len(reward.extras))),
+        weights=tuple(w for reward in rewards.values() for w in (reward.weight, *[0.0] * len(reward.numbers))),
         further=further,
-        answers=[
-            {label: verdict.answer for label, verdict in row.items() if verdict.answer is not None} for row in rows
-        ],
+        answers=[{label: score.answer for label, score in row.items() if score.answer is not None} for row in rows],
         notes=list(map(_note, noted)),
         faults=list(map(_fault, noted)),
         steps=[steps for steps, _ in parts],
@@ -141,7 +141,7 @@ def check_mixing(rewards: Mapping[str, AnyReward], mixing: MixingOptions, prompt
                 )
     if any(reward.weight_by for reward in rewards.values()):
         for prompt in prompts:
-            if not any(reward.judges(prompt) and reward.weight_for(prompt, 0) for reward in rewards.values()):
+            if not any(reward.applies_to(prompt) and reward.weight_for(prompt, 0) for reward in rewards.values()):
                 raise UserError(
                     f"no reward has a weight other than 0 for {prompt.name} with label {prompt.label!r} and data "
                     f"source {prompt.source!r}; give one in its weight_by"
@@ -160,7 +160,7 @@ def check_mixing(rewards: Mapping[str, AnyReward], mixing: MixingOptions, prompt
         return
 
 
-def _counted(values: list[float], reward: AnyReward, verdicts: Mapping[str, Sequence[Verdict]]) -> list[float]:
+def _counted(values: list[float], reward: AnyReward, scores: Mapping[str, Sequence[Score]]) -> list[float]:
     """What a cap and a gate leave of a reward's values."""
     cap, gate = reward.cap, reward.gate
     if cap is not None:
@@ -168,14 +168,14 @@ def _counted(values: list[float], reward: AnyReward, verdicts: Mapping[str, Sequ
     if gate is None:
         return values
     return [
-        nan if verdict.asked and verdict.value is None else value if _is_open(gate, verdict) else gate.otherwise
-        for value, verdict in zip(values, verdicts[gate.by], strict=True)
+        nan if score.applicable and score.value is None else value if _is_open(gate, score) else gate.otherwise
+        for value, score in zip(values, scores[gate.by], strict=True)
     ]
 
 
-def _is_open(gate: Gate, deciding: Verdict) -> bool:
+def _is_open(gate: Gate, deciding: Score) -> bool:
     """Whether a gate is open; one whose reward doesn't apply to the prompt stands open."""
-    return not deciding.asked or (deciding.value is not None and deciding.value >= gate.least)
+    return not deciding.applicable or (deciding.value is not None and deciding.value >= gate.least)
 
 
 def _by_function(
@@ -183,7 +183,7 @@ def _by_function(
     known: Sequence[Mapping[str, float]],
     weights: Sequence[Mapping[str, float]],
     prompts: Sequence[Prompt],
-) -> tuple[Tensor, dict[int, Verdict]]:
+) -> tuple[Tensor, dict[int, Score]]:
     """What the user's function makes of each sample's values, and where it fails, why."""
     import torch
 
@@ -202,9 +202,14 @@ def _by_function(
     return torch.tensor(rewards, dtype=torch.float64), whys
 
 
-def _further(verdicts: Mapping[str, Verdict], names: Sequence[str]) -> dict[str, float]:
-    """A sample's further values, as label_name."""
-    further = {f"{label}_{name}": value for label, verdict in verdicts.items() for name, value in verdict.named.items()}
+def _further(scores: Mapping[str, Score], rewards: Mapping[str, AnyReward], names: Sequence[str]) -> dict[str, float]:
+    """A sample's numbers that its rewards don't declare, as label_name."""
+    further = {
+        f"{label}_{name}": value
+        for label, score in scores.items()
+        for name, value in score.numbers.items()
+        if name not in rewards[label].numbers
+    }
     for name in further:
         if name in names:
             raise _twice(name)
@@ -216,7 +221,7 @@ def _twice(name: str) -> UserError:
 
 
 def _parts(
-    verdicts: Mapping[str, Verdict],
+    scores: Mapping[str, Score],
     rewards: Mapping[str, AnyReward],
     weights: Mapping[str, float],
     mixing: MixingOptions,
@@ -224,26 +229,26 @@ def _parts(
     """What of a sum belongs to steps of a response, by the character where each ends, and what to its tokens."""
     steps: dict[int, float] = {}
     tokens: list[float] = []
-    for label, verdict in verdicts.items() if mixing.sums else ():
+    for label, score in scores.items() if mixing.sums else ():
         weight, gate = weights[label], rewards[label].gate
-        if not weight or (gate is not None and not _is_open(gate, verdicts[gate.by])):
+        if not weight or (gate is not None and not _is_open(gate, scores[gate.by])):
             continue
-        for end, value in verdict.steps:
+        for end, value in score.steps:
             steps[end] = steps.get(end, 0.0) + weight * value
-        each = [weight * value for value in verdict.tokens]
+        each = [weight * value for value in score.tokens]
         tokens = [value + more for value, more in zip(tokens, each, strict=True)] if tokens and each else tokens or each
     return tuple(sorted(steps.items())), tuple(tokens)
 
 
-def _note(verdicts: Mapping[str, Verdict]) -> str:
-    notes = [(label, verdict.note) for label, verdict in verdicts.items() if verdict.note]
+def _note(scores: Mapping[str, Score]) -> str:
+    notes = [(label, score.note) for label, score in scores.items() if score.note]
     return notes[0][1] if len(notes) == 1 else "; ".join(f"{label}: {note}" for label, note in notes)
 
 
-def _fault(verdicts: Mapping[str, Verdict]) -> str:
+def _fault(scores: Mapping[str, Score]) -> str:
     """Label and reason of the first reward that failed, followed by the traceback if it raised."""
-    for label, verdict in verdicts.items():
-        if verdict.fault:
-            trace = f"\n{verdict.fault}" if "\n" in verdict.fault else ""
-            return f"{label}: {' '.join(verdict.note.split())}{trace}"
+    for label, score in scores.items():
+        if score.fault:
+            trace = f"\n{score.fault}" if "\n" in score.fault else ""
+            return f"{label}: {' '.join(score.note.split())}{trace}"
     return ""

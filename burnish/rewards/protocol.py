@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, Field, PlainSerializer, ValidationError
 
-from burnish.rewards.base import Verdict
+from burnish.rewards.base import Score
 from burnish.rewards.calls import printable
 from burnish.rewards.text.base import Response
 from burnish.types.clips import Clip, Sound
@@ -186,9 +186,9 @@ class ScoreData(BaseModel, strict=True):
     fault: str = ""
     answer: str | None = None
 
-    def verdict(self) -> Verdict:
+    def score(self) -> Score:
         note, fault = shortened(self.note), shortened(self.fault)
-        return Verdict(self.value, (), note, fault=fault, named=self.values, answer=self.answer)
+        return Score(self.value, note, fault=fault, numbers=self.values, answer=self.answer)
 
 
 class Reply(BaseModel):

@@ -1,18 +1,22 @@
-"""Rewards from servers, which keep their failures and rests from one batch to the next; for both tasks."""
+"""Rewards from HTTP servers: those of ``burnish serve-reward``, and of LightRFT's and OpenRLHF's protocol."""
 
 from __future__ import annotations
 
+import base64
 import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from burnish.options import Count, Seconds, Threads, Whole
-from burnish.registry import options
-from burnish.rewards.base import Verdict
+from burnish.registry import ReadIf, options, register
+from burnish.rewards.base import Reward, Score
+from burnish.rewards.text.base import LanguageReward
+from burnish.types.clips import Kind
+from burnish.types.prompt import kinds_of
 from burnish.utils.errors import UserError
 from burnish.utils.http import Servers, check_url, read_token, servers
 
@@ -98,31 +102,98 @@ class RemoteOptions(ServerOptions):
 
         return Request.of(samples, prompts, images=self.images).model_dump(mode="json", exclude_defaults=True)
 
-    def read(self, reply: Any) -> list[Verdict]:
-        """The verdicts of a reply.
+    def read(self, reply: Any) -> list[Score]:
+        """The scores of a reply.
 
         Raises:
             ValueError: it has none.
         """
         from burnish.rewards.protocol import Reply
 
-        return [score.verdict() for score in Reply.model_validate(reply).scores]
+        return [score.score() for score in Reply.model_validate(reply).scores]
 
-    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> list[Verdict]:
+    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> list[Score]:
         """Several requests at once; what one that fails asked about is missing."""
         until = time.monotonic() + self.deadline
 
-        def chunk(start: int) -> Sequence[Verdict]:
+        def chunk(start: int) -> Sequence[Score]:
             own = slice(start, start + self.batch_size)
             try:
-                verdicts = self.read(self.post(self.body(samples[own], prompts[own]), until, self.path))
-                if len(verdicts) != len(samples[own]):
-                    raise ValueError(f"it returned {len(verdicts)} scores for {len(samples[own])} samples")
+                scores = self.read(self.post(self.body(samples[own], prompts[own]), until, self.path))
+                if len(scores) != len(samples[own]):
+                    raise ValueError(f"it returned {len(scores)} scores for {len(samples[own])} samples")
             except (OSError, ValueError) as error:
                 why = f"{', '.join(self.urls)}: {error}"
-                verdicts = [Verdict(None, (), why, fault=why)] * len(samples[own])
-            return verdicts
+                scores = [Score(None, why, fault=why)] * len(samples[own])
+            return scores
 
         with ThreadPoolExecutor(self.concurrency) as pool:
             starts = range(0, len(samples), self.batch_size)
-            return [verdict for verdicts in pool.map(chunk, starts) for verdict in verdicts]
+            return [score for scores in pool.map(chunk, starts) for score in scores]
+
+
+@register("flow reward", "remote")
+class Remote(RemoteOptions, Reward):
+    """What a server of burnish serve-reward makes of images, clips or sounds."""
+
+    reads: ClassVar[tuple[Kind, ...]] = ("image", "clip", "sound")
+
+
+@register("language reward", "remote")
+class LanguageRemote(RemoteOptions, LanguageReward):
+    """What a server makes of the responses."""
+
+    protocol: Literal["lightrft", "openrlhf", "burnish"] = "lightrft"
+    """lightrft posts {queries, prompts, responses, references, images}, openrlhf {query, prompts, labels}, and both
+    read {rewards}: a number per response, or null. burnish is that of burnish serve-reward; give its address only."""
+    score_key: Annotated[str, ReadIf("protocol", "lightrft", "openrlhf")] = "rewards"
+    """lightrft, openrlhf: key of the list of numbers in the reply."""
+
+    @model_validator(mode="after")
+    def _options_are_read(self) -> Self:
+        if self.protocol == "openrlhf" and not self.images:
+            raise ValueError("images is never read when protocol is openrlhf, which sends none; leave it out")
+        return self
+
+    @property
+    def path(self) -> str:
+        return super().path if self.protocol == "burnish" else ""
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        super().check(prompts)
+        for prompt in kinds_of(prompts) if self.protocol == "burnish" else ():
+            if self.applies_to(prompt) and (prompt.videos or prompt.audios):
+                raise UserError(f"reward remote can't send the videos and sounds of {prompt.name}; leave them out")
+
+    def body(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """LightRFT's ``references`` and ``images`` are sent if any prompt has some, with null for the others."""
+        if self.protocol == "burnish":
+            return super().body(samples, prompts)
+        texts = {"prompts": [prompt.text for prompt in prompts]}
+        queries = [prompt.text + response.text for response, prompt in zip(samples, prompts, strict=True)]
+        answers = [prompt.answer for prompt in prompts]
+        if self.protocol == "openrlhf":
+            return texts | {"query": queries, "labels": answers}
+        content = texts | {"queries": queries, "responses": [response.text for response in samples]}
+        if any(answer is not None for answer in answers):
+            content["references"] = answers
+        if self.images and any(prompt.images for prompt in prompts):
+            content["images"] = [
+                [base64.b64encode(image.read()).decode() for image in prompt.images] or None for prompt in prompts
+            ]
+        return content
+
+    def read(self, reply: Any) -> list[Score]:
+        """Of a list of numbers, in which null is missing."""
+        if self.protocol == "burnish":
+            return super().read(reply)
+        values = reply.get(self.score_key) if isinstance(reply, dict) else None
+        if not isinstance(values, list):
+            raise ValueError(f"its reply has no list {self.score_key!r}")
+        where = ", ".join(self.urls)
+        return [
+            Score(float(value))
+            if type(value) in (int, float) and math.isfinite(value)
+            else Score(None, f"{where} returned {value!r:.80}, which is not a finite number")
+            for value in values
+        ]

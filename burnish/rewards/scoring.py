@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from burnish.options import ScoringOptions
 from burnish.options.mixing import MixingOptions
-from burnish.rewards.base import NOTHING, AnyReward, Compared, Given, Verdict, inputs_asked
-from burnish.rewards.calls import Tasks, Worker, missing, score, with_retries
+from burnish.rewards.base import NOTHING, AnyReward, Compared, RewardInputs, Score, fields_required
+from burnish.rewards.calls import Tasks, Worker, call_reward, missing, with_retries
 from burnish.rewards.mixing import SUM, component_names, mix
 from burnish.types.clips import writable
 from burnish.types.prompt import Prompt, Prompts
@@ -51,37 +51,18 @@ class PendingScores(Protocol):
     def result(self) -> Any: ...
 
 
-class AnyScorer(Protocol):
-    """Who scores samples: a ``Scorer`` here, or the reward pool's workers."""
-
-    rewards: dict[str, AnyReward]
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether others score, so that this process can go on."""
-        ...
-
-    def start(self) -> None: ...
-
-    def submit(
-        self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING
-    ) -> PendingScores | Future[Scores]: ...
-
-    def close(self) -> None: ...
-
-
 @dataclass(eq=False)
 class Batch:
-    """Samples whose verdicts come in by reward and part, in any order."""
+    """Samples whose scores come in by reward and part, in any order."""
 
     samples: list[Any]
     prompts: list[Prompt]
-    given: Given
-    verdicts: dict[str, list[Verdict]]
+    inputs: RewardInputs
+    scores: dict[str, list[Score]]
     ran: list[dict[str, Ran]]
     submitted: float = field(default_factory=time.monotonic)
     open: int = 0  # of parts and rewards, how many are not answered yet
-    scores: Future[Scores] = field(default_factory=Future)
+    result: Future[Scores] = field(default_factory=Future)
 
     @cached_property
     def copies(self) -> dict[int, int]:
@@ -96,7 +77,7 @@ class Batch:
     def fail(self, error: Exception) -> None:
         """Give an error to whoever waits for the scores."""
         with suppress(InvalidStateError):  # they are there, or another thread was faster
-            self.scores.set_exception(error)
+            self.result.set_exception(error)
 
 
 class Breaker:
@@ -118,21 +99,21 @@ class Breaker:
         return f"was not asked, because {self._late} requests before it timed out after {self.options.timeout:g} s each"
 
     def observe(
-        self, verdicts: Sequence[Verdict], outcomes: Sequence[int], prompts: Sequence[Prompt]
+        self, scores: Sequence[Score], outcomes: Sequence[int], prompts: Sequence[Prompt]
     ) -> RewardsFailing | None:
-        """Take the verdicts of one request, and log new reasons for missing ones; the error that ends the run."""
+        """Take the scores of one request, and log new reasons for missing ones; the error that ends the run."""
         late = any(outcome & TIMED_OUT for outcome in outcomes)
         self._late, self._last = (self._late + 1, time.monotonic()) if late else (0, 0.0)
         most = self.options.max_failures
-        for verdict, prompt in zip(verdicts, prompts, strict=True):
-            if not verdict.asked:
+        for score, prompt in zip(scores, prompts, strict=True):
+            if not score.applicable:
                 continue
-            self._failures = self._failures + 1 if verdict.fault else 0
-            if verdict.value is not None:
+            self._failures = self._failures + 1 if score.fault else 0
+            if score.value is not None:
                 continue
-            if verdict.note not in self._warned and len(self._warned) < WARNINGS:
-                self._warned.add(verdict.note)
-                log.warning("reward %s is missing: %s; first for %s", self.label, verdict.note, prompt.name)
+            if score.note not in self._warned and len(self._warned) < WARNINGS:
+                self._warned.add(score.note)
+                log.warning("reward %s is missing: %s; first for %s", self.label, score.note, prompt.name)
             if self.reward.on_failure == "raise":
                 problem = f"has no value for {prompt.name}, and its on_failure is raise"
             elif most is not None and self._failures >= most:
@@ -140,7 +121,7 @@ class Breaker:
             else:
                 continue
             return RewardsFailing(
-                f"reward {self.label} {problem}: {' '.join(verdict.note.split())}; put the reward right and run the "
+                f"reward {self.label} {problem}: {' '.join(score.note.split())}; put the reward right and run the "
                 "same command again: it resumes from the last checkpoint"
             )
         return None
@@ -184,6 +165,7 @@ class Scorer:
 
     @property
     def overlaps(self) -> bool:
+        """Whether others score, so that this process can go on."""
         return self.options.processes > 0
 
     def start(self) -> None:
@@ -200,7 +182,9 @@ class Scorer:
             for _ in range(1 if place else self.options.processes):
                 self._workers.append(Worker(self._tasks[place], rewards, self.options.timeout))
 
-    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> Future[Scores]:
+    def submit(
+        self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING
+    ) -> Future[Scores]:
         """Start scoring samples: images, uint8 [H, W, 3] each, or responses. The future always gets a result.
 
         Where a reward compares samples of a prompt, all of these have to be among them. The result is an exception, if
@@ -210,14 +194,14 @@ class Scorer:
         assert not self._closed, "the scorer is closed"
         assert self.rewards, "nothing to score by"
         self.start()
-        verdicts = {label: [missing("")] * len(samples) for label in self.rewards}
-        batch = Batch(list(samples), list(prompts), given, verdicts, [{} for _ in samples])
+        scores = {label: [missing("")] * len(samples) for label in self.rewards}
+        batch = Batch(list(samples), list(prompts), inputs, scores, [{} for _ in samples])
         if self._failing is not None:
-            batch.scores.set_exception(self._failing)
-            return batch.scores
+            batch.result.set_exception(self._failing)
+            return batch.result
         with self._lock:
             self._waiting.add(batch)
-        batch.scores.add_done_callback(lambda _: self._waiting.discard(batch))
+        batch.result.add_done_callback(lambda _: self._waiting.discard(batch))
         parts = [(range(*ends), place, rewards) for (place, compared), rewards in _by(_kind, self.rewards).items()
                  for ends in self._bounds(len(samples), place, compared)]  # fmt: skip
         batch.open = sum(len(rewards) for _, _, rewards in parts)
@@ -226,11 +210,11 @@ class Scorer:
                 self._tasks[place].put(partial(self._score, batch, rows, rewards))
             else:
                 self._score(batch, rows, rewards)
-        return batch.scores
+        return batch.result
 
-    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> Scores:
+    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING) -> Scores:
         """Score samples and wait for the result."""
-        return self.submit(samples, prompts, given).result()
+        return self.submit(samples, prompts, inputs).result()
 
     def close(self) -> None:
         """End the processes at once; what is not answered yet is cancelled."""
@@ -248,61 +232,61 @@ class Scorer:
     def _score(self, batch: Batch, rows: range, rewards: Mapping[str, AnyReward], worker: Worker | None = None) -> None:
         """Have rewards score some rows one after another, in a worker or here."""
         samples, prompts = batch.samples[rows.start : rows.stop], batch.prompts[rows.start : rows.stop]
-        given = batch.given.only(inputs_asked(rewards)).select(rows)
+        inputs = batch.inputs.only(fields_required(rewards)).select(rows)
 
-        def ask(label: str, own: list[int], until: float) -> list[Verdict] | Verdict:
+        def ask(label: str, own: list[int], until: float) -> list[Score] | Score:
             if worker is not None:
                 return worker.score(label, packed, own, until)
             with self._around():
                 copies = [writable(samples[i]) for i in own]  # a reward may write to its samples
-                return score(rewards[label], copies, [prompts[i] for i in own], given.select(own))
+                return call_reward(rewards[label], copies, [prompts[i] for i in own], inputs.select(own))
 
         try:
-            packed = b"" if worker is None else pickle.dumps((samples, Prompts.of(prompts), given), 5)
+            packed = b"" if worker is None else pickle.dumps((samples, Prompts.of(prompts), inputs), 5)
             for label in rewards:
-                if not batch.scores.done():  # somebody waits for it
+                if not batch.result.done():  # somebody waits for it
                     self._score_by(label, batch, rows, ask)
         except CancelledError:
-            batch.scores.cancel()
+            batch.result.cancel()
         except Exception as error:
             batch.fail(error)
 
-    def _score_by(self, label: str, batch: Batch, rows: range, ask: Callable[..., list[Verdict] | Verdict]) -> None:
-        """Take a reward's verdicts on some rows, equal ones of which are scored once; the last make the scores."""
+    def _score_by(self, label: str, batch: Batch, rows: range, ask: Callable[..., list[Score] | Score]) -> None:
+        """Take a reward's scores on some rows, equal ones of which are scored once; the last make the scores."""
         reward, until = self.rewards[label], time.monotonic() + self.options.timeout
-        copies = batch.copies if reward.deterministic and not reward.asks() else {}
+        copies = batch.copies if reward.deterministic and not reward.required_fields() else {}
         own = [row for row in rows if row not in copies]
-        prompts, given = [batch.prompts[row] for row in own], batch.given.select(own)
+        prompts, inputs = [batch.prompts[row] for row in own], batch.inputs.select(own)
         if why := self._breakers[label].skips(batch.submitted):
-            verdicts, outcomes = [missing(why, why)] * len(own), [FAILED | TIMED_OUT] * len(own)
+            scores, outcomes = [missing(why, why)] * len(own), [FAILED | TIMED_OUT] * len(own)
         else:
-            verdicts, outcomes = with_retries(
-                reward, prompts, given, lambda asked: ask(label, [own[i] - rows.start for i in asked], until)
+            scores, outcomes = with_retries(
+                reward, prompts, inputs, lambda asked: ask(label, [own[i] - rows.start for i in asked], until)
             )
-        answers = dict(zip(own, zip(verdicts, outcomes, strict=True), strict=True))
+        answers = dict(zip(own, zip(scores, outcomes, strict=True), strict=True))
         for copy, first in copies.items():
             if first in answers:
                 answers[copy] = (answers[first][0], answers[first][1] | REPEATED)
         seconds = time.monotonic() - batch.submitted
-        for row, (verdict, outcome) in answers.items():
-            batch.verdicts[label][row] = verdict
-            if verdict.asked:
-                drops = reward.on_failure == "drop_group" and verdict.value is None
+        for row, (score, outcome) in answers.items():
+            batch.scores[label][row] = score
+            if score.applicable:
+                drops = reward.on_failure == "drop_group" and score.value is None
                 batch.ran[row][label] = (seconds, outcome | (DROPS if drops else 0))
         with self._lock:
             batch.open -= 1
-            if not batch.given.made_up:
-                self._failing = self._failing or self._breakers[label].observe(verdicts, outcomes, prompts)
+            if not batch.inputs.made_up:
+                self._failing = self._failing or self._breakers[label].observe(scores, outcomes, prompts)
             failing, waiting = self._failing, [batch, *self._waiting]
         if failing is not None:
             for waiter in waiting:
                 waiter.fail(failing)
         elif not batch.open:
-            scores = mix(self.rewards, batch.verdicts, batch.prompts, self.mixing, batch.given.update)
-            scores.ran = batch.ran
-            batch.samples, batch.given = [], NOTHING  # who holds the future may wait for others
+            mixed = mix(self.rewards, batch.scores, batch.prompts, self.mixing, batch.inputs.update)
+            mixed.ran = batch.ran
+            batch.samples, batch.inputs = [], NOTHING  # who holds the future may wait for others
             with suppress(InvalidStateError):  # it was cancelled
-                batch.scores.set_result(scores)
+                batch.result.set_result(mixed)
 
 
 def _place(reward: AnyReward) -> str:
@@ -365,7 +349,7 @@ class Collector:
 
     def __init__(
         self,
-        scorer: AnyScorer,
+        scorer: Scorer,
         prompts: Sequence[Prompt],
         group: Sequence[int],
         *,
@@ -438,14 +422,14 @@ class Collector:
     def _submit(self, rows: Sequence[int]) -> None:
         if not rows:
             return
-        inputs = {name: [values.pop(row) for row in rows] for name, values in self._inputs.items()}
-        given = Given(inputs=inputs, group=[self._group[row] for row in rows], update=self._update)
+        columns = {name: [values.pop(row) for row in rows] for name, values in self._inputs.items()}
+        inputs = RewardInputs(columns=columns, group=[self._group[row] for row in rows], update=self._update)
         samples, prompts = [self._samples.pop(row) for row in rows], [self._prompts[row] for row in rows]
-        self._pending.append((list(rows), self._scorer.submit(samples, prompts, given)))
+        self._pending.append((list(rows), self._scorer.submit(samples, prompts, inputs)))
 
 
 def probe(
-    scorer: AnyScorer, prompts: Sequence[Prompt], sample: Any, *, timeout: float, check_cancelled: Callable[[], None]
+    scorer: Scorer, prompts: Sequence[Prompt], sample: Any, *, timeout: float, check_cancelled: Callable[[], None]
 ) -> None:
     """Have made-up samples of real prompts scored before a run, by those who will score all others.
 
@@ -462,14 +446,14 @@ def probe(
         UserError: a reward raised, died, took too long, or gave what is no number.
     """
     rewards = scorer.rewards
-    first = [next((prompt for prompt in prompts if reward.judges(prompt)), None) for reward in rewards.values()]
+    first = [next((prompt for prompt in prompts if reward.applies_to(prompt)), None) for reward in rewards.values()]
     asked = [prompt for prompt in {p.uid: p for p in first if p is not None}.values() for _ in range(2)]
     if not asked:
         return
     # tokens can be made up as well; what a model makes on its way to a sample can't
-    given = Given(inputs={"response_ids": [list(range(TOKENS))] * len(asked)}, made_up=True)
-    log.info("waiting for the first verdicts of %s (scoring.timeout=%g seconds)", ", ".join(rewards), timeout)
-    scores = awaited(scorer.submit([sample] * len(asked), asked, given), check_cancelled)
+    inputs = RewardInputs(columns={"response_ids": [list(range(TOKENS))] * len(asked)}, made_up=True)
+    log.info("waiting for the first scores of %s (scoring.timeout=%g seconds)", ", ".join(rewards), timeout)
+    scores = awaited(scorer.submit([sample] * len(asked), asked, inputs), check_cancelled)
     judged = next(iter(rewards.values())).judged
     for fault, prompt in zip(scores.faults, asked, strict=True):
         if fault:

@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from burnish.options.service import ServiceOptions
 from burnish.rewards import protocol
-from burnish.rewards.base import Given
+from burnish.rewards.base import RewardInputs
 from burnish.rewards.scoring import Scorer
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
@@ -192,7 +192,7 @@ class Service:
         prompts = [prompt for asked in batch for prompt in asked.prompts]
         group: dict[tuple[int, str], int] = {}
         numbers = [group.setdefault((i, p.uid), len(group)) for i, asked in enumerate(batch) for p in asked.prompts]
-        scores = await asyncio.wrap_future(self.scorer.submit(samples, prompts, Given(group=numbers)))
+        scores = await asyncio.wrap_future(self.scorer.submit(samples, prompts, RewardInputs(group=numbers)))
         for label, execution in execution_of(scores.ran, [False] * len(samples)).items():
             self.counts[f'burnish_samples_total{{reward="{label}"}}'] += len(execution.seconds)
             for outcome in OUTCOMES:

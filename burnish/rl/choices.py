@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from burnish.rl.kl import FixedKl
 
 
+DIVIDED = ReadIf("advantage_std", "group", "global")
+
+
 @options
 class Whitened(AdvantagePart):
     """Base of advantages that are brought to mean 0 over all actions of an update."""
@@ -35,9 +38,9 @@ class Group(AdvantagePart):
     groups = True
     advantage_std: Literal["group", "global", "none"] = "group"
     """Divide advantages by the std of the group, of the whole batch, or not at all (Dr.GRPO)."""
-    advantage_eps: Positive = 1e-6
+    advantage_eps: Annotated[Positive, DIVIDED] = 1e-6
     """Added to that std."""
-    advantage_unbiased: bool = True
+    advantage_unbiased: Annotated[bool, DIVIDED] = True
     """Whether that std divides by n - 1, as DanceGRPO, verl and TRL do, or by n, as the flow papers' own code does."""
     advantage_trimmed_ratio: BelowOne = 0.0
     """Share of a group, its lowest rewards, that its mean and std leave out, so that a few failures don't lift all the
@@ -46,14 +49,6 @@ class Group(AdvantagePart):
     """Several rewards: sum: weighted sum first, one advantage of it; each: an advantage of each reward by itself, then
     their weighted sum, so that the reward with the largest std does not rule; gdpo: that sum brought to mean 0 and
     std 1 over the batch as well."""
-
-    @model_validator(mode="after")
-    def _advantage_options_are_read(self) -> Self:
-        default = type(self).__pydantic_fields__  # type: ignore[attr-defined]
-        changed = any(getattr(self, name) != default[name].default for name in ("advantage_eps", "advantage_unbiased"))
-        if self.advantage_std == "none" and changed:
-            raise ValueError("advantage_eps and advantage_unbiased are never read when advantage_std is none")
-        return self
 
 
 @register("advantage", "group_steps")
@@ -65,23 +60,17 @@ class GroupSteps(AdvantagePart):
     steps = True
     advantage_std: Literal["group", "none"] = "group"
     """Divide by the std of the group's steps, or not at all."""
-    advantage_eps: Positive = 1e-6
+    advantage_eps: Annotated[Positive, DIVIDED] = 1e-6
     """Added to that std."""
-
-    @model_validator(mode="after")
-    def _eps_is_read(self) -> Self:
-        if self.advantage_std == "none" and self.advantage_eps != 1e-6:
-            raise ValueError("advantage_eps is never read when advantage_std is none")
-        return self
 
 
 @register("advantage", "flow_group")
 class FlowGroup(Group):
     """The same with the defaults of Flow-GRPO's code."""
 
-    advantage_eps: Positive = 1e-4
+    advantage_eps: Annotated[Positive, DIVIDED] = 1e-4
     """Added to that std."""
-    advantage_unbiased: bool = False
+    advantage_unbiased: Annotated[bool, DIVIDED] = False
     """Whether that std divides by n - 1, as DanceGRPO, verl and TRL do, or by n, as the flow papers' own code does."""
 
 
@@ -89,7 +78,7 @@ class FlowGroup(Group):
 class DanceGroup(Group):
     """The same with the defaults of DanceGRPO's code."""
 
-    advantage_eps: Positive = 1e-8
+    advantage_eps: Annotated[Positive, DIVIDED] = 1e-8
     """Added to that std."""
 
 
@@ -126,16 +115,8 @@ class CPGDWeighting(AdvantagePart):
     weighting: Literal["std", "clip_filter", "equal"] = "std"
     """How prompts weigh against each other: over the std of their rewards; by the share of prompts whose rewards
     differ, so that the others don't thin them out; or alike."""
-    weighting_clip: Positive = 3.0
+    weighting_clip: Annotated[Positive, ReadIf("weighting", "clip_filter")] = 3.0
     """Largest weight of clip_filter."""
-
-    @model_validator(mode="after")
-    def _clip_is_read(self) -> Self:
-        if self.weighting != "clip_filter" and self.weighting_clip != 3.0:
-            raise ValueError(
-                f"weighting_clip is read by clip_filter alone, and weighting is {self.weighting}; leave it out"
-            )
-        return self
 
 
 @register("advantage", "optimal_baseline")

@@ -10,7 +10,8 @@ import ray
 
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
-from burnish.rewards.base import NOTHING, AnyReward, Given
+from burnish.options import ScoringOptions
+from burnish.rewards.base import NOTHING, AnyReward, RewardInputs
 from burnish.rewards.scoring import Scorer
 from burnish.runtime.actor import RankInfo
 from burnish.runtime.actor_group import ActorGroup
@@ -35,10 +36,10 @@ class RewardActor:
         folder = RunFolder(config.output_dir).profiles
         self.profiler = Profiler(config.profiler, role="reward", rank=rank_info.rank, folder=folder, watch=Stopwatch())
 
-    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given) -> Scores:
+    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs) -> Scores:
         """Judge a batch that belongs to an update; one of validation belongs to none, which is 0."""
-        with self.profiler.during(given.update):
-            return self.scorer.score(samples, prompts, given)
+        with self.profiler.during(inputs.update):
+            return self.scorer.score(samples, prompts, inputs)
 
 
 def reward_group(pool: Pool, config: RunConfig) -> ActorGroup:
@@ -54,14 +55,15 @@ def reward_group(pool: Pool, config: RunConfig) -> ActorGroup:
     )
 
 
-class PooledScorer:
-    """Has samples judged by the reward pool, in turns; to whoever samples it is a ``Scorer``."""
+class PooledScorer(Scorer):
+    """Has samples scored by the workers of the reward pool in turns; the driver starts and ends them."""
 
     name = "reward"
     overlaps = True
 
     def __init__(self, rewards: Mapping[str, AnyReward], workers: Sequence[Any], *, first: int, seconds: float) -> None:
-        self.rewards, self._workers, self._next, self._seconds = dict(rewards), list(workers), first, seconds
+        super().__init__(rewards, ScoringOptions())
+        self._actors, self._next, self._seconds = list(workers), first, seconds
 
     def start(self) -> None:
         """They have started."""
@@ -69,20 +71,17 @@ class PooledScorer:
     def close(self) -> None:
         """The driver ends them."""
 
-    def submit(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> Call:
+    def submit(  # type: ignore[override]
+        self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING
+    ) -> Call:
         """Start judging samples: pictures, uint8 [H, W, 3] each, or responses."""
-        rank = self._next % len(self._workers)
+        rank = self._next % len(self._actors)
         self._next += 1
-        call = self._workers[rank].call.options(name="score")
-        response = call.remote("score", list(samples), list(prompts), given)
+        call = self._actors[rank].call.options(name="score")
+        response = call.remote("score", list(samples), list(prompts), inputs)
         return Call(
             group=self, method="score", responses={rank: response}, seconds=self._seconds, option="ray.call_timeout"
         )
-
-    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given = NOTHING) -> Scores:
-        """Judge samples and wait for the result."""
-        scores: Scores = self.submit(samples, prompts, given).result()
-        return scores
 
     def watched(self) -> dict[ray.ObjectRef[Any], int]:
         """None: no worker waits for another one."""

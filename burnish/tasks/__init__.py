@@ -5,7 +5,7 @@ import torch
 from burnish.config import RunConfig
 from burnish.config.batches import unforeseen, with_sizes
 from burnish.config.tasks import task_named
-from burnish.rewards.scoring import AnyScorer
+from burnish.rewards.scoring import Scorer
 from burnish.tasks.assembly import Assembly
 from burnish.training.ranks import SINGLE_RANK, Ranks
 
@@ -18,7 +18,7 @@ def assemble(
     *,
     trains: bool = False,
     only_samples: bool = False,
-    scorer: AnyScorer | None = None,
+    scorer: Scorer | None = None,
 ) -> Assembly:
     """The assembly of a configuration's task, on one of several ranks or alone.
 

@@ -25,7 +25,7 @@ from burnish.options.language import LanguageLoraOptions
 from burnish.options.model import CommonModelOptions
 from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore, saved
-from burnish.rewards.scoring import AnyScorer, Scorer, probe
+from burnish.rewards.scoring import Scorer, probe
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.requests import RolloutRequest
 from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule, StreamSource
@@ -90,7 +90,7 @@ class Assembly:
         *,
         trains: bool = False,
         only_samples: bool = False,
-        scorer: AnyScorer | None = None,
+        scorer: Scorer | None = None,
     ) -> None:
         """See ``burnish.tasks.assemble``."""
         self.config, self.ranks, self.trains, self.only_samples = config, ranks, trains, only_samples
@@ -149,7 +149,7 @@ class Assembly:
         return self.train_prompts
 
     @cached_property
-    def scorer(self) -> AnyScorer:
+    def scorer(self) -> Scorer:
         """Scores samples with the run's rewards."""
         config = self.config
         return self._given_scorer or Scorer(

@@ -25,7 +25,7 @@ from burnish.evaluation.results import metrics_of, result_of
 from burnish.evaluation.sanity_checks import questions, rows, unwatched, wrong_answers
 from burnish.evaluation.suite import REWARD, Suite, check_task
 from burnish.metrics import validation_metrics
-from burnish.rewards.base import Given
+from burnish.rewards.base import RewardInputs
 from burnish.rewards.scoring import Scorer, awaited
 from burnish.rl.algorithm import Metrics
 from burnish.tasks.job import Job
@@ -292,7 +292,7 @@ class Evaluation:
         wrong: list[str] = []
         if asked:
             samples, prompts = zip(*rows(asked), strict=True)
-            pending = self.scorer.submit(samples, prompts, Given(made_up=True))
+            pending = self.scorer.submit(samples, prompts, RewardInputs(made_up=True))
             scores = awaited(pending, self.assembly.stop.check)
             wrong = wrong_answers(asked, [_with_reward(scores, row) for row in range(len(samples))])
         return wrong, unwatched(self.suite, asked)

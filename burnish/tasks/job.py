@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeVar
 from torch import Tensor
 
 from burnish.options import StepOptions
-from burnish.rewards.scoring import AnyScorer, Collector
+from burnish.rewards.scoring import Collector, Scorer
 from burnish.rollout.requests import group_starts, numbered
 from burnish.training.ranks import Ranks, own_rows, shares
 from burnish.training.trainer import learned_rows
@@ -81,7 +81,7 @@ class Job:
         return self.select(slice(starts[own.start], starts[own.stop]))
 
 
-def collector(job: Job, scorer: AnyScorer, *, one_by_one: bool, **more: Any) -> Collector:
+def collector(job: Job, scorer: Scorer, *, one_by_one: bool, **more: Any) -> Collector:
     """Takes a job's samples as they are finished; see ``Collector``. Those of validation belong to no update."""
     update = job.update if job.purpose == "rollout" else 0
     return Collector(scorer, job.prompts, job.group.tolist(), update=update, one_by_one=one_by_one, **more)

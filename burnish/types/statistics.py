@@ -70,7 +70,7 @@ REPEATED = 8  # the sample was scored once, together with an equal one
 OUTCOMES = {"failed": FAILED, "retried": RETRIED, "timed_out": TIMED_OUT, "repeated": REPEATED}
 DROPS = 16  # it has no value, and its group is to be left out
 
-Ran = tuple[float, int]  # seconds from request to verdict, and which of the above hold
+Ran = tuple[float, int]  # seconds from request to score, and which of the above hold
 
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "max": 1.0}
 

@@ -72,7 +72,7 @@ LANGUAGE = [
     ("grpo", {"advantage_std": "none", "advantage_eps": 0.1}, "advantage_eps"),
     ("grpo", {"kl": {"route": "reward", "kind": "k3+"}}, "k3"), ("grpo", {"kl": {"controller": "adaptive"}}, "target"),
     ("grpo", {"kl": {"target": 0.1}}, "target"), ("cpgd", {"clip": 1.0}, "clip"),
-    ("cpgd", {"weighting_clip": 2.0}, "clip_filter"), ("cpgd", {"drift_clip": 0.1}, "drift_clip"),
+    ("cpgd", {"weighting_clip": 2.0}, "weighting is"), ("cpgd", {"drift_clip": 0.1}, "drift_clip"),
     ("grpo", {"high_entropy_per": "sequence"}, "high_entropy_fraction"),
     ("grpo", {"high_entropy_count": "selected", "high_entropy_fraction": 0.5, "loss_agg_mode": "seq-mean-token-sum"},
     "count"),

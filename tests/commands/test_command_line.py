@@ -12,7 +12,7 @@ import pytest
 
 from burnish import cli
 from burnish.registry import register
-from burnish.rewards.base import Reward, Verdict
+from burnish.rewards.base import Reward, Score
 from tests.support.tiny_run import burnish
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +134,7 @@ def test_what_ends_a_command_without_a_traceback(tmp_path, error, code, words):
         """Fails as it is told to."""
 
         def score(self, images, prompts):
-            return [Verdict(1.0) for _ in images]
+            return [Score(1.0) for _ in images]
 
         def check(self, prompts):
             raise error

@@ -12,7 +12,7 @@ from tests.support.tiny_run import burnish
 
 REWARD = '''\
 from burnish import register
-from burnish.rewards.base import Reward, Verdict
+from burnish.rewards.base import Reward, Score
 
 
 @register("flow reward", "redness")
@@ -23,7 +23,7 @@ class Redness(Reward):
     """What it is raised to."""
 
     def score(self, images, prompts):
-        return [Verdict((image[..., 0].mean() / 255) ** self.power) for image in images]
+        return [Score((image[..., 0].mean() / 255) ** self.power) for image in images]
 
 
 class Unnamed(Redness):

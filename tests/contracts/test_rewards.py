@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from burnish.registry import lookup, names, options
-from burnish.rewards.base import Reward, Verdict
+from burnish.rewards.base import Reward, Score
 from burnish.rewards.text.base import Response
 from burnish.testing import check_reward
 from burnish.types.clips import Clip, Kind, Sound
@@ -88,17 +88,17 @@ class Broken(Reward):
 
     def score(self, images, prompts):
         if self.why == "draws":
-            return [Verdict(random.random()) for _ in images]
+            return [Score(random.random()) for _ in images]
         if self.why == "counts":
-            return [Verdict(float(len(images))) for _ in images]
+            return [Score(float(len(images))) for _ in images]
         if self.why == "forgets":
-            return [Verdict(0.0)]
+            return [Score(0.0)]
         if self.why == "silent":
-            return [Verdict(None) for _ in images]
+            return [Score(None) for _ in images]
         if self.why == "infinite":
-            return [Verdict(float("inf")) for _ in images]
+            return [Score(float("inf")) for _ in images]
         images[0][:] = 0
-        return [Verdict(0.0) for _ in images]
+        return [Score(0.0) for _ in images]
 
 
 @pytest.mark.parametrize("why", ["draws", "counts", "forgets", "silent", "infinite", "writes"])
@@ -121,7 +121,7 @@ def clip(**changes: Any) -> Clip:
 @options
 class Level(Reward):
     def score(self, images, prompts):
-        return [Verdict(float(image.mean()), (), f"{image.mean():g}") for image in images]
+        return [Score(float(image.mean()), f"{image.mean():g}") for image in images]
 
     def differentiable(self, pictures, prompts):
         return pictures.mean((1, 2, 3))
@@ -132,7 +132,7 @@ class Loudness(Reward):
     reads: ClassVar[tuple[Kind, ...]] = ("sound",)
 
     def score(self, images, prompts):
-        return [Verdict(float(sound.samples.mean())) for sound in images]
+        return [Score(float(sound.samples.mean())) for sound in images]
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ class Loudness(Reward):
 )
 def test_a_reward_on_pictures_scores_a_clip_by_its_frames(given: dict[str, Any], value: float) -> None:
     one = Level(frames=given)
-    assert one.verdicts([clip()], PROMPTS[:1])[0].value == pytest.approx(value)
+    assert one([clip()], PROMPTS[:1])[0].value == pytest.approx(value)
     pictures = torch.tensor(clip().frames).permute(0, 3, 1, 2)[None].float()
     assert one.with_gradients(pictures, PROMPTS[:1]).tolist() == pytest.approx([value])
 
 
 def test_what_a_reward_does_not_read_is_told_and_never_scored() -> None:
-    assert [one.value for one in Loudness().verdicts([clip(sound=SOUND), SOUND], PROMPTS[:2])] == [0.5, 0.5]
+    assert [one.value for one in Loudness()([clip(sound=SOUND), SOUND], PROMPTS[:2])] == [0.5, 0.5]
     for one, sample, why in (
         (Level(), SOUND, "scores images, but the model draws sounds"),
         (Loudness(), clip(), "the clip has none"),

@@ -15,7 +15,7 @@ import pytest
 import burnish
 from burnish import registry
 from burnish.registry import KINDS, known, lookup, names, register
-from burnish.rewards.base import Reward, Verdict
+from burnish.rewards.base import Reward, Score
 from burnish.rl.algorithm import Algorithm
 from tests.support import reward_functions
 from tests.support.shown import HOLLOW, ROOT, blocks
@@ -59,7 +59,7 @@ class Mine(Reward):
     """Pixels."""
 
     def score(self, images, prompts):
-        return [Verdict(0.0) for _ in images]
+        return [Score(0.0) for _ in images]
 
 
 def test_functions_and_classes_stand_in_the_place_of_names(recipe):
@@ -131,9 +131,9 @@ def test_plugins_of_installed_packages_are_opened_when_a_name_is_unknown(tmp_pat
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: burnish-demo\nVersion: 1\n")
     (package / "entry_points.txt").write_text("[burnish.plugins]\ndemo = burnish_demo_module\n")
     (tmp_path / "burnish_demo_module.py").write_text(
-        "from burnish import register\nfrom burnish.rewards.base import Reward, Verdict\n\n\n"
+        "from burnish import register\nfrom burnish.rewards.base import Reward, Score\n\n\n"
         "@register('flow reward', 'demo')\nclass Demo(Reward):\n    def score(self, images, prompts):\n"
-        "        return [Verdict(0.0) for _ in images]\n"
+        "        return [Score(0.0) for _ in images]\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     registry.open_entry_points.cache_clear()

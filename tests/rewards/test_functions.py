@@ -25,7 +25,7 @@ def said(name: str, **arguments):
 
 
 def values(one, samples, prompts) -> list[float | None]:
-    return [verdict.value for verdict in one.verdicts(samples, prompts)]
+    return [score.value for score in one(samples, prompts)]
 
 
 def asked(text: str, **own) -> Prompt:
@@ -41,12 +41,12 @@ def test_parameters_name_what_a_function_gets():
     got = named_rewards.CALLS.pop()
     assert (got["references"], got["sources"], got["labels"]) == (["7"] * 3, ["s"] * 3, ["l"] * 3)
     prompts = [asked("a", bonus=2.0), asked("b", reward_model={"ground_truth": [1, 2]})]
-    first, last = drawn("one_at_a_time").verdicts(PICTURES[::2], prompts)
+    first, last = drawn("one_at_a_time")(PICTURES[::2], prompts)
     assert (first.value, last.value) == pytest.approx((0.2, 0.4))
-    assert (dict(first.named), first.note) == ({"bonus": 2.0}, "truth: 7")
-    assert (dict(last.named), last.note) == ({"bonus": 0.5}, "truth: [1, 2]")
-    both = drawn("lists_in_dicts").verdicts(PICTURES, PROMPTS)
-    assert [(one.value, dict(one.named)) for one in both] == [(0.25, {"sharpness": 2.0})] * 3
+    assert (dict(first.numbers), first.note) == ({"bonus": 2.0}, "truth: 7")
+    assert (dict(last.numbers), last.note) == ({"bonus": 0.5}, "truth: [1, 2]")
+    both = drawn("lists_in_dicts")(PICTURES, PROMPTS)
+    assert [(one.value, dict(one.numbers)) for one in both] == [(0.25, {"sharpness": 2.0})] * 3
     assert values(said("waiting"), [Response("7")] * 20, [PROMPTS[0]] * 20) == [1.0] * 20
     assert named_rewards.MOST == [20]  # calls of an async function wait together
 
@@ -90,10 +90,10 @@ def test_groups_and_pairs_are_compared_as_a_whole():
     assert values(drawn("ranks"), pictures, prompts) == [0.0, 1.0, 0.5, 0.0, 1.0]
     assert values(drawn("brighter"), pictures, prompts) == [0.0, 1.0, 0.5, 0.0, 1.0]
     assert values(drawn(f"{__name__}:each_of_two"), PICTURES, prompts[:3]) == [51.0, 204.0, 102.0]
-    (alone,) = drawn("brighter").verdicts(PICTURES[:1], PROMPTS[:1])
+    (alone,) = drawn("brighter")(PICTURES[:1], PROMPTS[:1])
     assert (alone.value, "no other sample" in alone.note) == (None, True)
-    first, *_ = drawn("flow_grpo").verdicts(PICTURES, PROMPTS)
-    assert (first.value, dict(first.named)) == (1.0, {"strict": 1.0})
+    first, *_ = drawn("flow_grpo")(PICTURES, PROMPTS)
+    assert (first.value, dict(first.numbers)) == (1.0, {"strict": 1.0})
 
 
 def test_a_run_gives_latents_and_a_picture_of_its_own_to_each(files):
@@ -109,7 +109,7 @@ def test_a_run_gives_latents_and_a_picture_of_its_own_to_each(files):
 
 
 def test_values_of_tokens_and_steps_are_those_of_the_response(files):
-    (steps,) = said("step_values").verdicts([Response("abcd")], PROMPTS[:1])
+    (steps,) = said("step_values")([Response("abcd")], PROMPTS[:1])
     assert (steps.value, steps.steps) == (1.5, ((2, 1.0), (4, 0.5)))
     rows, _ = evaluated(files, {"it": function("token_values")}, [{"prompt": "a"}])
     assert rows[0]["components"] == {"it": 2.5, "it_length": 5.0}

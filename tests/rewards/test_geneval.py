@@ -19,7 +19,7 @@ def include(name, count=1, **more):
     return {"class": name, "count": count, **more}
 
 
-# worked out by hand: which relations hold between two boxes; what is found, what is wanted, the task, and the verdict:
+# worked out by hand: which relations hold between two boxes; what is found, what is wanted, the task, and the score:
 # whether it is correct, or correct, strict, and Flow-GRPO's training reward
 CASES = json.loads(Path(__file__).with_name("geneval.json").read_text())
 WEST = (0, 0, 10, 10)
@@ -63,7 +63,7 @@ def test_records_that_can_not_be_judged_are_refused_and_missing(wanted, problem)
     reward, asked = tiny_reward(NAME), prompt(**wanted)
     with pytest.raises(ValueError, match=problem):
         reward.check([asked])
-    assert reward.verdicts([picture()], [asked])[0].value is None
+    assert reward([picture()], [asked])[0].value is None
 
 
 def picture(seed=0, height=48, width=40):
@@ -107,6 +107,6 @@ def test_detections_are_read_by_mmdets_rule():
 def test_what_is_found_is_judged_by_the_record():
     reward, dog, empty = tiny_reward(NAME), include("dog"), np.full((32, 32, 3), 128, np.uint8)
     asked = [prompt(include=[dog]), prompt(exclude=[dog]), prompt(include=[dog], exclude=[dog])]
-    verdicts = reward.verdicts([empty] * 3, asked)
-    assert [each.value for each in verdicts] == [0.0, 1.0, 0.0]
-    assert (verdicts[0].note, len(verdicts[0].extras)) == ("0 dog, not 1", 3)
+    scores = reward([empty] * 3, asked)
+    assert [each.value for each in scores] == [0.0, 1.0, 0.0]
+    assert (scores[0].note, len(scores[0].numbers)) == ("0 dog, not 1", 3)

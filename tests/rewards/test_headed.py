@@ -105,12 +105,12 @@ def mlp(weights, prefix: str, x: torch.Tensor) -> torch.Tensor:
 
 def test_hpsv3_is_its_formula():
     folder, images, prompts = checkpoint("hpsv3"), [noise(0, 300, 420), noise(1, 64, 64)], [FOX, CAT]
-    weights, verdicts = read(folder), reward("hpsv3").score(images, prompts)
-    for image, prompt, verdict in zip(images, prompts, verdicts, strict=True):
+    weights, scores = read(folder), reward("hpsv3").score(images, prompts)
+    for image, prompt, score in zip(images, prompts, scores, strict=True):
         given = asked(folder, "template.txt", prompt, IMAGE), ["<|Reward|>"], processed(image)
         mean, spread = mlp(weights, "rm_head", published(folder, weights, *given)[0]).tolist()
-        assert verdict.value == pytest.approx(mean, abs=1e-4)  # cut behind its token, and in a batch
-        assert verdict.named["uncertainty"] == pytest.approx(spread, abs=1e-4)
+        assert score.value == pytest.approx(mean, abs=1e-4)  # cut behind its token, and in a batch
+        assert score.numbers["uncertainty"] == pytest.approx(spread, abs=1e-4)
 
 
 def test_editreward_asks_each_head_its_own_question():
@@ -121,9 +121,9 @@ def test_editreward_asks_each_head_its_own_question():
         states = published(folder, weights, text, ["<|Reward|>"], processed(source, edited))
         expected.append(mlp(weights, f"rm_heads.head_{head}", states[0])[0].item())
     for pool, pooled in (("mean", sum(expected) / 2), ("min", min(expected)), ("sum", sum(expected))):
-        (verdict,) = reward("editreward", pool=pool).score([edited], [prompt])
-        assert verdict.value == pytest.approx(pooled, abs=1e-4)
-    assert [verdict.named[f"head_{i}"] for i in range(2)] == pytest.approx(expected, abs=1e-4)
+        (score,) = reward("editreward", pool=pool).score([edited], [prompt])
+        assert score.value == pytest.approx(pooled, abs=1e-4)
+    assert [score.numbers[f"head_{i}"] for i in range(2)] == pytest.approx(expected, abs=1e-4)
     with pytest.raises(ValueError, match="no picture"):
         reward("editreward").check([CAT])
 
@@ -140,18 +140,18 @@ def test_videoalign_is_its_formula_with_the_adapter_and_the_checkpoint_s_constan
     for name in [one.removesuffix(".lora_A.weight") for one in weights if one.endswith(".lora_A.weight")]:
         down, up = weights[f"{name}.lora_A.weight"], weights[f"{name}.lora_B.weight"]
         weights[f"{name}.weight"] = weights[f"{name}.weight"] + strength * up @ down
-    verdicts = reward("videoalign").score(clips, prompts)
+    scores = reward("videoalign").score(clips, prompts)
     weighted = reward("videoalign", dimensions={"mq": 2.0, "ta": -1.0}).score(clips, prompts)
     tokens = ["<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>"]
     for row, (clip, prompt) in enumerate(zip(clips, prompts, strict=True)):
         shown = patches(clip.frames[chosen[row]])
         states = published(folder, weights, asked(folder, "template.txt", prompt, VIDEO), tokens, shown)
         raw = (states @ weights["rm_head.weight"].T).diagonal().tolist()
-        scores = [(one - constants[f"{name}_mean"]) / constants[f"{name}_std"]
+        parts = [(one - constants[f"{name}_mean"]) / constants[f"{name}_std"]
                   for name, one in zip(("VQ", "MQ", "TA"), raw, strict=True)]  # fmt: skip
-        assert list(verdicts[row].named.values()) == pytest.approx(scores, abs=1e-3)
-        assert verdicts[row].value == pytest.approx(sum(scores), abs=1e-3)
-        assert weighted[row].value == pytest.approx(2 * scores[1] - scores[2], abs=2e-3)
+        assert list(scores[row].numbers.values()) == pytest.approx(parts, abs=1e-3)
+        assert scores[row].value == pytest.approx(sum(parts), abs=1e-3)
+        assert weighted[row].value == pytest.approx(2 * parts[1] - parts[2], abs=2e-3)
 
 
 @pytest.mark.parametrize(

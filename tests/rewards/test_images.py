@@ -20,7 +20,7 @@ PROMPT = Prompt(text="a")
 
 
 def values(reward, samples, prompts) -> list[float | None]:
-    return [verdict.value for verdict in reward.verdicts(samples, prompts)]
+    return [score.value for score in reward(samples, prompts)]
 
 
 def value(name: str, picture: np.ndarray, **options) -> float | None:
@@ -90,10 +90,10 @@ def test_sizes_of_files_are_the_published_ones_and_go_by_what_is_in_a_picture():
 
 def test_distinctness_is_the_distance_from_the_mean_of_the_prompt_s_samples():
     pictures = [flat(0, 0, 0), flat(255, 255, 255), flat(51, 51, 51), flat(0, 0, 0)]
-    apart = flow_reward("distinctness").verdicts(pictures, [PROMPT, PROMPT, Prompt(text="b"), PROMPT])
+    apart = flow_reward("distinctness")(pictures, [PROMPT, PROMPT, Prompt(text="b"), PROMPT])
     third = pytest.approx(1 / 3)
     assert [one.value for one in apart] == [third, pytest.approx(2 / 3), None, third]
-    assert not apart[2].asked
+    assert not apart[2].applicable
 
 
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
@@ -114,14 +114,14 @@ def way(x: int, y: int, frames: int = 9):
 
 def motion(clip: Clip, asked, **options):
     prompt = asked if isinstance(asked, Prompt) else Prompt(text="it", extra=json.dumps({"direction": asked}))
-    return flow_reward("motion", **options).verdicts([clip], [prompt])[0]
+    return flow_reward("motion", **options)([clip], [prompt])[0]
 
 
 def test_motion_is_the_share_of_the_way_in_the_wanted_direction():
     for direction, asked in itertools.product(DIRECTIONS, DIRECTIONS):
-        verdict = motion(moving(way(*DIRECTIONS[direction])), asked)
+        score = motion(moving(way(*DIRECTIONS[direction])), asked)
         right = float(asked == direction)
-        assert (verdict.value, verdict.extras) == (pytest.approx(right, abs=1e-6), (right,))
+        assert (score.value, score.numbers) == (pytest.approx(right, abs=1e-6), {"agrees": right})
     assert motion(moving(way(1, 1)), "right").value == pytest.approx(2**-0.5, rel=1e-5)
     assert motion(moving(way(0, 1, frames=4)), "down", distance=0.25).value == pytest.approx(3 / 8, rel=1e-5)
     assert motion(moving(way(0, 0)), "left").value == 0
@@ -133,7 +133,7 @@ def test_the_direction_is_the_record_s_or_the_only_one_of_the_text():
     left = moving(way(-1, 0))
     for prompt in (Prompt(text="It moves LEFT."), Prompt(text="right, then left", extra='{"direction": "left"}')):
         assert motion(left, prompt).value == pytest.approx(1)
-    assert not flow_reward("motion").judges(Prompt(text="right, then left"))
+    assert not flow_reward("motion").applies_to(Prompt(text="right, then left"))
 
 
 NUMBERS = ["472", "010", "950", "407", "186", "333"]
@@ -141,7 +141,7 @@ NUMBERS = ["472", "010", "950", "407", "186", "333"]
 
 def read(images, *answers: str, **options):
     prompts = [Prompt(text=f"the number {answer}", answer=answer) for answer in answers]
-    return flow_reward("ocr", **options).verdicts(images, prompts)
+    return flow_reward("ocr", **options)(images, prompts)
 
 
 def test_what_is_written_beside_the_answer_costs_and_published_scores_are_those_of_substrings():
@@ -155,10 +155,10 @@ def test_what_is_written_beside_the_answer_costs_and_published_scores_are_those_
 
 
 def test_ocr_reads_what_is_drawn_whatever_it_is():
-    verdicts = read([line(number) for number in NUMBERS], *NUMBERS)
-    assert [(one.note, one.value, one.extras) for one in verdicts] == [(number, 1.0, (1.0,)) for number in NUMBERS]
+    scores = read([line(number) for number in NUMBERS], *NUMBERS)
+    assert [(one.note, one.value, one.numbers["exact"]) for one in scores] == [(number, 1.0, 1.0) for number in NUMBERS]
     near, far = read([line("473"), line("985")], "472", "472")
-    assert (near.value, near.extras, far.value) == (pytest.approx(2 / 3), (0.0,), 0)
+    assert (near.value, near.numbers["exact"], far.value) == (pytest.approx(2 / 3), 0, 0)
     junk = [np.full((16, 32, 3), 255, np.uint8), noise(0), *[np.zeros((*shape, 3), np.uint8)
             for shape in ((1, 1), (200, 2), (2, 200))]]  # fmt: skip
     assert [one.value for one in read(junk, *["472"] * 5)] == [0.0] * 5
@@ -216,5 +216,5 @@ def test_text_that_can_never_be_read_is_refused_at_the_start_and_missing_later()
     reward, prompt = flow_reward("ocr_ctc"), Prompt(text="so long", answer="z" * 40)
     with pytest.raises(ValueError, match=r"'so long'.* 40 characters.* 64 x 64"):
         reward.check_size([prompt], 64, 64)
-    (verdict,) = reward.verdicts([np.zeros((64, 64, 3), np.uint8)], [prompt])
-    assert (verdict.value, "40 characters" in verdict.note) == (None, True)
+    (score,) = reward([np.zeros((64, 64, 3), np.uint8)], [prompt])
+    assert (score.value, "40 characters" in score.note) == (None, True)

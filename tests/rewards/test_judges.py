@@ -56,11 +56,11 @@ def endpoint(kind=flow_reward, **options):
 def judged(one, samples, prompt=CAT):
     one.check([prompt])
     shown = list(samples)
-    return one.verdicts(shown, [prompt] * len(shown))
+    return one(shown, [prompt] * len(shown))
 
 
-def values(verdicts) -> list[float | None]:
-    return [verdict.value for verdict in verdicts]
+def values(scores) -> list[float | None]:
+    return [score.value for score in scores]
 
 
 def asked(server, *samples, prompt=CAT, **options):
@@ -77,9 +77,9 @@ def answering(reply):
 
 def test_what_is_sent_to_a_server_and_what_is_read():
     with answering(listing(SHARES)) as server:
-        (verdict,) = asked(server, picture(0), form="yes")
+        (score,) = asked(server, picture(0), form="yes")
         (request,) = server.got
-    assert verdict.value == pytest.approx(0.74)
+    assert score.value == pytest.approx(0.74)
     assert {name: request[name] for name in ("model", "temperature", "max_tokens", "logprobs", "top_logprobs")} == {
         "model": "m", "temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": 20,
     }  # fmt: skip
@@ -101,9 +101,9 @@ def test_what_is_sent_to_a_server_and_what_is_read():
 )
 def test_a_token_that_is_not_listed_counts_as_zero_only_where_it_can_t_be_likely(form, shares, value):
     with answering(listing(shares)) as server:
-        (verdict,) = asked(server, picture(0), form=form)
-    assert verdict.value == (None if value is None else pytest.approx(value))
-    assert value is not None or "something else" in verdict.note or "may be as likely" in verdict.note
+        (score,) = asked(server, picture(0), form=form)
+    assert score.value == (None if value is None else pytest.approx(value))
+    assert value is not None or "something else" in score.note or "may be as likely" in score.note
 
 
 def test_nothing_is_asked_twice_and_what_differs_is():
@@ -123,8 +123,8 @@ def test_a_busy_server_is_asked_again_and_one_that_is_slow_or_refuses_is_not():
     with answering(lambda request, count: busy[count - 1]) as server:
         assert values(asked(server, picture(0), form="yes")) == pytest.approx([0.74])
     with answering(lambda request, count: (400, {"error": "no such model"})) as server:
-        (verdict,) = asked(server, picture(0))
-        assert (verdict.value, "no such model" in verdict.fault, len(server.got)) == (None, True, 1)
+        (score,) = asked(server, picture(0))
+        assert (score.value, "no such model" in score.fault, len(server.got)) == (None, True, 1)
     with answering(lambda request, count: time.sleep(60) or (200, {})) as server:
         assert values(asked(server, *map(picture, range(4)), deadline=0.3)) == [None] * 4
 
@@ -140,9 +140,9 @@ def test_a_busy_server_is_asked_again_and_one_that_is_slow_or_refuses_is_not():
 def test_a_reply_that_is_none_is_missing_with_its_reason(reply, why):
     with answering(reply) as server:
         for _ in range(2):
-            (verdict,) = asked(server, picture(0), form="yes")
-            assert (verdict.value, why in verdict.note) == (None, True)
-            assert bool(verdict.fault) == ("refused" not in why)
+            (score,) = asked(server, picture(0), form="yes")
+            assert (score.value, why in score.note) == (None, True)
+            assert bool(score.fault) == ("refused" not in why)
         assert len(server.got) == 2  # nothing of the kind is kept
 
 
@@ -201,15 +201,15 @@ def test_clips_are_shown_by_frames_edits_after_what_they_begin_from_and_response
         assert len(pictures_of(server.got[5])) == 1
 
 
-# as published judges write their verdicts, by form
-READ = json.loads(Path(__file__).with_name("verdicts.json").read_text())["read"]
+# as published judges write their scores, by form
+READ = json.loads(Path(__file__).with_name("judge_replies.json").read_text())["read"]
 NONSENSE = [
     "", "I'm sorry, but I can't help with that.", "{" * 20_000, '{"a":' * 5_000, "Final Score:" + " " * 200_000,
     "Style Score" + "\t" * 200_000, "<answer>" * 50_000, "\n" * 200_000, "## Score: " * 20_000,
 ]  # fmt: skip
 
 
-def test_a_verdict_is_read_as_published_judges_write_it_or_has_no_value():
+def test_a_score_is_read_as_published_judges_write_it_or_has_no_value():
     from burnish.rewards.judges.parsers import PARSERS, by_pattern, parsed
 
     for form, text, value in READ:
@@ -227,7 +227,7 @@ def test_a_verdict_is_read_as_published_judges_write_it_or_has_no_value():
 
 
 def said(*texts, prompt=CAT, family="llama", **options):
-    """Verdicts on responses."""
+    """Scores on responses."""
     one = reward("judge", path=str(folder_of(family)), **options)
     return judged(one, [Response(text) for text in texts], prompt)
 
@@ -246,17 +246,17 @@ def by_transformers(question: str, answers):
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-def test_a_verdict_is_the_worth_of_answers_by_their_probabilities(tmp_path, normalise):
+def test_a_score_is_the_worth_of_answers_by_their_probabilities(tmp_path, normalise):
     file, prompt = tmp_path / "question.txt", Prompt(text="Who?", answer="I")
     file.write_text("{prompt} / {response} / {answer}?")
     worth, texts = {"A": 1.0, "Bc": 0.5, "0": -1.0}, ["I do", "not me, but you", "{answer}"]
     options = {"answers": worth, "normalise": normalise, "least": 0.0}
     found = said(*texts, prompt=prompt, question_file=str(file), batch_size=2, **options)
-    for text, verdict in zip(texts, found, strict=True):
+    for text, score in zip(texts, found, strict=True):
         # what is in a response is no place to fill
         shares = by_transformers(f"Who? / {text} / I?", worth)
         value = sum(shares[one] * worth[one] for one in worth) / (sum(shares.values()) if normalise else 1)
-        assert verdict.value == pytest.approx(value, rel=1e-4)
+        assert score.value == pytest.approx(value, rel=1e-4)
 
 
 def test_it_sees_pictures_and_what_it_does_not_say_or_read_is_missing():

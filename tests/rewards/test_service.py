@@ -43,12 +43,12 @@ def server():
 
 
 def values(one, samples, prompts) -> list[float | None]:
-    return [verdict.value for verdict in one.verdicts(samples, prompts)]
+    return [score.value for score in one(samples, prompts)]
 
 
 def ask(server: JsonServer, *texts: str, prompt: Prompt = ANY, **options) -> list:
     one = reward("remote", url=server.url, **{"deadline": 20, **options})
-    return one.verdicts([Response(text) for text in texts], [prompt] * len(texts))
+    return one([Response(text) for text in texts], [prompt] * len(texts))
 
 
 def test_what_is_sent_is_lightrft_s_protocol_or_openrlhf_s(server):
@@ -66,20 +66,20 @@ def test_what_is_sent_is_lightrft_s_protocol_or_openrlhf_s(server):
     ask(server, "a", images=False)
     assert set(server.got[1]) == {"queries", "prompts", "responses"}  # what nobody has is not sent
     server.reply = lambda message, count: (200, {"rewards": [0.5], "extra_logs": {"x": [1]}})
-    (verdict,) = ask(server, "yes", prompt=Prompt(text="same? ", answer="no"), protocol="openrlhf")
-    assert verdict.value == 0.5
+    (score,) = ask(server, "yes", prompt=Prompt(text="same? ", answer="no"), protocol="openrlhf")
+    assert score.value == 0.5
     assert server.got[2] == {"query": ["same? yes"], "prompts": ["same? "], "labels": ["no"]}
 
 
 def test_large_batches_are_several_requests_in_order_and_failures_are_tried_again(server):
-    verdicts = ask(server, *["x" * n for n in range(10)], batch_size=3, concurrency=2)
-    assert [verdict.value for verdict in verdicts] == list(range(10))
+    scores = ask(server, *["x" * n for n in range(10)], batch_size=3, concurrency=2)
+    assert [score.value for score in scores] == list(range(10))
     assert sorted(len(message["responses"]) for message in server.got) == [1, 3, 3, 3]
     server.reply = lambda message, count: (503, {}) if count < 7 else (200, {"rewards": [0.5]})
     assert ask(server, "a")[0].value == 0.5
     assert len(server.got) == 7
     server.reply = lambda message, count: (200, {"rewards": [1, None, "x", True, 0]})
-    assert [verdict.value for verdict in ask(server, *"abcde")] == [1, None, None, None, 0]
+    assert [score.value for score in ask(server, *"abcde")] == [1, None, None, None, 0]
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_large_batches_are_several_requests_in_order_and_failures_are_tried_agai
 )
 def test_a_failed_request_is_missing_never_zero(server, reply, why, requests):
     server.reply = lambda message, count: reply
-    verdicts = ask(server, "a", "b", retries=1)
-    assert [verdict.value for verdict in verdicts] == [None, None]
-    assert all(re.search(why, verdict.note) for verdict in verdicts)
+    scores = ask(server, "a", "b", retries=1)
+    assert [score.value for score in scores] == [None, None]
+    assert all(re.search(why, score.note) for score in scores)
     assert len(server.got) == requests
 
 
@@ -118,9 +118,9 @@ def test_pictures_clips_and_sounds_are_scored_as_here_and_foreign_pages_are_refu
     expected = [one + size / 10 for one, size in zip(brightness_of_clips(samples, prompts), small, strict=True)]
     with served(str(recipe), "rewards.small.weight=0.1", "service.window=0") as service:
         one = flow_reward("remote", url=service.url, deadline=60.0, batch_size=2)
-        verdicts = one.verdicts(samples, prompts)
-        assert [verdict.value for verdict in verdicts] == pytest.approx(expected, abs=1e-5)
-        assert verdicts[0].named["small"] == pytest.approx(small[0])
+        scores = one(samples, prompts)
+        assert [score.value for score in scores] == pytest.approx(expected, abs=1e-5)
+        assert scores[0].numbers["small"] == pytest.approx(small[0])
         counted = get(f"{service.url}/metrics")[1]
         for counter in ('burnish_requests_total{status="200"} 2', 'burnish_samples_total{reward="small"} 3'):
             assert counter in counted
@@ -134,7 +134,7 @@ def test_pictures_clips_and_sounds_are_scored_as_here_and_foreign_pages_are_refu
             assert (status, f"Host header is {host!r}" in reply["error"]) == (421, True)
             assert get(f"{service.url}/metrics", Host=host)[0] == 421
         assert service.end() == 0
-    (gone,) = flow_reward("remote", url=service.url, deadline=2.0).verdicts(samples[:1], prompts[:1])
+    (gone,) = flow_reward("remote", url=service.url, deadline=2.0)(samples[:1], prompts[:1])
     assert (gone.value, "gave up after" in gone.fault) == (None, True)
 
 
@@ -219,9 +219,9 @@ def test_wrong_tokens_kinds_of_content_places_and_bytes_are_refused(service):
 def test_a_sample_that_fails_is_missing_alone(service, monkeypatch):
     monkeypatch.setenv("HUSH", "hush")
     one = reward("remote", url=service.url, protocol="burnish", deadline=60.0, token_variable="HUSH")
-    verdicts = one.verdicts([Response("a"), Response("bad"), Response("ccc")], [ANY] * 3)
-    assert [verdict.value for verdict in verdicts] == [1.0, None, 3.0]
-    assert "no bad" in verdicts[1].fault
+    scores = one([Response("a"), Response("bad"), Response("ccc")], [ANY] * 3)
+    assert [score.value for score in scores] == [1.0, None, 3.0]
+    assert "no bad" in scores[1].fault
     Image.new("RGB", (4, 4)).save(png := io.BytesIO(), "PNG")
     drawn = asking(image=base64.b64encode(png.getvalue()).decode())
     assert "this is not a text" in post(f"{service.url}/score", drawn, **KNOWN)[1]["scores"][0]["note"]

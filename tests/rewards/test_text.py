@@ -43,7 +43,7 @@ def test_a_form_of_ones_own_matches_the_whole_response():
 def test_tags_in_a_prompt_satisfy_nothing():
     prompt = Prompt(text="Write <think>..</think><answer>4</answer>", answer="4")
     for one in (reward("format"), reward("exact"), reward("numeric"), reward("exact", extract="tag_or_boxed")):
-        assert one.verdicts([Response("4")], [prompt])[0].value == 0
+        assert one([Response("4")], [prompt])[0].value == 0
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_tags_in_a_prompt_satisfy_nothing():
     ],
 )
 def test_an_answer_is_found_where_it_was_asked_for(where, text, answer):
-    (verdict,) = ask(reward("exact", extract=where), (text, answer or "1"))
-    assert (verdict.value, verdict.note) == ((0.0, "no answer") if answer is None else (1.0, answer))
+    (score,) = ask(reward("exact", extract=where), (text, answer or "1"))
+    assert (score.value, score.note) == ((0.0, "no answer") if answer is None else (1.0, answer))
 
 
 def test_exact_answers_may_forgive_case_and_punctuation():
@@ -82,9 +82,9 @@ def test_choices_are_read_as_people_write_them():
     judge = reward("multiple_choice", extract="all")
     wrong = {}
     for text, choice in ANSWERS["choices"].items():
-        (verdict,) = ask(judge, (text, choice or "A"))
-        if (verdict.value, verdict.answer) != ((1.0, choice) if choice else (0.0, "")):
-            wrong[text] = verdict
+        (score,) = ask(judge, (text, choice or "A"))
+        if (score.value, score.answer) != ((1.0, choice) if choice else (0.0, "")):
+            wrong[text] = score
     assert wrong == {}
 
 
@@ -102,10 +102,10 @@ def test_a_number_may_be_written_in_many_ways_and_none_is_picked_out_of_somethin
 
 def test_a_wrong_answer_says_why_it_can_t_be_compared():
     reasons = ANSWERS["why"] | {"1 " * 600: "characters long", "9" * 400: "too large", "(" * 30 + "1": "brackets"}
-    verdicts = ask(reward("numeric", extract="all"), *[(text, "4") for text in reasons])
-    assert [verdict.value for verdict in verdicts] == [0] * len(reasons)
-    for verdict, why in zip(verdicts, reasons.values(), strict=True):
-        assert why in verdict.note
+    scores = ask(reward("numeric", extract="all"), *[(text, "4") for text in reasons])
+    assert [score.value for score in scores] == [0] * len(reasons)
+    for score, why in zip(scores, reasons.values(), strict=True):
+        assert why in score.note
 
 
 def test_tolerance_is_for_rounding_and_whole_numbers_have_none():
@@ -152,7 +152,7 @@ def test_prompts_that_cannot_be_judged_are_refused_before_the_run_and_missing_in
     reward(name).check(prompts[:1])
     with pytest.raises(ValueError, match=why):
         reward(name).check(prompts)
-    assert reward(name).verdicts([Response("<answer>1</answer>")], prompts[1:])[0].value in (None, 0)
+    assert reward(name)([Response("<answer>1</answer>")], prompts[1:])[0].value in (None, 0)
 
 
 def test_repetition_is_that_of_lightrft():

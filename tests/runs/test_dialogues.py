@@ -79,8 +79,8 @@ def test_the_mask_covers_what_the_policy_wrote_and_nothing_else():
         assert response.dialogue.said[0][1] == "[picture]Begin."
     asked = prompts()[:1]
     for how, value in (({}, 3.0), ({"total": "last"}, 1.5)):
-        assert reward("environment", **how).verdicts(responses[:1], asked)[0].value == value
-    assert reward("environment").verdicts([Response("a")], asked)[0].value is None
+        assert reward("environment", **how)(responses[:1], asked)[0].value == value
+    assert reward("environment")([Response("a")], asked)[0].value is None
 
 
 def test_a_dialogue_does_not_depend_on_its_neighbours_and_a_group_begins_alike():
@@ -118,7 +118,7 @@ def test_a_budget_of_tokens_or_of_turns_cuts_a_dialogue():
 
 @pytest.mark.parametrize(("fails", "turns", "says"), [("reset", 0, "no"), ("step", 2, "no"), ("type", 1, "str")])
 def test_an_environment_that_fails_is_missing_and_stops_nobody(fails, turns, says):
-    from burnish.rewards.calls import score
+    from burnish.rewards.calls import call_reward
 
     completion, responses = play(Shows(fails=fails), prompts())
     if fails == "type":
@@ -126,10 +126,10 @@ def test_an_environment_that_fails_is_missing_and_stops_nobody(fails, turns, say
         return
     whole, _ = play(Shows(), prompts())
     assert torch.equal(trimmed(completion.select([0, 1])).ids, trimmed(whole.select([0, 1])).ids)
-    verdicts = score(reward("environment"), responses, [*prompts()[:1] * 2, *prompts()[1:] * 2])
-    assert [verdict.value is None for verdict in verdicts] == [False, False, True, True]
-    assert f"RuntimeError: {says}" in verdicts[2].note
-    assert all(verdict.asked for verdict in verdicts)
+    scores = call_reward(reward("environment"), responses, [*prompts()[:1] * 2, *prompts()[1:] * 2])
+    assert [score.value is None for score in scores] == [False, False, True, True]
+    assert f"RuntimeError: {says}" in scores[2].note
+    assert all(score.applicable for score in scores)
     assert [len(one.dialogue.responses) for one in responses] == [3, 3, turns, turns]
     seen_alike(model_of("qwen2_5_vl"), completion)
 

@@ -85,7 +85,7 @@ def test_what_is_exported_gives_the_same_scores_in_burnish_and_in_transformers(w
         return
     one = reward("reward_model", path=str(out), heads={"a": 1.0, "b": 0.5}, batch_size=3)
     one.check(prompts)
-    values = [verdict.value for verdict in one.score(responses, prompts)]
+    values = [score.value for score in one.score(responses, prompts)]
     assert values == pytest.approx([float(both[0] + 0.5 * both[1]) for both in theirs], abs=1e-4)
     for options, name in (({"heads": {"truth": 1.0}}, "'truth'"), ({"steps": "each"}, "steps")):
         with pytest.raises(ValueError, match=name):
@@ -150,7 +150,7 @@ def test_it_scores_what_a_generator_draws_as_in_training(files, tmp_path):
     one = flow_reward("reward_model", path=str(tmp_path / "out"), batch_size=4)
     one.check([Prompt(text="ink")])
     drawn = [np.asarray(Image.open(files / f"{name}0.png")) for name in ("dark", "bright")]
-    dark, bright = (verdict.value for verdict in one.score(drawn, [Prompt(text="ink")] * 2))
+    dark, bright = (score.value for score in one.score(drawn, [Prompt(text="ink")] * 2))
     assert dark > bright
     assert [dark, bright] == pytest.approx([value for rows in scores(run, 6) for value in rows][:2], abs=2e-3)
     before = Prompt(text="ink", images=(Media.file(files / "bright1.png"),))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from burnish.registry import lookup
-from burnish.rewards.base import Reward, Verdict
+from burnish.rewards.base import Reward, Score
 from burnish.rewards.text.base import LanguageReward, Response
 from burnish.types.prompt import Prompt
 
@@ -16,11 +16,11 @@ def flow_reward(name: str, **options) -> Reward:
     return lookup("flow reward", name)(**options)
 
 
-def ask(one: LanguageReward, *pairs: tuple[str, str | None]) -> list[Verdict]:
-    """Verdicts on responses, each with the right answer."""
+def ask(one: LanguageReward, *pairs: tuple[str, str | None]) -> list[Score]:
+    """Scores on responses, each with the right answer."""
     responses = [Response(text) for text, _ in pairs]
-    return one.verdicts(responses, [Prompt(text="?", answer=answer) for _, answer in pairs])
+    return one(responses, [Prompt(text="?", answer=answer) for _, answer in pairs])
 
 
 def values(one: LanguageReward, *pairs: tuple[str, str | None]) -> list[float | None]:
-    return [verdict.value for verdict in ask(one, *pairs)]
+    return [score.value for score in ask(one, *pairs)]

@@ -14,7 +14,7 @@ from burnish.options import OptimizerOptions
 from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions
 from burnish.registry import options
-from burnish.rewards.base import Reward, Verdict
+from burnish.rewards.base import Reward, Score
 from burnish.training.ema import Ema
 from burnish.training.optimizer import ParameterGroup
 from burnish.training.ranks import SINGLE_RANK
@@ -44,7 +44,7 @@ class Red(Reward):
 
     def score(self, images, prompts):
         pictures = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 255
-        return [Verdict(float(value)) for value in self.differentiable(pictures, prompts)]
+        return [Score(float(value)) for value in self.differentiable(pictures, prompts)]
 
     def differentiable(self, pictures, prompts):
         return pictures[:, 0].square().mean((1, 2))

@@ -11,7 +11,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.registry import register
-from burnish.rewards.base import Verdict
+from burnish.rewards.base import Score
 from burnish.rewards.images.learned import LearnedReward
 from burnish.rewards.networks.contrastive import contrastive_complaint, load_contrastive, of_length_one
 from burnish.rewards.networks.inputs import tokenizer_of
@@ -44,7 +44,7 @@ ColoursOf = Callable[[Sequence[Found], str], Sequence[str]]  # the colour of eac
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdicts on one picture."""
+    """The scores on one picture."""
 
     correct: bool  # GenEval's: at least as many objects as wanted, and not as many as are excluded
     strict: bool  # Flow-GRPO's: exactly as many
@@ -81,7 +81,7 @@ def relations(a: Box, b: Box) -> set[str]:
 
 
 def judge(objects: Objects, wanted: Mapping[str, Any], colours_of: ColoursOf) -> Judged:
-    """All verdicts on a picture.
+    """All scores on a picture.
 
     Args:
         objects: that count.
@@ -99,7 +99,7 @@ def judge(objects: Objects, wanted: Mapping[str, Any], colours_of: ColoursOf) ->
 
 
 def _correct(objects: Objects, wanted: Mapping[str, Any], colours_of: Colours) -> tuple[bool, str]:
-    """GenEval's verdict: of every class, the most confident objects are looked at, as many as are wanted."""
+    """GenEval's score: of every class, the most confident objects are looked at, as many as are wanted."""
     problems: list[str] = []
     matched: list[Sequence[Found]] = []  # what met each clause; nothing where it was not met
     for clause in wanted.get("include", ()):
@@ -131,7 +131,7 @@ def _misplaced(found: Sequence[Found], clause: Mapping[str, Any], matched: Seque
 
 
 def _partial(objects: Objects, wanted: Mapping[str, Any], colours_of: Colours) -> tuple[bool, float]:
-    """Flow-GRPO's verdict and training reward: all objects of a class are looked at; ``exclude`` is not read.
+    """Flow-GRPO's score and training reward: all objects of a class are looked at; ``exclude`` is not read.
 
     A wrong place counts as a clause that failed and one that held, as in the published server.
     """
@@ -186,13 +186,13 @@ def _is_position(position: Any, number: int) -> bool:
 
 @register("flow reward", "geneval_mask2former")
 class GenevalMask2Former(LearnedReward):
-    """GenEval's verdict (Ghosh et al. 2023, arXiv:2310.11513) with a Mask2Former of transformers as the detector.
+    """GenEval's score (Ghosh et al. 2023, arXiv:2310.11513) with a Mask2Former of transformers as the detector.
 
     The rules are GenEval's; the published numbers are of another training of the same detector, so that these are not
     to be put into one table with them.
     """
 
-    extras = ("strict", "partial", "objects")
+    numbers = ("strict", "partial", "objects")
 
     path: str = "facebook/mask2former-swin-small-coco-instance"
     """Directory, or org/name on the Hugging Face hub, of the detector: a Mask2Former for instances of COCO."""
@@ -201,7 +201,7 @@ class GenevalMask2Former(LearnedReward):
     clip_revision: str | None = None
     """Branch, tag or commit of that CLIP, if it is one of the hub."""
     value: Literal["correct", "strict", "partial"] = "correct"
-    """correct: GenEval's verdict, 0 or 1; strict: Flow-GRPO's, which wants exactly as many objects; partial:
+    """correct: GenEval's score, 0 or 1; strict: Flow-GRPO's, which wants exactly as many objects; partial:
     Flow-GRPO's training reward, the mean of how well each clause is met. All three are logged."""
 
     def sources(self) -> tuple[Source, ...]:
@@ -229,14 +229,14 @@ class GenevalMask2Former(LearnedReward):
             tokenizer_of(clip),
         )
 
-    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Score]:
         detector, clip, tokenizer = self.load()
-        verdicts = []
+        scores = []
         with awake(detector, self.device, self.put_away), awake(clip.network, self.device, self.put_away):
             for image, prompt in zip(images, prompts, strict=True):
                 wanted = record_of(prompt)
                 if problem := problem_of(wanted):
-                    verdicts.append(Verdict(None, (), problem))
+                    scores.append(Score(None, problem))
                     continue
                 objects = kept(detect(detector, image, self.device), str(wanted.get("tag", "")))
                 judged = judge(
@@ -244,10 +244,9 @@ class GenevalMask2Former(LearnedReward):
                     lambda found, name, image=image: self._colours(clip, tokenizer, image, found, name),  # type: ignore[misc]
                 )  # fmt: skip
                 values = {"correct": float(judged.correct), "strict": float(judged.strict), "partial": judged.partial}
-                seen = sum(map(len, objects.values()))
-                extras = (values["strict"], values["partial"], float(seen))
-                verdicts.append(Verdict(values[self.value], extras, judged.why))
-        return verdicts
+                numbers = values | {"objects": float(sum(map(len, objects.values())))}
+                scores.append(Score(values[self.value], judged.why, {name: numbers[name] for name in self.numbers}))
+        return scores
 
     def _colours(self, clip: Any, tokenizer: Any, image: np.ndarray, found: Sequence[Found], name: str) -> list[str]:
         """The colour of each object: the one whose texts its picture is most like."""

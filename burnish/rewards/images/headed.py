@@ -12,8 +12,8 @@ from pydantic import model_validator
 
 from burnish.options import Finite
 from burnish.registry import register
-from burnish.rewards.base import Verdict
-from burnish.rewards.networks.headed import BASE_FILES, HeadedReward, Question, QuestionReader, verdict
+from burnish.rewards.base import Score
+from burnish.rewards.networks.headed import BASE_FILES, HeadedReward, Question, QuestionReader, score_with
 from burnish.rewards.networks.loading import CONFIG, Source, batches, refusal, weight_files
 from burnish.types.clips import Clip, Kind
 from burnish.types.prompt import kinds_of
@@ -49,14 +49,14 @@ class HPSv3(HeadedReward):
     def sources(self) -> tuple[Source, ...]:
         return Source(index=HPSV3, files=(HPSV3,)), Source("base", "base_revision", CONFIG, BASE_FILES)
 
-    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Score]:
         (template,) = self.questions()
 
         def question(reader: QuestionReader, row: int) -> Question:
             return reader.question(template, prompts[row].text, [reader.geometry.picture(images[row])])
 
         values = self.read(len(images), question)
-        return [verdict(float(row[0, 0]), uncertainty=float(row[0, 1])) for row in values]
+        return [score_with(float(row[0, 0]), uncertainty=float(row[0, 1])) for row in values]
 
     def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         import torch
@@ -96,7 +96,7 @@ class EditReward(HeadedReward):
             if not prompt.images:
                 raise UserError(f"reward editreward compares an edit with its source, and {prompt.name} has no picture")
 
-    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Score]:
         import numpy as np
 
         by_head = []
@@ -110,10 +110,10 @@ class EditReward(HeadedReward):
             by_head.append([values[0].tolist() for values in self.read(len(images), question, head)])
         return [self._pooled(first, second) for first, second in zip(*by_head, strict=True)]
 
-    def _pooled(self, first: Sequence[float], second: Sequence[float]) -> Verdict:
+    def _pooled(self, first: Sequence[float], second: Sequence[float]) -> Score:
         means = first[0], second[0]
         value = min(means) if self.pool == "min" else sum(means) / (2 if self.pool == "mean" else 1)
-        return verdict(value, head_0=means[0], head_1=means[1], uncertainty=(first[1] + second[1]) / 2)
+        return score_with(value, head_0=means[0], head_1=means[1], uncertainty=(first[1] + second[1]) / 2)
 
 
 @register("flow reward", "videoalign")
@@ -168,7 +168,7 @@ class VideoAlign(HeadedReward):
                 return float(alpha)
         return None
 
-    def score(self, images: Sequence[Clip], prompts: Sequence[Prompt]) -> list[Verdict]:
+    def score(self, images: Sequence[Clip], prompts: Sequence[Prompt]) -> list[Score]:
         (template,) = self.questions()
         about = settings(self.folder())
 
@@ -180,14 +180,14 @@ class VideoAlign(HeadedReward):
         # dimension i is read at token i
         raw = [values.diagonal().tolist() for values in self.read(len(images), question)]
         return [
-            self._verdict([(x - mean) / std for x, mean, std in zip(row, about.means, about.stds, strict=True)])
+            self._score([(x - mean) / std for x, mean, std in zip(row, about.means, about.stds, strict=True)])
             for row in raw
         ]
 
-    def _verdict(self, values: Sequence[float]) -> Verdict:
+    def _score(self, values: Sequence[float]) -> Score:
         named = dict(zip(NAMES, values, strict=True))
         weights = dict.fromkeys(NAMES, 1.0) if self.dimensions is None else self.dimensions
-        return verdict(math.fsum(weight * named[name] for name, weight in weights.items()), **named)
+        return score_with(math.fsum(weight * named[name] for name, weight in weights.items()), **named)
 
 
 def sampled(clip: Clip, *, fps: float, frames: int | None = None) -> np.ndarray:

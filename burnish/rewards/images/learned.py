@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from burnish.registry import options, register
-from burnish.rewards.base import Reward, Verdict
+from burnish.rewards.base import Reward, Score
 from burnish.rewards.networks.contrastive import Contrastive, contrastive_complaint, load_contrastive
 from burnish.rewards.networks.inputs import Preprocessing, as_open_clip, as_siglip, token_ids, tokenizer_of
 from burnish.rewards.networks.loading import (
@@ -87,14 +87,14 @@ class PixelReward(LearnedReward):
         value: Tensor = model.value(pixels)
         return value
 
-    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Score]:
         model = self.load()
 
         def values(rows: Sequence[int]) -> list[float]:
             pixels = model.preprocessing.pictures([images[i] for i in rows]).to(self.device)
             return self.values(model, pixels, [prompts[i] for i in rows]).tolist()
 
-        return [Verdict(value) for value in self.in_batches(model.network, range(len(images)), values)]
+        return [Score(value) for value in self.in_batches(model.network, range(len(images)), values)]
 
     def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         model = self.load()

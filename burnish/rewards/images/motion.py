@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from burnish.registry import register
-from burnish.rewards.base import Reward, Verdict
+from burnish.rewards.base import Reward, Score
 from burnish.types.clips import Clip, Kind
 from burnish.utils.errors import UserError
 
@@ -39,15 +39,15 @@ class Motion(Reward):
 
     judged: ClassVar[str] = "clips"
     reads: ClassVar[tuple[Kind, ...]] = ("clip",)
-    extras = ("agrees",)
+    numbers = ("agrees",)
 
     distance: Annotated[float, Field(gt=0, le=1)] = 0.15
     """Least way for the full value, as a share of the frame's width or height."""
 
-    def score(self, clips: Sequence[Clip], prompts: Sequence[Prompt]) -> list[Verdict]:
-        return [self._verdict(clip, prompt) for clip, prompt in zip(clips, prompts, strict=True)]
+    def score(self, clips: Sequence[Clip], prompts: Sequence[Prompt]) -> list[Score]:
+        return [self._score(clip, prompt) for clip, prompt in zip(clips, prompts, strict=True)]
 
-    def judges(self, prompt: Prompt) -> bool:
+    def applies_to(self, prompt: Prompt) -> bool:
         return direction_of(prompt) is not None
 
     def check(self, prompts: Sequence[Prompt]) -> None:
@@ -56,14 +56,14 @@ class Motion(Reward):
             if given is not None and str(given) not in DIRECTIONS:
                 raise UserError(f"{prompt.name} has the direction {given!r}; give one of {', '.join(DIRECTIONS)}")
 
-    def _verdict(self, clip: Clip, prompt: Prompt) -> Verdict:
+    def _score(self, clip: Clip, prompt: Prompt) -> Score:
         import numpy as np
 
         asked = direction_of(prompt)
         assert asked is not None, "only prompts with a direction are judged"
         track = centres(clip.frames)
         if track is None:
-            return Verdict(0.0, (0.0,), "a frame shows nothing to follow")
+            return Score(0.0, "a frame shows nothing to follow", {"agrees": 0.0})
         x, y = DIRECTIONS[asked]
         height, width = clip.frames.shape[1:3]
         gone = track[-1] - track[0]
@@ -71,7 +71,8 @@ class Motion(Reward):
         way = float(np.linalg.norm(np.diff(track, axis=0), axis=1).sum())
         value = max(ahead, 0.0) / max(way, self.distance * (width if x else height))
         went = max(DIRECTIONS, key=lambda name: gone[0] * DIRECTIONS[name][0] + gone[1] * DIRECTIONS[name][1])
-        return Verdict(value, (float(went == asked and ahead > 0),), f"{ahead:+.1f} of {way:.1f} pixels {asked}")
+        agrees = float(went == asked and ahead > 0)
+        return Score(value, f"{ahead:+.1f} of {way:.1f} pixels {asked}", {"agrees": agrees})
 
 
 def direction_of(prompt: Prompt) -> str | None:

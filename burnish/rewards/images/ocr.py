@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.options import Threads
 from burnish.registry import register
-from burnish.rewards.base import Reward, Verdict
+from burnish.rewards.base import Reward, Score
 from burnish.types.prompt import kinds_of
 from burnish.utils.errors import UserError
 
@@ -35,7 +35,7 @@ LOWEST = 8  # pixels of a line at least, that any text in it may be read
 class Ocr(Reward):
     """Similarity of the text that OCR reads to the prompt's (Flow-GRPO's text rendering task)."""
 
-    extras = ("exact",)
+    numbers = ("exact",)
 
     substring: bool = False
     """Full score if the text read contains the answer, as in Flow-GRPO's published task; false also penalizes text
@@ -52,17 +52,17 @@ class Ocr(Reward):
         else:
             recogniser(self.threads)
 
-    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Score]:
         texts = (_find if self.detect else _read)(images, self.threads)
-        verdicts = []
+        scores = []
         for text, prompt in zip(texts, prompts, strict=True):
             answer = wanted(prompt)
             if answer is None:
-                verdicts.append(Verdict(None, (), f"prompt {prompt.text!r} names no text to render"))
+                scores.append(Score(None, f"prompt {prompt.text!r} names no text to render"))
                 continue
-            exact = float(_plain(text) == _plain(answer))
-            verdicts.append(Verdict(similarity(text, answer, substring=self.substring), (exact,), text))
-        return verdicts
+            exact = {"exact": float(_plain(text) == _plain(answer))}
+            scores.append(Score(similarity(text, answer, substring=self.substring), text, exact))
+        return scores
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         if all(prompt.answer is not None for prompt in kinds_of(prompts)):
@@ -194,26 +194,26 @@ class OcrCtc(Reward):
     def prepare(self) -> None:
         recogniser(self.threads)
 
-    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Score]:
         import numpy as np
 
         answers = [self._codes(prompt) for prompt in prompts]
-        verdicts = [Verdict(None, (), "")] * len(images)
+        scores = [Score(None, "")] * len(images)
         lines: list[np.ndarray] = []
         owners: list[int] = []
         for i, (image, answer) in enumerate(zip(images, answers, strict=True)):
             try:
                 lines += cut(image, bands(image.shape[0], image.shape[1], len(answer)))
             except ValueError as error:
-                verdicts[i] = Verdict(None, (), str(error))
+                scores[i] = Score(None, str(error))
             owners += [i] * (len(lines) - len(owners))
         for rows, columns in recognise(lines, self.threads):
             for row, probability in zip(rows, columns, strict=True):
                 i = owners[row]
                 value = log_likelihood(np.log(probability.clip(SMALLEST)), answers[i])
-                before = verdicts[i].value
-                verdicts[i] = Verdict(value if before is None else max(before, value))
-        return verdicts
+                before = scores[i].value
+                scores[i] = Score(value if before is None else max(before, value))
+        return scores
 
     def differentiable(self, pictures: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         import torch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from burnish.registry import options, register
-from burnish.rewards.base import Compared, Given, Verdict
+from burnish.rewards.base import NOTHING, Compared, RewardInputs, Score
 from burnish.rewards.images.learned import LearnedReward, PixelReward
 from burnish.rewards.networks.contrastive import Embedder, load_contrastive
 from burnish.rewards.networks.inputs import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, read_preprocessing
@@ -75,13 +75,13 @@ class ImageSimilarity(Embedding, PixelReward):
     """Directory, or org/name on the Hugging Face hub, of the network."""
     against: str | None = None
     """Key of the record that names the other picture, a file; null compares with the pictures that the prompt shows:
-    for a model that edits, those that it was given."""
+    for a model that edits, those that it was inputs."""
     mapping: Literal["cosine", "unit"] = "cosine"
     """cosine: -1 to 1; unit: (1 + cosine) / 2."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         super().check(prompts)
-        for prompt in filter(self.judges, prompts):
+        for prompt in filter(self.applies_to, prompts):
             try:
                 self._others(prompt)
             except (ValueError, OSError) as error:
@@ -138,17 +138,14 @@ class ImageVariety(Embedding, LearnedReward):
     def compares(self) -> Compared:
         return "groups"
 
-    def score(self, images: Sequence[np.ndarray | Clip], prompts: Sequence[Prompt]) -> list[Verdict]:
-        return self.score_given(images, prompts, Given())
-
-    def score_given(
-        self, samples: Sequence[np.ndarray | Clip], prompts: Sequence[Prompt], given: Given
-    ) -> list[Verdict]:
+    def score(
+        self, images: Sequence[np.ndarray | Clip], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING
+    ) -> list[Score]:
         import torch
 
-        verdicts = [Verdict(None, asked=False)] * len(samples)  # a sample without others has nothing to differ from
-        groups = [rows for rows in given.groups(prompts) if len(rows) > 1]
-        parts = {row: _pictures(samples[row]) for rows in groups for row in rows}
+        scores = [Score(None, applicable=False)] * len(images)  # a sample without others has nothing to differ from
+        groups = [rows for rows in inputs.groups(prompts) if len(rows) > 1]
+        parts = {row: _pictures(images[row]) for rows in groups for row in rows}
         embedded = iter(self._embedded([picture for pictures in parts.values() for picture in pictures]))
         whole = {row: torch.stack([next(embedded) for _ in pictures]) for row, pictures in parts.items()}
         for rows in groups:
@@ -156,8 +153,8 @@ class ImageVariety(Embedding, LearnedReward):
             cosine = each @ each.T / len(whole[rows[0]])
             others = (cosine.sum(1) - cosine.diagonal()) / (len(rows) - 1)
             for row, value in zip(rows, (1 - others).tolist(), strict=True):
-                verdicts[row] = Verdict(value)
-        return verdicts
+                scores[row] = Score(value)
+        return scores
 
     def _embedded(self, pictures: Sequence[np.ndarray]) -> list[Tensor]:
         """Embeddings of length 1, on the CPU."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from burnish.options import Count, Fraction
 from burnish.registry import options, register
-from burnish.rewards.base import Compared, Given, Reward, Verdict
+from burnish.rewards.base import NOTHING, Compared, Reward, RewardInputs, Score
 from burnish.types.clips import LUMA, Kind, Sample, coarse
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class PictureStatistic(Reward):
 
     higher_is_better: ClassVar[bool] = False
 
-    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Verdict]:
-        return [Verdict(self.of(image)) for image in images]
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Score]:
+        return [Score(self.of(image)) for image in images]
 
     @abstractmethod
     def of(self, image: np.ndarray) -> float:
@@ -197,16 +197,13 @@ class LatentNorm(Reward):
     higher_is_better: ClassVar[bool] = False
     reads: ClassVar[tuple[Kind, ...]] = ("image", "clip", "sound")
 
-    def asks(self) -> tuple[str, ...]:
+    def required_fields(self) -> tuple[str, ...]:
         return ("latents",)
 
-    def score(self, images: Sequence[Sample], prompts: Sequence[Prompt]) -> list[Verdict]:
-        return [Verdict(None, asked=False)] * len(images)
-
-    def score_given(self, samples: Sequence[Sample], prompts: Sequence[Prompt], given: Given) -> list[Verdict]:
+    def score(self, images: Sequence[Sample], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING) -> list[Score]:
         import numpy as np
 
-        return [Verdict(float(np.sqrt(np.square(one, dtype=np.float64).mean()))) for one in given.inputs["latents"]]
+        return [Score(float(np.sqrt(np.square(one, dtype=np.float64).mean()))) for one in inputs.columns["latents"]]
 
 
 @register("flow reward", "distinctness")
@@ -222,21 +219,18 @@ class Distinctness(Reward):
     def compares(self) -> Compared:
         return "groups"
 
-    def score(self, images: Sequence[Sample], prompts: Sequence[Prompt]) -> list[Verdict]:
-        return self.score_given(images, prompts, Given())
-
-    def score_given(self, samples: Sequence[Sample], prompts: Sequence[Prompt], given: Given) -> list[Verdict]:
+    def score(self, images: Sequence[Sample], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING) -> list[Score]:
         import numpy as np
 
-        cells = [coarse(sample) for sample in samples]
-        found = [Verdict(None, asked=False)] * len(samples)  # a sample without others has nothing to differ from
-        for rows in given.groups(prompts):
+        cells = [coarse(sample) for sample in images]
+        found = [Score(None, applicable=False)] * len(images)  # a sample without others has nothing to differ from
+        for rows in inputs.groups(prompts):
             known = [row for row in rows if cells[row] is not None]
             if len(known) > 1:
                 each = np.stack([cell for row in known if (cell := cells[row]) is not None])
                 apart = np.abs(each - each.mean(0)).reshape(len(known), -1).mean(1)
                 for row, value in zip(known, apart.tolist(), strict=True):
-                    found[row] = Verdict(value)
+                    found[row] = Score(value)
         return found
 
 

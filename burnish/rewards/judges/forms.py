@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
-from burnish.rewards.base import Verdict
+from burnish.rewards.base import Score
 from burnish.rewards.judges.parsers import PAIRS, PARSERS, Parser, by_pattern, parsed
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt, about_media
@@ -31,9 +31,9 @@ COUNTS = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
 ]  # fmt: skip
 NOTED = 4  # answers of several questions that a note names
-WRITTEN = 256  # most tokens of a verdict that an own pattern reads, unless said otherwise
+WRITTEN = 256  # most tokens of a score that an own pattern reads, unless said otherwise
 LONG = 2048  # of one with its reasons
-LEAST = 0.01  # share of all that a judge may say below which its answers together are no verdict
+LEAST = 0.01  # share of all that a judge may say below which its answers together are no score
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Oracle(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """How a sample, or a pair of samples, becomes questions, and replies a verdict."""
+    """How a sample, or a pair of samples, becomes questions, and replies a score."""
 
     template: str | None = None  # a file of ours with the question; None: it belongs to the judge, the user gives it
     needs: tuple[str, ...] = ()  # places that its template must have
@@ -91,19 +91,19 @@ class Form:
         """
         return [Question(answers=tuple(self.answers.values()))]
 
-    def read(self, replies: Sequence[Reply], prompt: Prompt) -> Verdict:
-        """The verdict of the replies to these questions, none of which has a problem."""
+    def read(self, replies: Sequence[Reply], prompt: Prompt) -> Score:
+        """The score of the replies to these questions, none of which has a problem."""
         reply = replies[0]
         if self.parse is not None:
-            verdict = parsed(self.parse, reply.text)
-            cut = verdict.value is None and reply.cut
-            return replace(verdict, note=f"{verdict.note}; it was cut: raise max_new_tokens") if cut else verdict
+            score = parsed(self.parse, reply.text)
+            cut = score.value is None and reply.cut
+            return replace(score, note=f"{score.note}; it was cut: raise max_new_tokens") if cut else score
         shares = dict(zip(self.answers, reply.shares, strict=True))
         note, total = ", ".join(f"{name} {share:.3f}" for name, share in shares.items()), math.fsum(reply.shares)
         if total < self.least or (self.normalise and not total):
-            return Verdict(None, (), f"the judge says something else than {', '.join(shares)} ({note})")
+            return Score(None, f"the judge says something else than {', '.join(shares)} ({note})")
         worth = math.fsum(share * self.worths[name] for name, share in shares.items())
-        return Verdict(worth / total if self.normalise else worth, (), note)
+        return Score(worth / total if self.normalise else worth, note)
 
     def question(self, file: Path | None) -> str:
         """The template.
@@ -132,14 +132,14 @@ class SoftTifa(Form):
     def questions(self, prompt: Prompt) -> list[Question]:
         return [Question({"question": asked}, (spellings(asked, answer),), True) for asked, answer in vqa_list(prompt)]
 
-    def read(self, replies: Sequence[Reply], prompt: Prompt) -> Verdict:
+    def read(self, replies: Sequence[Reply], prompt: Prompt) -> Score:
         likely = [reply.shares[0] for reply in replies]
         arithmetic = math.fsum(likely) / len(likely)
         geometric = math.exp(math.fsum(map(math.log, likely)) / len(likely)) if min(likely) > 0 else 0.0
         each = ", ".join(f"{answer} {p:.3f}" for (_, answer), p in zip(vqa_list(prompt)[:NOTED], likely, strict=False))
         note = f"AM {arithmetic:.3f}, GM {geometric:.3f} ({each}{', ...' if len(likely) > NOTED else ''})"
         value = geometric if self.geometric else arithmetic
-        return Verdict(value, (), note, named={"am": arithmetic, "gm": geometric})
+        return Score(value, note, {"am": arithmetic, "gm": geometric})
 
 
 def vqa_list(prompt: Prompt) -> list[tuple[str, str]]:
@@ -221,8 +221,8 @@ class Subject:
 
 def scored(
     oracle: Oracle, form: Form, template: str, subjects: Sequence[Subject], prompts: Sequence[Prompt]
-) -> list[Verdict]:
-    """Verdicts on samples, each by itself: all of their questions are asked at once."""
+) -> list[Score]:
+    """Scores on samples, each by itself: all of their questions are asked at once."""
     questions = [form.questions(prompt) for prompt in prompts]
     rows = [
         (subject.asked(template, question), question)
@@ -230,16 +230,14 @@ def scored(
         for question in own
     ]
     replies = iter(oracle.replies([shown for shown, _ in rows], [question for _, question in rows]))
-    return [
-        _verdict(form, [next(replies) for _ in own], prompt) for own, prompt in zip(questions, prompts, strict=True)
-    ]
+    return [_score(form, [next(replies) for _ in own], prompt) for own, prompt in zip(questions, prompts, strict=True)]
 
 
 def compared(
     oracle: Oracle, form: Form, template: str, subjects: Sequence[Subject], prompts: Sequence[Prompt],
     groups: Sequence[Sequence[int]],
-) -> list[Verdict]:  # fmt: skip
-    """Verdicts on samples against all others of their groups: the share of comparisons that each wins.
+) -> list[Score]:  # fmt: skip
+    """Scores on samples against all others of their groups: the share of comparisons that each wins.
 
     Every pair is shown in both orders, which cancels what a judge gives to the first or the second place.
     """
@@ -249,30 +247,30 @@ def compared(
         subjects[i].asked(template, question, subjects[j]) for (i, j), question in zip(pairs, questions, strict=True)
     ]
     replies = oracle.replies(shown, questions)
-    first = {pair: _verdict(form, [reply], prompts[pair[0]]) for pair, reply in zip(pairs, replies, strict=True)}
+    first = {pair: _score(form, [reply], prompts[pair[0]]) for pair, reply in zip(pairs, replies, strict=True)}
     shares = {
         i: _share([(first[i, j], first[j, i]) for j in rows if j != i]) for rows in groups for i in rows
     }  # fmt: skip
     return [shares[row] for row in range(len(subjects))]
 
 
-def _share(both: Sequence[tuple[Verdict, Verdict]]) -> Verdict:
+def _share(both: Sequence[tuple[Score, Score]]) -> Score:
     """Of a sample, where it stood first and where it stood second against each other one.
 
-    Missing where nothing was compared, or a comparison has no verdict: others had all of theirs.
+    Missing where nothing was compared, or a comparison has no score: others had all of theirs.
     """
     if not both:
-        return Verdict(None, (), "there is no other sample of its prompt in the batch to compare it with")
-    verdicts = [verdict for pair in both for verdict in pair]
-    lacking = next((verdict for verdict in verdicts if verdict.value is None), None)
+        return Score(None, "there is no other sample of its prompt in the batch to compare it with")
+    scores = [score for pair in both for score in pair]
+    lacking = next((score for score in scores if score.value is None), None)
     if lacking is not None:
         return lacking
-    values = [verdict.value or 0.0 for verdict in verdicts]
+    values = [score.value or 0.0 for score in scores]
     place = fmean(values)  # what stood first won by so much
     share = fmean((1 + ahead - behind) / 2 for ahead, behind in zip(values[::2], values[1::2], strict=True))
-    return Verdict(share, (), f"{len(both)} comparisons; what stood first got {place:.2f}", named={"first": place})
+    return Score(share, f"{len(both)} comparisons; what stood first got {place:.2f}", {"first": place})
 
 
-def _verdict(form: Form, replies: Sequence[Reply], prompt: Prompt) -> Verdict:
+def _score(form: Form, replies: Sequence[Reply], prompt: Prompt) -> Score:
     lacking = next((reply for reply in replies if reply.problem), None)
-    return form.read(replies, prompt) if lacking is None else Verdict(None, (), lacking.problem, fault=lacking.fault)
+    return form.read(replies, prompt) if lacking is None else Score(None, lacking.problem, fault=lacking.fault)

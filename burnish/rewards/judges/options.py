@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from burnish.options import BelowOne, Count, Finite, Seconds, Threads
 from burnish.registry import options
-from burnish.rewards.base import NOTHING, Compared, Given, Verdict
+from burnish.rewards.base import NOTHING, Compared, RewardInputs, Score
 from burnish.rewards.judges import forms
 from burnish.rewards.networks.language import LoadedOptions, sees
 from burnish.rewards.remote import ServerOptions, Url
@@ -56,7 +56,7 @@ class FormOptions:
     least: BelowOne = forms.LEAST
     """Form answers: missing where the answers together are less likely than this: the judge says something else."""
     pattern: str | None = None
-    """Form answers: regular expression of the verdict. The judge writes, greedily, and the first group of the last
+    """Form answers: regular expression of the score. The judge writes, greedily, and the first group of the last
     match is a number, or one of the answers; where nothing matches, the reward is missing. null reads probabilities."""
     max_new_tokens: Count | None = None
     """Most tokens that the judge writes, for forms that write; null takes 256 with a pattern, and 2048 otherwise."""
@@ -99,7 +99,7 @@ class FormOptions:
         """Refuse prompts that lack what the question asks about."""
         super().check(prompts)  # type: ignore[misc]
         needs_answer = "{answer}" in self._question()
-        for prompt in filter(self.judges, prompts):  # type: ignore[attr-defined]
+        for prompt in filter(self.applies_to, prompts):  # type: ignore[attr-defined]
             if needs_answer and prompt.answer is None:
                 raise UserError(f"{prompt.name} has no answer, which the question of reward {self.name} names; add it")
             try:
@@ -111,16 +111,12 @@ class FormOptions:
         """What it judges."""
         return "groups" if self._form.pairs else "samples"
 
-    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt]) -> list[Verdict]:
-        """One verdict per sample."""
-        return self.score_given(samples, prompts, NOTHING)
-
-    def score_given(self, samples: Sequence[Any], prompts: Sequence[Prompt], given: Given) -> list[Verdict]:
-        """One verdict per sample, of each by itself or against the others of its group."""
+    def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING) -> list[Score]:
+        """One score per sample, of each by itself or against the others of its group."""
         subjects = [self._subject(sample, prompt) for sample, prompt in zip(samples, prompts, strict=True)]
         oracle, form, question = self._oracle(), self._form, self._question()
         if form.pairs:
-            return forms.compared(oracle, form, question, subjects, prompts, given.groups(prompts))
+            return forms.compared(oracle, form, question, subjects, prompts, inputs.groups(prompts))
         return forms.scored(oracle, form, question, subjects, prompts)
 
     def _oracle(self) -> forms.Oracle:
@@ -191,4 +187,4 @@ def _check_pattern(pattern: str) -> None:
     except re.error as error:
         raise ValueError(f"pattern is {pattern!r}, which is no regular expression: {error}") from None
     if not groups:
-        raise ValueError(f"pattern is {pattern!r}; it must have a group around the verdict, as in (\\d+)")
+        raise ValueError(f"pattern is {pattern!r}; it must have a group around the score, as in (\\d+)")

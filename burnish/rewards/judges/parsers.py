@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from burnish.rewards.base import Verdict
+from burnish.rewards.base import Score
 
-Parser = Callable[[str], Verdict | None]  # None: there is no verdict in the text
+Parser = Callable[[str], Score | None]  # None: there is no score in the text
 SHOWN = 60  # last characters of a text that can't be read, in the note
 LARGEST = 1 << 14  # last characters in which JSON is looked for
 NUMBER = r"[-+]?\d+(?:\.\d+)?"
@@ -30,47 +30,47 @@ def one_number(pattern: str, low: float, high: float) -> Parser:
     """The last match of a pattern, a number within limits, divided by the upper one as in flow_grpo."""
     compiled = re.compile(pattern)
 
-    def parse(text: str) -> Verdict | None:
+    def parse(text: str) -> Score | None:
         numbers = compiled.findall(_without_thoughts(text))
         right = numbers and low <= float(numbers[-1]) <= high
-        return Verdict(float(numbers[-1]) / high, (), numbers[-1]) if right else None
+        return Score(float(numbers[-1]) / high, numbers[-1]) if right else None
 
     return parse
 
 
-def unified_reward_2(text: str) -> Verdict | None:
+def unified_reward_2(text: str) -> Score | None:
     """``Alignment Score (1-5): x`` and the same of Coherence and Style: their mean, from 1..5 to 0..1."""
     scores = {name.lower(): float(score) for name, score in _ASPECT.findall(_without_thoughts(text))}
     if len(scores) < 3 or not all(1 <= score <= 5 for score in scores.values()):
         return None
     note = ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
-    return Verdict((mean(scores.values()) - 1) / 4, (), note, named=scores)
+    return Score((mean(scores.values()) - 1) / 4, note, scores)
 
 
-def unified_reward_think(text: str) -> Verdict | None:
+def unified_reward_think(text: str) -> Score | None:
     """``<answer>Image 1 is better</answer>``: 1 if the first of two pictures wins, 0 if the second does."""
     closed = (piece.partition("<answer>") for piece in reversed(text.split("</answer>")[:-1]))
     answer = next((inside for _, opened, inside in closed if opened), "")
     return _winner(_BETTER.search(answer))
 
 
-def unified_reward_flex(text: str) -> Verdict | None:
+def unified_reward_flex(text: str) -> Score | None:
     """The last JSON object with a ``winner``, "Image 1" or "Image 2": 1 if the first picture wins, 0 otherwise."""
     names = [str(value.get("winner")) for value in _objects(text)]
-    winners = [verdict for name in names if (verdict := _winner(_WINNER.fullmatch(name)))]
+    winners = [score for name in names if (score := _winner(_WINNER.fullmatch(name)))]
     return winners[-1] if winners else None
 
 
-def _winner(match: re.Match[str] | None) -> Verdict | None:
-    return match and Verdict(float(match[1] == "1"), (), f"picture {match[1]} of 2 is better")
+def _winner(match: re.Match[str] | None) -> Score | None:
+    return match and Score(float(match[1] == "1"), f"picture {match[1]} of 2 is better")
 
 
-def unified_reward_edit(text: str) -> Verdict | None:
+def unified_reward_edit(text: str) -> Score | None:
     """The last JSON object with ``score``, a list of numbers from 0 to 25: their mean, divided by 25."""
     for value in reversed(list(_objects(text))):
         scores = value.get("score")
         if isinstance(scores, list) and scores and all(_is_within(score, 0, 25) for score in scores):
-            return Verdict(mean(scores) / 25, (), ", ".join(f"{score:g}" for score in scores))
+            return Score(mean(scores) / 25, ", ".join(f"{score:g}" for score in scores))
     return None
 
 
@@ -78,7 +78,7 @@ def sections(*aspects: str) -> Parser:
     """``## Score`` of numbered sections, 1..4 or N/A, between the headings ``# Detailed Judgement`` and ``# Summary``:
     the mean of those that have one as 0..1."""
 
-    def parse(text: str) -> Verdict | None:
+    def parse(text: str) -> Score | None:
         body = _without_thoughts(text)
         body = body.partition("# Detailed Judgement")[2] or body
         body = re.split(r"^#\s*Summary", body, maxsplit=1, flags=re.MULTILINE)[0]
@@ -97,7 +97,7 @@ def sections(*aspects: str) -> Parser:
         if len(written) < len(aspects) or not named:
             return None
         note = ", ".join(f"{name} {f'{named[name]:g}' if name in named else 'N/A'}" for name in written)
-        return Verdict((mean(named.values()) - 1) / 3, (), note, named=named)
+        return Score((mean(named.values()) - 1) / 3, note, named)
 
     return parse
 
@@ -105,7 +105,7 @@ def sections(*aspects: str) -> Parser:
 def by_pattern(pattern: str, answers: Mapping[str, float]) -> Parser:
     """The first group of the last match: a number, or one of the answers with its worth."""
 
-    def parse(text: str) -> Verdict | None:
+    def parse(text: str) -> Score | None:
         matches = [match[1].strip() for match in re.finditer(pattern, text) if match[1] is not None]
         if not matches:
             return None
@@ -115,14 +115,14 @@ def by_pattern(pattern: str, answers: Mapping[str, float]) -> Parser:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            return Verdict(None, (), f"the judge's verdict is {last!r}, neither a number nor one of its answers")
-        return Verdict(value, (), last)
+            return Score(None, f"the judge's verdict is {last!r}, neither a number nor one of its answers")
+        return Score(value, last)
 
     return parse
 
 
 def _without_thoughts(text: str) -> str:
-    """A text without the thoughts before it, which may name scores that are not the verdict."""
+    """A text without the thoughts before it, which may name scores that are not the score."""
     return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
@@ -141,10 +141,10 @@ def _is_within(value: Any, low: float, high: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
-def parsed(parse: Parser, text: str) -> Verdict:
-    """The verdict in a text, which is missing where there is none."""
+def parsed(parse: Parser, text: str) -> Score:
+    """The score in a text, which is missing where there is none."""
     end = " ".join(text.split())[-SHOWN:]
-    return parse(text) or Verdict(None, (), f"the judge's verdict can't be read: ...{end!r}")
+    return parse(text) or Score(None, f"the judge's verdict can't be read: ...{end!r}")
 
 
 PARSERS: Mapping[str, Parser] = {

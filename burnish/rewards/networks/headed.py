@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from burnish.language.model.chat import apply_template, read_template, unused_character
 from burnish.options import Count, Positive
 from burnish.registry import options
-from burnish.rewards.base import Verdict
+from burnish.rewards.base import Score
 from burnish.rewards.images.learned import LearnedReward
 from burnish.rewards.networks.inputs import CLIP_MEAN, CLIP_STD, FILE, LEVEL
 from burnish.rewards.networks.loading import (
@@ -415,6 +415,6 @@ class HeadedReward(LearnedReward):
         return self.in_batches(loaded.modules, range(count), outputs)
 
 
-def verdict(value: float, **named: float) -> Verdict:
+def score_with(value: float, **numbers: float) -> Score:
     """With its parts, which are logged and named in the note."""
-    return Verdict(value, (), ", ".join(f"{name} {part:.3f}" for name, part in named.items()), named=named)
+    return Score(value, ", ".join(f"{name} {part:.3f}" for name, part in numbers.items()), numbers)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from burnish.registry import options, register
-from burnish.rewards.base import Verdict
+from burnish.rewards.base import Score
 from burnish.rewards.text.base import LanguageReward, Response
 from burnish.types.prompt import kinds_of
 from burnish.utils.errors import UserError
@@ -82,14 +82,14 @@ class AnswerReward(LanguageReward):
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         for prompt in kinds_of(prompts):
-            if self.judges(prompt) and not (prompt.answer or "").strip():
+            if self.applies_to(prompt) and not (prompt.answer or "").strip():
                 raise UserError(
                     f"reward {self.name} can't score prompt {prompt.text[:60]!r}: it has no answer; add one to the "
                     "record, name its key with data.answer_key, or leave such prompts out with labels"
                 )
         if type(self).complaint is AnswerReward.complaint:
             return  # a million prompts are not looked at one by one
-        for prompt in filter(self.judges, prompts):
+        for prompt in filter(self.applies_to, prompts):
             if why := self.complaint(reference(prompt.answer or "", self.extract)):
                 raise UserError(
                     f"reward {self.name} can't score prompt {prompt.text[:60]!r}: answer {prompt.answer!r:.60} {why}"
@@ -99,22 +99,22 @@ class AnswerReward(LanguageReward):
         """Why nothing can be compared with a right answer, or ""."""
         return ""
 
-    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
+    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Score]:
         return [
             self._compared(response.text, prompt.answer) for response, prompt in zip(responses, prompts, strict=True)
         ]
 
-    def _compared(self, text: str, answer: str | None) -> Verdict:
+    def _compared(self, text: str, answer: str | None) -> Score:
         if answer is None:
-            return Verdict(None, (), "the prompt has no answer")
+            return Score(None, "the prompt has no answer")
         wanted, found = reference(answer, self.extract), extract(text, self.extract)
         if why := self.complaint(wanted):
-            return Verdict(None, (), f"the right answer {wanted[:60]!r} {why}")
-        return Verdict(0.0, (), "no answer", answer="") if found is None else self._verdict(found, wanted)
+            return Score(None, f"the right answer {wanted[:60]!r} {why}")
+        return Score(0.0, "no answer", answer="") if found is None else self._score(found, wanted)
 
     @abstractmethod
-    def _verdict(self, found: str, wanted: str) -> Verdict:
-        """The verdict on the answer that was found."""
+    def _score(self, found: str, wanted: str) -> Score:
+        """The score on the answer that was found."""
 
 
 # except signs, percent signs, and punctuation between digits
@@ -133,9 +133,9 @@ class Exact(AnswerReward):
     """Ignore punctuation, articles and repeated white space, as SQuAD's exact match does, except in numbers (-5, 3.5,
     12:30, 40%) and where nothing else is left (the letter A)."""
 
-    def _verdict(self, found: str, wanted: str) -> Verdict:
+    def _score(self, found: str, wanted: str) -> Score:
         plain = self._plain(found)
-        return Verdict(float(plain == self._plain(wanted)), (), found, answer=plain)
+        return Score(float(plain == self._plain(wanted)), found, answer=plain)
 
     def _plain(self, text: str) -> str:
         if self.ignore_case:
@@ -165,13 +165,13 @@ class IoU(AnswerReward):
             return ""
         return "is not one box; write [x1, y1, x2, y2], in the units that the model answers in"
 
-    def _verdict(self, found: str, wanted: str) -> Verdict:
+    def _score(self, found: str, wanted: str) -> Score:
         given = boxes(found)
         if len(given) != 1:
-            return Verdict(0.0, (), f"{len(given) or 'no'} boxes")
+            return Score(0.0, f"{len(given) or 'no'} boxes")
         overlap = iou(given[0], boxes(wanted)[0])
         value = overlap if self.threshold is None else float(overlap >= self.threshold)
-        return Verdict(value, (), f"overlap {overlap:.3f}")
+        return Score(value, f"overlap {overlap:.3f}")
 
 
 def boxes(text: str) -> list[Box]:
@@ -205,9 +205,9 @@ class MultipleChoice(AnswerReward):
     def complaint(self, wanted: str) -> str:
         return f"chooses none of {self.choices}; use reward exact" if self.choice(wanted) is None else ""
 
-    def _verdict(self, found: str, wanted: str) -> Verdict:
+    def _score(self, found: str, wanted: str) -> Score:
         chosen = self.choice(found)
-        return Verdict(float(chosen == self.choice(wanted)), (), chosen or "no choice", answer=chosen or "")
+        return Score(float(chosen == self.choice(wanted)), chosen or "no choice", answer=chosen or "")
 
     def choice(self, text: str) -> str | None:
         """The letter that a text chooses; None if it chooses none or several."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from burnish.registry import options
-from burnish.rewards.base import AnyReward, Verdict
+from burnish.rewards.base import AnyReward, Score
 from burnish.types.prompt import kinds_of
 from burnish.utils.errors import UserError
 
@@ -65,7 +65,7 @@ class LanguageReward(AnyReward):
     """Score only prompts with one of these labels; an empty list scores all. Rewards with different labels mix tasks in
     one run."""
 
-    def judges(self, prompt: Prompt) -> bool:
+    def applies_to(self, prompt: Prompt) -> bool:
         return not self.labels or prompt.label in self.labels
 
     def unable(self, sample: Any) -> str:
@@ -74,7 +74,7 @@ class LanguageReward(AnyReward):
         return "" if sample.dialogue is None else sample.dialogue.error
 
     @abstractmethod
-    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
+    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Score]:
         """Score responses.
 
         Args:
@@ -82,7 +82,7 @@ class LanguageReward(AnyReward):
             prompts: of each response, with the right answer if there is one.
 
         Returns:
-            One verdict per response; one that can't be scored has the value None, and the reason as its note.
+            One score per response; one that can't be scored has the value None, and the reason as its note.
         """
 
 
@@ -94,7 +94,7 @@ def check_labels(rewards: Sequence[LanguageReward], prompts: Sequence[Prompt]) -
     """
     counted = [reward for reward in rewards if reward.counts]
     for prompt in kinds_of(prompts):
-        if not any(reward.judges(prompt) for reward in counted):
+        if not any(reward.applies_to(prompt) for reward in counted):
             known = sorted({label for reward in counted for label in reward.labels})
             raise UserError(
                 f"no reward with a non-zero weight scores prompt {prompt.text[:60]!r} with label {prompt.label!r}; "

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from burnish.registry import register
-from burnish.rewards.base import AnyReward, Verdict
+from burnish.rewards.base import AnyReward, Score
 from burnish.rewards.text.base import LanguageReward, Response
 
 if TYPE_CHECKING:
@@ -22,17 +22,17 @@ class EnvironmentReward(LanguageReward):
     total: Literal["sum", "last"] = "sum"
     """sum: of all turns; last: the last one given."""
 
-    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
-        return [self._verdict(response) for response in responses]
+    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Score]:
+        return [self._score(response) for response in responses]
 
-    def _verdict(self, response: Response) -> Verdict:
+    def _score(self, response: Response) -> Score:
         if response.dialogue is None:
-            return Verdict(None, (), "there was no environment")
+            return Score(None, "there was no environment")
         given = [reward for reward in response.dialogue.rewards if reward is not None]
         if not given:
-            return Verdict(None, (), "the environment gave no reward")
+            return Score(None, "the environment gave no reward")
         turns = len(response.dialogue.rewards)
-        return Verdict(sum(given) if self.total == "sum" else given[-1], (), f"{turns} turn{'s' * (turns > 1)}")
+        return Score(sum(given) if self.total == "sum" else given[-1], f"{turns} turn{'s' * (turns > 1)}")
 
 
 def turn_rewards(
@@ -55,7 +55,7 @@ def turn_rewards(
     found = torch.zeros(len(responses), turns)
     summed = [one for one in rewards.values() if isinstance(one, EnvironmentReward) and one.total == "sum"]
     for own, response, prompt in zip(found, responses, prompts, strict=True):
-        weight = sum(one.weight_for(prompt, update) for one in summed if one.judges(prompt))
+        weight = sum(one.weight_for(prompt, update) for one in summed if one.applies_to(prompt))
         given = response.dialogue.rewards if response.dialogue is not None else ()
         for turn, reward in enumerate(given):
             own[turn] = weight * (reward or 0.0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from burnish.registry import register
-from burnish.rewards.base import Verdict
+from burnish.rewards.base import Score
 from burnish.rewards.text.answers import enclosed
 from burnish.rewards.text.base import LanguageReward, Response
 
@@ -53,8 +53,8 @@ class Format(LanguageReward):
                 raise ValueError(f"pattern is {self.pattern!r}, which is not a regular expression: {error}") from None
         return self
 
-    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
-        return [Verdict(float(self._fits(response.text))) for response in responses]
+    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Score]:
+        return [Score(float(self._fits(response.text))) for response in responses]
 
     def _fits(self, text: str) -> bool:
         if self.form in CONCLUSIONS:
@@ -92,8 +92,8 @@ class Repetition(LanguageReward):
 
     higher_is_better: ClassVar[bool] = False
 
-    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
-        return [Verdict(repetition(response.text)) for response in responses]
+    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Score]:
+        return [Score(repetition(response.text)) for response in responses]
 
 
 def repetition(text: str) -> float:

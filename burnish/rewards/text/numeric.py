@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from burnish.options import NonNegative
 from burnish.registry import register
-from burnish.rewards.base import Verdict
+from burnish.rewards.base import Score
 from burnish.rewards.text.answers import AnswerReward, boxed
 from burnish.rewards.text.quantities import SCALES, UNITS, Answer, Quantity, Several, close, normal, read_unit, same
 from burnish.utils.errors import UserError
@@ -193,17 +193,17 @@ class Numeric(AnswerReward):
             return f"{error}; use grader=math_verify for formulas, or reward exact"
         return ""
 
-    def _verdict(self, found: str, wanted: str) -> Verdict:
+    def _score(self, found: str, wanted: str) -> Score:
         if self.grader == "math_verify":
             right = same_expression(found, wanted)
-            return Verdict(float(right), (), found, answer=wanted if right else found)
+            return Score(float(right), found, answer=wanted if right else found)
         try:
             numbers = read(found)
         except Unreadable as error:
-            return Verdict(0.0, (), f"{found[:60]!r} {error}", answer=found)
+            return Score(0.0, f"{found[:60]!r} {error}", answer=found)
         right = any(same(one, other, self.tolerance) for one in numbers for other in read(wanted))
         # all that is right is one answer to a vote, however it is written; what is wrong is told apart by its number
-        return Verdict(float(right), (), found, answer=wanted if right else normal(numbers[0]))
+        return Score(float(right), found, answer=wanted if right else normal(numbers[0]))
 
 
 def same_expression(found: str, wanted: str) -> bool:

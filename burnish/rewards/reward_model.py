@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from math import prod
 from operator import itemgetter
@@ -11,17 +12,20 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.language.model.chat import apply_template
-from burnish.language.model.reward_head import is_reward_model
+from burnish.language.model.reward_head import about_picture, is_reward_model
 from burnish.registry import register
-from burnish.rewards.base import Verdict
+from burnish.rewards.base import Reward, Score
 from burnish.rewards.networks.language import HeadOptions, sees
 from burnish.rewards.networks.loading import frozen
 from burnish.rewards.text.base import LanguageReward, Response
+from burnish.types.media import Fit, Media
 from burnish.types.prompt import kinds_of
 from burnish.utils.errors import UserError
 from burnish.utils.weights import load_network
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from burnish.types.prompt import Prompt
 
 TOTAL: dict[str, Callable[[list[float]], float]] = {
@@ -50,7 +54,7 @@ class RewardModel(HeadOptions, LanguageReward):
         if self._is_ours and sees(self.folder()):
             return
         for prompt in kinds_of(prompts):
-            if self.media == "refuse" and self.judges(prompt) and prompt.media:
+            if self.media == "refuse" and self.applies_to(prompt) and prompt.media:
                 raise UserError(
                     f"reward reward_model can't read the pictures of prompt {prompt.text[:60]!r}; set media=leave_out "
                     "to score the text alone"
@@ -85,36 +89,64 @@ class RewardModel(HeadOptions, LanguageReward):
             return super().load()
         return _load(self.folder(), self.dtype, self.resting)
 
-    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
+    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Score]:
         if not self._is_ours:
             return self._by_classifier(responses, prompts)
         separator, texts = self._about().separator, [response.text for response in responses]
         ends = [step_ends(text, separator) if separator else None for text in texts]
         scores = self._by_heads(prompts, texts, ends, media=self.media != "leave_out")
         return [
-            Verdict(None, (), values) if isinstance(values, str) else self._verdict(values, own)
+            Score(None, values) if isinstance(values, str) else self._score(values, own)
             for values, own in zip(scores, ends, strict=True)
         ]
 
-    def _verdict(self, values: list[float], ends: Sequence[int] | None) -> Verdict:
+    def _score(self, values: list[float], ends: Sequence[int] | None) -> Score:
         if ends is None:
-            return Verdict(values[0])
+            return Score(values[0])
         steps = tuple(zip(ends, values, strict=True)) if self.steps == "each" else ()
         note = ", ".join(f"{value:.2f}" for value in values)
-        return Verdict(float(TOTAL[self.steps](values)), (), note, steps=steps)
+        return Score(float(TOTAL[self.steps](values)), note, steps=steps)
 
-    def _by_classifier(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Verdict]:
+    def _by_classifier(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Score]:
         """By a classifier of transformers, which reads texts."""
         network, tokenizer = self.load()
         rows = [_tokenized(tokenizer, r.text, p) for r, p in zip(responses, prompts, strict=True)]
         lengths = [len(row["input_ids"]) for row in rows]
-        verdicts = [Verdict(None, (), f"{n} tokens exceed max_length={self.max_length}") for n in lengths]
+        scores = [Score(None, f"{n} tokens exceed max_length={self.max_length}") for n in lengths]
         short = [i for i, n in enumerate(lengths) if n <= self.max_length]
         short.sort(key=lengths.__getitem__)  # batches of similar length need little padding
         values = self.in_batches(network, short, lambda batch: _logits(network, [rows[i] for i in batch]))
         for i, value in zip(short, values, strict=True):
-            verdicts[i] = Verdict(value)
-        return verdicts
+            scores[i] = Score(value)
+        return scores
+
+
+@register("flow reward", "reward_model")
+class PictureRewardModel(HeadOptions, Reward):
+    """What a reward model that was trained on pictures for prompts (algorithm.question) makes of a picture."""
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        super().check(prompts)
+        if not is_reward_model(self.folder()):
+            raise UserError(
+                f"path of reward {self.name} is {self.path!r}, which has no heads that Burnish trained; train a model "
+                "that sees with algorithm=bradley_terry and algorithm.question on pairs of pictures, and export it"
+            )
+        if not self._about().question or not sees(self.folder()):
+            raise UserError(
+                f"path of reward {self.name} is {self.path!r}, which was trained to judge responses, and no pictures; "
+                "train one with algorithm.question"
+            )
+
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Score]:
+        about = self._about()
+        fit = Fit(min_pixels=about.min_pixels, max_pixels=about.max_pixels)
+        questions = []
+        for image, prompt in zip(images, prompts, strict=True):
+            shown = tuple(replace(media, fit=fit) for media in (*prompt.images, Media.array(image)))
+            questions.append(about_picture(about.question, prompt.text, shown))
+        scores = self._by_heads(questions, [""] * len(images), [None] * len(images), media=True)
+        return [Score(None, row) if isinstance(row, str) else Score(row[0]) for row in scores]
 
 
 def _tokenized(tokenizer: Any, response: str, prompt: Prompt) -> dict[str, list[int]]:
