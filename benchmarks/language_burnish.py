@@ -52,7 +52,7 @@ def train(setting: dict[str, Any]) -> None:
     if side == "lowest":
         model: Any = assembly.engine.roles.model
         model.capabilities = Capabilities(cache="alone")
-    workers, collect = assembly.workers, assembly.source.collect
+    workers, collect = assembly.workers, assembly.source.rollout
     tokens: list[float] = []
 
     def collected(update: int) -> Any:
@@ -69,7 +69,7 @@ def train(setting: dict[str, Any]) -> None:
             meter.wait()
             yield update
 
-    assembly.source.collect = collected
+    assembly.source.rollout = collected
     with assembly.scorer:
         run(
             asked(), assembly.source, workers, [lambda *_: meter.done(tokens.pop())],

@@ -37,7 +37,7 @@ def measured(recipe: str, processes: int, *, scorer: bool) -> dict[str, float]:
         for step in range(1, STARTING + UPDATES + 1):
             assembly.watch.drain()
             begun = time.perf_counter()
-            scored = assembly.source.collect(step)
+            scored = assembly.source.rollout(step)
             collect.append(time.perf_counter() - begun)
             waits.append(assembly.watch.drain()["reward"])
             assert len(scored) == SAMPLES, f"{len(scored)} samples"

@@ -113,8 +113,8 @@ class Burnish:
 
     def update(self, scored: Scored) -> dict[str, float]:
         """What the loop does after sampling."""
-        self.workers.publish(scored.update - 1)
-        batch, _ = self.algorithm.credit(self.workers.annotate(scored))
+        self.workers.sync_weights(scored.update - 1)
+        batch, _ = self.algorithm.compute_advantages(self.workers.compute_logprobs(scored))
         return self.workers.update(batch, scored.update)
 
 

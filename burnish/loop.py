@@ -18,10 +18,10 @@ class Workers(Protocol):
 
     credited: list[float] | None  # advantage of each sample of the last batch; None where samples have none
 
-    def annotate(self, scored: Collected) -> Any: ...
-    def credit(self, annotated: Any) -> tuple[Any, Metrics]: ...
+    def compute_logprobs(self, scored: Collected) -> Any: ...
+    def compute_advantages(self, annotated: Any) -> tuple[Any, Metrics]: ...
     def update(self, batch: Any, update: int) -> Metrics: ...
-    def publish(self, version: int) -> None: ...
+    def sync_weights(self, version: int) -> None: ...
 
 
 Hook = Callable[[int, Metrics], None]
@@ -48,12 +48,12 @@ def run(
     """
     for update in updates:
         with around(update), watch("step"):
-            scored = source.collect(update)
+            scored = source.rollout(update)
             for observe in observers:
                 observe(update, scored)
             learned = _learn(scored, workers, update)
-            with watch("publish"):
-                workers.publish(update)
+            with watch("update_weights"):
+                workers.sync_weights(update)
         metrics = collected_metrics(scored) | measured(scored) | learned
         metrics |= collected_timing(watch.drain(), scored, devices=devices)
         del scored  # or it would take up memory while the next one is sampled
@@ -64,8 +64,8 @@ def run(
 
 
 def _learn(scored: Collected, workers: Workers, update: int) -> Metrics:
-    """Annotate, credit and update; an empty batch is skipped and counted."""
+    """Log-probs, advantages, update; an empty batch is skipped and counted."""
     if not len(scored):
         return {"actor/skipped_updates": 1.0, "actor/empty_updates": 1.0}
-    batch, credited = workers.credit(workers.annotate(scored))
+    batch, credited = workers.compute_advantages(workers.compute_logprobs(scored))
     return credited | workers.update(batch, update)

@@ -140,10 +140,10 @@ class LanguageAssembly(Assembly):
     def trained_weights(self) -> Iterator[None]:
         with super().trained_weights():
             if self.ema is not None:  # an engine of its own has the weights of the last step, not their average
-                self.engine.publish(self.version)
+                self.engine.sync_weights(self.version)
             yield
         if self.ema is not None:
-            self.engine.publish(self.version)
+            self.engine.sync_weights(self.version)
 
     @property
     def version(self) -> int:

@@ -76,8 +76,8 @@ class Dialogues(ResponseEngine):
                     job.finished(over, [rows[number].response() for number in over])
         return joined(rows), [row.response() for row in rows]
 
-    def publish(self, version: int) -> None:
-        self.engine.publish(version)
+    def sync_weights(self, version: int) -> None:
+        self.engine.sync_weights(version)
 
     def entropy(self, trace: Completion, temperature: float) -> Tensor | None:
         return self.engine.entropy(trace, temperature)

@@ -109,7 +109,7 @@ class ResponseEngine:
         """Entropy of the policy before every token of responses, [B, T]; None where another program has its weights."""
         return None
 
-    def publish(self, version: int) -> None:
+    def sync_weights(self, version: int) -> None:
         """Sample with the policy's present weights from now on."""
 
     def rest(self) -> None:

@@ -83,7 +83,7 @@ class LanguageHalf:
         roles, config = self.assembly.roles, self.assembly.config
         self.engine.begin(roles, config.data)
         vars(self.assembly)["learnable_prompts"] = self.assembly.train_prompts
-        every, run, credit = roles.distribute, roles.run, config.algorithm.credit
+        every, run, credit = roles.distribute, roles.run, config.algorithm.compute_advantages
 
         def known(name: str, function: Callable[[Any], Any]) -> Any:
             """Zeros in the place of what is unknown: advantages and choices are made of it."""
@@ -99,7 +99,7 @@ class LanguageHalf:
         replaced: Any = roles
         replaced.run = known
         replaced.distribute = lambda function, parts: every(Once(function, self.counter), parts)
-        object.__setattr__(config.algorithm, "credit", credited)
+        object.__setattr__(config.algorithm, "compute_advantages", credited)
 
     def baseline(self) -> None:
         """There is none."""

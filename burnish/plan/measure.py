@@ -112,7 +112,7 @@ class OneMicroBatch(Trainer):
         self.roles.optimizer_steps = self.optimizer_steps
         self.roles.stepped()
         self.algorithm.after_update(self.roles, update - 1)
-        self.publish(update - 1)
+        self.sync_weights(update - 1)
 
     def learn(self, mini: Batch, update: int, *, more: bool) -> None:
         """An optimizer step; ``more`` says that its micro-batch is not the only one."""
@@ -221,9 +221,9 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
     if samples and filtered is not None and filtered.max_num_gen_batches > 1:
         counter.beside(SAMPLE, scored)  # all but a prompt of one batch wait beside another
     with counter.phase(ANNOTATE):
-        annotated = trainer.annotate(scored)
+        annotated = trainer.compute_logprobs(scored)
         counter.label(BATCH, annotated)
-        batch, _ = trainer.credit(annotated)
+        batch, _ = trainer.compute_advantages(annotated)
         counter.label(BATCH, batch)
         del annotated
     rows, options = len(batch) * times, trainer.options
@@ -242,7 +242,7 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
         counter.repeat_work(name, factor)
     del batch, mini
     with counter.phase(PUBLISH):
-        trainer.publish(update)
+        trainer.sync_weights(update)
     del scored
     if config.validates:
         with counter.phase(VALIDATE), assembly.trained_weights():
@@ -326,7 +326,7 @@ def collect(assembly: Assembly, counter: LiveBytes, update: int) -> Any:
     """The batch of an update, as the rank that samples most has it before it annotates."""
     ranks = assembly.ranks
     if ranks.size == 1 or not assembly.config.online:
-        scored = assembly.source.collect(update)
+        scored = assembly.source.rollout(update)
         counter.label(BATCH, scored)
         return scored
     parts = split(assembly.prompt_schedule.request(update, update - 1, Counter()), ranks.rows.size)

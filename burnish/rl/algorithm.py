@@ -199,12 +199,12 @@ class Algorithm(ABC):
         """What this algorithm remembers between updates, saved with checkpoints; the default nothing."""
         return Memory({})
 
-    def annotate(self, scored: Any, roles: Any) -> Any:
+    def compute_logprobs(self, scored: Any, roles: Any) -> Any:
         """Add what needs a forward pass without gradients; the default needs none."""
         return scored
 
     @abstractmethod
-    def credit(self, annotated: Any) -> tuple[Batch, Metrics]:
+    def compute_advantages(self, annotated: Any) -> tuple[Batch, Metrics]:
         """Turn rewards into a training signal: tensors only, no network. Samples without reward are dropped."""
 
     @abstractmethod

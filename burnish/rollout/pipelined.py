@@ -198,7 +198,7 @@ class PipelinedSource:
                 self._start()
             self._changed.notify_all()
 
-    def collect(self, update: int) -> Rollouts:
+    def rollout(self, update: int) -> Rollouts:
         """The batch of policy update ``update``; the next ones are started, too.
 
         Raises:

@@ -147,7 +147,7 @@ Prepare = Callable[[list[Any], int], Given]  # by records, and the update that t
 class Source(Protocol):
     """Online sampling, a data set of finished samples, or sampling that runs ahead of the loop."""
 
-    def collect(self, update: int) -> Collected:
+    def rollout(self, update: int) -> Collected:
         """The batch of policy update ``update``, counted from 1.
 
         Raises:
@@ -189,7 +189,7 @@ class OnlineSource(StreamSource):
         # where the stream stands behind the last batch that was handed out, and what its sampler was told by then
         self._after = self.stream.position, schedule.history()
 
-    def collect(self, update: int) -> Rollouts:
+    def rollout(self, update: int) -> Rollouts:
         collected: Rollouts = self.schedule.batch(self.rollout_worker.generate, update, version=update - 1)
         self._after = self.stream.position, self.schedule.history(update)
         return collected if self.normaliser is None else self.normaliser.learned(collected)
@@ -212,7 +212,7 @@ class OfflineSource(StreamSource):
     def __init__(self, stream: Stream[Any], prepare: Prepare, *, batches: int, watch: Stopwatch) -> None:
         self.stream, self.prepare, self.batches, self.watch = stream, prepare, batches, watch
 
-    def collect(self, update: int) -> Given:
+    def rollout(self, update: int) -> Given:
         records = [record for _ in range(self.batches) for record in self.stream.next_batch(update)]
         with self.watch("encode"):
             return self.prepare(records, update)

@@ -58,13 +58,13 @@ class TrainerGroup:
         self.version = 0  # that was published last
         self.credited: list[float] | None = None  # advantage of each sample of the last batch
 
-    def annotate(self, scored: Collected) -> None:
+    def compute_logprobs(self, scored: Collected) -> None:
         """Hand the batch out, by reference, and add what needs a forward pass."""
-        self.ranks.call("annotate", None if isinstance(scored, RemoteBatch) else self.numbers.numbered(scored))
+        self.ranks.call("compute_logprobs", None if isinstance(scored, RemoteBatch) else self.numbers.numbered(scored))
 
-    def credit(self, annotated: None) -> tuple[None, Metrics]:
+    def compute_advantages(self, annotated: None) -> tuple[None, Metrics]:
         """Rewards to training signal."""
-        metrics, self.credited = self.ranks.call("credit")[0]
+        metrics, self.credited = self.ranks.call("compute_advantages")[0]
         return None, metrics
 
     def update(self, batch: None, update: int) -> Metrics:
@@ -74,9 +74,9 @@ class TrainerGroup:
         self.watch.add(seconds, {f"train {rank}": spans for rank, (_, _, spans) in enumerate(found)})
         return dict(metrics)
 
-    def publish(self, version: int) -> None:
+    def sync_weights(self, version: int) -> None:
         """Sample with these weights from now on."""
-        self.ranks.call("assembly.workers.publish", version)
+        self.ranks.call("assembly.workers.sync_weights", version)
         self.version = version
         self.published(version)
 
@@ -141,7 +141,7 @@ class RankSource:
     def __init__(self, ranks: ActorGroup) -> None:
         self.ranks = ranks
 
-    def collect(self, update: int) -> RemoteBatch:
+    def rollout(self, update: int) -> RemoteBatch:
         batch: RemoteBatch = self.ranks.call("collect", update)[0]
         return batch
 
@@ -276,7 +276,7 @@ class RayController(Controller):
     def resume(self, checkpoint: Checkpoint | None) -> None:
         source = self._first if checkpoint is None else self.trainers.call("resume", checkpoint)[0]
         self._source.load_state_dict(source)
-        self.workers.publish(0 if checkpoint is None else checkpoint.update)
+        self.workers.sync_weights(0 if checkpoint is None else checkpoint.update)
         self.watch.drain()  # what came before the first update belongs to none
         self._announce()
 
@@ -350,8 +350,8 @@ class RayController(Controller):
     def _published(self, version: int) -> None:
         try:
             if self.samplers is not None:
-                seconds = self.samplers.publish(version)
-                self.watch.add({f"publish/{phase}": value for phase, value in seconds.items()})
+                seconds = self.samplers.sync_weights(version)
+                self.watch.add({f"update_weights/{phase}": value for phase, value in seconds.items()})
             if isinstance(self._source, PipelinedSource):
                 self._source.published(version)
         except ENDS as error:
@@ -368,6 +368,6 @@ class ErrorRelay:
     def __init__(self, source: Source, announce: Callable[[], None]) -> None:
         self._source, self._announce = source, announce
 
-    def collect(self, update: int) -> Collected:
+    def rollout(self, update: int) -> Collected:
         self._announce()
-        return self._source.collect(update)
+        return self._source.rollout(update)

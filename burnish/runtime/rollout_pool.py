@@ -145,7 +145,7 @@ class RolloutPool:
                     self.workers.submit_one(rank, "receiver.switch", request.version)
         return PendingRollouts(self, orders)
 
-    def publish(self, version: int) -> dict[str, float]:
+    def sync_weights(self, version: int) -> dict[str, float]:
         """Bring the weights that the trainers hold to all workers, beside what they do: seconds by phase.
 
         Weights that nobody will sample with are not sent. A worker has one second buffer: those before have to be in
@@ -215,7 +215,7 @@ class RolloutPool:
 
         Raises:
             TimeoutError: it is not finished by then.
-            Mismatch, WorkerTimeout, RestartLimit, Unschedulable: see ``publish``.
+            Mismatch, WorkerTimeout, RestartLimit, Unschedulable: see ``sync_weights``.
         """
         while True:
             call = order.call

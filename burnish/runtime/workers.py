@@ -108,25 +108,25 @@ class TrainerActor:
         """Stop sampling and scoring: the run is to stop."""
         self.assembly.stop.asked = lambda: True
 
-    def collect(self, update: int) -> RemoteBatch:
+    def rollout(self, update: int) -> RemoteBatch:
         """Read the batch of an update from data, and hold it."""
         self._record(update)
-        given: Any = self.assembly.source.collect(update)
+        given: Any = self.assembly.source.rollout(update)
         self._batch = given
         metrics = collected_metrics(given) | measured(given)
         return RemoteBatch(rows=len(given), lengths=given.lengths, version=given.version, metrics=metrics)
 
-    def annotate(self, scored: Collected | None) -> None:
+    def compute_logprobs(self, scored: Collected | None) -> None:
         """Add what needs a forward pass, to a batch or to what ``collect`` holds."""
         batch: Any = self._batch
         if scored is not None:
             batch = self._numbers.named(resolved(scored, seconds=self.seconds))
         self._record(batch.update)
-        self._batch = self.assembly.workers.annotate(batch)
+        self._batch = self.assembly.workers.compute_logprobs(batch)
 
-    def credit(self) -> tuple[Metrics, list[float] | None]:
+    def compute_advantages(self) -> tuple[Metrics, list[float] | None]:
         """Make training signal of it: metrics, and the advantage of each sample."""
-        self._batch, metrics = self.assembly.workers.credit(self._batch)
+        self._batch, metrics = self.assembly.workers.compute_advantages(self._batch)
         return metrics, self.assembly.workers.credited
 
     def update(self, update: int) -> tuple[Metrics, dict[str, float], list[Span]]:
@@ -182,7 +182,7 @@ class RolloutActor:
         assembly.scorer.start()
         _ = assembly.engine
         weights = assembly.roles.sampler_weights(full=True)
-        engine = assembly.publisher.publish if assembly.publisher and assembly.has_separate_engine else None
+        engine = assembly.publisher.sync_weights if assembly.publisher and assembly.has_separate_engine else None
         self.receiver = Receiver(weights, engine=engine)
         folder = RunFolder(config.output_dir).profiles
         self.profiler = Profiler(config.profiler, role="rollout", rank=place.rank, folder=folder, watch=assembly.watch)

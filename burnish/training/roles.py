@@ -29,7 +29,7 @@ R = TypeVar("R", bound=Sized)
 class Publisher(Protocol):
     """An engine that samples with weights of its own."""
 
-    def publish(self, version: int) -> None:
+    def sync_weights(self, version: int) -> None:
         """Sample with the policy's present weights from now on."""
 
     def rest(self) -> None:

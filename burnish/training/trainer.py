@@ -158,7 +158,7 @@ class AuxiliaryLoss:
 
         Both are this rank's share; their sum over ranks is the total.
         """
-        batch, _ = self.algorithm.credit(self.draw(step))
+        batch, _ = self.algorithm.compute_advantages(self.draw(step))
         size, losses = self.algorithm.size(batch), []
         for micro, weight in rank_micro_batches(self.algorithm, batch, roles.micro_batch_size, ranks):
             loss = self.algorithm.loss(micro.to(roles.device), roles).total * weight / size
@@ -203,13 +203,13 @@ class Trainer:
         self.rows = self.ranks.rows
         self.roles.clock = self._part
 
-    def annotate(self, scored: Collected) -> Any:
+    def compute_logprobs(self, scored: Collected) -> Any:
         """Add what needs a forward pass."""
         if self.publisher is not None:
             self.publisher.rest()
         self.roles.begin(scored, moved=scored.version != self.version)
         with self.watch("old_log_prob"), self.usage.during("actor_infer"):
-            found = self.algorithm.annotate(scored, self.roles)
+            found = self.algorithm.compute_logprobs(scored, self.roles)
             settle(self.roles.device)  # or its time would be that of whoever waits next
         return found
 
@@ -220,10 +220,10 @@ class Trainer:
             yield
             settle(self.roles.device)
 
-    def credit(self, annotated: Any) -> tuple[Any, Metrics]:
+    def compute_advantages(self, annotated: Any) -> tuple[Any, Metrics]:
         """Rewards to training signal: all of the batch, on every rank alike."""
         with self.watch("adv"):
-            found = self.algorithm.credit(annotated)
+            found = self.algorithm.compute_advantages(annotated)
         self.credited = self.algorithm.take_advantages()
         return found
 
@@ -249,14 +249,14 @@ class Trainer:
         means.pop("actor/empty", None)
         return means | after | self.usage.metrics()
 
-    def publish(self, version: int) -> None:
+    def sync_weights(self, version: int) -> None:
         """Sample with these weights from now on; for an engine that shares them, only the version changes."""
         self.version = version
         self.roles.moved = False
         for group in self.groups:
             group.zero_grad()  # as large as the weights, while what comes next samples
         if self.publisher is not None:
-            self.publisher.publish(version)
+            self.publisher.sync_weights(version)
 
     def _step(self, mini: Batch, update: int) -> Metrics:
         """One optimizer step. The loss is divided once, by the size of the full mini-batch."""

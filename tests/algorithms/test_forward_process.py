@@ -21,7 +21,7 @@ def made(name, **options):
 
 def prepared(algorithm, **more):
     """A batch, all of its terms, and roles whose policy has moved."""
-    batch, _ = algorithm.credit(scored(**more))
+    batch, _ = algorithm.compute_advantages(scored(**more))
     (part,) = algorithm.micro_batches(batch, 1000)
     return batch, part, Linear()
 
@@ -85,7 +85,7 @@ def test_crd_by_hand(matching):
 def test_diffusion_dpo_of_a_model_that_predicts_noise_is_the_papers_loss():
     """-log sigmoid(-beta / 2 ((|eps - eps_w|^2 - |eps - ref_w|^2) - the same of the loser)), at x_t = a x + s eps."""
     algorithm = made("diffusion_dpo", online=False, beta=3.0, error="noise")
-    (part,) = algorithm.micro_batches(algorithm.credit(given(2))[0], 100)
+    (part,) = algorithm.micro_batches(algorithm.compute_advantages(given(2))[0], 100)
     a = torch.rand(len(part), 1, generator=torch.Generator().manual_seed(4), dtype=torch.float64) + 0.1
     s = a * part.time[:, None] / (1 - part.time[:, None])  # noise levels that are these times
     noise = part.noisy + (1 - part.time[:, None]) * part.target
@@ -105,14 +105,14 @@ def test_diffusion_dpo_of_a_model_that_predicts_noise_is_the_papers_loss():
 def test_neither_cuts_nor_order_nor_given_elements_change_anything(algorithm):
     """Elements that are never noised are those of a given first frame; their velocities are 0."""
     plain = scored() if getattr(algorithm, "online", True) else given(2 if algorithm.name == "diffusion_dpo" else 1)
-    batch, _ = algorithm.credit(plain)
+    batch, _ = algorithm.compute_advantages(plain)
     whole = Linear()
     expected, metrics = total(algorithm, batch, whole)
     expected.backward()
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(0))
     wide = with_given(plain.trace.latents if hasattr(plain, "trace") else plain.latents)
     wide = replace(plain, trace=replace(plain.trace, **wide)) if hasattr(plain, "trace") else replace(plain, **wide)
-    framed, _ = algorithm.credit(wide)
+    framed, _ = algorithm.compute_advantages(wide)
     for one, size, roles in ((batch, 1, Linear()), (batch.select(order), 13, Linear()), (framed, 100, Given())):
         got, reported = total(algorithm, one, roles, size)
         got.backward()
@@ -125,8 +125,8 @@ def test_neither_cuts_nor_order_nor_given_elements_change_anything(algorithm):
 @pytest.mark.parametrize("algorithm", ONLINE, ids=lambda algorithm: algorithm.name)
 def test_a_missing_reward_is_as_if_the_sample_were_not_there(algorithm):
     absent = (1, 6)
-    without, _ = algorithm.credit(scored(missing=absent))
-    expected, _ = algorithm.credit(scored().select([i for i in range(COUNT) if i not in absent]))
+    without, _ = algorithm.compute_advantages(scored(missing=absent))
+    expected, _ = algorithm.compute_advantages(scored().select([i for i in range(COUNT) if i not in absent]))
     assert algorithm.size(without) == algorithm.size(expected)
     torch.testing.assert_close(total(algorithm, without, Linear())[0], total(algorithm, expected, Linear())[0])
 
@@ -153,7 +153,7 @@ def with_given(latents):
 
 @pytest.mark.parametrize("name", ["dgpo", "crd"])
 def test_groups_stay_whole_and_share_time_and_noise(name):
-    batch, _ = made(name, train_timesteps=2).credit(scored())
+    batch, _ = made(name, train_timesteps=2).compute_advantages(scored())
     for part in batch.terms(1):
         noise = part.target + part.clean
         assert len(part) == SIZE
@@ -162,8 +162,8 @@ def test_groups_stay_whole_and_share_time_and_noise(name):
         assert part.clean.unique(dim=0).shape[0] == SIZE
         assert len({prompt.text for prompt in part.conditioning.rows().prompts}) == 1
     # the first member names the noise of its group also where its reward is missing
-    batch, _ = made("dgpo").credit(scored(missing=[0, *range(4, 8)]))
-    whole, _ = made("dgpo").credit(scored())
+    batch, _ = made("dgpo").compute_advantages(scored(missing=[0, *range(4, 8)]))
+    whole, _ = made("dgpo").compute_advantages(scored())
     assert len(batch) == GROUPS - 1
     torch.testing.assert_close(next(batch.terms(100)).noisy[:3], next(whole.terms(100)).noisy[1:4])
 
@@ -171,22 +171,24 @@ def test_groups_stay_whole_and_share_time_and_noise(name):
 def test_noise_and_levels_are_those_of_a_sample_whoever_lies_beside_it():
     for times in ("schedule", "uniform", "logit_normal"):
         algorithm = made("awm", train_timesteps=2, times=times)
-        alone, whole = (algorithm.credit(one)[0] for one in (scored().select([7, 5]), scored()))
+        alone, whole = (algorithm.compute_advantages(one)[0] for one in (scored().select([7, 5]), scored()))
         assert torch.equal(alone.time, whole.time[[7, 5]])
         torch.testing.assert_close(next(alone.terms(9)).noisy[:2], next(whole.select([7]).terms(9)).noisy)
-    twice = made("sft", train_timesteps=2, times="uniform").credit(given(1, "aa"))[0]  # a picture twice in a batch
+    twice = made("sft", train_timesteps=2, times="uniform").compute_advantages(given(1, "aa"))[
+        0
+    ]  # a picture twice in a batch
     part = next(twice.terms(9))
     assert (part.target + part.clean).unique(dim=0).shape[0] == twice.time.unique().numel() == 4
 
 
 def test_best_of_n_imitates_the_best_and_nothing_else():
     algorithm, samples = made("sft", online=True, best=2, train_timesteps=2, times="uniform"), scored(missing=(0,))
-    batch, metrics = algorithm.credit(samples)
+    batch, metrics = algorithm.compute_advantages(samples)
     reward = samples.scores.reward.masked_fill(samples.scores.missing, -torch.inf)
     best = (reward.view(GROUPS, SIZE).topk(2).indices + torch.arange(GROUPS)[:, None] * SIZE).flatten().sort().values
     assert torch.equal(batch.clean[:, 0], samples.trace.latents[best])
     assert metrics["train/imitated_reward"] == pytest.approx(float(reward[best].mean()))
-    few, metrics = made("sft", online=True, best=2, min_reward=0.9).credit(samples)
+    few, metrics = made("sft", online=True, best=2, min_reward=0.9).compute_advantages(samples)
     assert len(few) == metrics["train/imitated"] == int((reward[best] >= 0.9).sum()) > 0
     batch, part, roles = prepared(algorithm := made("sft", online=True, train_timesteps=1, times="uniform"))
     weight, _, _, (error,) = errors(part, roles)

@@ -43,7 +43,7 @@ def scored(rewards=REWARDS, missing=()):
 
 def learned(algorithm, given=None, roles=None):
     roles = roles or Tables(algorithm.make_memory())
-    batch, metrics = algorithm.credit(algorithm.annotate(given or scored(), roles))
+    batch, metrics = algorithm.compute_advantages(algorithm.compute_logprobs(given or scored(), roles))
     return roles, batch, metrics
 
 
@@ -109,13 +109,13 @@ def test_a_reward_of_a_turn_counts_from_its_end_back_if_asked():
     one = replace(judged(torch.tensor([3.0]), mask), turn_rewards=torch.tensor([[1.0, 0.5]]))
     for turns, expected in ((True, [[3.0, 3.0, 0, 2.0, 0]]), (False, [[3.0, 3.0, 0, 3.0, 0]])):
         algorithm = made("reinforce", whiten=False, turn_rewards=turns)
-        assert algorithm.credit(annotated(algorithm, one))[0].advantage.tolist() == expected
+        assert algorithm.compute_advantages(annotated(algorithm, one))[0].advantage.tolist() == expected
 
 
 def test_remax_compares_with_the_greedy_response():
     algorithm, greedy = made("remax"), torch.tensor([0.5, 1.0, torch.nan])
     given = annotated(algorithm, judged(torch.ones(3), mask_of([2, 1, 2], 2), greedy=greedy))
-    batch, metrics = algorithm.credit(given)
+    batch, metrics = algorithm.compute_advantages(given)
     assert batch.advantage.tolist() == [[0.5, 0.5], [0, 0]]  # what has no greedy response is not learned from
     assert metrics["critic/score/mean"] == 1.0
 
@@ -124,8 +124,8 @@ def test_old_log_probs_are_the_samplers_only_if_it_agrees():
     """A correction weighs what they disagree about, within its bounds, or rejects it."""
     algorithm, roles, wrong = made("grpo"), Tables(), scored()
     right = replace(wrong, trace=replace(wrong.trace, logprob=roles.policy(wrong.trace).logprob.detach()))
-    assert algorithm.annotate(right, roles).metrics["old_policy/recomputed"] == 0
-    again = algorithm.annotate(wrong, roles)
+    assert algorithm.compute_logprobs(right, roles).metrics["old_policy/recomputed"] == 0
+    again = algorithm.compute_logprobs(wrong, roles)
     assert again.metrics["old_policy/recomputed"] == 1
     assert torch.equal(again.old, right.trace.logprob)
     _, batch, metrics = learned(made("grpo", rollout_correction={"upper": 1.2}), wrong)

@@ -26,9 +26,9 @@ def bench_of(pipeline, name="flow_grpo", *, bench=None, **chosen):
 
 
 def credited(bench, scored=None, **scores):
-    scored = scored or bench.collect()
+    scored = scored or bench.sampled()
     scored = replace(scored, scores=replace(scored.scores, **scores))
-    return bench.algorithm.credit(bench.algorithm.annotate(scored, bench.roles))
+    return bench.algorithm.compute_advantages(bench.algorithm.compute_logprobs(scored, bench.roles))
 
 
 @pytest.mark.parametrize("name", POLICY_GRADIENTS)
@@ -42,7 +42,7 @@ def test_on_policy_the_ratio_is_exactly_one(pipeline, name):
 
 def disagreeing(bench, shift=SHIFT):
     """Samples whose sampler had other log-probs: the learner's minus ``shift`` nats at every step."""
-    scored = bench.collect()
+    scored = bench.sampled()
     moved = scored.trace.logprob - shift[:, None] / elements(scored)
     return replace(scored, trace=replace(scored.trace, logprob=moved))
 
@@ -62,23 +62,23 @@ def test_a_whole_update_may_be_rejected(pipeline):
 
 def test_log_probs_of_older_weights_are_not_taken_for_the_policys_own(pipeline):
     bench = bench_of(pipeline, bench={"merge_lora": False}, window=WINDOW, clip=1e-3)
-    stale = replace(bench.collect(2), version=0)
+    stale = replace(bench.sampled(2), version=0)
     bench.train()
-    fresh = bench.collect(2)
-    annotated = bench.workers.annotate(fresh)
+    fresh = bench.sampled(2)
+    annotated = bench.workers.compute_logprobs(fresh)
     assert annotated.metrics["old_policy/recomputed"] == 0
     assert torch.equal(annotated.old, fresh.trace.logprob)
-    annotated = bench.workers.annotate(stale)
+    annotated = bench.workers.compute_logprobs(stale)
     assert annotated.metrics["old_policy/recomputed"] == 1
     assert (annotated.old - stale.trace.logprob).abs().max() > 1e-4
-    metrics = bench.workers.update(bench.algorithm.credit(annotated)[0], 2)
+    metrics = bench.workers.update(bench.algorithm.compute_advantages(annotated)[0], 2)
     assert metrics["actor/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
 
 
 def test_a_tree_is_trained_edge_by_edge(pipeline):
     """Also when the first leaf of an edge has no reward."""
     bench = Bench(pipeline, POLICY_GRADIENTS["branch_grpo"]())
-    scored = bench.collect()
+    scored = bench.sampled()
     for slot, together in enumerate([2, 2, 1, 1]):  # leaves below a node after each of the four steps
         ends = scored.trace.next_state[:, slot].view(3, 4 // together, together, -1)
         assert torch.equal(ends, ends[:, :, :1].expand_as(ends))
@@ -100,11 +100,11 @@ def test_policies_that_lag_follow_and_are_restored(pipeline):
               "lagged": {"slow": {"decay": "ema", "ema": 0.75, "update_interval": 2}}}  # fmt: skip
     bench = bench_of(pipeline, "diffusion_nft", **chosen)
     start = [value.detach().clone() for value in bench.roles.parameters("slow").values()]
-    first = bench.collect().trace.latents
+    first = bench.sampled().trace.latents
     bench.train(1)
     assert not bench.roles.is_policy("slow")
-    assert torch.equal(bench.collect().trace.latents, first), "it follows at every second update"
-    bench.workers.update(credited(bench, bench.collect(2))[0], 2)
+    assert torch.equal(bench.sampled().trace.latents, first), "it follows at every second update"
+    bench.workers.update(credited(bench, bench.sampled(2))[0], 2)
     slow, policy = (list(bench.roles.parameters(name).values()) for name in ("slow", "policy"))
     torch.testing.assert_close(slow, [0.75 * was + 0.25 * now for was, now in zip(start, policy, strict=True)])
     other = bench_of(pipeline, "diffusion_nft", **chosen)
@@ -142,7 +142,7 @@ def test_a_reward_is_followed_through_steps_and_decoding(pipeline, name, vae, tm
     """Its slope is that of finite differences, however the batch is cut."""
     folder = tiny_pipeline(tmp_path, vae=True) if vae else pipeline
     bench, cut = following(folder, **DRAFTS[name]), following(folder, micro=5, **DRAFTS[name])
-    batch, _ = bench.algorithm.credit(bench.collect())
+    batch, _ = bench.algorithm.compute_advantages(bench.sampled())
     loss_of(bench, batch).backward()
     loss_of(cut, batch).backward()
     slopes = [[p.grad for p in one.roles.parameters().values() if p.grad is not None] for one in (bench, cut)]

@@ -100,7 +100,7 @@ def sampled(algorithm):
 
 
 def credited(algorithm, scored, fixed=0):
-    return algorithm.credit(algorithm.annotate(scored, Roles(WEIGHT + AWAY, fixed)))[0]
+    return algorithm.compute_advantages(algorithm.compute_logprobs(scored, Roles(WEIGHT + AWAY, fixed)))[0]
 
 
 def learned(algorithm, batch, size=100, weight=WEIGHT, fixed=0):

@@ -134,7 +134,7 @@ ALGORITHMS = [
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=["published", "held", "free"])
 def test_its_gradients_are_those_of_the_published_losses(algorithm):
-    batch, _ = algorithm.credit(recorded())
+    batch, _ = algorithm.compute_advantages(recorded())
     (part,) = algorithm.micro_batches(batch, 1000)
     ours, theirs = Networks(), Networks()
     found = algorithm.loss(part, ours)
@@ -151,8 +151,8 @@ def test_its_gradients_are_those_of_the_published_losses(algorithm):
 
 def test_neither_micro_batches_nor_missing_rewards_are_seen():
     algorithm, absent = made(train_timesteps=3), (1, 6, 8, 9, 10, 11)
-    without, _ = algorithm.credit(recorded(missing=absent))
-    expected, _ = algorithm.credit(recorded().select([i for i in range(COUNT) if i not in absent]))
+    without, _ = algorithm.compute_advantages(recorded(missing=absent))
+    expected, _ = algorithm.compute_advantages(recorded().select([i for i in range(COUNT) if i not in absent]))
     assert len(without) == GROUPS - 1
     assert algorithm.size(without) == algorithm.size(expected) == (COUNT - len(absent)) * 3
     whole = Networks()

@@ -141,7 +141,7 @@ def credited(name: str, reward: Any, mask: torch.Tensor, **more: Any) -> tuple[A
     known = {key: more.pop(key, None) for key in ("kl", "value")}
     given = {key: more.pop(key) for key in ("group", "limit") if key in more}
     made = algorithm(name, **{"kl": more.pop("penalty", None)} | more if known["kl"] is not None else more)
-    return made.credit(annotated(made, judged(reward, mask, **given), **known))
+    return made.compute_advantages(annotated(made, judged(reward, mask, **given), **known))
 
 
 def by_token(name: str, rewards: torch.Tensor, mask: torch.Tensor, **more: Any) -> tuple[Any, dict[str, float]]:

@@ -39,7 +39,7 @@ def test_as_many_noise_levels_of_the_schedule(c):
 
     def drawn(update: int) -> torch.Tensor:
         given = replace(samples, update=update, trace=replace(samples.trace, schedule=schedule))
-        return algorithm.credit(given)[0].time
+        return algorithm.compute_advantages(given)[0].time
 
     assert drawn(0).shape == expected.shape
     for row in drawn(0).tolist():

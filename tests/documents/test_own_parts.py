@@ -95,7 +95,7 @@ def test_what_is_wrong_is_told_as_on_the_command_line(given, said, recipe):
 @pytest.mark.parametrize(("kind", "bases", "body", "said"), [
     ("flow reward", [], {}, "burnish.rewards.base.Reward"),
     ("flow reward", [Reward], {"score": lambda self, images: []}, r"has score\(self, images\), but is called as"),
-    ("flow algorithm", [Algorithm], {"needs": lambda self: None}, "credit"),
+    ("flow algorithm", [Algorithm], {"needs": lambda self: None}, "compute_advantages"),
     ("flow algorithm", ["language algorithm", "grpo"], {}, "is of kind language algorithm"),
     ("flow model", [], {}, r"pipeline_class: ClassVar.*; and \d+ more; see .*FlowModel"),
 ])  # fmt: skip

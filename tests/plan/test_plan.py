@@ -203,10 +203,10 @@ def test_seconds_are_of_what_an_update_computes(files):
     assembly = assemble(load(str(run.recipe), run.options))
     assembly.scorer.start()
     with closing(assembly), closing(assembly.scorer):
-        assembly.source.collect(1)  # compares with the pipeline's own run
+        assembly.source.rollout(1)  # compares with the pipeline's own run
         with FlopCounter() as sampled:
-            scored = assembly.source.collect(2)
-        batch, _ = assembly.workers.credit(assembly.workers.annotate(scored))
+            scored = assembly.source.rollout(2)
+        batch, _ = assembly.workers.compute_advantages(assembly.workers.compute_logprobs(scored))
         with FlopCounter() as learned:
             assembly.workers.update(batch, 2)
     assert work["sample"].operations == pytest.approx(sampled.cost.forward, rel=0.1)

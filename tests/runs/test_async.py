@@ -96,11 +96,11 @@ def test_weights_may_be_published_while_the_loop_waits_for_them_but_not_never():
     source = pipelined(0)
     thread = threading.Timer(0.05, publish, (source, 0, START))
     thread.start()
-    assert source.collect(1).metrics["timing_s/wait/publication"] > 0.02
+    assert source.rollout(1).metrics["timing_s/wait/publication"] > 0.02
     thread.join()
     source = pipelined(1, timeout=0.2)
     publish(source, 0, START)
-    source.collect(1)
-    source.collect(2)
+    source.rollout(1)
+    source.rollout(2)
     with pytest.raises(ValueError, match=r"weights v1 .*update 3"):
-        source.collect(3)
+        source.rollout(3)

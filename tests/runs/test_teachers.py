@@ -57,9 +57,9 @@ def test_the_loss_is_the_divergence_at_the_students_own_tokens(measure, files, t
             "sampled": ["algorithm.over=sampled"]}[measure]  # fmt: skip
     run = taught(files, [teacher], *over)
     made = assemble(load(str(run.recipe), *run.options))
-    batch, banned = made.source.collect(1), made.roles.model.banned
+    batch, banned = made.source.rollout(1), made.roles.model.banned
     if measure == "sampled":
-        batch = made.workers.credit(made.workers.annotate(batch))[0]
+        batch = made.workers.compute_advantages(made.workers.compute_logprobs(batch))[0]
 
     def log_probs(path):
         network, found = AutoModelForCausalLM.from_pretrained(path).eval(), []

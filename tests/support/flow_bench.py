@@ -109,7 +109,7 @@ class Bench:
             seed=0, watch=Stopwatch(), ranks=ranks,
         )  # fmt: skip
 
-    def collect(self, update=1):
+    def sampled(self, update=1):
         job = FlowJob.groups(
             PROMPTS,
             4,
@@ -129,9 +129,9 @@ class Bench:
 
     def train(self, updates=1, scored=None):
         for update in range(1, updates + 1):
-            annotated = self.workers.annotate(scored or self.collect(update))
-            metrics = self.workers.update(self.algorithm.credit(annotated)[0], update)
-            self.workers.publish(update)
+            annotated = self.workers.compute_logprobs(scored or self.sampled(update))
+            metrics = self.workers.update(self.algorithm.compute_advantages(annotated)[0], update)
+            self.workers.sync_weights(update)
         return metrics
 
     def weights(self):

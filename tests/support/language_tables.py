@@ -198,7 +198,7 @@ def observed(algorithm: Algorithm, updates: int = 2) -> list[Any]:
             collected = labelled(len(needs.heads), 2 if needs.data == "comparisons" else 1)
         elif needs.data != "prompts":
             collected = given(2 if needs.data == "preferences" else 1)
-        batch, metrics = algorithm.credit(algorithm.annotate(collected, roles))
+        batch, metrics = algorithm.compute_advantages(algorithm.compute_logprobs(collected, roles))
         roles.step()
         size = algorithm.size(batch)
         seen += [sorted(metrics.items()), size]

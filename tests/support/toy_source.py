@@ -76,7 +76,7 @@ class RemoteBatch:
         self.versions, self.asked = {}, []
         self.delay, self.chance, self.lost = delay, chance.Random(seed), lost
 
-    def publish(self, version, weights):
+    def sync_weights(self, version, weights):
         self.versions[version] = weights.clone()
 
     def submit(self, asked):
@@ -108,7 +108,7 @@ def train(source, first, last, weights=START, *, save_at=()):
     batches, states = [], {}
     publish(source, first - 1, weights)
     for update in range(first, last + 1):
-        batch = source.collect(update)
+        batch = source.rollout(update)
         batches.append(batch)
         if len(batch):
             weights = 0.5 * weights + batch.scores.reward.tanh().mean() * batch.trace.latents.mean(0)
@@ -119,7 +119,7 @@ def train(source, first, last, weights=START, *, save_at=()):
 
 
 def publish(source, version, weights):
-    source.rollout_worker.publish(version, weights)
+    source.rollout_worker.sync_weights(version, weights)
     if isinstance(source, PipelinedSource):
         source.published(version)
 

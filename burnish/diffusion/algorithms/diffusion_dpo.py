@@ -51,7 +51,7 @@ class DiffusionDPO(ForwardProcess):
             schedule_times=self.schedule_times, schedule_range=self.time_range,
         )  # fmt: skip
 
-    def credit(self, annotated: Any) -> tuple[JudgedSamples, Metrics]:
+    def compute_advantages(self, annotated: Any) -> tuple[JudgedSamples, Metrics]:
         import torch
 
         from burnish.diffusion.batches import take

@@ -62,7 +62,7 @@ class Distill(Algorithm):
             groups=False,
         )
 
-    def credit(self, annotated: Scored) -> tuple[Denoising, Metrics]:
+    def compute_advantages(self, annotated: Scored) -> tuple[Denoising, Metrics]:
         scores = annotated.scores
         return annotated.trace, range_metrics(rewards=scores.reward[~scores.missing])
 

@@ -60,7 +60,7 @@ class Draft(Algorithm):
             reference=self.kl_coef > 0, groups=False, reward_gradients=True,
         )  # fmt: skip
 
-    def credit(self, annotated: Scored) -> tuple[Scored, Metrics]:
+    def compute_advantages(self, annotated: Scored) -> tuple[Scored, Metrics]:
         present = (~annotated.scores.missing).nonzero().flatten()
         return annotated.select(present), range_metrics(rewards=annotated.scores.reward[present])
 

@@ -53,7 +53,7 @@ class AWM(WithOldPolicy):
     def needs(self) -> Needs:
         return self.needs_of(reference=self.kl_coef > 0)
 
-    def credit(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
+    def compute_advantages(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
         from burnish.diffusion.batches import judge
 
         advantage, metrics = bounded_advantages(self, annotated)
@@ -143,7 +143,7 @@ class CRD(WithOldPolicy):
             reference=self.kl_coef > 0 or self.baseline == "reference",
         )
 
-    def credit(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
+    def compute_advantages(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
         from burnish.diffusion.batches import groups_of, judge
         from burnish.rl.advantages import optimality
 
@@ -225,7 +225,7 @@ class DGPO(WithOldPolicy):
     def needs(self) -> Needs:
         return self.needs_of(reference=self.reads_reference, atom="group")
 
-    def credit(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
+    def compute_advantages(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
         from burnish.diffusion.batches import groups_of, judge
 
         advantage, metrics = bounded_advantages(self, annotated)
@@ -288,7 +288,7 @@ class DiffusionNFT(WithOldPolicy):
     def needs(self) -> Needs:
         return self.needs_of(reference=self.kl_coef > 0)
 
-    def credit(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
+    def compute_advantages(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
         from burnish.diffusion.batches import judge
         from burnish.rl.advantages import optimality
 

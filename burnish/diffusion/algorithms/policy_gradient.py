@@ -111,7 +111,7 @@ class StepPolicyGradient(PolicyGradient):
         """Whether means of steps are compared, not log-probs alone."""
         return False
 
-    def annotate(self, scored: Scored, roles: Roles) -> AnnotatedSteps:
+    def compute_logprobs(self, scored: Scored, roles: Roles) -> AnnotatedSteps:
         from burnish.diffusion.batches import AnnotatedSteps
 
         shape, size = scored.trace.logprob.shape, roles.micro_batch_size
@@ -147,7 +147,7 @@ class StepPolicyGradient(PolicyGradient):
             metrics=metrics,
         )
 
-    def credit(self, annotated: AnnotatedSteps) -> tuple[StepBatch, Metrics]:
+    def compute_advantages(self, annotated: AnnotatedSteps) -> tuple[StepBatch, Metrics]:
         from burnish.diffusion.batches import StepBatch
         from burnish.rl.algorithm import advantage_metrics
 

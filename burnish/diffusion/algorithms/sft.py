@@ -40,7 +40,7 @@ class SFT(ForwardProcess):
             schedule_times=self.schedule_times, schedule_range=self.time_range,
         )  # fmt: skip
 
-    def credit(self, annotated: Any) -> tuple[JudgedSamples, Metrics]:
+    def compute_advantages(self, annotated: Any) -> tuple[JudgedSamples, Metrics]:
         import torch
 
         from burnish.diffusion.batches import take, without_prompts

@@ -100,7 +100,7 @@ class TDMR1(Algorithm, advantage="flow_group"):
             few_steps=True,
         )  # fmt: skip
 
-    def credit(self, annotated: Scored) -> tuple[GroupPaths, Metrics]:
+    def compute_advantages(self, annotated: Scored) -> tuple[GroupPaths, Metrics]:
         from burnish.diffusion.paths import GroupPaths, Judging
 
         advantage, metrics = bounded_advantages(self, annotated)

@@ -105,14 +105,14 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
             groups=needs.groups and self.reward_coef > 0,
         )  # fmt: skip
 
-    def annotate(self, scored: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
+    def compute_logprobs(self, scored: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
         from dataclasses import replace
 
         from burnish.rl.surrogates import sampled_advantage
 
         sampled = self.over == "sampled"
         roles.teachers.begin(scored.prompts, scored.trace, 0 if sampled else self.top_k or TOP_K)
-        annotated = super().annotate(scored, roles)
+        annotated = super().compute_logprobs(scored, roles)
         if not sampled:
             return annotated
         kind = self.divergence

@@ -152,7 +152,7 @@ class TokenPolicyGradient(PolicyGradient):
         parts: dict[str, Any] = {"rewards": RunningMoments()} if self.reward_norm else {}
         return Memory(parts | ({"kl": self.kl.make_controller()} if self.kl else {}))
 
-    def annotate(self, scored: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
+    def compute_logprobs(self, scored: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
         from burnish.language.batches import AnnotatedTokens
         from burnish.rl.importance import correction_metrics
 
@@ -183,7 +183,7 @@ class TokenPolicyGradient(PolicyGradient):
             metrics=metrics,
         )
 
-    def credit(self, annotated: AnnotatedTokens) -> tuple[TokenBatch, Metrics]:
+    def compute_advantages(self, annotated: AnnotatedTokens) -> tuple[TokenBatch, Metrics]:
         from burnish.language.batches import TokenBatch
         from burnish.rl.algorithm import range_metrics
 

@@ -46,11 +46,13 @@ class Paired(ReferenceAlgorithm):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of each pair and what it reports, [P] each, from log-probs of responses.
 
-        ``point`` [P] is what rewards are measured from, where ``annotate`` has found one.
+        ``point`` [P] is what rewards are measured from, where ``compute_logprobs`` has found one.
         """
         raise NotImplementedError
 
-    def annotate(self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles) -> AnnotatedResponses:
+    def compute_logprobs(
+        self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles
+    ) -> AnnotatedResponses:
         import torch
 
         from burnish.language.batches import AnnotatedResponses, trace_of
@@ -71,7 +73,7 @@ class Paired(ReferenceAlgorithm):
         scores = answered.scores
         return pairs(scores.reward, answered.group, scores.missing, margin=self.min_margin)
 
-    def credit(self, annotated: AnnotatedResponses) -> tuple[ResponseBatch, Metrics]:
+    def compute_advantages(self, annotated: AnnotatedResponses) -> tuple[ResponseBatch, Metrics]:
         import torch
 
         from burnish.language.batches import ResponseBatch
@@ -205,14 +207,16 @@ class MPO(Paired):
 
         return Memory({"rewards": RunningMoments()})
 
-    def annotate(self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles) -> AnnotatedResponses:
+    def compute_logprobs(
+        self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles
+    ) -> AnnotatedResponses:
         from dataclasses import replace
 
         import torch
 
         from burnish.language.batches import trace_of
 
-        annotated = super().annotate(collected, roles)
+        annotated = super().compute_logprobs(collected, roles)
         if not self.quality_weight:
             return annotated
         trace = trace_of(collected)
@@ -267,7 +271,9 @@ class KTO(ReferenceAlgorithm):
             groups=self.online and self.threshold is None,
         )  # fmt: skip
 
-    def annotate(self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles) -> AnnotatedResponses:
+    def compute_logprobs(
+        self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles
+    ) -> AnnotatedResponses:
         import torch
 
         from burnish.language.batches import AnnotatedResponses, mismatched, trace_of
@@ -304,7 +310,7 @@ class KTO(ReferenceAlgorithm):
         rows = (~scores.missing & ~groups.constant[groups.label] & (ahead != 0)).nonzero().flatten()
         return rows, ahead[rows] > 0
 
-    def credit(self, annotated: AnnotatedResponses) -> tuple[ResponseBatch, Metrics]:
+    def compute_advantages(self, annotated: AnnotatedResponses) -> tuple[ResponseBatch, Metrics]:
 
         from burnish.language.batches import ResponseBatch, trace_of
         from burnish.types.completion import ResponseRows

@@ -233,10 +233,10 @@ class PPO(TokenPolicyGradient, advantage="gae", surrogate="clip"):
     value_coef: Positive = 1.0
     """Weight of the value loss, against the policy loss and against the clip of the value network's gradient norm."""
 
-    def credit(self, annotated: AnnotatedTokens) -> tuple[TokenBatch, Metrics]:
+    def compute_advantages(self, annotated: AnnotatedTokens) -> tuple[TokenBatch, Metrics]:
         from burnish.rl.algorithm import range_metrics
 
-        batch, metrics = super().credit(annotated)
+        batch, metrics = super().compute_advantages(annotated)
         values, returns = batch.value[batch.mask].double(), batch.returns[batch.mask].double()
         metrics |= range_metrics(values=values)
         variance = float(returns.var(correction=0)) if len(returns) else 0.0

@@ -44,7 +44,7 @@ class RewardTraining(Algorithm):
         """Whether a value is sigmoid(score), a number in [0, 1]."""
         return False
 
-    def credit(self, annotated: OfflineJudgements) -> tuple[OfflineJudgements, Metrics]:
+    def compute_advantages(self, annotated: OfflineJudgements) -> tuple[OfflineJudgements, Metrics]:
         known = ~annotated.target.isnan()
         return annotated, {"train/labels": float(known.sum())}
 

@@ -86,7 +86,7 @@ class SFT(ResponseAlgorithm):
     def needs(self) -> LanguageNeeds:
         return LanguageNeeds(data="prompts" if self.online else "demonstrations", groups=self.online)
 
-    def credit(self, annotated: ScoredResponses | OfflineResponses) -> tuple[ResponseBatch, Metrics]:
+    def compute_advantages(self, annotated: ScoredResponses | OfflineResponses) -> tuple[ResponseBatch, Metrics]:
         import torch
 
         from burnish.language.batches import ResponseBatch

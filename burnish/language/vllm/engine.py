@@ -121,12 +121,12 @@ class VllmEngine(ResponseEngine):
         if self._probe is None:
             self._probe = imagined(self.model, self.encode(job.prompts).table, self.seed)
         if self._weights.message is None:
-            self.publish(0)
+            self.sync_weights(0)
         elif not self._compared:
             with self.roles.sampling(merge=self._adapter is None) as network:
                 self._compare(network)
 
-    def publish(self, version: int) -> None:
+    def sync_weights(self, version: int) -> None:
         """Sample with the policy's present weights from now on.
 
         Raises:
@@ -146,7 +146,10 @@ class VllmEngine(ResponseEngine):
             self._insist(self._load)
             if self._probe is not None:
                 self._compare(network)
-        self.metrics |= {"timing_s/publish_vllm": time.monotonic() - begun, "vllm/restarts": float(self.restarts)}
+        self.metrics |= {
+            "timing_s/update_weights_vllm": time.monotonic() - begun,
+            "vllm/restarts": float(self.restarts),
+        }
 
     def rest(self) -> None:
         """Have vLLM give its memory of the GPU back until the next weight sync, if it may."""

@@ -2,8 +2,8 @@
 // Where time goes: phases of every update, who did what when during one, and memory.
 
 const PHASES = { gen: "sampling", reward: "waiting for rewards", ref: "reference log-probs", old_log_prob: "old log-probs", adv: "advantages",
-  update_actor: "policy update", publish: "weight sync", testing: "validation", encode: "encoding",
-  values: "value network", save_checkpoint: "saving a checkpoint", publish_vllm: "weight sync to vLLM", step: "the update" };
+  update_actor: "policy update", update_weights: "weight sync", testing: "validation", encode: "encoding",
+  values: "value network", save_checkpoint: "saving a checkpoint", update_weights_vllm: "weight sync to vLLM", step: "the update" };
 const AFTER = ["testing", "save_checkpoint"]; // an update, and no part of it
 const HELD = { memory_allocated: "GPU, allocated", memory_reserved: "GPU, reserved", cpu_memory: "RAM" };
 
