@@ -20,6 +20,7 @@ from pathlib import Path
 from shutil import copytree, ignore_patterns
 
 from benchmarks.forecasts import peaks
+from burnish.plan.measure import LOAD
 from burnish.plan.ranks import pretend_ranks
 from burnish.utils.paths import resolve
 
@@ -101,7 +102,7 @@ def compare(recipe: str, options: list[str], size: int) -> dict[str, tuple[int, 
 
 def line(name: str, phases: dict[str, Sequence[int]]) -> str:
     """A row of the table: the phases whose forecasts are furthest off."""
-    errors = {phase: fake / real - 1 for phase, (fake, real) in phases.items()}
+    errors = {phase: fake / real - 1 for phase, (fake, real) in phases.items() if phase != LOAD}
     low, high = min(errors, key=errors.__getitem__), max(errors, key=errors.__getitem__)
     most = max(real for _, real in phases.values()) / 2**20
     return f"| {name} | {errors[low]:+.1%} ({low}) | {errors[high]:+.1%} ({high}) | {most:,.0f} |"
