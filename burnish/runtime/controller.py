@@ -142,7 +142,7 @@ class RankSource:
         self.ranks = ranks
 
     def rollout(self, update: int) -> RemoteBatch:
-        batch: RemoteBatch = self.ranks.call("collect", update)[0]
+        batch: RemoteBatch = self.ranks.call("rollout", update)[0]
         return batch
 
     def state_dict(self) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class FakeHub:
         if name in self.commits:
             return send(request, 409, {"url": f"{self.url}/{name}"})
         self.private[name] = asked.get("visibility", "public") == "private" or bool(asked.get("private"))
-        self.sync_weights(name, {".gitattributes": b"*.safetensors filter=lfs\n"})
+        self.publish(name, {".gitattributes": b"*.safetensors filter=lfs\n"})
         return send(request, 200, {"url": f"{self.url}/{name}"})
 
     def _commit(self, request: BaseHTTPRequestHandler, name: str, lines: list[dict[str, Any]]) -> None:
@@ -123,7 +123,7 @@ class FakeHub:
                 files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
                 files[value["path"]] = self.blobs[value["oid"]]
-        commit = self.sync_weights(name, files)
+        commit = self.publish(name, files)
         address = f"{self.url}/{name}/commit/{commit}"
         return send(request, 200, {"commitOid": commit, "commitUrl": address, "success": True})
 

@@ -88,7 +88,7 @@ def _line(story: Story, update: int, draw: np.random.RandomState) -> dict[str, A
         }  # fmt: skip
         seconds = {"gen": 0.8, "reward": 0.7, "old_log_prob": 0.35, "update_actor": 0.8, "adv": 0.002}
         seconds = {name: float(value * draw.uniform(0.9, 1.2)) for name, value in seconds.items()}
-        seconds["publish"] = 0.0001
+        seconds["update_weights"] = 0.0001
         seconds["step"] = sum(seconds.values()) + 0.01
         if update % story.every == 1:
             seconds["testing"] = 2.4

@@ -73,7 +73,7 @@ def test_recording_changes_nothing(files):
         names = {event["name"] for event in json.load(opened)["traceEvents"]}
     timed = json.loads((recorded.output / "metrics.jsonl").read_text().splitlines()[2])
     phases = {name.removeprefix("timing_s/") for name in timed if name.startswith("timing_s/")}
-    assert {"step", "gen", "reward", "old_log_prob", "adv", "update_actor", "publish"} <= names & phases
+    assert {"step", "gen", "reward", "old_log_prob", "adv", "update_actor", "update_weights"} <= names & phases
     assert str(trace.parents[1]) in said
 
 
