@@ -36,8 +36,9 @@ from burnish.utils.timer import Stopwatch
 AIM = 0.05
 PHASES = {
     "gen": "sampling", "reward": "waiting for rewards", "ref": "watching the growth of velocities",
-    "old_log_prob": "old log-probs", "adv": "advantages", "update_actor": "learning", "update_weights": "syncing weights",
-    "step": "between these", "hooks": "metrics, log, progress", "checkpoint": "checkpoints",
+    "old_log_prob": "old log-probs", "adv": "advantages", "update_actor": "learning",
+    "update_weights": "syncing weights", "step": "between these", "hooks": "metrics, log, progress",
+    "checkpoint": "checkpoints",
 }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.rollouts import FlowRollouts
 from burnish.evaluation.suite import Suite, suites_of
 from burnish.rewards.base import Reward
-from burnish.rollout.requests import RolloutRequest
+from burnish.rollout.sources import RolloutRequest
 from burnish.tasks.assembly import Assembly
 from burnish.tasks.job import learned_in_a_step, learned_in_an_update
 from burnish.training.optimizer import ParameterGroup

@@ -29,7 +29,7 @@ from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import Collector, Scorer
 from burnish.rewards.text.base import Response
 from burnish.rewards.text.environment import turn_rewards
-from burnish.rollout.requests import RolloutRequest
+from burnish.rollout.sources import RolloutRequest
 from burnish.tasks.evaluate import TOKENS, SaidTokens
 from burnish.tasks.job import Job, collector
 from burnish.tasks.sample_files import SampleFiles

@@ -38,7 +38,7 @@ from burnish.plan.counter import (
 )
 from burnish.plan.fakes import is_fake
 from burnish.plan.made_up import FixedScores
-from burnish.rollout.requests import join, split
+from burnish.rollout.sources import join, split
 from burnish.tasks import Assembly
 from burnish.tasks.evaluate import Evaluation
 from burnish.training.optimizer import ParameterGroup

@@ -20,8 +20,7 @@ from typing import Any, Protocol
 
 from burnish.options.cluster import AsyncRolloutOptions
 from burnish.rewards.normalising import Normaliser, restore, saved
-from burnish.rollout.requests import RolloutRequest
-from burnish.rollout.sources import PromptSchedule
+from burnish.rollout.sources import PromptSchedule, RolloutRequest
 from burnish.types.rollout import Rollouts
 from burnish.utils.errors import UserError
 

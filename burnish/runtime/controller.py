@@ -19,8 +19,7 @@ from burnish.controller import Controller
 from burnish.rewards.scoring import RewardsFailing
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.pipelined import PipelinedSource
-from burnish.rollout.requests import RolloutRequest, split
-from burnish.rollout.sources import OnlineSource, SavedSource, Source
+from burnish.rollout.sources import OnlineSource, RolloutRequest, SavedSource, Source, split
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call, RestartLimit, Unschedulable, WorkerDied, WorkerTimeout, all_done
 from burnish.runtime.cluster import Pool, cluster

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 from burnish.options.cluster import RayOptions
-from burnish.rollout.requests import RolloutRequest, split
+from burnish.rollout.sources import RolloutRequest, split
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import POLL, Call, RestartLimit, Unschedulable, WorkerDied, WorkerTimeout
 from burnish.runtime.transfer import PromptNumbers, RolloutResult, joined

@@ -16,8 +16,8 @@ import ray
 import torch
 from torch import Tensor
 
-from burnish.rollout.requests import RolloutRequest, join
 from burnish.rollout.serialization import deserialize, serialize
+from burnish.rollout.sources import RolloutRequest, join
 from burnish.tasks import Assembly
 from burnish.types.batch import Batch, shared
 from burnish.types.columns import Column, Here, LazyTensors, once_each, those_used

@@ -17,7 +17,7 @@ from burnish.controller import Controller
 from burnish.metrics import collected_metrics, measured
 from burnish.rewards.normalising import restore, with_first
 from burnish.rl.algorithm import Metrics
-from burnish.rollout.requests import RolloutRequest
+from burnish.rollout.sources import RolloutRequest
 from burnish.runtime.actor import RankInfo
 from burnish.runtime.reward_pool import PooledScorer
 from burnish.runtime.transfer import Packed, PromptNumbers, RolloutResult, from_saved, generate, resolved, to_save

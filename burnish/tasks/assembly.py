@@ -27,8 +27,7 @@ from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore, saved
 from burnish.rewards.scoring import Scorer, probe
 from burnish.rl.algorithm import Metrics
-from burnish.rollout.requests import RolloutRequest
-from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule, StreamSource
+from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule, RolloutRequest, StreamSource
 from burnish.tasks.evaluate import Evaluation
 from burnish.tasks.job import Stop, steps_of_an_update
 from burnish.tasks.sample_files import SampleFiles

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from burnish.options import StepOptions
 from burnish.rewards.scoring import Collector, Scorer
-from burnish.rollout.requests import group_starts, numbered
+from burnish.rollout.sources import group_starts, numbered
 from burnish.training.ranks import Ranks, own_rows, shares
 from burnish.training.trainer import learned_rows
 from burnish.types.prompt import Prompt

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from burnish.rollout.requests import RolloutRequest, numbered
+from burnish.rollout.sources import RolloutRequest, numbered
 from burnish.runtime.transfer import PromptNumbers, pack
 from burnish.types.batch import Batch, Gathered, heavy, shared
 from burnish.types.completion import Completion, Encoded, Features
