@@ -223,8 +223,6 @@ def cache_bytes(model: Any, rows: int, prompt: int, written: int) -> int:
     """
     text = model.network.config.get_text_config()
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     tokens = prompt + written
     if model.capabilities.fast:  # see ``burnish.language.layers``
         limit, columns = tokens + max(tokens // 8, SLACK), prompt
@@ -237,7 +235,20 @@ def cache_bytes(model: Any, rows: int, prompt: int, written: int) -> int:
         window = getattr(text, "sliding_window", None) or tokens
         most = {"full_attention": tokens, "sliding_attention": min(tokens, window)}
         held = [most.get(kind, 0) for kind in kinds]  # recurrent states don't grow
-    return int((sum(held) + max(held)) * 2 * rows * heads * width * model.compute.itemsize)
+    sizes = [columns * heads * width for columns, (heads, width) in zip(held, key_sizes(text), strict=True)]
+    return int((sum(sizes) + max(sizes)) * 2 * rows * model.compute.itemsize)
+
+
+def key_sizes(text: Any) -> list[tuple[int, int]]:
+    """Heads of keys, and their width, of each layer by a configuration of transformers."""
+    layers = [text.per_layer_config[i] for i in range(text.num_hidden_layers)]
+    return [
+        (
+            getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads,
+            getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads,
+        )
+        for layer in layers
+    ]
 
 
 class Repeated:

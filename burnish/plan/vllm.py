@@ -7,6 +7,7 @@ from typing import Any
 
 from burnish.language.config import LanguageConfig
 from burnish.language.model.universal import LanguageModel
+from burnish.plan.language import key_sizes
 from burnish.plan.prompts import TEXT, UNLIMITED
 from burnish.utils.errors import UserError
 
@@ -88,9 +89,8 @@ def vllm_forecast(config: LanguageConfig, model: LanguageModel, *, apart: bool) 
     network: Any = model.network
     text = network.config.get_text_config()
     try:
-        width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        pairs = -(-text.num_key_value_heads // ranks)  # each rank has one at least
-        token = 2 * text.num_hidden_layers * pairs * width * each
+        # each rank has a head at least
+        token = 2 * each * sum(-(-heads // ranks) * width for heads, width in key_sizes(text))
         states = 4 * text.hidden_size + 2 * text.intermediate_size // ranks
         known = options.max_model_len or text.max_position_embeddings
         logits = 2 * 4 * options.max_num_seqs * text.vocab_size
