@@ -28,7 +28,7 @@ def known_capabilities(config: Any, counter: LiveBytes, *, shared: bool) -> Iter
     Args:
         config: of a run, with models that can be read here.
         counter: which will be active.
-        shared: ranks share the networks, so that each holds a copy of them for as long as it compares.
+        shared: ranks share the networks, so that each holds a copy of their first layers for as long as it compares.
     """
     if not isinstance(config, LanguageConfig):
         yield
@@ -50,7 +50,7 @@ def known_capabilities(config: Any, counter: LiveBytes, *, shared: bool) -> Iter
             try_out(self)
             return
         if shared:
-            counter.label(WEIGHTS, [torch.empty_like(weight) for weight in self.network.parameters()])
+            counter.label(WEIGHTS, [torch.empty_like(weight) for weight in self.first_layers().parameters()])
         self.capabilities = found
         self.forwards.collation = replace(self.forwards.collation, mixes=found.mixes)
         if found.packed and not plannable(self, found):

@@ -38,6 +38,9 @@ SHORTEST = 1.0  # seconds of a sound
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
+TRIED = 1  # the last layer at least that a copy for checks has
+
+
 class LanguageModel:
     """Runs the class's own forward; what is made of it beside one unpadded row is compared with that on load."""
 
@@ -126,11 +129,11 @@ class LanguageModel:
         """Find out how the network can be run."""
         from burnish.language.model.capabilities import check
         from burnish.language.model.forwards import switch
-        from burnish.models.placing import is_placed, place, twin
+        from burnish.models.placing import is_placed, place
 
         network = self.network
         if not is_placed(network, self.device):  # ranks will share it: a copy for this, which goes again
-            self.network = twin(network)
+            self.network = self.first_layers()
             place(self.network, self.device)
         try:
             self.capabilities = check(self)
@@ -138,6 +141,20 @@ class LanguageModel:
             self.network = network
         if self.capabilities.packed:
             switch(network, self.text(network), on=True, tower=not self.capabilities.unpacked)
+
+    def first_layers(self) -> Any:
+        """A copy of the network with its first layers, among them one of each kind: no GPU may have room for all."""
+        from torch.nn import ModuleList
+
+        from burnish.models.placing import twin
+
+        found: Any = twin(self.network)
+        lists = [one for one in self.text(found).modules() if isinstance(one, ModuleList)]
+        layers: Any = max(lists, key=len)
+        types = getattr(found.config.get_text_config(), "layer_types", None) or [""] * len(layers)
+        kinds = [(types[i], frozenset(map(type, layer.modules()))) for i, layer in enumerate(layers)]
+        del layers[max(TRIED, *map(kinds.index, kinds)) + 1 :]
+        return found
 
     @classmethod
     def _network(cls, path: Path, dtype: torch.dtype) -> Any:
