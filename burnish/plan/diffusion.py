@@ -86,7 +86,7 @@ class GeneratorHalf:
     def caches(self) -> Any:
         """What a pipeline's encoders gave for prompts."""
         model = vars(self.assembly.roles.model)
-        return [tape._results for tape in model["_tapes"]._entries.values()] if "_tapes" in model else ()
+        return [tape._results for tape in model["_tapes"].values()] if "_tapes" in model else ()
 
     def prepare(self) -> None:
         """Do once what is done for every prompt, every sample and every step."""

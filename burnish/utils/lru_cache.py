@@ -43,6 +43,10 @@ class LruCache(Generic[T]):
         self._weigh()
         return self._entries[key]
 
+    def values(self) -> list[T]:
+        """All entries, those that were used last at the end."""
+        return list(self._entries.values())
+
     def _weigh(self) -> None:
         """Take in the size of the entry that was used last, which may have grown since."""
         if self._entries:

@@ -12,7 +12,6 @@ from burnish.models.tiny.base import Media, Tiny
 from burnish.utils.json_text import read_object
 
 if TYPE_CHECKING:
-    import numpy as np
     from PIL.Image import Image
 
 PROMPT = "a red fox in the snow"
@@ -53,22 +52,6 @@ def load(folder: Path) -> Any:
         )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
-
-
-def trial(tiny: Tiny, pipeline: Any, *, steps: int, seed: int) -> np.ndarray:
-    """What a pipeline makes, as numbers.
-
-    Args:
-        tiny, pipeline, steps, seed: as ``example_call`` takes them.
-    """
-    import numpy as np
-
-    call = example_call(tiny, pipeline, steps=steps, seed=seed)
-    if "output_type" in inspect.signature(type(pipeline).__call__).parameters:
-        call.setdefault("output_type", "np")
-    with quietly():
-        made = next(iter(pipeline(**call).values()))
-    return np.stack([np.asarray(one) for one in made])
 
 
 def media(kind: Media, tiny: Tiny, seed: int) -> Any:
