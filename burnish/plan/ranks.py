@@ -20,16 +20,6 @@ class PretendRanks(Ranks):
 
     def __init__(self, size: int, group: Any = None) -> None:
         self.size, self.group = size, group
-        self._rows: Ranks = self
-        self._context: Ranks = SINGLE_RANK
-
-    @property
-    def rows(self) -> Ranks:
-        return self._rows
-
-    @property
-    def context(self) -> Ranks:
-        return self._context
 
     def in_contexts(self, size: int) -> Ranks:
         import torch.distributed as dist

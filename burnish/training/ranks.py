@@ -74,16 +74,18 @@ class Ranks:
     rank, size = 0, 1  # of this process, from 0; number of ranks
     timeout = 0.0  # of a collective operation, in seconds
     group: Any = None  # process group of torch.distributed; None is the default group
+    _rows: Ranks | None = None
+    _context: Ranks | None = None
 
     @property
     def rows(self) -> Ranks:
         """Ranks that rows are shared out to: of every context group the one at this rank's place; by default all."""
-        return self
+        return self if self._rows is None else self._rows
 
     @property
     def context(self) -> Ranks:
         """Ranks that work on the same rows, each on a part of every sequence; by default this one alone."""
-        return SINGLE_RANK
+        return SINGLE_RANK if self._context is None else self._context
 
     def in_contexts(self, size: int) -> Ranks:
         """The same ranks, in context groups of N neighbours, a divisor of all; a collective operation."""
@@ -133,17 +135,7 @@ class ProcessRanks(Ranks):
         """Args: ``timeout`` is that of the group in seconds, for messages."""
         self.timeout, self.group = timeout, group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self._rows: Ranks = self
-        self._context = SINGLE_RANK
         self._names: list[str] = []  # of all sums so far, in the same order on all ranks
-
-    @property
-    def rows(self) -> Ranks:
-        return self._rows
-
-    @property
-    def context(self) -> Ranks:
-        return self._context
 
     def in_contexts(self, size: int) -> Ranks:
         if size == 1:
