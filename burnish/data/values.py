@@ -79,6 +79,12 @@ def text_of(value: Any, key: str, *, numbers: bool = False) -> str:
     return value
 
 
+def text_at(values: Mapping[str, Any], key: str) -> str | None:
+    """The text under a key; None if there is none."""
+    value = value_at(values, key)
+    return None if value is None else text_of(value, key)
+
+
 def number_of(value: Any, key: str) -> float:
     """The value of a key as a number.
 

@@ -222,12 +222,12 @@ class PromptSchedule:
     def learn(self, update: int, sampled: Rollouts) -> None:
         """Tell a sampler of the user what was rewarded in an update."""
         if self.stream.sampler is not None:
-            self.stream.sampler.history.add(update, sampled)
+            self.stream.sampler.add(update, sampled)
 
     def history(self, last: int | None = None) -> dict[str, Any]:
         """What a sampler has been told of updates up to ``last``, for a checkpoint; nothing where there is none."""
         sampler = self.stream.sampler
-        return {} if sampler is None else {"history": sampler.history.state(last)}
+        return {} if sampler is None else {"history": sampler.state(last)}
 
 
 def refuse_ahead(state: dict[str, Any]) -> None:
