@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from burnish.metrics import collected_metrics, collected_timing, measured
+from burnish.metrics import collected_metrics, timing_metrics
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.sources import Source
 from burnish.types.rollout import Collected
@@ -54,8 +54,8 @@ def run(
             learned = _learn(scored, workers, update)
             with watch("update_weights"):
                 workers.sync_weights(update)
-        metrics = collected_metrics(scored) | measured(scored) | learned
-        metrics |= collected_timing(watch.drain(), scored, devices=devices)
+        metrics = collected_metrics(scored) | learned
+        metrics |= timing_metrics(watch.drain(), len(scored), scored.lengths, devices=devices)
         del scored  # or it would take up memory while the next one is sampled
         for hook in hooks:
             hook(update, metrics)

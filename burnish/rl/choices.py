@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
@@ -13,7 +14,7 @@ from burnish.rl.algorithm import AdvantagePart, SurrogatePart, WholeSamples, cal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.rl.kl import FixedKl
+    from burnish.rl.kl import KlController
 
 
 DIVIDED = ReadIf("advantage_std", "group", "global")
@@ -384,13 +385,11 @@ class TokenKl:
         """The KL of each action [B, K], where its gradient is not read."""
         return estimate(logprob, reference, mask, self.value_kind)
 
-    def make_controller(self) -> FixedKl:
+    def make_controller(self) -> KlController:
         """The coefficient, as it changes over a run."""
-        from burnish.rl.kl import AdaptiveKl, FixedKl
+        from burnish.rl.kl import KlController
 
-        if self.target is None:
-            return FixedKl(self.coef)
-        return AdaptiveKl(self.coef, target=self.target, horizon=self.horizon)
+        return KlController(self.coef, target=self.target, horizon=self.horizon if self.target else math.inf)
 
 
 def estimate(logprob: Tensor, reference: Tensor, mask: Tensor, kind: str, *, old: Tensor | None = None) -> Tensor:

@@ -34,9 +34,6 @@ def kl_estimate(logprob: Tensor, reference: Tensor, mask: Tensor, kind: Kind, *,
     Returns:
         [B, T] float32, 0 where masked.
     """
-    if (kind == "unbiased") != (old is not None):
-        raise ValueError(f"the KL kind is {kind} and old is {'given' if old is not None else 'missing'}: only unbiased "
-                         "corrects for the policy that sampled, and it needs its log-probs")  # fmt: skip
     d = log_ratio(logprob, reference, mask)
     if kind == "k1":
         return d
@@ -45,7 +42,8 @@ def kl_estimate(logprob: Tensor, reference: Tensor, mask: Tensor, kind: Kind, *,
     if kind == "k1+":
         return _value_of(d, d)
     k3 = (-d).exp() - 1 + d
-    if old is not None:
+    if kind == "unbiased":
+        assert old is not None, "it corrects for the policy that sampled"
         return log_ratio(logprob, old, mask).exp() * k3
     bounded = k3.clamp(max=K3_MAX)
     return _value_of(bounded, d) if kind == "k3+" else bounded
@@ -57,24 +55,9 @@ def _value_of(estimate: Tensor, d: Tensor) -> Tensor:
     return estimate.detach() + k2 - k2.detach()
 
 
-class FixedKl:
-    """A coefficient that stays what it is."""
-
-    def __init__(self, coef: float) -> None:
-        self.coef = coef
-
-    def update(self, current: float, samples: int) -> None:
-        """Nothing changes."""
-
-    def state_dict(self) -> dict[str, float]:
-        return {"coef": self.coef}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self.coef = state["coef"]
-
-
-class AdaptiveKl(FixedKl):
-    """A coefficient that rises while the KL is above its target and falls below it (Ziegler et al. 2019, sec. 2.2).
+class KlController:
+    """The coefficient of a KL, which rises while the KL is above its target and falls below it (Ziegler et al. 2019,
+    sec. 2.2); without a target it stays what it is.
 
     Args:
         coef: at the start.
@@ -82,11 +65,8 @@ class AdaptiveKl(FixedKl):
         horizon: samples over which the coefficient can change by a fifth.
     """
 
-    def __init__(self, coef: float, *, target: float, horizon: float) -> None:
-        if min(target, horizon) <= 0:
-            raise ValueError(f"target is {target} and horizon is {horizon}; an adaptive KL needs both above 0")
-        super().__init__(coef)
-        self.target, self.horizon = target, horizon
+    def __init__(self, coef: float, *, target: float | None = None, horizon: float = math.inf) -> None:
+        self.coef, self.target, self.horizon = coef, target, horizon
 
     def update(self, current: float, samples: int) -> None:
         """Move the coefficient after ``samples`` samples whose KL was ``current``; a non-finite KL says nothing."""
@@ -95,6 +75,12 @@ class AdaptiveKl(FixedKl):
                 f"the KL horizon is {self.horizon} with {samples} samples per update: one step could make the "
                 f"coefficient negative; set it above {samples // 5}"
             )
-        if math.isfinite(current):
+        if self.target is not None and math.isfinite(current):
             error = min(max(current / self.target - 1, -0.2), 0.2)
             self.coef *= 1 + error * samples / self.horizon
+
+    def state_dict(self) -> dict[str, float]:
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.coef = state["coef"]

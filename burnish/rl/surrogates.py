@@ -32,8 +32,6 @@ def divergence(student: Tensor, teacher: Tensor, kind: Divergence, *, mix: float
         return (student.exp() * (student - teacher)).sum(-1)
     if kind == "forward":
         return (teacher.exp() * (teacher - student)).sum(-1)
-    if not 0 < mix < 1:
-        raise ValueError(f"mix is {mix}; a mixture of both needs it between 0 and 1")
     middle = torch.logaddexp(teacher + math.log(mix), student + math.log(1 - mix))
     of_teacher = (teacher.exp() * (teacher - middle)).sum(-1)
     return mix * of_teacher + (1 - mix) * (student.exp() * (student - middle)).sum(-1)
@@ -138,8 +136,6 @@ def ppo_clip(
         The loss, with ``actor/pg_clipfrac`` (actions whose clipping acts, as verl counts), its part
         ``actor/pg_clipfrac_lower`` where dual clipping acts, and ``actor/ppo_kl`` (old - new log-prob).
     """
-    if dual_clip is not None and dual_clip <= 1:
-        raise ValueError(f"dual_clip is {dual_clip}; it bounds a ratio that starts at 1, so it must be above 1")
     difference, advantage = log_ratio(logprob, old, mask), masked(advantage, mask)
     loss, ratio = clipped_loss(difference, advantage, clip, clip_high)
     clipped, bounded = loss > -advantage * ratio, torch.zeros_like(mask)
@@ -202,13 +198,6 @@ def weights(mask: Tensor, mode: Aggregation, constant: float | None = None) -> T
     Returns:
         [B, K] float32, 0 where masked.
     """
-    if (mode == "seq-mean-token-sum-norm") != (constant is not None):
-        raise ValueError(
-            f"constant is {constant} with {mode}: seq-mean-token-sum-norm divides by it and no other mode does; "
-            "give the largest response length with that mode only"
-        )
-    if constant is not None and not constant > 0:
-        raise ValueError(f"constant is {constant}; token sums are divided by it, so it must be above 0")
     weight = mask.float()
     if mode == "seq-mean-token-mean":
         return weight / mask.sum(-1, keepdim=True).clamp_min(1)
@@ -291,8 +280,6 @@ def sapo(logprob: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, *, tau_p
         logprob, old, advantage, mask: [B, K].
         tau_pos, tau_neg: above 0; how fast the gate closes for positive advantages and for the rest.
     """
-    if min(tau_pos, tau_neg) <= 0:
-        raise ValueError(f"tau_pos is {tau_pos} and tau_neg is {tau_neg}; a gate closes, so both must be above 0")
     difference, advantage = log_ratio(logprob, old, mask), masked(advantage, mask)
     tau = torch.where(advantage > 0, tau_pos, tau_neg)
     gate = torch.sigmoid(tau * (difference.exp() - 1))
@@ -326,8 +313,6 @@ def cpgd(
     Returns:
         The loss, with ``actor/policy_drift``: the k3 estimate before its coefficient.
     """
-    if not 0 <= clip < 1:
-        raise ValueError(f"clip is {clip}; a log-ratio is clipped at log(1 - clip), so it must be in [0, 1)")
     difference, advantage = log_ratio(logprob, old, mask), masked(advantage, mask)
     own, before = masked(logprob, mask), masked(old, mask)
     highest, lowest = before + math.log1p(clip if clip_high is None else clip_high), before + math.log1p(-clip)

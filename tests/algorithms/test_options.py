@@ -94,7 +94,6 @@ LANGUAGE = [
         ({"reject": "token_k1", "reject_above": 2.0, "reject_below": 3.0}, "reject_below"),
         (TWO | {"reject_above": 2.0}, "2 rules"),
         (TWO | {"reject_above": [2.0], "reject_below": [0.5]}, "reject"),
-        ({"reject": ["token_k1", "token_k1"], "reject_above": [2.0, 3.0]}, "token_k1"),
         (TWO | {"reject_above": [2.0, 3.0], "reject_below": [None, 0.5]}, "k1"),
     ]),
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.metrics import hacking_metrics
+from burnish.metrics import reward_metrics
 from burnish.registry import lookup
 from burnish.rl.advantages import (
     depthwise_advantages,
@@ -341,5 +341,5 @@ def test_what_is_only_watched_is_correlated_with_the_reward_within_groups():
     apart = [
         np.concatenate([np.array(one)[rows] - np.array(one)[rows].mean() for rows in group]) for one in (paid, watched)
     ]
-    found = hacking_metrics(scores, torch.tensor([0, 0, 0, 1, 1]))
-    assert found == {"critic/watched/reward_correlation": pytest.approx(np.corrcoef(*apart)[0, 1], rel=1e-5)}
+    found = reward_metrics(scores, torch.tensor([0, 0, 0, 1, 1]))["critic/watched/reward_correlation"]
+    assert found == pytest.approx(np.corrcoef(*apart)[0, 1], rel=1e-5)

@@ -97,8 +97,6 @@ def test_dual_clip_bounds_what_a_bad_token_costs():
     found = surrogates.ppo_clip(ratio.log(), torch.zeros_like(ratio), advantage, mask, clip=0.2, dual_clip=3.0)
     torch.testing.assert_close(found.loss, torch.tensor([[1.1, 3.0, 3.0]], dtype=torch.float64))
     assert found.metrics["actor/pg_clipfrac_lower"].tolist() == [[0, 1, 1]]
-    with pytest.raises(ValueError, match="dual_clip is 1"):
-        surrogates.ppo_clip(ratio, ratio, advantage, mask, clip=0.2, dual_clip=1.0)
 
 
 @pytest.mark.parametrize(("mode", "expected"), zip(MODES, [21 / 6, (2 + 4.5 + 6) / 3, 21 / 3, 21 / 30], strict=True))
@@ -125,19 +123,12 @@ def test_the_cut_into_micro_batches_is_not_seen(mode, rows):
     torch.testing.assert_close(total / count, aggregate(values, mask, mode, CONSTANT[mode]), rtol=1e-6, atol=1e-9)
 
 
-def test_a_batch_that_says_nothing_is_zero_and_the_constant_belongs_to_one_mode():
+def test_a_batch_that_says_nothing_is_zero():
     for mode in MODES:
         for shape in ((2, 3), (2, 0), (0, 3)):
             mask = torch.zeros(shape, dtype=torch.bool)
             assert int(surrogates.terms(mask, mode)) == 0
             assert aggregate(torch.full(shape, torch.nan), mask, mode, CONSTANT[mode]).item() == 0
-    for given, said in (
-        (("token-mean", 10.0), "sum-norm"),
-        ((MODES[3],), "largest response"),
-        ((MODES[3], 0.0), "above 0"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            surrogates.weights(mask_of(), *given)
 
 
 GRPO = "seq-mean-token-mean"
@@ -213,8 +204,6 @@ def test_cpgd_drift_pulls_back_no_harder_than_its_clip():
     torch.testing.assert_close(found.metrics["actor/policy_drift"], estimate)
     expected = 0.5 * (difference.exp() - 1).clamp(max=0.2)
     torch.testing.assert_close(torch.autograd.grad(found.loss.sum(), logprob)[0], expected)
-    with pytest.raises(ValueError, match="clip is 1"):
-        surrogates.cpgd(logprob, nothing, nothing, mask, clip=1.0, clip_high=0.2)
 
 
 @every
