@@ -151,7 +151,7 @@ def read(files: Iterable[Path]) -> dict[str, SavedTensor]:
 
 def _chunks(path: Path) -> Iterator[tuple[str, torch.Size, torch.dtype, Chunk]]:
     """Every tensor of a file: its name, full shape, type and chunk."""
-    file = safe_open(path, "pt")  # refuses a header that does not fit the file
+    file: Any = safe_open(path, "pt")  # refuses a header that does not fit the file
     places = json.loads((file.metadata() or {}).get("places", "{}"))
     for name in file.keys():  # noqa: SIM118  # it is no dict
         part = file.get_slice(name)

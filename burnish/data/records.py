@@ -6,7 +6,6 @@ import codecs
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -159,14 +158,6 @@ def data_error(problems: Sequence[str], head: str = "") -> UserError:
     return UserError("\n".join([head, *problems[:LISTED], *more]))
 
 
-@contextmanager
-def _decoded(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not text: byte {error.start} is not UTF-8; save it as UTF-8") from None
-
-
 def _lines(path: Path, read: Callable[[str], dict[str, Any]]) -> Iterator[Record]:
     """What the lines of a file hold, but for blank ones."""
     name, folder = str(path), path.parent
@@ -219,7 +210,7 @@ def _columns(path: Path) -> Iterator[Record]:
     """The rows below the line of names. Cells are text, and empty ones are left out; in .tsv files quotation marks are
     characters like others, unless a cell begins with one."""
     csv.field_size_limit(LARGEST_CELL)
-    with _decoded(path), path.open(encoding="utf-8-sig", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.reader(file, delimiter=COLUMNS[path.suffix], strict=path.suffix == ".csv")
         try:
             names = next(rows, [])
@@ -232,6 +223,8 @@ def _columns(path: Path) -> Iterator[Record]:
                     extra = f"has {len(cells)} cells, but the first line names {len(names)} columns"
                     values = {name: cell for name, cell in zip(names, cells, strict=False) if cell}
                     yield Record(f"{path}:{first}", path.parent, values, extra if len(cells) != len(names) else "")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is not text: byte {error.start} is not UTF-8; save it as UTF-8") from None
         except csv.Error as error:
             raise UserError(f"{path}:{rows.line_num} can't be read: {error}; fix that line") from None
 

@@ -133,7 +133,8 @@ class Sampler:
             found = list(function(records=items, history=history, update=update, count=count, seed=seed))
         except (Exception, SystemExit) as error:  # the code is the user's: anything may go wrong in it
             raise UserError(f"{where} fails at update {update}: {reason(error)}; fix it") from error
-        odd = [one for one in found if type(one) is bool or not isinstance(one, Integral) or not 0 <= one < len(items)]
+        numbers = [one for one in found if isinstance(one, Integral) and not isinstance(one, bool)]
+        odd = [one for one in found if one not in numbers or not 0 <= int(one) < len(items)]
         if odd or len(found) != count:
             got = f"{odd[0]!r} among them" if odd else f"{len(found)} of them"
             raise UserError(

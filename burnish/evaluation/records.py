@@ -1,8 +1,8 @@
 """The folder of an evaluation: what was evaluated, a record per sample, and what came of it.
 
 Prompts are evaluated in units of fixed size, each sampled and scored as a batch of its own. So every batch has the same
-shape however the work is divided: a killed evaluation goes on with the first unit that is not complete, and shards that
-did some of the units each are merged to the file that one process would have written.
+shape however the work is divided: a killed evaluation goes on with the first unit that is not complete, and shards do
+some of the units each, in files of their own beside each other.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -49,28 +50,18 @@ class Header:
     source: str  # of the model
     model: dict[str, str]  # what the weights are, by hashes
     update: int | None = None  # policy updates behind them
-    shard: Annotated[list[Annotated[int, Field(ge=1, le=MOST)]], Field(min_length=2, max_length=2)] | None = (
-        None  # number and count, counted from 1
-    )
     wrong: list[str]  # sanity checks that were answered wrongly
     unwatched: list[str]  # scorers that no sanity check looks at
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What all parts have in common."""
-        # sanity checks are asked by every part
-        parts = ("shard", "wrong", "unwatched")
-        return {name: value for name, value in asdict(self).items() if name not in parts}
+        """What all parts have in common, each of which asks the sanity checks."""
+        return {name: value for name, value in asdict(self).items() if name not in ("wrong", "unwatched")}
 
     @property
     def units(self) -> int:
         """Of the complete evaluation."""
         return -(-self.prompts // self.unit)
-
-    def own(self) -> list[int]:
-        """The units of this part."""
-        number, count = self.shard or (1, 1)
-        return list(range(number - 1, self.units, count))
 
     def rows(self, unit: int) -> range:
         """The prompts of a unit."""
@@ -78,11 +69,11 @@ class Header:
 
 
 class Folder:
-    """Files of an evaluation, or of a part of one."""
+    """Files of an evaluation, to which a shard of it adds its own."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.media = path / MEDIA
+    def __init__(self, path: Path, shard: Shard = (1, 1)) -> None:
+        self.path, self.shard, self.media = path, shard, path / MEDIA
+        self.file = path / (RECORDS if shard == (1, 1) else "samples-{}-of-{}.jsonl".format(*shard))
 
     def header(self) -> Header | None:
         """What is evaluated here; None if nothing is.
@@ -103,14 +94,13 @@ class Folder:
             ) from None
 
     def begin(self, header: Header) -> list[int]:
-        """Make the folder, or go on in it; the units that are still to be done.
+        """Make the folder, or go on in it; the units of this shard that are still to be done.
 
         Raises:
             UserError: something else was evaluated here.
         """
-        there = self.header()
-        ours = header.identity | {"shard": header.shard}
-        for name, value in (ours if there is None else there.identity | {"shard": there.shard}).items():
+        ours = header.identity
+        for name, value in (self.header() or header).identity.items():
             if value != ours[name]:
                 raise UserError(
                     f"{self.path} holds another evaluation: its {name} is {value!r:.80}, here it is "
@@ -118,91 +108,63 @@ class Folder:
                 )
         with writing(self.path):
             self.media.mkdir(parents=True, exist_ok=True)
-        complete = _complete(header, self.records())
-        kept = [_line(record) for unit in sorted(complete) for record in complete[unit]]
-        write_atomically(self.path / RECORDS, b"".join(kept))
+        own = _complete(header, _records(self.file))
+        write_atomically(self.file, b"".join(_line(record) for unit in sorted(own) for record in own[unit]))
         write_atomically(self.path / HEADER, json.dumps(asdict(header), indent=1).encode() + b"\n")
-        return [unit for unit in header.own() if unit not in complete]
+        number, count = self.shard
+        return [unit for unit in range(number - 1, header.units, count) if unit not in own]
 
     def append(self, records: Sequence[Record]) -> None:
         """Add the records of a unit; when this returns they are on the disk."""
-        with writing(self.path), (self.path / RECORDS).open("ab") as file:
+        with writing(self.path), self.file.open("ab") as file:
             file.write(b"".join(_line(record) for record in records))
             file.flush()
             os.fsync(file.fileno())
 
-    def records(self) -> Iterator[Record]:
-        """All records, up to the first that was not written to its end."""
-        file = self.path / RECORDS
-        if not file.exists():
-            return
-        for line in read_file(file, LARGEST).splitlines(keepends=True):
-            try:
-                record = parse_json(line) if line.endswith(b"\n") else None
-            except ValueError:
-                record = None
-            if not isinstance(record, dict) or not _is_record(record):
-                return
-            yield record
-
-    def complete(self) -> tuple[Header, list[Record]]:
-        """What an evaluation, or a part of one, is of, and its records, if it is complete.
+    def found(self) -> tuple[Header, list[Record], int]:
+        """What is evaluated here, the records of all shards so far, and how many units are missing.
 
         Raises:
-            UserError: it is not.
+            UserError: nothing is evaluated here.
         """
         header = self.header()
         if header is None:
             raise UserError(f"{self.path} has no {HEADER}: no evaluation of a suite; give the folder of one")
-        units = _complete(header, self.records())
-        if lacking := [unit for unit in header.own() if unit not in units]:
+        files = sorted(self.path.glob("samples*.jsonl"))
+        units = _complete(header, chain.from_iterable(map(_records, files)))
+        return header, [record for unit in sorted(units) for record in units[unit]], header.units - len(units)
+
+    def complete(self) -> tuple[Header, list[Record]]:
+        """What is evaluated here, and its records.
+
+        Raises:
+            UserError: some are missing.
+        """
+        header, records, missing = self.found()
+        if missing:
             raise UserError(
-                f"{self.path} is not complete: {len(lacking)} of {len(header.own())} batches are missing; run the "
-                "same evaluation again, which goes on where it stopped"
+                f"{self.path} is not complete: {missing} of {header.units} batches are missing; run the same "
+                "evaluation again, or its other shards, which go on where they stopped"
             )
-        return header, [record for unit in sorted(units) for record in units[unit]]
+        return header, records
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the result."""
         write_atomically(self.path / RESULT, json.dumps(result, indent=1).encode() + b"\n")
 
 
-def merged(target: Folder, parts: Sequence[Folder]) -> tuple[Header, list[Record]]:
-    """Put the parts of an evaluation together in another folder.
-
-    Raises:
-        UserError: they are not parts of one evaluation, one is not complete, or one is missing.
-    """
-    headers, by_place = [], dict[tuple[int, int], Record]()
-    for part in parts:
-        header, records = part.complete()
-        headers.append(header)
-        for name, value in headers[0].identity.items():
-            if value != header.identity[name]:
-                raise UserError(
-                    f"{parts[0].path} and {part.path} are no parts of one evaluation: {name} is "
-                    f"{value!r:.80} and {header.identity[name]!r:.80}"
-                )
-        by_place |= {(record["index"], record["sample"]): record for record in records}
-    first = headers[0]
-    doubts = dict.fromkeys(one for header in headers for one in header.wrong)
-    whole = Header(**first.identity, shard=None, wrong=list(doubts), unwatched=first.unwatched)
-    if len(by_place) != whole.prompts * whole.n:
-        shards = ", ".join("/".join(map(str, header.shard or (1, 1))) for header in headers)
-        raise UserError(
-            f"{len(by_place)} of {whole.prompts * whole.n} samples are there (shards {shards}); give the folders of all"
-        )
-    if target.header() is not None:
-        raise UserError(f"{target.path} holds an evaluation; give another --output")
-    target.begin(whole)
-    records = [by_place[place] for place in sorted(by_place)]
-    target.append(records)
-    for record in records:
-        name = str(record.get("file"))
-        for source in (part.media / name for part in parts):
-            if Path(name).name == name and source.is_file() and not source.is_symlink():
-                write_atomically(target.media / name, source.read_bytes())
-    return whole, records
+def _records(file: Path) -> Iterator[Record]:
+    """Those of a file, up to the first that was not written to its end."""
+    if not file.exists():
+        return
+    for line in read_file(file, LARGEST).splitlines(keepends=True):
+        try:
+            record = parse_json(line) if line.endswith(b"\n") else None
+        except ValueError:
+            return
+        if not isinstance(record, dict) or not _is_record(record):
+            return
+        yield record
 
 
 def _is_record(record: Record) -> bool:
@@ -215,7 +177,7 @@ def _is_record(record: Record) -> bool:
     )
 
 
-def _complete(header: Header, records: Iterator[Record]) -> dict[int, list[Record]]:
+def _complete(header: Header, records: Iterable[Record]) -> dict[int, list[Record]]:
     """The units of which every record is there, in order."""
     units: defaultdict[int, dict[tuple[int, int], Record]] = defaultdict(dict)
     for record in records:

@@ -35,7 +35,7 @@ class Whitened(AdvantagePart):
 class Group(AdvantagePart):
     """GRPO: reward minus the mean of the group, over a standard deviation."""
 
-    function = "burnish.rl.advantages:group"
+    function = "group"
     groups = True
     advantage_std: Literal["group", "global", "none"] = "group"
     """Divide advantages by the std of the group, of the whole batch, or not at all (Dr.GRPO)."""
@@ -56,7 +56,6 @@ class Group(AdvantagePart):
 class GroupSteps(AdvantagePart):
     """GRPO with process rewards: each step against all steps of the group, for the tokens up to its end."""
 
-    function = "burnish.rl.advantages:group_steps"
     groups = True
     steps = True
     advantage_std: Literal["group", "none"] = "group"
@@ -87,7 +86,6 @@ class DanceGroup(Group):
 class Centred(AdvantagePart):
     """Dr. GRPO: reward minus the mean of the group."""
 
-    function = "burnish.rl.advantages:centred"
     groups = True
 
 
@@ -95,7 +93,6 @@ class Centred(AdvantagePart):
 class LeaveOneOut(AdvantagePart):
     """RLOO: reward minus the mean of the others of the group."""
 
-    function = "burnish.rl.advantages:leave_one_out"
     groups = True
 
 
@@ -103,7 +100,6 @@ class LeaveOneOut(AdvantagePart):
 class WhitenedGroup(Whitened):
     """REINFORCE++ baseline: reward minus the mean of the group, whitened over the batch."""
 
-    function = "burnish.rl.advantages:whitened_group"
     groups = True
 
 
@@ -111,7 +107,6 @@ class WhitenedGroup(Whitened):
 class CPGDWeighting(AdvantagePart):
     """CPGD: reward minus the mean of the group, with prompts weighed against each other."""
 
-    function = "burnish.rl.advantages:cpgd"
     groups = True
     weighting: Literal["std", "clip_filter", "equal"] = "std"
     """How prompts weigh against each other: over the std of their rewards; by the share of prompts whose rewards
@@ -124,7 +119,6 @@ class CPGDWeighting(AdvantagePart):
 class OptimalBaseline(AdvantagePart):
     """OPO: reward minus the mean of the group in which long samples weigh more, the baseline of least variance."""
 
-    function = "burnish.rl.advantages:optimal_baseline"
     groups = True
 
 
@@ -132,7 +126,6 @@ class OptimalBaseline(AdvantagePart):
 class PassAtK(AdvantagePart):
     """Pass@k training: what a sample does for the chance that one of k samples succeeds."""
 
-    function = "burnish.rl.advantages:pass_at_k"
     groups = True
     pass_k: Annotated[int, Field(ge=1, le=10**6)] = 4
     """Samples of which one has to succeed; 1 is GRPO's advantage of rewards 0 and 1. At most rollout.n."""
@@ -148,7 +141,6 @@ class PassAtK(AdvantagePart):
 class GreedyBaseline(AdvantagePart):
     """ReMax: reward minus that of the greedy response to the same prompt."""
 
-    function = "burnish.rl.advantages:greedy_baseline"
     greedy = True
 
 
@@ -156,7 +148,7 @@ class GreedyBaseline(AdvantagePart):
 class Returns(Whitened):
     """REINFORCE: the sum of the rewards from each action on."""
 
-    function = "burnish.rl.advantages:discounted"
+    function = "discounted"
     gamma: Fraction = 1.0
     """Discount of rewards per token."""
     whiten: bool = True
@@ -170,7 +162,7 @@ class Returns(Whitened):
 class GAE(Whitened):
     """PPO: generalised advantage estimation with a value network."""
 
-    function = "burnish.rl.advantages:generalised"
+    function = "generalised"
     critic = True
     gamma: Fraction = 1.0
     """Discount of rewards per token."""
@@ -201,7 +193,7 @@ class ClipRange(SurrogatePart):
 class Clip(ClipRange):
     """PPO's clipped ratio."""
 
-    function = "burnish.rl.surrogates:ppo_clip"
+    function = "ppo_clip"
     dual_clip: Positive | None = None
     """A token of negative advantage costs at most this many times it, so above 1 (3 is usual); null sets no bound."""
 
@@ -216,7 +208,6 @@ class Clip(ClipRange):
 class FlowClip(ClipRange):
     """PPO's clipped ratio, with the defaults of Flow-GRPO and what it reports."""
 
-    function = "burnish.rl.surrogates:flow_clip"
     clip: Positive = 1e-4
     """Clip range of the probability ratio; log-probs are means over latents, so ratios stay near 1."""
 
@@ -225,7 +216,6 @@ class FlowClip(ClipRange):
 class SequenceClip(ClipRange, WholeSamples):
     """GSPO: the ratio of the whole sample, clipped as one."""
 
-    function = "burnish.rl.surrogates:gspo"
     clip: Positive = 3e-4
     """Clip range of the ratio of a sample, which is a geometric mean over its actions: it moves far less than one."""
     clip_high: Positive | None = 4e-4
@@ -236,7 +226,6 @@ class SequenceClip(ClipRange, WholeSamples):
 class GeometricMean(ClipRange, WholeSamples):
     """GMPO: geometric mean of the ratios of a sample."""
 
-    function = "burnish.rl.surrogates:gmpo"
     clip: Positive = 0.4
     """Ratios count within exp(-clip) to exp(clip), on the side that the advantage pushes to."""
 
@@ -245,7 +234,6 @@ class GeometricMean(ClipRange, WholeSamples):
 class ClippedWeight(ClipRange):
     """CISPO: policy gradient with clipped importance weights."""
 
-    function = "burnish.rl.surrogates:cispo"
     clip: Positive = 1.0
     """Importance weights count from 1 - clip on; 1 leaves them open below, as the paper does."""
     clip_high: Positive | None = 4.0
@@ -256,7 +244,6 @@ class ClippedWeight(ClipRange):
 class SoftGate(SurrogatePart):
     """SAPO: a soft gate in place of clipping."""
 
-    function = "burnish.rl.surrogates:sapo"
     tau_pos: Positive = 1.0
     """How fast the gate closes for actions of positive advantage."""
     tau_neg: Positive = 1.05
@@ -267,7 +254,6 @@ class SoftGate(SurrogatePart):
 class ClippedLogRatio(ClipRange):
     """CPGD: policy gradient in log-probs, with a penalty for leaving the old policy."""
 
-    function = "burnish.rl.surrogates:cpgd"
     drift_coef: NonNegative = 0.0
     """Weight of the penalty for leaving the old policy."""
     drift_clip: Annotated[Positive, ReadIf("drift_coef")] = 0.2
@@ -284,7 +270,6 @@ class ClippedLogRatio(ClipRange):
 class DivergenceMask(SurrogatePart):
     """DPPO: the policy gradient without actions whose probability has moved too far, and would move on."""
 
-    function = "burnish.rl.surrogates:dppo"
     divergence: Literal["tv", "kl"] = "tv"
     """How far an action has moved: its probability (tv, total variation), or the KL of taking it or not (kl)."""
     divergence_limit: Positive = 0.15
@@ -297,14 +282,13 @@ class DivergenceMask(SurrogatePart):
 class PlainRatio(SurrogatePart):
     """Ratio times advantage, not clipped: whoever takes it bounds the policy otherwise."""
 
-    function = "burnish.rl.surrogates:plain_ratio"
+    function = "plain_ratio"
 
 
 @register("surrogate", "reinforce")
 class LogProb(SurrogatePart):
     """REINFORCE: log-prob times advantage; nothing is compared or clipped."""
 
-    function = "burnish.rl.surrogates:reinforce"
     compares = False
 
 

@@ -25,10 +25,8 @@ class Sound:
     finite: bool = True  # False: the model gave NaN or infinite values, and the sound is never scored
 
     def __post_init__(self) -> None:
-        found = f"{self.samples.dtype} {list(self.samples.shape)}"
-        right = self.samples.dtype.name == "float32" and self.samples.ndim == 2 and 0 not in self.samples.shape
-        assert right, f"a sound of {found}"
-        assert self.rate > 0, f"a sound at {self.rate} Hz"
+        right = self.samples.dtype.name == "float32" and self.samples.ndim == 2 and self.samples.size and self.rate > 0
+        assert right, f"a sound of {self.samples.dtype} {list(self.samples.shape)} at {self.rate} Hz"
 
     @classmethod
     def of(cls, values: np.ndarray, rate: int) -> Sound:
@@ -55,11 +53,9 @@ class Clip:
     finite: bool = True  # False: the model gave NaN or infinite values, and the clip is never scored
 
     def __post_init__(self) -> None:
-        found = f"{self.frames.dtype} {list(self.frames.shape)}"
         size = self.frames.shape
-        right = self.frames.dtype.name == "uint8" and len(size) == 4 and size[3] == 3 and 0 not in size
-        assert right, f"a clip of {found}"
-        assert self.fps > 0, f"a clip of {self.fps} frames per second"
+        right = self.frames.dtype.name == "uint8" and len(size) == 4 and size[3] == 3 and 0 not in size and self.fps > 0
+        assert right, f"a clip of {self.frames.dtype} {list(size)} with {self.fps} frames per second"
 
     @property
     def seconds(self) -> float:
@@ -99,19 +95,18 @@ LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
 def coarse(sample: Sample) -> np.ndarray | None:
-    """What the diversity of samples is measured by, much smaller than they are; None where values are not finite."""
-    return _coarse(sample) if is_finite(sample) else None
+    """What the diversity of samples is measured by, much smaller than they are; None where values are not finite.
 
-
-def _coarse(sample: Sample) -> np.ndarray:
-    """Brightness in [0, 1] averaged over cells of 4 x 4 pixels, or larger ones so that a side has at most 16.
-
-    Of a clip that of some frames; of a sound the root mean square in up to ``PARTS`` equal parts of its length.
+    Brightness in [0, 1] averaged over cells of 4 x 4 pixels, or larger ones so that a side has at most 16. Of a clip
+    that of some frames; of a sound the root mean square in up to ``PARTS`` equal parts of its length.
     """
     import numpy as np
 
+    if not is_finite(sample):
+        return None
     if isinstance(sample, Clip):
-        return np.stack([_coarse(sample.frames[i]) for i in evenly_spaced(len(sample.frames), FRAMES)])
+        frames = (sample.frames[i] for i in evenly_spaced(len(sample.frames), FRAMES))
+        return np.stack([frame for frame in map(coarse, frames) if frame is not None])
     if isinstance(sample, Sound):
         power = np.square(sample.samples.astype(np.float64)).mean(0)
         loudness: np.ndarray = np.sqrt(_averaged(power, 0, min(len(power), PARTS)))

@@ -72,7 +72,7 @@ def test_distillation_by_velocity():
     unread: Any = torch.zeros(len(student))
     part = Steps(
         conditioning=unread, state=student, next_state=student, time=unread, time_next=unread,
-        logprob=unread, time_max=1.0,
+        logprob=unread, share=torch.ones(len(student)), time_max=1.0,
     )  # fmt: skip
     roles: Any = SimpleNamespace(policy=lambda *asked: student, teachers=[lambda *asked: teacher])
     loss = lookup("flow algorithm", "distill")().loss(part, roles)
