@@ -18,10 +18,17 @@ class Workers(Protocol):
 
     credited: list[float] | None  # advantage of each sample of the last batch; None where samples have none
 
-    def compute_logprobs(self, scored: Collected) -> Any: ...
-    def compute_advantages(self, annotated: Any) -> tuple[Any, Metrics]: ...
-    def update(self, batch: Any, update: int) -> Metrics: ...
-    def sync_weights(self, version: int) -> None: ...
+    def compute_logprobs(self, scored: Collected) -> Any:
+        """Add what needs a forward pass."""
+
+    def compute_advantages(self, annotated: Any) -> tuple[Any, Metrics]:
+        """Rewards to a training signal: tensors only."""
+
+    def update(self, batch: Any, update: int) -> Metrics:
+        """Mini-batches, micro-batches and optimizer steps."""
+
+    def sync_weights(self, version: int) -> None:
+        """Sample with the present weights from now on."""
 
 
 Hook = Callable[[int, Metrics], None]

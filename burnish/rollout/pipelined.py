@@ -40,7 +40,6 @@ class Handle(Protocol):
         Raises:
             TimeoutError: it is not finished after ``timeout`` seconds; the message says what is missing.
         """
-        ...
 
 
 class AsyncRolloutWorker(Protocol):
@@ -51,7 +50,6 @@ class AsyncRolloutWorker(Protocol):
 
     def submit(self, request: RolloutRequest) -> Handle:
         """Start on a request as soon as there is capacity for it."""
-        ...
 
 
 class Filling:

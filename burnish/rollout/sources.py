@@ -52,7 +52,6 @@ class RolloutWorker(Protocol):
 
     def generate(self, request: RolloutRequest) -> Any:
         """The scored rollouts, in the order of the request's rows."""
-        ...
 
 
 def numbered(
@@ -245,7 +244,6 @@ class Source(Protocol):
         Raises:
             Cancelled: the run is to stop. What is saved now is as it was before: a resumed run collects the same.
         """
-        ...
 
 
 class StreamSource(Source):

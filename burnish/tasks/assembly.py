@@ -135,7 +135,7 @@ class Assembly:
         """Held-out prompts; the training prompts where there are no others."""
         files = self.config.data.val_files
         prompts = self.read(files) if files else self.train_prompts
-        return prompts[: self.config.validation.max_prompts]
+        return Prompts(prompts.rows[: self.config.validation.max_prompts])
 
     @cached_property
     def learnable_prompts(self) -> Prompts:

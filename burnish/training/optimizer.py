@@ -168,7 +168,7 @@ def make_optimizers(parameters: Mapping[str, nn.Parameter], options: OptimizerOp
         rest = {name: one for name, one in parameters.items() if name not in matrices}
         kinds = [(matrices, _muon), (rest, _adamw)]
     else:
-        kinds = [(dict(parameters), _adamw_8bit if options.name == "adamw_8bit" else _adamw)]
+        kinds = [(dict(parameters), _adamw)]
     return [
         HostStates(some, partial(make, options=options)) if options.offload else make(some, options)
         for some, make in kinds
@@ -182,13 +182,12 @@ def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
 
 
 def _adamw(parameters: Mapping[str, nn.Parameter], options: OptimizerOptions) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(list(parameters.values()), **_rates(options), fused=True)
-
-
-def _adamw_8bit(parameters: Mapping[str, nn.Parameter], options: OptimizerOptions) -> torch.optim.Optimizer:
+    rates: Any = {name: getattr(options, name) for name in ("lr", "betas", "eps", "weight_decay")}
+    if options.name != "adamw_8bit":
+        return torch.optim.AdamW(list(parameters.values()), **rates, fused=True)
     from bitsandbytes.optim import AdamW8bit
 
-    optimizer: torch.optim.Optimizer = AdamW8bit(list(parameters.values()), **_rates(options))
+    optimizer: torch.optim.Optimizer = AdamW8bit(list(parameters.values()), **rates)
     return optimizer
 
 
@@ -198,12 +197,6 @@ def _muon(parameters: Mapping[str, nn.Parameter], options: OptimizerOptions) -> 
         list(parameters.values()), lr=options.lr, weight_decay=options.weight_decay, momentum=options.momentum,
         adjust_lr_fn="match_rms_adamw",
     )  # fmt: skip
-
-
-def _rates(options: OptimizerOptions) -> dict[str, Any]:
-    return {
-        "lr": options.lr, "betas": options.betas, "eps": options.eps, "weight_decay": options.weight_decay,
-    }  # fmt: skip
 
 
 def learning_rate(step: int, options: OptimizerOptions, total_steps: int) -> float:
@@ -219,8 +212,7 @@ def learning_rate(step: int, options: OptimizerOptions, total_steps: int) -> flo
         return options.lr * (step + 1) / warm_up
     if options.schedule == "constant":
         return options.lr
-    done = (step - warm_up) / max(total_steps - warm_up, 1)
-    done = min(done, 1.0)
+    done = min((step - warm_up) / max(total_steps - warm_up, 1), 1.0)
     left = 1 - done if options.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return options.min_lr + (options.lr - options.min_lr) * left
 
@@ -235,16 +227,12 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -
         return torch.tensor(0.0)
     gradients = [local_shard(gradient) for gradient in found]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([g.float() for g in gradients])))
-    if is_sharded(found[0]):
-        norm = _over_ranks(norm, found[0])
+    if is_sharded(found[0]):  # over all shards; replicas of the weights are not counted again
+        example: Any = found[0]
+        square = norm.square()
+        torch.distributed.all_reduce(square, group=example.device_mesh.get_group("shard"))
+        norm = square.sqrt()
     norm = norm.cpu()  # once: every comparison on a GPU would synchronise
     if max_norm is not None and norm > max_norm and torch.isfinite(norm):
         torch._foreach_mul_(gradients, float(max_norm / norm))
     return norm
-
-
-def _over_ranks(norm: Tensor, example: Any) -> Tensor:
-    """Norm over all shards; replicas of the weights are not counted again."""
-    square = norm.square()
-    torch.distributed.all_reduce(square, group=example.device_mesh.get_group("shard"))
-    return square.sqrt()

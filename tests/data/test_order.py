@@ -128,7 +128,7 @@ def test_prompts_in_bytes_are_those_that_were_packed():
     found = Prompts.of(given)
     assert [repr(prompt) for prompt in found] == list(map(repr, given))
     assert list(found.uids()) == [prompt.uid for prompt in given]
-    assert found.take([4, 0]) == [given[4], given[0]] == found[4:] + found[:1]
+    assert list(found.take([4, 0])) == [given[4], given[0]] == list(found[4:] + found[:1])
 
 
 KEYS = ("question", "text", "answer", "negative_prompt", "data_source", "label", "image", "tools", "input", "note")
