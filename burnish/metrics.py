@@ -16,7 +16,7 @@ from burnish.rl.advantages import deviations, group_statistics
 from burnish.types.completion import Lengths
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Collected, RemoteBatch, Rollouts, ScoredResponses, Scores
-from burnish.types.statistics import REPORTED, ResponseStats
+from burnish.types.samples import REPORTED, ResponseStats
 
 PER_IMAGE = ("gen", "ref", "old_log_prob", "adv", "update_actor")  # phases that process every image
 PER_TOKEN = ("gen", "ref", "old_log_prob", "values", "adv", "update_actor")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import AfterValidator, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from burnish.types.statistics import Quote
+from burnish.types.samples import Quote
 from burnish.utils.records import RECORD, read_records
 
 LARGEST = 16 << 20  # bytes of a file

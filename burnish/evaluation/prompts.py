@@ -11,8 +11,8 @@ from typing import Any
 
 from burnish.config.errors import wrong_choice
 from burnish.config.tasks import DEFAULT
-from burnish.data.language.prompts import question, read_questions
 from burnish.data.prompts import prompt_of, read_prompts
+from burnish.data.questions import question, read_questions
 from burnish.data.records import Record
 from burnish.data.sets import SETS, prepared
 from burnish.evaluation.suite import Suite, checked

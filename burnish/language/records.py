@@ -12,10 +12,10 @@ from functools import cached_property
 from typing import Any, Literal
 
 from burnish.data.conversation import ONLY_TEXT, asked, response_of, response_text
-from burnish.data.language.prompts import conversation_of, converse_with_media, fit_of, prompt_of, question
 from burnish.data.pictures import BEGINNING, KEYS, picture_at
 from burnish.data.pictures import Holds as Pictures
 from burnish.data.pixels import all_of
+from burnish.data.questions import conversation_of, converse_with_media, fit_of, prompt_of, question
 from burnish.data.records import PROMPT, RESPONSE, Record, read_files
 from burnish.data.values import find, listed, number_of, shown, templated, text_at
 from burnish.language.model.reward_head import about_picture

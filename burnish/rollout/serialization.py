@@ -15,7 +15,7 @@ from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.media import Fit, Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.types.rollout import Denoising, Failure, Requests, Rollouts, Scored, ScoredResponses, Scores
-from burnish.types.statistics import Execution, Quote, ResponseStats
+from burnish.types.samples import Execution, Quote, ResponseStats
 from burnish.utils.spool import Unread
 
 _TYPES = (

@@ -27,7 +27,7 @@ from burnish.types.rollout import (
     Rollouts,
     Scored,
 )
-from burnish.types.statistics import Execution, joined
+from burnish.types.samples import Execution, joined
 from burnish.utils.errors import UserError
 from burnish.utils.timer import Stopwatch
 

@@ -113,9 +113,9 @@ class TrainedRoles:
             odd = sorted(given.keys() ^ own.keys()) or [key for key in own if own[key].shape != given[key].shape]
             if odd:
                 raise UserError(
-                    f"the adapter in model.lora.path and this run's differ in {odd[0]} and {len(odd) - 1} more weights: "
-                    "it is of other layers than model.lora.targets and model.lora.exclude say, of another rank, or of "
-                    "another model than model.path"
+                    f"the adapter in model.lora.path and this run's differ in {odd[0]} and {len(odd) - 1} more "
+                    "weights: it is of other layers than model.lora.targets and model.lora.exclude say, of another "
+                    "rank, or of another model than model.path"
                 )
             with torch.no_grad():
                 for name, weight in own.items():

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from burnish.options import StepOptions
 from burnish.rl.algorithm import Algorithm, Metrics
-from burnish.training.ema import Ema
 from burnish.training.exchange import bring, without_others
-from burnish.training.optimizer import ParameterGroup
+from burnish.training.optimizer import Ema, ParameterGroup
 from burnish.training.profiling import Usage
 from burnish.training.ranks import SINGLE_RANK, Ranks, shares
 from burnish.training.roles import Publisher, TrainedRoles

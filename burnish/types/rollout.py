@@ -15,7 +15,7 @@ from burnish.types.batch import Batch, Gathered, heavy, on_host, shared, to_devi
 from burnish.types.columns import CHUNK, Column, read, states_once
 from burnish.types.completion import Completion, Lengths, ResponseRows, at_steps
 from burnish.types.prompt import Prompt
-from burnish.types.statistics import DROPS, UNKNOWN, Execution, Quote, Ran, ResponseStats, execution_of
+from burnish.types.samples import DROPS, UNKNOWN, Execution, Quote, Ran, ResponseStats, execution_of
 
 __all__ = [
     "Collected",

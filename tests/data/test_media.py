@@ -15,8 +15,8 @@ import pytest
 from PIL import EpsImagePlugin, Image
 
 from burnish import load
-from burnish.types.clips import Sound, is_finite, writable
 from burnish.types.media import Fit, Media
+from burnish.types.samples import Sound, is_finite, writable
 from tests.support.clips import clip_file, moving_square
 from tests.support.records import GENERATOR, LANGUAGE, refused, write
 

@@ -44,8 +44,11 @@ def test_the_page_of_the_way_of_a_sample_names_every_file_on_it():
     told = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     entered = [one.partition(":")[0] for one in told.partition("WAY ")[2].splitlines()[0].split()]
     named = re.findall(r"`((?:\w+/)*\w+\.py)`", (ROOT / "docs" / "architecture.md").read_text())
-    add, remove = [name for name in entered if name not in named], [name for name in named if name not in entered]
-    assert not add and not remove, f"docs/architecture.md: add {add}, in this order of entry, and remove {remove}"
+    wrong = {
+        "name, in this order of entry": [name for name in entered if name not in named],
+        "leave out": [name for name in named if name not in entered],
+    }
+    assert not any(wrong.values()), f"docs/architecture.md must {wrong}"
 
 
 if __name__ == "__main__":

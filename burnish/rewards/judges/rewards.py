@@ -18,8 +18,8 @@ from burnish.rewards.base import Reward
 from burnish.rewards.judges.forms import Subject
 from burnish.rewards.judges.options import DecoderOptions, EndpointOptions, FormOptions, ResponseForm
 from burnish.rewards.text.base import LanguageReward, Response
-from burnish.types.clips import Clip, Kind
 from burnish.types.media import Media, evenly_spaced
+from burnish.types.samples import Clip, Kind
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
