@@ -37,6 +37,7 @@ class Conversation:
 
     messages: list[Message]
     media: dict[Kind, list[Media]]
+    placed: Counter[Kind] = field(default_factory=Counter)  # placeholders met so far, while it is read
 
     def text(self) -> str:
         """The user's messages, with a marker for each picture, video and sound."""
@@ -45,14 +46,6 @@ class Conversation:
             "".join(part.text if part.kind == "text" else f"<{part.kind}>" for part in message.parts)
             for message in asked
         )
-
-
-@dataclass
-class _Supply:
-    """Media of a record, assigned to placeholders in order."""
-
-    media: dict[Kind, list[Media]]
-    placed: Counter[Kind] = field(default_factory=Counter)  # placeholders met so far
 
 
 def media_in(record: Record, found: Mapping[Kind, tuple[str, Any]]) -> dict[Kind, list[Media]]:
@@ -95,7 +88,7 @@ def converse(
     Raises:
         ValueError: a value has the wrong type, or placeholders and media don't match.
     """
-    supply = _Supply(media)
+    supply = Conversation([], media)
     if isinstance(value, str):
         messages = [Message("user", tuple(_split(text_of(value, "prompt"), supply)))]
         way_out = "write <{0}> into the question at each position, or use chat messages, where it is text"
@@ -110,10 +103,11 @@ def converse(
             raise ValueError(f"has {len(own)} {NAMES[kind]}s, but {count} placeholders for them; {mend}")
     if system is not None and messages[0].role != "system":
         messages.insert(0, Message("system", (Part("text", system),)))
-    return Conversation(messages, media)
+    supply.messages = messages
+    return supply
 
 
-def _with_placeholders(messages: list[Message], supply: _Supply, *, last: bool) -> list[Message]:
+def _with_placeholders(messages: list[Message], supply: Conversation, *, last: bool) -> list[Message]:
     """Messages with placeholders in the first user message, for each kind of media that has none."""
     first = next((i for i, message in enumerate(messages) if message.role == "user"), None)
     if first is None:
@@ -147,7 +141,7 @@ def response_text(value: Any, key: str) -> str:
     return text_of(value, key)
 
 
-def _messages(value: Any, supply: _Supply, folder: Path) -> list[Message]:
+def _messages(value: Any, supply: Conversation, folder: Path) -> list[Message]:
     if not isinstance(value, list) or not value:
         raise ValueError(f"has a prompt that is {shown(value)}; it must be text or a list of messages")
     for message in value:
@@ -170,7 +164,7 @@ def _content(message: Mapping[str, Any]) -> Any:
     return "" if content is None and message.get("tool_calls") else content  # as OpenAI's format has it
 
 
-def _parts(content: Any, supply: _Supply, folder: Path, *, marked: bool) -> Iterator[Part]:
+def _parts(content: Any, supply: Conversation, folder: Path, *, marked: bool) -> Iterator[Part]:
     if isinstance(content, str):
         text = text_of(content, "content")
         yield from _split(text, supply) if marked else [Part("text", text)]
@@ -189,7 +183,7 @@ def _parts(content: Any, supply: _Supply, folder: Path, *, marked: bool) -> Iter
             raise ValueError(f"has a part of type {part.get('type')!r}; it must be text or {', '.join(KINDS)}")
 
 
-def _placeholder(part: Mapping[str, Any], kind: Kind, keys: Sequence[str], supply: _Supply, folder: Path) -> Part:
+def _placeholder(part: Mapping[str, Any], kind: Kind, keys: Sequence[str], supply: Conversation, folder: Path) -> Part:
     own = next((part[key] for key in keys if part.get(key) is not None), None)
     place, given = supply.placed[kind], supply.media[kind]
     if own is not None:  # which comes next in order
@@ -200,7 +194,7 @@ def _placeholder(part: Mapping[str, Any], kind: Kind, keys: Sequence[str], suppl
     return Part(kind)
 
 
-def _split(text: str, supply: _Supply) -> Iterator[Part]:
+def _split(text: str, supply: Conversation) -> Iterator[Part]:
     """Text split at its markers."""
     for piece in re.split("(<image>|<video>|<audio>)", text):
         if piece in MARKERS:

@@ -116,11 +116,9 @@ def read_pictures(
             yield from captioned(path, keys.prompt_key or "prompt", KEYS[holds][0][0])
         elif is_captioned(path) or (path.exists() and not path.is_dir() and path.suffix not in SUFFIXES):
             folder = " a folder of pictures with .txt captions," if holds == "pictures" else ""
-            wanted = f"{', '.join(SUFFIXES)},{folder} or a folder with metadata.jsonl"
-            if holds == "scored":
-                wanted = f"{', '.join(SUFFIXES)} or a folder with metadata.jsonl"
             what = "pictures with rewards" if holds == "scored" else holds
-            raise UserError(f"{path} can't be read as {what}; give {wanted}")
+            ways = f"{', '.join(SUFFIXES)},{folder} or a folder with metadata.jsonl"
+            raise UserError(f"{path} can't be read as {what}; give {ways}")
         else:
             yield from read_records(path)
 

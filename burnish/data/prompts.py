@@ -81,7 +81,8 @@ def prompt_of(record: Record, keys: PromptOptions, *, images: Sequence[str] = IM
 def _said(value: Any, key: str, pictures: Any, record: Record) -> tuple[str, tuple[Media, ...]]:
     """A prompt's text and pictures. Of chat messages, what the user says: the pipeline has a template of its own."""
     media = media_in(record, {"image": ("images", pictures), "video": ("", None), "audio": ("", None)})
-    if not isinstance(value, list) and not (isinstance(value, str) and media["image"] and "<image>" in value):
+    marked = isinstance(value, str) and pictures is not None and "<image>" in value
+    if not isinstance(value, list) and not marked:
         return text_of(value, key), tuple(media["image"])
     said = converse(value, media, record.folder, unmarked="first")
     if said.media["video"] or said.media["audio"]:

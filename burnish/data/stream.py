@@ -309,7 +309,10 @@ class Stream(Generic[T]):
     @cached_property
     def _uids(self) -> str:
         """Hashes of all records, by which a resumed run finds those that have changed."""
-        return "".join(self.items.uids() if isinstance(self.items, Prompts) else (item.uid for item in self.items))
+        uids = bytearray()  # a list of a million texts would take more than they do
+        for uid in self.items.uids() if isinstance(self.items, Prompts) else (item.uid for item in self.items):
+            uids += uid.encode()
+        return uids.decode()
 
 
 def _other_data(why: str) -> UserError:

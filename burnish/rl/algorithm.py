@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, get_type_hints
 
 import pydantic
@@ -31,23 +30,26 @@ OldLogprobs = Literal["own", "sampler", "recomputed"]  # the policy's own, and b
 class AdvantagePart:
     """Base of advantages: what they need of the system."""
 
-    function: ClassVar[Any] = ""  # or its name in the module; "": the name that it is registered by
-    module: ClassVar[str] = "burnish.rl.advantages"
+    function: ClassVar[Any]
     groups: ClassVar[bool] = False  # compares samples of one prompt, so a prompt needs two at least
     critic: ClassVar[bool] = False  # reads predictions of the value network
     greedy: ClassVar[bool] = False  # reads the reward of a greedy response to each prompt
     steps: ClassVar[bool] = False  # compares rewards of the steps of responses
     advantage_aggregation = "sum"
     turn_rewards = False
-    samples: ClassVar[int] = 1  # of a prompt that it needs
+    least: ClassVar[str] = ""  # its option that says how many samples of a prompt it needs
+
+    @property
+    def samples(self) -> int:
+        """Samples of a prompt that it needs."""
+        return int(getattr(self, self.least)) if self.least else 1
 
 
 @options
 class SurrogatePart:
     """Base of surrogates: how they look at the actions of a sample."""
 
-    function: ClassVar[Any] = ""
-    module: ClassVar[str] = "burnish.rl.surrogates"
+    function: ClassVar[Any]
     compares: ClassVar[bool] = True  # with old log-probs
     whole_samples: ClassVar[bool] = False  # all actions of a sample have to be given together
     clip = 0.1  # a hundredth of it is a difference of log-probs that can't be seen in the loss
@@ -320,11 +322,8 @@ class PolicyGradient(Algorithm):
 
 def call(part: Any, *tensors: Any) -> Any:
     """The function of a part on tensors, with the part's options."""
-    function = part.function
-    if not callable(function):
-        function = getattr(import_module(part.module), function or part.name)
     given = {one.name: getattr(part, one.name) for one in dataclasses.fields(part) if one.name != "name"}
-    return function(*tensors, **given)
+    return part.function(*tensors, **given)
 
 
 def advantages_of(algorithm: Algorithm, rewards: Rewards) -> Advantages:

@@ -15,6 +15,7 @@ from burnish.diffusion.losses import advantage_weighted_matching, awm_logprob
 from burnish.diffusion.steps import diffuse
 from burnish.registry import lookup
 from burnish.rl.advantages import optimality
+from burnish.rl.objectives import flow_clip
 from burnish.rl.preference import (
     centred_distillation,
     diffusion_dpo,
@@ -22,7 +23,7 @@ from burnish.rl.preference import (
     hold_clipped,
     preference_loss,
 )
-from burnish.rl.surrogates import flow_clip, gaussian_kl, guard_log_ratio, squared_distance
+from burnish.rl.surrogates import gaussian_kl, guard_log_ratio, squared_distance
 from burnish.types.rollout import Steps
 from tests.conformance import case, cases
 
