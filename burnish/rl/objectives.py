@@ -110,14 +110,15 @@ def gspo(
 ) -> Surrogate:
     """GSPO: the ratio of the whole sample, clipped as one (arXiv:2507.18071).
 
-    In its token form: every token has the sequence's ratio as value and its own log-prob as gradient, so
-    that advantages may differ between tokens. With ``seq-mean-token-mean`` and one advantage it is the paper's.
-
     Args:
         logprob, old, advantage, mask: see above.
         clip: Clip range of the ratio of a sample, which is a geometric mean over its actions: it moves far less than
             one.
         clip_high: Upper clip range; null takes clip.
+
+    Returns:
+        In its token form: every token has the sequence's ratio as value and its own log-prob as gradient, so
+        that advantages may differ between tokens. With ``seq-mean-token-mean`` and one advantage it is the paper's.
     """
     from burnish.rl.surrogates import clipped_loss, log_ratio, masked, reported, sequence_mean
 
@@ -141,12 +142,13 @@ def gmpo(
 ) -> Surrogate:
     """GMPO: geometric mean of the ratios of a sample, each clipped before the mean (arXiv:2507.20673).
 
-    Every token carries its sequence's loss; ``seq-mean-token-mean`` counts each sequence once, as the paper does.
-
     Args:
         logprob, old, advantage, mask: see above.
         clip: Ratios count within exp(-clip) to exp(clip), on the side that the advantage pushes to.
         clip_high: Upper clip range if it is to differ from the lower one; null takes clip.
+
+    Returns:
+        Every token carries its sequence's loss; ``seq-mean-token-mean`` counts each sequence once, as the paper does.
     """
     import torch
 
@@ -198,13 +200,14 @@ def sapo(
 ) -> Surrogate:
     """SAPO: a soft gate in place of clipping, 4/tau sigmoid(tau (ratio - 1)) (arXiv:2511.20347).
 
-    At ratio 1 its slope is that of the ratio. Its ``actor/pg_clipfrac`` counts tokens whose gradient is less than
-    half of what it would be without a gate.
-
     Args:
         logprob, old, advantage, mask: see above.
         tau_pos: How fast the gate closes for actions of positive advantage.
         tau_neg: How fast the gate closes for the others; faster, because pushing one token down lifts all others.
+
+    Returns:
+        At ratio 1 its slope is that of the ratio. Its ``actor/pg_clipfrac`` counts tokens whose gradient is less than
+        half of what it would be without a gate.
     """
     import torch
 
@@ -231,10 +234,6 @@ def cpgd(
 ) -> Surrogate:
     """CPGD: policy gradient in log-probs, with a penalty for leaving the old policy (arXiv:2505.12504).
 
-    -advantage x log-prob, where the log-prob counts no further than log(1 + clip_high) above the old one for a
-    positive advantage and log(1 - clip) below it otherwise: no ratio multiplies the gradient. The penalty is the
-    k3 estimate of KL(old || policy), whose gradient (ratio - 1) x that of the log-prob is bounded.
-
     Args:
         logprob, old, advantage, mask: see above.
         clip: Clip range of the probability ratio.
@@ -243,6 +242,10 @@ def cpgd(
         drift_clip: Bound of ratio - 1 in the gradient of that penalty.
 
     Returns:
+        -advantage x log-prob, where the log-prob counts no further than log(1 + clip_high) above the old one for a
+        positive advantage and log(1 - clip) below it otherwise: no ratio multiplies the gradient. The penalty is the
+        k3 estimate of KL(old || policy), whose gradient (ratio - 1) x that of the log-prob is bounded.
+
         The loss, with ``actor/policy_drift``: the k3 estimate before its coefficient.
     """
     import torch
@@ -277,16 +280,6 @@ def dppo(
 ) -> Surrogate:
     """DPPO: the policy gradient without actions whose probability has moved too far, and would move on.
 
-    Its binary forms: a trust region of probabilities, not of their ratio (Qi et al. 2026, arXiv:2602.04879).
-
-    With p the probability of an action and q the one that it was sampled with, an action is left out where
-
-        advantage > 0, p > q, D > limit    or    advantage < 0, p < q, D > limit
-
-    and has the loss -advantage x min(p / q, ratio_limit), no gradient through the weight, x log p otherwise. D is
-    |p - q| (tv), or q log(q / p) + (1 - q) log((1 - q) / (1 - p)) (kl): an unlikely action may multiply its
-    probability, a likely one may not fall far.
-
     Args:
         logprob, old, advantage, mask: see above.
         divergence: How far an action has moved: its probability (tv, total variation), or the KL of taking it or not
@@ -294,6 +287,17 @@ def dppo(
         divergence_limit: Divergence from which on an action counts no more; the paper takes 0.15 for tv and 0.05 for
             kl.
         ratio_limit: Largest weight of an action by its ratio.
+
+    Returns:
+        Its binary forms: a trust region of probabilities, not of their ratio (Qi et al. 2026, arXiv:2602.04879).
+
+        With p the probability of an action and q the one that it was sampled with, an action is left out where
+
+            advantage > 0, p > q, D > limit    or    advantage < 0, p < q, D > limit
+
+        and has the loss -advantage x min(p / q, ratio_limit), no gradient through the weight, x log p otherwise. D is
+        |p - q| (tv), or q log(q / p) + (1 - q) log((1 - q) / (1 - p)) (kl): an unlikely action may multiply its
+        probability, a likely one may not fall far.
     """
     import torch
 

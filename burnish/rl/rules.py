@@ -90,13 +90,14 @@ def group_steps(
 ) -> Tensor:
     """GRPO with process rewards: each step against all steps of the group, for the tokens up to its end.
 
-    [B, K] (arXiv:2402.03300, 4.1.3): an action gets the sum over the steps that end with it or later. What of a reward
-    belongs to no step is compared as a whole, and counts for all.
-
     Args:
         rewards: of the samples of an update.
         advantage_std: Divide by the std of the group's steps, or not at all.
         advantage_eps: Added to that std.
+
+    Returns:
+        [B, K] (arXiv:2402.03300, 4.1.3): an action gets the sum over the steps that end with it or later. What of a
+        reward belongs to no step is compared as a whole, and counts for all.
     """
     import torch
 
@@ -181,9 +182,10 @@ def cpgd(
 def optimal_baseline(rewards: Rewards) -> Tensor:
     """OPO: reward minus the mean of the group in which long samples weigh more, the baseline of least variance.
 
-    The best baseline is E[|grad log p|^2 r] / E[|grad log p|^2]. With gradients of tokens that are nearly orthogonal
-    and of one length, the squared norm grows with the number of tokens l, and the baseline of a group is
-    sum(l r) / sum(l) (Hao et al. 2025, arXiv:2505.23585).
+    Returns:
+        The best baseline is E[|grad log p|^2 r] / E[|grad log p|^2]. With gradients of tokens that are nearly
+        orthogonal and of one length, the squared norm grows with the number of tokens l, and the baseline of a group
+        is sum(l r) / sum(l) (Hao et al. 2025, arXiv:2505.23585).
     """
     import torch
 
@@ -206,20 +208,21 @@ def pass_at_k(
 ) -> Tensor:
     """Pass@k training: what a sample does for the chance that one of k samples succeeds.
 
-    In closed form (Chen et al. 2025, arXiv:2508.10751, eq. 10 to 15).
-
-    All sets of k of the N samples of a prompt are groups with the reward 1 if one of them has succeeded. With N0
-    failures, the mean reward of a group is R = 1 - C(N0, k) / C(N, k), its std sqrt(R (1 - R)), and the mean advantage
-    of the groups that a sample is in is
-
-        (1 - R) / std for a success,    (1 - R - C(N0 - 1, k - 1) / C(N - 1, k - 1)) / std for a failure.
-
-    Once nearly every group succeeds there is nothing left to gain, while k = 1 still sharpens.
-
     Args:
         rewards: of the samples of an update.
         pass_k: Samples of which one has to succeed; 1 is GRPO's advantage of rewards 0 and 1. At most rollout.n.
         pass_reward: Reward from which a sample has succeeded.
+
+    Returns:
+        In closed form (Chen et al. 2025, arXiv:2508.10751, eq. 10 to 15).
+
+        All sets of k of the N samples of a prompt are groups with the reward 1 if one of them has succeeded. With N0
+        failures, the mean reward of a group is R = 1 - C(N0, k) / C(N, k), its std sqrt(R (1 - R)), and the mean
+        advantage of the groups that a sample is in is
+
+            (1 - R) / std for a success,    (1 - R - C(N0 - 1, k - 1) / C(N - 1, k - 1)) / std for a failure.
+
+        Once nearly every group succeeds there is nothing left to gain, while k = 1 still sharpens.
     """
     from math import comb
 
