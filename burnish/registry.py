@@ -167,7 +167,7 @@ def named(kind: str, name: Any) -> Any:
         mine = [known for known, entry in KINDS[kind].entries.items() if entry is found]
         if mine:  # it has a name of its own
             return mine[0]
-        _entry(kind, path, found)
+        _entry(kind, path, found, {})
     return path
 
 

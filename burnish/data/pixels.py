@@ -13,8 +13,6 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from burnish.data.records import data_error
 from burnish.data.values import shown
 from burnish.types.media import HIGHEST_RATE, Fit, Kind, Media
@@ -56,6 +54,8 @@ def media_of(value: Any, kind: Kind, folder: Path, fps: Any = None) -> Media:
     what = NAMES[kind]
     if isinstance(value, Mapping):
         if kind == "audio" and value.get("array") is not None and type(value.get("sampling_rate")) is int:
+            import numpy as np
+
             try:
                 return Media.sound(np.asarray(value["array"]), value["sampling_rate"])
             except (ValueError, TypeError) as error:
@@ -158,6 +158,8 @@ def _base64(text: str, what: str) -> bytes:
 
 
 def _array(value: Any) -> Media:
+    import numpy as np
+
     pixels = np.asarray(as_rgb(value) if hasattr(value, "getbands") else value)
     if pixels.dtype.kind in "iu" and pixels.size and pixels.min() >= 0 and pixels.max() <= 255:
         pixels = pixels.astype(np.uint8)  # Parquet returns lists of numbers without their type

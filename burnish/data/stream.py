@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import groupby
 from numbers import Integral
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -23,7 +23,7 @@ from burnish.utils.user_code import load_object, reason
 
 log = logging.getLogger(__name__)
 
-V = TypeVar("V")
+T = TypeVar("T", bound=Any)
 
 
 class Epochs:
@@ -91,7 +91,7 @@ class Mixed:
         return self._drawn[position]
 
 
-def limited(items: Sequence[V], most: int | None, *, seed: int, shuffle: bool) -> Sequence[V]:
+def limited(items: Sequence[T], most: int | None, *, seed: int, shuffle: bool) -> Sequence[T]:
     """At most N items, in order: drawn by the seed with ``shuffle``, else the first ones."""
     if most is None or most >= len(items):
         return items
@@ -172,23 +172,10 @@ class Sampler:
 NAMED = 5  # records that a message names
 
 
-class Item(Protocol):
-    """A record of a stream."""
-
-    @property
-    def uid(self) -> str:
-        """A hash of its content."""
-
-    @property
-    def where(self) -> str:
-        """Its file and line, for messages."""
-
-
-T = TypeVar("T", bound=Item)
-
-
 class Stream(Generic[T]):
     """Batches of records, every epoch in a new order that depends on seed and epoch alone.
+
+    A record has a uid, a hash of its content, and where: its file and line.
 
     Batches have their full size: one may continue into the next epoch, so no record is left out, and one may occur
     twice in a batch. The position is a single number, which a checkpoint restores exactly. Several lists may be mixed,

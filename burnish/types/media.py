@@ -153,10 +153,9 @@ class Media:
         """
         from PIL import Image
 
-        if pixels.dtype.name != "uint8" or pixels.ndim not in (2, 3) or 0 in pixels.shape:
+        shown = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))
+        if pixels.dtype.name != "uint8" or not shown or 0 in pixels.shape:
             raise ValueError(f"an array of {pixels.dtype} {list(pixels.shape)} is not a picture; give uint8 [H, W, 3]")
-        if pixels.ndim == 3 and pixels.shape[2] not in (3, 4):
-            raise ValueError(f"an array {list(pixels.shape)} is not a picture; its last axis must be 3 colours")
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, format="PNG")
         return cls.encoded(buffer.getvalue())
@@ -170,17 +169,19 @@ class Media:
         """
         import numpy as np
 
-        if samples.dtype.kind not in "fiu" or samples.ndim not in (1, 2) or not samples.size:
-            raise ValueError(f"an array of {samples.dtype} {list(samples.shape)} is not a sound")
         if not 0 < rate <= HIGHEST_RATE:
             raise ValueError(
                 f"it has {rate:.6g} samples per second, which is not a sound: that must be from 1 to {HIGHEST_RATE}"
             )
-        wave = np.atleast_2d(samples)
-        if samples.dtype.kind in "iu":
+        wave, kind = np.atleast_2d(samples), samples.dtype.kind
+        right = kind in "fiu" and wave.ndim == 2 and wave.size and len(wave) <= MOST_CHANNELS
+        if not right or not np.isfinite(wave).all():
+            raise ValueError(
+                f"an array of {samples.dtype} {list(samples.shape)} is not a sound, which has up to 8 channels "
+                "[channels, N] of finite numbers"
+            )
+        if kind in "iu":
             wave = wave / np.iinfo(samples.dtype).max
-        if len(wave) > MOST_CHANNELS or not np.isfinite(wave).all():
-            raise ValueError("a sound has up to 8 channels [channels, N] of finite numbers")
         return cls.encoded(_wav(wave.astype("<f4"), rate), "audio")
 
     @classmethod

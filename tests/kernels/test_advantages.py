@@ -16,14 +16,12 @@ from burnish.rl.advantages import (
     depthwise_advantages,
     group_advantages,
     group_statistics,
-    group_steps,
     normalise_each,
-    optimal_baseline,
     optimality,
-    pass_at_k,
 )
 from burnish.rl.algorithm import advantages_of
 from burnish.rl.rewards import Rewards
+from burnish.rl.rules import group_steps, optimal_baseline, pass_at_k
 from burnish.types.rollout import Scores
 from tests.conformance import Case, case, cases, labels
 
