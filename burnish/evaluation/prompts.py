@@ -70,14 +70,10 @@ def _hash(*parts: str | int) -> str:
 
 def data_options(suite: Suite) -> Any:
     """How the prompts of a suite are read: options of the data section of its task."""
-    problems: list[str] = []
     kind: Any = PromptOptions if suite.task == DEFAULT else LanguageDataOptions
     # a language model's section names its files, too, which a suite does in its own place
     tree = suite.data if suite.task == DEFAULT else suite.data | {"train_files": UNREAD}
-    options = checked(kind, tree, "data.", problems)
-    if problems:
-        raise UserError("\n".join(f"suite {suite.name}: {problem}" for problem in problems))
-    return options
+    return checked(kind, tree, "data.", f"suite {suite.name}")
 
 
 def _file(suite: Suite, name: str) -> str:

@@ -85,9 +85,6 @@ class Prompt:
 
     @property
     def uid(self) -> str:
-        if not (self.messages or self.images or self.videos or self.audios or self.label or self.extra or self.tools
-                or self.inputs):  # fmt: skip
-            return uid_of_text(self.text, self.negative, self.answer, self.source)
         content: list[Any] = [self.text, self.negative, self.answer, self.source]
         said = [
             (
