@@ -277,6 +277,11 @@ class PolicyGradient(Algorithm):
         """Whether ratios refer to the sampler, whatever the trainer makes of its actions."""
         return self.rollout_correction is not None and self.rollout_correction.mode == "bypass"
 
+    @property
+    def tolerance(self) -> float:
+        """A difference of log-probs that can't be seen in the loss."""
+        return float(self.part("surrogate").clip) / 100
+
     def old_logprobs(self, roles: Any, difference: Callable[[], float]) -> tuple[OldLogprobs, Metrics]:
         """Whose log-probs ratios refer to, and what there is to report.
 
@@ -289,7 +294,7 @@ class PolicyGradient(Algorithm):
         compares = self.old_logprob == "auto" and self.part("surrogate").compares
         if compares and not recompute and (roles.moved or not roles.on_policy):
             metrics["old_policy/logprob_check"] = apart = difference()
-            recompute = apart > float(self.part("surrogate").clip) / 100  # else it can't be seen in the loss
+            recompute = apart > self.tolerance
         old: OldLogprobs = "own" if self.old_logprob == "auto" and not roles.moved else "sampler"
         if self.bypasses:
             old = "sampler"
