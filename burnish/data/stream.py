@@ -158,7 +158,7 @@ class Sampler:
                 if last is None or told <= last]  # fmt: skip
         return {
             "update": torch.tensor([told for _, told, _ in kept], dtype=torch.int64),
-            "uid": torch.tensor([list(bytes.fromhex(uid)) for uid, _, _ in kept], dtype=torch.uint8).view(-1, UID // 2),
+            "uid": torch.tensor([list(bytes.fromhex(uid)) for uid, _, _ in kept], dtype=torch.uint8).view(len(kept), 8),
             "reward": torch.tensor([reward for *_, reward in kept], dtype=torch.float64),
         }
 
