@@ -91,7 +91,7 @@ class Filling:
         try:
             if before is not None:
                 before._future.result(before._patience)
-            rollouts = self.schedule.batch(self._generate, self.update, self.version)
+            rollouts = self.schedule.filled(self._generate, self.update, self.version)
             self.after = self.schedule.stream.position
         except BaseException as error:
             self._future.set_exception(error)  # raised where the batch is waited for

@@ -194,8 +194,8 @@ class PromptSchedule:
             ahead=self.stream.peek(self.rollouts) if self.tells else [],
         )  # fmt: skip
 
-    def batch(self, generate: Callable[[RolloutRequest], R], update: int, version: int) -> R:
-        """Rollouts of an update; if groups are filtered, ``generate`` is called until enough of them are kept."""
+    def filled(self, generate: Callable[[RolloutRequest], R], update: int, version: int) -> R:
+        """Rollouts of an update whose groups are filtered: ``generate`` is called until enough of them are kept."""
         seen: Counter[str] = Counter()
 
         def draw() -> R:
@@ -203,8 +203,7 @@ class PromptSchedule:
             self.learn(update, drawn)
             return drawn
 
-        if self.filtering is None:
-            return draw()
+        assert self.filtering is not None, "one round makes a batch full"
         return fill(draw, self.stream.batch_size * self.rollouts, self.filtering.max_num_gen_batches)
 
     def learn(self, update: int, sampled: Rollouts) -> None:
@@ -271,7 +270,12 @@ class OnlineSource(StreamSource):
         self._after = self.stream.position, schedule.history()
 
     def rollout(self, update: int) -> Rollouts:
-        collected: Rollouts = self.schedule.batch(self.rollout_worker.generate, update, version=update - 1)
+        collected: Rollouts
+        if self.schedule.filtering is None:
+            collected = self.rollout_worker.generate(self.schedule.request(update, update - 1, Counter()))
+            self.schedule.learn(update, collected)
+        else:
+            collected = self.schedule.filled(self.rollout_worker.generate, update, update - 1)
         self._after = self.stream.position, self.schedule.history(update)
         return collected if self.normaliser is None else self.normaliser.learned(collected)
 
