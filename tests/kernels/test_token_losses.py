@@ -104,24 +104,17 @@ def test_k3_counts_no_further_than_ten(kind):
     torch.testing.assert_close(slope[0, 2], beyond[0, 0])
 
 
-def test_what_a_controller_cannot_follow_is_refused():
+def test_what_a_controller_cannot_follow_is_refused_and_it_goes_on_where_it_was():
     with pytest.raises(ValueError, match="set it above 200"):
         KlController(0.1, target=0.5, horizon=200).update(0.0, 1000)
     control = KlController(0.1, target=0.5, horizon=1000)
     for bad in (math.nan, math.inf):
         control.update(bad, 256)
     assert control.coef == 0.1, "a KL that is no number says nothing"
-
-
-def test_controllers_go_on_where_they_were():
-    control = KlController(0.1, target=0.5, horizon=1000)
     control.update(5.0, 256)
     other = KlController(0.1, target=0.5, horizon=1000)
     other.load_state_dict(control.state_dict())
     assert other.coef == control.coef != 0.1
-    fixed = KlController(0.1)
-    fixed.update(5.0, 256)
-    assert fixed.state_dict() == {"coef": 0.1}
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])
