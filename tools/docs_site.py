@@ -31,7 +31,10 @@ BESIDE = {
     "README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "AGENTS.md": "assistants.md",
     "SECURITY.md": "reporting.md", "CHANGELOG.md": "changelog.md", "benchmarks/README.md": "benchmarks.md",
 }  # fmt: skip
-MATHEMATICS = ("losses", "advantages", "flow")
+MATHEMATICS = (
+    "rl.rules", "rl.advantages", "rl.rewards", "rl.objectives", "rl.surrogates", "rl.kl", "rl.importance",
+    "rl.preference", "diffusion.steps", "diffusion.losses", "language.losses",
+)  # fmt: skip
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 # sections whose options depend on a name, and the pages about those
@@ -266,8 +269,6 @@ def _cell(text: str) -> str:
 def mathematics() -> str:
     """Functions of tensors, with their sources."""
     lines = ["# Mathematics", "", "Functions of tensors: shapes, units and sources are theirs.", ""]
-    for folder in MATHEMATICS:
-        for file in sorted((ROOT / "burnish" / folder).glob("*.py")):
-            if file.stem != "__init__":
-                lines += [f"::: burnish.{folder}.{file.stem}", ""]
+    for module in MATHEMATICS:
+        lines += [f"::: burnish.{module}", ""]
     return "\n".join(lines)
