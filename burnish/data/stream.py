@@ -13,6 +13,7 @@ from numbers import Integral
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from burnish.rl.advantages import group_statistics
 from burnish.types.prompt import Prompt, Prompts
@@ -101,7 +102,7 @@ def limited(items: Sequence[T], most: int | None, *, seed: int, shuffle: bool) -
     return [items[i] for i in chosen]
 
 
-UID = 16  # hexadecimal digits of a record's uid
+UID = 8  # bytes of a record's uid
 
 
 class Sampler:
@@ -158,7 +159,9 @@ class Sampler:
                 if last is None or told <= last]  # fmt: skip
         return {
             "update": torch.tensor([told for _, told, _ in kept], dtype=torch.int64),
-            "uid": torch.tensor([list(bytes.fromhex(uid)) for uid, _, _ in kept], dtype=torch.uint8).view(len(kept), 8),
+            "uid": torch.tensor([list(bytes.fromhex(uid)) for uid, _, _ in kept], dtype=torch.uint8).view(
+                len(kept), UID
+            ),
             "reward": torch.tensor([reward for *_, reward in kept], dtype=torch.float64),
         }
 
@@ -260,16 +263,16 @@ class Stream(Generic[T]):
                 self.sampler.load(state["history"])
         if state["order"] != self._rule:
             raise _other_data("data.shuffle, seed, data.mix or data.sampler differ from the checkpoint's")
-        same = state["records"] == self._uids
+        same = torch.equal(state["records"], self._uids)
         self.position = state["position"] if same else self._position_after_changes(state["position"], state["records"])
 
-    def _position_after_changes(self, position: int, records: str) -> int:
+    def _position_after_changes(self, position: int, records: Tensor) -> int:
         """The position in data of which some records changed, with a warning.
 
         Raises:
             UserError: it is other data.
         """
-        before, now = ([uids[i : i + UID] for i in range(0, len(uids), UID)] for uids in (records, self._uids))
+        before, now = (list(map(bytes, uids.tolist())) for uids in (records, self._uids))
         alike, present = len(before) == len(now), set(now)
         changed = [i for i, uid in enumerate(before) if (uid != now[i] if alike else uid not in present)]
         if len(now) > len(before) or 2 * len(changed) > len(before) or not (alike or (changed and self.mix is None)):
@@ -294,12 +297,12 @@ class Stream(Generic[T]):
         return f"{self.shuffle}{self.seed}{lists}{'' if self.sampler is None else f' {self.sampler.path}'}"
 
     @cached_property
-    def _uids(self) -> str:
-        """Hashes of all records, by which a resumed run finds those that have changed."""
+    def _uids(self) -> Tensor:
+        """Hashes [N, 8] of all records, by which a resumed run finds those that have changed."""
         uids = bytearray()  # a list of a million texts would take more than they do
         for uid in self.items.uids() if isinstance(self.items, Prompts) else (item.uid for item in self.items):
-            uids += uid.encode()
-        return uids.decode()
+            uids += bytes.fromhex(uid)
+        return torch.frombuffer(uids, dtype=torch.uint8).view(-1, UID)
 
 
 def _other_data(why: str) -> UserError:
