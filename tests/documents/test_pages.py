@@ -32,7 +32,7 @@ QUICKSTARTS = ("quickstart", "vlm_quickstart", "video_quickstart")
 # text that nothing reads; formulas in docs/algorithms are text, too
 TEXTS = {
     "alarms.md": "what the run in tests/system/test_learning.py says",
-    "data_forms.md": "what records are read as, which tests/data/test_records.py compares",
+    "data_formats.md": "what records are read as, which tests/data/test_records.py compares",
     "plan.md": "of a machine that is not here",
     "rewards_language.md": "a protocol of others",
     **dict.fromkeys(("loop.md", "reward_service.md"), "compared below"),
@@ -134,7 +134,7 @@ def records(block: Block, page: Path, place: Path) -> None:
         Image.new("RGB", (8, 8), f"#{len(name):06}").save(name)
     if page in OWN_PAGES:  # whose keys a recipe of its own names
         return
-    sees = page.name in ("data_language.md", "data_forms.md")
+    sees = page.name == "data_formats.md" or "<image>" in block.text
     recipe = "vlm_quickstart" if sees else "sd35/diffusion_dpo" if '"chosen"' in block.text else "quickstart"
     run("data", "show", path, "--recipe", recipe)
 
@@ -175,7 +175,7 @@ def resolve(text: str) -> None:
 def text(block: Block, page: Path, place: Path) -> None:
     hollow = HOLLOW.findall(block.text)
     assert hollow == [], f"it shows {hollow} in the place of a value"
-    known = page.parent.name in ("algorithms", "language") or page.name in TEXTS or page in OWN_PAGES
+    known = page.parent.name == "algorithms" or page.name in TEXTS or page in OWN_PAGES
     assert known, "what reads this text? Say so in TEXTS"
     hidden = [line for line in block.text.splitlines() if line.startswith(("burnish ", "make ", "python ", "pip "))]
     assert hidden == [], "commands belong in a block of bash"
