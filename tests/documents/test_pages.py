@@ -34,8 +34,7 @@ TEXTS = {
     "alarms.md": "what the run in tests/system/test_learning.py says",
     "data_formats.md": "what records are read as, which tests/data/test_records.py compares",
     "plan.md": "of a machine that is not here",
-    "rewards_language.md": "a protocol of others",
-    **dict.fromkeys(("loop.md", "reward_service.md"), "compared below"),
+    **dict.fromkeys(("loop.md", "judges.md"), "compared below"),
 }
 # Python whose imports are looked up instead of run
 NOT_RUN = {
@@ -327,9 +326,8 @@ def test_what_is_not_so_is_found(broken, said, place):
 
 
 def shown(page: str) -> str:
-    """The only block of text of a page."""
-    (text,) = [block.text for block in blocks(ROOT / "docs" / page) if block.kind == "text"]
-    return text
+    """The last block of text of a page."""
+    return [block.text for block in blocks(ROOT / "docs" / page) if block.kind == "text"][-1]
 
 
 def test_the_files_of_a_run_are_those_that_the_page_on_the_loop_names(files):
@@ -342,7 +340,7 @@ def test_the_files_of_a_run_are_those_that_the_page_on_the_loop_names(files):
 
 
 def test_a_reward_service_answers_so():
-    asked, answered, health, _ = shown("reward_service.md").splitlines()
+    asked, answered, health, _ = shown("judges.md").splitlines()
     body, reply = (json.loads(line[line.index("{") :].replace(", ...", "")) for line in (asked, answered))
     with served("numeric") as service:
         assert post(f"{service.url}/score", body)[:2] == (200, reply)
