@@ -31,7 +31,7 @@ PAGES = [*BESIDE, ROOT / "CHANGELOG.md", *DOCS]
 QUICKSTARTS = ("quickstart", "vlm_quickstart", "video_quickstart")
 # text that nothing reads; formulas in docs/algorithms are text, too
 TEXTS = {
-    "alarms.md": "what the run in tests/system/test_learning.py says",
+    "monitoring.md": "what the run in tests/system/test_learning.py says",
     "data_formats.md": "what records are read as, which tests/data/test_records.py compares",
     "plan.md": "of a machine that is not here",
     **dict.fromkeys(("loop.md", "judges.md"), "compared below"),
