@@ -54,7 +54,8 @@ def test_the_commands_on_tiny_models_run(tmp_path, monkeypatch):
     Path("data/pickscore").mkdir(parents=True)
     for name in ("train", "test"):
         Path(f"data/pickscore/{name}.jsonl").write_text('{"prompt": "a red fox"}\n{"prompt": "two apples"}\n')
-    shown = commands((ROOT / "docs" / "tiny.md").read_text())
+    section = (ROOT / "docs" / "models.md").read_text().partition("## Tiny models")[2].partition("\n## ")[0]
+    shown = commands(section)
     assert [words(line)[0] for line in shown] == ["tiny"] * 5 + ["train", "sample"]
     for line in shown:
         run(*words(line))
