@@ -33,7 +33,7 @@ QUICKSTARTS = ("quickstart", "vlm_quickstart", "video_quickstart")
 TEXTS = {
     "monitoring.md": "what the run in tests/system/test_learning.py says",
     "data_formats.md": "what records are read as, which tests/data/test_records.py compares",
-    "plan.md": "of a machine that is not here",
+    "memory.md": "of a machine that is not here",
     **dict.fromkeys(("loop.md", "judges.md"), "compared below"),
 }
 # Python whose imports are looked up instead of run
