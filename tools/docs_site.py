@@ -38,6 +38,8 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 # sections whose options depend on a name, and the pages about those
 CHOSEN = {"algorithm": "../algorithms/README.md", "environment": "../environments.md", "rewards": "../rewards.md"}
+# history and long tables, which would stand before the page that a reader looks for
+NOT_SEARCHED = ("changelog.md", "generators.md", "language_models.md", "papers.md", "reference/mathematics.md")
 CURVES = "images/recipes"  # below docs/; tools/recipe_curves.py draws them
 INTRODUCTION = """\
 # Recipes
@@ -67,6 +69,8 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Links to documents beside docs/ lead to their pages; those to code become names."""
     page_uri = page.file.src_uri
+    if page_uri in NOT_SEARCHED:
+        page.meta["search"] = {"exclude": True}
     source = next((one for one, made in BESIDE.items() if made == page_uri), f"docs/{page_uri}")
 
     def moved(found: re.Match[str]) -> str:
@@ -115,7 +119,7 @@ def gallery() -> str:
 def _sections_of_algorithms() -> Iterator[tuple[str, str, str]]:
     """Name, place and text of every section about an algorithm, in all pages about them."""
     for file in sorted(ALGORITHMS.glob("*.md")):
-        for name, text in re.findall(r"^## (\w+)$(.*?)(?=^## |\Z)", file.read_text(encoding="utf-8"), re.M | re.S):
+        for name, text in re.findall(r"^## ([a-z]\w*)$(.*?)(?=^## |\Z)", file.read_text(encoding="utf-8"), re.M | re.S):
             yield name, f"algorithms/{file.name}#{name}", text
 
 
