@@ -257,6 +257,16 @@ def wrong_links(page: Path, text: str) -> Iterator[str]:
             yield link
 
 
+def long_sentences(page: Path, text: str) -> Iterator[str]:
+    """Sentences, or parts between semicolons and colons, of more than thirty words; code and addresses don't count."""
+    if page.name in ("generators.md", "language_models.md"):  # which commands write
+        return
+    prose = re.sub(r"`[^`]*`|\]\([^)]*\)|<!--.*?-->", " ", FENCED.sub("\n\n", text), flags=re.S)
+    for piece in re.split(r"\n\s*\n|\n(?=[|*#-] ?|\d+\. )|\||(?<=[.!?:;])\s+", prose):
+        if len(re.findall(r"[A-Za-z][\w'-]*", piece)) > 30:
+            yield " ".join(piece.split())
+
+
 def sections(page: Path) -> set[str]:
     """The names by which a page's headings can be linked to."""
     headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.M)
@@ -264,7 +274,7 @@ def sections(page: Path) -> set[str]:
 
 
 READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
-    "command": wrong_commands, "name": wrong_names, "option": wrong_options, "link": wrong_links,
+    "command": wrong_commands, "name": wrong_names, "option": wrong_options, "link": wrong_links, "sentence": long_sentences,
 }  # fmt: skip
 
 
@@ -315,6 +325,7 @@ def test_a_recipe_of_a_published_model_fits_the_gpu_beside_it(page, block, place
     ("`rollout.num_inference_step`", "num_inference_step"),
     ("`optimizer.schedule=cosin`", "cosin"),
     ("[a](nowhere.md)", "nowhere.md"),
+    ("and so on " * 11, "sentence"),
 ])  # fmt: skip
 def test_what_is_not_so_is_found(broken, said, place):
     page = ROOT / "docs" / "broken.md"
