@@ -79,7 +79,7 @@ class Pretending(TorchDispatchMode):
         for name, method in OWN_METHODS.items():
             setattr(FakeTensor, name, method)
         draw = nn.init._no_grad_trunc_normal_
-        nn.init._no_grad_trunc_normal_ = lambda tensor, *_, **__: tensor  # type: ignore  # it draws until values fit
+        nn.init._no_grad_trunc_normal_ = lambda tensor, *_, **__: tensor  # which draws until values fit
         try:
             with warnings.catch_warnings(), self:
                 warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
