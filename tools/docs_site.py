@@ -209,7 +209,8 @@ def papers() -> str:
     for name, place, section in _sections_of_algorithms():
         for paper in _papers_of(section)[:1]:
             theirs = [f"`{one}`" for one, text in texts.items() if paper in text or one.endswith(f"/{name}")]
-            lines.append(f"| [arXiv:{paper}](https://arxiv.org/abs/{paper}) | [{name}]({place}) | {', '.join(theirs)} |")
+            source = f"[arXiv:{paper}](https://arxiv.org/abs/{paper})"
+            lines.append(f"| {source} | [{name}]({place}) | {', '.join(theirs)} |")
     return "\n".join(lines) + "\n"
 
 

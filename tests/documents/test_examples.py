@@ -118,7 +118,9 @@ def missed(site: Path) -> list[str]:
         return separator.sub(" ", re.sub(r"<[^>]+>", " ", text))
 
     fields = [{"field_name": "title", "boost": 1000}, {"field_name": "text", "boost": 1}]
-    documents = [{name: clean(one[name]) for name in ("title", "text")} | {"at": one["location"]} for one in parts["docs"]]
+    documents = [
+        {"at": one["location"], **{key: clean(one[key]) for key in ("title", "text")}} for one in parts["docs"]
+    ]
     index = lunr.lunr(ref="at", fields=fields, documents=documents)
     found = []
     for page, queries in SEARCHED.items():

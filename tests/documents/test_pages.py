@@ -274,7 +274,8 @@ def sections(page: Path) -> set[str]:
 
 
 READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
-    "command": wrong_commands, "name": wrong_names, "option": wrong_options, "link": wrong_links, "sentence": long_sentences,
+    "command": wrong_commands, "name": wrong_names, "option": wrong_options, "link": wrong_links,
+    "sentence": long_sentences,
 }  # fmt: skip
 
 
