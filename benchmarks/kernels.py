@@ -1,15 +1,19 @@
-"""Operations that a forward and a backward pass of a generator launch, beside those of diffusers alone.
+"""Operations that models launch, beside those of diffusers and transformers alone: counts depend on no machine.
 
-Every operation that computes is a kernel of a GPU, and views are none. The network of each class is called as the
+Every operation that computes is a kernel of a GPU, and views are none. The network of a generator is called as the
 pipeline calls it, in bfloat16: by diffusers, with peft's adapters in that precision, and by Burnish, whose adapters are
-float32. Counts depend on no machine.
+float32. Language models run on the tests' pretended GPU: *token* is what a longer response has more, by transformers'
+``generate`` in bfloat16 and by Burnish's sampling, *forward* gives the log-probs of responses, with all weights in
+float32 under autocast, or with adapters.
 
     python -m benchmarks.kernels
+    python -m benchmarks.kernels --language
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import inspect
 import shutil
 import tempfile
@@ -22,6 +26,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
+from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
@@ -32,15 +37,25 @@ from burnish.diffusion.options import ModelOptions, RolloutOptions
 from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
 from burnish.diffusion.pipeline.loading import load_model
 from burnish.diffusion.roles import FlowRoles
-from burnish.models.lora import attach
-from burnish.models.tiny import describe
+from burnish.language.decoding import Sampling, decode
+from burnish.language.logprobs import response_logprobs
+from burnish.language.model.base import Shown
+from burnish.language.model.collation import Conversation
+from burnish.language.model.loading import load_language_model
+from burnish.models.lora import add_adapters, attach
+from burnish.models.tiny import describe, describe_language
 from burnish.models.tiny.build import write
 from burnish.models.tiny.calls import load
+from burnish.models.tiny.language.build import write as write_language
 from burnish.options.model import LoraOptions
 from burnish.plan.made_up import made_up_prompts
+from burnish.types.completion import Completion, Encoded
+from tests.support.pretend_gpu import PretendGpu
 
 CLASSES = ("sd3", "flux", "qwen-image", "qwen-image-edit", "sdxl", "wan2.1", "wan2.2", "ltx", "z-image")
 BLOCKS = ("num_layers", "n_layers", "num_single_layers", "n_refiner_layers")  # in a transformer's configuration
+LANGUAGE = ("qwen2_5_vl", "qwen3_vl", "internvl", "gemma3", "llava_onevision", "qwen3")
+ONE_KERNEL = ("scaled_dot_product_attention", "rms_norm")  # of a GPU
 NO_KERNELS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_unsafe_view")
 
 
@@ -52,10 +67,16 @@ class Kernels(TorchDispatchMode):
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, composite = func.overloadpacket.__name__, "CompositeImplicitAutograd"
+        if name not in ONE_KERNEL and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite):
+            with self:  # in inference mode nobody else has taken it apart
+                found = func.decompose(*args, **(kwargs or {}))
+            if found is not NotImplemented:
+                return found
         found = func(*args, **(kwargs or {}))
         views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
-        if not views and func.overloadpacket.__name__ not in NO_KERNELS:
-            self.counts[func.overloadpacket.__name__] += 1
+        if not views and name not in NO_KERNELS:
+            self.counts[name] += 1
         return found
 
 
@@ -134,6 +155,76 @@ def work(name: str, layers: int, folder: Path, *, lora: bool) -> dict[str, tuple
 
 def _low(value: Any) -> Any:
     return value.to(torch.bfloat16) if isinstance(value, Tensor) and value.dtype == torch.float32 else value
+
+
+def language_work(name: str, layers: int, folder: Path, *, lora: bool) -> dict[str, dict[str, Counter[str]]]:
+    """Counts of a token, and of a forward and a backward pass, by transformers and by Burnish."""
+    tiny, path = describe_language(name), folder / f"{name}-{layers}"
+    if not path.exists():
+        text = tiny.config.get("text_config", {}) if tiny.places else tiny.config
+        kinds = {"layer_types": text["layer_types"] * (layers // 2)} if "layer_types" in text else {}
+        deeper = {**text, "num_hidden_layers": layers, **kinds}
+        write_language(replace(tiny, config={**tiny.config, "text_config": deeper} if tiny.places else deeper), path, 0)
+    options = LoraOptions(rank=4, targets=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+    with PretendGpu():
+        model: Any = load_language_model(
+            ModelOptions(path=str(path), dtype="bfloat16", device="cuda", lora=options if lora else None)
+        )
+        policy = model.network
+        if lora:
+            add_adapters(policy, options, ["policy"], seed=0)
+        else:
+            policy.requires_grad_(True)
+        chats = [[{"role": "user", "content": [{"type": "image"}] * bool(tiny.places) + [{"type": "text", "text": text}]}]
+                 for text in ("One", "And two?")]  # fmt: skip
+        shown = Shown(images=[Image.new("RGB", (16, 16))] if tiny.places else [])
+        prompts = Encoded.cat([model.encode(chat, shown) for chat in chats])
+
+        def sampled(tokens: int) -> Completion:
+            sampling = Sampling(max_new_tokens=tokens, min_new_tokens=tokens)
+            return decode(model, policy, prompts, [0, 0, 1, 1], range(4), sampling)
+
+        answers = sampled(8)
+        burnish = {"token": further(sampled)}
+        burnish["forward"], burnish["backward"] = counted(
+            lambda: response_logprobs(model, policy, answers, temperature=1.0).logprob
+        )
+    network = type(policy).from_pretrained(path, dtype=torch.float32)  # the CPU has an operation for attention, too
+    low = copy.deepcopy(network)
+    if lora:
+        targets = list({key.rsplit(".lora_A", 1)[0] for key, _ in policy.named_modules() if key.endswith("lora_A")})
+        attach(low, LoraConfig(r=4, lora_alpha=8, target_modules=targets), "policy")
+    low.to(torch.bfloat16)
+    network = low if lora else network
+    rows, asked = (
+        model.forwards.inputs(network, conversations, side="left")
+        for conversations in (Conversation.of(answers, model.capabilities.fill), Conversation.prompts(prompts))
+    )
+    asked.pop("position_ids", None)
+
+    def generated(tokens: int) -> None:
+        low.generate(
+            **asked, do_sample=True, num_return_sequences=2, top_k=0, max_new_tokens=tokens, min_new_tokens=tokens
+        )
+
+    def forward() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=not lora):
+            logits = network(**rows, use_cache=False).logits[:, -9:-1]
+        return logits.float().log_softmax(-1).gather(-1, rows["input_ids"][:, -8:, None])
+
+    theirs = {"token": further(generated)}
+    theirs["forward"], theirs["backward"] = counted(forward)
+    return {"burnish": burnish, "transformers": theirs}
+
+
+def further(sample: Callable[[int], Any], few: int = 8, many: int = 24) -> Counter[str]:
+    """What sixteen further tokens take."""
+    counts = []
+    for tokens in (few, many):
+        with Kernels() as kernels:
+            sample(tokens)
+        counts.append(kernels.counts)
+    return counts[1] - counts[0]
 
 
 def main() -> None:

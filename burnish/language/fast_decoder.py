@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from burnish.language.attention import Plan, Segment
-from burnish.language.decoding import IDLE, Active, DecodingRows
+from burnish.language.decoding import IDLE, DecodingRows, Live
 from burnish.language.layers import Before, Cache, Layers
 from burnish.language.model.universal import LanguageModel
 from burnish.types.completion import Features
@@ -18,10 +19,33 @@ from burnish.types.completion import Features
 PREFILL = 8192  # prompt tokens per forward pass
 
 
+class Replayed:
+    """A function over buffers at fixed addresses: on a GPU it becomes one CUDA graph for each shape that returns."""
+
+    def __init__(self, function: Callable[[], None], *, captured: bool) -> None:
+        self.function, self.captured = function, captured
+        self.graphs: dict[tuple[int, ...], torch.cuda.CUDAGraph | None] = {}
+        self.pool: Any = None  # of memory that they share, as only one runs at a time
+
+    def __call__(self, *shape: int) -> None:
+        """Run it; ``shape`` is all that can be otherwise than the last time."""
+        if not self.captured or shape not in self.graphs:  # not every shape returns, and libraries set themselves up
+            self.graphs[shape] = None
+            self.function()
+            return
+        graph = self.graphs[shape]
+        if graph is None:
+            graph = self.graphs[shape] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                self.function()
+            self.pool = graph.pool()
+        graph.replay()
+
+
 class FastDecoder:
     """Prefills prompts under Burnish's plan, and runs a token per row and step."""
 
-    def __init__(self, model: LanguageModel, network: nn.Module, rows: DecodingRows) -> None:
+    def __init__(self, model: LanguageModel, network: nn.Module, rows: DecodingRows, batch_size: int) -> None:
         self.model, self.network, self.rows, self.prompts = model, network, rows, rows.prompts
         self.device = rows.device
         self.layers = Layers(model.text(network), model.head(network).weight, compute=model.compute)
@@ -31,69 +55,77 @@ class FastDecoder:
         positions = (torch.arange(last + 2, device=self.device) - 1).clamp_min(0)[None]
         # of the position before each: that of the token chosen last, where the next token's is known
         self.rotations = self.layers.rotation(positions.expand(model.axes, 1, -1) if model.axes > 1 else positions)
-
-    def run(self, batch_size: int, check_cancelled: Callable[[], None]) -> None:
-        """Decode all rows."""
-        rows, waiting = self.rows, self.rows.waiting
-        longest = max(self.prompts.lengths[rows.index[row]] for row in waiting) + rows.longest
-        cache = Cache(
+        capacity, head = min(batch_size, len(rows.waiting)), self.layers.head
+        self.live = Live(capacity, self.device)
+        self.states = torch.zeros(capacity, head.shape[1], dtype=head.dtype, device=self.device)  # that predict a token
+        self.cache = Cache(
             layers=len(self.layers.layers),
-            rows=min(batch_size, len(waiting)),
+            rows=capacity,
             pairs=self.layers.pairs,
-            longest=longest,
+            longest=max(self.prompts.lengths[rows.index[row]] for row in rows.waiting) + rows.longest,
             width=self.layers.width,
             dtype=self.layers.compute,
             device=self.device,
         )
-        batch, waiting = waiting[: cache.rows], waiting[cache.rows :]
-        live, x = self._admit(batch, waiting, cache)
-        while len(live.row):
-            check_cancelled()
-            tokens = rows.next_tokens(self.layers.logits(x), live)
-            done = live.over
-            rows.tell_ended(live, done)
-            compact = done >= IDLE * len(live.row) or (done > 0 and cache.full)
-            if compact:
-                self._keep(live, cache)
-                rows.store_lengths(live)
-                unfinished = (~live.done).nonzero().flatten()
-                cache.keep(unfinished.tolist(), len(waiting))
-                live, tokens = live.keep(unfinished), tokens[unfinished]
-            if len(live.row):
-                x = self.layers.step(self.embedding(tokens), self.rotations.index_select(0, live.position), cache)
-            if compact and waiting:
-                free = cache.rows - len(live.row)
-                batch, waiting = waiting[:free], waiting[free:]
-                new, further = self._admit(batch, waiting, cache)
-                live, x = live.followed_by(new), torch.cat([x[: len(live.row)], further.to(x.dtype)])
+        captured = self.device.type == "cuda" and self.layers.static
+        self.choose, self.step = Replayed(self._choose, captured=captured), Replayed(self._step, captured=captured)
 
-    def _admit(self, batch: list[int], waiting: list[int], cache: Cache) -> tuple[Active, Tensor]:
-        """Add rows to the cache; returns also the state [N, D] that predicts each row's first token.
+    def run(self, check_cancelled: Callable[[], None]) -> None:
+        """Decode all rows."""
+        rows, live, cache = self.rows, self.live, self.cache
+        waiting = self._admit(rows.waiting)
+        while live.size:
+            check_cancelled()
+            self.choose(live.size)
+            done = rows.look(live, now=cache.full)
+            compact = done >= IDLE * live.size or (done > 0 and cache.full)
+            if compact:
+                self._keep()
+                cache.keep(rows.drop_done(live).tolist(), len(waiting))
+            if live.size:
+                cache.advance()
+                self.step(live.size, cache.columns)
+            if compact and waiting:
+                waiting = self._admit(waiting)
+
+    def _choose(self) -> None:
+        self.rows.next_tokens(self.layers.logits(self.states[: self.live.size]), self.live)
+
+    def _step(self) -> None:
+        rotation = self.rotations.index_select(0, self.live.position)
+        self.states[: self.live.size] = self.layers.step(self.embedding(self.live.token), rotation, self.cache)
+
+    def _admit(self, waiting: list[int]) -> list[int]:
+        """Have rows decoded for which there is room, with the states that predict their first tokens; the others.
 
         Keys and values of prompts are held beside the cache only while rows of this batch, or waiting ones, need them.
         """
+        free = self.cache.rows - self.live.size
+        batch, waiting = waiting[:free], waiting[free:]
         groups = [(prompt, len(list(rows))) for prompt, rows in groupby(self.rows.index[row] for row in batch)]
         packs = self._packs([prompt for prompt, _ in groups])
         longest = max(self.prompts.lengths[prompt] for prompt, _ in groups)
         further = {self.rows.index[row] for row in waiting}
         left = Counter(prompt for prompt, _ in groups)
-        states = []
+        start = self.live.size
         for prompt, count in groups:
             if prompt not in self.prefilled:
                 self._prefill(next(packs))
             state, cached = self.prefilled[prompt]
-            cache.enter([(cached, count)], longest)
-            states += [state] * count
+            self.cache.enter([(cached, count)], longest)
+            self.states[start : start + count] = state
+            start += count
             left[prompt] -= 1
             if not left[prompt] and prompt not in further:
                 del self.prefilled[prompt]
         # copied where it is a slice, which would keep all prompts of its forward pass
         self.prefilled = {prompt: (state, cached.contiguous()) for prompt, (state, cached) in self.prefilled.items()}
-        return self.rows.enter(batch), torch.stack(states)
+        self.rows.enter(batch, self.live)
+        return waiting
 
-    def _keep(self, live: Active, cache: Cache) -> None:
+    def _keep(self) -> None:
         """Keep what rows that are done have computed, for their next turn."""
-        turn, prompts = self.rows.turn, self.prompts
+        turn, prompts, live = self.rows.turn, self.prompts, self.live
         if turn is None or turn.last:
             return
         column = self.layers.compute.itemsize * 2 * len(self.layers.layers) * self.layers.pairs * self.layers.width
@@ -104,7 +136,7 @@ class FastDecoder:
             if turn.has_room(columns * column):
                 past = turn.rows[row]
                 past.ids = torch.cat([prompts.ids[prompt], self.rows.ids[row, : count - 1].cpu()])
-                past.cached = cache.read(place, columns)
+                past.cached = self.cache.read(place, columns)
 
     def _begun(self, prompt: int) -> tuple[Tensor | None, Features]:
         """Keys and values of the beginning of a prompt, if they were kept, and the media of the rest."""

@@ -23,16 +23,28 @@ Rotation = tuple[Tensor, Tensor]  # cosine and signed sine of positions [N, 1, W
 
 
 BLOCK = 64  # columns that memory grows by at least, and by a quarter of what there is
-
-
+ALIGNED = 8  # columns that a kernel of a GPU takes together
 SLACK = 16  # columns at least that rows may move along before they are moved back
 
 
+def most_columns(longest: int) -> int:
+    """That there is ever memory for, where the longest row has as many."""
+    return -(-(longest + max(longest // 8, SLACK)) // ALIGNED) * ALIGNED
+
+
+def grown(held: int, needed: int, limit: int) -> int:
+    """Columns that there is memory for, when those held are fewer than those needed."""
+    return min(-(-max(needed, held + max(BLOCK, held // 4)) // ALIGNED) * ALIGNED, limit)
+
+
 class Cache:
-    """Active rows come first; each begins at its own column, and a mask hides the columns before it.
+    """Active rows come first; each begins at its own column, all have their next token at the same, and a mask hides
+    the columns before a row's beginning and those to come.
 
     Keys are rotated already, so a row may begin at any column. Memory is one tensor per layer. It grows with the
-    columns in use, a layer at a time, and only for the rows that are still to come.
+    columns in use, in few steps, a layer at a time, and only for the rows that are still to come: in between a token
+    is written and read at the same addresses, in tensors of the same shape. On a CPU
+    columns that no row uses are not read.
     """
 
     def __init__(
@@ -49,13 +61,12 @@ class Cache:
             dtype: of keys and values.
             device: where they lie.
         """
-        self.pairs, self.rows = pairs, rows
-        self.limit = longest + max(longest // 8, SLACK)
-        self.memory = [torch.zeros(2, rows * pairs, 0, width, dtype=dtype, device=device) for _ in range(layers)]
-        self.hidden = torch.zeros(rows, 1, self.limit, dtype=dtype, device=device)  # -inf before a row's beginning
+        self.rows, self.limit, self.cuts = rows, most_columns(longest), device.type == "cpu"
+        self.memory = [torch.zeros(2, rows, pairs, 0, width, dtype=dtype, device=device) for _ in range(layers)]
+        self.hidden = torch.full((rows, 1, self.limit), -torch.inf, dtype=dtype, device=device)  # 0 where a row has one
+        self.column = torch.zeros(1, dtype=torch.long, device=device)  # of the next token
         self.begin: list[int] = []
         self.end = 0
-        self.first = 0  # column that is visible to any row
 
     @property
     def full(self) -> bool:
@@ -65,7 +76,12 @@ class Cache:
     @property
     def columns(self) -> int:
         """That there is memory for."""
-        return self.memory[0].shape[2]
+        return self.memory[0].shape[3]
+
+    @property
+    def seen(self) -> slice:
+        """Columns that a step reads."""
+        return slice(min(self.begin), self.end) if self.cuts else slice(0, self.columns)
 
     def enter(self, prompts: Sequence[tuple[Tensor, int]], longest: int = 0) -> None:
         """Add rows.
@@ -81,10 +97,9 @@ class Cache:
         for cached, count in prompts:
             row, start = len(self.begin), self.end - cached.shape[3]
             for layer, own in zip(self.memory, cached, strict=True):
-                target = layer[:, row * self.pairs : (row + count) * self.pairs, start : self.end]
-                target.unflatten(1, (count, self.pairs)).copy_(own[:, None])
-            self.hidden[row : row + count, 0, :start] = -torch.inf
-            self.hidden[row : row + count, 0, start:] = 0
+                layer[:, row : row + count, :, start : self.end] = own[:, None]
+            self.hidden[row : row + count] = -torch.inf
+            self.hidden[row : row + count, :, start : self.end] = 0
             self.begin += [start] * count
 
     def keep(self, rows: Sequence[int], waiting: int = 0) -> None:
@@ -98,48 +113,35 @@ class Cache:
         used = slice(min((self.begin[row] for row in rows), default=self.end), self.end)
         if first < len(rows):
             index = torch.tensor(rows[first:], dtype=torch.long, device=self.hidden.device)
-            pairs = (index[:, None] * self.pairs + torch.arange(self.pairs, device=index.device)).flatten()
-            target = slice(first * self.pairs, len(rows) * self.pairs)
             for layer in self.memory:  # one after the other, so that only one is there twice
-                layer[:, target, used] = layer[:, :, used].index_select(1, pairs)
+                layer[:, first : len(rows), :, used] = layer[..., used, :].index_select(1, index)
             self.hidden[first : len(rows)] = self.hidden.index_select(0, index)
         self.begin = [self.begin[row] for row in rows]
         self.rows = min(self.rows, len(rows) + waiting)
 
     def read(self, row: int, columns: int) -> Tensor:
         """A copy of the keys and values [layers, 2, K, columns, W] that a row begins with."""
-        own, first = slice(row * self.pairs, (row + 1) * self.pairs), self.begin[row]
-        return torch.stack([layer[:, own, first : first + columns] for layer in self.memory])
+        first = self.begin[row]
+        return torch.stack([layer[:, row, :, first : first + columns] for layer in self.memory])
 
-    def advance(self) -> Tensor:
-        """Add a column for the next token of every row; returns the additive mask [B K, 1, C] of visible columns."""
+    def advance(self) -> None:
+        """Add a column for the next token of every row."""
         if self.full:
             self._shift(0)
+        self.column.fill_(self.end)
+        self.hidden[: len(self.begin), :, self.end] = 0
         self.end += 1
         self._reserve(self.end)
-        self.first = min(self.begin)
-        mask = self.hidden[: len(self.begin), :, self.first : self.end]
-        return mask if self.pairs == 1 else mask.repeat_interleave(self.pairs, 0)
-
-    def window(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values [B K, C, W] of every layer for the visible columns; the last is that of the next token."""
-        rows, columns = len(self.begin) * self.pairs, self.end - self.first
-        found = []
-        for layer in self.memory:
-            keys, values = layer.narrow(1, 0, rows).narrow(2, self.first, columns).unbind(0)
-            found.append((keys, values))
-        return found
 
     def _reserve(self, columns: int) -> None:
         """Have memory for as many columns."""
         if columns <= self.columns:
             return
-        grown = min(max(columns, self.columns + max(BLOCK, self.columns // 4)), self.limit)
-        held, rows = self.columns, self.rows * self.pairs
+        held = self.columns
         for number, old in enumerate(self.memory):
             # zeros: a column that a row doesn't use is multiplied with a weight of 0, which doesn't hide NaN
-            new = old.new_zeros(2, rows, grown, old.shape[3])
-            new[:, :, :held] = old[:, :rows]
+            new = old.new_zeros(2, self.rows, old.shape[2], grown(held, columns, self.limit), old.shape[4])
+            new[..., :held, :] = old[:, : self.rows]
             self.memory[number] = new
 
     def _shift(self, least: int) -> None:
@@ -150,10 +152,11 @@ class Cache:
         assert used + more < self.limit, "the cache is too short for a prompt with its response"
         self._reserve(used + more)
         rows = len(self.begin)
-        for tensor in (*(layer[:, : rows * self.pairs] for layer in self.memory), self.hidden[:rows, 0, :, None]):
-            tensor[..., more : more + used, :] = tensor[..., start : self.end, :].clone()
+        for layer in self.memory:
+            layer[:, :rows, :, more : more + used] = layer[:, :rows, :, start : self.end].clone()
+        self.hidden[:rows, :, more : more + used] = self.hidden[:rows, :, start : self.end].clone()
         self.hidden[:rows, :, :more] = -torch.inf
-        self.hidden[:rows, :, more + used :] = 0
+        self.hidden[:rows, :, more + used :] = -torch.inf
         self.begin = [begin - start + more for begin in self.begin]
         self.end = more + used
 
@@ -291,6 +294,11 @@ class Layers:
         self.head = head
         self.rotary = decoder.rotary_emb
 
+    @property
+    def static(self) -> bool:
+        """Whether nothing depends on values: experts and quantised layers may wait for the device, or make tensors."""
+        return all(isinstance(one, Linear) for x in self.layers for one in (x.qkv, x.out, x.gate_up, x.down))
+
     def _layer(self, layer: Any) -> Layer:
         attention, mlp = layer.self_attn, layer.mlp
         plain = hasattr(mlp, "gate_proj") and mlp.config.hidden_act == "silu" and mlp.down_proj.bias is None
@@ -316,11 +324,9 @@ class Layers:
 
     def _normal(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMS norm over the last axis."""
-        if self.compute == torch.float32:
+        if x.dtype == weight.dtype == torch.float32:
             return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return weight * wide.to(x.dtype)
+        return weight * F.rms_norm(x, (x.shape[-1],), None, self.eps)
 
     def _attention_input(self, layer: Layer, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [N, H, W], rotated keys [N, K, W] and values [N, K, W]."""
@@ -361,10 +367,13 @@ class Layers:
         gate, up = layer.gate_up(normal.to(self.compute)).chunk(2, -1)
         return x + layer.down(F.silu(gate).mul_(up))
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Logits [N, V] float32 of states [N, D] before the final norm."""
-        normal = self._normal(x, self.norm)
-        return F.linear(normal.to(self.head.dtype), self.head).float()
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits [N, V] float32 of states [N, D]."""
+        return F.linear(states, self.head).float()
+
+    def _states(self, x: Tensor) -> Tensor:
+        """What the head is given of the last layer's output [N, D]."""
+        return self._normal(x, self.norm).to(self.head.dtype)
 
     def prefill(
         self,
@@ -404,42 +413,46 @@ class Layers:
                 attended = attended[:, before.new]
             if layer is self.layers[-1]:
                 # of the last layer nothing else is needed
-                return self._rest(layer, x[last], attended[0, last].flatten(1)), cached
+                return self._states(self._rest(layer, x[last], attended[0, last].flatten(1))), cached
             x = self._rest(layer, x, attended[0].flatten(1))
             if number < len(deep):
                 x = x.index_put((slots,), deep[number].to(x.dtype), accumulate=True)
         raise AssertionError("a decoder without layers")
 
     def step(self, x: Tensor, rotation: Tensor, cache: Cache) -> Tensor:
-        """Run one more token per row.
+        """Run one more token per row, without reading from the device.
 
         Args:
             x: [B, D] embeddings.
             rotation: [B, 2 W] of their positions.
-            cache: of the rows; the token's keys and values are added.
+            cache: of the rows, advanced by a column, where the token's keys and values are written.
 
         Returns:
             States [B, D].
         """
-        count, mask, factors = len(x), cache.advance(), self._factors(rotation)
-        for layer, (keys, values) in zip(self.layers, cache.window(), strict=True):
+        count, factors, seen = len(x), self._factors(rotation), cache.seen
+        masks = {None: cache.hidden[:count, :, seen]}
+        for window in {layer.window for layer in self.layers} - {None}:
+            near = torch.arange(seen.start, seen.stop, device=x.device) > cache.column - window
+            masks[window] = masks[None].where(near, -torch.inf)
+        if self.compute == torch.float32:
+            masks = {window: mask.repeat_interleave(self.pairs, 0) for window, mask in masks.items()}
+        for layer, memory in zip(self.layers, cache.memory, strict=True):
             q, k, v = self._attention_input(layer, x, factors)
-            keys.select(1, -1).view(k.shape).copy_(k)
-            values.select(1, -1).view(v.shape).copy_(v)
-            q, near_mask = q.reshape(count * self.pairs, self.heads // self.pairs, self.width), mask
-            if layer.window is not None and layer.window < keys.shape[1]:
-                near = slice(-layer.window, None)  # all rows end at the last column
-                near_mask, keys, values = mask[..., near], keys[:, near], values[:, near]
+            keys, values = memory[:, :count].unbind()
+            keys.index_copy_(2, cache.column, k[:, :, None])
+            values.index_copy_(2, cache.column, v[:, :, None])
+            keys, values, mask = keys[:, :, seen], values[:, :, seen], masks[layer.window]
+            q = q.unflatten(1, (self.pairs, -1))
             if self.compute == torch.float32:
-                scores = torch.baddbmm(near_mask, q, keys.transpose(1, 2), alpha=self.scale)
+                q, keys, values = q.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1)
+                scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=self.scale)
                 attended = torch.bmm(scores.softmax(-1), values)
             else:
                 # keeps scores and softmax in float32, where separate products would round them
-                attended = F.scaled_dot_product_attention(
-                    q[:, None], keys[:, None], values[:, None], attn_mask=near_mask[:, None], scale=self.scale
-                )
-            x = self._rest(layer, x, attended.view(count, -1))
-        return x
+                attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask[:, None], scale=self.scale)
+            x = self._rest(layer, x, attended.reshape(count, -1))
+        return self._states(x)
 
 
 def base(linear: Any) -> Tensor:

@@ -461,7 +461,7 @@ class LanguageModel:
 
         known = self.capabilities
         if known.fast and self._packs(rows.prompts.features):
-            FastDecoder(self, network, rows).run(batch_size, check_cancelled)
+            FastDecoder(self, network, rows, batch_size).run(check_cancelled)
             return
 
         def begin(prompts: Sequence[Conversation]) -> Cached | Uncached:
