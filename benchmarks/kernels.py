@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from peft import LoraConfig
@@ -38,6 +39,7 @@ from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
 from burnish.diffusion.pipeline.loading import load_model
 from burnish.diffusion.roles import FlowRoles
 from burnish.language.decoding import Sampling, decode
+from burnish.language.layers import Layers
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.base import Shown
 from burnish.language.model.collation import Conversation
@@ -55,6 +57,7 @@ from tests.support.pretend_gpu import PretendGpu
 CLASSES = ("sd3", "flux", "qwen-image", "qwen-image-edit", "sdxl", "wan2.1", "wan2.2", "ltx", "z-image")
 BLOCKS = ("num_layers", "n_layers", "num_single_layers", "n_refiner_layers")  # in a transformer's configuration
 LANGUAGE = ("qwen2_5_vl", "qwen3_vl", "internvl", "gemma3", "llava_onevision", "qwen3")
+FURTHER = 16  # tokens
 ONE_KERNEL = ("scaled_dot_product_attention", "rms_norm")  # of a GPU
 NO_KERNELS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_unsafe_view")
 
@@ -98,6 +101,9 @@ def captured(networks: Sequence[str]) -> Iterator[list[Call]]:
         Forwards.__call__ = original  # type: ignore[method-assign]
 
 
+Found = dict[str, tuple[Counter[str], ...]]  # by who runs it
+
+
 def counted(run: Callable[[], Any]) -> tuple[Counter[str], Counter[str]]:
     """Of a forward, and of the backward pass after it if there is one."""
     with Kernels() as forward:
@@ -109,7 +115,7 @@ def counted(run: Callable[[], Any]) -> tuple[Counter[str], Counter[str]]:
     return forward.counts, backward.counts
 
 
-def work(name: str, layers: int, folder: Path, *, lora: bool) -> dict[str, tuple[Counter[str], Counter[str]]]:
+def work(name: str, layers: int, folder: Path, *, lora: bool) -> Found:
     """Counts of one forward by diffusers and by Burnish."""
     tiny = describe(name)
     network = "unet" if "unet" in tiny.parts or name == "sdxl" else "transformer"
@@ -157,8 +163,8 @@ def _low(value: Any) -> Any:
     return value.to(torch.bfloat16) if isinstance(value, Tensor) and value.dtype == torch.float32 else value
 
 
-def language_work(name: str, layers: int, folder: Path, *, lora: bool) -> dict[str, dict[str, Counter[str]]]:
-    """Counts of a token, and of a forward and a backward pass, by transformers and by Burnish."""
+def language_work(name: str, layers: int, folder: Path, *, lora: bool) -> Found:
+    """Counts of further tokens, and of a forward and a backward pass, by Burnish and by transformers."""
     tiny, path = describe_language(name), folder / f"{name}-{layers}"
     if not path.exists():
         text = tiny.config.get("text_config", {}) if tiny.places else tiny.config
@@ -175,20 +181,19 @@ def language_work(name: str, layers: int, folder: Path, *, lora: bool) -> dict[s
             add_adapters(policy, options, ["policy"], seed=0)
         else:
             policy.requires_grad_(True)
-        chats = [[{"role": "user", "content": [{"type": "image"}] * bool(tiny.places) + [{"type": "text", "text": text}]}]
-                 for text in ("One", "And two?")]  # fmt: skip
-        shown = Shown(images=[Image.new("RGB", (16, 16))] if tiny.places else [])
+        parts = [{"type": "image"}] if tiny.places else []
+        shown = Shown(images=[Image.new("RGB", (16, 16)) for _ in parts])
+        chats = [[{"role": "user", "content": [*parts, {"type": "text", "text": text}]}] for text in ("A", "A or B?")]
         prompts = Encoded.cat([model.encode(chat, shown) for chat in chats])
 
         def sampled(tokens: int) -> Completion:
             sampling = Sampling(max_new_tokens=tokens, min_new_tokens=tokens)
-            return decode(model, policy, prompts, [0, 0, 1, 1], range(4), sampling)
+            with mock.patch.object(Layers, "static", False):  # a graph's kernels would not be seen
+                return decode(model, policy, prompts, [0, 0, 1, 1], range(4), sampling)
 
         answers = sampled(8)
-        burnish = {"token": further(sampled)}
-        burnish["forward"], burnish["backward"] = counted(
-            lambda: response_logprobs(model, policy, answers, temperature=1.0).logprob
-        )
+        learned = counted(lambda: response_logprobs(model, policy, answers, temperature=1.0).logprob)
+        burnish = (further(sampled), *learned)
     network = type(policy).from_pretrained(path, dtype=torch.float32)  # the CPU has an operation for attention, too
     low = copy.deepcopy(network)
     if lora:
@@ -212,15 +217,13 @@ def language_work(name: str, layers: int, folder: Path, *, lora: bool) -> dict[s
             logits = network(**rows, use_cache=False).logits[:, -9:-1]
         return logits.float().log_softmax(-1).gather(-1, rows["input_ids"][:, -8:, None])
 
-    theirs = {"token": further(generated)}
-    theirs["forward"], theirs["backward"] = counted(forward)
-    return {"burnish": burnish, "transformers": theirs}
+    return {"burnish": burnish, "transformers": (further(generated), *counted(forward))}
 
 
-def further(sample: Callable[[int], Any], few: int = 8, many: int = 24) -> Counter[str]:
-    """What sixteen further tokens take."""
+def further(sample: Callable[[int], Any]) -> Counter[str]:
+    """Of further tokens."""
     counts = []
-    for tokens in (few, many):
+    for tokens in (8, 8 + FURTHER):
         with Kernels() as kernels:
             sample(tokens)
         counts.append(kernels.counts)
@@ -230,23 +233,27 @@ def further(sample: Callable[[int], Any], few: int = 8, many: int = 24) -> Count
 def main() -> None:
     """Count, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--classes", nargs="*", default=CLASSES, help="as burnish tiny knows them")
+    parser.add_argument("--classes", nargs="*", help="as burnish tiny knows them")
+    parser.add_argument("--language", action="store_true", help="language models")
     parser.add_argument("--show", action="store_true", help="also by which operations they differ")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'class':12}{'blocks':>7}{'adapters':>10}{'forward':>18}{'':>7}{'backward':>18}")
+    known, run = (LANGUAGE, language_work) if arguments.language else (CLASSES, work)
+    columns = ["token"] * arguments.language + ["forward", "backward"]
+    print(f"{'class':16}{'layers':>7}{'adapters':>10}" + "".join(f"{column:>24}" for column in columns))
     with tempfile.TemporaryDirectory() as folder:
-        for name in arguments.classes:
+        for name in arguments.classes or known:
             for layers in (2, 8):
                 for lora in (False, True):
-                    found = work(name, layers, Path(folder), lora=lora)
+                    ours, theirs = run(name, layers, Path(folder), lora=lora).values()
                     cells = []
-                    for own, other in zip(found["burnish"], found["diffusers"], strict=True):
+                    for column, own, other in zip(columns, ours, theirs, strict=True):
                         ratio = f"{own.total() / other.total():.3f}" if other.total() else ""
-                        cells.append(f"{own.total():6} /{other.total():6} {ratio:>6}")
-                    print(f"{name:12}{layers:7}{'lora' if lora else 'merged':>10}   {'   '.join(cells)}", flush=True)
+                        times = FURTHER if column == "token" else 1
+                        cells.append(f"{own.total() / times:8.0f} /{other.total() / times:6.0f} {ratio:>7}")
+                    print(f"{name:16}{layers:7}{'lora' if lora else 'none':>10}{''.join(cells)}", flush=True)
                     if arguments.show:
-                        for own, other in zip(found["burnish"], found["diffusers"], strict=True):
+                        for own, other in zip(ours, theirs, strict=True):
                             print("   ", {key: n for key in own | other if (n := own[key] - other[key])})
 
 
