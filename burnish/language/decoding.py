@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -156,6 +157,7 @@ def decode(
     check_cancelled: Callable[[], None] = lambda: None,
     on_ended: Ended | None = None,
     turn: Turn | None = None,
+    fused: list[Any] | None = None,
 ) -> Completion:
     """Sample one response per row.
 
@@ -174,13 +176,16 @@ def decode(
         check_cancelled: called before every token; it raises to stop.
         on_ended: called with rows as soon as they end, each once, while the others go on.
         turn: which conversations the rows are, so that one computes what was said since its last turn alone.
+        fused: what the first of several calls with the same weights keeps for the others.
 
     Returns:
         Responses in the order of the rows; the id that ended one is its last token.
     """
     with torch.inference_mode():
-        rows = DecodingRows(model, prompts, index, keys, sampling, limits, next(network.parameters()).device)
-        rows.on_ended, rows.turn = on_ended, turn
+        rows = DecodingRows(
+            model, prompts, index, keys, sampling, limits, next(network.parameters()).device,
+            on_ended=on_ended, turn=turn, fused=[] if fused is None else fused,
+        )  # fmt: skip
         if rows.waiting:
             model.decode_rows(network, rows, batch_size=batch_size, check_cancelled=check_cancelled)
     return rows.completion()
@@ -220,10 +225,14 @@ class DecodingRows:
         sampling: Sampling,
         limits: Sequence[int] | None,
         device: torch.device,
+        *,
+        on_ended: Ended | None,
+        turn: Turn | None,
+        fused: list[Any],
     ) -> None:
         """See ``decode``."""
         self.model, self.prompts, self.index, self.sampling = model, prompts, list(index), sampling
-        self.device = device
+        self.device, self.on_ended, self.turn, self.fused = device, on_ended, turn, fused
         self.banned, self.stops = model.banned.to(device), torch.tensor(model.stop, device=device)
         count, longest = len(self.index), sampling.max_new_tokens
         self.limits = [longest] * count if limits is None else list(limits)
@@ -236,25 +245,18 @@ class DecodingRows:
         self.length = torch.zeros(count, dtype=torch.long, device=device)
         self.finished = torch.zeros(count, dtype=torch.bool, device=device)
         self.seen: Tensor | None = None  # [B, V] bool, where repetition is penalised
-        self.on_ended: Ended | None = None
-        self.turn: Turn | None = None
         self._told: set[int] = set()
         self._told_live = 0  # of these, how many are still in the cache
-        self._every = 1 if device.type == "cpu" else LOOK
-        self._unseen = 0  # tokens of each row that nobody has looked at
-        self._since = 0  # tokens since rows entered
+        self._unseen = self._since = 0  # tokens since somebody looked at rows, and since some entered
 
     def enter(self, batch: Sequence[int], live: Live) -> None:
         """Begin to decode some rows."""
-        first, limits = zip(
-            *((self.prompts.next_position[self.index[row]], self.limits[row]) for row in batch), strict=True
-        )
-        nothing = [0] * len(batch)
-        start = live.size
-        live.resize(start + len(batch))
+        first = [self.prompts.next_position[self.index[row]] for row in batch]
+        nothing, limits = [0] * len(batch), [self.limits[row] for row in batch]
         numbers = torch.tensor([batch, nothing, first, limits, nothing])
-        live.numbers[:, start : live.size] = to_device(numbers, self.device)
-        live.flags[:, start : live.size] = False
+        new = slice(live.size, live.size + len(batch))
+        live.numbers[:, new], live.flags[:, new] = to_device(numbers, self.device), False
+        live.resize(new.stop)
         self._since = 0
 
     def next_tokens(self, logits: Tensor, live: Live) -> None:
@@ -324,7 +326,8 @@ class DecodingRows:
         """
         self._unseen += 1
         self._since += 1
-        if not now and self._unseen < self._every and self._since < self.longest:
+        often = now or self.device.type == "cpu"
+        if not often and self._unseen < LOOK and self._since < self.longest:
             return 0
         if self.sampling.stop:
             self._end_at_strings(live)
@@ -361,17 +364,14 @@ class DecodingRows:
         last = self.ids[live.row[:, None], columns.clamp_min(0)].tolist()
         ends = []
         for ids, count in zip(last, live.count.tolist(), strict=True):
+            first = width - count  # where the response begins in its last tokens
             lengths = range(max(count - self._unseen + 1, least), count + 1)
-            texts = {n: ids[max(width - count, width - count + n - reach) : width - count + n] for n in lengths}
-            ends.append(next((n for n, own in texts.items() if self._stops(own)), 0))
+            texts = {n: self.model.decode(ids[max(first, first + n - reach) : first + n]) for n in lengths}
+            ends.append(next((n for n, text in texts.items() if any(stop in text for stop in self.sampling.stop)), 0))
         end = to_device(torch.tensor(ends), self.device)
         live.count.copy_(torch.where(end > 0, end, live.count))
         live.ended |= end > 0
         live.done |= live.ended
-
-    def _stops(self, ids: list[int]) -> bool:
-        text = self.model.decode(ids)
-        return any(stop in text for stop in self.sampling.stop)
 
     def completion(self) -> Completion:
         """The responses, on the CPU.

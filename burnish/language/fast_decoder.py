@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from itertools import groupby
+from collections.abc import Callable, Iterable
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from burnish.language.attention import Plan, Segment
 from burnish.language.decoding import IDLE, DecodingRows, Live
 from burnish.language.layers import Before, Cache, Layers
+from burnish.language.model.class_cache import outside_inference
+from burnish.language.model.collation import Conversation
+from burnish.language.model.forwards import caching
 from burnish.language.model.universal import LanguageModel
 from burnish.types.completion import Features
 
@@ -48,7 +51,9 @@ class FastDecoder:
     def __init__(self, model: LanguageModel, network: nn.Module, rows: DecodingRows, batch_size: int) -> None:
         self.model, self.network, self.rows, self.prompts = model, network, rows, rows.prompts
         self.device = rows.device
-        self.layers = Layers(model.text(network), model.head(network).weight, compute=model.compute)
+        if not rows.fused:
+            rows.fused.append(Layers(model.text(network), model.head(network).weight, compute=model.compute))
+        self.layers = rows.fused[0]
         self.embedding = model.text(network).embed_tokens
         self.prefilled: dict[int, tuple[Tensor, Tensor]] = {}  # by prompt: last state, keys and values
         last = max((p for p in self.prompts.next_position), default=0) + rows.longest
@@ -103,20 +108,18 @@ class FastDecoder:
         free = self.cache.rows - self.live.size
         batch, waiting = waiting[:free], waiting[free:]
         groups = [(prompt, len(list(rows))) for prompt, rows in groupby(self.rows.index[row] for row in batch)]
-        packs = self._packs([prompt for prompt, _ in groups])
         longest = max(self.prompts.lengths[prompt] for prompt, _ in groups)
         further = {self.rows.index[row] for row in waiting}
-        left = Counter(prompt for prompt, _ in groups)
+        last = {prompt: number for number, (prompt, _) in enumerate(groups)}
         start = self.live.size
-        for prompt, count in groups:
+        for number, (prompt, count) in enumerate(groups):
             if prompt not in self.prefilled:
-                self._prefill(next(packs))
+                self._prefill(self._pack(later for later, _ in groups[number:]))
             state, cached = self.prefilled[prompt]
-            self.cache.enter([(cached, count)], longest)
+            self.cache.enter(cached, count, longest)
             self.states[start : start + count] = state
             start += count
-            left[prompt] -= 1
-            if not left[prompt] and prompt not in further:
+            if number == last[prompt] and prompt not in further:
                 del self.prefilled[prompt]
         # copied where it is a slice, which would keep all prompts of its forward pass
         self.prefilled = {prompt: (state, cached.contiguous()) for prompt, (state, cached) in self.prefilled.items()}
@@ -147,19 +150,32 @@ class FastDecoder:
         cached = past.take(self.prompts.ids[prompt])
         return cached, features if cached is None else past.added
 
-    def _packs(self, prompts: list[int]) -> Iterator[list[int]]:
-        """Prompts that are still to be computed, once each, as they are packed into forward passes."""
-        batch: list[int] = []
-        for prompt in [prompt for prompt in dict.fromkeys(prompts) if prompt not in self.prefilled]:
-            if batch and sum(self.prompts.lengths[p] for p in batch) + self.prompts.lengths[prompt] > PREFILL:
-                yield batch
-                batch = []
-            batch.append(prompt)
-        if batch:
-            yield batch
+    def _pack(self, prompts: Iterable[int]) -> list[int]:
+        """The first of the prompts that are still to be computed: as many as a forward takes."""
+        rest = list(dict.fromkeys(prompt for prompt in prompts if prompt not in self.prefilled))
+        ends = accumulate(self.prompts.lengths[prompt] for prompt in rest)
+        return [prompt for prompt, end in zip(rest, ends, strict=True) if end <= PREFILL] or rest[:1]
+
+    def _prefill_by_class(self, batch: list[int]) -> None:
+        """The same by the class's own forward, padded on the left: where it attends in another way than a plan can."""
+        forwards, together = self.model.forwards, self.model.capabilities.cache == "padded"
+        conversations = Conversation.prompts(self.prompts.select(batch))
+        for group in forwards.collation.groups(conversations, together=together):
+            inputs = forwards.inputs(self.network, [conversations[number] for number in group], side="left")
+            with outside_inference(), caching(self.network):
+                given = {"use_cache": True, "past_key_values": DynamicCache()}
+                out, states = forwards.call(self.network, inputs | given, logits="last")
+            for place, number in enumerate(group):
+                own = slice(-len(conversations[number].ids), None)
+                pairs = [(one.keys[place, :, own], one.values[place, :, own]) for one in out.past_key_values.layers]
+                cached = torch.stack([torch.stack(pair) for pair in pairs]).to(self.layers.compute)
+                self.prefilled[batch[number]] = states[place, -1].to(self.states.dtype), cached
 
     def _prefill(self, batch: list[int]) -> None:
         """Compute the last state, keys and values of prompts in one forward pass."""
+        if not self.model.capabilities.packed:
+            self._prefill_by_class(batch)
+            return
         chosen = self.prompts.select(batch)
         begun = [self._begun(prompt) for prompt in batch]
         skipped = [0 if cached is None else cached.shape[3] for cached, _ in begun]
@@ -170,11 +186,9 @@ class FastDecoder:
         embedded = self.model.forwards.embed(self.network, decoder, ids.to(self.device), slots, features)
         seen, deep = embedded.at(torch.arange(len(ids), device=self.device))
         positions = torch.cat([own[:, n:] for own, n in zip(chosen.positions, skipped, strict=True)], 1)
-        segments, before = [], Before.of([cached for cached, _ in begun], chosen.lengths, self.device)
-        start = 0
-        for length in chosen.lengths:
-            segments.append(Segment(start, length))
-            start += length
+        before = Before.of([cached for cached, _ in begun], chosen.lengths, self.device)
+        starts = accumulate(chosen.lengths, initial=0)
+        segments = [Segment(start, length) for start, length in zip(starts, chosen.lengths, strict=False)]
         plan = Plan(segments, device=self.device)
         positions = (positions[:, None] if self.model.axes > 1 else positions).to(self.device)
         rest = [length - n for length, n in zip(chosen.lengths, skipped, strict=True)]

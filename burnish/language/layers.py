@@ -7,6 +7,7 @@ trainer differ by no more than two forward passes of transformers do.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,6 @@ from torch import Tensor, nn
 from burnish.language.attention import Plan, attend, window_of
 from burnish.types.batch import to_device
 from burnish.utils.weights import is_quantized
-
-Rotation = tuple[Tensor, Tensor]  # cosine and signed sine of positions [N, 1, W]
-
 
 BLOCK = 64  # columns that memory grows by at least, and by a quarter of what there is
 ALIGNED = 8  # columns that a kernel of a GPU takes together
@@ -83,24 +81,23 @@ class Cache:
         """Columns that a step reads."""
         return slice(min(self.begin), self.end) if self.cuts else slice(0, self.columns)
 
-    def enter(self, prompts: Sequence[tuple[Tensor, int]], longest: int = 0) -> None:
+    def enter(self, cached: Tensor, count: int, longest: int) -> None:
         """Add rows.
 
         Args:
-            prompts: keys and values [layers, 2, K, L, W] of each, and the number of rows that begin with it.
+            cached: keys and values [layers, 2, K, L, W] that they begin with.
+            count: of rows.
             longest: columns of the longest prompt that will enter before the next token.
         """
-        longest = max(longest, *(cached.shape[3] for cached, _ in prompts))
         if longest > self.end:
             self._shift(longest)
         self._reserve(self.end)
-        for cached, count in prompts:
-            row, start = len(self.begin), self.end - cached.shape[3]
-            for layer, own in zip(self.memory, cached, strict=True):
-                layer[:, row : row + count, :, start : self.end] = own[:, None]
-            self.hidden[row : row + count] = -torch.inf
-            self.hidden[row : row + count, :, start : self.end] = 0
-            self.begin += [start] * count
+        rows, start = slice(len(self.begin), len(self.begin) + count), self.end - cached.shape[3]
+        for layer, own in zip(self.memory, cached, strict=True):
+            layer[:, rows, :, start : self.end] = own[:, None]
+        self.hidden[rows] = -torch.inf
+        self.hidden[rows, :, start : self.end] = 0
+        self.begin += [start] * count
 
     def keep(self, rows: Sequence[int], waiting: int = 0) -> None:
         """Drop all rows but these.
@@ -151,27 +148,12 @@ class Cache:
         more = max(least - used, 0)
         assert used + more < self.limit, "the cache is too short for a prompt with its response"
         self._reserve(used + more)
-        rows = len(self.begin)
-        for layer in self.memory:
-            layer[:, :rows, :, more : more + used] = layer[:, :rows, :, start : self.end].clone()
-        self.hidden[:rows, :, more : more + used] = self.hidden[:rows, :, start : self.end].clone()
-        self.hidden[:rows, :, :more] = -torch.inf
-        self.hidden[:rows, :, more + used :] = -torch.inf
+        for tensor in (*self.memory, self.hidden[..., None]):
+            tensor[..., more : more + used, :] = tensor[..., start : self.end, :].clone()
+        self.hidden[..., :more] = -torch.inf
+        self.hidden[..., more + used :] = -torch.inf
         self.begin = [begin - start + more for begin in self.begin]
         self.end = more + used
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """The LoRA adapters of fused linear layers."""
-
-    inner: Tensor  # [R, D]
-    outer: Tensor  # [O, R], block-diagonal: 0 where an adapter and an output belong to different layers
-    scale: Tensor  # [O]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Their contribution [N, O] for inputs [N, D]."""
-        return F.linear(F.linear(x, self.inner), self.outer) * self.scale
 
 
 @dataclass(frozen=True)
@@ -180,24 +162,18 @@ class Linear:
 
     weight: Tensor  # [O, D]
     bias: Tensor | None  # [O]
-    adapter: Adapter | None
-
-    @classmethod
-    def fused(cls, linears: Sequence[Any], dtype: torch.dtype) -> Linear:
-        """Fuse layers. In float32 adapters are merged into the weights; in half precision merging would round them."""
-        separate = dtype != torch.float32
-        bias = None
-        if any(linear.bias is not None for linear in linears):
-            bias = torch.cat([p.bias if p.bias is not None else p.weight.new_zeros(len(p.weight)) for p in linears])
-            bias = bias.to(dtype)
-        weights = [(base(linear) if separate else merged(linear)).to(dtype) for linear in linears]
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-        return cls(weight, bias, _adapter(linears, dtype) if separate else None)
+    adapter: tuple[Tensor, Tensor, Tensor] | None  # of LoRA: see ``_adapter``
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs [N, O] of inputs [N, D]."""
-        out = F.linear(x, self.weight, self.bias)
-        return out if self.adapter is None else out + self.adapter(x)
+        if self.bias is None or x.dtype != torch.float32:
+            out = F.linear(x, self.weight, self.bias)
+        else:
+            out = F.linear(x, self.weight).add_(self.bias)  # faster on a CPU than a product with a bias
+        if self.adapter is None:
+            return out
+        inner, outer, scale = self.adapter
+        return out + F.linear(F.linear(x, inner), outer) * scale
 
 
 @dataclass(frozen=True)
@@ -215,29 +191,50 @@ class Called:
 
 def fused(linears: Sequence[Any], dtype: torch.dtype) -> Linear | Called:
     """Linear layers of the same input as one, if their weights can be joined."""
-    scaled = dtype != torch.float32 and any(
-        name in linear.lora_magnitude_vector for linear in linears for name in _active_adapters(linear)
-    )
+    adapters = [(linear, name) for linear in linears for name in _active_adapters(linear)]
+    scaled = any(name in linear.lora_magnitude_vector for linear, name in adapters)
     if scaled or any(is_quantized(base(linear)) for linear in linears):
         return Called(linears, dtype)
-    return Linear.fused(linears, dtype)
+    bias = None
+    if any(linear.bias is not None for linear in linears):
+        bias = torch.cat([p.bias if p.bias is not None else p.weight.new_zeros(len(p.weight)) for p in linears])
+        bias = bias.to(dtype)
+    weights = [base(linear).to(dtype) for linear in linears]
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+    return Linear(weight, bias, _adapter(linears, dtype) if adapters else None)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMS norm over the last axis: Llama's, which rounds before it multiplies, or Gemma's, whose gain is 1 + weight."""
+
+    gain: Tensor  # [D], or [H, D] of heads
+    eps: float
+    beside_one: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Of x [.., D]."""
+        if self.beside_one:
+            return F.rms_norm(x.float(), x.shape[-1:], None, self.eps).mul_(self.gain).type_as(x)
+        return self.gain * F.rms_norm(x, x.shape[-1:], None, self.eps)
 
 
 @dataclass(frozen=True)
 class Layer:
     """Weights of one layer."""
 
-    attention_norm: Tensor  # [D]
+    attention_norm: Norm
     qkv: Linear | Called  # [D] to [(H + 2 K) W]
-    q_norm: Tensor | None  # [W]
-    k_norm: Tensor | None
+    qk_norm: Norm | None  # [H + K, W]
     out: Linear | Called  # [H W] to [D]
-    mlp_norm: Tensor  # [D]
+    mlp_norm: Norm
     gate_up: Linear | Called | None  # [D] to [2 I]; None: the module computes it
     down: Linear | Called | None  # [I] to [D]
-    mlp: nn.Module
+    after: tuple[Norm, Norm] | None  # of what attention and MLP add to the states, in Gemma
+    mlp: Any
     attention: nn.Module
     window: int | None  # tokens of a sliding window, the current one included; None: full attention
+    rotation: int  # which one turns its queries and keys
 
 
 @dataclass(frozen=True)
@@ -286,61 +283,66 @@ class Layers:
         config = decoder.config
         self.compute = compute if compute != torch.float32 else head.dtype
         self.heads, self.pairs = config.num_attention_heads, config.num_key_value_heads
-        self.layers = [self._layer(layer) for layer in decoder.layers]
         self.width = decoder.layers[0].self_attn.o_proj.in_features // self.heads
         self.scale = decoder.layers[0].self_attn.scaling
-        self.eps = config.rms_norm_eps
-        self.norm = decoder.norm.weight
-        self.head = head
-        self.rotary = decoder.rotary_emb
+        self.head, self.rotary, self.eps = head, decoder.rotary_emb, config.rms_norm_eps
+        weight = decoder.norm.weight
+        self.beside_one = bool((decoder.norm(torch.ones_like(weight)) - weight).mean() > 0.5)
+        self.dtype = weight.dtype  # of what turns queries and keys
+        by_kind = "layer_type" in inspect.signature(self.rotary.forward).parameters
+        self.kinds = list(dict.fromkeys(config.layer_types)) if by_kind else [None]
+        self.norm = self._norm(decoder.norm)
+        self.layers = [self._layer(layer) for layer in decoder.layers]
 
     @property
     def static(self) -> bool:
         """Whether nothing depends on values: experts and quantised layers may wait for the device, or make tensors."""
         return all(isinstance(one, Linear) for x in self.layers for one in (x.qkv, x.out, x.gate_up, x.down))
 
+    def _norm(self, *norms: Any, heads: Sequence[int] = ()) -> Norm:
+        """One or, with the heads that each is for, several of them as one."""
+        gains = [1 + norm.weight.float() if self.beside_one else norm.weight for norm in norms]
+        if heads:
+            gains = [torch.cat([gain.expand(count, -1) for gain, count in zip(gains, heads, strict=True)])]
+        return Norm(gains[0], self.eps, self.beside_one)
+
     def _layer(self, layer: Any) -> Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        plain = hasattr(mlp, "gate_proj") and mlp.config.hidden_act == "silu" and mlp.down_proj.bias is None
+        plain, normed = hasattr(mlp, "gate_proj"), hasattr(attention, "q_norm")
+        after = hasattr(layer, "post_feedforward_layernorm")
         return Layer(
-            attention_norm=layer.input_layernorm.weight,
+            attention_norm=self._norm(layer.input_layernorm),
             qkv=fused([attention.q_proj, attention.k_proj, attention.v_proj], self.compute),
-            q_norm=attention.q_norm.weight if hasattr(attention, "q_norm") else None,
-            k_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
+            qk_norm=self._norm(attention.q_norm, attention.k_norm, heads=(self.heads, self.pairs)) if normed else None,
             out=fused([attention.o_proj], self.compute),
-            mlp_norm=layer.post_attention_layernorm.weight,
+            mlp_norm=self._norm(layer.pre_feedforward_layernorm if after else layer.post_attention_layernorm),
             gate_up=fused([mlp.gate_proj, mlp.up_proj], self.compute) if plain else None,
             down=fused([mlp.down_proj], self.compute) if plain else None,
+            after=(self._norm(layer.post_attention_layernorm), self._norm(layer.post_feedforward_layernorm))
+            if after
+            else None,
             mlp=mlp,
             attention=attention,
             window=window_of(attention),
+            rotation=self.kinds.index(attention.layer_type) if self.kinds != [None] else 0,
         )
 
     def rotation(self, positions: Tensor) -> Tensor:
-        """Cosine and signed sine [N, 2 W] of positions [A, 1, N] or [1, N]."""
-        cos, sin = self.rotary(self.norm.new_zeros(1, dtype=torch.float32), positions)
-        half = self.width // 2
-        return torch.cat([cos, -sin[..., :half], sin[..., half:]], -1)[0].to(self.norm.dtype)
+        """Cosine and signed sine [N, 2 W] of positions [A, 1, N] or [1, N]; [N, 4 W] where layers turn in two ways."""
+        half, found = self.width // 2, []
+        for kind in self.kinds:
+            given = [] if kind is None else [kind]
+            cos, sin = self.rotary(positions.new_zeros(1, dtype=torch.float32), positions, *given)
+            found += [cos, -sin[..., :half], sin[..., half:]]
+        return torch.cat(found, -1)[0].to(self.dtype)
 
-    def _normal(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMS norm over the last axis."""
-        if x.dtype == weight.dtype == torch.float32:
-            return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
-        return weight * F.rms_norm(x, (x.shape[-1],), None, self.eps)
-
-    def _attention_input(self, layer: Layer, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+    def _attention_input(self, layer: Layer, x: Tensor, factors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [N, H, W], rotated keys [N, K, W] and values [N, K, W]."""
-        normal = self._normal(x, layer.attention_norm).to(self.compute)
-        if self.compute == torch.float32 and isinstance(layer.qkv, Linear) and layer.qkv.bias is not None:
-            joined = F.linear(normal, layer.qkv.weight).add_(layer.qkv.bias)  # faster than a product with a bias
-        else:
-            joined = layer.qkv(normal)
+        joined = layer.qkv(layer.attention_norm(x).to(self.compute))
         qk, values = joined.view(len(x), -1, self.width).split([self.heads + self.pairs, self.pairs], 1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = self._normal(qk[:, : self.heads], layer.q_norm)
-            k = self._normal(qk[:, self.heads :], layer.k_norm)
-            qk = torch.cat([q, k], 1)
-        cos, sin = rotation
+        if layer.qk_norm is not None:
+            qk = layer.qk_norm(qk)
+        cos, sin = factors[2 * layer.rotation], factors[2 * layer.rotation + 1]
         swapped = qk.roll(self.width // 2, -1)
         if self.compute == torch.float32:
             qk = (qk * cos).addcmul_(swapped, sin)
@@ -349,23 +351,24 @@ class Layers:
         q, k = qk.split([self.heads, self.pairs], 1)
         return q, k, values
 
-    def _factors(self, rotation: Tensor) -> Rotation:
-        """Cosine and signed sine [N, 1, W] of a rotation [N, 2 W], once for all layers."""
-        cos, sin = rotation.unsqueeze(1).split(self.width, -1)
-        return cos, sin
+    def _factors(self, rotation: Tensor) -> Sequence[Tensor]:
+        """Cosine and signed sine [N, 1, W] of each way of a rotation [N, 2 W], once for all layers."""
+        return rotation.unsqueeze(1).split(self.width, -1)
 
     def _rest(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
         """The rest of a layer after attention [N, H W]."""
-        x = x + layer.out(attended)
-        normal = self._normal(x, layer.mlp_norm)
+        added = layer.out(attended)
+        x = x + (added if layer.after is None else layer.after[0](added))
+        normal = layer.mlp_norm(x)
         if layer.gate_up is None or layer.down is None:
             # in the trainer's precision, so that experts are routed and computed as in training
             with torch.autocast(x.device.type, self.compute, enabled=self.compute != torch.float32):
                 out = layer.mlp(normal[None])
-            experts: Tensor = (out[0] if isinstance(out, tuple) else out)[0]
-            return x + experts
-        gate, up = layer.gate_up(normal.to(self.compute)).chunk(2, -1)
-        return x + layer.down(F.silu(gate).mul_(up))
+            added = (out[0] if isinstance(out, tuple) else out)[0]
+        else:
+            gate, up = layer.gate_up(normal.to(self.compute)).chunk(2, -1)
+            added = layer.down(layer.mlp.act_fn(gate).mul_(up))
+        return x + (added if layer.after is None else layer.after[1](added))
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits [N, V] float32 of states [N, D]."""
@@ -373,7 +376,7 @@ class Layers:
 
     def _states(self, x: Tensor) -> Tensor:
         """What the head is given of the last layer's output [N, D]."""
-        return self._normal(x, self.norm).to(self.head.dtype)
+        return self.norm(x).to(self.head.dtype)
 
     def prefill(
         self,
@@ -461,38 +464,18 @@ def base(linear: Any) -> Tensor:
     return weight
 
 
-def merged(linear: Any) -> Tensor:
-    """The weight of a linear layer with its active adapters merged."""
-    weight = base(linear)
-    for name in _active_adapters(linear):
-        weight = weight + linear.get_delta_weight(name).to(weight.dtype)
-        if name in linear.lora_magnitude_vector:
-            weight = weight * (linear.lora_magnitude_vector[name].weight / weight.norm(dim=1))[:, None]
-    return weight
-
-
 def _active_adapters(linear: Any) -> list[str]:
     if not hasattr(linear, "lora_A") or linear.disable_adapters or linear.merged:
         return []
     return [name for name in linear.active_adapters if name in linear.lora_A]
 
 
-def _adapter(linears: Sequence[Any], dtype: torch.dtype) -> Adapter | None:
-    """The active adapters of fused layers; None if there are none."""
-    inner, outer, scale, rows = [], [], [], 0
+def _adapter(linears: Sequence[Any], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """A [R, D] of the active adapters of fused layers, B [O, R] without what would join different ones, scale [O]."""
+    inner, outer, scale = [], [], []
     for linear in linears:
-        count = len(base(linear))
-        for name in _active_adapters(linear):
-            inner.append(linear.lora_A[name].weight.to(dtype))
-            outer.append((rows, linear.lora_B[name].weight.to(dtype)))
-            scale.append((rows, count, linear.scaling[name]))
-        rows += count
-    if not inner:
-        return None
-    fused = inner[0].new_zeros(rows, sum(map(len, inner)))
-    scales, column = fused.new_ones(rows), 0
-    for (row, own), (_, count, factor) in zip(outer, scale, strict=True):
-        fused[row : row + count, column : column + own.shape[1]] = own
-        scales[row : row + count] = factor
-        column += own.shape[1]
-    return Adapter(torch.cat(inner), fused, scales)
+        weight, names = base(linear), _active_adapters(linear)
+        inner += [linear.lora_A[name].weight.to(dtype) for name in names]
+        outer.append(torch.cat([weight.new_zeros(len(weight), 0), *(linear.lora_B[name].weight for name in names)], 1))
+        scale.append(weight.new_full((len(weight),), sum(linear.scaling[name] for name in names), dtype=dtype))
+    return torch.cat(inner), torch.block_diag(*outer).to(dtype), torch.cat(scale)
