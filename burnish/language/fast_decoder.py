@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from burnish.language.attention import Plan, Segment
 from burnish.language.decoding import IDLE, DecodingRows, Live
 from burnish.language.layers import Before, Cache, Layers
+from burnish.language.logprobs import scaled_logits
 from burnish.language.model.class_cache import outside_inference
 from burnish.language.model.collation import Conversation
 from burnish.language.model.forwards import caching
@@ -51,8 +52,9 @@ class FastDecoder:
     def __init__(self, model: LanguageModel, network: nn.Module, rows: DecodingRows, batch_size: int) -> None:
         self.model, self.network, self.rows, self.prompts = model, network, rows, rows.prompts
         self.device = rows.device
+        self.head = model.head(network)
         if not rows.fused:
-            rows.fused.append(Layers(model.text(network), model.head(network).weight, compute=model.compute))
+            rows.fused.append(Layers(model.text(network), self.head.weight, compute=model.compute))
         self.layers = rows.fused[0]
         self.embedding = model.text(network).embed_tokens
         self.prefilled: dict[int, tuple[Tensor, Tensor]] = {}  # by prompt: last state, keys and values
@@ -60,7 +62,7 @@ class FastDecoder:
         positions = (torch.arange(last + 2, device=self.device) - 1).clamp_min(0)[None]
         # of the position before each: that of the token chosen last, where the next token's is known
         self.rotations = self.layers.rotation(positions.expand(model.axes, 1, -1) if model.axes > 1 else positions)
-        capacity, head = min(batch_size, len(rows.waiting)), self.layers.head
+        capacity, head = min(batch_size, len(rows.waiting)), self.head.weight
         self.live = Live(capacity, self.device)
         self.states = torch.zeros(capacity, head.shape[1], dtype=head.dtype, device=self.device)  # that predict a token
         self.cache = Cache(
@@ -94,7 +96,9 @@ class FastDecoder:
                 waiting = self._admit(waiting)
 
     def _choose(self) -> None:
-        self.rows.next_tokens(self.layers.logits(self.states[: self.live.size]), self.live)
+        states, head, live = self.states[: self.live.size], self.head, self.live
+        logits = scaled_logits(states, head.weight, 1 / head.scale, self.rows.banned[:0], head.cap)
+        self.rows.next_tokens(logits, live)
 
     def _step(self) -> None:
         rotation = self.rotations.index_select(0, self.live.position)

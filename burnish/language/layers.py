@@ -370,10 +370,6 @@ class Layers:
             added = layer.down(layer.mlp.act_fn(gate).mul_(up))
         return x + (added if layer.after is None else layer.after[1](added))
 
-    def logits(self, states: Tensor) -> Tensor:
-        """Logits [N, V] float32 of states [N, D]."""
-        return F.linear(states, self.head).float()
-
     def _states(self, x: Tensor) -> Tensor:
         """What the head is given of the last layer's output [N, D]."""
         return self.norm(x).to(self.head.dtype)

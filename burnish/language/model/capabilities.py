@@ -146,7 +146,7 @@ def _packed(model: LanguageModel, known: Capabilities, probe: Probe, agrees: Cal
     """With packed rows, and Burnish's decoder, where they agree: for all media, or for pictures alone."""
     if not plannable(model, known):
         return known
-    decoder, plain = model.text(model.network), known.scale == 1 and known.cap is None
+    decoder = model.text(model.network)
     features = probe.completion.prompts.rows().features
     moving = frozenset(name for one in features for name in one.tensors if any(kind in name for kind in MOVING))
     for unpacked in dict.fromkeys((frozenset[str](), moving)):
@@ -156,10 +156,10 @@ def _packed(model: LanguageModel, known: Capabilities, probe: Probe, agrees: Cal
         layouts: tuple[Layout, ...] = ("packed", "shared")
         if all(agrees(f"{layout} rows", tried, partial(_scored, model, layout), part) for layout in layouts):
             fast = replace(tried, fast=True)
-            return fast if plain and agrees("own decoder", fast, partial(_decoded, model), part) else tried
+            return fast if agrees("own decoder", fast, partial(_decoded, model), part) else tried
     switch(model.network, decoder, on=False)
     fast = replace(known, fast=True)
-    return fast if plain and agrees("own decoder", fast, partial(_decoded, model)) else known
+    return fast if agrees("own decoder", fast, partial(_decoded, model)) else known
 
 
 def plannable(model: LanguageModel, known: Capabilities) -> bool:
