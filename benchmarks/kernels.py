@@ -44,7 +44,8 @@ from burnish.language.logprobs import response_logprobs
 from burnish.language.model.base import Shown
 from burnish.language.model.collation import Conversation
 from burnish.language.model.loading import load_language_model
-from burnish.models.lora import add_adapters, attach
+from burnish.models.linear import joined
+from burnish.models.lora import add_adapters, attach, lora_layers
 from burnish.models.tiny import describe, describe_language
 from burnish.models.tiny.build import write
 from burnish.models.tiny.calls import load
@@ -63,10 +64,11 @@ NO_KERNELS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_st
 
 
 class Kernels(TorchDispatchMode):
-    """Counts operations that compute something."""
+    """Counts operations that compute something on a device."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         super().__init__()
+        self.device = device
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,7 +80,9 @@ class Kernels(TorchDispatchMode):
                 return found
         found = func(*args, **(kwargs or {}))
         views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
-        if not views and name not in NO_KERNELS:
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, found)) if isinstance(leaf, Tensor)]
+        here = any(tensor.device.type == self.device for tensor in tensors)
+        if here and not views and name not in NO_KERNELS:
             self.counts[name] += 1
         return found
 
@@ -104,12 +108,12 @@ def captured(networks: Sequence[str]) -> Iterator[list[Call]]:
 Found = dict[str, tuple[Counter[str], ...]]  # by who runs it
 
 
-def counted(run: Callable[[], Any]) -> tuple[Counter[str], Counter[str]]:
+def counted(run: Callable[[], Any], device: str = "cpu") -> tuple[Counter[str], Counter[str]]:
     """Of a forward, and of the backward pass after it if there is one."""
-    with Kernels() as forward:
+    with Kernels(device) as forward:
         output = run()
     tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    with Kernels() as backward:
+    with Kernels(device) as backward:
         if tensors:
             tensors[0].float().sum().backward()
     return forward.counts, backward.counts
@@ -179,6 +183,7 @@ def language_work(name: str, layers: int, folder: Path, *, lora: bool) -> Found:
         policy = model.network
         if lora:
             add_adapters(policy, options, ["policy"], seed=0)
+            joined(lora_layers(policy))
         else:
             policy.requires_grad_(True)
         parts = [{"type": "image"}] if tiny.places else []
@@ -192,8 +197,8 @@ def language_work(name: str, layers: int, folder: Path, *, lora: bool) -> Found:
                 return decode(model, policy, prompts, [0, 0, 1, 1], range(4), sampling)
 
         answers = sampled(8)
-        learned = counted(lambda: response_logprobs(model, policy, answers, temperature=1.0).logprob)
-        burnish = (further(sampled), *learned)
+        learned = counted(lambda: response_logprobs(model, policy, answers, temperature=1.0).logprob, "cuda")
+        burnish = (further(sampled, "cuda"), *learned)
     network = type(policy).from_pretrained(path, dtype=torch.float32)  # the CPU has an operation for attention, too
     low = copy.deepcopy(network)
     if lora:
@@ -220,11 +225,11 @@ def language_work(name: str, layers: int, folder: Path, *, lora: bool) -> Found:
     return {"burnish": burnish, "transformers": (further(generated), *counted(forward))}
 
 
-def further(sample: Callable[[int], Any]) -> Counter[str]:
+def further(sample: Callable[[int], Any], device: str = "cpu") -> Counter[str]:
     """Of further tokens."""
     counts = []
     for tokens in (8, 8 + FURTHER):
-        with Kernels() as kernels:
+        with Kernels(device) as kernels:
             sample(tokens)
         counts.append(kernels.counts)
     return counts[1] - counts[0]

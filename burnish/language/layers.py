@@ -162,7 +162,7 @@ class Linear:
 
     weight: Tensor  # [O, D]
     bias: Tensor | None  # [O]
-    adapter: tuple[Tensor, Tensor, Tensor] | None  # of LoRA: see ``_adapter``
+    adapter: tuple[Tensor, Tensor] | None  # of LoRA: see ``_adapter``
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs [N, O] of inputs [N, D]."""
@@ -170,10 +170,8 @@ class Linear:
             out = F.linear(x, self.weight, self.bias)
         else:
             out = F.linear(x, self.weight).add_(self.bias)  # faster on a CPU than a product with a bias
-        if self.adapter is None:
-            return out
-        inner, outer, scale = self.adapter
-        return out + F.linear(F.linear(x, inner), outer) * scale
+        # rounded where the trainer's layers round: see ``burnish.models.linear``
+        return out if self.adapter is None else torch.addmm(out, F.linear(x, self.adapter[0]), self.adapter[1])
 
 
 @dataclass(frozen=True)
@@ -466,12 +464,11 @@ def _active_adapters(linear: Any) -> list[str]:
     return [name for name in linear.active_adapters if name in linear.lora_A]
 
 
-def _adapter(linears: Sequence[Any], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """A [R, D] of the active adapters of fused layers, B [O, R] without what would join different ones, scale [O]."""
-    inner, outer, scale = [], [], []
+def _adapter(linears: Sequence[Any], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Scale times A [R, D] of the active adapters of fused layers, and B^T [R, O], 0 where a layer has another's."""
+    inner, outer = [], []
     for linear in linears:
         weight, names = base(linear), _active_adapters(linear)
-        inner += [linear.lora_A[name].weight.to(dtype) for name in names]
+        inner += [linear.lora_A[name].weight * linear.scaling[name] for name in names]
         outer.append(torch.cat([weight.new_zeros(len(weight), 0), *(linear.lora_B[name].weight for name in names)], 1))
-        scale.append(weight.new_full((len(weight),), sum(linear.scaling[name] for name in names), dtype=dtype))
-    return torch.cat(inner), torch.block_diag(*outer).to(dtype), torch.cat(scale)
+    return torch.cat(inner).to(dtype), torch.block_diag(*outer).T.to(dtype)
