@@ -49,10 +49,6 @@ class Sampling:
         """Temperature of the distribution that log-probs refer to."""
         return self.temperature or 1.0
 
-    @property
-    def filters(self) -> bool:
-        return bool(self.top_k or self.top_p < 1 or self.min_p)
-
 
 def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """Logits [B, V], where those of seen tokens [B, V] bool are divided by the penalty, or multiplied if negative."""
@@ -80,29 +76,25 @@ def keep_likely(logits: Tensor, sampling: Sampling) -> Tensor:
 def choose(weights: Tensor, uniform: Tensor) -> Tensor:
     """Tokens [B] by inversion of the cumulative distribution of weights [B, V] at uniform numbers [B] in [0, 1)."""
     if weights.shape[-1] <= 2 * BLOCK:
-        return _locate(_cumulative(weights), uniform)[0]
+        return _locate(weights, uniform)[0]
     # a large vocabulary: first a block, then a token of it, which keeps cumulative sums short
     blocks = F.pad(weights, (0, -weights.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
     sums = blocks.sum(-1)
-    cumulative = _cumulative(sums)
-    block, target = _locate(cumulative, uniform)
+    block, target, cumulative = _locate(sums, uniform)
     here = block[:, None]
     rest = (cumulative.gather(-1, here)[:, 0] - target) / sums.gather(-1, here)[:, 0]
     chosen = blocks[torch.arange(len(block), device=block.device), block]
-    return block * BLOCK + _locate(_cumulative(chosen), (1 - rest).clamp(0, 1))[0]
+    return block * BLOCK + _locate(chosen, (1 - rest).clamp(0, 1))[0]
 
 
-def _cumulative(weights: Tensor) -> Tensor:
-    return weights.cumsum(-1, dtype=torch.float64)
-
-
-def _locate(cumulative: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices [B] where cumulative weights [B, N] exceed a fraction [B] of their total, and that weight [B]."""
+def _locate(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices [B] where cumulative weights [B, N] exceed a fraction [B] of their total, that weight, and all [B, N]."""
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative.select(-1, -1)
     # rounding must not take the product up to the total, beyond which there is no token
     target = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))
     index = torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1)
-    return index.clamp_max(cumulative.shape[-1] - 1), target  # the clamp is for NaN weights
+    return index.clamp_max(cumulative.shape[-1] - 1), target, cumulative  # the clamp is for NaN weights
 
 
 def uniforms(keys: Sequence[int], count: int) -> np.ndarray:
@@ -297,7 +289,7 @@ class DecodingRows:
         if sampling.min_new_tokens:
             early = (live.count < sampling.min_new_tokens)[:, None]
             filtered = filtered.index_copy(-1, self.stops, filtered[:, self.stops].masked_fill(early, -torch.inf))
-        return keep_likely(filtered, sampling) if sampling.filters else filtered
+        return keep_likely(filtered, sampling)
 
     def _seen(self, vocabulary: int) -> Tensor:
         seen = torch.zeros(len(self.index), vocabulary, dtype=torch.bool, device=self.device)
@@ -326,8 +318,7 @@ class DecodingRows:
         """
         self._unseen += 1
         self._since += 1
-        often = now or self.device.type == "cpu"
-        if not often and self._unseen < LOOK and self._since < self.longest:
+        if not now and self._unseen < (1 if self.device.type == "cpu" else LOOK) and self._since < self.longest:
             return 0
         if self.sampling.stop:
             self._end_at_strings(live)

@@ -96,9 +96,8 @@ class FastDecoder:
                 waiting = self._admit(waiting)
 
     def _choose(self) -> None:
-        states, head, live = self.states[: self.live.size], self.head, self.live
-        logits = scaled_logits(states, head.weight, 1 / head.scale, self.rows.banned[:0], head.cap)
-        self.rows.next_tokens(logits, live)
+        states, none, head = self.states[: self.live.size], self.rows.banned[:0], self.head
+        self.rows.next_tokens(scaled_logits(states, head.weight, 1 / head.scale, none, head.cap), self.live)
 
     def _step(self) -> None:
         rotation = self.rotations.index_select(0, self.live.position)

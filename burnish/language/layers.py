@@ -349,10 +349,6 @@ class Layers:
         q, k = qk.split([self.heads, self.pairs], 1)
         return q, k, values
 
-    def _factors(self, rotation: Tensor) -> Sequence[Tensor]:
-        """Cosine and signed sine [N, 1, W] of each way of a rotation [N, 2 W], once for all layers."""
-        return rotation.unsqueeze(1).split(self.width, -1)
-
     def _rest(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
         """The rest of a layer after attention [N, H W]."""
         added = layer.out(attended)
@@ -367,10 +363,6 @@ class Layers:
             gate, up = layer.gate_up(normal.to(self.compute)).chunk(2, -1)
             added = layer.down(layer.mlp.act_fn(gate).mul_(up))
         return x + (added if layer.after is None else layer.after[1](added))
-
-    def _states(self, x: Tensor) -> Tensor:
-        """What the head is given of the last layer's output [N, D]."""
-        return self.norm(x).to(self.head.dtype)
 
     def prefill(
         self,
@@ -396,11 +388,11 @@ class Layers:
         Returns:
             States [P, D], and keys and values [layers, 2, K, M, W] of the complete prompts.
         """
-        rotation = self._factors(self.rotation(positions))
+        factors = self.rotation(positions).unsqueeze(1).split(self.width, -1)
         total = len(x) if before is None else len(before.new) + len(before.old)
         cached = x.new_empty(len(self.layers), 2, self.pairs, total, self.width, dtype=self.compute)
         for number, layer in enumerate(self.layers):
-            q, k, v = (tensor.transpose(0, 1)[None] for tensor in self._attention_input(layer, x, rotation))
+            q, k, v = (tensor.transpose(0, 1)[None] for tensor in self._attention_input(layer, x, factors))
             if before is None:
                 cached[number, 0], cached[number, 1] = k[0], v[0]
             else:
@@ -410,7 +402,8 @@ class Layers:
                 attended = attended[:, before.new]
             if layer is self.layers[-1]:
                 # of the last layer nothing else is needed
-                return self._states(self._rest(layer, x[last], attended[0, last].flatten(1))), cached
+                x = self._rest(layer, x[last], attended[0, last].flatten(1))
+                return self.norm(x).to(self.head.dtype), cached
             x = self._rest(layer, x, attended[0].flatten(1))
             if number < len(deep):
                 x = x.index_put((slots,), deep[number].to(x.dtype), accumulate=True)
@@ -427,7 +420,7 @@ class Layers:
         Returns:
             States [B, D].
         """
-        count, factors, seen = len(x), self._factors(rotation), cache.seen
+        count, factors, seen = len(x), rotation.unsqueeze(1).split(self.width, -1), cache.seen
         masks = {None: cache.hidden[:count, :, seen]}
         for window in {layer.window for layer in self.layers} - {None}:
             near = torch.arange(seen.start, seen.stop, device=x.device) > cache.column - window
@@ -449,7 +442,7 @@ class Layers:
                 # keeps scores and softmax in float32, where separate products would round them
                 attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask[:, None], scale=self.scale)
             x = self._rest(layer, x, attended.reshape(count, -1))
-        return self._states(x)
+        return self.norm(x).to(self.head.dtype)
 
 
 def base(linear: Any) -> Tensor:
