@@ -23,25 +23,26 @@ from burnish.types.completion import Features
 PREFILL = 8192  # prompt tokens per forward pass
 
 
-class Replayed:
-    """A function over buffers at fixed addresses: on a GPU it becomes one CUDA graph for each shape that returns."""
+class Replays:
+    """Functions over buffers at fixed addresses: on a GPU each becomes a CUDA graph for every shape that returns."""
 
-    def __init__(self, function: Callable[[], None], *, captured: bool) -> None:
-        self.function, self.captured = function, captured
-        self.graphs: dict[tuple[int, ...], torch.cuda.CUDAGraph | None] = {}
-        self.pool: Any = None  # of memory that they share, as only one runs at a time
+    def __init__(self, *, captures: bool) -> None:
+        self.captures = captures
+        self.graphs: dict[tuple[str, *tuple[int, ...]], torch.cuda.CUDAGraph | None] = {}
+        self.pool: Any = None  # of memory that they share, as one runs after the other
 
-    def __call__(self, *shape: int) -> None:
-        """Run it; ``shape`` is all that can be otherwise than the last time."""
-        if not self.captured or shape not in self.graphs:  # not every shape returns, and libraries set themselves up
-            self.graphs[shape] = None
-            self.function()
+    def __call__(self, function: Callable[[], None], *shape: int) -> None:
+        """Run one; ``shape`` is all that can be otherwise than the last time."""
+        key = (function.__name__, *shape)
+        if not self.captures or key not in self.graphs:  # not every shape returns, and libraries set themselves up
+            self.graphs[key] = None
+            function()
             return
-        graph = self.graphs[shape]
+        graph = self.graphs[key]
         if graph is None:
-            graph = self.graphs[shape] = torch.cuda.CUDAGraph()
+            graph = self.graphs[key] = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                self.function()
+                function()
             self.pool = graph.pool()
         graph.replay()
 
@@ -74,8 +75,7 @@ class FastDecoder:
             dtype=self.layers.compute,
             device=self.device,
         )
-        captured = self.device.type == "cuda" and self.layers.static
-        self.choose, self.step = Replayed(self._choose, captured=captured), Replayed(self._step, captured=captured)
+        self.replays = Replays(captures=self.device.type == "cuda" and self.layers.static)
 
     def run(self, check_cancelled: Callable[[], None]) -> None:
         """Decode all rows."""
@@ -83,7 +83,7 @@ class FastDecoder:
         waiting = self._admit(rows.waiting)
         while live.size:
             check_cancelled()
-            self.choose(live.size)
+            self.replays(self._choose, live.size)
             done = rows.look(live, now=cache.full)
             compact = done >= IDLE * live.size or (done > 0 and cache.full)
             if compact:
@@ -91,7 +91,7 @@ class FastDecoder:
                 cache.keep(rows.drop_done(live).tolist(), len(waiting))
             if live.size:
                 cache.advance()
-                self.step(live.size, cache.columns)
+                self.replays(self._step, live.size, cache.columns)
             if compact and waiting:
                 waiting = self._admit(waiting)
 

@@ -248,9 +248,7 @@ class PretendGraph:
         self.gpu.counts["replay", _line()] += 1
         for call, result in self.calls:
             new = call()
-            for target, source in zip(
-                tensors_in([result]), tensors_in([new]), strict=False
-            ):  # none of what is in place
+            for target, source in zip(tensors_in([result]), tensors_in([new]), strict=False):  # none, if in place
                 target.copy_(source)
 
     def pool(self) -> None:
