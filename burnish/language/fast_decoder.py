@@ -132,7 +132,7 @@ class FastDecoder:
     def _keep(self) -> None:
         """Keep what rows that are done have computed, for their next turn."""
         turn, prompts, live = self.rows.turn, self.prompts, self.live
-        if turn is None or turn.last:
+        if turn is None or turn.last or not self.model.keeps_turns:
             return
         column = self.layers.compute.itemsize * 2 * len(self.layers.layers) * self.layers.pairs * self.layers.width
         for place in live.done.nonzero().flatten().tolist():
