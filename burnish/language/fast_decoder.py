@@ -28,7 +28,7 @@ class Replays:
 
     def __init__(self, *, captures: bool) -> None:
         self.captures = captures
-        self.graphs: dict[tuple[str, *tuple[int, ...]], torch.cuda.CUDAGraph | None] = {}
+        self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph | None] = {}
         self.pool: Any = None  # of memory that they share, as one runs after the other
 
     def __call__(self, function: Callable[[], None], *shape: int) -> None:

@@ -285,7 +285,7 @@ class Layers:
         self.scale = decoder.layers[0].self_attn.scaling
         self.head, self.rotary, self.eps = head, decoder.rotary_emb, config.rms_norm_eps
         weight = decoder.norm.weight
-        self.beside_one = bool((decoder.norm(torch.ones_like(weight)) - weight).mean() > 0.5)
+        self.beside_one = float((decoder.norm(torch.ones_like(weight)) - weight).mean()) > 0.5
         self.dtype = weight.dtype  # of what turns queries and keys
         by_kind = "layer_type" in inspect.signature(self.rotary.forward).parameters
         self.kinds = list(dict.fromkeys(config.layer_types)) if by_kind else [None]
@@ -421,8 +421,8 @@ class Layers:
             States [B, D].
         """
         count, factors, seen = len(x), rotation.unsqueeze(1).split(self.width, -1), cache.seen
-        masks = {None: cache.hidden[:count, :, seen]}
-        for window in {layer.window for layer in self.layers} - {None}:
+        masks: dict[int | None, Tensor] = {None: cache.hidden[:count, :, seen]}
+        for window in {layer.window for layer in self.layers if layer.window is not None}:
             near = torch.arange(seen.start, seen.stop, device=x.device) > cache.column - window
             masks[window] = masks[None].where(near, -torch.inf)
         if self.compute == torch.float32:
