@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from burnish.language.attention import Plan, attend, window_of
+from burnish.language.model.class_cache import outside_inference
 from burnish.types.batch import to_device
 from burnish.utils.weights import is_quantized
 
@@ -285,7 +286,8 @@ class Layers:
         self.scale = decoder.layers[0].self_attn.scaling
         self.head, self.rotary, self.eps = head, decoder.rotary_emb, config.rms_norm_eps
         weight = decoder.norm.weight
-        self.beside_one = float((decoder.norm(torch.ones_like(weight)) - weight).mean()) > 0.5
+        with outside_inference():
+            self.beside_one = float((decoder.norm(torch.ones_like(weight)) - weight).mean()) > 0.5
         self.dtype = weight.dtype  # of what turns queries and keys
         by_kind = "layer_type" in inspect.signature(self.rotary.forward).parameters
         self.kinds = list(dict.fromkeys(config.layer_types)) if by_kind else [None]
