@@ -78,6 +78,9 @@ class LanguageHalf:
         """What is kept from one batch to the next: tokens and pixels of prompts, in the memory of the machine."""
         return ()
 
+    def begin(self) -> None:
+        """Nothing: outlines of prompts are known without a forward pass."""
+
     def prepare(self) -> None:
         """Have prompts be the longest one, and compute once what is computed for every micro-batch alike."""
         roles, config = self.assembly.roles, self.assembly.config
