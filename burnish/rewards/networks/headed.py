@@ -331,6 +331,7 @@ class HeadedReward(LearnedReward):
     family: ClassVar[str] = "qwen2_vl"
     heads: ClassVar[tuple[str, ...]] = ("rm_head.",)
     tokens: ClassVar[tuple[str, ...]] = ("<|Reward|>",)
+    published: ClassVar[tuple[str, ...]] = ()  # files of the repository, that by which it is found first
 
     base: str = "Qwen/Qwen2-VL-7B-Instruct"
     """Directory, or org/name on the hub, of the model that it was trained on: its configuration and tokenizer; and its
@@ -345,11 +346,14 @@ class HeadedReward(LearnedReward):
     """Precision of the network, as published; its heads are float32."""
 
     def sources(self) -> tuple[Source, ...]:
-        return Source(), Source("base", "base_revision", CONFIG, BASE_FILES)
+        index = self.published[0] if self.published else CONFIG
+        return (
+            Source(index=index, files=self.published, complaint=lambda place: refusal(self.files, place)),
+            Source("base", "base_revision", CONFIG, BASE_FILES, self.base_complaint),
+        )
 
-    def complaint(self, source: Source, place: Path) -> str:
-        if source.option == "path":
-            return refusal(self.files, place)
+    def base_complaint(self, place: Path) -> str:
+        """Why the base can't be read."""
         if not (place / CONFIG).is_file():
             return f"{place} has no {CONFIG}; give the folder of the model that the reward was trained on"
         return tokenizer_complaint(place)
@@ -360,7 +364,7 @@ class HeadedReward(LearnedReward):
         Raises:
             UserError: there are none, or several that may be meant.
         """
-        return weight_files(place, self.sources()[0].files)
+        return weight_files(place, self.published)
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         super().check(prompts)

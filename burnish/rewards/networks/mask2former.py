@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.rewards.networks.inputs import IMAGENET_MEAN, IMAGENET_STD
-from burnish.rewards.networks.loading import CONFIG, frozen
+from burnish.rewards.networks.loading import frozen
 from burnish.utils.errors import UserError
-from burnish.utils.json_text import read_object
-from burnish.utils.weights import complaints_about, load_network
+from burnish.utils.weights import load_network
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +32,6 @@ CLASSES = (
     "computer keyboard", "cell phone", "microwave", "oven", "toaster", "sink", "refrigerator", "book", "clock",
     "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
 )  # fmt: skip
-MODEL_TYPE = "mask2former"
 SHORTEST, LONGEST, MULTIPLE = 800, 1333, 32  # pixels of the detector's input
 MOST = 100  # detections of a picture
 LEAST = 0.05  # score of what is kept, far below what any rule reads
@@ -62,20 +60,6 @@ class Detections:
     boxes: Tensor  # [N, 4] left, top, right, bottom; the last two are one pixel further
 
 
-def detector_complaint(folder: Path) -> str:
-    """Why a folder can't be loaded as a detector of GenEval's classes, or "": seen without loading it."""
-    if not (folder / CONFIG).is_file():
-        return f"{folder} has no {CONFIG}; give the folder of a Mask2Former, or its name on the hub"
-    config = read_object(folder / CONFIG)
-    if config.get("model_type") != MODEL_TYPE:
-        return f"{folder} is a {config.get('model_type')}; give a {MODEL_TYPE} for instances of COCO"
-    labels = config.get("id2label")
-    if not isinstance(labels, dict) or len(labels) != len(CLASSES):
-        count = len(labels) if isinstance(labels, dict) else 2
-        return f"{folder} knows {count} classes, not COCO's {len(CLASSES)}; give one that was trained on its instances"
-    return "; ".join(complaints_about(folder))
-
-
 @cache
 def load_detector(folder: Path, dtype: str, device: str) -> Any:
     """The network of a folder, loaded once.
@@ -90,6 +74,11 @@ def load_detector(folder: Path, dtype: str, device: str) -> Any:
         network = load_network(Mask2FormerForUniversalSegmentation, folder, dtype=getattr(torch, dtype))
     except UserError as error:
         raise UserError(f"{folder} can't be loaded as a detector: {error}") from None
+    if network.config.num_labels != len(CLASSES):
+        raise UserError(
+            f"{folder} knows {network.config.num_labels} classes, not COCO's {len(CLASSES)}; give a detector that was "
+            "trained on its instances"
+        )
     return frozen(network, folder, device)
 
 
