@@ -194,8 +194,7 @@ class FunctionEnvironment(Environment):
     """Keyword arguments of every episode."""
 
     def episode(self) -> Episode:
-        episode: Episode = load_object(self.path, "environment")(**self.arguments)
-        return episode
+        return load_object(self.path, "environment")(**self.arguments)  # type: ignore[no-any-return]
 
     def user_code(self) -> list[str]:
         return [self.path]

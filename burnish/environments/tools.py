@@ -173,11 +173,13 @@ class ToolProcess:
         """
         seconds = self._tools.timeout
         try:
-            answer: list[Result] = self._started().call(
-                seconds, f"took longer than {seconds:g} seconds", name, dict(arguments),
+            return self._started().call(  # type: ignore[no-any-return]
+                seconds,
+                f"took longer than {seconds:g} seconds",
+                name,
+                dict(arguments),
                 {"images": list(images), "seed": seed},
-            )  # fmt: skip
-            return answer
+            )
         except RecursionError:  # of pickling: nothing was sent
             return [f"error: the arguments of {name} are nested too deeply"]
         except (TimeoutError, ChildDied) as error:

@@ -67,8 +67,7 @@ class TinyScorer:
 
     def given(self, folder: Path) -> dict[str, Any]:
         """The options for a folder."""
-        placed: dict[str, Any] = json.loads(json.dumps(self.options).replace("DIR", json.dumps(str(folder))[1:-1]))
-        return placed
+        return json.loads(json.dumps(self.options).replace("DIR", json.dumps(str(folder))[1:-1]))  # type: ignore[no-any-return]
 
 
 def _clip(folder: Path, seed: int, act: str = "quick_gelu", wide: int = TOWER["intermediate_size"]) -> Any:

@@ -198,8 +198,7 @@ def sampled(clip: Clip, *, fps: float, frames: int | None = None) -> np.ndarray:
     most = max(min(MOST, total) // 2 * 2, 1)
     wanted = frames if frames is not None else min(max(total / clip.fps * fps, FEWEST), most)
     count = min(max(round(wanted / 2) * 2, 1), total)
-    chosen: np.ndarray = clip.frames[np.linspace(0, total - 1, count).round().astype(int)]
-    return chosen
+    return clip.frames[np.linspace(0, total - 1, count).round().astype(int)]  # type: ignore[no-any-return]
 
 
 def _about(place: Path) -> Path:

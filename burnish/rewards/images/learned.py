@@ -87,8 +87,7 @@ class PixelReward(LearnedReward):
 
     def values(self, model: Any, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Values [B] of preprocessed pixels [B, 3, S, S], which are where the network is."""
-        value: Tensor = model.value(pixels)
-        return value
+        return model.value(pixels)  # type: ignore[no-any-return]
 
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Score]:
         model = self.load()
@@ -329,8 +328,7 @@ class ImageReward(PromptedReward):
 
         texts, reader = [prompt.text for prompt in prompts], tokenizer_of(self.vocabulary)
         ids, mask = (to_device(one, pixels.device) for one in token_ids(reader, texts, BLIP_TOKENS))
-        value: Tensor = (model.value(pixels, ids, mask) - MEAN) / STD
-        return value
+        return (model.value(pixels, ids, mask) - MEAN) / STD  # type: ignore[no-any-return]
 
 
 @cache
@@ -354,8 +352,7 @@ def _blip_value(network: Any, pixels: Tensor, ids: Tensor, mask: Tensor) -> Tens
         input_ids=ids, attention_mask=mask, encoder_hidden_states=seen,
         is_decoder=False,  # tokens see each other both ways
     )  # fmt: skip
-    value: Tensor = network["head"](read.last_hidden_state[:, 0].float())[:, 0]
-    return value
+    return network["head"](read.last_hidden_state[:, 0].float())[:, 0]  # type: ignore[no-any-return]
 
 
 def blip_towers(vision: Mapping[str, int], text: Mapping[str, int]) -> Any:

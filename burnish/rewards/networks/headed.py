@@ -123,8 +123,7 @@ class Headed:
 
     def outputs(self, questions: Sequence[Question], head: int = 0) -> Tensor:
         """Outputs [B, K, O] of a head at the K tokens of the reward."""
-        values: Tensor = self.modules["heads"][head](self.reader.states(self.modules["body"], questions))
-        return values
+        return self.modules["heads"][head](self.reader.states(self.modules["body"], questions))  # type: ignore[no-any-return]
 
 
 @cache
@@ -193,8 +192,7 @@ class Geometry:
         """Sides in whole tokens, within bounds of their pixels, as near to the shape as they can be."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-        sides: tuple[int, int] = smart_resize(height, width, self.patch * self.merge, least, most)
-        return sides
+        return smart_resize(height, width, self.patch * self.merge, least, most)  # type: ignore[no-any-return]
 
     def picture(self, image: np.ndarray) -> Patches:
         """A picture uint8 [H, W, 3], resized by Pillow."""
@@ -320,8 +318,7 @@ class QuestionReader:
         }
         out = network(input_ids=ids.to(device), position_ids=positions.to(device), use_cache=False, **pixels)
         ends = torch.tensor([question.ends for question in questions], device=device)
-        states: Tensor = out.last_hidden_state[torch.arange(len(questions), device=device)[:, None], ends].float()
-        return states
+        return out.last_hidden_state[torch.arange(len(questions), device=device)[:, None], ends].float()  # type: ignore[no-any-return]
 
 
 @options

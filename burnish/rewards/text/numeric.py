@@ -198,7 +198,7 @@ def read(text: str) -> Sequence[Answer]:
     if max(_depths(text), default=0) > DEEPEST:
         raise Unreadable("has too many brackets")
     readings = [_answer(text)]
-    if text[:1] in OPENING and re.search(THOUSANDS, text):
+    if text[:1] in OPENING and text[-1:] in CLOSING and re.search(THOUSANDS, text):
         readings.append(_answer(text.replace(",", ", ")))
     return readings
 
@@ -408,7 +408,7 @@ def _without_braces(match: re.Match[str]) -> str:
     if above is not None:
         return f" (({above})/({below}))"
     if power is not None:
-        return f"^({power})"
+        return f"^{power} " if power.isdecimal() else f"^({power})"
     return f" sqrt({inner or number})" if root is None else f" (({inner or number})^(1/({root})))"
 
 
