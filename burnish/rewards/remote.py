@@ -7,9 +7,9 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from burnish.options import Count, Seconds, Threads, Whole
 from burnish.registry import ReadIf, options, register
@@ -148,12 +148,8 @@ class LanguageRemote(RemoteOptions, LanguageReward):
     read {rewards}: a number per response, or null. burnish is that of burnish serve-reward; give its address only."""
     score_key: Annotated[str, ReadIf("protocol", "lightrft", "openrlhf")] = "rewards"
     """lightrft, openrlhf: key of the list of numbers in the reply."""
-
-    @model_validator(mode="after")
-    def _options_are_read(self) -> Self:
-        if self.protocol == "openrlhf" and not self.images:
-            raise ValueError("images is never read when protocol is openrlhf, which sends none; leave it out")
-        return self
+    images: Annotated[bool, ReadIf("protocol", "lightrft", "burnish")] = True
+    """Send the images of the prompts, in base64; openrlhf sends none."""
 
     @property
     def path(self) -> str:

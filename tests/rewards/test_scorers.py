@@ -237,7 +237,6 @@ def test_objects_in_a_file_of_torch_are_never_made(copied, capsys):
     [
         ("clip", {"path": "nowhere"}, "path of reward clip: nowhere"),
         ("siglip", {"path": "DIR/clip"}, "is a clip.*siglip"),
-        ("clip", {"put_away": True}, "put_away is true, but device is cpu"),
     ],
 )
 def test_what_can_t_be_loaded_is_refused_beforehand(name, options, said):

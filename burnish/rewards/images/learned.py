@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.registry import options, register
+from burnish.registry import ReadIf, options, register
 from burnish.rewards.base import Reward, Score
 from burnish.rewards.networks.contrastive import Contrastive, clip_complaint, load_contrastive
 from burnish.rewards.networks.inputs import Preprocessing, as_open_clip, as_siglip, token_ids, tokenizer_of
@@ -109,14 +109,8 @@ class PromptedReward(PixelReward):
 
     tokenizer: str | None = None
     """Directory, or org/name on the hub, of the tokenizer; null takes the one beside the weights."""
-    tokenizer_revision: str | None = None
+    tokenizer_revision: Annotated[str | None, ReadIf("tokenizer")] = None
     """Branch, tag or commit of the tokenizer, if it is one of the hub."""
-
-    @model_validator(mode="after")
-    def _names_what_it_is_of(self) -> Self:
-        if self.tokenizer is None and self.tokenizer_revision is not None:
-            raise ValueError("tokenizer_revision is given without tokenizer; leave it out")
-        return self
 
     @property
     def names(self) -> tuple[str, ...]:

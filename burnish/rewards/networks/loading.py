@@ -10,13 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from burnish.models.loading import quietly
 from burnish.options import Count
-from burnish.registry import options
+from burnish.registry import ReadIf, options
 from burnish.utils.errors import UserError, first_line, listed
 from burnish.utils.hub import model_folder
 from burnish.utils.json_text import read_object
@@ -64,14 +62,8 @@ class NetworkOptions:
     """Precision of the network; scores are computed from its outputs in float32."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device of the network."""
-    put_away: bool = False
+    put_away: Annotated[bool, ReadIf("device", "cuda")] = False
     """Keep the weights in CPU memory while nothing is scored, so that a GPU is shared with training."""
-
-    @model_validator(mode="after")
-    def _is_put_away_from_a_gpu(self) -> Self:
-        if self.put_away and self.device == "cpu":
-            raise ValueError("put_away is true, but device is cpu, where the weights are anyway; leave it out")
-        return self
 
     @property
     def resting(self) -> str:
