@@ -135,7 +135,7 @@ def test_hpsv2_is_the_cosine_of_open_clip_s_networks_on_cleaned_prompts(copied):
     described.write_text(json.dumps(told))
     close(values(tiny_reward("hpsv2", folder)), hps(quick=True), 0, 1e-5)
     described.unlink()  # without a description it is ViT-H/14, of 32 and 24 layers
-    with pytest.raises(ValueError, match="layers.2"):
+    with pytest.raises(ValueError, match=r"layers\.2"):
         tiny_reward("hpsv2", folder.rename(folder.with_name("undescribed"))).prepare()
 
 

@@ -50,16 +50,6 @@ class Found:
     mask: Any = None  # bool [H, W], which the colour is read from
 
 
-@dataclass(frozen=True)
-class Detections:
-    """What was found in a picture, the most confident ones first."""
-
-    scores: Tensor  # [N]
-    labels: Tensor  # [N] long
-    masks: Tensor  # [N, H, W] bool
-    boxes: Tensor  # [N, 4] left, top, right, bottom; the last two are one pixel further
-
-
 @cache
 def load_detector(folder: Path, dtype: str, device: str) -> Any:
     """The network of a folder, loaded once.
@@ -90,14 +80,7 @@ def detect(network: Any, image: np.ndarray, device: str) -> list[Found]:
     with torch.no_grad():
         out = network(pixel_values=pixels.to(device, network.dtype))
     classes, masks = (logits[0].float() for logits in (out.class_queries_logits, out.masks_queries_logits))
-    detections = read_detections(classes, masks, tuple(pixels.shape[-2:]), size, image.shape[:2])
-    return [
-        Found(CLASSES[int(label)], float(score), tuple(box), mask)
-        for score, label, box, mask in zip(
-            detections.scores.tolist(), detections.labels.tolist(), detections.boxes.tolist(),
-            detections.masks.cpu().numpy(), strict=True,
-        )
-    ]  # fmt: skip
+    return read_detections(classes, masks, tuple(pixels.shape[-2:]), size, image.shape[:2])
 
 
 def preprocessed(image: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
@@ -121,8 +104,8 @@ def preprocessed(image: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
 
 def read_detections(
     classes: Tensor, masks: Tensor, padded: Sequence[int], size: Sequence[int], original: Sequence[int]
-) -> Detections:
-    """Detections from a network's outputs, by mmdet's rule.
+) -> list[Found]:
+    """The objects that a network's outputs show, by mmdet's rule, the most confident ones first.
 
     Args:
         classes: logits [Q, C + 1]; the last class is none.
@@ -143,16 +126,19 @@ def read_detections(
     inside = logits > 0
     scores = scores * (logits.sigmoid() * inside).flatten(1).sum(1) / (inside.flatten(1).sum(1) + 1e-6)
     order = scores.argsort(descending=True, stable=True)
-    return Detections(scores[order], (places % share.shape[1])[order], inside[order], extents(inside[order]))
+    return [
+        Found(CLASSES[label], score, box, mask)
+        for score, label, box, mask in zip(
+            scores[order].tolist(), (places % share.shape[1])[order].tolist(), extents(inside[order]),
+            inside[order].cpu().numpy(), strict=True,
+        )
+    ]  # fmt: skip
 
 
-def extents(masks: Tensor) -> Tensor:
-    """Boxes [N, 4] around masks [N, H, W]; zeros of an empty one."""
-    import torch
-
-    boxes = torch.zeros(len(masks), 4)
-    for row, mask in enumerate(masks):
-        down, across = mask.any(1).nonzero().flatten(), mask.any(0).nonzero().flatten()
-        if len(down):
-            boxes[row] = torch.tensor([across[0], down[0], across[-1] + 1, down[-1] + 1], dtype=torch.float32)
+def extents(masks: Tensor) -> list[Box]:
+    """Boxes around masks [N, H, W]: left, top, and one pixel beyond right and bottom; zeros of an empty one."""
+    boxes: list[Box] = []
+    for mask in masks:
+        down, across = (mask.any(axis).nonzero().flatten().tolist() or [0, -1] for axis in (1, 0))
+        boxes.append((across[0], down[0], across[-1] + 1, down[-1] + 1))
     return boxes
