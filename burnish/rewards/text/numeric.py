@@ -344,34 +344,26 @@ def _without_leading_words(text: str) -> str:
 
 def _number(text: str, *, last: bool) -> Quantity:
     """One number with its unit, or several that are added: 1 h 30 min."""
-    found: Quantity | None = None
     currency = re.match(r"\s*(-?)\s*([$€£¥])\s*(?=[\d.-])", text)
     if currency:
         text = currency[1] + text[currency.end() :]
-    while True:
-        value, whole, end = expression(text)
-        rest = text[end:]
-        scale = re.match(rf"\s*({'|'.join(SCALES)})s?\b", rest)
-        if scale:
-            factor, rest = SCALES[scale[1]], rest[scale.end() :]
-            value, whole = value * factor, None if whole is None or factor < 1 else int(whole * factor)
-        unit, end = read_unit(rest)
-        if currency and unit is None:
-            unit = UNITS[currency[2]]
-        part = Quantity(value, whole, unit)
-        if found is not None:
-            if found.unit is None or unit is None or found.unit.powers != unit.powers:
-                raise Unreadable("has several numbers")
-            part = Quantity(found.value + value * unit.factor / found.unit.factor, None, found.unit)
-        found, rest = part, rest[end:]
-        more = re.match(r"\s*(?:,|and\b)?\s*(?=\d)", rest)
-        if not (more and end and rest.strip()):
-            break
-        text = rest[more.end() :]
-    _end(rest, words=last)
-    if not (math.isfinite(found.value) or "inf" in text):
+    value, whole, end = expression(text)
+    rest = text[end:]
+    if scale := re.match(rf"\s*({'|'.join(SCALES)})s?\b", rest):
+        factor, rest = SCALES[scale[1]], rest[scale.end() :]
+        value, whole = value * factor, None if whole is None or factor < 1 else int(whole * factor)
+    unit, end = read_unit(rest)
+    if currency and unit is None:
+        unit = UNITS[currency[2]]
+    if end and (more := re.match(r"\s*(?:,|and\b)?\s*(?=\d)", rest[end:])):
+        following = _number(rest[end + more.end() :], last=last)
+        if unit is None or following.unit is None or following.unit.powers != unit.powers:
+            raise Unreadable("has several numbers")
+        return Quantity(value + following.value * following.unit.factor / unit.factor, None, unit)
+    _end(rest[end:], words=last)
+    if not (math.isfinite(value) or "inf" in text):
         raise Unreadable("is too large")
-    return found
+    return Quantity(value, whole, unit)
 
 
 def _end(rest: str, *, words: bool) -> None:
