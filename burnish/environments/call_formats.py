@@ -161,9 +161,7 @@ def in_json(text: str, start: re.Pattern[str], key: str = "arguments") -> list[C
         try:
             value, at = json.JSONDecoder().raw_decode(text, begin.end())
         except (ValueError, RecursionError):
-            calls.append(Call(name, problem=f'a call must be JSON like {{"name": "...", "{key}": {{...}}}}'))
-            at = begin.end() + 1
-            continue
+            value, at = None, begin.end() + 1
         for call in value if isinstance(value, list) and not name else [value]:
             if name:
                 calls.append(checked(name, call))

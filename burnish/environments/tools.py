@@ -38,7 +38,7 @@ GIVEN = ("images", "seed")  # keyword-only parameters that no model writes; see 
 class Tools(Environment):
     """Functions that the model calls in its family's way; a response without a call ends the dialogue."""
 
-    functions: dict[str, str] = Field(min_length=1)
+    functions: dict[Annotated[str, Field(pattern=r"\S")], str] = Field(min_length=1)
     """Functions by the names that they are called by: package.module:function or path/to/file.py:function. They are
     run in a process of their own, may be async, get the arguments as keywords, and what they return is shown: pictures
     and videos as such, all else as text. A keyword-only parameter images gets the pictures of the dialogue so far, and
@@ -90,8 +90,6 @@ class Tools(Environment):
             raise UserError(
                 f"environment.arguments has {strange[0]}, but environment.functions has {', '.join(self.functions)}"
             )
-        if any(not name.strip() for name in self.functions):
-            raise UserError("environment.functions has an empty name, by which nothing can be called")
 
     def _check_arguments(self, name: str, tool: Any) -> None:
         own, option = self.arguments.get(name, {}), f"environment.arguments.{name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -187,6 +187,7 @@ class AnyReward(Named, ABC):
         """Load what scoring needs before the first batch."""
 
 
+REDUCED: dict[str, Callable[[Sequence[float]], float]] = {"median": median, "min": min, "max": max}
 SEVERAL = ReadIf("reduce", "mean", "median", "min", "max")
 
 
@@ -218,7 +219,7 @@ class FrameOptions:
 
     def reduced(self, values: Sequence[float]) -> float:
         """The clip's value of its frames' values, of which the first or last is the only one."""
-        return {"median": median, "min": min, "max": max}.get(self.reduce, fmean)(values)
+        return REDUCED.get(self.reduce, fmean)(values)
 
     def reduced_tensor(self, values: Tensor) -> Tensor:
         """The clips' values [B] of their frames' values [B, K], with gradients."""

@@ -237,7 +237,8 @@ def compared_by(thing: Any) -> Compared:
     Raises:
         UserError: it says something else.
     """
-    if (compared := getattr(thing, "compares", "samples")) not in get_args(Compared):
+    compared: Any = getattr(thing, "compares", "samples")
+    if compared not in get_args(Compared):
         raise UserError(f"{place(thing)}: compares is {compared!r}; it must be 'samples', 'pairs' or 'groups'")
     return compared  # type: ignore[no-any-return]
 

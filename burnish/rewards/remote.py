@@ -32,7 +32,7 @@ class ServerOptions:
 
     name: ClassVar[str]
 
-    url: Url | list[Url]
+    url: Url | Annotated[list[Url], Field(min_length=1)]
     """URL of the server, or of several that do the same work: requests go to the one with the fewest under way, and one
     that fails rests for a while."""
     token_variable: str | None = None
@@ -63,8 +63,6 @@ class ServerOptions:
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Refuse addresses and tokens that can't be used."""
-        if not self.urls:
-            raise UserError(f"url of reward {self.name} is empty; give the URL of a server")
         for url in self.urls:
             check_url(url, f"url of reward {self.name}")
         self._servers()

@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import pairwise
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from burnish.options import ScoringOptions
 from burnish.options.mixing import MixingOptions
@@ -42,12 +42,7 @@ class RewardsFailing(UserError):
     """A reward failed more often than the run allows; what was learned is saved before the run ends."""
 
 
-class PendingScores(Protocol):
-    """Samples that are scored by a worker of the reward pool; see ``burnish.runtime.calls.Call``."""
-
-    def wait(self, seconds: float) -> bool: ...
-
-    def result(self) -> Any: ...
+Pending: TypeAlias = "Future[Scores] | Any"  # or what a worker of the reward pool scores; see ``burnish.runtime.calls``
 
 
 @dataclass(eq=False)
@@ -314,7 +309,7 @@ def _content(sample: Any) -> Any:
     return None
 
 
-def awaited(scores: PendingScores | Future[Scores], check_cancelled: Callable[[], None]) -> Scores:
+def awaited(scores: Pending, check_cancelled: Callable[[], None]) -> Scores:
     """Wait for what ``submit`` gave; ``check_cancelled`` is called before and meanwhile, and may end it by an error."""
     check_cancelled()
     while not (wait([scores], timeout=POLL).done if isinstance(scores, Future) else scores.wait(POLL)):
@@ -355,7 +350,7 @@ class Collector:
         self._samples: dict[int, Any] = {}  # that are not submitted yet: all of them would fill the memory
         self._there: set[int] = set()
         self._inputs: dict[str, dict[int, Any]] = {}
-        self._pending: list[tuple[list[int], PendingScores | Future[Scores]]] = []
+        self._pending: list[tuple[list[int], Pending]] = []
         rewards = list(scorer.rewards.values())
         self._at_the_end = any(reward.puts_away for reward in rewards) or (one_by_one and not scorer.overlaps)
         self._by_group = any(

@@ -53,9 +53,6 @@ class DecoderOptions(LoadedOptions):
         model = self.load()
         encoded = encode(model, shown)
         lengths = [encoded.table.lengths[row] for row in encoded.index.tolist()]
-        longest = min(self.max_length, model.max_positions)
-        replies = [Reply(problem=f"{n} tokens exceed max_length={longest}") for n in lengths]
-        rows = sorted((i for i, n in enumerate(lengths) if n <= longest), key=lengths.__getitem__)
 
         def answered(batch: Sequence[int]) -> list[Reply]:
             part, own = encoded.select(batch), [questions[i] for i in batch]
@@ -66,9 +63,8 @@ class DecoderOptions(LoadedOptions):
             likely = (first_tokens if single else whole_answers)(model, part, spelt)
             return [Reply(shares=tuple(row)) for row in likely]
 
-        for i, reply in zip(rows, self.in_batches(model.network, rows, answered), strict=True):
-            replies[i] = reply
-        return replies
+        replies = self.by_length(model.network, lengths, min(self.max_length, model.max_positions), answered)
+        return [Reply(problem=reply) if isinstance(reply, str) else reply for reply in replies]
 
 
 def spelt_of(model: LanguageModel, question: Question) -> Spelt:
@@ -176,7 +172,7 @@ def kept(urls: tuple[str, ...]) -> Kept:
 class EndpointOptions(ServerOptions):
     """A judge behind one or several addresses."""
 
-    url: Url | list[Url]
+    url: Url | Annotated[list[Url], Field(min_length=1)]
     """Address of a server with OpenAI's protocol, up to /v1; or several that serve the same model: the one with the
     fewest requests under way is asked, and one that fails rests for a while."""
     model: Annotated[str, Field(min_length=1)]

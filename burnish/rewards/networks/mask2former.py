@@ -60,10 +60,7 @@ def load_detector(folder: Path, dtype: str, device: str) -> Any:
     import torch
     from transformers import Mask2FormerForUniversalSegmentation
 
-    try:
-        network = load_network(Mask2FormerForUniversalSegmentation, folder, dtype=getattr(torch, dtype))
-    except UserError as error:
-        raise UserError(f"{folder} can't be loaded as a detector: {error}") from None
+    network = load_network(Mask2FormerForUniversalSegmentation, folder, dtype=getattr(torch, dtype))
     if network.config.num_labels != len(CLASSES):
         raise UserError(
             f"{folder} knows {network.config.num_labels} classes, not COCO's {len(CLASSES)}; give a detector that was "

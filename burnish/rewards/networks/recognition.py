@@ -106,7 +106,7 @@ def _slice(given: Sequence[Any], a: Attributes) -> Tensor:
 OPERATORS: dict[str, Operator] = {
     "Add": lambda x, a: x[0] + x[1],
     "AveragePool": _average_pool,
-    "BatchNormalization": lambda x, a: F.batch_norm(x[0], *x[3:], *x[1:3], eps=a.get("epsilon", 1e-5)),
+    "BatchNormalization": lambda x, a: F.batch_norm(x[0], x[3], x[4], x[1], x[2], eps=a.get("epsilon", 1e-5)),
     "Concat": lambda x, a: torch.cat(list(x), a["axis"]),
     "Conv": _conv,
     "Div": lambda x, a: x[0].div(x[1], rounding_mode=None if x[0].is_floating_point() else "trunc"),

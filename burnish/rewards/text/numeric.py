@@ -83,7 +83,8 @@ TOKEN = re.compile(
 )
 EXPRESSION = re.compile(rf"(?:\s*(?:{re.sub('[?]P<[a-z]+>', '?:', TOKEN.pattern)}))+")
 PYTHON = {"^": "**", "%": "/100 "}
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+OPERATORS: dict[type, Callable[[float, float], float]] = {
+             ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
              ast.Pow: operator.pow}  # fmt: skip
 
 
@@ -128,7 +129,7 @@ def _value(node: Any) -> float:
     if isinstance(node, ast.UnaryOp):
         return -_value(node.operand) if isinstance(node.op, ast.USub) else _value(node.operand)
     if isinstance(node, ast.Call):
-        return _value(node.args[0]) ** 0.5
+        return _value(node.args[0]) ** 0.5  # type: ignore[no-any-return]
     return CONSTANTS[node.id] if isinstance(node, ast.Name) else float(node.value)
 
 
