@@ -7,26 +7,20 @@ hash that the manifest states, so that what has a manifest is complete.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from burnish.checkpoint.files import MANIFEST, VISIBLE, FileEntry, Manifest, numbered, parse, read_manifest
-from burnish.utils.addresses import redacted
+from burnish.checkpoint.files import MANIFEST, VISIBLE, FileEntry, Manifest, parse, read_manifest
 from burnish.utils.disk import sync, write_atomically
 from burnish.utils.errors import UserError
 from burnish.utils.paths import ALARMS, ALARMS_FIRST, CHECKPOINTS, CONFIG, METRICS
-from burnish.utils.sidecar import Report
-
-log = logging.getLogger(__name__)
 
 CHUNK = 8 << 20  # bytes
 RECORDS = (CONFIG, METRICS, ALARMS, ALARMS_FIRST)  # a run's other files that go along
-Alive = Callable[[], None]  # is called again and again while something is moved
 
 
 class Damaged(UserError):
@@ -36,17 +30,11 @@ class Damaged(UserError):
 class Remote:
     """A run's folder at an address, as its checkpoints see it."""
 
-    def __init__(self, address: str, alive: Alive = lambda: None) -> None:
-        """Open it; errors of the file system come as they are, mostly from the first use.
-
-        Args:
-            address: as ``burnish.utils.addresses`` takes it.
-            alive: is called while something is moved.
-        """
+    def __init__(self, address: str) -> None:
+        """Open it; errors of the file system come as they are, mostly from the first use."""
         from fsspec.core import url_to_fs
 
         self.fs, self.root = url_to_fs(address.rstrip("/"))
-        self.alive = alive
 
     def updates(self) -> list[int]:
         """Numbers of the checkpoints with a manifest, the newest first."""
@@ -185,7 +173,6 @@ class Remote:
             while chunk := source.read(CHUNK):
                 digest.update(chunk)
                 target.write(chunk)
-                self.alive()
         if digest.hexdigest() != sha256:
             raise Damaged(f"{file} is damaged: its sha256 is not the one in {MANIFEST}")
         if self._digest(place) != sha256:
@@ -208,7 +195,6 @@ class Remote:
         self._check_plain(place)
         with self.fs.open(place, "rb") as source:
             while chunk := source.read(CHUNK):
-                self.alive()
                 yield chunk
 
     def _check_plain(self, place: str) -> None:
@@ -233,67 +219,3 @@ class Remote:
         if self.fs.lexists(place):
             self._check_plain(place)
         return self.fs.open(place, "wb")
-
-
-class Copies:
-    """Copies every checkpoint of a run; see ``burnish.utils.sidecar``."""
-
-    def __init__(self, told: Mapping[str, Any], report: Report) -> None:
-        """Args:
-        told: ``run``, its folder; ``address``; how many copies to ``keep``, if not all, and whether the ``best``, too.
-        report: what is to be logged, and that work goes on.
-        """
-        self.run, self.keep, self.best, self.report = Path(told["run"]), told["keep"], told["best"], report
-        self.remote = Remote(told["address"], report.alive)
-        there = len(self.remote.updates())  # whoever can't list it learns that now
-        report.info(redacted(f"copies go to {told['address']}, which has {there}"))
-        self._copied: dict[int, bytes] = {}  # manifests, which change when a validation is recorded
-
-    def __call__(self) -> None:
-        """Copy what is not copied yet, the newest first."""
-        while (folder := self._pending()) is not None:
-            update, known = int(folder.name), _read(folder)
-            if known is None:
-                continue
-            try:
-                self.remote.copy(folder)
-                self._copied[update] = known
-            except (FileNotFoundError, UserError) as error:
-                if not folder.is_dir():
-                    self.report.warning(
-                        f"{folder} was removed before it was copied; raise checkpoint.keep_last to copy every one"
-                    )
-                elif isinstance(error, UserError):  # damaged on this machine, which no second try changes
-                    self._copied[update] = known
-                    self.report.warning(redacted(str(error)))
-                else:
-                    raise
-                continue
-            self.remote.copy_records(self.run)
-            self.report.done(update)
-            if self.keep is not None:
-                self.remote.retire(self.keep, best=self.best, update=max(self._copied))
-
-    def _pending(self) -> Path | None:
-        """The newest checkpoint that is not copied as it is, of those that are to be kept there."""
-        newest = sorted(numbered(self.run / CHECKPOINTS), reverse=True)
-        manifests = {path: raw for path in newest if (raw := _read(path)) is not None}
-        wanted = list(manifests)[: self.keep]
-        if self.best and self.keep is not None:
-            scores = [(score, path) for path in manifests if (score := _score(path)) is not None]
-            wanted += [max(scores)[1]] if scores else []
-        return next((path for path in wanted if self._copied.get(int(path.name)) != manifests[path]), None)
-
-
-def _read(checkpoint: Path) -> bytes | None:
-    try:
-        return (checkpoint / MANIFEST).read_bytes()
-    except FileNotFoundError:  # it is being removed, or was never complete
-        return None
-
-
-def _score(checkpoint: Path) -> float | None:
-    try:
-        return read_manifest(checkpoint).score
-    except (OSError, UserError):
-        return None
