@@ -14,7 +14,6 @@ from pydantic.dataclasses import dataclass
 from burnish.types.statistics import Quote
 from burnish.utils.records import RECORD, read_records
 
-LARGEST = 16 << 20  # bytes of a file
 MOST, LONGEST = 200, 4000  # alarms of a page, characters of a text
 
 Row = Mapping[str, Any]  # metrics of an update
@@ -74,7 +73,7 @@ _LINE: TypeAdapter[Over | Raised] = TypeAdapter(Over | Raised)
 def read_alarms(file: Path) -> list[Raised]:
     """The alarms of a run, in the order in which they were raised; lines that no run wrote are left out."""
     alarms: list[Raised] = []
-    for line in read_records(file, _LINE, file.parent, LARGEST):
+    for line in read_records(file, _LINE, file.parent):
         if isinstance(line, Raised):
             alarms += [line] if len(alarms) < MOST else []
         else:

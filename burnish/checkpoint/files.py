@@ -221,7 +221,7 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def publish_manifest(path: Path, manifest: Manifest) -> Checkpoint:
+def publish_manifest(path: Path, manifest: Manifest) -> None:
     """Write the manifest, atomically, and see that all files are there.
 
     Raises:
@@ -232,4 +232,4 @@ def publish_manifest(path: Path, manifest: Manifest) -> Checkpoint:
     clean = replace(manifest, score=finite(manifest.score), unvalidated=metrics)
     write_atomically(path / MANIFEST, clean.render())
     sync(path)
-    return opened(path)
+    opened(path)

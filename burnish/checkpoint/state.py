@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from burnish.checkpoint import tensor_file
-from burnish.checkpoint.files import Checkpoint, FileEntry, Manifest, publish_manifest
-from burnish.rl.algorithm import Metrics
+from burnish.checkpoint.files import FileEntry, Manifest, publish_manifest
 from burnish.training.saved import in_memory
 from burnish.utils.disk import sync
 from burnish.utils.errors import UserError
@@ -27,27 +26,14 @@ TENSOR, TUPLE, PAIRS, NUMBER = "$tensor", "$tuple", "$pairs", "$number"  # the o
 class Snapshot:
     """Content of a checkpoint, as far as this rank writes it; to be written while training continues."""
 
-    update: int
+    manifest: Manifest  # without files
     state: bytes  # JSON, with references to the tensors
     pieces: dict[str, tensor_file.Piece]  # of tensors by name; on their devices, or copies on the CPU
     size: int  # bytes of what all ranks write
-    identity: dict[str, str]
-    score: float | None
-    unvalidated: Metrics | None
 
     @classmethod
-    def of(
-        cls,
-        update: int,
-        state: dict[str, Any],
-        *,
-        identity: dict[str, str],
-        score: float | None,
-        unvalidated: Metrics | None = None,
-        copy: bool,
-        rank: int,
-    ) -> Snapshot:
-        """Take a snapshot; arguments as for ``CheckpointStore.save``.
+    def of(cls, manifest: Manifest, state: dict[str, Any], *, copy: bool, rank: int) -> Snapshot:
+        """Take a snapshot of what ``CheckpointStore.save`` is given.
 
         With ``copy`` every tensor that this rank writes is copied to CPU memory; otherwise tensors are shared.
         """
@@ -60,15 +46,8 @@ class Snapshot:
             piece = tensor_file.Piece.of(tensor, rank=rank, number=number)
             if piece is not None:
                 pieces[name] = piece.copied() if copy else piece
-        return cls(
-            update=update,
-            state=text,
-            pieces=pieces,
-            size=len(text) + sum(tensor.nbytes for tensor in tensors.values()),
-            identity=dict(identity),
-            score=score,
-            unvalidated=None if unvalidated is None else dict(unvalidated),
-        )
+        size = len(text) + sum(tensor.nbytes for tensor in tensors.values())
+        return cls(manifest=manifest, state=text, pieces=pieces, size=size)
 
     def write_tensors(self, folder: Path, rank: int) -> dict[str, FileEntry]:
         """Write this rank's tensors to a file, if there are any: its size and sha256 by name."""
@@ -77,7 +56,7 @@ class Snapshot:
         name = f"{tensor_file.FOLDER}/rank-{rank:05d}.safetensors"
         return {name: tensor_file.write(folder / name, self.pieces)}
 
-    def write(self, folder: Path, files: dict[str, FileEntry]) -> Checkpoint:
+    def write(self, folder: Path, files: dict[str, FileEntry]) -> None:
         """Write the rest of the state and the manifest, and see that all files are there; run by one rank.
 
         Args:
@@ -90,11 +69,7 @@ class Snapshot:
         """
         rest = tensor_file.write_file(folder / NAME, iter([self.state]))
         sync(folder / tensor_file.FOLDER)
-        manifest = Manifest(
-            update=self.update, identity=self.identity, score=self.score, files={NAME: rest} | files,
-            unvalidated=None if self.unvalidated is None else {**self.unvalidated},
-        )  # fmt: skip
-        return publish_manifest(folder, manifest)
+        publish_manifest(folder, replace(self.manifest, files={NAME: rest} | files))
 
 
 def read(path: Path, files: Mapping[str, FileEntry]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from burnish.checkpoint import tensor_file
-from burnish.checkpoint.files import VISIBLE, Checkpoint, numbered, publish_manifest, read
+from burnish.checkpoint.files import Checkpoint, Manifest, numbered, opened, publish_manifest, read
 from burnish.checkpoint.state import Snapshot
 from burnish.options import CheckpointOptions
 from burnish.rl.algorithm import Metrics
@@ -28,7 +28,7 @@ from burnish.utils.errors import UserError
 log = logging.getLogger(__name__)
 
 TIMEOUT = 3600.0  # seconds in which a save in the background has to end
-TEMPORARY = re.compile(r"\.(saving|replaced|removing)-(\d{8,})-[0-9a-f]{8}")  # may remain after a kill
+TEMPORARY = re.compile(r"\.(saving|removing)-\d{8,}-[0-9a-f]{8}")  # may remain after a kill
 
 
 class CheckpointStore:
@@ -40,8 +40,6 @@ class CheckpointStore:
     def __init__(self, folder: Path, options: CheckpointOptions, ranks: Ranks = SINGLE_RANK) -> None:
         """Args: ``ranks`` save together, into a folder that all of them see."""
         self.folder, self.options, self.ranks = Path(folder), options, ranks
-        self._verified: dict[Path, Checkpoint] = {}  # hashed once by this process
-        self._cleaned = False
         self._told = False  # that max_gb is too low
         self._longest = 0.0
         self._writing: Future[None] | None = None
@@ -80,10 +78,9 @@ class CheckpointStore:
         """
         self.wait()
         start, target = time.perf_counter(), self.folder / f"{update:08d}"
-        copy = self.options.asynchronous
-        taken = Snapshot.of(
-            update, state, identity=identity, score=score, unvalidated=unvalidated, copy=copy, rank=self.ranks.rank
-        )
+        copy, metrics = self.options.asynchronous, None if unvalidated is None else dict(unvalidated)
+        manifest = Manifest(update=update, identity=dict(identity), score=score, files={}, unvalidated=metrics)
+        taken = Snapshot.of(manifest, state, copy=copy, rank=self.ranks.rank)
         if not copy:
             self._save(taken, target, self.ranks, start)
             return target
@@ -103,11 +100,9 @@ class CheckpointStore:
         self.ranks.first(lambda: self._validated(self.folder / f"{update:08d}", score))
 
     def _validated(self, target: Path, score: float | None) -> None:
-        found = self._complete(target)
-        if found is None or (found.unvalidated is None and found.score == score):
-            return
         try:
-            self._verified[target] = publish_manifest(target, replace(found, score=score, unvalidated=None))
+            found = opened(target)
+            publish_manifest(target, replace(found, score=score, unvalidated=None))
         except (OSError, UserError) as error:
             raise UserError(
                 f"the validation of checkpoint {target} can't be recorded: {error}; the checkpoint is intact, and a "
@@ -146,30 +141,37 @@ class CheckpointStore:
                 log.error("%s", failed)
 
     def _save(self, state: Snapshot, target: Path, ranks: Ranks, start: float) -> None:
-        staged = ranks.first(lambda: self._temporary("saving", state.update))
+        staged = ranks.first(lambda: self._temporary("saving", target))
         try:
             ranks.first(lambda: self._stage(staged))
             files = _by_all(ranks, lambda: state.write_tensors(staged, ranks.rank))
-            ranks.first(lambda: self._publish(state.write(staged, files), target))
+            ranks.first(lambda: state.write(staged, files))
+            ranks.first(lambda: self._publish(staged, target))
         except (OSError, UserError) as error:
             raise UserError(self._failure(target, state, error)) from error
         finally:
             if ranks.rank == 0:
                 shutil.rmtree(staged, ignore_errors=True)
-        ranks.first(lambda: self._retire(state.update))
+        ranks.first(lambda: self._retire(state.manifest.update))
         self._longest = max(self._longest, time.perf_counter() - start)
 
     def _stage(self, staged: Path) -> None:
-        self._clean()
+        """Make the folder of a save, and remove those of one that was killed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sync(self.folder.parent)
+        for entry in list(self.folder.iterdir()):
+            if TEMPORARY.fullmatch(entry.name):
+                shutil.rmtree(entry)
         (staged / tensor_file.FOLDER).mkdir(parents=True)
-
-    def remember(self, checkpoint: Checkpoint) -> None:
-        """Take a checkpoint that another process of this run has verified for verified."""
-        self._verified[checkpoint.path] = checkpoint
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint; damaged ones are skipped with a warning."""
-        return next(self._all_complete(), None)
+        for path in sorted(numbered(self.folder), reverse=True):
+            try:
+                return read(path)
+            except UserError as error:
+                log.warning("checkpoint skipped: %s", error)
+        return None
 
     def open(self, path: str | Path) -> Checkpoint:
         """A checkpoint by its path.
@@ -179,61 +181,27 @@ class CheckpointStore:
         """
         return read(Path(path))
 
-    def _all_complete(self) -> Iterator[Checkpoint]:
-        """Complete checkpoints, the newest first."""
-        found = []
-        for entry in self.folder.iterdir() if self.folder.is_dir() else ():
-            if match := VISIBLE.fullmatch(entry.name):
-                found.append((int(match[1]), 1, entry))
-            elif (match := TEMPORARY.fullmatch(entry.name)) and match[1] == "replaced":
-                found.append((int(match[2]), 0, entry))
-        for _, _, path in sorted(found, reverse=True):
-            try:
-                checkpoint = read(path)
-            except UserError as error:
-                log.warning("checkpoint skipped: %s", error)
-                continue
-            self.remember(checkpoint)
-            yield checkpoint
-
-    def _clean(self) -> None:
-        """Create the folder and, once, remove temporary folders of a killed run."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        sync(self.folder.parent)
-        if self._cleaned:
-            return
-        for entry in list(self.folder.iterdir()):
-            match = TEMPORARY.fullmatch(entry.name)
-            if not match:
-                continue
-            target = self.folder / match[2]
-            if match[1] == "replaced" and not target.exists():
-                entry.rename(target)  # killed between the two renames of _publish
-            elif match[1] != "replaced" or self._complete(target):
-                shutil.rmtree(entry)
-        self._cleaned = True
-
-    def _publish(self, staged: Checkpoint, target: Path) -> None:
-        """Rename a complete folder to its final name, replacing an older one of that name."""
-        self._verified.pop(target, None)  # hashed again: a second save may repair it
-        old = self._complete(target) if target.exists() else None
-        if old and replace(old, path=staged.path) == staged:
-            return
-        replaced = self._temporary("replaced", staged.update)
+    def _publish(self, staged: Path, target: Path) -> None:
+        """Rename a complete folder to its final name; an older one of that name, which was damaged or belongs to
+        updates that are done again, makes room."""
+        replaced = self._temporary("removing", target)
         if target.exists():
             target.rename(replaced)
-        self._verified.pop(target, None)
-        staged.path.rename(target)
+        staged.rename(target)
         sync(self.folder)
-        self.remember(replace(staged, path=target))
         shutil.rmtree(replaced, ignore_errors=True)
 
     def _retire(self, update: int) -> None:
         """Remove older checkpoints; later ones belong to a run that was resumed from an earlier update."""
-        paths = sorted(numbered(self.folder))
-        complete = [found for path in paths if (found := self._complete(path))]
+        paths, complete = sorted(numbered(self.folder)), list[Checkpoint]()
+        for path in paths:
+            try:
+                complete.append(opened(path))
+            except (OSError, UserError) as error:
+                log.warning("damaged checkpoint: %s", error)
         older = [found.path for found in complete if found.update <= update]
-        best = _best(complete) if self.options.keep_best else None
+        scored = [found for found in complete if found.score is not None and self.options.keep_best]
+        best = max(scored, key=lambda found: (found.score, found.update), default=None)
         always = {best.path if best else None, older[-1] if older else None}
         keep = {*older[-self.options.keep_last :], best.path if best else None}
         room = math.inf if self.options.max_gb is None else self.options.max_gb * 1e9
@@ -252,26 +220,15 @@ class CheckpointStore:
 
     def _remove(self, path: Path) -> None:
         """Rename a checkpoint before removing it, so that a kill never leaves a partial one."""
-        removing = self._temporary("removing", int(path.name))
-        self._verified.pop(path, None)
+        removing = self._temporary("removing", path)
         try:
             path.rename(removing)
             shutil.rmtree(removing)
         except OSError as error:
             log.warning("checkpoint %s can't be removed: %s", path, error)
 
-    def _complete(self, path: Path) -> Checkpoint | None:
-        """A checkpoint, verified once by this process; None if it is damaged."""
-        if path not in self._verified:
-            try:
-                self._verified[path] = read(path)
-            except UserError as error:
-                log.warning("damaged checkpoint: %s", error)
-                return None
-        return self._verified[path]
-
-    def _temporary(self, kind: str, update: int) -> Path:
-        return self.folder / f".{kind}-{update:08d}-{secrets.token_hex(4)}"
+    def _temporary(self, kind: str, target: Path) -> Path:
+        return self.folder / f".{kind}-{target.name}-{secrets.token_hex(4)}"
 
     def _failure(self, target: Path, state: Snapshot, error: Exception) -> str:
         """Message of a failed save."""
@@ -319,8 +276,3 @@ def _by_all(ranks: Ranks, action: Callable[[], dict[str, Any]]) -> dict[str, Any
             raise one
         found |= one
     return found
-
-
-def _best(found: list[Checkpoint]) -> Checkpoint | None:
-    scored = [one for one in found if one.score is not None]
-    return max(scored, key=lambda one: (one.score, one.update), default=None)

@@ -7,6 +7,7 @@ import io
 import itertools
 import wave
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from burnish.report.prompts import of_prompt
 from burnish.report.samples import read_samples
 from burnish.types.media import evenly_spaced
 from burnish.utils.images import grid, strip, waveform
+from burnish.utils.media import choose_frames, read_sound
 from burnish.utils.records import leads_out
-from burnish.utils.video import clip_format, encode_clip, encode_sound, read_clip
+from burnish.utils.video import clip_format, encode_clip, encode_sound
 
 LONGEST = 256  # pixels: larger images and clips are scaled down
 HEAVIEST = 1 << 20  # bytes of a file that is taken as it is
@@ -27,7 +29,7 @@ PLAYED = 1 << 17  # bytes of a clip, and of a sound, that is taken as it is
 BUDGET = 14 << 20  # characters of all media on a page
 FRAMES = 120  # of a clip that are read
 SECONDS = 10  # of a sound that are read
-LOW_RATE = 16000  # samples per second of a sound that is too large
+AUDIO_RATE, LOW_RATE = 48000, 16000  # samples per second of a sound that is too large
 PROMPTS, EACH = 6, 3  # rows of a sheet, and samples of each side of a row
 CLIPS, STRIP = (".mp4", ".webp"), 3  # frames of a clip, of which one is shown on a side
 LABEL = 200  # characters of a prompt beside its row
@@ -72,9 +74,13 @@ def _embed(path: Path) -> Embedded:
 def _clip(content: bytes) -> Embedded:
     if clip_format() != "mp4":  # PyAV, which could make it smaller, is missing here
         return {"video": _address(content, "video/mp4"), "size": [None, None]} if len(content) <= HEAVIEST else {}
-    frames, rate, sound = read_clip(content, FRAMES)
+    frames, rate = _decoded(content)
+    sound: tuple[np.ndarray, int] | None = None
+    with suppress(OSError):  # it has none
+        mono = read_sound(content, AUDIO_RATE)[: round(len(frames) / rate * AUDIO_RATE)]
+        sound = mono[None], AUDIO_RATE
     small = np.stack([np.asarray(_smaller(Image.fromarray(frame))) for frame in frames])
-    if max(frames.shape[1:3]) > LONGEST or len(content) > PLAYED:
+    if max(frames[0].shape) > LONGEST or len(content) > PLAYED:
         content = encode_clip(small, rate, sound, quality="28")
     return {"video": _address(content, "video/mp4"), "size": small.shape[2:0:-1], "audible": sound is not None}
 
@@ -164,11 +170,14 @@ def still(path: Path) -> np.ndarray | None:
         return None
 
 
+def _decoded(content: bytes, most: int = FRAMES) -> tuple[list[np.ndarray], float]:
+    return choose_frames(content, lambda count, rate: range(min(count, most)))[:2]
+
+
 def frames_of(path: Path, most: int = FRAMES) -> tuple[list[np.ndarray], float]:
     """The frames of a clip, uint8 [H, W, 3], and how many of them a second has."""
     if path.suffix == ".mp4":
-        frames, rate, _ = read_clip(path.read_bytes(), most)
-        return list(frames), rate
+        return _decoded(path.read_bytes(), most)
     with Image.open(path, formats=["WEBP"]) as image:
         rate = 1000 / (image.info.get("duration") or 100)
         return [

@@ -106,7 +106,7 @@ def read_samples(validation: Path) -> Samples:
 
 
 def _read_samples(validation: Path) -> Samples:
-    records = read_records(validation / SAMPLES, _SAMPLE, validation.parents[1], most=1 << 40)
+    records = read_records(validation / SAMPLES, _SAMPLE, validation.parents[1])
     return {(sample.index, sample.sample): sample for sample in records if _with_media(sample, validation)}
 
 
@@ -122,7 +122,7 @@ def read_scores(validation: Path) -> Scores:
 
 
 def _read_scores(validation: Path) -> Scores:
-    records = read_records(validation / SCORES, _SCORE, validation.parents[1], most=1 << 40)
+    records = read_records(validation / SCORES, _SCORE, validation.parents[1])
     return {(score.index, score.sample): score for score in records}
 
 

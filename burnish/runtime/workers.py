@@ -86,7 +86,6 @@ class TrainerActor:
 
         The first rank gives it with what was sampled ahead.
         """
-        self.controller.store.remember(checkpoint)  # the driver has read all of it
         state = checkpoint.load(self.assembly.identity, self.assembly.state_dict())
         source: dict[str, Any] = state.pop("source")
         self.assembly.workers.load_state_dict(state)

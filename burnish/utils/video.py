@@ -6,7 +6,6 @@ import io
 import wave
 from fractions import Fraction
 from importlib.util import find_spec
-from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +14,6 @@ from PIL import Image
 QUALITY = "16"  # x264's rate factor: the difference can't be seen
 WEBP_QUALITY = 90
 AUDIO_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)  # Hz that AAC has
-PIXELS = 1 << 28  # of all frames that are read of a file
 BLOCK = 1024  # samples of sound in a packet
 
 
@@ -47,47 +45,6 @@ def encode_sound(samples: np.ndarray, rate: int) -> bytes:
         file.setframerate(rate)
         file.writeframes((samples.T.clip(-1, 1) * 32767).round().astype("<i2").tobytes())
     return buffer.getvalue()
-
-
-def read_clip(data: bytes, most: int) -> tuple[np.ndarray, float, tuple[np.ndarray, int] | None]:
-    """Frames uint8 [F, H, W, 3] of an mp4 file, at most the first ``most``, their rate, and the sound.
-
-    Raises:
-        ValueError: it can't be decoded.
-        ImportError: PyAV is missing.
-    """
-    import av
-
-    try:
-        # a named format, because others, such as lists of addresses, would have files and servers opened
-        with av.open(io.BytesIO(data), "r", format="mp4") as container:
-            rate, size = float(container.streams.video[0].average_rate or 0), None
-            frames: list[np.ndarray] = []
-            for frame in islice(container.decode(video=0), most):
-                size = size or (frame.width, frame.height)
-                if (frame.width, frame.height) != size or frame.width * frame.height * (len(frames) + 1) > PIXELS:
-                    raise ValueError("its frames differ in size, or are too large")
-                frames.append(frame.to_ndarray(format="rgb24"))
-            if not frames or not rate:
-                raise ValueError("it has no frames")
-            container.seek(0)
-            sound = _heard(container, len(frames) / rate) if container.streams.audio else None
-    except (av.FFmpegError, IndexError) as error:
-        raise ValueError(f"it can't be decoded: {error}") from None
-    return np.stack(frames), rate, sound
-
-
-def _heard(container: Any, seconds: float) -> tuple[np.ndarray, int] | None:
-    """The sound of a file, of the first ``seconds``."""
-    rate = container.streams.audio[0].rate
-    parts, length = [], 0
-    for frame in container.decode(audio=0):
-        parts.append(frame.to_ndarray())
-        length += parts[-1].shape[-1]
-        if length >= seconds * rate:
-            break
-    planar = [part for part in parts if part.dtype == np.float32]
-    return (np.concatenate(planar, axis=1)[:, : round(seconds * rate)], rate) if planar else None
 
 
 def _webp(frames: np.ndarray, fps: float) -> bytes:
