@@ -16,7 +16,7 @@ from burnish.report.samples import MOST_POINTS, MOST_SCORED, Interval, Points, c
 from burnish.report.statistics import REWARD, Measure, by_source, over_sources, value_of
 from burnish.report.summary import Summary
 from burnish.utils.images import RIGHT, WRONG
-from burnish.utils.records import RECORD, fresh, is_number, read_records
+from burnish.utils.records import RECORD, cached, is_number, read_records, stamp
 
 VALIDATION, WATCHED, MEMORY, REST = "Validation", "Watched statistics", "Memory", "Other metrics"
 TRAINED = {
@@ -209,7 +209,7 @@ def time_data(folder: RunFolder, run: Summary, update: int | None = None) -> dic
     seconds = {name: [row.get(f"timing_s/{name}") or 0.0 for row in rows] for name in names}
     parts = [name for name in names if name != "step" and "/" not in name]  # those of a phase are not counted twice
     phases = {name: [short(seconds[name][place]) for place in places] for name in parts}
-    spans = fresh(_read_timeline, folder.timeline)
+    spans = _read_timeline(folder.timeline)
     updates = sorted(spans)
     wanted = updates[-1] if update is None and updates else update
     lanes = spans.get(wanted or 0, {})
@@ -220,6 +220,7 @@ def time_data(folder: RunFolder, run: Summary, update: int | None = None) -> dic
     }  # fmt: skip
 
 
+@cached(stamp)
 def _read_timeline(file: Path) -> dict[int, dict[str, list[tuple[str, float, float]]]]:
     return {line.update: line.lanes for line in read_records(file, _TIMELINE, file.parent)}
 

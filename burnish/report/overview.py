@@ -21,7 +21,7 @@ from burnish.report.summary import Summary, next_steps
 from burnish.report.verdict import headline, verdict
 from burnish.utils.errors import UserError
 from burnish.utils.paths import SUITES
-from burnish.utils.records import fresh, leads_out, stamp
+from burnish.utils.records import cached, leads_out, stamp
 
 WORDS = {
     "gained": ("good", "+ gained"),
@@ -216,13 +216,14 @@ def suite_data(folder: RunFolder) -> list[dict[str, Any]]:
     tables = []
     for _, by_update in sorted(places.items()):
         updates = chosen(list(by_update), MOST_SCORED)
-        read = {update: one for update in updates if (one := fresh(_read, by_update[update], HEADER, RECORDS))}
+        read = {update: one for update in updates if (one := _read(by_update[update]))}
         if read:
             last = read[max(read)]
             tables.append(_table({update: one for update, one in read.items() if one.key == last.key}))
     return tables
 
 
+@cached(lambda place: stamp(place / HEADER, place / RECORDS))
 def _read(place: Path) -> Evaluation | None:
     """What is there; None where it is not complete, or was not written by a run."""
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from burnish.report.samples import (
 )
 from burnish.report.statistics import mean
 from burnish.utils.paths import RECORDS
-from burnish.utils.records import RECORD, fresh, read_records
+from burnish.utils.records import RECORD, cached, read_records, stamp
 
 MOST_PROMPTS, MOST_TRAINED = 20_000, 5000  # of validations and of training in a table
 MOST_GROUPS = 64  # of an update
@@ -91,7 +91,7 @@ def prompt_table(folder: RunFolder) -> dict[str, Any]:
 
 def trained_prompts(folder: RunFolder) -> dict[str, Any]:
     """Every recorded training prompt with the rewards of its groups over the updates."""
-    recorded = fresh(_read_groups, folder.groups)
+    recorded = _read_groups(folder.groups)
     groups = [(update, group) for update in sorted(recorded) for group in recorded[update]]
     texts = {group.uid: cut(group.prompt, LABEL) for _, group in groups}
     table = _rows(((update, group.uid, group.source, group.rewards) for update, group in groups), MOST_TRAINED)
@@ -141,15 +141,14 @@ def _alike(value: float, other: float) -> bool:
     return math.isclose(value, other, rel_tol=ROUNDING)
 
 
-def walk(folder: RunFolder, index: int) -> dict[str, Any]:
-    """The samples of a validation prompt at every update, made with the same noise."""
-    updates, prompt = [], {}
-    for update in chosen(folder.validations()):
-        own = of_prompt(folder, update, index)
-        if own:
-            updates.append({"update": update, "samples": [sample_data(folder, sample) for sample in own]})
+def walk(folder: RunFolder, index: int, updates: Sequence[int] | None = None) -> dict[str, Any]:
+    """The samples of a validation prompt at some updates, or at all, made with the same noise."""
+    shown, prompt = [], {}
+    for update in chosen(folder.validations()) if updates is None else updates:
+        if own := of_prompt(folder, update, index):
+            shown.append({"update": update, "samples": [sample_data(folder, sample) for sample in own]})
             prompt = prompt_data(folder, own[0])
-    return {"index": index, "updates": updates} | prompt
+    return {"index": index, "updates": shown} | prompt
 
 
 def of_prompt(folder: RunFolder, update: int, index: int) -> list[Sample]:
@@ -180,7 +179,7 @@ def sample_data(folder: RunFolder, sample: Sample) -> dict[str, Any]:
 
 def groups(folder: RunFolder, update: int | None = None) -> dict[str, Any]:
     """The groups of an update, the last one if None, and of which updates there are some."""
-    recorded = fresh(_read_groups, folder.groups)
+    recorded = _read_groups(folder.groups)
     updates = sorted(recorded)
     wanted = updates[-1] if update is None and updates else update
     kept = {} if wanted is None else _kept(folder, wanted)
@@ -196,6 +195,7 @@ def groups(folder: RunFolder, update: int | None = None) -> dict[str, Any]:
     return {"updates": updates, "update": wanted, "groups": shown, "kept": with_files}
 
 
+@cached(stamp)
 def _read_groups(file: Path) -> dict[int, list[Group]]:
     """By update; of one that was repeated after a crash, those that count."""
     return {line.update: line.groups for line in read_records(file, _GROUPS, file.parent)}

@@ -20,7 +20,7 @@ from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.json_text import flattened, parse_json
 from burnish.utils.paths import CLAIM, CONFIG, METRICS
 from burnish.utils.reading import read_text
-from burnish.utils.records import fresh, is_number, stamp
+from burnish.utils.records import cached, is_number, stamp
 
 LABEL = 200  # characters of a prompt and of a response in the table
 DEEPEST = 4  # folders below the one that is looked through
@@ -69,12 +69,9 @@ def read_configuration(file: Path) -> dict[str, Any]:
     return content
 
 
-def configuration(folder: RunFolder) -> dict[str, Any]:
-    """A run's options, read again only when they have changed; only {"error": ...} where they can't be read."""
-    return fresh(_read_configuration, folder.config, most=MOST_RUNS)
-
-
-def _read_configuration(file: Path) -> dict[str, Any]:
+@cached(stamp, MOST_RUNS)
+def configuration(file: Path) -> dict[str, Any]:
+    """A run's options; only {"error": ...} where they can't be read."""
     try:
         return read_configuration(file)
     except UserError as error:
@@ -100,7 +97,7 @@ def find_runs(root: Path) -> dict[str, Path]:
 def run_row(name: str, path: Path) -> dict[str, Any]:
     """What the table of runs says of one."""
     folder = RunFolder(path)
-    config, progress = configuration(folder), fresh(_read_progress, folder.metrics, most=MOST_RUNS)
+    config, progress = configuration(folder.config), _read_progress(folder.metrics)
     updates, rewards = progress["updates"], progress["rewards"]
     planned = config.get("steps") or updates
     best = max(rewards, key=lambda one: (one[1], -one[0]), default=None)
@@ -130,6 +127,7 @@ def _thumbnail(folder: RunFolder) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
+@cached(stamp, MOST_RUNS)
 def _read_progress(file: Path) -> dict[str, Any]:
     """Validation rewards, updates and seconds; other lines are not parsed, so that many runs are listed at once."""
     lines = file.read_bytes().splitlines() if file.is_file() else []
