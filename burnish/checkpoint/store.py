@@ -78,7 +78,8 @@ class CheckpointStore:
         """
         self.wait()
         start, target = time.perf_counter(), self.folder / f"{update:08d}"
-        copy, metrics = self.options.asynchronous, None if unvalidated is None else dict(unvalidated)
+        copy = self.options.asynchronous
+        metrics: dict[str, float | None] | None = None if unvalidated is None else {**unvalidated}
         manifest = Manifest(update=update, identity=dict(identity), score=score, files={}, unvalidated=metrics)
         taken = Snapshot.of(manifest, state, copy=copy, rank=self.ranks.rank)
         if not copy:

@@ -94,7 +94,7 @@ class Packed:
         of it could be written to, by an in-place operation of whoever learns from it. Of columns, rows are copied
         where they are used.
         """
-        return pickle.loads(self.head, buffers=self.arrays)
+        return pickle.loads(self.head.data, buffers=self.arrays)
 
 
 def pack(batch: Batch) -> Packed:

@@ -142,7 +142,7 @@ class HubModel:
     @contextmanager
     def _explained(self) -> Iterator[None]:
         """Errors of the hub as messages."""
-        from huggingface_hub import errors
+        from huggingface_hub import constants, errors
 
         client: type[Exception] = errors.HfHubHTTPError.__bases__[0]  # the HTTP client's errors, whichever that is
         what = f"{self.option} is {self.name}"
@@ -165,9 +165,10 @@ class HubModel:
             ) from None
         except errors.RemoteEntryNotFoundError:
             raise UserError(f"{what}{at}, which has no {self.index}; give a model that {self._reader} reads") from None
-        except errors.LocalEntryNotFoundError as error:
+        except errors.LocalEntryNotFoundError:
+            offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
             raise UserError(
-                f"{what}{at}, which is not in the cache, and the hub can't be reached{_why(error)}; where it can, run: "
+                f"{what}{at}, which is not in the cache, and the hub can't be reached{offline}; where it can, run: "
                 f"{self.command()}, and set model.path=DIR".replace("model.path", self.option)
             ) from None
         except errors.HfHubHTTPError as error:
@@ -263,12 +264,6 @@ def _beside(option: str) -> str:
     own = name[0] if name else option
     section, dot, last = own.rpartition(".")
     return f"{section}{dot}{'revision' if last == 'path' else f'{last}_revision'}{option.removeprefix(own)}"
-
-
-def _why(error: Exception) -> str:
-    from huggingface_hub import constants
-
-    return " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
 
 
 # a split, of which a part may be named as the datasets library does: train[:950], train[10%:]
