@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import stat
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
@@ -39,7 +38,7 @@ from burnish.report.runs import (
 )
 from burnish.report.summary import Summary
 from burnish.utils.errors import UserError
-from burnish.utils.records import cached, stamp
+from burnish.utils.records import cached, leads_out, stamp
 
 MOST_COMPARED = 12
 LONGEST_QUERY = 4000
@@ -50,7 +49,6 @@ KINDS = {
 }  # fmt: skip
 NAME = r"[^/\\\0]{1,200}"
 PLACES = re.compile(rf"(validation/\d{{6,9}}/pictures|reference/pictures|alarms|samples/{NAME})/{NAME}")
-LARGEST = 256 << 20  # bytes of a file
 SIDES = (96, 192, 384, 768)  # longest sides of small copies
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; connect-src 'self'; "
@@ -179,17 +177,10 @@ def _summary(folder: Path) -> Summary:
 
 
 def media_file(run: Path, name: str) -> Path | None:
-    """A file of a run by its path in the folder; None if it is no media that a run writes, or a link leads to it."""
-    if not PLACES.fullmatch(name) or Path(name).suffix not in KINDS or {".", ".."} & set(name.split("/")):
-        return None
-    parts = name.split("/")
-    try:
-        modes = [run.joinpath(*parts[: depth + 1]).lstat() for depth in range(len(parts))]
-    except (OSError, ValueError):
-        return None
-    if any(stat.S_ISLNK(mode.st_mode) for mode in modes):
-        return None
-    return run / name if stat.S_ISREG(modes[-1].st_mode) and modes[-1].st_size <= LARGEST else None
+    """A file of a run by its path in the folder; None if it is no media that a run writes, or links lead elsewhere."""
+    file = run / name
+    plain = PLACES.fullmatch(name) and file.suffix in KINDS and not {".", ".."} & set(name.split("/"))
+    return file if plain and not leads_out(file, run) and file.is_file() else None
 
 
 @lru_cache(maxsize=2000)

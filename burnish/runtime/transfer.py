@@ -25,7 +25,7 @@ from burnish.types.completion import Features, Lengths
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Denoising, Rollouts
-from burnish.utils.spool import Unread
+from burnish.utils.media import Unread
 from burnish.utils.timer import Span
 
 SMALL = 4096  # bytes; shorter tensors travel inside the head

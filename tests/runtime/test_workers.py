@@ -21,10 +21,10 @@ from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout, first_done
 from burnish.runtime.cluster import Cluster, cluster
-from burnish.runtime.reward_pool import PooledScorer
 from burnish.runtime.transfer import Pointers, Stored
 from burnish.runtime.weight_sync import WeightSync
 from burnish.runtime.weights import Mismatch
+from burnish.runtime.workers import PooledScorer
 from burnish.utils.errors import ConfigError, UserError
 from tests.runtime.test_batches import everything
 from tests.support.equality import same
