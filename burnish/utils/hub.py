@@ -408,12 +408,8 @@ def _convert(file: Path, folder: Path, option: str) -> None:
             output_loading_info=True, **named,
         )  # fmt: skip
     except Exception as error:  # the library raises anything for what it can't read
-        raise UserError(
-            f"{option} is {file}, which transformers can't read: {first_line(error)}; give the folder of the model that it was made from"
-        ) from error
+        raise UserError(f"{option} is {file}, which transformers can't read: {first_line(error)}; {INSTEAD}") from error
     if report["missing_keys"]:
-        raise UserError(
-            f"{option} is {file}, which lacks {listed(sorted(report['missing_keys']))}; give the folder of the model that it was made from"
-        )
+        raise UserError(f"{option} is {file}, which lacks {listed(sorted(report['missing_keys']))}; {INSTEAD}")
     read.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
