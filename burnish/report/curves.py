@@ -38,7 +38,6 @@ SECTIONS = TRAINED | {
     "timing_per_": "Time per sample",
 }
 ORDER = [VALIDATION, WATCHED, *TRAINED.values(), MEMORY, *list(SECTIONS.values())[len(TRAINED) :], REST]
-MOST_CHARTS, MOST_SOURCES = 1000, 12
 DRAWN = 4  # charts of a picture: the reward and the first measures beside it
 GREY = "#9a9a9a"
 EXPLAINED = {  # the first pattern that matches
@@ -139,7 +138,7 @@ def charts(folder: RunFolder, run: Summary, *, most: int = MOST_POINTS) -> dict[
             note = next((text for pattern, text in EXPLAINED.items() if fnmatchcase(name, pattern)), "")
             line = series("training", "training", points, most=most)
             alike[key] = {"title": name, "part": _part(name), "note": note, "also": [], "series": [line]}
-    listed += list(alike.values())[: MOST_CHARTS - len(listed)]
+    listed += alike.values()
     listed.sort(key=lambda chart: ORDER.index(chart["part"]))
     return {"last": run.updates, "charts": listed, "constant": constant}
 
@@ -183,7 +182,7 @@ def _validation(folder: RunFolder, run: Summary, most: int) -> Iterator[dict[str
         names = list(dict.fromkeys(name for means in sources.values() for name in means))
         if len(names) > 1:
             chart["sources"] = []
-            for name in names[:MOST_SOURCES]:
+            for name in names:
                 own = [(update, *means[name]) for update, means in sources.items() if name in means]
                 values: Points = [(update, value) for update, value, _ in own]
                 chart["sources"].append(series(name, "source", values, [one[2] for one in own], most=most))

@@ -32,7 +32,6 @@ SECONDS = 10  # of a sound that are read
 AUDIO_RATE, LOW_RATE = 48000, 16000  # samples per second of a sound that is too large
 PROMPTS, EACH = 6, 3  # rows of a sheet, and samples of each side of a row
 CLIPS, STRIP = (".mp4", ".webp"), 3  # frames of a clip, of which one is shown on a side
-LABEL = 200  # characters of a prompt beside its row
 UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, wave.Error, Image.DecompressionBombError, ImportError)
 
 Embedded = dict[str, Any]  # addresses of an image, a video and a sound, and the size in pixels
@@ -147,7 +146,7 @@ def sheet(folder: RunFolder, before: int, after: int) -> bytes | None:
             continue
         columns = len(row)
         cells += [picture for picture in row if picture is not None]
-        labels.append(sides[1][0].prompt[:LABEL])
+        labels.append(sides[1][0].prompt)
         verdicts += [None] * len(begun) + [sample.exact for side in sides for sample in side]
     if not cells:
         return None

@@ -29,8 +29,6 @@ WORDS = {
     "lost": ("bad", "− lost"),
     "weigh": ("", "to weigh"),
 }
-LONGEST, LONGEST_TEXT = 1 << 20, 4000  # characters of a configuration, and of a response to an alarm
-QUOTES = 16  # responses of an update to an alarm
 PICTURES, RESPONSES = 4, 3  # prompts that are shown first of all
 CHOSEN = "The first validation prompts, not cherry-picked."
 ALARMS_ABOUT = (
@@ -52,7 +50,7 @@ def overview(folder: RunFolder, run: Summary) -> dict[str, Any]:
         "suites": suite_data(folder), "suites_about": SUITES_ABOUT,
         "updates": run.updates, "steps": run.planned, "samples": run.words.samples, "gallery": run.words.gallery,
         "unit": run.words.unit, "validations": folder.validations(),
-        "config": folder.config.read_text(encoding="utf-8")[:LONGEST] if folder.config.is_file() else "",
+        "config": folder.config.read_text(encoding="utf-8") if folder.config.is_file() else "",
         "next": [{"what": what, "command": command} for what, command in next_steps(folder, run)],
     }  # fmt: skip
 
@@ -89,8 +87,7 @@ def _alarm(folder: RunFolder, run: Summary, raised: Raised) -> dict[str, Any]:
         "name": raised.name.replace("_", " "), "texts": texts, "over": raised.over is not None,
         "sheets": [{"title": title, "file": file} for title, file in zip(titles, files, strict=False) if file],
         "quotes": [{"title": title, "said": [
-            {"prompt": cut(quote.prompt, LONGEST_TEXT), "response": cut(quote.response, LONGEST_TEXT),
-             "reward": quote.reward} for quote in quotes[:QUOTES]
+            {"prompt": cut(quote.prompt), "response": cut(quote.response), "reward": quote.reward} for quote in quotes
         ]} for title, quotes in zip(titles, raised.quotes, strict=False)],
     }  # fmt: skip
 

@@ -29,8 +29,6 @@ from burnish.report.statistics import mean
 from burnish.utils.paths import RECORDS
 from burnish.utils.records import RECORD, cached, read_records, stamp
 
-MOST_PROMPTS, MOST_TRAINED = 20_000, 5000  # of validations and of training in a table
-MOST_GROUPS = 64  # of an update
 SPARK = 24  # values of the small curve of a prompt
 LABEL = 400  # characters of a prompt in a table
 NOTE = 2000  # characters of a note
@@ -84,7 +82,7 @@ def prompt_table(folder: RunFolder) -> dict[str, Any]:
     rows = [
         row | {"index": index, "prompt": cut(texts.get(index, {}).get("prompt", ""), LABEL)}
         | {"answer": cut(texts.get(index, {}).get("answer"), LABEL)}
-        for index, row in sorted(_rows(scored, MOST_PROMPTS).items())
+        for index, row in sorted(_rows(scored).items())
     ]  # fmt: skip
     return {"updates": updates, "prompts": rows, "kept": sorted({index for index, _ in newest_samples(folder)})}
 
@@ -94,20 +92,20 @@ def trained_prompts(folder: RunFolder) -> dict[str, Any]:
     recorded = _read_groups(folder.groups)
     groups = [(update, group) for update in sorted(recorded) for group in recorded[update]]
     texts = {group.uid: cut(group.prompt, LABEL) for _, group in groups}
-    table = _rows(((update, group.uid, group.source, group.rewards) for update, group in groups), MOST_TRAINED)
+    table = _rows((update, group.uid, group.source, group.rewards) for update, group in groups)
     rows = [
         row | {"index": index, "prompt": texts[uid], "answer": None} for index, (uid, row) in enumerate(table.items())
     ]
     return {"updates": sorted(recorded), "prompts": rows, "kept": []}
 
 
-def _rows(scored: Iterable[tuple[int, Any, str, list[float | None]]], most: int) -> dict[Any, dict[str, Any]]:
+def _rows(scored: Iterable[tuple[int, Any, str, list[float | None]]]) -> dict[Any, dict[str, Any]]:
     """How each prompt went, as a table shows it, from rewards by update, prompt and source."""
     rewards: dict[Any, dict[int, list[float]]] = {}
     sources: dict[Any, str] = {}
     for update, prompt, source, values in scored:
         known = [value for value in values if value is not None]
-        if known and (prompt in rewards or len(rewards) < most):
+        if known:
             rewards.setdefault(prompt, {}).setdefault(update, []).extend(known)
             sources[prompt] = source
     highest = max((value for prompt in rewards.values() for values in prompt.values() for value in values), default=0.0)
@@ -184,7 +182,7 @@ def groups(folder: RunFolder, update: int | None = None) -> dict[str, Any]:
     wanted = updates[-1] if update is None and updates else update
     kept = {} if wanted is None else _kept(folder, wanted)
     shown = []
-    for group in recorded.get(wanted or 0, [])[:MOST_GROUPS]:
+    for group in recorded.get(wanted or 0, []):
         samples = [
             {"sample": number, "reward": reward, "advantage": advantage} | kept.get((group.uid, number), {})
             for number, reward, advantage in zip(group.samples, group.rewards, group.advantages, strict=False)
