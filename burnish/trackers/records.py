@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from PIL import Image
 
 from burnish.alarms.record import read_alarms
-from burnish.report.media import frames_of
+from burnish.report.media import read_medium
 from burnish.report.samples import Sample, read_samples
 
 LARGEST = 32 << 20  # bytes of a picture, clip or sound that is sent
@@ -80,7 +80,7 @@ def kind_of(file: Path) -> Kind:
 
 def gif(file: Path) -> bytes:
     """A clip as an animated GIF, which every tracker plays."""
-    arrays, rate = frames_of(file, FRAMES)
+    arrays, rate, _ = read_medium(file, FRAMES)
     frames = [Image.fromarray(array) for array in arrays]
     for frame in frames:
         frame.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
