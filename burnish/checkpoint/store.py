@@ -9,7 +9,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from burnish.checkpoint import tensor_file
-from burnish.checkpoint.files import Checkpoint, Manifest, numbered, opened, publish_manifest, read
-from burnish.checkpoint.state import Snapshot
+from burnish.checkpoint.files import Checkpoint, FileEntry, Manifest, numbered, opened, publish_manifest, read
+from burnish.checkpoint.state import NAME, plain
 from burnish.options import CheckpointOptions
 from burnish.rl.algorithm import Metrics
 from burnish.training.ranks import SINGLE_RANK, Ranks
@@ -81,14 +81,35 @@ class CheckpointStore:
         copy = self.options.asynchronous
         metrics: dict[str, float | None] | None = None if unvalidated is None else {**unvalidated}
         manifest = Manifest(update=update, identity=dict(identity), score=score, files={}, unvalidated=metrics)
-        taken = Snapshot.of(manifest, state, copy=copy, rank=self.ranks.rank)
+        text, tensors = plain(state)
+        pieces = {}  # that this rank writes
+        for number, (name, tensor) in enumerate(tensors.items()):
+            piece = tensor_file.Piece.of(tensor, rank=self.ranks.rank, number=number)
+            if piece is not None:
+                pieces[name] = piece.copied() if copy else piece
+        size = len(text) + sum(tensor.nbytes for tensor in tensors.values())  # of what all ranks write
+
+        def write(ranks: Ranks) -> None:
+            staged = ranks.first(lambda: self._temporary("saving", target))
+            try:
+                ranks.first(lambda: self._stage(staged))
+                files = _by_all(ranks, lambda: _write_own(staged, ranks.rank, pieces))
+                ranks.first(lambda: self._publish(staged, target, text, replace(manifest, files=files)))
+            except (OSError, UserError) as error:
+                raise UserError(self._failure(target, size, error)) from error
+            finally:
+                if ranks.rank == 0:
+                    shutil.rmtree(staged, ignore_errors=True)
+            ranks.first(lambda: self._retire(update))
+            self._longest = max(self._longest, time.perf_counter() - start)
+
         if not copy:
-            self._save(taken, target, self.ranks, start)
+            write(self.ranks)
             return target
         if self._background_ranks is None:
             self._background_ranks = self.ranks.clone_group()
         ranks = self._background_ranks
-        self._writing = _in_background(lambda: self._save(taken, target, ranks, start))
+        self._writing = _in_background(lambda: write(ranks))
         return target
 
     def validated(self, update: int, score: float | None) -> None:
@@ -141,21 +162,6 @@ class CheckpointStore:
             except Exception as failed:
                 log.error("%s", failed)
 
-    def _save(self, state: Snapshot, target: Path, ranks: Ranks, start: float) -> None:
-        staged = ranks.first(lambda: self._temporary("saving", target))
-        try:
-            ranks.first(lambda: self._stage(staged))
-            files = _by_all(ranks, lambda: state.write_tensors(staged, ranks.rank))
-            ranks.first(lambda: state.write(staged, files))
-            ranks.first(lambda: self._publish(staged, target))
-        except (OSError, UserError) as error:
-            raise UserError(self._failure(target, state, error)) from error
-        finally:
-            if ranks.rank == 0:
-                shutil.rmtree(staged, ignore_errors=True)
-        ranks.first(lambda: self._retire(state.manifest.update))
-        self._longest = max(self._longest, time.perf_counter() - start)
-
     def _stage(self, staged: Path) -> None:
         """Make the folder of a save, and remove those of one that was killed."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -182,9 +188,14 @@ class CheckpointStore:
         """
         return read(Path(path))
 
-    def _publish(self, staged: Path, target: Path) -> None:
-        """Rename a complete folder to its final name; an older one of that name, which was damaged or belongs to
-        updates that are done again, makes room."""
+    def _publish(self, staged: Path, target: Path, text: bytes, manifest: Manifest) -> None:
+        """Complete a folder, whose tensors all ranks have written and hashed, and rename it to its final name.
+
+        An older one of that name, which was damaged or belongs to updates that are done again, makes room.
+        """
+        rest = tensor_file.write_file(staged / NAME, iter([text]))
+        sync(staged / tensor_file.FOLDER)
+        publish_manifest(staged, replace(manifest, files={NAME: rest} | manifest.files))
         replaced = self._temporary("removing", target)
         if target.exists():
             target.rename(replaced)
@@ -231,7 +242,7 @@ class CheckpointStore:
     def _temporary(self, kind: str, target: Path) -> Path:
         return self.folder / f".{kind}-{target.name}-{secrets.token_hex(4)}"
 
-    def _failure(self, target: Path, state: Snapshot, error: Exception) -> str:
+    def _failure(self, target: Path, size: int, error: Exception) -> str:
         """Message of a failed save."""
         earlier = self.latest()
         intact = f"checkpoint {earlier.path} is intact" if earlier else "there is no earlier one"
@@ -242,7 +253,7 @@ class CheckpointStore:
                 "folder, then run the same command to resume"
             )
         return (
-            f"no space is left in {self.folder}: checkpoint {target.name} needs about {state.size / 1e6:.2f} MB in "
+            f"no space is left in {self.folder}: checkpoint {target.name} needs about {size / 1e6:.2f} MB in "
             f"addition to those that are kept; {intact}; free some space or lower checkpoint.keep_last, then run the "
             "same command to resume"
         )
@@ -261,6 +272,12 @@ def _in_background(work: Callable[[], None]) -> Future[None]:
 
     threading.Thread(target=run, name="checkpoint", daemon=True).start()
     return future
+
+
+def _write_own(folder: Path, rank: int, pieces: Mapping[str, tensor_file.Piece]) -> dict[str, FileEntry]:
+    """Write this rank's tensors to a file, if there are any: its size and sha256 by name."""
+    name = f"{tensor_file.FOLDER}/rank-{rank:05d}.safetensors"
+    return {name: tensor_file.write(folder / name, pieces)} if pieces else {}
 
 
 def _by_all(ranks: Ranks, action: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -208,54 +208,44 @@ class Pool:
         remove_placement_group(self._group)
 
 
-class Cluster:
-    """The machines of a run and the pools on them."""
+@contextmanager
+def reserved(options: RayOptions, pools: PoolsOptions, *, started: bool) -> Iterator[dict[str, Pool]]:
+    """Wait until the machines can hold the pools, as more may join a running cluster, and reserve that meanwhile.
 
-    def __init__(self, options: RayOptions, pools: PoolsOptions, *, started: bool) -> None:
-        self.options, self.started = options, started
-        self._wanted = pools
-        self.needs: list[Need] = []
-        self.pools: dict[str, Pool] = {}
+    Raises:
+        Unschedulable: they can't, in time; at once on a cluster of the run's own. Or others hold it for too long.
+    """
+    wanted: list[Need] = []
 
-    def lacking(self) -> str:
-        """Why the pools can't be placed, as far as that is certain; nothing otherwise."""
+    def lack() -> str:
         nodes = [
             Node(node["NodeManagerAddress"], node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))
             for node in ray.nodes()
             if node["Alive"]
         ]
-        self.needs = needs(self._wanted, gpus_there=any(node.gpus for node in nodes))
-        return "; ".join(lacking(self.needs, nodes))
+        wanted[:] = needs(pools, gpus_there=any(node.gpus for node in nodes))
+        return "; ".join(lacking(wanted, nodes))
 
-    def open(self) -> None:
-        """Wait until the machines can hold the pools, as more may join a running cluster, and reserve that.
-
-        Raises:
-            Unschedulable: they can't, in time; at once on a cluster of the run's own. Or others hold it for too long.
-        """
-        seconds = 0.0 if self.started else self.options.placement_timeout
-        deadline, said = time.monotonic() + seconds, ""
-        while why := self.lacking():
-            if time.monotonic() >= deadline:
-                raise Unschedulable(why + (f" (waited {seconds:g} s: ray.placement_timeout)" if seconds else ""))
-            if why != said:
-                log.warning("waiting up to %g s (ray.placement_timeout) for machines to join: %s", seconds, why)
-            said = why
-            time.sleep(POLL)
-        for need in self.needs:
-            self.pools[need.pool] = Pool(need, self.options, self.lacking)
-        for pool in self.pools.values():
+    seconds = 0.0 if started else options.placement_timeout
+    deadline, said = time.monotonic() + seconds, ""
+    while why := lack():
+        if time.monotonic() >= deadline:
+            raise Unschedulable(why + (f" (waited {seconds:g} s: ray.placement_timeout)" if seconds else ""))
+        if why != said:
+            log.warning("waiting up to %g s (ray.placement_timeout) for machines to join: %s", seconds, why)
+        said = why
+        time.sleep(POLL)
+    with ExitStack() as stack:
+        opened = [Pool(need, options, lack) for need in wanted]
+        for pool in opened:
+            stack.callback(pool.close)
+        for pool in opened:
             pool.wait()
-
-    def close(self) -> None:
-        """Give the capacity back; processes that still run there are killed."""
-        for pool in self.pools.values():
-            pool.close()
-        self.pools.clear()
+        yield {pool.name: pool for pool in opened}
 
 
 @contextmanager
-def cluster(options: RayOptions, pools: PoolsOptions) -> Iterator[Cluster]:
+def cluster(options: RayOptions, pools: PoolsOptions) -> Iterator[dict[str, Pool]]:
     """Connect to Ray and reserve capacity for the pools; at the end give everything back and stop what was started.
 
     Raises:
@@ -286,10 +276,7 @@ def cluster(options: RayOptions, pools: PoolsOptions) -> Iterator[Cluster]:
         stack.callback(closed.set)
         head = ray.get_runtime_context().gcs_address
         threading.Thread(target=_watch_head, args=(head, closed), name="ray-head", daemon=True).start()
-        found = Cluster(options, pools, started=address == LOCAL)
-        stack.callback(found.close)
-        found.open()
-        yield found
+        yield stack.enter_context(reserved(options, pools, started=address == LOCAL))
 
 
 def _reach(address: str) -> None:

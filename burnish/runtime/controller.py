@@ -184,7 +184,7 @@ class RayController(Controller):
     @cached_property
     def _pools(self) -> dict[str, Pool]:
         """Capacity of the cluster, which is reserved by the first use."""
-        return self._stack.enter_context(cluster(self.config.ray, self.config.pools)).pools
+        return self._stack.enter_context(cluster(self.config.ray, self.config.pools))
 
     def gpu_memory(self) -> dict[str, int]:
         networks = [pool for name, pool in self._pools.items() if name != "reward"]
