@@ -159,8 +159,6 @@ class Checkpoint(Manifest):
 
         try:
             parts = state.read(self.path, self.files)
-        except FileNotFoundError as error:
-            raise UserError(f"{error.filename} was removed while it was read; start again") from None
         except OSError as error:
             raise UserError(f"{error.filename or self.path} can't be read: {error.strerror or error}") from None
         if missing := set(own) - parts.keys():

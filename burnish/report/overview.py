@@ -43,8 +43,7 @@ def overview(folder: RunFolder, run: Summary) -> dict[str, Any]:
         "title": folder.path.resolve().name, "sentence": run.sentence(), "headline": headline(run),
         "glimpse": glimpse(folder, run), "chosen": CHOSEN, "same": run.words.same,
         "numbers": numbers(run), "sources": sources(run),
-        "verdict": [dict(zip(("kind", "word"), WORDS[point.kind], strict=True), text=point.text)
-                    for point in verdict(run)],
+        "verdict": [dict(zip(("kind", "word"), WORDS[kind], strict=True), text=text) for kind, text in verdict(run)],
         "warnings": run.warnings(), "alarms_about": ALARMS_ABOUT,
         "alarms": [_alarm(folder, run, raised) for raised in (*run.active, *run.over)],
         "suites": suite_data(folder), "suites_about": SUITES_ABOUT,
