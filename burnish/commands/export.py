@@ -19,7 +19,7 @@ from burnish import __version__
 from burnish.checkpoint.files import numbered, read_manifest
 from burnish.commands.opening import open_run, output_folder
 from burnish.config.run_folder import RunFolder
-from burnish.hooks.beside import CheckpointFollower
+from burnish.hooks.beside import Follower
 from burnish.report.card import head
 from burnish.utils import terminal
 from burnish.utils.disk import writing
@@ -164,7 +164,7 @@ def write_weights(assembly: Assembly, folder: Path, what: Format, *, dtype: torc
 # in a process beside a run, which exports every checkpoint
 
 
-class Exports(CheckpointFollower):
+class Exports(Follower):
     """Exports every checkpoint of a run."""
 
     name = "checkpoint_export"

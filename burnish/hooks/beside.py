@@ -45,9 +45,9 @@ class Follower(ABC):
     def work(self, *, last: bool) -> None:
         """Do what there is to do up to ``upto``; whatever is raised, it is tried again. ``last``: the run has ended."""
 
-    @abstractmethod
     def left(self) -> str:
-        """What is not done; "" if everything is."""
+        """What is not done."""
+        return f"not done for all checkpoints up to update {max(self.upto, 0)}"
 
     def start(self) -> None:
         Thread(target=self._follow, name=self.option, daemon=True).start()
@@ -147,14 +147,7 @@ def _leave(status: int) -> None:
     os._exit(status)
 
 
-class CheckpointFollower(Follower):
-    """Does something with every checkpoint."""
-
-    def left(self) -> str:
-        return f"not done for all checkpoints up to update {max(self.upto, 0)}"
-
-
-class Copies(CheckpointFollower):
+class Copies(Follower):
     """Copies every checkpoint to an address."""
 
     name = "checkpoint_copy"
