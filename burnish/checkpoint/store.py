@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from burnish.checkpoint import tensor_file
 from burnish.checkpoint.files import Checkpoint, FileEntry, Manifest, numbered, opened, publish_manifest, read
@@ -149,10 +149,7 @@ class CheckpointStore:
                 raise TimeoutError(f"timed out after {TIMEOUT:g} s writing a checkpoint to {self.folder}")
             writing.result()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+    def close(self, kind: type[BaseException] | None) -> None:
         """Wait for a save in the background, except on KeyboardInterrupt; an exception in flight takes precedence."""
         if kind is None:
             self.wait()
