@@ -175,7 +175,7 @@ def read(path: Path) -> Checkpoint:
     try:
         checkpoint = opened(path)
         with ThreadPoolExecutor(min(HASHED, os.cpu_count() or 1)) as threads:
-            digests = threads.map(lambda name: _sha256(path / name), checkpoint.files)
+            digests = threads.map(lambda name: sha256_of(path / name), checkpoint.files)
             for (name, entry), digest in zip(checkpoint.files.items(), digests, strict=True):
                 if digest != entry.sha256:
                     raise UserError(f"{path / name} is damaged: its sha256 is not the one in {MANIFEST}")
@@ -214,7 +214,8 @@ def opened(path: Path) -> Checkpoint:
     return Checkpoint(path=path, **vars(replace(manifest, unvalidated=metrics)))
 
 
-def _sha256(file: Path) -> str:
+def sha256_of(file: Path) -> str:
+    """Of a file's content."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 

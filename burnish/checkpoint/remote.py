@@ -7,19 +7,15 @@ hash that the manifest states, so that what has a manifest is complete.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
-from burnish.checkpoint.files import MANIFEST, VISIBLE, FileEntry, Manifest, parse, read_manifest
+from burnish.checkpoint.files import MANIFEST, VISIBLE, FileEntry, Manifest, parse, read, read_manifest, sha256_of
 from burnish.utils.disk import sync, write_atomically
 from burnish.utils.errors import UserError
 from burnish.utils.paths import ALARMS, ALARMS_FIRST, CHECKPOINTS, CONFIG, METRICS
 
-CHUNK = 8 << 20  # bytes
 RECORDS = (CONFIG, METRICS, ALARMS, ALARMS_FIRST)  # a run's other files that go along
 
 
@@ -91,7 +87,7 @@ class Remote:
         """
         place = self._place(update, MANIFEST)
         try:
-            found = parse(b"".join(self._chunks(place)), place)
+            found = parse(self._content(place), place)
         except UserError as error:
             raise Damaged(str(error)) from None
         if found.update != update:
@@ -115,16 +111,15 @@ class Remote:
             )
         staged, target = checkpoints / f".saving-{update:08d}-{uuid4().hex[:8]}", checkpoints / f"{update:08d}"
         try:
-            for name, entry in manifest.files.items():
+            for name in manifest.files:
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)
-                place = self._place(update, name)
-                with (staged / name).open("xb") as file:
-                    digest = self._digest(place, file.write)
-                    file.flush()
-                    os.fsync(file.fileno())
-                if digest != entry.sha256:
-                    raise Damaged(f"{place} is damaged: it is not what {MANIFEST} says")
+                self._check_plain(self._place(update, name))
+                self.fs.get_file(self._place(update, name), str(staged / name))
             write_atomically(staged / MANIFEST, manifest.render())
+            try:
+                read(staged)
+            except UserError as error:
+                raise Damaged(f"{self._place(update, '')} is damaged: {error}") from None
             if target.exists():  # damaged: whoever fetches has looked
                 aside = checkpoints / f".removing-{update:08d}-{uuid4().hex[:8]}"
                 target.rename(aside)
@@ -141,43 +136,30 @@ class Remote:
             place = f"{self.root}/{name}"
             if not (run / name).exists() and self.fs.exists(place):
                 (run / name).parent.mkdir(exist_ok=True)
-                write_atomically(run / name, b"".join(self._chunks(place)))
+                write_atomically(run / name, self._content(place))
 
     def _place(self, update: int, name: str) -> str:
         return f"{self.root}/{CHECKPOINTS}/{update:08d}/{name}".rstrip("/")
 
     def _copy_file(self, file: Path, place: str, entry: FileEntry) -> None:
-        sha256 = entry.sha256
-        if self.fs.exists(place) and self.fs.size(place) == entry.size and self._digest(place) == sha256:
+        if self.fs.exists(place) and self.fs.size(place) == entry.size and self._digest(place) == entry.sha256:
             return
-        digest = hashlib.sha256()
-        with file.open("rb") as source, self._open_new(place) as target:
-            while chunk := source.read(CHUNK):
-                digest.update(chunk)
-                target.write(chunk)
-        if digest.hexdigest() != sha256:
+        if sha256_of(file) != entry.sha256:
             raise Damaged(f"{file} is damaged: its sha256 is not the one in {MANIFEST}")
-        if self._digest(place) != sha256:
+        self._make_way(place)
+        self.fs.put_file(str(file), place)
+        if self._digest(place) != entry.sha256:
             raise OSError(f"{place} was not kept as it was written: its sha256 is another one")
 
-    def _digest(self, place: str, also: Callable[[bytes], Any] = lambda chunk: None) -> str:
-        digest = hashlib.sha256()
-        for chunk in self._chunks(place):
-            digest.update(chunk)
-            also(chunk)
-        return digest.hexdigest()
-
-    def _chunks(self, place: str) -> Iterator[bytes]:
-        """A file's content.
-
-        Raises:
-            Damaged: it is missing, or is none.
-        """
-        self.fs.invalidate_cache()
+    def _digest(self, place: str) -> str:
         self._check_plain(place)
         with self.fs.open(place, "rb") as source:
-            while chunk := source.read(CHUNK):
-                yield chunk
+            return hashlib.file_digest(source, "sha256").hexdigest()
+
+    def _content(self, place: str) -> bytes:
+        self._check_plain(place)
+        content: bytes = self.fs.cat_file(place)
+        return content
 
     def _check_plain(self, place: str) -> None:
         """Refuse what is no file: a pipe never ends, and a link on a shared disk may lead to somebody's own files.
@@ -185,6 +167,7 @@ class Remote:
         Raises:
             Damaged: it is missing, or something else.
         """
+        self.fs.invalidate_cache()
         try:
             about = self.fs.info(place)
         except FileNotFoundError:
@@ -193,11 +176,10 @@ class Remote:
             raise Damaged(f"{place} is a folder, a link, a pipe or a device, but should be a file; remove it")
 
     def _write(self, place: str, content: bytes) -> None:
-        with self._open_new(place) as target:
-            target.write(content)
+        self._make_way(place)
+        self.fs.pipe_file(place, content)
 
-    def _open_new(self, place: str) -> Any:
+    def _make_way(self, place: str) -> None:
         self.fs.makedirs(place.rpartition("/")[0], exist_ok=True)
         if self.fs.lexists(place):
             self._check_plain(place)
-        return self.fs.open(place, "wb")
