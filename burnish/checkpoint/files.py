@@ -10,11 +10,13 @@ import json
 import math
 import os
 import re
+import secrets
+import shutil
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
@@ -218,6 +220,24 @@ def sha256_of(file: Path) -> str:
     """Of a file's content."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def temporary(kind: Literal["saving", "removing"], target: Path) -> Path:
+    """A folder beside a checkpoint's, that is none; it may remain after a kill."""
+    return target.with_name(f".{kind}-{target.name}-{secrets.token_hex(4)}")
+
+
+def reveal(staged: Path, target: Path) -> None:
+    """Rename a complete folder to its final name.
+
+    An older one of that name, which was damaged or belongs to updates that are done again, makes room.
+    """
+    replaced = temporary("removing", target)
+    if target.exists():
+        target.rename(replaced)
+    staged.rename(target)
+    sync(target.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def publish_manifest(path: Path, manifest: Manifest) -> None:

@@ -9,10 +9,20 @@ from __future__ import annotations
 import hashlib
 import shutil
 from pathlib import Path
-from uuid import uuid4
 
-from burnish.checkpoint.files import MANIFEST, VISIBLE, FileEntry, Manifest, parse, read, read_manifest, sha256_of
-from burnish.utils.disk import sync, write_atomically
+from burnish.checkpoint.files import (
+    MANIFEST,
+    VISIBLE,
+    FileEntry,
+    Manifest,
+    parse,
+    read,
+    read_manifest,
+    reveal,
+    sha256_of,
+    temporary,
+)
+from burnish.utils.disk import write_atomically
 from burnish.utils.errors import UserError
 from burnish.utils.paths import ALARMS, ALARMS_FIRST, CHECKPOINTS, CONFIG, METRICS
 
@@ -99,17 +109,11 @@ class Remote:
 
         Raises:
             Damaged: a file is not what the manifest says.
-            UserError: the disk lacks room.
             OSError: of either file system.
         """
         manifest = self.manifest(update)
-        need, room = sum(entry.size for entry in manifest.files.values()), shutil.disk_usage(checkpoints).free
-        if need > room:
-            raise UserError(
-                f"{self._place(update, '')} has {need / 1e9:.2f} GB, but {checkpoints} has room for {room / 1e9:.2f} "
-                "GB; free some, or give another output_dir"
-            )
-        staged, target = checkpoints / f".saving-{update:08d}-{uuid4().hex[:8]}", checkpoints / f"{update:08d}"
+        target = checkpoints / f"{update:08d}"
+        staged = temporary("saving", target)
         try:
             for name in manifest.files:
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)
@@ -120,12 +124,7 @@ class Remote:
                 read(staged)
             except UserError as error:
                 raise Damaged(f"{self._place(update, '')} is damaged: {error}") from None
-            if target.exists():  # damaged: whoever fetches has looked
-                aside = checkpoints / f".removing-{update:08d}-{uuid4().hex[:8]}"
-                target.rename(aside)
-                shutil.rmtree(aside)
-            staged.rename(target)
-            sync(checkpoints)
+            reveal(staged, target)  # one that is there is damaged: whoever fetches has looked
         finally:
             shutil.rmtree(staged, ignore_errors=True)
         return target

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import secrets
 import shutil
 import threading
 import time
@@ -17,7 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from burnish.checkpoint import tensor_file
-from burnish.checkpoint.files import Checkpoint, FileEntry, Manifest, numbered, opened, publish_manifest, read
+from burnish.checkpoint.files import (
+    Checkpoint,
+    FileEntry,
+    Manifest,
+    numbered,
+    opened,
+    publish_manifest,
+    read,
+    reveal,
+    temporary,
+)
 from burnish.checkpoint.state import NAME, plain
 from burnish.options import CheckpointOptions
 from burnish.rl.algorithm import Metrics
@@ -90,7 +99,7 @@ class CheckpointStore:
         size = len(text) + sum(tensor.nbytes for tensor in tensors.values())  # of what all ranks write
 
         def write(ranks: Ranks) -> None:
-            staged = ranks.first(lambda: self._temporary("saving", target))
+            staged = ranks.first(lambda: temporary("saving", target))
             try:
                 ranks.first(lambda: self._stage(staged))
                 files = _by_all(ranks, lambda: _write_own(staged, ranks.rank, pieces))
@@ -186,19 +195,11 @@ class CheckpointStore:
         return read(Path(path))
 
     def _publish(self, staged: Path, target: Path, text: bytes, manifest: Manifest) -> None:
-        """Complete a folder, whose tensors all ranks have written and hashed, and rename it to its final name.
-
-        An older one of that name, which was damaged or belongs to updates that are done again, makes room.
-        """
+        """Complete a folder, whose tensors all ranks have written and hashed, and make it visible."""
         rest = tensor_file.write_file(staged / NAME, iter([text]))
         sync(staged / tensor_file.FOLDER)
         publish_manifest(staged, replace(manifest, files={NAME: rest} | manifest.files))
-        replaced = self._temporary("removing", target)
-        if target.exists():
-            target.rename(replaced)
-        staged.rename(target)
-        sync(self.folder)
-        shutil.rmtree(replaced, ignore_errors=True)
+        reveal(staged, target)
 
     def _retire(self, update: int) -> None:
         """Remove older checkpoints; later ones belong to a run that was resumed from an earlier update."""
@@ -229,15 +230,12 @@ class CheckpointStore:
 
     def _remove(self, path: Path) -> None:
         """Rename a checkpoint before removing it, so that a kill never leaves a partial one."""
-        removing = self._temporary("removing", path)
+        removing = temporary("removing", path)
         try:
             path.rename(removing)
             shutil.rmtree(removing)
         except OSError as error:
             log.warning("checkpoint %s can't be removed: %s", path, error)
-
-    def _temporary(self, kind: str, target: Path) -> Path:
-        return self.folder / f".{kind}-{target.name}-{secrets.token_hex(4)}"
 
     def _failure(self, target: Path, size: int, error: Exception) -> str:
         """Message of a failed save."""

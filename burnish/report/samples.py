@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from burnish.config.run_folder import RunFolder
+from burnish.types.media import evenly_spaced
 from burnish.utils.records import RECORD, cached, leads_out, read_records, stamp
 
 SAMPLES, SCORES, PROMPTS = "samples.jsonl", "scores.jsonl", "prompts.jsonl"
@@ -168,9 +169,7 @@ def cut(text: str | None, most: int = LONGEST_TEXT) -> str | None:
 
 def chosen(items: Sequence[T], most: int = MOST_UPDATES) -> Sequence[T]:
     """Evenly spaced ones, the first and the last among them."""
-    if len(items) <= most:
-        return items
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+    return [items[place] for place in evenly_spaced(len(items), most)]
 
 
 def relative(file: Path, folder: RunFolder) -> str | None:
