@@ -31,7 +31,7 @@ from burnish.checkpoint.state import NAME, plain
 from burnish.options import CheckpointOptions
 from burnish.rl.algorithm import Metrics
 from burnish.training.ranks import SINGLE_RANK, Ranks
-from burnish.utils.disk import FULL, sync
+from burnish.utils.disk import sync, write_error
 from burnish.utils.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -241,17 +241,8 @@ class CheckpointStore:
         """Message of a failed save."""
         earlier = self.latest()
         intact = f"checkpoint {earlier.path} is intact" if earlier else "there is no earlier one"
-        if not (isinstance(error, OSError) and error.errno in FULL):
-            why = (error.strerror if isinstance(error, OSError) else None) or error
-            return (
-                f"checkpoint {target} can't be written: {why}; {intact}; check the disk and the permissions of the "
-                "folder, then run the same command to resume"
-            )
-        return (
-            f"no space is left in {self.folder}: checkpoint {target.name} needs about {size / 1e6:.2f} MB in "
-            f"addition to those that are kept; {intact}; free some space or lower checkpoint.keep_last, then run the "
-            "same command to resume"
-        )
+        why = write_error(target, error) if isinstance(error, OSError) else f"{target} can't be written: {error}"
+        return f"{why}; {intact}. A checkpoint takes {size / 1e6:.2f} MB (checkpoint.keep_last says how many are kept)"
 
 
 def _in_background(work: Callable[[], None]) -> Future[None]:
