@@ -23,7 +23,6 @@ from burnish.utils.json_text import parse_json, read_object
 from burnish.utils.reading import read_file
 
 HEADER, RECORDS, RESULT, MEDIA = "suite.json", "samples.jsonl", "result.json", "media"
-LARGEST = 1 << 30  # bytes of records
 MOST = 10**7  # prompts, samples of a prompt, shards
 
 Record = dict[str, Any]
@@ -136,7 +135,7 @@ class Folder:
         file = self.path / RECORDS
         if not file.exists():
             return
-        for line in read_file(file, LARGEST).splitlines(keepends=True):
+        for line in read_file(file).splitlines(keepends=True):
             try:
                 record = parse_json(line) if line.endswith(b"\n") else None
             except ValueError:

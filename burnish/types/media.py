@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from burnish.types.headers import SIDEWAYS, Header, digest_of, header_of_content, located, seen
 from burnish.utils.media import (
     DEFAULT_FPS,
+    Spool,
+    Unread,
     all_frames,
     as_rgb,
     check_pixels,
@@ -24,7 +26,6 @@ from burnish.utils.media import (
     read_sound,
     video_shape,
 )
-from burnish.utils.spool import Spool, Unread
 
 if TYPE_CHECKING:
     import numpy as np
