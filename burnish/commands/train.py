@@ -229,7 +229,7 @@ def beside(config: RunConfig, folder: RunFolder) -> list[Hook]:
     """What copies and exports every checkpoint, if the options ask for it."""
     options, followers = config.checkpoint, list[Follower]()
     if options.copy_to is not None:
-        followers.append(Copies(folder, options.copy_to))
+        followers.append(Copies(folder, options))
     if options.export is not None:
         followers.append(Exports(folder, options.export))
     return [Beside(followers, folder, wait=options.wait, option="checkpoint.wait")] if followers else []

@@ -7,7 +7,6 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread, main_thread
 
@@ -15,6 +14,7 @@ from burnish.checkpoint.files import Manifest, numbered, read_manifest
 from burnish.checkpoint.remote import Remote
 from burnish.config.run_folder import RunFolder
 from burnish.hooks import Hook
+from burnish.options import CheckpointOptions
 from burnish.utils.addresses import redacted
 from burnish.utils.errors import UserError
 from burnish.utils.terminal import printable
@@ -152,9 +152,9 @@ class Copies(Follower):
 
     name = "checkpoint_copy"
 
-    def __init__(self, folder: RunFolder, address: str) -> None:
+    def __init__(self, folder: RunFolder, options: CheckpointOptions) -> None:
         super().__init__("checkpoint.copy_to", folder)
-        self.address = address
+        self.address, self.keep, self.best = options.copy_to or "", options.copy_keep, options.keep_best
         self._remote: Remote | None = None
         self._copied: dict[str, Manifest] = {}  # by name; a manifest changes when a validation is recorded
 
@@ -167,20 +167,36 @@ class Copies(Follower):
         for folder, manifest in iter(self._pending, None):
             try:
                 self._remote.copy(folder)
-                self._remote.copy_records(self.folder.path)
-                self.delivered = max(self.delivered, int(folder.name))
             except (FileNotFoundError, UserError) as error:
-                if folder.is_dir() and not isinstance(error, UserError):
+                if not folder.is_dir():
+                    self.warn(
+                        f"{folder} was removed before it was copied; raise checkpoint.keep_last to copy every one"
+                    )
+                    continue
+                if not isinstance(error, UserError):
                     raise
-                removed = f"{folder} was removed before it was copied; raise checkpoint.keep_last to copy every one"
-                self.warn(str(error) if folder.is_dir() else removed)  # damaged here: no second try changes that
+                self.warn(str(error))  # damaged on this machine, which no second try changes
+                self._copied[folder.name] = manifest
+                continue
             self._copied[folder.name] = manifest
+            self._remote.copy_records(self.folder.path)
+            self.delivered = max(self.delivered, int(folder.name))
+            if self.keep is not None:
+                self._remote.retire(self.keep, best=self.best, update=max(map(int, self._copied)))
 
     def _pending(self) -> tuple[Path, Manifest] | None:
-        """The newest checkpoint that is not copied as it is."""
-        for path in sorted(numbered(self.folder.checkpoints), reverse=True):
-            with suppress(OSError, UserError):  # it is being removed, or was never complete
-                manifest = read_manifest(path)
-                if self._copied.get(path.name) != manifest:
-                    return path, manifest
+        """The newest checkpoint that is not copied as it is, of those that are to be kept there."""
+        newest = sorted(numbered(self.folder.checkpoints), reverse=True)
+        manifests = [(path, manifest) for path in newest if (manifest := _manifest(path)) is not None]
+        wanted = manifests[: self.keep]
+        scored = [(manifest.score, path, manifest) for path, manifest in manifests if manifest.score is not None]
+        if self.best and self.keep is not None and scored:
+            wanted.append(max(scored, key=lambda one: one[:2])[1:])
+        return next(((path, manifest) for path, manifest in wanted if self._copied.get(path.name) != manifest), None)
+
+
+def _manifest(checkpoint: Path) -> Manifest | None:
+    try:
+        return read_manifest(checkpoint)
+    except (OSError, UserError):  # it is being removed, or was never complete
         return None

@@ -392,8 +392,10 @@ class CheckpointOptions:
     run does it, with a copy of the model in CPU memory; if it fails, the run goes on."""
     copy_to: Address | None = None
     """Address of a folder that gets a verified copy of every checkpoint: s3://, gs://, hdfs://, file:// or another that
-    fsspec knows, with credentials from the environment. The run does not wait for it; if it fails, the run goes on.
+    fsspec knows, with credentials from the environment. A process beside the run does it; if it fails, the run goes on.
     resume=ADDRESS goes on from there."""
+    copy_keep: Annotated[Count | None, ReadIf("copy_to")] = None
+    """Newest N copies are kept at copy_to, and with keep_best the best; null keeps all."""
     wait: Annotated[NonNegative, ReadIf("makes_copies", why="never read when export and copy_to are null")] = 600.0
     """Seconds at the end of a run, or a stop, in which export and copy_to may be finished; 10 at most if it fails."""
 
