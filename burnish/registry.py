@@ -26,7 +26,7 @@ import pydantic.dataclasses
 import pydantic.fields
 import pydantic_core
 
-from burnish.utils.contracts import arguments, place, summary, unfulfilled
+from burnish.utils.contracts import arguments, summary, unfulfilled
 from burnish.utils.errors import UserError
 from burnish.utils.user_code import absolute, load_object, path_of, reason
 
@@ -290,7 +290,7 @@ def _entry(kind: str, name: str, given: Any, about: dict[str, Any]) -> Any:
         _import_all(kind)  # so that a name of ours is found to be taken by whoever takes it second
     before = entries.get(name)
     if before is not None and _origin(before) != _origin(given):  # a file may be imported twice, a cell run again
-        raise UserError(f"{_what(kind, name, given)} is registered already, by {place(before)}; give it another name")
+        raise UserError(f"{_what(kind, name, given)} is registered already, by {path_of(before)}; give it another name")
     if theirs and (other := _rather(kind, given)) is not None:
         raise UserError(
             f"{_what(kind, name, given)} is of kind {other}: register it as such, or set the task that uses it"
@@ -313,7 +313,7 @@ def _entry(kind: str, name: str, given: Any, about: dict[str, Any]) -> Any:
 
 
 def _what(kind: str, name: str, given: Any) -> str:
-    return f"{kind} {name!r} ({place(given)})"
+    return f"{kind} {name!r} ({path_of(given)})"
 
 
 def _origin(thing: Any) -> tuple[str, str]:
@@ -345,7 +345,7 @@ def _of_function(function: Callable[..., Any], name: str, base: str) -> type:
     own = [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
     bare = [one.name for one in own if one.annotation is one.empty]
     if bare:
-        raise UserError(f"{place(function)}: parameter {bare[0]} has no type; write it as in {bare[0]}: float = 1.0")
+        raise UserError(f"{path_of(function)}: parameter {bare[0]} has no type; write it as in {bare[0]}: float = 1.0")
     # types of tensors are not resolved: their modules may be imported for type checkers alone
     holder = type(name, (), {"__annotations__": {one.name: one.annotation for one in own}})
     holder.__module__ = function.__module__

@@ -16,6 +16,7 @@ from typing import Any
 from burnish.data.records import data_error
 from burnish.data.values import shown
 from burnish.types.media import HIGHEST_RATE, Fit, Kind, Media
+from burnish.utils.errors import UserError
 from burnish.utils.media import DEFAULT_FPS, as_rgb
 
 PICTURE_SIZES = {"min_pixels": "min_pixels", "max_pixels": "max_pixels"}  # a record's key, and the field of ``Fit``
@@ -207,6 +208,8 @@ def check_media(
                 return f"{name} {why}"
             if number % every == 0 or (media.kind == "image" and not media.header().complete):
                 media.decode()
+        except UserError:  # about the model
+            raise
         except Exception as error:  # decoders raise errors of any type
             return f"{name} can't be decoded: {error}"
         return ""

@@ -31,7 +31,6 @@ from burnish.utils.json_text import parse_json, read_object
 from burnish.utils.reading import read_file
 
 HEADER, RECORDS, RESULT, MEDIA = "suite.json", "samples.jsonl", "result.json", "media"
-LARGEST = 1 << 30  # bytes of records
 MOST = 10**7  # prompts, samples of a prompt, shards
 
 Record = dict[str, Any]
@@ -164,7 +163,7 @@ def _records(file: Path) -> Iterator[Record]:
     """Those of a file, up to the first that was not written to its end."""
     if not file.exists():
         return
-    for line in read_file(file, LARGEST).splitlines(keepends=True):
+    for line in read_file(file).splitlines(keepends=True):
         try:
             record = parse_json(line) if line.endswith(b"\n") else None
         except ValueError:

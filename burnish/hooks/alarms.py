@@ -107,9 +107,6 @@ class Alarms(Hook):
                     log.info("update %d: alarm %s is over", update, one.name)
         metrics["alarms/standing"] = float(len(self._active))
 
-    def close(self) -> None:
-        self.lines.close()
-
     def _raise(self, update: int, alarm: Alarm) -> None:
         self._active.add(alarm.name)
         sheets: tuple[str, ...] = ()

@@ -12,8 +12,7 @@ from pydantic import Field
 from burnish.config.batches import Sizes
 from burnish.config.run import RunConfig
 from burnish.config.tasks import JUDGEMENTS, RESPONSES, Words
-from burnish.environments.base import Environment
-from burnish.environments.function import FunctionEnvironment
+from burnish.environments.base import Environment, FunctionEnvironment
 from burnish.environments.tools import Tools
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.model.loading import check_files

@@ -129,7 +129,7 @@ class LanguageEngine(ResponseEngine):
         with self.roles.sampling() as network:
             yield partial(
                 decode, self.roles.model, network, sampling=job.sampling, batch_size=self.batch_size,
-                check_cancelled=job.check_cancelled,
+                check_cancelled=job.check_cancelled, fused=[],
             )  # fmt: skip
 
     def entropy(self, trace: Completion, temperature: float) -> Tensor:

@@ -88,6 +88,10 @@ class GeneratorHalf:
         model = vars(self.assembly.roles.model)
         return [tape._results for tape in model["_tapes"].values()] if "_tapes" in model else ()
 
+    def begin(self) -> None:
+        if self.assembly.finished:  # whose layout the first prompt's own run tells
+            self.assembly.engine.latent_shape(self.assembly.train_prompts[0])
+
     def prepare(self) -> None:
         """Do once what is done for every prompt, every sample and every step."""
         roles: FlowRoles = self.assembly.roles

@@ -199,8 +199,7 @@ class Worker(threading.Thread):
             ChildDied: the process ended.
             CancelledError: the worker was killed.
         """
-        answer: list[Score] | Score = self._ask(until, label, list(rows), samples)
-        return answer
+        return self._ask(until, label, list(rows), samples)  # type: ignore[no-any-return]
 
     def _ask(self, until: float, label: str = "", rows: Sequence[int] = (), samples: bytes = b"") -> Any:
         with self._lock:

@@ -17,7 +17,7 @@ from burnish.types.media import Fit, Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.types.rollout import Denoising, Failure, Requests, Rollouts, Scored, ScoredResponses, Scores
 from burnish.types.samples import Execution, Quote, ResponseStats
-from burnish.utils.spool import Unread
+from burnish.utils.media import Unread
 
 _TYPES = (
     Completion, Denoising, Encoded, Execution, Failure, Features, Fit, Gathered, Media, Message, Part,

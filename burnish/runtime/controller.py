@@ -23,12 +23,11 @@ from burnish.rollout.sources import OnlineSource, RolloutRequest, Source, split
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call, RestartLimit, Unschedulable, WorkerDied, WorkerTimeout, all_done
 from burnish.runtime.cluster import Pool, cluster
-from burnish.runtime.reward_pool import reward_group
 from burnish.runtime.rollout_pool import RolloutPool
 from burnish.runtime.transfer import PromptNumbers, joined
 from burnish.runtime.weight_sync import WeightSync
 from burnish.runtime.weights import Mismatch
-from burnish.runtime.workers import RolloutActor, TrainerActor
+from burnish.runtime.workers import RolloutActor, TrainerActor, reward_group
 from burnish.training.profiling import nsight
 from burnish.training.ranks import RanksLost
 from burnish.types.rollout import Collected, RemoteBatch, Rollouts
@@ -185,7 +184,7 @@ class RayController(Controller):
     @cached_property
     def _pools(self) -> dict[str, Pool]:
         """Capacity of the cluster, which is reserved by the first use."""
-        return self._stack.enter_context(cluster(self.config.ray, self.config.pools)).pools
+        return self._stack.enter_context(cluster(self.config.ray, self.config.pools))
 
     def gpu_memory(self) -> dict[str, int]:
         networks = [pool for name, pool in self._pools.items() if name != "reward"]

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from burnish.utils.media import (
     DEFAULT_FPS,
+    Spool,
+    Unread,
     all_frames,
     as_rgb,
     check_room,
@@ -27,7 +29,6 @@ from burnish.utils.media import (
     read_sound,
     video_shape,
 )
-from burnish.utils.spool import Spool, Unread
 
 if TYPE_CHECKING:
     import numpy as np

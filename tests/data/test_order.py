@@ -71,7 +71,7 @@ def test_every_stretch_of_a_mixture_has_the_shares_and_lists_have_epochs_of_thei
 @pytest.mark.parametrize("options", [["data.sampler={page}:choose"], *seldom([], ["data.mix=[2, 1]"])], ids=str)
 def test_a_resumed_run_draws_as_if_nothing_had_happened(files, tmp_path, options):
     """By the order of the seed, in shares, and by the curriculum that the page shows, which sees rewards."""
-    (code,) = (block.text for block in blocks(ROOT / "docs" / "data_order.md") if block.title == "mine.py")
+    (code,) = (block.text for block in blocks(ROOT / "docs" / "data.md") if block.title == "mine.py")
     (tmp_path / "mine.py").write_text(code)
     given = [option.replace("{page}", str(tmp_path / "mine.py")) for option in options]
     whole, parts = (Drawn(files, lists(tmp_path, 5, 3), *given, name=name) for name in ("whole", "parts"))

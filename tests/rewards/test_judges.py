@@ -275,7 +275,6 @@ def test_it_sees_pictures_and_what_it_does_not_say_or_read_is_missing():
     ("judge", "options", "why"),
     [
         (reward, {"pattern": "(x)", "normalise": False}, "normalise"),
-        (reward, {"form": "yes", "normalise": False}, "form answers"),
         (reward, {"question_file": "plain.txt"}, r"\{response\}"),
         (endpoint, {"store": "no/such/folder/s"}, "store.*no/such/folder/s"),
     ],
