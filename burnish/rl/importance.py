@@ -299,20 +299,3 @@ def _share(yes: Tensor) -> Tensor:
 
 def _std(value: Tensor) -> Tensor:
     return value.std() if len(value) > 1 else value.new_zeros(())
-
-
-def variance_proxies(advantage: Tensor, score_power: Tensor) -> dict[str, Tensor]:
-    """Of terms with a known score, verl's proxies of the variance of the gradient, before its norm is known.
-
-    Args:
-        advantage: [M].
-        score_power: [M] squared norm of the gradient of the log-prob.
-
-    Returns:
-        One value per term, [M] each.
-    """
-    return {
-        "variance_proxy/proxy2_total_power": advantage.square() * score_power,
-        "variance_proxy/expected_a_squared": advantage.square(),
-        "variance_proxy/expected_w": score_power,
-    }

@@ -254,3 +254,20 @@ def squared_distance(value: Tensor, other: Tensor, share: Tensor | float = 1.0) 
         [M].
     """
     return (value - other).square().flatten(1).mean(1) / share
+
+
+def variance_proxies(advantage: Tensor, score_power: Tensor) -> dict[str, Tensor]:
+    """Of terms with a known score, verl's proxies of the variance of the gradient, before its norm is known.
+
+    Args:
+        advantage: [M].
+        score_power: [M] squared norm of the gradient of the log-prob.
+
+    Returns:
+        One value per term, [M] each.
+    """
+    return {
+        "variance_proxy/proxy2_total_power": advantage.square() * score_power,
+        "variance_proxy/expected_a_squared": advantage.square(),
+        "variance_proxy/expected_w": score_power,
+    }

@@ -11,9 +11,9 @@ from burnish.rl.importance import (
     rejected_fractions,
     rejection_mask,
     rejection_metrics,
-    variance_proxies,
     weight_metrics,
 )
+from burnish.rl.surrogates import variance_proxies
 from tests.conformance import Case, case, cases
 
 LEVELS = {"token": "step", "sequence": "sample"}

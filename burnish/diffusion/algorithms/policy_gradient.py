@@ -206,8 +206,7 @@ class StepPolicyGradient(PolicyGradient):
         )
 
     def loss(self, part: StepTerms, roles: Roles) -> Loss:
-        from burnish.rl.importance import variance_proxies
-        from burnish.rl.surrogates import extremes_of
+        from burnish.rl.surrogates import extremes_of, variance_proxies
         from burnish.types.rollout import Loss
 
         count = len(part)
