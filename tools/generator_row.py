@@ -27,7 +27,7 @@ from burnish.models.tiny.build import missing, write
 from burnish.models.tiny.calls import load as load_alone
 from burnish.models.tiny.calls import media
 from burnish.tasks import Assembly, assemble
-from burnish.types.clips import Sound
+from burnish.types.samples import Sound
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import LruCache
 

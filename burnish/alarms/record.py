@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from burnish.types.statistics import Quote
+from burnish.types.samples import Quote
 from burnish.utils.records import RECORD, read_records
 
 Row = Mapping[str, Any]  # metrics of an update

@@ -24,7 +24,7 @@ from burnish.report.samples import Scores, read_scores
 from burnish.report.statistics import pass_at_k
 from burnish.rewards.images.similarity import ImageVariety
 from burnish.types.rollout import Collected, Rollouts, ScoredResponses
-from burnish.types.statistics import WATCHED, Quote
+from burnish.types.samples import WATCHED, Quote
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.images import grid
 from burnish.utils.reading import read_file

@@ -12,8 +12,7 @@ from typing import Any
 from burnish.alarms.detectors import LAST
 from burnish.alarms.record import Raised, amount, number
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.evaluation.records import HEADER, RECORDS, Folder, Header
-from burnish.evaluation.results import ByTask, by_task, changes, result_of
+from burnish.evaluation.records import HEADER, RECORDS, ByTask, Folder, Header, by_task, changes, result_of
 from burnish.report.prompts import of_prompt, prompt_data, sample_data
 from burnish.report.samples import MOST_SCORED, chosen, cut, read_samples, relative, series
 from burnish.report.statistics import PLUS_MINUS, REWARD, SPACE, Measure, mean

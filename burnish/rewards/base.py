@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 from burnish.options import Count, Finite, Whole
 from burnish.options.mixing import Gate, Schedule
 from burnish.registry import Named, ReadIf, options
-from burnish.types.clips import Clip, Kind, is_finite, kind
 from burnish.types.media import evenly_spaced
+from burnish.types.samples import Clip, Kind, is_finite, kind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -278,7 +278,7 @@ class Reward(AnyReward):
 
         Args:
             images: uint8 arrays [H, W, 3], RGB, whose sizes may differ; where ``reads`` names others, clips and sounds
-                as in ``burnish.types.clips``.
+                as in ``burnish.types.samples``.
             prompts: of each picture.
 
         Returns:

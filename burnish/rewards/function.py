@@ -20,7 +20,7 @@ from burnish.registry import options, register
 from burnish.rewards.base import NOTHING, AnyReward, Compared, Reward, RewardInputs, Score
 from burnish.rewards.calls import failed, missing
 from burnish.rewards.text.base import LanguageReward
-from burnish.types.clips import Kind
+from burnish.types.samples import Kind
 from burnish.utils.errors import UserError
 from burnish.utils.user_code import awaited, load_object
 
@@ -441,7 +441,7 @@ class Function(FunctionReward, Reward):
     references, latents, condition_images, extra_info, keys of the record (docs/rewards.md).
 
     It returns a number per sample, None where there is none, or a dict with a score and further values. Of a model
-    that draws clips ``images`` are ``burnish.types.clips.Clip``, or the frames that ``frames`` names.
+    that draws clips ``images`` are ``burnish.types.samples.Clip``, or the frames that ``frames`` names.
     """
 
     takes: ClassVar[str] = "images, prompts"

@@ -15,8 +15,8 @@ from burnish.options import Count, Seconds, Threads, Whole
 from burnish.registry import ReadIf, options, register
 from burnish.rewards.base import Reward, Score
 from burnish.rewards.text.base import LanguageReward
-from burnish.types.clips import Kind
 from burnish.types.prompt import kinds_of
+from burnish.types.samples import Kind
 from burnish.utils.errors import UserError
 from burnish.utils.http import Servers, check_url, read_token, servers
 

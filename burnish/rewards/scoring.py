@@ -23,9 +23,8 @@ from burnish.options.mixing import MixingOptions
 from burnish.rewards.base import NOTHING, AnyReward, Compared, RewardInputs, Score, fields_required
 from burnish.rewards.calls import Tasks, Worker, call_reward, missing, with_retries
 from burnish.rewards.mixing import SUM, component_names, mix
-from burnish.types.clips import writable
 from burnish.types.prompt import Prompt, Prompts
-from burnish.types.statistics import DROPS, REPEATED, Ran
+from burnish.types.samples import DROPS, REPEATED, Ran, writable
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:

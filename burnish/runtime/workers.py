@@ -15,7 +15,7 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.controller import Controller
-from burnish.metrics import collected_metrics, measured
+from burnish.metrics import collected_metrics
 from burnish.options import ScoringOptions
 from burnish.rewards.base import NOTHING, AnyReward, RewardInputs
 from burnish.rewards.normalising import restore, with_first
@@ -120,7 +120,7 @@ class TrainerActor:
         self._record(update)
         given: Any = self.assembly.source.rollout(update)
         self._batch = given
-        metrics = collected_metrics(given) | measured(given)
+        metrics = collected_metrics(given)
         return RemoteBatch(rows=len(given), lengths=given.lengths, version=given.version, metrics=metrics)
 
     def compute_logprobs(self, scored: Collected | None) -> None:

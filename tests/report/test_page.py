@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from burnish.types.clips import Clip
+from burnish.types.samples import Clip
 from tests.support import reports
 from tests.support.clips import moving_square, tone
 from tests.support.drawing import noise

@@ -15,8 +15,8 @@ from burnish.registry import register
 from burnish.rewards.base import Score
 from burnish.rewards.networks.headed import HeadedReward, Question, QuestionReader, score_with
 from burnish.rewards.networks.loading import Source, batches, weight_files
-from burnish.types.clips import Clip, Kind
 from burnish.types.prompt import kinds_of
+from burnish.types.samples import Clip, Kind
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.weights import complaints_about

@@ -15,8 +15,8 @@ from burnish.rewards.images.learned import LearnedReward, PixelReward
 from burnish.rewards.networks.contrastive import Embedder, load_contrastive
 from burnish.rewards.networks.inputs import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, read_preprocessing
 from burnish.rewards.networks.loading import CONFIG, NetworkOptions, Source, load_strictly, network_complaint
-from burnish.types.clips import Clip, Kind
 from burnish.types.media import Media, evenly_spaced
+from burnish.types.samples import Clip, Kind
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from burnish.options import Count, Fraction
 from burnish.registry import options, register
 from burnish.rewards.base import NOTHING, Compared, Reward, RewardInputs, Score
-from burnish.types.clips import LUMA, Kind, Sample, coarse
+from burnish.types.samples import LUMA, Kind, Sample, coarse
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,8 +22,8 @@ from burnish.rewards.judges import forms
 from burnish.rewards.judges.backends import DecoderOptions, EndpointOptions
 from burnish.rewards.judges.forms import Subject
 from burnish.rewards.text.base import LanguageReward, Response
-from burnish.types.clips import Clip, Kind
 from burnish.types.media import Media, evenly_spaced
+from burnish.types.samples import Clip, Kind
 from burnish.utils.errors import UserError
 from burnish.utils.paths import resolve
 
