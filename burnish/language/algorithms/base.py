@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.options.language import TokenTeacher
+from burnish.registry import options
+from burnish.rl.algorithm import Algorithm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +45,18 @@ class LanguageNeeds:
     def to_sample(self) -> LanguageNeeds:
         """What of it sampling needs: no network but the policy."""
         return replace(self, reference=False, refreshed=False, critic=False, teachers=())
+
+
+@options
+class RowsOfResponses(Algorithm):
+    """Base of those that learn from rows of one or more responses, which no micro-batch parts."""
+
+    def micro_batches(self, batch: Any, size: int) -> Iterator[Any]:
+        answers = batch.answers
+        return (batch.select(rows) for rows in token_budget_batches(answers.trace, size, together=answers.members))
+
+    def size(self, batch: Any) -> int:
+        return len(batch)
 
 
 def in_parts(
