@@ -88,7 +88,7 @@ def measure(tiny: TinyLanguage, folder: Path, runs: Sequence[str] = RUNS) -> Row
     row.shared = largest(scores(model, sampled, "shared"), expected, sampled)
     row.greedy = greedy(model, prompts)
     row.gradients = gradients(model, sampled)
-    if model._appends.get("image"):
+    if model.forwards.collation.appends.get("image"):
         row.turns = second_turn(model, prompts)
     half = loaded(folder / "model", dtype="bfloat16")
     rounded = sample(half, prompts)

@@ -213,7 +213,7 @@ class LanguageRoles(TrainedRoles):
 
     def _blocks(self, network: nn.Module) -> list[nn.Module]:
         # layers of a vision tower are no blocks: a rank without pictures does not run them
-        return self.model.layers(network)
+        return list(self.model.layers(network))
 
     def _called_with(self, name: str) -> list[nn.Module]:
         if self.reward_head is not None:

@@ -17,6 +17,11 @@ from burnish.types.completion import Completion, Encoded, Features, pad_and_cat
 TEXT = ("input_ids", "attention_mask", "labels", "position_ids")  # what a processor returns beside media and kinds
 KINDS = "token_type_ids"  # how the names of kinds of tokens end
 Inputs = dict[str, Any]
+SIZES = ((60, 44), (44, 76), (96, 52))  # width and height in pixels: no two alike
+FRAMES = (4, 8, 6)
+SECONDS = (1.5, 1.0, 2.5)
+
+Process = Callable[[list[str], Sequence[Shown]], Inputs]
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,9 @@ class Collation:
     # tensors [1, L, ...] with an entry for each token of a prompt, as where text attends to pictures in layers of its
     # own (Mllama): responses go on with the last entry, as they do in the class's own decoding
     per_token: frozenset[str] = frozenset()
+    within: dict[str, int] = field(default_factory=dict)  # axes along which further media of the same prompt follow
+    # kinds of media that it reads, and whether media of later turns can follow those before, as all of them are at once
+    appends: dict[str, bool] = field(default_factory=dict)
 
     def groups(self, conversations: Sequence[Conversation], *, together: bool) -> list[list[int]]:
         """Which conversations are in one forward: those whose media can be joined, or each alone."""
@@ -115,39 +123,52 @@ class Collation:
         return inputs
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What the processor makes of a few media of one kind, by their numbers: in one prompt, and in several."""
+def learn(ask: Callable[[Sequence[str]], str], process: Process, audio_rate: int | None) -> Collation:
+    """How the tensors of all media that a processor reads are joined, from a few of its own batches.
 
-    alone: Callable[[Sequence[int]], Inputs]
-    together: Callable[[Sequence[Sequence[int]]], Inputs]
-
-
-def learn(trial: Trial) -> tuple[Collation, dict[str, int], bool]:
-    """How the tensors of one kind of media are joined.
-
-    Returns:
-        The collation, the axis along which further media of the same prompt follow, and whether tensors that are
-        joined along it are what the processor makes of all media at once.
+    Args:
+        ask: the text of a prompt with media of these kinds.
+        process: what the processor returns for texts and their media.
+        audio_rate: samples per second of sounds; None if the model hears none.
     """
-    first, second, more = trial.alone([0]), trial.alone([1]), _tried(trial.alone, [1, 2])
-    aligned = _per_token(first) & _per_token(more or second)
-    one, two, single = media_of(first), media_of(more), media_of(second)
-    three = media_of(_tried(trial.alone, [0, 1, 2]))
-    together = media_of(_tried(trial.together, [[0], [1, 2]] if two else [[0], [1]]))
-    mixed = media_of(_tried(trial.together, [[], [0]]))
-    # one without an axis keeps its conversation alone
-    axes = {name: _axis(one[name], (two or single)[name], together.get(name)) for name in one if name not in aligned}
-    known = {name: axis for name, axis in axes.items() if axis is not None}
-    rows = {name for name, axis in known.items() if name in mixed and mixed[name].shape[axis] > one[name].shape[axis]}
-    within: dict[str, int] = {}
-    exact = bool(three)
-    for name, expected in three.items():
-        axis = _axis(one[name], two[name], expected) if name in one and name in two else None
-        if axis is not None:
-            within[name] = axis
-        exact &= axis is not None and torch.equal(pad_and_cat([one[name], two[name]], axis), expected)
-    return Collation(known, frozenset(rows), per_token=frozenset(aligned)), within, exact
+    found = Collation()
+    for kind in ("image", "video", "audio") if audio_rate is not None else ("image", "video"):
+        media = samples(kind, audio_rate or 0)
+
+        def made(*prompts: Sequence[int], kind: str = kind, media: list[Any] = media) -> Inputs:
+            """Of prompts with some of the media each, by their numbers; nothing where the processor refuses them."""
+            shown = [Shown(**{f"{kind}s": [media[number] for number in prompt]}) for prompt in prompts]  # type: ignore[arg-type]
+            try:
+                return process([ask([kind] * len(prompt)) for prompt in prompts], shown)
+            except Exception:
+                return {}
+
+        first, second, more = made([0]), made([1]), made([1, 2])
+        one, single, two, three = map(media_of, (first, second, more, made([0, 1, 2])))
+        if not one:  # it refuses them, or leaves them out without a word (videos of Gemma 3)
+            continue
+        together, mixed = media_of(made([0], [1, 2] if two else [1])), media_of(made([], [0]))
+        aligned = _per_token(first) & _per_token(more or second)
+        # one without an axis keeps its conversation alone
+        axes = {
+            name: _axis(one[name], (two or single)[name], together.get(name)) for name in one if name not in aligned
+        }
+        known = {name: axis for name, axis in axes.items() if axis is not None}
+        sizes = {
+            name: (one[name].shape[axis], mixed[name].shape[axis]) for name, axis in known.items() if name in mixed
+        }
+        rows = {name for name, (alone, beside) in sizes.items() if beside > alone}
+        whole = {name: _axis(one[name], two[name], three[name]) for name in one.keys() & two.keys() & three.keys()}
+        within = {name: axis for name, axis in whole.items() if axis is not None}
+        appends = bool(three) and all(
+            name in within and torch.equal(pad_and_cat([one[name], two[name]], within[name]), expected)
+            for name, expected in three.items()
+        )
+        found = Collation(
+            found.axes | known, found.rows | rows, per_token=found.per_token | aligned, within=found.within | within,
+            appends=found.appends | {kind: appends},
+        )  # fmt: skip
+    return found
 
 
 def media_of(inputs: Inputs) -> dict[str, Tensor]:
@@ -167,13 +188,6 @@ def kinds_of(inputs: Inputs) -> dict[str, Tensor]:
     return {name: value[0].long() for name, value in inputs.items() if name.endswith(KINDS)}
 
 
-def _tried(make: Callable[[Any], Inputs], media: Any) -> Inputs:
-    try:
-        return make(media)
-    except Exception:
-        return {}
-
-
 def _axis(first: Tensor, second: Tensor, both: Tensor | None) -> int | None:
     """The axis along which two tensors were joined; None if it can't be told."""
     if both is None or not first.ndim == second.ndim == both.ndim:
@@ -187,47 +201,6 @@ def _axis(first: Tensor, second: Tensor, both: Tensor | None) -> int | None:
     return None
 
 
-SIZES = ((60, 44), (44, 76), (96, 52))  # width and height in pixels: no two alike
-FRAMES = (4, 8, 6)
-SECONDS = (1.5, 1.0, 2.5)
-
-Process = Callable[[list[str], Sequence[Shown]], Inputs]
-
-
-def learn_all(
-    ask: Callable[[Sequence[str]], str], process: Process, audio_rate: int | None
-) -> tuple[Collation, dict[str, int], dict[str, bool]]:
-    """The collation of all kinds of media that a processor reads; see ``collation.learn``.
-
-    Args:
-        ask: the text of a prompt with media of these kinds.
-        process: what the processor returns for texts and their media.
-        audio_rate: samples per second of sounds; None if the model hears none.
-    """
-    collation = Collation()
-    within: dict[str, int] = {}
-    appends: dict[str, bool] = {}
-    for kind in ("image", "video", "audio") if audio_rate is not None else ("image", "video"):
-        media = samples(kind, audio_rate or 0)
-
-        def alone(chosen: Sequence[int], kind: str = kind, media: list[Any] = media) -> Inputs:
-            some = [media[number] for number in chosen]
-            return process([ask([kind] * len(some))], [_shown(kind, some)])
-
-        def together(groups: Sequence[Sequence[int]], kind: str = kind, media: list[Any] = media) -> Inputs:
-            texts = [ask([kind] * len(group)) for group in groups]
-            return process(texts, [_shown(kind, [media[number] for number in group]) for group in groups])
-
-        if not media_of(_tried(alone, [0])):  # it refuses them, or leaves them out without a word (videos of Gemma 3)
-            continue
-        own, axes, appends[kind] = learn(Trial(alone, together))
-        collation = Collation(
-            collation.axes | own.axes, collation.rows | own.rows, per_token=collation.per_token | own.per_token
-        )  # fmt: skip
-        within |= axes
-    return collation, within, appends
-
-
 def loses(process: Process, ask: Callable[[Sequence[str]], str]) -> bool:
     """Whether a processor returns less of a picture and a video in one prompt than of both apart (SmolVLM)."""
     picture, video = Shown(images=samples("image")[:1]), Shown(videos=samples("video")[:1])
@@ -237,11 +210,6 @@ def loses(process: Process, ask: Callable[[Sequence[str]], str]) -> bool:
     except Exception:  # so it says itself
         return False
     return sum(one.numel() for one in both.values()) < sum(one.numel() for each in apart for one in each.values())
-
-
-def _shown(kind: str, media: Sequence[Any]) -> Shown:
-    named: dict[str, Any] = {f"{kind}s": media}
-    return Shown(**named)
 
 
 def samples(kind: str, rate: int = 0) -> list[Any]:

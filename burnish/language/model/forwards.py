@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from burnish.language.packing import ResponseStates
 from burnish.types.batch import to_device
 from burnish.types.completion import Completion, Features
 from burnish.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from burnish.language.model.capabilities import Capabilities
 
 
 class Forwards:
@@ -47,24 +50,20 @@ class Forwards:
         out, states = self.call(network, inputs | {"use_cache": False}, logits="all" if logits else "last")
         return states, out.logits if logits else None
 
-    def responses(
-        self, network: Any, completion: Completion, *, fill: dict[str, int], together: bool, logits: bool, single: bool
-    ) -> ResponseStates:
+    def responses(self, network: Any, completion: Completion, known: Capabilities, *, single: bool) -> ResponseStates:
         """States of the policy's tokens: each response with its prompt, padded on the right.
 
         Args:
             network: that runs them.
             completion: prompts and responses.
-            fill: kinds of the policy's tokens.
-            together: rows share a forward; else each is alone.
-            logits: of the class's head too.
+            known: whether rows share a forward, and logits of the class's head are needed.
             single: all of them must be in one forward.
 
         Raises:
             UserError: they can't be.
         """
-        conversations = Conversation.of(completion, fill)
-        groups = self.collation.groups(conversations, together=together)
+        conversations, logits = Conversation.of(completion, known.fill), known.own_logits
+        groups = self.collation.groups(conversations, together=known.padded)
         if single and len(groups) > 1:
             raise UserError(
                 f"{type(network).__name__} can't have the media of a micro-batch in one forward, which sharded weights "
@@ -84,10 +83,10 @@ class Forwards:
                 start += states.shape[1]
         order = to_device(torch.cat([index[row] for row in range(len(conversations))]).to(torch.long), device)
         return ResponseStates(
-            _joined(hidden).index_select(0, order),
+            torch.cat(hidden).index_select(0, order),
             to_device(completion.mask, device),
             order,
-            logits=_joined(scores).index_select(0, order) if logits else None,
+            logits=torch.cat(scores).index_select(0, order) if logits else None,
         )
 
     def embed(
@@ -106,28 +105,24 @@ class Forwards:
         inputs |= self.placed(network, self.collation.media(features))
         if "position_ids" in self.accepted:  # they are given to the decoder itself
             inputs["position_ids"] = torch.arange(len(ids), device=ids.device)[None]
-        given = self._reached(network, decoder, inputs)
-        deep, mask = given.pop("deepstack_visual_embeds", None), given.pop("visual_pos_masks", None)
-        others = [name for name, value in given.items() if isinstance(value, Tensor | list) and name not in GIVEN]
-        if others or given.get("inputs_embeds") is None:
-            raise ValueError(f"the decoder is given {', '.join(others) or 'no embeddings'}")
-        return Embedded(given["inputs_embeds"][0], slots if mask is None else mask[0], list(deep or []))
-
-    def _reached(self, network: Any, decoder: nn.Module, inputs: Inputs) -> Inputs:
-        """What the class's forward gives to its decoder."""
 
         def stop(module: nn.Module, args: Any, given: Inputs) -> None:
             raise ReachedError(dict(given))
 
         hook = decoder.register_forward_pre_hook(stop, with_kwargs=True)
+        given: Inputs = {}
         try:
             with self.precision(inputs):
                 network(**inputs)
         except ReachedError as reached:
-            return reached.given
+            given = reached.given
         finally:
             hook.remove()
-        raise ValueError("the forward doesn't call the decoder")
+        deep, mask = given.pop("deepstack_visual_embeds", None), given.pop("visual_pos_masks", None)
+        others = [name for name, value in given.items() if isinstance(value, Tensor | list) and name not in GIVEN]
+        if others or given.get("inputs_embeds") is None:
+            raise ValueError(f"the decoder is given {', '.join(others) or 'no embeddings'}")
+        return Embedded(given["inputs_embeds"][0], slots if mask is None else mask[0], list(deep or []))
 
     def packed(self, decoder: Any, embedding: Embedded, source: Tensor, positions: Tensor, plan: Plan) -> Tensor:
         """Last hidden states [N, D] of a packed sequence ``source`` [N] of a table, at positions [A, N]."""
@@ -168,10 +163,6 @@ class Forwards:
         return out, seen[0]
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
-
-
 def accepted(kind: type) -> Iterator[str]:
     """Names of the arguments of a class's forward; where it passes others on, those of the classes above it too."""
     for one in kind.__mro__:
@@ -188,17 +179,12 @@ class HeadUnusedError(Exception):
     """The forward of a class doesn't call the module that it names as its head."""
 
 
-def recomputing(network: nn.Module) -> list[nn.Module]:
-    """Layers that are computed again in the backward pass; they keep nothing in a cache."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return [layer for layer in network.modules() if isinstance(layer, GradientCheckpointingLayer) and layer.training]
-
-
 @contextmanager
 def caching(network: nn.Module) -> Iterator[None]:
     """Layers keep what they add to a cache, also those that drop it under gradient checkpointing."""
-    layers = recomputing(network)
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [layer for layer in network.modules() if isinstance(layer, GradientCheckpointingLayer) and layer.training]
     for layer in layers:
         layer.training = False
     try:
@@ -209,7 +195,6 @@ def caching(network: nn.Module) -> Iterator[None]:
 
 
 DECODER, TOWER = "burnish_planned", "burnish_flash"  # towers hand boundaries of pictures to what is called flash
-FORMS = {"full_attention", "sliding_attention"}  # of layers, that a plan can have
 GIVEN = ("position_ids", "attention_mask", "inputs_embeds", "input_ids")
 
 
@@ -247,10 +232,3 @@ def switch(network: Any, decoder: Any, *, on: bool, tower: bool = True) -> None:
     vision: Any = getattr(network.config, "vision_config", None)
     if getattr(vision, "_attn_implementation", None) in ("sdpa", TOWER):
         vision._attn_implementation = TOWER if on and tower else "sdpa"
-
-
-def has_plan(decoder: Any) -> bool:
-    """Whether the configuration of a decoder says that its attention is of a kind that a plan can have."""
-    config = decoder.config
-    kinds = set(getattr(config, "layer_types", None) or [])
-    return config._attn_implementation == "sdpa" and kinds <= FORMS
