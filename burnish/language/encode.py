@@ -52,7 +52,7 @@ class Encoder:
         """
         self.model, self.tools, self.bounded = model, tools, bounded
         self.readers: Readers | None = None  # processes that read what prompts show, in place of this one
-        self._encoded: LruCache[Encoded] = LruCache(cached, _bytes_of)
+        self._encoded: LruCache[Encoded] = LruCache(cached, bytes_of)
 
     def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
         """Rows by reference to a table of the distinct prompts."""
@@ -126,7 +126,8 @@ def length_unread(model: LanguageModel, prompt: Prompt, tools: Sequence[dict[str
     return None
 
 
-def _bytes_of(encoded: Encoded) -> int:
+def bytes_of(encoded: Encoded) -> int:
+    """In memory, of tokens and media."""
     tensors = [*encoded.ids, *encoded.positions]
     for features in encoded.features:
         tensors += [*features.tensors.values(), *features.kinds.values()]
