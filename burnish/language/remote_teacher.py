@@ -86,13 +86,9 @@ class ServedTeacher:
             future.cancel()
         self._asked.clear()
 
-    def ask(self, seen: Completion, top_k: int) -> None:
-        """Ask about responses in the background."""
-        self._futures(seen, top_k)
-
     def read(self, seen: Completion, top_k: int, device: torch.device) -> ServedReading:
         """What the server thinks of responses, whose prompts are those that it reads."""
-        answers = [future.result() for future in self._futures(seen, top_k)]
+        answers = [future.result() for future in self.ask(seen, top_k)]
         mask = [seen.mask[row, : int(seen.length[row])] for row in range(len(seen))]
         ids = torch.cat([one[keep] for (one, _), keep in zip(answers, mask, strict=True)])
         values = torch.cat([one[keep] for (_, one), keep in zip(answers, mask, strict=True)])
@@ -104,12 +100,13 @@ class ServedTeacher:
     def chosen(self, seen: Completion) -> Tensor:
         """Log-prob of each token of the responses: [B, T]."""
         found = torch.zeros(seen.mask.shape)
-        for row, future in enumerate(self._futures(seen, 0)):
+        for row, future in enumerate(self.ask(seen, 0)):
             _, values = future.result()
             found[row, : len(values)] = values[:, 0]
         return found
 
-    def _futures(self, seen: Completion, top_k: int) -> list[Future[Answer]]:
+    def ask(self, seen: Completion, top_k: int) -> list[Future[Answer]]:
+        """Ask about responses in the background."""
         found = []
         for row, prompt in enumerate(seen.prompts.index.tolist()):
             before = seen.prompts.table.ids[prompt].tolist()
@@ -151,7 +148,14 @@ class ServedTeacher:
             raise self._silent(error) from error
         choices = answer.get("choices") or [{}]
         found: Any = choices[0].get("prompt_logprobs") or answer.get("prompt_logprobs")
-        if not isinstance(found, list) or len(found) != len(ids) or not all(map(_has, ids[1:], found[1:])):
+        if (
+            not isinstance(found, list)
+            or len(found) != len(ids)
+            or any(
+                not isinstance(entry, dict) or str(token) not in entry
+                for token, entry in zip(ids[1:], found[1:], strict=True)
+            )
+        ):
             raise UserError(
                 f"{self.option}.url is {self.url}, which returns no prompt_logprobs; serve the teacher with vLLM "
                 "(vllm serve MODEL), or give its directory as path"
@@ -160,7 +164,3 @@ class ServedTeacher:
 
     def _silent(self, error: Exception) -> UserError:
         return UserError(f"{self.option}.url is {self.url}, which does not answer: {error}; look after the server")
-
-
-def _has(token: int, entry: Any) -> bool:
-    return isinstance(entry, dict) and str(token) in entry

@@ -60,20 +60,17 @@ class RowsOfResponses(Algorithm):
 
 
 def in_parts(
-    function: Callable[[Completion], Sequence[Tensor]], trace: Completion, roles: LanguageRoles
+    function: Callable[[list[int]], Sequence[Tensor]], trace: Completion, roles: LanguageRoles
 ) -> list[Tensor]:
-    """Tensors [B, T] that ``function`` makes of micro-batches of tokens, without gradients, joined again.
+    """Tensors [B, T] that ``function`` makes of the rows of micro-batches of tokens, without gradients, joined again.
 
     The micro-batches are shared out among the ranks, and all ranks get all of them.
     """
     import torch
 
-    def run(some: list[int]) -> list[Tensor]:
-        return [value.cpu() for value in function(trace.select(some))]
-
     with torch.no_grad():
         batches = list(token_budget_batches(trace, roles.micro_batch_size))
-        parts = roles.distribute(run, batches)
+        parts = roles.distribute(lambda rows: [value.cpu() for value in function(rows)], batches)
     order = torch.tensor([row for some in batches for row in some]).argsort()
     return [torch.cat(list(column))[order] for column in zip(*parts, strict=True)]
 

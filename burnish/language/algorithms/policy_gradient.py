@@ -168,7 +168,7 @@ class TokenPolicyGradient(PolicyGradient):
         reference = trace.logprob[:, :0]
         if needs.reference:
             with roles.clock("ref"):
-                (reference,) = in_parts(lambda part: [roles.reference(part).logprob], trace, roles)
+                (reference,) = in_parts(lambda rows: [roles.reference(trace.select(rows)).logprob], trace, roles)
         old = learner if recomputed else trace.logprob
         return AnnotatedTokens(
             scored=scored,
@@ -322,7 +322,8 @@ def difference(trace: Completion, roles: LanguageRoles) -> float:
 def forward(trace: Completion, roles: LanguageRoles, *, logprob: bool, critic: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probs, entropies and values before the policy learns, each [B, T], or [B, 0] where nobody reads it."""
 
-    def read(part: Completion) -> list[Tensor]:
+    def read(rows: list[int]) -> list[Tensor]:
+        part = trace.select(rows)
         if not logprob:
             return [roles.values(part)]
         scores, *value = roles.scores_and_values(part) if critic else (roles.policy(part),)

@@ -94,7 +94,7 @@ class ReferenceAlgorithm(ResponseAlgorithm):
         """Log-probs of responses under a network, without gradient: [B]."""
         if not len(trace):
             return trace.logprob.sum(-1)
-        (logprob,) = in_parts(lambda part: [role(part).logprob], trace, roles)
+        (logprob,) = in_parts(lambda rows: [role(trace.select(rows)).logprob], trace, roles)
         return self.response_logprob(logprob, trace.mask)
 
 
