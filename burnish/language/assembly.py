@@ -123,14 +123,14 @@ class LanguageAssembly(Assembly):
             )  # fmt: skip
         return LanguageEngine(self.roles, batch_size=config.rollout.batch_size, seed=config.seed, cached=cached)
 
-    def _compared(self) -> Prompt | None:
-        """What an engine of its own is compared with when weights are published; None is what it has sampled.
+    def _compared(self) -> Prompt:
+        """What an engine of its own is compared with when weights are published.
 
         In a rollout worker the network gets the weights of the next version while samples are made.
         """
         if self.only_samples:
             return Prompt(text="What is this?")
-        return self.learnable_prompts[0] if self.ranks.size > 1 else None
+        return self.learnable_prompts[0]
 
     @property
     def publisher(self) -> ResponseEngine:
