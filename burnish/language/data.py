@@ -16,7 +16,7 @@ from burnish.language.encode import Encoder, length_unread, prompt_lengths
 from burnish.language.model.base import Positions
 from burnish.language.model.loading import check_experts, check_readable, check_words, positions_of
 from burnish.language.model.universal import LanguageModel
-from burnish.language.records import Labels, ResponseRecord, read_judgements, read_responses
+from burnish.language.records import ResponseRecord
 from burnish.language.teachers import check_taught, check_tokens
 from burnish.options.language import LanguageDataOptions
 from burnish.training.ranks import Ranks
@@ -138,21 +138,6 @@ def check_room(
 
 
 SLACK = 16  # tokens of a response that are not of its text, such as its end
-
-
-def read_records(files: Any, data: LanguageDataOptions, needs: Any) -> list[Any]:
-    """Responses of files with their prompts, and with labels where the algorithm, which has these needs, has heads.
-
-    Raises:
-        UserError: a file can't be read, or has wrong records.
-    """
-    if not needs.heads:
-        return list(read_responses(files, data, needs.data))
-    labels = Labels(
-        needs.data, needs.heads, ties=needs.ties, shares=needs.shares, separator=needs.separator,
-        question=needs.question,
-    )  # fmt: skip
-    return list(read_judgements(files, data, labels))
 
 
 def prompts_of(records: Sequence[ResponseRecord]) -> list[Prompt]:

@@ -23,8 +23,8 @@ from burnish.language.engine import (
     token_columns,
     validation_sampling,
 )
-from burnish.language.offline import JudgementData
-from burnish.language.records import JudgedRecord
+from burnish.language.offline import ResponseData
+from burnish.language.records import ResponseRecord
 from burnish.metrics import given_metrics, length_metrics
 from burnish.rewards.scoring import awaited
 from burnish.rl.algorithm import Metrics
@@ -132,7 +132,7 @@ NAMES = ("chosen", "rejected")
 class Judged:
     """A record with the scores that its responses got."""
 
-    record: JudgedRecord
+    record: ResponseRecord
     scores: Tensor  # [M, S, H]
 
     def text(self) -> str:
@@ -156,7 +156,7 @@ class JudgementEvaluation(Evaluation):
         assembly = self.assembly
         records = [assembly.val_records[number] for number in job.group.tolist()]
         try:
-            data = JudgementData(records, assembly.roles.model, assembly.engine.encode)
+            data = ResponseData(records, assembly.roles.model, assembly.engine.encode)
             batch = data.batch(records, update=1, seed=assembly.config.seed)
         finally:
             assembly.roles.shards.gather()  # ranks have different numbers of micro-batches
