@@ -41,8 +41,18 @@ def about_picture(question: str, prompt: str, images: tuple[Media, ...]) -> Prom
     return about_media(question.replace("{prompt}", prompt), images)
 
 
-def new_head(model: LanguageModel, count: int, seed: int) -> nn.Linear:
-    """``count`` heads on the last hidden state, without bias; small, so that the first scores are near 0."""
+def new_head(
+    model: LanguageModel, count: int, seed: int, *, purpose: str = "reward head", std: float | None = None
+) -> nn.Linear:
+    """``count`` heads on the last hidden state; small, so that the first scores are near 0.
+
+    Args:
+        model: whose states they read.
+        count: how many.
+        seed: of the run.
+        purpose: with the seed, what they are drawn from.
+        std: of the weights; None is less than 1 by the width, without a bias.
+    """
     import torch
 
     from burnish.utils import random
@@ -50,10 +60,12 @@ def new_head(model: LanguageModel, count: int, seed: int) -> nn.Linear:
     weight = model.head(model.network).weight
     width = weight.shape[1]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(random.key(seed, "reward head") % 2**32)
+        torch.manual_seed(random.key(seed, purpose) % 2**32)
         # drawn on the CPU: a GPU has a generator of its own, with other numbers
-        head = torch.nn.Linear(width, count, bias=False, dtype=torch.float32)
-        torch.nn.init.normal_(head.weight, std=1 / (width + 1))
+        head = torch.nn.Linear(width, count, bias=std is not None, dtype=torch.float32)
+        torch.nn.init.normal_(head.weight, std=std or 1 / (width + 1))
+        if head.bias is not None:
+            torch.nn.init.zeros_(head.bias)
     return head.to(model.device)
 
 
