@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.language.algorithms.base import LanguageNeeds
+from burnish.language.algorithms.base import LanguageNeeds, refuse
 from burnish.language.algorithms.sft import ReferenceAlgorithm
 from burnish.options import Finite, NonNegative, Positive
 from burnish.registry import ReadIf, options, register
@@ -166,13 +166,17 @@ class MPO(Paired):
 
     @model_validator(mode="after")
     def _something_is_preferred(self) -> Self:
-        if self.preference_weight == self.quality_weight == 0:
-            raise ValueError("preference_weight and quality_weight are 0: nothing is compared; take algorithm=sft")
-        if self.reference_free and self.quality_weight:
-            raise ValueError(
+        refuse([
+            (
+                self.preference_weight == self.quality_weight == 0,
+                "preference_weight and quality_weight are 0: nothing is compared; take algorithm=sft",
+            ),
+            (
+                self.reference_free and self.quality_weight,
                 "reference_free is true, but the quality loss judges by the log-ratio to the reference; leave it out, "
-                "or set quality_weight to 0"
-            )
+                "or set quality_weight to 0",
+            ),
+        ])  # fmt: skip
         return self
 
     def make_memory(self) -> Memory:
