@@ -78,48 +78,30 @@ def _ranges(lengths: list[int]) -> Iterator[range]:
         start += length
 
 
-@dataclass(frozen=True)
-class PackedSequence:
-    """The tokens of a forward pass, and the state that predicts each response token."""
+def lay_out(table: Table, layout: Layout) -> tuple[Tensor, list[Segment], Tensor]:
+    """The sequence of a table. The last token of a response predicts nothing, so it is left out.
 
-    source: Tensor  # [N] long, into the table
-    segments: list[Segment]
-    predicts: Tensor  # [R] long: index in the sequence of the state that predicts each response token
-
-
-def lay_out(table: Table, layout: Layout) -> PackedSequence:
-    """The sequence of a table. The last token of a response predicts nothing, so it is left out."""
-    if layout == "shared":
-        return _shared(table)
+    Returns:
+        Its tokens in the table [N] long, its segments, and the indices [R] long of the states in it that predict each
+        response token.
+    """
     source: list[int] = []
     predicts: list[int] = []
     segments = []
-    for owner, response in zip(table.owner, table.response, strict=True):
-        if response:
-            prompt, start = table.prompt[owner], len(source)
-            last = start + len(prompt) - 1
-            predicts += range(last, last + len(response))
-            source += [*prompt, *response[:-1]]
-            segments.append(Segment(start, len(source) - start))
-    return PackedSequence(torch.tensor(source, dtype=torch.long), segments, torch.tensor(predicts, dtype=torch.long))
-
-
-def _shared(table: Table) -> PackedSequence:
-    source: list[int] = []
-    predicts: list[int] = []
-    segments = []
-    for prompt in table.prompt:
+    shared = layout == "shared"
+    for prompt in table.prompt if shared else ():
         segments.append(Segment(len(source), len(prompt)))
         source += prompt
-    last = [segment.start + segment.length - 1 for segment in segments]
     for owner, response in zip(table.owner, table.response, strict=True):
-        start, count = len(source), max(len(response) - 1, 0)
         if response:
-            predicts += [last[owner], *range(start, start + count)]
-        if count:
-            segments.append(Segment(start, count, prefix=owner))
-            source += response[:-1]
-    return PackedSequence(torch.tensor(source, dtype=torch.long), segments, torch.tensor(predicts, dtype=torch.long))
+            start, prompt = len(source), table.prompt[owner]
+            first = start if shared else start + len(prompt)
+            last = segments[owner].start + len(prompt) - 1 if shared else first - 1  # of the prompt
+            predicts += [last, *range(first, first + len(response) - 1)]
+            source += response[:-1] if shared else [*prompt, *response[:-1]]
+            if len(source) > start:
+                segments.append(Segment(start, len(source) - start, prefix=owner if shared else None))
+    return torch.tensor(source, dtype=torch.long), segments, torch.tensor(predicts, dtype=torch.long)
 
 
 def packed_states(
@@ -130,20 +112,19 @@ def packed_states(
     if not any(len(response) for response in table.response):
         chosen: Layout = "shared"  # it contains the prompts, so that there is a graph
     elif layout == "auto":
-        prompts = [len(table.prompt[owner]) for owner in table.owner]
-        costs = estimate(prompts, [max(len(own) - 1, 0) for own in table.response], table.owner, model)
+        costs = costs_of(completion, model)
         chosen = min(WITHOUT_PADDING, key=costs.__getitem__)
     else:
         chosen = layout
-    packed = lay_out(table, chosen)
+    source, segments, predicts = lay_out(table, chosen)
     device = next(network.parameters()).device
     ids, slots = to_device(table.ids, device), to_device(table.slots, device)
     decoder = model.text(network)
     embedded = model.forwards.embed(network, decoder, ids, slots, table.features)
-    source = to_device(packed.source, device)
+    source = to_device(source, device)
     positions = to_device(table.positions, device)[:, source]
-    states = model.forwards.packed(decoder, embedded, source, positions, Plan(packed.segments, device=device))
-    places = to_device(packed.predicts[table.chosen], device)
+    states = model.forwards.packed(decoder, embedded, source, positions, Plan(segments, device=device))
+    places = to_device(predicts[table.chosen], device)
     return ResponseStates(states.index_select(0, places), to_device(completion.mask, device), places)
 
 
@@ -247,12 +228,16 @@ def estimate(
     }
 
 
+def costs_of(completion: Completion, size: LanguageModel) -> dict[Layout, float]:
+    """The same of a forward pass over responses, whose last token is not read."""
+    owner, lengths = completion.prompts.index.tolist(), completion.prompts.table.lengths
+    responses = [max(length - 1, 0) for length in completion.length.tolist()]
+    return estimate([lengths[prompt] for prompt in owner], responses, owner, size)
+
+
 def multiplications(completion: Completion, size: LanguageModel, layout: Layout | Literal["auto"]) -> float:
     """Of a forward pass over responses."""
-    rows = unfolded(completion)
-    owner, lengths = rows.prompts.index.tolist(), rows.prompts.table.lengths
-    responses = [max(length - 1, 0) for length in rows.length.tolist()]
-    costs = estimate([lengths[prompt] for prompt in owner], responses, owner, size)
+    costs = costs_of(unfolded(completion), size)
     return min(costs[one] for one in WITHOUT_PADDING) if layout == "auto" else costs[layout]
 
 
@@ -269,10 +254,7 @@ def cheapest_for_all(completion: Completion, size: LanguageModel, *, budget: int
     totals = dict.fromkeys(WITHOUT_PADDING, 0.0)
     for step in range(steps):
         mini = completion.select(range(step, len(completion), steps))
-        lengths, index = mini.prompts.table.lengths, mini.prompts.index.tolist()
-        responses = [max(length - 1, 0) for length in mini.length.tolist()]
         for rows in token_budget_batches(mini, budget):
-            owner = [index[row] for row in rows]
-            costs = estimate([lengths[one] for one in owner], [responses[row] for row in rows], owner, size)
+            costs = costs_of(mini.select(rows), size)
             totals = {layout: total + costs[layout] for layout, total in totals.items()}
     return min(totals, key=totals.__getitem__)

@@ -51,6 +51,7 @@ class LanguageModel:
         from burnish.language.model.capabilities import Capabilities
         from burnish.language.model.collation import loses
         from burnish.language.model.forwards import Forwards
+        from burnish.types.completion import Features
 
         self.path, self.tokenizer = path, tokenizer
         self.compute = compute  # precision of the forward pass
@@ -90,7 +91,8 @@ class LanguageModel:
         self.parameters_per_token = sum(parameter.numel() for parameter in decoder.parameters())
         layers = getattr(text, "num_hidden_layers", len(self.layers(network)))  # BLT names none for all of its parts
         self.attention_width = layers * getattr(text, "hidden_size", network.get_input_embeddings().weight.shape[-1])
-        self.axes = self._count_axes()  # numbers per position: 3 for time, height and width, 1 along the text
+        self.axes = 3  # numbers per position: for time, height and width, or 1 along the text
+        self.axes = len(self._positions(torch.tensor(self.stop[:1] * 2), Features.none()))
         self.capabilities = Capabilities()  # beside a forward of one row: see ``try_out``
 
     @classmethod
@@ -294,29 +296,20 @@ class LanguageModel:
                 "prompts of either"
             )
 
-    def _count_axes(self) -> int:
-        """Numbers per position of the class: time, height and width, or one along the text."""
-        import torch
-
-        if "position_ids" not in self.forwards.accepted:
-            return 1
-        network: Any = self.network
-        ids = torch.tensor([self.stop[:1] * 2])
-        found = network._prepare_position_ids_for_generation(ids, {"attention_mask": torch.ones_like(ids)})
-        # Reformer has none for its first tokens; where there are four, the first counts along the text
-        return 3 if found is not None and found.ndim == 3 else 1
-
     def _positions(self, ids: Tensor, features: Features) -> Tensor:
-        """Positions [A, L] of tokens [L], from 0: what a plan needs of the class's own."""
+        """Positions [A, L] of tokens [L], from 0: time, height and width, or one along the text."""
         import torch
 
-        if self.axes == 1:
-            return torch.arange(len(ids))[None]
-        inputs = {"attention_mask": torch.ones_like(ids)[None], **features.tensors}
-        inputs |= {name: kinds[None] for name, kinds in features.kinds.items()}
-        network: Any = self.network
-        found: Tensor = network._prepare_position_ids_for_generation(ids[None], inputs)[-self.axes :, 0]
-        return found.long()
+        if self.axes > 1 and "position_ids" in self.forwards.accepted:
+            inputs = {"attention_mask": torch.ones_like(ids)[None], **features.tensors}
+            inputs |= {name: kinds[None] for name, kinds in features.kinds.items()}
+            network: Any = self.network
+            found = network._prepare_position_ids_for_generation(ids[None], inputs)
+            # Reformer has none for its first tokens; where there are four, the first counts along the text
+            if found is not None and found.ndim == 3:
+                own: Tensor = found[-3:, 0].long()
+                return own
+        return torch.arange(len(ids))[None]
 
     def _processed(self, texts: list[str], shown: Sequence[Shown]) -> Inputs:
         """What the processor returns for texts with their media."""
