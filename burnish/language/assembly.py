@@ -38,7 +38,7 @@ from burnish.language.model.loading import (
     read_config,
 )
 from burnish.language.model.processors import load_processor, picture_tokens
-from burnish.language.model.reward_head import HeadFile, reward_loading_lines, write_head, write_head_of_adapter
+from burnish.language.model.reward_head import HeadFile, reward_loading_lines, write_about, write_head_of_adapter
 from burnish.language.model.tokenizer import copy_words, reading_lines
 from burnish.language.model.universal import LanguageModel
 from burnish.language.offline import ResponseData
@@ -392,9 +392,10 @@ class LanguageAssembly(Assembly):
         check_labels(rewards, prompts)
 
     def save(self, target: Path, weights: dict[str, Tensor]) -> None:
-        self.roles.model.save(target, weights)
-        if self.roles.reward_head is not None:
-            write_head(target, self.roles.reward_head.weight, self._head_file)
+        head = self.roles.reward_head
+        self.roles.model.save(target, weights, head=None if head is None else head.weight)
+        if head is not None:
+            write_about(target, self._head_file)
 
     def save_adapter(self, target: Path) -> None:
         super().save_adapter(target)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.types.prompt import Prompt, about_media
 from burnish.utils.errors import UserError
-from burnish.utils.json_text import parse_json, read_object
+from burnish.utils.json_text import read_object
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -78,30 +78,14 @@ def judged(head: Callable[[Tensor], Tensor], states: ResponseStates) -> Tensor:
     return out.masked_scatter(states.mask[:, :, None].expand_as(out), values)
 
 
-def write_head(folder: Path, head: Tensor, about: HeadFile) -> None:
-    """Complete the folder of a model to a reward model's: the head becomes one more tensor of its weights.
+def write_about(folder: Path, about: HeadFile) -> None:
+    """Complete the folder of a model to a reward model's, whose head is one more tensor of its weights.
 
     Where transformers has a sequence classifier of the same kind of model, config.json names it, and it reads the head.
     """
-    from safetensors import safe_open
-    from safetensors.torch import save_file
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as CLASSIFIERS
 
     (folder / FILE).write_text(json.dumps(asdict(about), indent=1) + "\n")
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        listed = parse_json(index.read_bytes())
-    else:
-        # its tensors stay in one file, which gets another name: beside model.safetensors no index is read
-        first = _shard(1, 2)
-        (folder / "model.safetensors").rename(folder / first)
-        with safe_open(folder / first, framework="pt") as opened:
-            listed = {"metadata": {}, "weight_map": dict.fromkeys(opened.keys(), first)}
-    number = len(set(listed["weight_map"].values())) + 1
-    listed["weight_map"][HEAD] = _shard(number, number)
-    weight = head.detach().float().cpu().contiguous()
-    save_file({HEAD: weight}, folder / listed["weight_map"][HEAD], metadata={"format": "pt"})
-    index.write_text(json.dumps(listed, indent=1) + "\n")
     config: dict[str, Any] = read_object(folder / "config.json")
     classifier = CLASSIFIERS.get(config.get("model_type", ""))
     if classifier is not None:
@@ -109,10 +93,6 @@ def write_head(folder: Path, head: Tensor, about: HeadFile) -> None:
         config |= {"architectures": [classifier], "id2label": {str(number): name for number, name in labels.items()}}
         config["label2id"] = {name: number for number, name in labels.items()}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-
-
-def _shard(number: int, of: int) -> str:
-    return f"model-{number:05d}-of-{of:05d}.safetensors"
 
 
 def write_head_of_adapter(folder: Path, head: Tensor, about: HeadFile, model_type: str) -> None:
@@ -197,7 +177,7 @@ def reward_loading_lines(base: Path, adapter: Path | None, kind: str, model_type
         return [load, f'model = peft.PeftModel.from_pretrained(model, "{adapter}")']
     lines = [f'model = {kind}.from_pretrained("{base}")']
     lines += [] if adapter is None else [f'model = peft.PeftModel.from_pretrained(model, "{adapter}")']
-    file = ALONE if adapter is not None else _shard(2, 2)
+    file = ALONE if adapter is not None else "model.safetensors"
     return [
         *lines,
         f'head = safetensors.torch.load_file("{folder / file}")["{HEAD}"]  # or the last of more files',

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from burnish.language.model.base import NOTHING, Positions, Shown
 from burnish.language.model.chat import ChatTokenizer, joined
 from burnish.language.model.processors import COMBINED, PICTURES, audio_rate_of, load_processor, picture_tokens
+from burnish.language.model.reward_head import HEAD
 from burnish.models.loading import quietly
 from burnish.models.lora import adapter_state
 from burnish.models.placing import load_mapped, place
@@ -451,8 +452,11 @@ class LanguageModel:
         module: Any = network.get_output_embeddings()  # type: ignore[operator]
         return Head(module.weight, self.capabilities.scale, self.capabilities.cap)
 
-    def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
-        """Write the full model directory with other weights, as transformers' ``from_pretrained`` reads it."""
+    def save(self, folder: Path, weights: dict[str, Tensor], *, head: Tensor | None = None) -> None:
+        """Write the full model directory with other weights, as transformers' ``from_pretrained`` reads it.
+
+        ``head`` is the one of a reward model.
+        """
         import torch
 
         with torch.device("meta"):
@@ -461,7 +465,8 @@ class LanguageModel:
         plain.load_state_dict(weights, assign=True)
         plain.tie_weights()
         with quietly("transformers"):
-            plain.save_pretrained(folder)
+            own = {} if head is None else {HEAD: head.detach().float().cpu()}
+            plain.save_pretrained(folder, state_dict=plain.state_dict() | own)
         # how to generate stays as it is: transformers refuses to write values that it reads
         written = {path.name for path in folder.iterdir()} - {"generation_config.json"}
         for path in sorted(self.path.iterdir()):
