@@ -17,7 +17,7 @@ from burnish.language.decoding import Sampling, decode
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.base import Shown
 from burnish.language.model.capabilities import MOVING, own_logprobs
-from burnish.language.model.collation import samples
+from burnish.language.model.forwards import samples
 from burnish.language.model.loading import load_language_model
 from burnish.loop import run
 from burnish.models.tiny.language.base import TinyLanguage

@@ -19,8 +19,8 @@ from burnish.environments.stepping import answers
 from burnish.language.decoding import Past, Turn
 from burnish.language.encode import CACHED, Encoder, bytes_of
 from burnish.language.engine import LanguageEngine, Respond, ResponseEngine, ResponseJob
+from burnish.language.logprobs import placed
 from burnish.language.model.base import Shown, Video, decoded
-from burnish.language.packing import placed
 from burnish.rewards.text.base import POLICY, Dialogue, Response
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, Features, append_turn

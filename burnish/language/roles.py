@@ -14,11 +14,17 @@ from torch import Tensor, nn
 
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.batches import trace_of
-from burnish.language.logprobs import TokenScores, response_states, score
+from burnish.language.logprobs import (
+    ResponseStates,
+    TokenScores,
+    cheapest_for_all,
+    multiplications,
+    response_states,
+    score,
+)
 from burnish.language.losses import load_balancing
 from burnish.language.model.reward_head import judged, new_head
 from burnish.language.model.universal import LanguageModel
-from burnish.language.packing import ResponseStates, cheapest_for_all, multiplications
 from burnish.language.teachers import Teachers
 from burnish.models.adapters import adapter_weights
 from burnish.models.lora import adapter_parameters, merging_rounds

@@ -14,10 +14,17 @@ from torch.utils.checkpoint import checkpoint
 
 from burnish.language.algorithms.base import in_parts
 from burnish.language.encode import Encoder
-from burnish.language.logprobs import Head, TokenScores, response_states, rows_at_once, scaled_logits, score
+from burnish.language.logprobs import (
+    Head,
+    ResponseStates,
+    TokenScores,
+    response_states,
+    rows_at_once,
+    scaled_logits,
+    score,
+)
 from burnish.language.model.loading import check_files, load_language_model, read_config
 from burnish.language.model.universal import LanguageModel
-from burnish.language.packing import ResponseStates
 from burnish.language.remote_teacher import ServedReading, ServedTeacher
 from burnish.options.language import LanguageModelOptions, TokenTeacher
 from burnish.types.batch import to_device

@@ -15,15 +15,14 @@ from burnish.language.decoding import Sampling, decode
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.base import NOTHING, Shown
 from burnish.language.model.class_cache import Cache, further
-from burnish.language.model.collation import Conversation, samples
-from burnish.language.model.forwards import HeadUnusedError, switch
+from burnish.language.model.forwards import Conversation, HeadUnusedError, samples, switch
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.utils.errors import UserError, first_line
 
 if TYPE_CHECKING:
+    from burnish.language.logprobs import Layout
     from burnish.language.model.universal import LanguageModel
-    from burnish.language.packing import Layout
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from burnish.language.decoding import IDLE, DecodingRows
-from burnish.language.model.collation import Conversation, Inputs
-from burnish.language.model.forwards import caching
+from burnish.language.model.forwards import Conversation, Inputs, caching
 
 if TYPE_CHECKING:
     from burnish.language.model.universal import LanguageModel

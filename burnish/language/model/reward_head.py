@@ -15,8 +15,8 @@ from burnish.utils.json_text import read_object
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from burnish.language.logprobs import ResponseStates
     from burnish.language.model.universal import LanguageModel
-    from burnish.language.packing import ResponseStates
     from burnish.types.media import Media
 
 HEAD = "score.weight"  # as sequence classifiers of transformers call it

@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from burnish.language.decoding import DecodingRows
-    from burnish.language.logprobs import Head
+    from burnish.language.logprobs import Head, Layout, ResponseStates
     from burnish.language.model.base import Audio, Chat, Tools, Video
-    from burnish.language.model.collation import Collation, Inputs
-    from burnish.language.packing import Layout, ResponseStates
+    from burnish.language.model.forwards import Collation, Inputs
     from burnish.types.completion import Completion, Encoded, Features
 
 CUT = "\ue0f0\ue0f1"  # a token where texts are split before they become tokens; it is taken out again
@@ -50,8 +49,7 @@ class LanguageModel:
         import torch
 
         from burnish.language.model.capabilities import Capabilities
-        from burnish.language.model.collation import loses
-        from burnish.language.model.forwards import Forwards
+        from burnish.language.model.forwards import Forwards, loses
         from burnish.types.completion import Features
 
         self.path, self.tokenizer = path, tokenizer
@@ -260,7 +258,7 @@ class LanguageModel:
     def _encode(self, text: str, mark: str, shown: Shown, before: Sequence[int] = ()) -> Encoded:
         import torch
 
-        from burnish.language.model.collation import kinds_of, media_of
+        from burnish.language.model.forwards import kinds_of, media_of
         from burnish.types.completion import Encoded, Features
 
         self._refuse_unread(shown)
@@ -340,7 +338,7 @@ class LanguageModel:
 
     def _learn_media(self) -> Collation:
         """How the processor joins media, from a few of its own batches."""
-        from burnish.language.model.collation import Collation, learn
+        from burnish.language.model.forwards import Collation, learn
 
         if self.processor is None:
             return Collation()
@@ -357,7 +355,7 @@ class LanguageModel:
 
     def _counts_pictures(self) -> bool:
         """Whether the processor tells the tokens of a picture from its size, as seen of a few."""
-        from burnish.language.model.collation import samples
+        from burnish.language.model.forwards import samples
 
         if "image" not in self.readable:
             return False
@@ -418,7 +416,7 @@ class LanguageModel:
         can't run one takes the nearest that it can.
         """
         if layout != "padded" and self._packs(completion.prompts.rows().features + completion.features):
-            from burnish.language.packing import packed_states
+            from burnish.language.logprobs import packed_states
 
             return packed_states(self, network, completion, layout=layout)
         return self.forwards.responses(network, completion, self.capabilities, single=self._single_forward)
