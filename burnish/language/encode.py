@@ -70,8 +70,8 @@ class Encoder:
         return [prompt for uid, prompt in unique.items() if self._encoded.find(uid) is None]
 
     def _encode(self, prompt: Prompt) -> Encoded:
-        if self.readers is not None and self.readers.reads(prompt):
-            return self.readers.result(prompt)
+        if self.readers is not None and (read := self.readers.found.pop(prompt.uid, None)) is not None:
+            return read.result()
         try:
             shown = decoded(prompt, self.model.audio_rate)
             encoded = self.model.encode(prompt.chat(), shown, prompt.told(self.tools))
@@ -143,7 +143,7 @@ class Readers:
         """Nothing is started before there is something to read."""
         self.config, self.tools = config, list(tools)
         self._pool = ThreadPoolExecutor(config.data.workers, thread_name_prefix="reader")
-        self._found: dict[str, Future[Encoded]] = {}  # by the uid of the prompt
+        self.found: dict[str, Future[Encoded]] = {}  # by the uid of the prompt; what can't be read is a UserError
         self._calls: list[list[str]] = []  # what the last calls of ``ahead`` asked for
         self._own, self._servers = threading.local(), list[Server]()
         self._closed = False
@@ -151,28 +151,16 @@ class Readers:
     def read(self, prompts: Sequence[Prompt]) -> None:
         """Begin to read what these show."""
         for prompt in prompts:
-            if prompt.uid not in self._found:
-                self._found[prompt.uid] = self._pool.submit(self._encoded, prompt)
+            if prompt.uid not in self.found:
+                self.found[prompt.uid] = self._pool.submit(self._encoded, prompt)
 
     def ahead(self, prompts: Sequence[Prompt]) -> None:
         """The same for the next batch; what nobody took of the one before the last is dropped."""
         self.read(prompts)
         self._calls.append([prompt.uid for prompt in prompts])
         for uid in self._calls.pop(0) if len(self._calls) > 2 else ():
-            if not any(uid in call for call in self._calls) and (future := self._found.pop(uid, None)):
+            if not any(uid in call for call in self._calls) and (future := self.found.pop(uid, None)):
                 future.cancel()
-
-    def reads(self, prompt: Prompt) -> bool:
-        """Whether ``result`` can be asked for it."""
-        return prompt.uid in self._found
-
-    def result(self, prompt: Prompt) -> Encoded:
-        """What a process made of a prompt, once.
-
-        Raises:
-            UserError: it can't be read, or processes die of it or take too long.
-        """
-        return self._found.pop(prompt.uid).result()
 
     def close(self) -> None:
         """End the processes."""

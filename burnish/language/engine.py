@@ -198,7 +198,10 @@ class ResponseRollouts:
         )  # fmt: skip
         if request.ahead:
             self.engine.ahead(request.ahead)
-        trace, responses, scores = self._scored(job)
+        with self.watch("gen"):
+            trace, responses, scoring = sampled_for(job, self.engine, self.scorer)
+        with self.watch("reward"):
+            scores = scoring.scores(self.check_cancelled)
         scores, ran = settled(scores, job.group)
         if self.files is not None:
             kept = [row for row, group in enumerate(job.group.tolist()) if self.files.wanted(job.update, group)]
@@ -232,13 +235,6 @@ class ResponseRollouts:
             quotes=list(_quotes(job, responses, scores)),
         )
 
-    def _scored(self, job: ResponseJob) -> tuple[Completion, list[Response], Scores]:
-        """Responses, which are scored as they end, while others are still written."""
-        with self.watch("gen"):
-            trace, responses, scoring = sampled_for(job, self.engine, self.scorer)
-        with self.watch("reward"):
-            return trace, responses, scoring.scores(self.check_cancelled)
-
     def _steps(self, trace: Completion, responses: Sequence[Response], scores: Scores) -> list[StepRewards]:
         """What of the rewards belongs to steps, by the number of tokens up to the end of each."""
         found: list[StepRewards] = []
@@ -259,7 +255,10 @@ class ResponseRollouts:
         """Reward of the greedy response to each row's prompt, [B]; NaN where it is missing or not needed."""
         if not self.needs.greedy:
             return torch.full((len(job.prompts),), torch.nan)
-        _, _, scores = self._scored(job.greedy())
+        with self.watch("gen"):
+            _, _, scoring = sampled_for(job.greedy(), self.engine, self.scorer)
+        with self.watch("reward"):
+            scores = scoring.scores(self.check_cancelled)
         place = torch.unique_consecutive(job.group, return_inverse=True)[1]
         return scores.reward.masked_fill(scores.missing, torch.nan)[place]
 

@@ -25,7 +25,7 @@ from burnish.language.logprobs import (
 )
 from burnish.language.model.loading import check_files, load_language_model, read_config
 from burnish.language.model.universal import LanguageModel
-from burnish.language.remote_teacher import ServedReading, ServedTeacher
+from burnish.language.remote_teacher import ServedTeacher
 from burnish.options.language import LanguageModelOptions, TokenTeacher
 from burnish.types.batch import to_device
 from burnish.types.completion import Completion
@@ -42,17 +42,19 @@ Load = Callable[[TokenTeacher, str], tuple[LanguageModel, set[int]]]
 
 @dataclass(frozen=True)
 class Distributions:
-    """Distributions over all tokens that student and teacher share, from states."""
+    """Distributions over all tokens that student and teacher share, from states, or what a server knows of them."""
 
-    states: Tensor  # [R, D]
+    states: Tensor  # [R, D], or of a server log-probs [R, K] of the tokens ``ids``
     head: Head | None
     logits: Tensor | None  # [R, V] where the head is more than a product
     temperature: float
     banned: Tensor  # [K] long
     vocabulary: int  # tokens that both have
-    ids: Tensor | None = None
+    ids: Tensor | None = None  # [R, K]
 
     def logprobs(self, rows: Tensor) -> Tensor:
+        if self.ids is not None:
+            return self.states.index_select(0, rows)
         hidden = self.states if self.logits is None else self.logits
         return self.of(hidden.index_select(0, rows))
 
@@ -67,9 +69,6 @@ class Distributions:
         if len(self.banned):
             logits = logits.index_fill(-1, self.banned, -torch.inf)
         return logits.log_softmax(-1)
-
-
-Reading = Distributions | ServedReading
 
 
 class Teacher:
@@ -118,11 +117,13 @@ class Teacher:
 
         return self._run(run)[0]
 
-    def read(self, seen: Completion, top_k: int) -> Reading:
+    def read(self, seen: Completion, top_k: int) -> Distributions:
         """What it thinks of the tokens of responses."""
         model, roles = self.model, self.roles
         if self.server is not None:
-            return self.server.read(seen, top_k, roles.device)
+            ids, values = (to_device(one, roles.device) for one in self.server.read(seen, top_k))
+            banned = to_device(model.banned, roles.device)
+            return Distributions(values, None, None, 1.0, banned, model.vocabulary, ids)
 
         def run(network: nn.Module) -> tuple[Tensor, Tensor, Tensor | None, float, float | None]:
             states = response_states(model, network, seen)
@@ -220,7 +221,7 @@ class Teachers:
         return TokenScores(logprob, entropy), apart
 
     def _apart(
-        self, network: nn.Module, states: ResponseStates, here: Tensor, reading: Reading, measure: Measure
+        self, network: nn.Module, states: ResponseStates, here: Tensor, reading: Distributions, measure: Measure
     ) -> Tensor:
         """The measure at the states ``here`` [n], by chunks whose logits are computed again in the backward pass."""
         head = None if states.logits is not None else self.roles.model.head(network)

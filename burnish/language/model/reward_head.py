@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from burnish.types.prompt import Prompt, about_media
 from burnish.utils.errors import UserError
@@ -28,7 +30,7 @@ ALONE = "reward_head.safetensors"  # the head beside an adapter
 class HeadFile:
     """What ``reward_head.json`` says of the heads."""
 
-    heads: list[str]
+    heads: Annotated[list[str], Field(min_length=1)]
     squashed: bool = False  # a value is sigmoid(score)
     separator: str = ""  # between the steps that are judged one by one; "": responses are judged as a whole
     question: str = ""  # about a picture, with {prompt} in it; "": responses are judged
@@ -125,19 +127,9 @@ def read_about(folder: Path) -> HeadFile:
         UserError: the file is damaged.
     """
     try:
-        told = read_object(folder / FILE)
-        about = HeadFile(
-            [str(name) for name in told["heads"]],
-            bool(told.get("squashed")),
-            str(told.get("separator", "")),
-            str(told.get("question", "")),
-            *(None if told.get(name) is None else int(told[name]) for name in ("min_pixels", "max_pixels")),
-        )
-        if not about.heads:
-            raise ValueError("it names no head")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return TypeAdapter(HeadFile).validate_python(read_object(folder / FILE))
+    except (OSError, ValueError) as error:
         raise UserError(f"{folder / FILE} can't be read: {error}; export the reward model again") from error
-    return about
 
 
 def read_head(folder: Path) -> Tensor:
