@@ -191,9 +191,10 @@ class LanguageConfig(RunConfig):
         return not self.online or self.ptx is not None
 
     def contradictions(self, run: RunConfig) -> Rules:
+        teachers = enumerate(self.algorithm.needs().teachers)
         return [
             *super().contradictions(run), *self._of_responses(), *self._of_engine(), *self._of_steps(),
-            *self._of_environment(), *(rule for i, one in enumerate(self.algorithm.needs().teachers) for rule in self._of_teacher(i, one)),
+            *self._of_environment(), *(rule for i, teacher in teachers for rule in self._of_teacher(i, teacher)),
             *((True, complaint) for complaint in self.algorithm.complaints(self.samples, self.longest)),
         ]  # fmt: skip
 

@@ -23,7 +23,6 @@ from burnish.language.engine import (
     validation_sampling,
 )
 from burnish.language.offline import ResponseData
-from burnish.language.records import ResponseRecord
 from burnish.metrics import given_metrics, length_metrics
 from burnish.rewards.scoring import awaited
 from burnish.rl.algorithm import Metrics

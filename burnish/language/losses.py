@@ -179,19 +179,6 @@ def regression(score: Tensor, target: Tensor, *, kind: Literal["mse", "bce"]) ->
     return torch.where(known, loss, 0.0)
 
 
-def entropy(logits: Tensor) -> Tensor:
-    """Shannon entropy in nats of softmax(logits); forbidden tokens (-inf) add nothing and get no gradient.
-
-    Args:
-        logits: [..., V].
-
-    Returns:
-        [...] float32.
-    """
-    logprob = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    return -(logprob.exp() * logprob.masked_fill(logprob == -torch.inf, 0.0)).sum(-1)
-
-
 def high_entropy_mask(
     entropy: Tensor, mask: Tensor, fraction: float, *, per: Literal["batch", "sequence"] = "batch"
 ) -> Tensor:

@@ -12,7 +12,6 @@ from burnish.language.losses import (
     bco,
     comparison,
     covariance,
-    entropy,
     high_entropy_mask,
     implicit_rewards,
     kto,
@@ -162,17 +161,6 @@ def test_experts_balance_is_transformers_loss():
     expected, own = load_balancing_loss_func(tuple(logits), EXPERTS, TOP), load_balancing(logits, TOP)
     torch.testing.assert_close(own, expected)
     torch.testing.assert_close(torch.autograd.grad(own, logits), torch.autograd.grad(expected, logits))
-
-
-def test_entropies_without_forbidden_tokens():
-    logits = torch.tensor([[0.0, 0.0, -math.inf, -math.inf], [5.0, -math.inf, -math.inf, -math.inf], [0.0] * 4])
-    torch.testing.assert_close(entropy(logits), torch.tensor([math.log(2), 0.0, math.log(4)]))
-    torch.manual_seed(0)
-    assert_gradient(lambda at: entropy(at).sum(), torch.randn(3, 5, dtype=torch.float64))
-    logits = torch.randn(3, 5, dtype=torch.float64).index_fill(1, torch.tensor([1]), -math.inf).requires_grad_()
-    (found,) = torch.autograd.grad(entropy(logits).sum(), logits)
-    assert found.isfinite().all()
-    assert not found[:, 1].any()
 
 
 def test_one_threshold_over_the_batch():

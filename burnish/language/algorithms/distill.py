@@ -16,7 +16,7 @@ from burnish.language.algorithms.base import LanguageNeeds, refuse
 from burnish.language.algorithms.policy_gradient import TokenPolicyGradient
 from burnish.options import Count, NonNegative, Positive
 from burnish.options.language import TokenTeacher
-from burnish.registry import register
+from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Metrics
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
     divergence: Literal["reverse", "forward", "jsd"] = "reverse"
     """reverse: KL(student || teacher), which seeks a mode of the teacher; forward: KL(teacher || student), which covers
     all that it does; jsd: between them, see jsd_mix."""
-    jsd_mix: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    jsd_mix: Annotated[float, Field(gt=0, lt=1), ReadIf("divergence", "jsd")] = 0.5
     """jsd: share of the teacher in the mixture that both are compared with (GKD's beta)."""
     over: Literal["full", "top_k", "sampled"] = "full"
     """What is compared at each token: all tokens; the teacher's top_k and the rest as one; or the token that was
     sampled alone, by a policy gradient."""
-    top_k: Count | None = None
+    top_k: Annotated[Count | None, ReadIf("over", "top_k")] = None
     """over=top_k: how many; null is 64."""
     distill_coef: Positive = 1.0
     """Weight of the divergence, or of the advantage that stands for it."""
@@ -64,14 +64,6 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
             idle |= {*CLIPPING, *(one.name for one in fields(self.parts["surrogate"]) if one.name != "name")}
         defaults = type(self).__pydantic_fields__  # type: ignore[attr-defined]
         refuse([
-            (
-                self.divergence != "jsd" and self.jsd_mix != 0.5,
-                f"jsd_mix is read by jsd alone, and divergence is {self.divergence}; leave it out",
-            ),
-            (
-                self.over != "top_k" and self.top_k is not None,
-                f"top_k is {self.top_k}, and over is {self.over}, which never reads it; leave it out",
-            ),
             (
                 self.over == "sampled" and self.divergence == "jsd",
                 "over is sampled, which estimates reverse and forward; divergence jsd needs full or top_k",

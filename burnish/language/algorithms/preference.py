@@ -217,7 +217,7 @@ class KTO(ReferenceAlgorithm):
     online: bool = True
     """Learn from own responses, which their rewards make good or bad; false learns from the judged ones in
     data.train_files."""
-    threshold: Finite | None = None
+    threshold: Annotated[Finite | None, ReadIf("online")] = None
     """online: from this reward on a response is good, below it is bad; null takes the mean of the responses to the
     prompt, and leaves out those that are at it."""
     desirable_weight: Positive = 1.0
@@ -228,14 +228,6 @@ class KTO(ReferenceAlgorithm):
     """What implicit rewards are measured from, estimated before each update: the KL to the reference at responses that
     belong to other prompts; for good responses that at bad ones and the other way round, as LightRFT has it; or
     nothing, which saves those forward passes."""
-
-    @model_validator(mode="after")
-    def _threshold_is_read(self) -> Self:
-        if not self.online and self.threshold is not None:
-            raise ValueError(
-                f"threshold is {self.threshold:g}, but online is false: the judgements are given; leave it out"
-            )
-        return self
 
     def needs(self) -> LanguageNeeds:
         return LanguageNeeds(

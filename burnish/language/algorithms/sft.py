@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from burnish.language.algorithms.base import LanguageNeeds, RowsOfResponses, in_parts
 from burnish.options import Count, Finite, Positive
-from burnish.registry import options, register
+from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Metrics, range_metrics
 
 if TYPE_CHECKING:
@@ -104,21 +102,13 @@ class SFT(ResponseAlgorithm):
 
     online: bool = False
     """Imitate the best of the own responses to a prompt; false imitates the responses in data.train_files."""
-    best: Count = 1
+    best: Annotated[Count, ReadIf("online")] = 1
     """online: the N best responses to a prompt are imitated."""
-    min_reward: Finite | None = None
+    min_reward: Annotated[Finite | None, ReadIf("online")] = None
     """online: and only those with at least this reward; null takes the best, however good they are."""
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
     """How the losses of tokens become one: their mean over the batch, or the mean over responses of their means or
     sums."""
-
-    @model_validator(mode="after")
-    def _choice_is_read(self) -> Self:
-        if not self.online and (self.best != 1 or self.min_reward is not None):
-            raise ValueError(
-                "best and min_reward are never read when online is false: the responses are given; leave them out"
-            )
-        return self
 
     def needs(self) -> LanguageNeeds:
         return LanguageNeeds(data="prompts" if self.online else "demonstrations", groups=self.online)

@@ -240,8 +240,7 @@ def any_responses(model: LanguageModel) -> Completion:
     if "audio" in model.readable:
         sounds = samples("audio", model.audio_rate or 0)
         tried += [("What do you hear?", Shown(audios=sounds[:1])), ("And here?", Shown(audios=sounds[1:2]))]
-    encoded, first = [], None
-    failed, seen = dict[str, Exception](), set[str]()
+    encoded, failed, seen = [], dict[str, Exception](), set[str]()
     for words, shown in tried:
         brought = list(shown.sizes) or ["text"]
         parts: list[dict[str, str]] = [{"type": kind} for kind, sizes in shown.sizes.items() for _ in sizes]
@@ -255,18 +254,16 @@ def any_responses(model: LanguageModel) -> Completion:
         except HeadUnusedError:
             raise
         except Exception as error:  # processors and towers raise anything for what they don't take
-            first = first or error
-            failed = dict.fromkeys(brought, error) | failed
+            failed |= {kind: error for kind in brought if kind not in failed}
     if not encoded:
-        why = failed.get("image", first)  # some take none without a picture
-        assert why is not None
+        why = failed.get("image", failed["text"])  # some take none without a picture
         name = type(model.network).__name__
         raise UserError(
             f"model.path is {model.path}: {name} takes no prompt: {first_line(why)}; give a model that "
             "transformers runs on text or media alone, or fetch this one again"
         ) from why
-    if first:
-        log.warning("%s: not compared on all kinds of prompts: %s", model.path, first)
+    if failed:
+        log.warning("%s: not compared on all kinds of prompts: %s", model.path, next(iter(failed.values())))
     model.unread = {kind: str(error) for kind, error in failed.items() if kind not in seen}
     table = Encoded.cat(encoded)
     banned = set(model.banned.tolist()) | set(model.stop)

@@ -57,8 +57,6 @@ def tokenizer_folder(options: LanguageModelOptions) -> Path | None:
     folder = model_folder(
         options.tokenizer, options.tokenizer_revision, index=INDEX, option="model.tokenizer", files=WORDS
     )
-    if not folder.is_dir():
-        raise UserError(f"{said}, which is not a directory; give one as a tokenizer's save_pretrained writes it")
     if not (folder / INDEX).is_file():
         raise UserError(f"{said}, which has no {INDEX}; give a directory as a tokenizer's save_pretrained writes it")
     if complaint := tokenizer_complaint(folder):
