@@ -42,7 +42,7 @@ from burnish.language.decoding import Sampling, decode
 from burnish.language.layers import Layers
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.base import Shown
-from burnish.language.model.collation import Conversation
+from burnish.language.model.forwards import Conversation
 from burnish.language.model.loading import load_language_model
 from burnish.models.linear import joined
 from burnish.models.lora import add_adapters, attach, lora_layers

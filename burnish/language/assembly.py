@@ -14,9 +14,10 @@ from torch import Tensor
 
 from burnish.data.questions import read_questions, within_length
 from burnish.data.stream import Stream
+from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.algorithms.sft import SFT
 from burnish.language.config import LanguageConfig
-from burnish.language.data import check_inputs, check_messages, check_room, prompts_of, read_records, short_records
+from burnish.language.data import check_inputs, check_messages, check_room, prompts_of, short_records
 from burnish.language.dialogues import Dialogues, try_out
 from burnish.language.encode import Encoder, Readers, SharedPrompts, prompt_lengths
 from burnish.language.engine import (
@@ -37,11 +38,11 @@ from burnish.language.model.loading import (
     read_config,
 )
 from burnish.language.model.processors import load_processor, picture_tokens
-from burnish.language.model.reward_head import HeadFile, reward_loading_lines, write_head, write_head_of_adapter
+from burnish.language.model.reward_head import HeadFile, reward_loading_lines, write_about, write_head_of_adapter
 from burnish.language.model.tokenizer import copy_words, reading_lines
 from burnish.language.model.universal import LanguageModel
-from burnish.language.offline import JudgementData, ResponseData
-from burnish.language.records import JudgedRecord, ResponseRecord, read_responses
+from burnish.language.offline import ResponseData
+from burnish.language.records import ResponseRecord, read_records
 from burnish.language.roles import LanguageRoles
 from burnish.language.teachers import load_teacher
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
@@ -56,6 +57,7 @@ from burnish.types.rollout import OfflineJudgements, OfflineResponses, Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import ENCODED
 
+DEMONSTRATIONS = LanguageNeeds(data="demonstrations")  # which are imitated beside
 DUMMY = "A placeholder response, to try the rewards before the run begins."
 
 
@@ -123,14 +125,15 @@ class LanguageAssembly(Assembly):
             )  # fmt: skip
         return LanguageEngine(self.roles, batch_size=config.rollout.batch_size, seed=config.seed, cached=cached)
 
-    def _compared(self) -> Prompt | None:
-        """What an engine of its own is compared with when weights are published; None is what it has sampled.
+    def _compared(self) -> Prompt:
+        """What an engine of its own is compared with when weights are published.
 
         In a rollout worker the network gets the weights of the next version while samples are made.
         """
         if self.only_samples:
             return Prompt(text="What is this?")
-        return self.learnable_prompts[0] if self.ranks.size > 1 else None
+        first: Prompt = self.learnable_prompts[0]
+        return first
 
     @property
     def publisher(self) -> ResponseEngine:
@@ -185,7 +188,7 @@ class LanguageAssembly(Assembly):
         return list(self.limited(read_records(self.config.data.train_files, self.config.data, self.needs)))
 
     @cached_property
-    def val_records(self) -> list[JudgedRecord]:
+    def val_records(self) -> list[ResponseRecord]:
         """Held-out responses that a reward model is validated on; those that it learns from where there are none."""
         files = self.config.data.val_files
         data = self.config.data
@@ -196,7 +199,7 @@ class LanguageAssembly(Assembly):
     def ptx_responses(self) -> list[ResponseRecord] | None:
         """Responses that are imitated beside."""
         section = self.config.ptx
-        return None if section is None else read_responses(section.train_files, self.config.data, "demonstrations")
+        return None if section is None else read_records(section.train_files, self.config.data, DEMONSTRATIONS)
 
     @property
     def _fixed(self) -> list[ResponseRecord]:
@@ -239,10 +242,9 @@ class LanguageAssembly(Assembly):
     def _as_learned(self, records: list[ResponseRecord]) -> ResponseData:
         """Records, as the model has them."""
         model = self.roles.model
-        kind = JudgementData if any(isinstance(record, JudgedRecord) for record in records) else ResponseData
         if self.ranks.size == 1:
-            return kind(records, model, self.engine.encode)
-        return kind(records, model, SharedPrompts(self.engine.encode, self.ranks, cached=ENCODED))
+            return ResponseData(records, model, self.engine.encode)
+        return ResponseData(records, model, SharedPrompts(self.engine.encode, self.ranks, cached=ENCODED))
 
     @cached_property
     def auxiliary(self) -> AuxiliaryLoss | None:
@@ -391,9 +393,10 @@ class LanguageAssembly(Assembly):
         check_labels(rewards, prompts)
 
     def save(self, target: Path, weights: dict[str, Tensor]) -> None:
-        self.roles.model.save(target, weights)
-        if self.roles.reward_head is not None:
-            write_head(target, self.roles.reward_head.weight, self._head_file)
+        head = self.roles.reward_head
+        self.roles.model.save(target, weights, head=None if head is None else head.weight)
+        if head is not None:
+            write_about(target, self._head_file)
 
     def save_adapter(self, target: Path) -> None:
         super().save_adapter(target)

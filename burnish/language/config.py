@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -26,6 +26,7 @@ from burnish.options.language import (
     LanguageTrainerOptions,
     LanguageValidationOptions,
     PtxOptions,
+    TokenTeacher,
 )
 from burnish.options.vllm import VllmOptions, sends_adapter
 from burnish.registry import Choice, ReadIf, options
@@ -189,16 +190,12 @@ class LanguageConfig(RunConfig):
         return not self.online or self.ptx is not None
 
     def contradictions(self, run: RunConfig) -> Rules:
+        teachers = enumerate(self.algorithm.needs().teachers)
         return [
             *super().contradictions(run), *self._of_responses(), *self._of_engine(), *self._of_steps(),
-            *self._of_environment(), *(rule for i in range(len(self._teachers)) for rule in self._of_teacher(i)),
+            *self._of_environment(), *(rule for i, teacher in teachers for rule in self._of_teacher(i, teacher)),
             *((True, complaint) for complaint in self.algorithm.complaints(self.samples, self.longest)),
         ]  # fmt: skip
-
-    @property
-    def _teachers(self) -> Sequence[Any]:
-        teachers: Sequence[Any] = self.algorithm.needs().teachers
-        return teachers
 
     def _of_responses(self) -> Rules:
         needs, rollout, data, name = self.algorithm.needs(), self.rollout, self.data, self.algorithm.name
@@ -281,8 +278,8 @@ class LanguageConfig(RunConfig):
             ),
         ]
 
-    def _of_teacher(self, number: int) -> Rules:
-        teacher, option, temperature = self._teachers[number], f"algorithm.teachers[{number}]", self.rollout.temperature
+    def _of_teacher(self, number: int, teacher: TokenTeacher) -> Rules:
+        option, temperature = f"algorithm.teachers[{number}]", self.rollout.temperature
         key = teacher.prompt_key
         return [
             (
