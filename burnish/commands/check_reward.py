@@ -44,20 +44,14 @@ def check_reward(name: str, options: Sequence[str] = (), *, weights: str | None 
         options (OPTION=VALUE): options of the reward, with values in YAML
         weights (DIR): directory, file or name on the hub of its network
     """
-    from rich.table import Table
-    from rich.text import Text
-
     reward, pictures = _reward(name, options, weights), _pictures()
     images = list(pictures.values())
     prompts = [Prompt(text=text, answer=TEXT, images=(Media.array(images[0]),), extra=EXAMPLE) for text in ASKED]
     reward.check(prompts)
     reward.prepare()
     scores = [_scores(reward, images, prompt) for prompt in prompts]
-    console = terminal.console(highlight=False, soft_wrap=True)
-    table = Table("prompt", *pictures, box=None, pad_edge=False)
-    for prompt, row in zip(prompts, scores, strict=True):
-        table.add_row(Text(prompt.text), *(f"{value:.4f}" for value in row))
-    console.print(table)
+    rows = [(prompt.text, *(f"{value:.4f}" for value in row)) for prompt, row in zip(prompts, scores, strict=True)]
+    terminal.table(("prompt", *pictures), rows)
     values = [value for row in scores for value in row]
     spread = max(values) - min(values)
     findings = {"values: all are finite, and not the same": bool(spread > 0)}  # NaN is not above 0
@@ -66,7 +60,7 @@ def check_reward(name: str, options: Sequence[str] = (), *, weights: str | None 
         for what, limit, off in _compared(reward, images, prompts, scores):
             findings[f"{what}: {off:.2g} apart"] = off <= (HALVED if half else limit) * spread + 1e-6
     for told, right in findings.items():
-        console.print(Text.assemble(("ok   ", "green") if right else ("fail ", "bold red"), told))
+        terminal.say(("ok   ", "green") if right else ("fail ", "bold red"), told)
     return 0 if all(findings.values()) else 1
 
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rich.markup import escape
-
 from burnish import __version__
 from burnish.checkpoint.files import numbered, read_manifest
 from burnish.commands.opening import open_run, output_folder
@@ -63,16 +61,12 @@ def export(
     assembly, target = exported.assembly, exported.folder
     with writing(target):
         (target / "README.md").write_text(model_card(assembly, what, exported.update))
-    console = terminal.console(highlight=False, soft_wrap=True)
-    if exported.warning:
-        console.print(f"{exported.warning}\n")
     base = assembly.model_folder if what == "lora" else target
     lines, library = assembly.loading_lines(base, target if what == "lora" else None), assembly.library
-    console.print(
-        f"Weights after {exported.update} policy updates: [bold]{escape(str(target))}[/bold]. With {library} alone:\n"
-    )
-    for line in lines:
-        console.print(f"  {line}", markup=False)
+    terminal.say(
+        f"{exported.warning}Weights after {exported.update} policy updates: ", (str(target), "bold"),
+        f". With {library} alone:\n\n  " + "\n  ".join(lines),
+    )  # fmt: skip
     return 0
 
 
@@ -88,12 +82,11 @@ class Exported:
     @property
     def warning(self) -> str:
         """What rounding has lost; "" if it is not worth mentioning."""
-        if self.lost <= LOST:
-            return ""
-        return (
+        words = (
             f"Rounding the merged weights to bfloat16 loses {self.lost:.0%} of the adapter. Use --dtype float32, twice "
-            "the size, or --format lora."
+            "the size, or --format lora.\n\n"
         )
+        return words if self.lost > LOST else ""
 
 
 def write_export(run: str, output: str, what: Format, dtype: Dtype | None, overrides: Sequence[str] = ()) -> Exported:

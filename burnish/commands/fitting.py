@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from burnish.commands.prepare import say
 from burnish.config import RunConfig
 from burnish.config.batches import unforeseen, unsettled, with_sizes, written
 from burnish.controller import Controller
+from burnish.utils import terminal
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,25 +60,25 @@ class Fit:
 
         asked = self._asked or self._ask()  # only now, where the cluster alone has GPUs
         if not asked.is_ready:
-            say("Forecasting the memory that this run needs (forecast=off leaves that out)")
+            terminal.say("Forecasting the memory that this run needs (forecast=off leaves that out)")
         try:
             chosen = asked.choose(min(memory.values()), PATIENCE)
         except NoForecast as error:
-            say(f"No memory forecast, and the run goes on without: {error}")
+            terminal.say(f"No memory forecast, and the run goes on without: {error}")
             return self._not_forecast()
-        say(conclusion(chosen.forecast, memory))
+        terminal.say(conclusion(chosen.forecast, memory))
         pools = [pool for pool in chosen.forecast.pools if pool.name in memory]
         if large := [pool for pool in pools if not pool.can_fit(memory[pool.name])]:
             self._refuse(asked, large[0], memory[large[0].name])
         self.close()
         if chosen.sizes:
-            say(f"Batches that are auto: {' '.join(written(chosen.sizes))}")
+            terminal.say(f"Batches that are auto: {' '.join(written(chosen.sizes))}")
         return with_sizes(self.config, chosen.sizes)
 
     def _not_forecast(self) -> RunConfig:
         sizes = unforeseen(self.config, on_gpu=True)
         if sizes:
-            say(
+            terminal.say(
                 f"No forecast says how much memory this run needs, so its batches are small: {' '.join(written(sizes))}"
             )
         return with_sizes(self.config, sizes)
@@ -96,9 +96,11 @@ class Fit:
 
         why = f"{pool.why(memory)}, and its GPUs have {shown(memory)}"
         if self.config.forecast == "warn":
-            say(f"Warning: by forecast {why}: expect it to run out of memory (burnish plan tries what would help)")
+            terminal.say(
+                f"Warning: by forecast {why}: expect it to run out of memory (burnish plan tries what would help)"
+            )
             return
-        say("Trying options that need less memory")
+        terminal.say("Trying options that need less memory")
         try:
             tried = list(asked.remedies(memory, ADVICE))
         except NoForecast:

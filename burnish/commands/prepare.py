@@ -74,13 +74,15 @@ def check_hardware(config: RunConfig, again: Again = command) -> None:
     if why is None and machine.gpus is None:
         gpus = _gpus(config)
         more = f"; the run uses one of them (gpus={gpus} uses all)" if gpus > 1 else ""
-        say(f"{origin.recipe} is made for {listed(origin.stated)}, and this machine has {_counted(gpus)}{more}")
+        terminal.say(
+            f"{origin.recipe} is made for {listed(origin.stated)}, and this machine has {_counted(gpus)}{more}"
+        )
     elif why is not None and machine.nodes > 1:  # the cluster that a run starts for itself is this machine
         raise UserError(why)
     elif why is not None and config.forecast == "refuse":
         raise UserError(f"{why}; or set force=true to train all the same")
     elif why is not None:
-        say(f"Warning: {why}")
+        terminal.say(f"Warning: {why}")
 
 
 def hardware_complaint(config: RunConfig, again: Again = command) -> str | None:
@@ -112,11 +114,6 @@ def hardware_complaint(config: RunConfig, again: Again = command) -> str | None:
 def has_driver() -> bool:
     """Whether the system has a driver of a GPU, which is known without PyTorch."""
     return any(any(Path("/dev").glob(driver)) for driver in DRIVERS)
-
-
-def say(line: str) -> None:
-    """Print a line for the user."""
-    terminal.console(highlight=False).print(line, soft_wrap=True, markup=False)
 
 
 def _asked(config: RunConfig) -> tuple[Origin, Machine] | None:

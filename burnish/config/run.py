@@ -305,10 +305,13 @@ class RunConfig:
 
     def user_code(self) -> dict[str, list[str]]:
         """Paths of functions of the user that the run calls, by the section that names them."""
+        files = [
+            path for named in self.prompt_files.values() for path in ([named] if isinstance(named, str) else named)
+        ]
+        data = [path for path in files if names_code(path) and not Path(path).exists()]
         found = {f"rewards.{label}": reward.user_code() for label, reward in self.rewards.items()}
-        if named := [path for _, path in self._code_of_data()]:
-            found["data"] = named
-        return found | ({} if self.mixing.path is None else {"mixing": [self.mixing.path]})
+        found["data"] = [*data, *([] if self.data.sampler is None else [self.data.sampler])]
+        return found | {"mixing": [] if self.mixing.path is None else [self.mixing.path]}
 
     def check_code(self) -> None:
         """Import the user's code that the run calls, before anything heavier; nothing of it is called.
@@ -322,18 +325,9 @@ class RunConfig:
         for reward in self.rewards.values():
             reward.required_fields()
 
-    def programs(self) -> list[str]:
-        """Options besides rewards that name code and programs to run, with their values."""
-        mixing = [] if self.mixing.path is None else [f"mixing.path={self.mixing.path}"]
-        return [*mixing, *(f"{option}={path}" for option, path in self._code_of_data())]
-
-    def _code_of_data(self) -> Iterator[tuple[str, str]]:
-        """Code that gives records or chooses among them, by the option that names it."""
-        for option, named in self.prompt_files.items():
-            entries = [named] if isinstance(named, str) else named
-            yield from ((option, path) for path in entries if names_code(path) and not Path(path).exists())
-        if self.data.sampler is not None:
-            yield "data.sampler", self.data.sampler
+    def services(self) -> dict[str, list[str]]:
+        """Servers that the run asks and programs that it starts, by the section that names them."""
+        return {f"rewards.{label}": list(getattr(reward, "urls", ())) for label, reward in self.rewards.items()}
 
     def cautions(self) -> Iterator[str]:
         """Warnings about options that are obeyed, but seldom meant."""

@@ -313,7 +313,7 @@ def is_row(value: Any) -> bool:
 
 def digests(config: RunConfig) -> dict[str, str]:
     """Hash of the file of each function and plugin by the option that names it; imports of it are not followed."""
-    paths = {f"{caller} ({path})": path for caller, paths in config.user_code().items() for path in paths}
+    paths = {f"{caller} ({path})": path for caller, named in config.user_code().items() for path in named}
     paths |= {f"plugins ({Path(where).name})": where for where in config.plugins}
     for place, _, name in chosen_by_path(to_dict(config)):
         option = ".".join(place)

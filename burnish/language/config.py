@@ -13,8 +13,6 @@ from burnish.config.batches import Sizes
 from burnish.config.run import RunConfig
 from burnish.config.tasks import JUDGEMENTS, RESPONSES, Words
 from burnish.environments.base import Environment
-from burnish.environments.function import FunctionEnvironment
-from burnish.environments.tools import Tools
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.model.loading import check_files
 from burnish.models.adapters import SETTINGS, WEIGHTS
@@ -141,15 +139,9 @@ class LanguageConfig(RunConfig):
         environment = {} if self.environment is None else {"environment": self.environment.user_code()}
         return super().user_code() | environment
 
-    def programs(self) -> list[str]:
-        found, environment = super().programs(), self.environment
-        if isinstance(environment, FunctionEnvironment):
-            found.append(f"environment.path={environment.path}")
-        elif isinstance(environment, Tools):
-            found += [f"environment.functions.{name}={path}" for name, path in environment.functions.items()]
-        if self.rollout.vllm is not None:
-            found.append(f"rollout.vllm.python={self.rollout.vllm.python}")
-        return found
+    def services(self) -> dict[str, list[str]]:
+        vllm = self.rollout.vllm
+        return super().services() | {"rollout.vllm": [] if vllm is None else [vllm.python]}
 
     @property
     def samples_from(self) -> str:
