@@ -13,7 +13,7 @@ from burnish.data.sets import named_by
 from burnish.data.values import check_template
 from burnish.registry import fields
 from burnish.rewards.function import FunctionReward
-from burnish.utils.addresses import address_complaint, is_address, library_complaint
+from burnish.utils.addresses import is_address, library_complaint
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.hub import HubModel, hub_data, model_folder
 from burnish.utils.installed import optimizer_complaint, quantization_complaint, tracker_complaint
@@ -57,9 +57,9 @@ def _libraries(config: RunConfig) -> Iterator[str]:
     for name in config.trackers.libraries():
         if complaint := tracker_complaint(name):
             yield f"trackers.{name} {complaint}"
-    address = config.checkpoint.copy_to
-    if address is not None and (complaint := library_complaint(address)):
-        yield f"checkpoint.copy_to is {address}, {complaint}"
+    for option, address in (("checkpoint.copy_to", config.checkpoint.copy_to), ("resume", config.resume)):
+        if address is not None and is_address(address) and (complaint := library_complaint(address)):
+            yield f"{option} is {address}, {complaint}"
 
 
 def _model(reads: bool, config: RunConfig) -> None:
@@ -124,15 +124,12 @@ def _output(config: RunConfig) -> None:
 
 def _resume(config: RunConfig) -> Iterator[str]:
     resume = config.resume
-    if is_address(resume):
-        if complaint := address_complaint(resume) or library_complaint(resume):
-            yield f"resume is {resume}, {complaint}"
-    elif resume == "never" and holds_run(checked_path(config.output_dir, "output_dir")):
+    if resume == "never" and holds_run(checked_path(config.output_dir, "output_dir")):
         yield (
             f"resume is never, but output_dir {config.output_dir} already contains a run; give another output_dir, or "
             "set resume to auto to continue that run"
         )
-    elif resume not in ("auto", "never") and not checked_path(resume, "resume").exists():
+    elif resume not in ("auto", "never") and not is_address(resume) and not checked_path(resume, "resume").exists():
         yield f"resume is {resume}, which does not exist; give auto, never, or a checkpoint's folder"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from burnish.config.batches import Sizes
 from burnish.config.checks import problems
@@ -33,6 +33,7 @@ from burnish.options.mixing import MixingOptions
 from burnish.options.trackers import TrackersOptions
 from burnish.registry import MayChange, names, options
 from burnish.rl.algorithm import Algorithm
+from burnish.utils.addresses import address_complaint, is_address
 from burnish.utils.errors import ConfigError
 from burnish.utils.user_code import load_object, names_code
 
@@ -121,6 +122,13 @@ class RunConfig:
     options that would make it fit; warn trains all the same; off forecasts nothing, and starts sooner."""
     # no option: config.yaml leaves it out, and configurations that differ in it are equal
     origin: Origin | None = dataclasses.field(default=None, repr=False, compare=False, metadata={"exclude": True})
+
+    @field_validator("resume")
+    @classmethod
+    def _resumes_at_an_address(cls, value: str) -> str:
+        if is_address(value) and (complaint := address_complaint(value)):
+            raise ValueError(f"resume is {value}, {complaint}")
+        return value
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In another process, too, everything is there that the options name."""

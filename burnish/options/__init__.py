@@ -435,12 +435,10 @@ class ProfilerOptions:
     """Processes to profile with runtime=ray; a local run profiles its single process."""
     ranks: Annotated[list[Whole] | None, ON_RAY] = None
     """Ranks of each role to profile, counted from 0; null is all."""
-    record_shapes: Annotated[bool, ReadIf("tool", "torch")] = False
-    """torch: also record the shapes of inputs."""
-    with_stack: Annotated[bool, ReadIf("tool", "torch")] = False
-    """torch: also record Python stacks; traces become large."""
-    profile_memory: Annotated[bool, ReadIf("tool", "torch")] = False
-    """torch: also record allocations."""
+    contents: Annotated[list[Literal["shapes", "stack", "memory"]], ReadIf("tool", "torch")] = Field(
+        default_factory=list
+    )
+    """torch: also record shapes of inputs, Python stacks (traces become large), allocations."""
 
     def contradictions(self, run: RunConfig) -> Rules:
         return [
