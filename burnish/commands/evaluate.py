@@ -72,8 +72,8 @@ def evaluate(
         list_all (--list): list the suites
     """
     asked = [name for name, given in (("--merge", merged), ("--compare", compared), ("--list", list_all)) if given]
-    also = [name for name, given in (("--suite", suite), ("--shard", shard), (source, source)) if given]
-    if asked and (also := asked[1:] + also):
+    others = (("--suite", suite), ("--shard", shard), (str(source), source))
+    if asked and (also := asked[1:] + [name for name, given in others if given]):
         raise UserError(f"{asked[0]} reads evaluations that are there, and is given with {also[0]}; give one")
     if not asked and source is None:
         raise UserError("SOURCE is missing: give the folder of a run, a recipe, or with --suite a model")

@@ -62,7 +62,7 @@ class Fit:
             terminal.say(f"{SMALL}: {' '.join(written(sizes))}")
         return with_sizes(config, sizes)
 
-    def _forecast(self, memory: Mapping[str, int]) -> Mapping[str, int]:
+    def _forecast(self, memory: Mapping[str, int]) -> dict[str, int]:
         """Sizes of batches for the GPUs of each pool; none where there is no forecast."""
         from burnish.plan.process import NoForecast
 
@@ -81,7 +81,7 @@ class Fit:
         self.close()
         if chosen.sizes:
             terminal.say(f"Batches that are auto: {' '.join(written(chosen.sizes))}")
-        return chosen.sizes
+        return dict(chosen.sizes)
 
     def _ask(self) -> Foreteller:
         # a run on a CPU imports none of this

@@ -44,8 +44,11 @@ def tiny(
         list_all (--list): list every name
     """
     if list_all:
-        rows = [(m.name, m.pipeline, m.makes, ", ".join([*(["prompt"] if m.prompt else []), *m.inputs])) for m in ALL]
-        rows += [(model.name, model.model, "text", ", ".join(["prompt", *model.places])) for model in LANGUAGE]
+        rows: list[tuple[str, ...]] = [
+            (model.name, model.pipeline, model.makes, ", ".join([*(["prompt"] if model.prompt else []), *model.inputs]))
+            for model in ALL
+        ]
+        rows += [(model.name, str(model.model), "text", ", ".join(["prompt", *model.places])) for model in LANGUAGE]
         rows += [(scorer.name, "reward", "scores", "picture, prompt") for scorer in SCORERS]
         terminal.table(("name", "class", "makes", "takes"), rows)
         return 0

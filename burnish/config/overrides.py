@@ -21,7 +21,7 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for option, value in (leaf for argument in arguments for leaf in _leaves(*split(argument))):
         before = values.setdefault(option, value)
-        if type(before) is not type(value) or before != value:  # true is not 1
+        if before is not value and (type(before) is not type(value) or before != value):  # true is not 1
             raise ConfigError(f"{option} is given twice, as {show(before)} and as {show(value)}; leave one out")
     for option, value in values.items():
         above = next((other for other in values if option.startswith(other + ".") and values[other] != {}), None)
