@@ -194,12 +194,7 @@ def with_steps(config: RunConfig) -> RunConfig:
 
 def starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore) -> Checkpoint | None:
     """The checkpoint to resume from, by the option ``resume``."""
-    if config.resume == "never":
-        if folder.has_run():
-            raise UserError(
-                f"output_dir is {config.output_dir}, which already contains a run, and resume is never; "
-                "give another output_dir, or set resume to auto to continue that run"
-            )
+    if config.resume == "never":  # there is no run, or it would have been refused
         return None
     checkpoint = store.latest() if config.resume == "auto" else store.open(config.resume)
     if checkpoint is None:

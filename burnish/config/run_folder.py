@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import socket
-import stat
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +19,7 @@ from burnish.config.hardware import read_machine
 from burnish.config.plugins import chosen_by_path, portable
 from burnish.config.text import to_dict
 from burnish.utils.disk import write_atomically, writing
-from burnish.utils.errors import UserError, first_line
+from burnish.utils.errors import UserError, first_line, listed
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import (
     ALARMS,
@@ -35,14 +34,12 @@ from burnish.utils.paths import (
     check_run_folder,
     holds_run,
 )
-from burnish.utils.reading import checked_path, read_long
+from burnish.utils.reading import checked_path
 from burnish.utils.user_code import code_of
 
 log = logging.getLogger(__name__)
 
 STEP = "training/global_step"  # first in every line of metrics.jsonl
-LONGEST_ROW, LARGEST_METRICS = 4 << 20, 4 << 30  # bytes of such a line, and of the file
-TOLD = 10  # damaged lines that are named
 
 
 class RunFolder:
@@ -104,22 +101,17 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         rows: list[dict[str, Any]] = []
-        damaged = 0
-        for number, text in read_long(self.metrics, LONGEST_ROW, LARGEST_METRICS):
-            if not text.strip():
-                continue
+        damaged = []
+        for number, text in enumerate(self.metrics.read_bytes().splitlines(), 1):
             row: Any = None
-            if len(text) <= LONGEST_ROW:
-                with suppress(ValueError):
-                    row = parse_json(text)
+            with suppress(ValueError):
+                row = parse_json(text)
             if is_row(row) and type(row.get(STEP)) is int:
                 rows.append(row)
-                continue
-            damaged += 1
-            if damaged <= TOLD:
-                log.warning("%s, line %d: truncated or damaged; ignored", self.metrics, number)
-        if damaged > TOLD:
-            log.warning("%s: %d more lines are damaged; ignored", self.metrics, damaged - TOLD)
+            elif text.strip():
+                damaged.append(f"line {number}")
+        if damaged:
+            log.warning("%s: %s: truncated or damaged; ignored", self.metrics, listed(damaged, 10))
         return rows
 
     def claim(self) -> None:
@@ -134,16 +126,11 @@ class RunFolder:
         if not self.path.is_dir():
             self._try_out()
             return
-        try:
-            import fcntl
-        except ImportError:
-            raise UserError("burnish train needs Linux or macOS; on Windows run it in WSL") from None
+        import fcntl
+
         with writing(self.path):
             # never through a link: the folder may come from somebody else, and the file is overwritten below
             number = os.open(self.path / CLAIM, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
-            if not stat.S_ISREG(os.fstat(number).st_mode):
-                os.close(number)
-                raise UserError(f"{self.path / CLAIM} is a pipe or a device; remove it")
             file = os.fdopen(number, "a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -100,8 +100,6 @@ class DataOptions(OrderOptions, PromptOptions):
     instead, and offline diffusion_dpo image pairs: records with prompt and image, or chosen and rejected; a folder of
     images with .txt captions. With algorithm.online=false others read records with prompt, image and reward. Lists are
     concatenated, or mixed by data.mix."""
-    val_files: str | list[str] | None = None
-    """Validation prompts; null validates on the training prompts, with a warning."""
     train_batch_size: Count = 8
     """Prompts (or images, or pairs) per policy update."""
     fit: Annotated[

@@ -37,7 +37,6 @@ from burnish.types.statistics import WATCHED
 from burnish.utils.hub import hub_model
 
 CRITIC = ReadIf("has_critic", why="{run.algorithm.name} has no critic; use algorithm=ppo")
-TOKEN = 32  # bytes of a sampled token: its id, its log-prob, its place, its mask
 
 
 @options
@@ -98,17 +97,8 @@ class LanguageConfig(RunConfig):
         return super().prompt_files | imitated
 
     @property
-    def auxiliary(self) -> tuple[str, PtxOptions] | None:
-        return None if self.ptx is None else ("ptx", self.ptx)
-
-    @property
     def words(self) -> Words:
         return RESPONSES if self.scored else JUDGEMENTS
-
-    @property
-    def sample_bytes(self) -> tuple[float, str]:
-        where = "rollout.max_new_tokens" + (", environment.max_turns" if self.environment is not None else "")
-        return TOKEN * self.longest, f" with up to {self.longest} tokens each ({where})"
 
     @property
     def trainer_config(self) -> LanguageConfig:
@@ -238,16 +228,12 @@ class LanguageConfig(RunConfig):
 
     def _of_engine(self) -> Rules:
         rollout, vllm = self.rollout, self.rollout.vllm
-        complaints = (
-            vllm.complaints(fire_temperature=rollout.fire_temperature, lora=self.model.lora) if vllm is not None else ()
-        )
         return [
             (
                 (rollout.engine == "vllm") != (vllm is not None),
                 f"rollout.engine is {rollout.engine} and rollout.vllm is {'given' if vllm else 'null'}; vLLM needs "
                 "rollout.vllm.python, and no other engine reads rollout.vllm",
             ),
-            *((True, complaint) for complaint in complaints),
             (
                 vllm is not None and self.environment is not None and self.environment.max_length is None,
                 "rollout.engine is vllm, which has to know the longest dialogue, but environment.max_length is null; "

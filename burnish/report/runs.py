@@ -13,14 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from burnish.config.run_folder import LARGEST_METRICS, LONGEST_ROW, STEP, RunFolder, is_row
+from burnish.config.run_folder import STEP, RunFolder, is_row
 from burnish.config.yaml_text import LARGEST, parse
 from burnish.report.samples import Points, cut, prompt_texts, read_samples, relative, series
 from burnish.report.statistics import REWARD
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import CLAIM, CONFIG, METRICS
-from burnish.utils.reading import read_long, read_text
+from burnish.utils.reading import read_text
 from burnish.utils.records import fresh, is_number, stamp
 
 LABEL = 200  # characters of a prompt and of a response in the table
@@ -145,8 +145,8 @@ def _read_progress(file: Path) -> dict[str, Any]:
     seconds = 0.0
     kept: list[bytes] = []
     last = deque[bytes](maxlen=3)  # the newest line may be half written
-    with suppress(UserError):  # it is no file
-        for _, line in read_long(file, LONGEST_ROW, LARGEST_METRICS):
+    with suppress(OSError), file.open("rb") as lines:  # it is no file
+        for line in lines:
             seconds += sum(value for text in TIME.findall(line) if (value := float(text)) < 1e9)
             (kept if b'"val-core/' in line else last).append(line)
     rewards: Points = []

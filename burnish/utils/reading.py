@@ -54,23 +54,6 @@ def _check_size(path: Path, largest: int) -> None:
         raise UserError(f"{path} has {size} bytes, too many (limit {largest}); restore it")
 
 
-def read_long(path: Path, longest: int, largest: int) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that may be too large for memory, counted from 1; of longer ones ``longest`` + 1 bytes.
-
-    Raises:
-        UserError: it can't be read, or has more than ``largest`` bytes.
-    """
-    with _readable(path), path.open("rb") as file:
-        _check_size(path, largest)
-        number = 0
-        while line := file.readline(longest + 1):
-            number += 1
-            rest = line
-            while len(rest) > longest and not rest.endswith(b"\n"):
-                rest = file.readline(longest + 1)
-            yield number, line
-
-
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
     """Turn what the system says of a file into a UserError."""
