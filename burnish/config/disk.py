@@ -89,8 +89,7 @@ def _rewards(config: RunConfig) -> Iterator[str]:
 
 
 def _prompts(option: str, config: RunConfig) -> None:
-    files = config.prompt_files[option]
-    for path in [files] if isinstance(files, str) else files:
+    for path in config.prompt_files[option]:
         try:
             found = resolve(path)
         except UserError as error:

@@ -264,10 +264,10 @@ class RunConfig:
             raise ConfigError(complaints)
 
     @property
-    def prompt_files(self) -> dict[str, str | list[str]]:
+    def prompt_files(self) -> dict[str, list[str]]:
         """Files of prompts or records, by the options that name them."""
-        files = {"data.train_files": self.data.train_files, "data.val_files": self.data.val_files}
-        return {option: named for option, named in files.items() if named is not None}
+        files = {"data.train_files": self.data.train_files, "data.val_files": self.data.val_files or []}
+        return {option: [named] if isinstance(named, str) else named for option, named in files.items()}
 
     @property
     def reference_guidance(self) -> float | None:
@@ -286,9 +286,7 @@ class RunConfig:
 
     def user_code(self) -> dict[str, list[str]]:
         """Paths of functions of the user that the run calls, by the section that names them."""
-        files = [
-            path for named in self.prompt_files.values() for path in ([named] if isinstance(named, str) else named)
-        ]
+        files = [path for named in self.prompt_files.values() for path in named]
         data = [path for path in files if names_code(path) and not Path(path).exists()]
         found = {f"rewards.{label}": reward.user_code() for label, reward in self.rewards.items()}
         found["data"] = [*data, *([] if self.data.sampler is None else [self.data.sampler])]

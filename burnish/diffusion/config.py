@@ -144,7 +144,7 @@ class FlowConfig(RunConfig):
     @property
     def may_read_images(self) -> bool:
         """Whether files that this run reads may name images; lines of text name none."""
-        files = [one for named in self.prompt_files.values() for one in ([named] if isinstance(named, str) else named)]
+        files = [file for named in self.prompt_files.values() for file in named]
         return self.supervised is not None or not all(file.endswith(".txt") for file in files)
 
     def contradictions(self, run: RunConfig) -> Rules:

@@ -92,9 +92,9 @@ class LanguageConfig(RunConfig):
         return self.trainer.rollouts_per_update
 
     @property
-    def prompt_files(self) -> dict[str, str | list[str]]:
-        imitated = {} if self.ptx is None else {"ptx.train_files": self.ptx.train_files}
-        return super().prompt_files | imitated
+    def prompt_files(self) -> dict[str, list[str]]:
+        named = [] if self.ptx is None else self.ptx.train_files
+        return super().prompt_files | {"ptx.train_files": [named] if isinstance(named, str) else named}
 
     @property
     def words(self) -> Words:

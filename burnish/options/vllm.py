@@ -94,8 +94,8 @@ class VllmOptions:
             ),
             (
                 fire is not None,
-                f"rollout.fire_temperature is {fire}, but vLLM has one temperature for all tokens; leave it out, or use "
-                "Burnish's own engine",
+                f"rollout.fire_temperature is {fire}, but vLLM has one temperature for all tokens; leave it out, or "
+                "use Burnish's own engine",
             ),
         ]
 
