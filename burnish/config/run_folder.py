@@ -42,34 +42,31 @@ log = logging.getLogger(__name__)
 STEP = "training/global_step"  # first in every line of metrics.jsonl
 
 
+PLACES = {  # of files and folders of a run
+    "config": CONFIG, "metrics": METRICS, "tensorboard": "tensorboard", "reference": "reference",
+    "checkpoints": CHECKPOINTS, "exported": "exported", "profiles": "profiles", "samples": KEPT,
+    "validation_samples": VALIDATED, "every_validation": VALIDATION, "report": "report.html",
+    "report_text": "report.md", "failures": "failures.jsonl", "groups": "groups.jsonl", "timeline": "timeline.jsonl",
+    "alarms": ALARMS, "alarms_first": ALARMS_FIRST, "code": "code.json", "trackers": "trackers",
+}  # fmt: skip
+
+
 class RunFolder:
     """Paths of a run's files, its configuration, and its lock."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = checked_path(str(path))
-        self.config = self.path / CONFIG
-        self.metrics = self.path / METRICS
-        self.tensorboard = self.path / "tensorboard"
-        self.reference = self.path / "reference"
-        self.checkpoints = self.path / CHECKPOINTS
-        self.exported = self.path / "exported"
-        self.profiles = self.path / "profiles"
-        self.samples = self.path / KEPT
-        self.validation_samples = self.path / VALIDATED
-        self.report = self.path / "report.html"
-        self.report_text = self.path / "report.md"
-        self.failures = self.path / "failures.jsonl"
-        self.groups = self.path / "groups.jsonl"
-        self.timeline = self.path / "timeline.jsonl"
-        self.alarms = self.path / ALARMS
-        self.alarms_first = self.path / ALARMS_FIRST
-        self.code = self.path / "code.json"
-        self.trackers = self.path / "trackers"
         self._claim: IO[str] | None = None
+
+    def __getattr__(self, name: str) -> Path:
+        """Where one of ``PLACES`` is."""
+        if name not in PLACES:
+            raise AttributeError(name)
+        return self.path / PLACES[name]
 
     def validation(self, update: int) -> Path:
         """Folder of the validation after ``update`` policy updates."""
-        return self.path / VALIDATION / f"{update:06d}"
+        return self.every_validation / f"{update:06d}"
 
     def alarm_sheet(self, name: str) -> Path:
         """Picture of some samples: of the first update, or of one at which an alarm was raised."""
@@ -77,8 +74,7 @@ class RunFolder:
 
     def validations(self) -> list[int]:
         """Updates with a validation, in order."""
-        found = (self.path / VALIDATION).glob("[0-9]*/samples.jsonl")
-        return sorted(int(file.parent.name) for file in found)
+        return sorted(int(file.parent.name) for file in self.every_validation.glob("[0-9]*/samples.jsonl"))
 
     @classmethod
     def of_run(cls, path: str) -> Self:
@@ -257,21 +253,16 @@ class RunFolder:
 
     def _archive(self) -> None:
         """Move the files of an attempt without a checkpoint into ``earlier/``."""
-        validation = self.path / VALIDATION
-        files = (
-            self.metrics, self.tensorboard, self.reference, validation, self.profiles, self.report, self.report_text,
-            self.failures, self.code, self.samples, self.groups, self.timeline, self.trackers, self.alarms,
-            self.alarms_first.parent, self.validation_samples, self.exported, self.config,
-        )  # fmt: skip
-        if not any(file.exists() for file in files):
+        places = {place.partition("/")[0] for name, place in PLACES.items() if name != "checkpoints"}
+        files = [self.path / place for place in places if (self.path / place).exists()]
+        if not files:
             return
         attempt = 1
         while (archive := self.path / "earlier" / str(attempt)).exists():
             attempt += 1
         archive.mkdir(parents=True)
         for file in files:
-            if file.exists():
-                file.rename(archive / file.name)
+            file.rename(archive / file.name)
         log.warning("an earlier attempt in %s saved no checkpoint; its files are now in %s", self.path, archive)
 
 
