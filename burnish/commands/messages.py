@@ -12,35 +12,6 @@ from burnish.utils import terminal
 MARKS = {"gained": ("+", "blue"), "kept": ("=", "blue"), "lost": ("−", "yellow"), "weigh": ("·", "")}
 
 
-def plan(config: RunConfig, items: int, *, done: int = 0) -> list[str]:
-    """The sizes of a run, one sentence each, with the options that decide them.
-
-    Args:
-        config: of the run.
-        items: prompts or records of the training data.
-        done: updates of earlier attempts.
-    """
-    holds = config.algorithm.needs().data
-    learned = config.words.samples if config.online else holds
-    counted = terminal.counted
-    first = f"{counted(config.steps, 'updates')} of {counted(config.samples, learned)} ({config.samples_from})"
-    if done:
-        first += f"; {done:,} of them are done"
-    drawn = config.steps * config.records
-    lines = [
-        f"{first}.",
-        f"{_steps(config)}.",
-        f"The run: {counted(config.steps * config.samples, learned)}, "
-        f"{counted(config.optimizer_steps, 'optimizer steps')}, {drawn / items:,.3g} epochs over "
-        f"{counted(items, holds)}.",
-    ]
-    if config.rollout.filter_groups is not None:
-        lines.append("Groups that rollout.filter_groups drops are replaced by further prompts, which are not counted.")
-    if getattr(config.rollout, "candidates", None) is not None:
-        lines.append("Candidates of rollout.candidates that are not trained on are not counted.")
-    return lines
-
-
 def _steps(config: RunConfig) -> str:
     """Optimizer steps per update."""
     trainer, each = config.trainer, config.steps_per_update
@@ -54,12 +25,32 @@ def _steps(config: RunConfig) -> str:
 
 
 def opening_message(config: RunConfig, items: int, *, done: int) -> None:
-    """Print it; the arguments are those of ``plan``."""
+    """Print the sizes of a run, with the options that decide them.
+
+    Args:
+        config: of the run.
+        items: prompts or records of the training data.
+        done: updates of earlier attempts.
+    """
+    holds, counted = config.algorithm.needs().data, terminal.counted
+    learned = config.words.samples if config.online else holds
+    begun = f"; {done:,} of them are done" if done else ""
+    epochs = config.steps * config.records / items
+    terminal.say(
+        f"{counted(config.steps, 'updates')} of {counted(config.samples, learned)} ({config.samples_from}){begun}.\n"
+        f"{_steps(config)}.\n"
+        f"The run: {counted(config.steps * config.samples, learned)}, "
+        f"{counted(config.optimizer_steps, 'optimizer steps')}, {epochs:,.3g} epochs over {counted(items, holds)}."
+    )
+    if config.rollout.filter_groups is not None:
+        terminal.say("Groups that rollout.filter_groups drops are replaced by further prompts, which are not counted.")
+    if getattr(config.rollout, "candidates", None) is not None:
+        terminal.say("Candidates of rollout.candidates that are not trained on are not counted.")
     # an own reward comes beside those of the recipe
-    weights = ", ".join(f"{label} (weight {one.weight:g})" for label, one in config.rewards.items() if one.counts)
-    judged = [f"Rewards: {weights}."] if weights else []
-    for line in [*plan(config, items, done=done), *judged, *(f"Note: {caution}." for caution in config.cautions())]:
-        terminal.say(line)
+    if weights := [f"{label} (weight {one.weight:g})" for label, one in config.rewards.items() if one.counts]:
+        terminal.say(f"Rewards: {', '.join(weights)}.")
+    for caution in config.cautions():
+        terminal.say(f"Note: {caution}.")
 
 
 def closing_message(folder: RunFolder, config: RunConfig, outcome: str) -> None:
