@@ -106,9 +106,8 @@ def combinations(recipe: str, overrides: Sequence[str]) -> dict[Path, tuple[Valu
     Raises:
         ConfigError: nothing varies, or something is wrong with some of them.
     """
+    from burnish.commands.prepare import prepared
     from burnish.config import load
-    from burnish.config.disk import check_disk
-    from burnish.config.hub import fetch_data, with_models
 
     varied: dict[str, list[str]] = {}
     fixed: list[str] = []
@@ -139,9 +138,7 @@ def combinations(recipe: str, overrides: Sequence[str]) -> dict[Path, tuple[Valu
             if folder in members:
                 raise ConfigError(f"two runs of the sweep would share the folder {folder}; give them other values")
             members[folder] = values_of, [*fixed, *own, f"output_dir={json.dumps(str(folder))}"]
-            config = with_models(load(recipe, members[folder][1]))
-            fetch_data(config)
-            check_disk(config)
+            prepared(load(recipe, members[folder][1]))
         except UserError as error:
             problems += error.complaints if isinstance(error, ConfigError) else [str(error)]
     if problems:

@@ -103,22 +103,20 @@ def _write(
     ask: bool, samples: bool,
 ) -> None:  # fmt: skip
     """Weights, card and its pictures."""
-    exported = write_export(run, place, what, dtype)
-    assembly, model = exported.assembly, exported.assembly.config.model
+    assembly, update = write_export(run, place, what, dtype)
+    model, target = assembly.config.model, Path(place)
     hub = model.path if is_hub_id(model.path) else None
     weights = Weights(
-        repo=to, what=what, update=exported.update, library=assembly.library,
+        repo=to, what=what, update=update, library=assembly.library,
         code=loading_code(assembly, to, what, hub), serving=serving_code(assembly, to, what, hub),
         licence=licence_of(model.path, model.revision, ask=ask),
     )  # fmt: skip
     text, files = card(folder, weights, samples=samples)
-    with writing(exported.folder):
-        _forget_machine(exported.folder, hub)
+    with writing(target):
+        _forget_machine(target, hub)
         for name, content in {**files, "README.md": text.encode()}.items():
-            (exported.folder / name).parent.mkdir(exist_ok=True)
-            (exported.folder / name).write_bytes(content)
-    if exported.warning:
-        terminal.say(exported.warning)
+            (target / name).parent.mkdir(exist_ok=True)
+            (target / name).write_bytes(content)
 
 
 def _forget_machine(folder: Path, hub: str | None) -> None:

@@ -58,7 +58,6 @@ Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False), A
 Seconds = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
 Temperature = Annotated[float, Field(gt=0, le=1000), AfterValidator(_not_too_cold)]
 TemperatureOrGreedy = Annotated[float, Field(ge=0, le=1000), AfterValidator(_not_too_cold)]
-LearningRate = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False), AfterValidator(_not_vanishing)]
 Several = Annotated[int, Field(ge=2, le=MOST)]
 Guidance = Annotated[float, Field(ge=1, le=1000)]  # classifier-free; 1 is none
 SomeGuidance = Annotated[float, Field(gt=1, le=1000)]
@@ -108,7 +107,7 @@ class OptimizerOptions:
     name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     """adamw; adamw_8bit keeps its moments in 8 bits, a quarter of their memory (bitsandbytes); muon steps along
     orthogonalised momentum for matrices, at AdamW's scale, and takes AdamW for embeddings, heads and the rest."""
-    lr: LearningRate = 3e-4
+    lr: Annotated[Positive, Field(le=10)] = 3e-4
     """Peak learning rate."""
     min_lr: Annotated[NonNegative, ReadIf("schedule", "linear", "cosine")] = 0.0
     """linear, cosine: learning rate that the decay ends at."""
