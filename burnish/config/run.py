@@ -176,11 +176,6 @@ class RunConfig:
         return bool(self.validation.before) or self.validation.every is not None
 
     @property
-    def evaluates(self) -> bool:
-        """Whether something is evaluated, the untrained model as a baseline too."""
-        return self.validates or self.reference_guidance is not None
-
-    @property
     def scored(self) -> bool:
         """Whether samples are scored by rewards, in training or in validation."""
         return True
@@ -199,11 +194,6 @@ class RunConfig:
     def shards(self) -> bool:
         """Whether ranks hold parts of the weights."""
         return self.ranks > 1 and self.quantized is None
-
-    @property
-    def gathers(self) -> bool:
-        """Whether weights are brought together for a forward pass: from other ranks, or from CPU memory."""
-        return self.shards or self.sharding.offload
 
     @property
     def unsharded(self) -> str:

@@ -137,11 +137,6 @@ class FlowConfig(RunConfig):
         return "images with rewards" if data == "scored" else data
 
     @property
-    def learns_images(self) -> bool:
-        """Whether data.fit decides about images that are learned."""
-        return bool(self.algorithm.needs().data != "prompts")
-
-    @property
     def may_read_images(self) -> bool:
         """Whether files that this run reads may name images; lines of text name none."""
         files = [file for named in self.prompt_files.values() for file in named]

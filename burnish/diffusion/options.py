@@ -104,7 +104,10 @@ class DataOptions(OrderOptions, PromptOptions):
     """Prompts (or images, or pairs) per policy update."""
     fit: Annotated[
         Literal["exact", "centre_crop"],
-        ReadIf("learns_images", why="{run.algorithm.name} learns from prompts, which have no size"),
+        ReadIf(
+            lambda section, run: run.algorithm.needs().data != "prompts",
+            why="{run.algorithm.name} learns from prompts, which have no size",
+        ),
     ] = "exact"
     """Images whose size differs from the run's resolution: exact refuses them, centre_crop scales and crops them."""
     decode_check: Annotated[bool, ReadIf("may_read_images", why="files of text alone name no images")] = True

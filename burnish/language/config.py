@@ -36,7 +36,9 @@ from burnish.rl.algorithm import Algorithm
 from burnish.types.statistics import WATCHED
 from burnish.utils.hub import hub_model
 
-CRITIC = ReadIf("has_critic", why="{run.algorithm.name} has no critic; use algorithm=ppo")
+CRITIC = ReadIf(
+    lambda section, run: run.algorithm.needs().critic, why="{run.algorithm.name} has no critic; use algorithm=ppo"
+)
 
 
 @options
@@ -160,16 +162,6 @@ class LanguageConfig(RunConfig):
         """Tokens that the policy can write for a sample."""
         limit = self.rollout.max_new_tokens
         return limit if self.environment is None else self.environment.longest(limit)
-
-    @property
-    def has_critic(self) -> bool:
-        """Whether a value network learns beside the policy."""
-        return bool(self.algorithm.needs().critic)
-
-    @property
-    def reads_responses(self) -> bool:
-        """Whether records with responses are read."""
-        return not self.online or self.ptx is not None
 
     def contradictions(self, run: RunConfig) -> Rules:
         return [

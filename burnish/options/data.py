@@ -58,13 +58,14 @@ class OrderOptions:
     epochs: Annotated[Epochs | None, MayChange()] = None
     """Passes over the training records, which decide steps; null takes steps as it is given."""
 
-    shuffle: Annotated[bool, ReadIf("shuffles", why="data.sampler chooses the records")] = True
+    shuffle: Annotated[
+        bool,
+        ReadIf(
+            lambda section, run: section.sampler is None or section.train_max_samples is not None,
+            why="data.sampler chooses the records",
+        ),
+    ] = True
     """Shuffle the records anew every epoch; false keeps their order."""
-
-    @property
-    def shuffles(self) -> bool:
-        """Whether the seed has a say in which records come when."""
-        return self.sampler is None or self.train_max_samples is not None
 
     def contradictions(self, run: RunConfig) -> Rules:
         entries = [self.train_files] if isinstance(self.train_files, str) else self.train_files

@@ -35,16 +35,13 @@ DRAWN = ReadIf("temperature", why="temperature is 0, which always takes the like
 class LanguageLoraOptions(LoraOptions):
     """LoRA adapters. The reference policy is the model with the adapters disabled."""
 
-    vision: Annotated[bool, ReadIf("chooses", why="targets are given; list layers of the vision tower there")] = False
+    vision: Annotated[bool, ReadIf("targets", None, why="targets are given; list layers of the vision tower there")] = (
+        False
+    )
     """Also adapt every linear layer of the vision tower and its projector."""
     modules_to_save: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Suffixes of the names of modules that are trained in full beside the adapters and saved with them: lm_head,
     embed_tokens, norm. They get no adapters."""
-
-    @property
-    def chooses(self) -> bool:
-        """Whether Burnish chooses the layers that get adapters."""
-        return self.targets is None
 
 
 @options
@@ -189,7 +186,10 @@ class LanguageDataOptions(OrderOptions, RecordOptions):
     unmarked: Literal["first", "last", "error"] = "first"
     """Position of pictures, videos and sounds in records without placeholders: before the first user message's text, as
     in TRL's data sets, or after it; error refuses such records."""
-    response_key: Annotated[str | None, ReadIf("reads_responses", why="this run reads no responses")] = None
+    response_key: Annotated[
+        str | None,
+        ReadIf(lambda section, run: not run.online or run.ptx is not None, why="this run reads no responses"),
+    ] = None
     """Key of the response in demonstrations and judgements; null looks for response, completion, output."""
     system_prompt: str | None = None
     """System message of questions that have none; null adds none."""

@@ -13,7 +13,10 @@ from burnish.utils.addresses import SECRET, secret_in
 if TYPE_CHECKING:
     from burnish.config.run import RunConfig
 
-SHOWN = ReadIf("shows", why="never read without a tracker; set trackers.wandb={{}}")
+SHOWN = ReadIf(
+    lambda section, run: section.tensorboard or section.libraries(),
+    why="never read without a tracker; set trackers.wandb={{}}",
+)
 LACKS = {"mlflow": ["mode"], "trackio": ["mode", "tags"]}  # options that a library has nothing for
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
@@ -68,11 +71,6 @@ class TrackersOptions:
     """Prompts of a validation whose first sample is shown: text, picture, clip or sound."""
     wait: Annotated[NonNegative, SHOWN] = 30.0
     """Seconds at the end of a run in which trackers may send what is left; a stopped run waits 10 at most."""
-
-    @property
-    def shows(self) -> bool:
-        """Whether there is any tracker."""
-        return self.tensorboard or bool(self.libraries())
 
     def libraries(self) -> list[str]:
         """Trackers that are asked for and that need a library of their own, by the names of both."""
