@@ -15,9 +15,7 @@ from typing import Any
 from burnish.commands.opening import open_model, open_run, output_folder
 from burnish.config import RunConfig
 from burnish.config.overrides import read_overrides
-from burnish.evaluation.records import Folder, Shard
-from burnish.evaluation.records import merged as merge_parts
-from burnish.evaluation.results import by_task, changes, check_comparable, result_of
+from burnish.evaluation.records import Folder, Shard, by_task, changes, check_comparable, result_of
 from burnish.evaluation.suite import read_suite, suite_names
 from burnish.utils import terminal
 from burnish.utils.disk import write_atomically
@@ -43,7 +41,6 @@ def evaluate(
     output: str | None = None,
     suite: str | None = None,
     shard: str | None = None,
-    merged: tuple[str, ...] | None = None,
     compared: tuple[str, str] | None = None,
     list_all: bool = False,
 ) -> int:
@@ -55,8 +52,7 @@ def evaluate(
         burnish eval quickstart                             a recipe: the model before training
         burnish eval quickstart rollout.guidance_scale=3.0
         burnish eval runs/quickstart --suite quickstart --output judged      a suite, with intervals; goes on if killed
-        burnish eval my_model+my_lora --suite geneval suite.scorers.geneval.path=detector --shard 1/2 --output half1
-        burnish eval --merge half1 half2 --output judged
+        burnish eval my_model+my_lora --suite geneval suite.scorers.geneval.path=detector --shard 1/2 --output judged
         burnish eval --compare before after                 two evaluations of a suite, paired by prompt
 
     Args:
@@ -66,12 +62,11 @@ def evaluate(
             suite.OPTION=VALUE changes the suite
         output (-o, --output DIR): also write metrics, samples and scores to this folder
         suite (NAME): a suite (--list), or the path of one in YAML
-        shard (I/N): only part I of N of the suite, to be merged
-        merged (--merge DIR): put the shards of a suite together
+        shard (I/N): only part I of N of the suite; the others go to the same folder
         compared (--compare BEFORE AFTER): what changed between two evaluations
         list_all (--list): list the suites
     """
-    asked = [name for name, given in (("--merge", merged), ("--compare", compared), ("--list", list_all)) if given]
+    asked = [name for name, given in (("--compare", compared), ("--list", list_all)) if given]
     others = (("--suite", suite), ("--shard", shard), (str(source), source))
     if asked and (also := asked[1:] + [name for name, given in others if given]):
         raise UserError(f"{asked[0]} reads evaluations that are there, and is given with {also[0]}; give one")
@@ -87,8 +82,6 @@ def evaluate(
         terminal.table(heads, [(one.name, one.about, one.licence) for one in suites])
     elif compared is not None:
         _compare(*compared)
-    elif merged is not None:
-        _merge(merged, output)
     elif suite is not None:
         _evaluate_suite(str(source), overrides, suite, output=output, shard=shard)
     else:
@@ -165,20 +158,10 @@ def _evaluate_suite(
     ):
         runner.check()
         with assembly.trained_weights(), terminal.progress(f"Suite {wanted.name}") as progress:
-            result = runner.run(target or Path(away), source=source, update=update, shard=part, progress=progress)
+            result = runner.run(
+                target or Path(away), source=source, update=update, shard=part or (1, 1), progress=progress
+            )
     _show(result, f"{wanted.title} of {source}" + (f", shard {shard}" if shard else ""), target)
-
-
-def _merge(folders: Sequence[str], output: str | None) -> None:
-    """Put the shards of an evaluation together."""
-    if output is None:
-        raise UserError("--merge is given without --output, where the complete evaluation goes; give one")
-    parts = [Folder(checked_path(folder, "--merge")) for folder in folders]
-    target = Folder(output_folder(output, "eval"))
-    header, records = merge_parts(target, parts)
-    result = result_of(header, records)
-    target.finish(result)
-    _show(result, f"{header.suite} of {header.source}, {len(parts)} shards", target.path)
 
 
 def _compare(before: str, after: str) -> None:

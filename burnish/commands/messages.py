@@ -71,8 +71,8 @@ def closing_message(folder: RunFolder, config: RunConfig, outcome: str) -> None:
             terminal.say((f"{measures['moved']}; see the report", "dim"))
     if headline(run):
         terminal.say((headline(run), "bold"))
-    for point in verdict(run):
-        terminal.say(MARKS[point.kind], f" {point.text}")
+    for kind, text in verdict(run):
+        terminal.say(MARKS[kind], f" {text}")
     for warning in run.warnings():
         terminal.say(("!", "yellow"), f" {warning}")
     terminal.say()

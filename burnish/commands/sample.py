@@ -129,7 +129,7 @@ def _draw(assembly: Any, asked: Sequence[Prompt], n: int, seed: int, changes: Ma
     from burnish.diffusion.engine import FlowEngine, FlowJob
     from burnish.diffusion.rollouts import contact_sheet, write_inputs, write_sample
     from burnish.tasks.sample_files import write_lines
-    from burnish.types.clips import is_finite, kind
+    from burnish.types.samples import is_finite, kind
 
     config = assembly.config
     names = {"num_inference_steps": "steps", "guidance_scale": "guidance"}  # of fields of a job
@@ -205,7 +205,7 @@ def _answer(
 
 def _question(question: str, media: Mapping[Kind, tuple[Media, ...]], data: Any) -> Prompt:
     """A prompt of a language model, with all media before its text."""
-    from burnish.data.language.prompts import fit_of
+    from burnish.data.questions import fit_of
 
     fitted = {kind: tuple(replace(one, fit=fit_of(data)) for one in given) for kind, given in media.items()}
     parts = (*(Part(kind) for kind, given in media.items() for _ in given), Part("text", question))

@@ -177,7 +177,7 @@ def compare(first: str, others: Sequence[str]) -> int:
     folders = []
     for name in names:
         folders.append(folder := RunFolder.of_run(name))
-        if error := configuration(folder).get("error"):
+        if error := configuration(folder.config).get("error"):
             raise UserError(error)
     summaries = [Summary.read(folder) for folder in folders]
     rows = [
@@ -188,7 +188,7 @@ def compare(first: str, others: Sequence[str]) -> int:
         values = [(measure.of(run.before), measure.of(run.after)) for run in summaries]
         rows.append([measure.title, *(f"{measure.show(before)} → {measure.show(after)}" for before, after in values)])
     terminal.table(("", *names), rows)
-    configurations = {name: flat(configuration(folder)) for name, folder in zip(names, folders, strict=True)}
+    configurations = {name: flat(configuration(folder.config)) for name, folder in zip(names, folders, strict=True)}
     if warning := other_rewards(configurations):
         terminal.say((f"\n{warning}", "yellow"))
     changed = differences(configurations)

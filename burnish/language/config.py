@@ -33,7 +33,7 @@ from burnish.rewards.reward_model import RewardModel
 from burnish.rewards.text.base import LanguageReward
 from burnish.rewards.text.environment import EnvironmentReward
 from burnish.rl.algorithm import Algorithm
-from burnish.types.statistics import WATCHED
+from burnish.types.samples import WATCHED
 from burnish.utils.hub import hub_model
 
 CRITIC = ReadIf(

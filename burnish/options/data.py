@@ -12,6 +12,10 @@ from burnish.registry import MayChange, ReadIf, options
 if TYPE_CHECKING:
     from burnish.config.run import RunConfig
 
+INPUTS = (
+    "mask_image", "control_image", "last_image", "reference_image", "ip_adapter_image", "video", "control_video",
+    "mask_video",
+)  # fmt: skip
 Epochs = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
@@ -87,12 +91,7 @@ class OrderOptions:
 class PromptOptions(RecordOptions):
     """What is made of a record for a generator."""
 
-    input_keys: list[str] = Field(
-        default_factory=lambda: [
-            "mask_image", "control_image", "last_image", "reference_image", "ip_adapter_image", "video",
-            "control_video", "mask_video",
-        ]
-    )  # fmt: skip
+    input_keys: list[str] = Field(default_factory=lambda: list(INPUTS))
     """Keys of further images and videos (those with video in their names), each given to the pipeline as the argument
     of that name."""
 
