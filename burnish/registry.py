@@ -198,22 +198,16 @@ class Choice:
         return validated(entry, own)
 
 
-@dataclass(frozen=True)
 class ReadIf:
     """Marks an option that is read only where another one has one of these values; elsewhere it is refused.
 
-    Args of ``Annotated[float, ReadIf("kind", "linear")]``: an option of the same section, or a dotted one of the run;
-    and its values, where none means any but null, false, 0 and what is empty. ``why`` ends "OPTION is given, but ..."
-    in place of what the other option is.
+    Args of ``Annotated[float, ReadIf("kind", "linear")]``: an option of the same section, a dotted one of the run, or a
+    function of both that says whether it is read; and values, where none means any but null, false, 0 and what is
+    empty. ``why`` ends "OPTION is given, but ..." in place of what the other option is.
     """
 
-    option: str
-    values: tuple[Any, ...]
-    why: str
-
-    def __init__(self, option: str, *values: Any, why: str = "") -> None:
-        for name, value in (("option", option), ("values", values), ("why", why)):
-            object.__setattr__(self, name, value)
+    def __init__(self, option: str | Callable[[Any, Any], Any], *values: Any, why: str = "") -> None:
+        self.option, self.values, self.why = option, values, why
 
 
 class MayChange:

@@ -97,33 +97,26 @@ class LanguageAssembly(Assembly):
             load_teacher=lambda teacher, option: load_teacher(config.model, teacher, option),
         )
 
-    def outline(self) -> LanguageModel:
-        return self._outline
-
     def match_layers(self, outline: LanguageModel) -> None:
         match_layers(outline, self.config.model)
 
     @cached_property
     def engine(self) -> ResponseEngine:
-        engine, environment, cached = self._own_engine(), self.config.environment, ENCODED
-        if environment is not None:
-            engine = Dialogues(engine, environment, cached=cached)
-        if self.reads_ahead and isinstance(engine.encode, Encoder):
-            engine.encode.readers = Readers(self.config, engine.encode.tools)
-        return engine
-
-    def _own_engine(self) -> ResponseEngine:
-        config, cached = self.config, ENCODED
+        config, roles = self.config, self.roles
         if config.rollout.vllm is not None:
             from burnish.language.vllm.engine import VllmEngine
 
-            path, _ = read_config(config.model)
-            return VllmEngine(
-                self.roles, config.rollout.vllm, path=path, seed=config.seed,
-                example=self._compared,
-                cached=cached, lora=config.model.lora,
+            engine: ResponseEngine = VllmEngine(
+                roles, config.rollout.vllm, path=read_config(config.model)[0], seed=config.seed,
+                example=self._compared, cached=ENCODED, lora=config.model.lora,
             )  # fmt: skip
-        return LanguageEngine(self.roles, batch_size=config.rollout.batch_size, seed=config.seed, cached=cached)
+        else:
+            engine = LanguageEngine(roles, batch_size=config.rollout.batch_size, seed=config.seed, cached=ENCODED)
+        if config.environment is not None:
+            engine = Dialogues(engine, config.environment, cached=ENCODED)
+        if self.reads_ahead and isinstance(engine.encode, Encoder):
+            engine.encode.readers = Readers(config, engine.encode.tools)
+        return engine
 
     def _compared(self) -> Prompt:
         """What an engine of its own is compared with when weights are published.
@@ -141,21 +134,18 @@ class LanguageAssembly(Assembly):
 
     @contextmanager
     def trained_weights(self) -> Iterator[None]:
+        # an engine of its own has the weights of the last step, not their average; 0 where nothing is trained here
+        version = self.workers.version if "workers" in vars(self) else 0
         with super().trained_weights():
-            if self.ema is not None:  # an engine of its own has the weights of the last step, not their average
-                self.engine.sync_weights(self.version)
+            if self.ema is not None:
+                self.engine.sync_weights(version)
             yield
         if self.ema is not None:
-            self.engine.sync_weights(self.version)
-
-    @property
-    def version(self) -> int:
-        """Policy updates behind the policy's weights; 0 where nothing is trained here."""
-        return self.workers.version if "workers" in self.__dict__ else 0
+            self.engine.sync_weights(version)
 
     def close(self) -> None:
         super().close()
-        if "engine" in self.__dict__:
+        if "engine" in vars(self):
             self.engine.close()
 
     @cached_property
@@ -207,28 +197,24 @@ class LanguageAssembly(Assembly):
         return [*(self.responses or ()), *(self.ptx_responses or ())]
 
     @cached_property
-    def _learnable_responses(self) -> list[ResponseRecord]:
-        return self._short(self.responses or ())
+    def _learnable(self) -> list[list[ResponseRecord]]:
+        """Responses that are learned from, and those that are imitated beside, as far as they are short enough."""
+        every = (self.responses or (), self.ptx_responses or ())
+        return [short_records(own, lambda: self._reader, self.config, self._tools, self.ranks) for own in every]
 
     @cached_property
-    def _learnable_ptx(self) -> list[ResponseRecord]:
-        return self._short(self.ptx_responses or ())
-
-    def _short(self, records: Sequence[ResponseRecord]) -> list[ResponseRecord]:
-        """Those that are short enough."""
-        return short_records(records, lambda: self._reader, self.config, self._tools, self.ranks)
-
-    @cached_property
-    def _data(self) -> ResponseData:
-        assert self.responses is not None, "responses are sampled"
-        return self._as_learned(self._learnable_responses)
+    def _data(self) -> list[ResponseData]:
+        """The same as the model has them."""
+        model, encode = self.roles.model, self.engine.encode
+        shared = encode if self.ranks.size == 1 else SharedPrompts(encode, self.ranks, cached=ENCODED)
+        return [ResponseData(own, model, shared) for own in self._learnable]
 
     @property
     def records(self) -> list[ResponseRecord]:
-        return self._data.records
+        return self._data[0].records
 
     def prepare(self, records: list[Any], update: int) -> OfflineResponses | OfflineJudgements:
-        batch: OfflineResponses | OfflineJudgements = self._data.batch(records, update=update, seed=self.config.seed)
+        batch: OfflineResponses | OfflineJudgements = self._data[0].batch(records, update=update, seed=self.config.seed)
         if self.ranks.size > 1:
             # what they show is read now; what else is needed of it, where it is
             own = learned_in_an_update(records, batch.answers.costs(), self.config, self.ranks, update)
@@ -239,24 +225,16 @@ class LanguageAssembly(Assembly):
             self.engine.ahead(prompts_of(following[own_rows(self.ranks, len(following))]))
         return batch
 
-    def _as_learned(self, records: list[ResponseRecord]) -> ResponseData:
-        """Records, as the model has them."""
-        model = self.roles.model
-        if self.ranks.size == 1:
-            return ResponseData(records, model, self.engine.encode)
-        return ResponseData(records, model, SharedPrompts(self.engine.encode, self.ranks, cached=ENCODED))
-
     @cached_property
     def auxiliary(self) -> AuxiliaryLoss | None:
         section, config = self.config.ptx, self.config
-        if section is None or self.ptx_responses is None:
+        if section is None:
             return None
-        data = self._as_learned(self._learnable_ptx)
+        data = self._data[1]
         stream = Stream(data.records, section.batch_size, seed=config.seed, shuffle=True, name="ptx")
 
-        def draw(step: int) -> OfflineResponses:
-            batch: OfflineResponses = data.batch(stream.batch(step), update=step, seed=config.seed)
-            return batch
+        def draw(step: int) -> Any:
+            return data.batch(stream.batch(step), update=step, seed=config.seed)
 
         return AuxiliaryLoss(SFT(), draw, section.coef, metric="actor/ptx_loss")
 
@@ -292,7 +270,7 @@ class LanguageAssembly(Assembly):
             )
         here = self.config.runtime == "local" and self.ranks.size == 1  # else ranks share the work
         if here:
-            _ = self._learnable_responses, self._learnable_ptx, self.learnable_prompts
+            _ = self._learnable, self.learnable_prompts
         if (longest := positions_of(self.config.model)) is not None and (here or not self.measures_prompts):
             self._check_room(longest, self.learnable_prompts)
 
@@ -306,10 +284,10 @@ class LanguageAssembly(Assembly):
     @property
     def _reader(self) -> LanguageModel:
         """What reads prompts: the model, or its outline before it is loaded."""
-        return self.roles.model if "roles" in vars(self) else self._outline
+        return self.roles.model if "roles" in vars(self) else self.outline
 
     @cached_property
-    def _outline(self) -> LanguageModel:
+    def outline(self) -> LanguageModel:
         return load_outline(self.config.model)
 
     def check(self) -> None:

@@ -12,8 +12,7 @@ from pydantic import Field
 from burnish.config.batches import Sizes
 from burnish.config.run import RunConfig
 from burnish.config.tasks import JUDGEMENTS, RESPONSES, Words
-from burnish.environments.base import Environment, FunctionEnvironment
-from burnish.environments.tools import Tools
+from burnish.environments.base import Environment
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.model.loading import check_files
 from burnish.models.adapters import SETTINGS, WEIGHTS
@@ -38,8 +37,9 @@ from burnish.rl.algorithm import Algorithm
 from burnish.types.samples import WATCHED
 from burnish.utils.hub import hub_model
 
-CRITIC = ReadIf("has_critic", why="{run.algorithm.name} has no critic; use algorithm=ppo")
-TOKEN = 32  # bytes of a sampled token: its id, its log-prob, its place, its mask
+CRITIC = ReadIf(
+    lambda section, run: run.algorithm.needs().critic, why="{run.algorithm.name} has no critic; use algorithm=ppo"
+)
 
 
 @options
@@ -95,22 +95,13 @@ class LanguageConfig(RunConfig):
         return self.trainer.rollouts_per_update
 
     @property
-    def prompt_files(self) -> dict[str, str | list[str]]:
-        imitated = {} if self.ptx is None else {"ptx.train_files": self.ptx.train_files}
-        return super().prompt_files | imitated
-
-    @property
-    def auxiliary(self) -> tuple[str, PtxOptions] | None:
-        return None if self.ptx is None else ("ptx", self.ptx)
+    def prompt_files(self) -> dict[str, list[str]]:
+        named = [] if self.ptx is None else self.ptx.train_files
+        return super().prompt_files | {"ptx.train_files": [named] if isinstance(named, str) else named}
 
     @property
     def words(self) -> Words:
         return RESPONSES if self.scored else JUDGEMENTS
-
-    @property
-    def sample_bytes(self) -> tuple[float, str]:
-        where = "rollout.max_new_tokens" + (", environment.max_turns" if self.environment is not None else "")
-        return TOKEN * self.longest, f" with up to {self.longest} tokens each ({where})"
 
     @property
     def trainer_config(self) -> LanguageConfig:
@@ -141,15 +132,9 @@ class LanguageConfig(RunConfig):
         environment = {} if self.environment is None else {"environment": self.environment.user_code()}
         return super().user_code() | environment
 
-    def programs(self) -> list[str]:
-        found, environment = super().programs(), self.environment
-        if isinstance(environment, FunctionEnvironment):
-            found.append(f"environment.path={environment.path}")
-        elif isinstance(environment, Tools):
-            found += [f"environment.functions.{name}={path}" for name, path in environment.functions.items()]
-        if self.rollout.vllm is not None:
-            found.append(f"rollout.vllm.python={self.rollout.vllm.python}")
-        return found
+    def services(self) -> dict[str, list[str]]:
+        vllm = self.rollout.vllm
+        return super().services() | {"rollout.vllm": [] if vllm is None else [vllm.python]}
 
     @property
     def samples_from(self) -> str:
@@ -178,16 +163,6 @@ class LanguageConfig(RunConfig):
         """Tokens that the policy can write for a sample."""
         limit = self.rollout.max_new_tokens
         return limit if self.environment is None else self.environment.longest(limit)
-
-    @property
-    def has_critic(self) -> bool:
-        """Whether a value network learns beside the policy."""
-        return bool(self.algorithm.needs().critic)
-
-    @property
-    def reads_responses(self) -> bool:
-        """Whether records with responses are read."""
-        return not self.online or self.ptx is not None
 
     def contradictions(self, run: RunConfig) -> Rules:
         teachers = enumerate(self.algorithm.needs().teachers)
@@ -242,16 +217,12 @@ class LanguageConfig(RunConfig):
 
     def _of_engine(self) -> Rules:
         rollout, vllm = self.rollout, self.rollout.vllm
-        complaints = (
-            vllm.complaints(fire_temperature=rollout.fire_temperature, lora=self.model.lora) if vllm is not None else ()
-        )
         return [
             (
                 (rollout.engine == "vllm") != (vllm is not None),
                 f"rollout.engine is {rollout.engine} and rollout.vllm is {'given' if vllm else 'null'}; vLLM needs "
                 "rollout.vllm.python, and no other engine reads rollout.vllm",
             ),
-            *((True, complaint) for complaint in complaints),
             (
                 vllm is not None and self.environment is not None and self.environment.max_length is None,
                 "rollout.engine is vllm, which has to know the longest dialogue, but environment.max_length is null; "

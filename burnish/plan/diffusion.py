@@ -120,7 +120,7 @@ class GeneratorHalf:
             setattr(roles, name, self._stored(getattr(roles, name)))
         engine: Any = self.assembly.engine
         engine.sample = self._labelled(engine.sample)
-        for data in self.assembly.finished:
+        for data in self.assembly.finished.values():
             data.check()  # which ranks that learn from the same pictures rely on
 
     @property

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
@@ -59,9 +59,22 @@ class Evaluated:
 
 
 class Evaluation:
-    """Samples and scores prompts; keeps scores of all samples, and the samples of the first prompts."""
+    """Samples and scores prompts; keeps scores of all samples, and the samples of the first prompts.
+
+    A task adds its own parts:
+
+    * ``job(n, guidance=None)``: ``n`` samples of every prompt, by ``groups``; ``settings``: how a suite is sampled
+    * ``sampled(job)``: sample and score in this process, as ``Evaluated``; there is at least one prompt
+    * ``metrics(job, evaluated)``: what this task reports besides rewards
+    * ``keep(target, job, n, evaluated, shown)``: write what the first samples show; what is recorded of each of them
+    * ``keep_file(folder, job, evaluated, row)``: write one sample in full; what is recorded of it
+    * ``keep_of_suite(folder, stem, evaluated, row)``: the same of a sample of a suite, if it is shown
+    """
 
     suite: Any  # None is a validation
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, assembly: Any, suite: Suite | None = None, prompts: Sequence[Prompt] | None = None) -> None:
         """A validation of a run, or a suite on its model.
@@ -89,10 +102,6 @@ class Evaluation:
         files = None if self.suite else self.assembly.validation_files
         return SHOWN if files is None else max(SHOWN, files.options.prompts)
 
-    def job(self, n: int, guidance: float | None = None) -> Job:
-        """``n`` samples of every prompt; see ``groups``."""
-        raise NotImplementedError
-
     def groups(self, kind: type[J], n: int, **how: Any) -> J:
         """A job of the task's engine, which samples as ``how`` says."""
         job = kind.groups(
@@ -102,34 +111,9 @@ class Evaluation:
         # of a suite, a sample's seeds depend on nothing else that is in it
         return replace(job, sample=job.sample % n) if self.suite else job
 
-    def sampled(self, job: Any) -> Evaluated:
-        """Sample and score in this process; there is at least one prompt."""
-        raise NotImplementedError
-
-    def metrics(self, job: Job, evaluated: Evaluated) -> Metrics:
-        """What this task reports besides rewards."""
-        raise NotImplementedError
-
     def measured(self, job: Job, evaluated: Evaluated) -> Mapping[str, Sequence[float]]:
         """What is known of each sample besides its scores, by name; NaN where it is not."""
         return {}
-
-    def keep(self, target: Path, job: Job, n: int, evaluated: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
-        """Write what the first samples show; what is recorded of each of them."""
-        raise NotImplementedError
-
-    def keep_file(self, folder: Path, job: Job, evaluated: Evaluated, row: int) -> Mapping[str, Any]:
-        """Write one sample in full; what is recorded of it."""
-        raise NotImplementedError
-
-    def keep_of_suite(self, folder: Path, stem: str, evaluated: Evaluated, row: int) -> dict[str, Any]:
-        """Write one sample of a suite if it is shown; what is recorded of it."""
-        raise NotImplementedError
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """How a suite is sampled, in full."""
-        raise NotImplementedError
 
     def __call__(self, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
         """Validate. Several ranks share the prompts out, and all of them get the metrics; the first one keeps samples.
@@ -157,10 +141,10 @@ class Evaluation:
                     lambda folder, row: self.keep_file(folder, job, evaluated, row),
                     version=update, drawn=job.seeds(assembly.config.seed),
                 )  # fmt: skip
-        missing = evaluated.scores.missing
+        missing, more = evaluated.scores.missing, self.metrics(job, evaluated)
         return (
             validation_metrics(evaluated.scores, job.prompts)
-            | self.metrics(job, evaluated)
+            | dict(more)
             | {"val-aux/missing": float(missing.float().mean()), "val-aux/num_samples": float(len(missing))}
         )
 
@@ -188,7 +172,7 @@ class Evaluation:
         def work() -> Evaluated | None:
             if not share.prompts:
                 return None
-            evaluated = self.sampled(share)
+            evaluated: Evaluated = self.sampled(share)
             shown.extend(evaluated.shown)
             return replace(evaluated, shown=[])
 

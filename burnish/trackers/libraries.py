@@ -114,7 +114,7 @@ class Wandb(Library):
         if options["mode"] == "offline":  # what tables show waits for wandb sync there
             os.environ.setdefault("WANDB_DATA_DIR", str(run.folder / "data"))
         super().__init__(AccelerateWandb(
-            options["project"], entity=options["entity"], name=run.name, group=options["group"],
+            options["project"], **options["arguments"], name=run.name, group=options["group"],
             tags=options["tags"] or None, mode=options["mode"], config=dict(run.config), dir=run.folder, id=self.id,
             resume="allow", reinit="finish_previous",
             # the command line and the remote of a repository may have a token in them
@@ -165,7 +165,7 @@ class Swanlab(Library):
 
         options, self.id = run.options, run.id or token_hex(8)
         super().__init__(SwanLabTracker(
-            options["project"], workspace=options["workspace"], name=run.name, group=options["group"],
+            options["project"], **options["arguments"], name=run.name, group=options["group"],
             tags=options["tags"] or None, mode=options["mode"], config=dict(run.config), log_dir=str(run.folder),
             id=self.id, resume="allow", reinit=True,
             settings=swanlab.Settings(
@@ -202,9 +202,9 @@ class Trackio(Library):
 
     def __init__(self, run: TrackedRun) -> None:
         options, self._folder = run.options, run.folder
-        self.id, space = run.id or f"{run.name}-{token_hex(3)}", options["space"]
+        self.id, space = run.id or f"{run.name}-{token_hex(3)}", options["arguments"].get("space_id")
         super().__init__(TrackioTracker(
-            options["project"], name=self.id, group=options["group"], space_id=space, config=dict(run.config),
+            options["project"], **options["arguments"], name=self.id, group=options["group"], config=dict(run.config),
             resume="allow", embed=False,
         ))  # fmt: skip
         self.url = f"https://huggingface.co/spaces/{space}" if space and "/" in space else None
@@ -243,7 +243,7 @@ class Clearml(Library):
         if run.id is not None:  # 0: steps are counted as they are, and not from the last one
             resume = {"reuse_last_task_id": run.id, "continue_last_task": 0}
         super().__init__(ClearMLTracker(
-            project_name=options["project"], task_name=run.name, tags=list(options["tags"]),
+            project_name=options["project"], task_name=run.name, tags=_with_group(options), **options["arguments"],
             auto_connect_arg_parser=False, auto_connect_frameworks=dict.fromkeys(CLEARML_RECORDS, False),
             auto_resource_monitoring=False, auto_connect_streams=False, **resume,
         ))  # fmt: skip
@@ -290,19 +290,20 @@ class Mlflow(Library):
         from mlflow.entities import Param
 
         options = run.options
-        address = options["uri"] or os.environ.get("MLFLOW_TRACKING_URI")
+        address = options["arguments"].get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI")
         if address is None:  # files: a new database takes seconds to make, and is broken if killed meanwhile
             os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
             address = run.folder.as_uri()
-        self._client: Any = MlflowClient(tracking_uri=address)
+        self._client: Any = MlflowClient(**options["arguments"] | {"tracking_uri": address})
         self.url = address if address.startswith("http") else None
+        tags = dict.fromkeys(_with_group(options), "true")
         if run.id is not None:
             self.id = run.id
             self._client.update_run(self.id, status="RUNNING")
             return
-        experiment = self._client.get_experiment_by_name(options["experiment"])
-        number = experiment.experiment_id if experiment else self._client.create_experiment(options["experiment"])
-        self.id = self._client.create_run(number, run_name=run.name, tags=dict(options["tags"])).info.run_id
+        experiment = self._client.get_experiment_by_name(options["project"])
+        number = experiment.experiment_id if experiment else self._client.create_experiment(options["project"])
+        self.id = self._client.create_run(number, run_name=run.name, tags=tags).info.run_id
         texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in flattened(run.config)}
         params = [Param(_allowed(name), text[:MLFLOW_PARAM]) for name, text in texts.items()]
         for begin in range(0, len(params), MLFLOW_PARAMS):
@@ -330,6 +331,11 @@ class Mlflow(Library):
     def finish(self, outcome: Outcome) -> None:
         status = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}[outcome]
         self._client.set_terminated(self.id, status=status)
+
+
+def _with_group(options: Mapping[str, Any]) -> list[str]:
+    """Tags of a tracker that has no groups."""
+    return [*options["tags"], *([] if options["group"] is None else [options["group"]])]
 
 
 def _allowed(name: str) -> str:

@@ -267,9 +267,9 @@ class Profiler:
         with (
             profile(
                 activities=[ProfilerActivity.CPU, *gpu],
-                record_shapes=options.record_shapes,
-                with_stack=options.with_stack,
-                profile_memory=options.profile_memory,
+                record_shapes="shapes" in options.contents,
+                with_stack="stack" in options.contents,
+                profile_memory="memory" in options.contents,
             ) as found,
             self._marked(record_function, update),
         ):

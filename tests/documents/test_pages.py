@@ -285,7 +285,7 @@ def in_helps() -> Iterator[tuple[str, str]]:
         for line in re.findall(r"^ *#.*?(?:# +|: )((?:burnish|python) .*)$", file.read_text(), re.M):
             yield file.relative_to(ROOT).as_posix(), line
     for name, verb in VERBS.items():
-        for line in re.findall(r"^ +(burnish .*?)(?:  .*)?$", verb.examples, re.M):
+        for line in re.findall(r"^ +(burnish .*?)(?:  .*)?$", verb.section("Examples"), re.M):
             yield f"burnish {name} --help", line
 
 

@@ -13,6 +13,7 @@ from torch.nn.functional import logsigmoid
 
 from burnish.diffusion.losses import advantage_weighted_matching, awm_logprob
 from burnish.diffusion.steps import diffuse
+from burnish.language.losses import implicit_rewards
 from burnish.registry import lookup
 from burnish.rl.advantages import optimality
 from burnish.rl.objectives import flow_clip
@@ -286,8 +287,8 @@ def test_preference_of_sequences(c):
     given, kind = c.inputs, c.id.split("/")[1]
     smoothing = {"label_smoothing": given["label_smoothing"]} if kind == "sigmoid" else {}
     made = lookup("language algorithm", {"sigmoid": "dpo"}.get(kind, kind))(beta=given["beta"], **smoothing)
-    sides = [given[f"{who}_{which}"] for who in ("pi", "ref") for which in ("chosen", "rejected")]
-    loss, values = made.preferred(*sides, torch.zeros(len(sides[0])))
+    won, lost = (given[f"pi_{which}"] - given[f"ref_{which}"] for which in ("chosen", "rejected"))
+    loss, values = made.preferred(won, lost, torch.zeros(len(won)))[0], implicit_rewards(won, lost, beta=given["beta"])
     c.close(loss.mean(), c.expected["loss"])
     names = {"chosen": "chosen_rewards", "rejected": "rejected_rewards", "margins": "reward_margin",
              "accuracies": "reward_accuracy"}  # fmt: skip
