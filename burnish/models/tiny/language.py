@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.language.model.processors import class_without_torchvision, real_class
 from burnish.models.loading import quietly
-from burnish.models.tiny.base import Config, read
-from burnish.models.tiny.language.base import TinyLanguage
-from burnish.models.tiny.language.tokenizers import tokenizer as tokenizer_of
+from burnish.models.tiny import Config, TinyLanguage, read
+from burnish.models.tiny.tokenizers import gemma, llama, pieces, qwen, talking
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,7 +59,7 @@ def _network(tiny: TinyLanguage, tokenizer: Any, seed: int) -> nn.Module:
         (given[part] if part else given)[inside] = known[token]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        kind: Any = getattr(transformers, tiny.model)
+        kind: Any = getattr(transformers, tiny.kind)
         return kind(settings(**given)).eval()  # type: ignore[no-any-return]
 
 
@@ -132,6 +132,64 @@ def _part_class(named: str) -> Any:
 
     pillow = f"{named}Pil"
     return real_class(pillow if pillow in transformers._class_to_module else named)
+
+
+# of a style: what opens the text, what stands before and after a role and after a message, and the assistant's name
+STYLES = {
+    "chatml": ("", "<|im_start|>", "\n", "<|im_end|>\n", "assistant"),
+    "gemma": ("<bos>", "<start_of_turn>", "\n", "<end_of_turn>\n", "model"),
+    "llama3": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>", "assistant"),
+}
+MISTRAL = (
+    "{{ '<s>' }}{% for message in messages %}{% if message['role'] == 'assistant' %}CONTENT</s>"
+    "{% elif message['role'] == 'system' %}[SYSTEM_PROMPT]CONTENT[/SYSTEM_PROMPT]"
+    "{% else %}[INST]CONTENT[/INST]{% endif %}{% endfor %}"
+)
+PLAIN = (
+    "{{ '<bos>' }}{% for message in messages %}{% if message['role'] == 'assistant' %}CONTENT<eos>"
+    "{% else %}CONTENT\n{% endif %}{% endfor %}"
+)
+TURNS = (
+    "{{ 'OPENING' }}{% for message in messages %}BEFORE{{ 'ASSISTANT' if message['role'] == 'assistant' else "
+    "message['role'] }}AFTERCONTENTENDING{% endfor %}{% if add_generation_prompt %}BEFOREASSISTANTAFTER{% endif %}"
+)
+CONTENT = (
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}MEDIA{% endif %}{% endfor %}{% endif %}"
+)
+# control tokens of a style: those that a text can't be written without, and the one that ends a turn
+CONTROL = {
+    "chatml": (("<|im_start|>", "<|im_end|>"), "<|im_end|>"),
+    "gemma": (("<start_of_turn>", "<end_of_turn>"), "<end_of_turn>"),
+    "llama3": (("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), "<|eot_id|>"),
+    "mistral": (("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"), "</s>"),
+    "plain": ((), "<eos>"),
+}
+
+
+def template(tiny: TinyLanguage) -> str:
+    """The chat template: messages in the style of the family, each picture, video and sound at its place."""
+    parts = [f"{{% elif part['type'] == '{kind}' %}}{text}" for kind, text in tiny.places.items()]
+    content = CONTENT.replace("MEDIA", "".join(parts))
+    if tiny.style in STYLES:
+        opening, before, after, ending, assistant = STYLES[tiny.style]
+        names = {"OPENING": opening, "BEFORE": before, "AFTER": after, "ENDING": ending, "ASSISTANT": assistant}
+        text = TURNS
+        for name, value in names.items():
+            text = text.replace(name, value)
+    else:
+        text = {"mistral": MISTRAL, "plain": PLAIN}[tiny.style]
+    return text.replace("CONTENT", content)
+
+
+def tokenizer_of(tiny: TinyLanguage) -> Any:
+    """The tokenizer of a model, with its chat template."""
+    control, end = CONTROL[tiny.style]
+    marks = dict(tiny.marks)
+    makers: dict[str, Callable[..., Any]] = {"qwen": qwen, "gemma": partial(gemma, padding_side="left"), "llama": llama, "pieces": pieces}
+    special = dict.fromkeys([*control, *marks.values(), *tiny.further])
+    made = makers[tiny.tokenizer](end, extra_special_tokens=marks)
+    return talking(made, [one for one in special if one != end], template(tiny))
 
 
 def write(tiny: TinyLanguage, folder: Path, seed: int) -> None:
