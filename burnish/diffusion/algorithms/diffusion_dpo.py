@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from burnish.diffusion.algorithms.base import Needs, Roles
+from burnish.diffusion.algorithms.base import Needs
 from burnish.diffusion.algorithms.forward_process import ForwardProcess, summed
 from burnish.options import Count, NonNegative, Positive
 from burnish.registry import ReadIf, register
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.diffusion.batches import ForwardTerms, JudgedSamples
+    from burnish.diffusion.roles import FlowRoles
     from burnish.types.rollout import Loss, OfflineSamples, Scored
 
 
@@ -79,7 +80,7 @@ class DiffusionDPO(ForwardProcess):
         members = torch.stack([winner, loser], 1).cpu()
         return judge(scored, sign, self.levels(), members=members, shared_noise=True), metrics
 
-    def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
+    def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         import torch
 
         from burnish.rl.preference import diffusion_dpo

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.diffusion.algorithms.base import Needs, Recording, Role, Roles, Teacher
+from burnish.diffusion.algorithms.base import Needs, Recording, Role, Teacher
 from burnish.diffusion.windows import Window
 from burnish.options import Positive
 from burnish.registry import ReadIf, register
@@ -21,6 +21,7 @@ from burnish.rl.algorithm import Algorithm, Metrics, range_metrics
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from burnish.diffusion.roles import FlowRoles
     from burnish.types.rollout import Denoising, Loss, Scored, Steps
 
 
@@ -69,7 +70,7 @@ class Distill(Algorithm):
     def micro_batches(self, batch: Denoising, size: int) -> Iterator[Steps]:
         return batch.steps().split(size)
 
-    def loss(self, part: Steps, roles: Roles) -> Loss:
+    def loss(self, part: Steps, roles: FlowRoles) -> Loss:
         import torch
 
         from burnish.types.rollout import Loss

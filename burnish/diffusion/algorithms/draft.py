@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from burnish.diffusion.algorithms.base import Needs, Recording, Roles
+from burnish.diffusion.algorithms.base import Needs, Recording
 from burnish.diffusion.windows import Window
 from burnish.options import Count, Finite, NonNegative, Whole
 from burnish.registry import ReadIf, register
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.diffusion.paths import Ends
+    from burnish.diffusion.roles import FlowRoles
     from burnish.types.rollout import Loss, Scored
 
 
@@ -74,7 +75,7 @@ class Draft(Algorithm):
             ends = Ends.noised_again(part, self.renoised, self.renoise_level) if again else Ends.recorded(part)
             yield from ends.split(max(size // held, 1))
 
-    def loss(self, part: Ends, roles: Roles) -> Loss:
+    def loss(self, part: Ends, roles: FlowRoles) -> Loss:
         from burnish.types.rollout import Loss
 
         count = len(part)
@@ -97,7 +98,7 @@ class Draft(Algorithm):
     def _copies(self) -> int:
         return self.renoised if self.kind == "draft_lv" else 1
 
-    def _walk(self, part: Ends, roles: Roles) -> tuple[Tensor, Tensor | None]:
+    def _walk(self, part: Ends, roles: FlowRoles) -> tuple[Tensor, Tensor | None]:
         """Finished latents with gradients, and the mean distance to the reference on the way if it is asked for."""
         import torch
         from torch.utils.checkpoint import checkpoint

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.diffusion.algorithms.base import Counts, Decay, Lag, Needs, Ramp, Role, Roles, check_lag
+from burnish.diffusion.algorithms.base import Counts, Decay, Lag, Needs, Ramp, Role, check_lag
 from burnish.options import BelowOne, Count, Finite, Fraction, NonNegative, Positive, clip_range
 from burnish.registry import Choice, ReadIf, options
 from burnish.rl.algorithm import Algorithm, Metrics, advantage_metrics, advantages_of, chosen, refuse_of_responses
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.diffusion.batches import ForwardTerms, JudgedSamples, NoiseLevels
+    from burnish.diffusion.roles import FlowRoles
     from burnish.types.rollout import Loss, Scored
 
 
@@ -172,7 +173,7 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
             each_reward=self.online and advantage.advantage_aggregation == "each", **needs,
         )  # fmt: skip
 
-    def velocities(self, part: ForwardTerms, roles: Roles) -> tuple[Tensor, Tensor]:
+    def velocities(self, part: ForwardTerms, roles: FlowRoles) -> tuple[Tensor, Tensor]:
         """Of the policy, and without gradient of the old one, which needs no forward where it is the same."""
         import torch
 
@@ -181,7 +182,7 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
         velocity = self.predict(roles.policy, part)
         return velocity, velocity.detach() if old is None else old
 
-    def lagged_velocity(self, name: str, part: ForwardTerms, roles: Roles, velocity: Tensor) -> Tensor:
+    def lagged_velocity(self, name: str, part: ForwardTerms, roles: FlowRoles, velocity: Tensor) -> Tensor:
         """Of a lagged policy, without gradient: the policy's own ``velocity`` where they are the same."""
         import torch
 
@@ -190,14 +191,14 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
         with torch.no_grad():
             return self.predict(roles.lagged(name), part)
 
-    def reference_velocity(self, part: ForwardTerms, roles: Roles, guidance: float | None = None) -> Tensor:
+    def reference_velocity(self, part: ForwardTerms, roles: FlowRoles, guidance: float | None = None) -> Tensor:
         """Of the reference, without gradient."""
         import torch
 
         with torch.no_grad():
             return self.predict(roles.reference, part, guidance)
 
-    def after_update(self, roles: Roles, update: int) -> Metrics:
+    def after_update(self, roles: FlowRoles, update: int) -> Metrics:
         metrics: Metrics = {}
         for name, lag in self.lags.items():
             metrics |= lag.follow(name, roles, update)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.diffusion.algorithms.base import Needs, Roles
+from burnish.diffusion.algorithms.base import Needs
 from burnish.diffusion.algorithms.forward_process import WithOldPolicy, bounded_advantages, summed
 from burnish.options import NonNegative, Positive, SomeGuidance
 from burnish.registry import ReadIf, register
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.diffusion.batches import ForwardTerms, JudgedSamples
+    from burnish.diffusion.roles import FlowRoles
     from burnish.types.rollout import Loss, Scored
 
 
@@ -61,7 +62,7 @@ class AWM(WithOldPolicy):
             advantage = advantage * (self.advantage_max / self.advantage_clip)
         return judge(annotated, advantage, self.levels()), metrics
 
-    def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
+    def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         import torch
 
         from burnish.diffusion.losses import advantage_weighted_matching, matching_error
@@ -152,7 +153,7 @@ class CRD(WithOldPolicy):
         members, noise = groups_of(annotated), self.shared_noise
         return judge(annotated, target, self.levels(), members=members, shared_noise=noise), metrics
 
-    def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
+    def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         from burnish.diffusion.losses import matching_error
         from burnish.rl.preference import centred_distillation
         from burnish.rl.surrogates import squared_distance
@@ -232,7 +233,7 @@ class DGPO(WithOldPolicy):
         members, noise = groups_of(annotated), self.shared_noise
         return judge(annotated, advantage, self.levels(), members=members, shared_noise=noise), metrics
 
-    def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
+    def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         import torch
 
         from burnish.diffusion.losses import matching_error
@@ -296,7 +297,7 @@ class DiffusionNFT(WithOldPolicy):
         good = optimality(advantage, self.advantage_clip, self.advantage_mode)
         return judge(annotated, good, self.levels()), metrics
 
-    def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
+    def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         from burnish.diffusion.losses import negative_aware
         from burnish.rl.surrogates import squared_distance
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from burnish.diffusion.algorithms.base import Needs, Recording, Role, Roles, in_parts, kept_in_parts
+from burnish.diffusion.algorithms.base import Needs, Recording, Role, in_parts
 from burnish.diffusion.windows import Window
 from burnish.options import NonNegative, Positive, Several
 from burnish.registry import ReadIf, options, register
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.diffusion.batches import AnnotatedSteps, StepBatch, StepTerms
+    from burnish.diffusion.roles import FlowRoles
     from burnish.diffusion.steps import Density, Transition
     from burnish.types.rollout import Loss, Scored, Steps
 
@@ -111,7 +112,7 @@ class StepPolicyGradient(PolicyGradient):
         """Whether means of steps are compared, not log-probs alone."""
         return False
 
-    def compute_logprobs(self, scored: Scored, roles: Roles) -> AnnotatedSteps:
+    def compute_logprobs(self, scored: Scored, roles: FlowRoles) -> AnnotatedSteps:
         from burnish.diffusion.batches import AnnotatedSteps
 
         shape, size = scored.trace.logprob.shape, roles.micro_batch_size
@@ -121,7 +122,7 @@ class StepPolicyGradient(PolicyGradient):
             return self.step(part, roles.policy).logprob(part.next_state, self.density)
 
         def mean(role: Role) -> Tensor:
-            return kept_in_parts(lambda part: self.step(part, role).mean, steps, roles)
+            return in_parts(lambda part: self.step(part, role).mean, steps, roles, kept=True)
 
         def difference() -> float:
             probe = steps.select(slice(0, size))
@@ -205,7 +206,7 @@ class StepPolicyGradient(PolicyGradient):
             size, by_step=not self.fold_timesteps, whole_samples=self.part("surrogate").whole_samples
         )
 
-    def loss(self, part: StepTerms, roles: Roles) -> Loss:
+    def loss(self, part: StepTerms, roles: FlowRoles) -> Loss:
         from burnish.rl.importance import variance_proxies
         from burnish.rl.surrogates import extremes_of
         from burnish.types.rollout import Loss

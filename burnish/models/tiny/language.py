@@ -182,13 +182,17 @@ def template(tiny: TinyLanguage) -> str:
     return text.replace("CONTENT", content)
 
 
+TOKENIZERS: dict[str, Callable[..., Any]] = {
+    "qwen": qwen, "gemma": partial(gemma, padding_side="left"), "llama": llama, "pieces": pieces,
+}  # fmt: skip
+
+
 def tokenizer_of(tiny: TinyLanguage) -> Any:
     """The tokenizer of a model, with its chat template."""
     control, end = CONTROL[tiny.style]
     marks = dict(tiny.marks)
-    makers: dict[str, Callable[..., Any]] = {"qwen": qwen, "gemma": partial(gemma, padding_side="left"), "llama": llama, "pieces": pieces}
     special = dict.fromkeys([*control, *marks.values(), *tiny.further])
-    made = makers[tiny.tokenizer](end, extra_special_tokens=marks)
+    made = TOKENIZERS[tiny.tokenizer](end, extra_special_tokens=marks)
     return talking(made, [one for one in special if one != end], template(tiny))
 
 
