@@ -134,66 +134,19 @@ def _part_class(named: str) -> Any:
     return real_class(pillow if pillow in transformers._class_to_module else named)
 
 
-# of a style: what opens the text, what stands before and after a role and after a message, and the assistant's name
-STYLES = {
-    "chatml": ("", "<|im_start|>", "\n", "<|im_end|>\n", "assistant"),
-    "gemma": ("<bos>", "<start_of_turn>", "\n", "<end_of_turn>\n", "model"),
-    "llama3": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>", "assistant"),
-}
-MISTRAL = (
-    "{{ '<s>' }}{% for message in messages %}{% if message['role'] == 'assistant' %}CONTENT</s>"
-    "{% elif message['role'] == 'system' %}[SYSTEM_PROMPT]CONTENT[/SYSTEM_PROMPT]"
-    "{% else %}[INST]CONTENT[/INST]{% endif %}{% endfor %}"
-)
-PLAIN = (
-    "{{ '<bos>' }}{% for message in messages %}{% if message['role'] == 'assistant' %}CONTENT<eos>"
-    "{% else %}CONTENT\n{% endif %}{% endfor %}"
-)
-TURNS = (
-    "{{ 'OPENING' }}{% for message in messages %}BEFORE{{ 'ASSISTANT' if message['role'] == 'assistant' else "
-    "message['role'] }}AFTERCONTENTENDING{% endfor %}{% if add_generation_prompt %}BEFOREASSISTANTAFTER{% endif %}"
-)
-CONTENT = (
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'text' %}{{ part['text'] }}MEDIA{% endif %}{% endfor %}{% endif %}"
-)
-# control tokens of a style: those that a text can't be written without, and the one that ends a turn
-CONTROL = {
-    "chatml": (("<|im_start|>", "<|im_end|>"), "<|im_end|>"),
-    "gemma": (("<start_of_turn>", "<end_of_turn>"), "<end_of_turn>"),
-    "llama3": (("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), "<|eot_id|>"),
-    "mistral": (("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"), "</s>"),
-    "plain": ((), "<eos>"),
-}
-
-
-def template(tiny: TinyLanguage) -> str:
-    """The chat template: messages in the style of the family, each picture, video and sound at its place."""
-    parts = [f"{{% elif part['type'] == '{kind}' %}}{text}" for kind, text in tiny.places.items()]
-    content = CONTENT.replace("MEDIA", "".join(parts))
-    if tiny.style in STYLES:
-        opening, before, after, ending, assistant = STYLES[tiny.style]
-        names = {"OPENING": opening, "BEFORE": before, "AFTER": after, "ENDING": ending, "ASSISTANT": assistant}
-        text = TURNS
-        for name, value in names.items():
-            text = text.replace(name, value)
-    else:
-        text = {"mistral": MISTRAL, "plain": PLAIN}[tiny.style]
-    return text.replace("CONTENT", content)
-
-
 TOKENIZERS: dict[str, Callable[..., Any]] = {
     "qwen": qwen, "gemma": partial(gemma, padding_side="left"), "llama": llama, "pieces": pieces,
 }  # fmt: skip
 
 
 def tokenizer_of(tiny: TinyLanguage) -> Any:
-    """The tokenizer of a model, with its chat template."""
-    control, end = CONTROL[tiny.style]
-    marks = dict(tiny.marks)
-    special = dict.fromkeys([*control, *marks.values(), *tiny.further])
-    made = TOKENIZERS[tiny.tokenizer](end, extra_special_tokens=marks)
-    return talking(made, [one for one in special if one != end], template(tiny))
+    """The tokenizer of a model, with its chat template: each picture, video and sound at its place."""
+    style, marks = read("language")["styles"][tiny.style], dict(tiny.marks)
+    special = dict.fromkeys([*style["control"], *marks.values(), *tiny.further])
+    made = TOKENIZERS[tiny.tokenizer](style["end"], extra_special_tokens=marks)
+    parts = "".join(f"{{% elif part['type'] == '{kind}' %}}{text}" for kind, text in tiny.places.items())
+    template = style["template"].replace("CONTENT", read("language")["content"].replace("MEDIA", parts))
+    return talking(made, [one for one in special if one != style["end"]], template)
 
 
 def write(tiny: TinyLanguage, folder: Path, seed: int) -> None:
