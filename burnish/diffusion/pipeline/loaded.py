@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.diffusion.pipeline.adapters import FILE, check_adapter
-from burnish.diffusion.pipeline.loading import LENGTH
+from burnish.diffusion.pipeline.loading import LENGTH, classes_of
 from burnish.diffusion.pipeline.networks import (
     by_name,
     choose_attention,
@@ -330,17 +329,7 @@ def _networks(index: dict[str, Any]) -> dict[str, type[nn.Module]]:
     """Classes of the parts that have weights, by model_index.json."""
     import torch
 
-    found: dict[str, type[nn.Module]] = {}
-    for name, value in index.items():
-        library, kind = value if isinstance(value, list) and len(value) == 2 else (None, None)
-        if library is not None:
-            # what belongs to one pipeline is diffusers', too, though the index names its folder there
-            found_class = getattr(
-                import_module("transformers" if library == "transformers" else "diffusers"), str(kind), None
-            )
-            if isinstance(found_class, type) and issubclass(found_class, torch.nn.Module):
-                found[name] = found_class
-    return found
+    return {name: kind for name, kind in classes_of(index).items() if issubclass(kind, torch.nn.Module)}
 
 
 def vae_precision(kind: type, folder: Path, compute: torch.dtype) -> torch.dtype:

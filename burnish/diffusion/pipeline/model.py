@@ -36,6 +36,7 @@ from burnish.diffusion.pipeline.checks import (
 from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
 from burnish.diffusion.pipeline.latents import LatentLayout
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
+from burnish.diffusion.pipeline.loading import classes_of
 from burnish.diffusion.pipeline.networks import attention_layers, by_name
 from burnish.diffusion.pipeline.program import ControlFlowChanged, NotBatchable, Program, driven, placed, signature_of
 from burnish.diffusion.pipeline.runs import (
@@ -184,9 +185,9 @@ class PipelineModel(LoadedPipeline):
         """Refuse options that the pipeline's own call doesn't take, before any weight is loaded.
 
         Raises:
-            UserError: the pipeline's class is unknown, its scheduler has no noise levels, or an option has nothing to
-                act on.
+            UserError: a class is unknown, its scheduler has no noise levels, or an option has nothing to act on.
         """
+        classes_of(index, path)
         arguments = Arguments.of_index(index, rollout)
         arguments.check()
         with explained(arguments.kind.__name__):
