@@ -161,7 +161,14 @@ class Lag:
 
     @model_validator(mode="after")
     def _schedule_is_read(self) -> Self:
-        check_lag("", self.decay, self.ema, self.linear, self.counts)
+        for name, value in (("ema", self.ema), ("linear", self.linear)):
+            if (self.decay == name) != (value is not None):
+                raise ValueError(
+                    f"{name} is {value} and decay is {self.decay}: decay {name} needs {name}, and the others never "
+                    "read it"
+                )
+        if self.decay in ("copy", "ema") and self.counts != "gradient_steps":
+            raise ValueError(f"counts is never read when decay is {self.decay}; leave it out")
         return self
 
     def weight(self, n: int) -> float:
@@ -183,16 +190,3 @@ class Lag:
             f"{prefix}/ema_update": float(weight > 0),
             f"{prefix}/decay": weight,
         }
-
-
-def check_lag(prefix: str, decay: str, ema: float | None, linear: Ramp | None, counts: Counts) -> None:
-    """Refuse options of a schedule that it never reads; ``prefix`` begins their names."""
-    for name, value in (("ema", ema), ("linear", linear)):
-        if (decay == name) != (value is not None):
-            raise ValueError(
-                f"{prefix}{name} is {value} and {prefix}decay is {decay}: "
-                f"decay {name} needs {prefix}{name}, and the others never read it"
-            )
-    if decay in ("copy", "ema") and counts != "gradient_steps":
-        label = "old_decay_counts" if prefix else "counts"
-        raise ValueError(f"{label} is never read when {prefix}decay is {decay}; leave it out")

@@ -60,7 +60,7 @@ class DiffusionDPO(ForwardProcess):
         if self.online:
             return self._pairs(annotated)
         given: OfflineSamples = annotated
-        return take(given, self.levels(), torch.tensor([1.0, -1.0])), {"train/pairs": float(len(given))}
+        return take(given, self.levels, torch.tensor([1.0, -1.0])), {"train/pairs": float(len(given))}
 
     def _pairs(self, scored: Scored) -> tuple[JudgedSamples, Metrics]:
         import torch
@@ -78,7 +78,7 @@ class DiffusionDPO(ForwardProcess):
         if len(winner):
             metrics["train/pair_margin"] = float((scores.reward[winner] - scores.reward[loser]).mean())
         members = torch.stack([winner, loser], 1).cpu()
-        return judge(scored, sign, self.levels(), members=members, shared_noise=True), metrics
+        return judge(scored, sign, self.levels, members=members, shared_noise=True), metrics
 
     def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         import torch

@@ -51,7 +51,7 @@ class SFT(ForwardProcess):
             judged, metrics = self._best(annotated)
         else:
             given: OfflineSamples = annotated
-            judged = take(given, self.levels(), torch.ones(1))
+            judged = take(given, self.levels, torch.ones(1))
         return without_prompts(judged, self.prompt_dropout) if self.prompt_dropout > 0 else judged, metrics
 
     def _best(self, scored: Scored) -> tuple[JudgedSamples, Metrics]:
@@ -69,7 +69,7 @@ class SFT(ForwardProcess):
         if len(rows):
             metrics["train/imitated_reward"] = float(scores.reward[rows].mean())
         members = rows.cpu()[:, None]
-        return judge(scored, torch.ones_like(scores.reward), self.levels(), members=members), metrics
+        return judge(scored, torch.ones_like(scores.reward), self.levels, members=members), metrics
 
     def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         from burnish.diffusion.losses import matching_error
