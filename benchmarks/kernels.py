@@ -35,9 +35,9 @@ from burnish.diffusion.roles import FlowRoles
 from burnish.models.lora import attach
 from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
-from burnish.models.tiny.calls import load
 from burnish.options.model import LoraOptions
 from burnish.plan.made_up import made_up_prompts
+from tools.tiny_calls import load
 
 CLASSES = ("sd3", "flux", "qwen-image", "qwen-image-edit", "sdxl", "wan2.1", "wan2.2", "ltx", "z-image")
 BLOCKS = ("num_layers", "n_layers", "num_single_layers", "n_refiner_layers")  # in a transformer's configuration
