@@ -26,6 +26,8 @@ from burnish.types.batch import Gathered
 from burnish.types.rollout import Conditioning, Prompt
 from burnish.utils.errors import UserError
 
+SAME = "is_policy"  # in checkpoints: which lagged policies have the policy's own weights
+
 
 @dataclass(frozen=True)
 class NetworkRole:
@@ -196,10 +198,7 @@ class FlowRoles(TrainedRoles):
 
     def state_dict(self) -> dict[str, Any]:
         """Trained weights of every role, and how they relate."""
-        weights = super().state_dict()
-        state = {"policy": weights.pop("policy"), "old_is_policy": self.is_policy("old")} | weights
-        others = {name: self.is_policy(name) for name in self.needs.lagged if name != "old"}
-        return state | ({"lagged_is_policy": others} if others else {})
+        return super().state_dict() | {SAME: {name: self.is_policy(name) for name in self.needs.lagged}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if absent := [name for name in self.trained if name not in state]:
@@ -208,5 +207,4 @@ class FlowRoles(TrainedRoles):
                 "leave it out, or begin a new run from exported weights"
             )
         super().load_state_dict(state)
-        same = {"old": state["old_is_policy"]} | state.get("lagged_is_policy", {})
-        self._as_policy = {name for name in self.needs.lagged if same[name]}
+        self._as_policy = {name for name in self.needs.lagged if state[SAME][name]}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from burnish.diffusion.algorithms.base import Needs, Recording
+from burnish.diffusion.algorithms.forward_process import summed
 from burnish.diffusion.windows import Window
 from burnish.options import Count, Finite, NonNegative, Whole
 from burnish.registry import ReadIf, register
@@ -76,20 +77,14 @@ class Draft(Algorithm):
             yield from ends.split(max(size // held, 1))
 
     def loss(self, part: Ends, roles: FlowRoles) -> Loss:
-        from burnish.types.rollout import Loss
-
-        count = len(part)
         latents, distance = self._walk(part, roles)
         reward = roles.reward(latents, part.prompts, part.conditioning)
         loss = -reward if self.ceiling is None else (self.ceiling - reward).relu()
-        metrics: dict[str, tuple[Tensor | float, Tensor | float]] = {
-            "actor/reward": (reward.detach().sum(), count),
-            "actor/reward_loss": (loss.detach().sum(), count),
-        }
+        values = {"actor/reward": reward, "actor/reward_loss": loss}
         if distance is not None:
-            metrics["actor/ref_kl_loss"] = (distance.detach().sum(), count)
+            values["actor/ref_kl_loss"] = distance
             loss = loss + self.kl_coef * distance
-        return Loss(loss.sum(), metrics)
+        return summed(loss, values)
 
     def size(self, batch: Scored) -> int:
         return len(batch) * self._copies

@@ -104,7 +104,7 @@ class ForwardProcess(Algorithm):
 
 
 T_MIN = 1e-3  # at t = 0 there is nothing to predict
-RESERVED = ("policy", "reference", "old", "critic", "base", "old_is_policy", "lagged_is_policy")  # names of others
+RESERVED = ("policy", "reference", "old", "critic", "base", "is_policy")  # names of others
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -248,4 +248,9 @@ def summed(loss: Tensor, values: dict[str, Any]) -> Loss:
     """A loss per term [M], with metrics that are averages over terms."""
     from burnish.types.rollout import Loss
 
-    return Loss(loss.sum(), {name: (value.detach().sum(), len(value)) for name, value in values.items()})
+    return Loss(loss.sum(), sums(values))
+
+
+def sums(values: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Metrics of terms [M] as (sum, count)."""
+    return {name: (value.detach().sum(), len(value)) for name, value in values.items()}

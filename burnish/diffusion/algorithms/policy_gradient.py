@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from burnish.diffusion.algorithms.base import Needs, Recording, Role, in_parts
 from burnish.diffusion.windows import Window
@@ -58,16 +58,6 @@ class StepPolicyGradient(PolicyGradient):
     log-probs of the steps: k2, k3 or the name of a registered KL estimator."""
     fold_timesteps: bool = True
     """Put several denoising steps into one forward; false trains one step at a time. Changes only speed."""
-
-    @field_validator("transition", mode="before")
-    @classmethod
-    def _has_noise(cls, value: Any) -> Any:
-        if value == "ode":
-            raise ValueError(
-                "transition is ode: a step without noise has no probability, so there is no gradient of it; "
-                "choose sde, cps, dance or ddim, or an algorithm that needs no log-probs"
-            )
-        return value
 
     @model_validator(mode="after")
     def _options_are_read(self) -> Self:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from burnish.diffusion.algorithms.base import Lag, Needs, Recording, Role
-from burnish.diffusion.algorithms.forward_process import bounded_advantages
+from burnish.diffusion.algorithms.forward_process import bounded_advantages, sums
 from burnish.diffusion.windows import Window
 from burnish.options import (
     BelowOne,
@@ -223,8 +223,3 @@ def within_groups(value: Tensor, group: Tensor) -> Tensor:
     total = torch.zeros_like(both).index_add(1, group, both)
     mean: Tensor = (total[0] / total[1].clamp_min(1))[group]
     return mean
-
-
-def sums(values: dict[str, Tensor]) -> Sums:
-    """Metrics as (sum, count)."""
-    return {name: (value.detach().sum(), len(value)) for name, value in values.items()}
