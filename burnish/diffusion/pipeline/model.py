@@ -187,11 +187,11 @@ class PipelineModel(LoadedPipeline):
         Raises:
             UserError: a class is unknown, its scheduler has no noise levels, or an option has nothing to act on.
         """
-        classes_of(index, path)
+        kinds = classes_of(index, path)
         arguments = Arguments.of_index(index, rollout)
         arguments.check()
         with explained(arguments.kind.__name__):
-            check_scheduler(path, index, rollout)
+            check_scheduler(kinds.get("scheduler"), path, rollout)
 
     @classmethod
     def draws(cls, index: dict[str, Any], rollout: RolloutOptions) -> Kind:
