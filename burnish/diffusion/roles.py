@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from burnish.diffusion.algorithms.base import Needs, Role, Teacher
 from burnish.diffusion.pipeline.base import Agree, FlowModel
 from burnish.diffusion.pipeline.contexts import split_sequences
+from burnish.diffusion.pipeline.networks import Networks, blocks_of
 from burnish.models.linear import joined
 from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions
@@ -162,9 +163,11 @@ class FlowRoles(TrainedRoles):
         return self.lora is not None or self.needs.reference
 
     def _blocks(self, network: nn.Module) -> list[nn.Module]:
-        owners = network.children() if isinstance(network, nn.ModuleDict) else [network]
-        children = [child for owner in owners for child in owner.children() if isinstance(child, nn.ModuleList)]
-        return [block for child in children for block in child]
+        return [
+            block
+            for one in (network.children() if isinstance(network, Networks) else [network])
+            for block in blocks_of(one)
+        ]
 
     def shards_agree(self, name: str, forwards: dict[str, int]) -> dict[str, int]:
         """The forwards that every rank makes of each network, where ranks hold them together."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from burnish.diffusion.pipeline.adapters import FILE, check_adapter
 from burnish.diffusion.pipeline.loading import LENGTH, classes_of
 from burnish.diffusion.pipeline.networks import (
+    PixelSpace,
     by_name,
     choose_attention,
     compile_blocks,
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
     from burnish.diffusion.options import ModelOptions, RolloutOptions
     from burnish.options.model import LoraOptions
-    from burnish.types.clips import Kind
-    from burnish.types.prompt import Prompt
 
 
 class LoadedPipeline:
@@ -86,7 +85,11 @@ class LoadedPipeline:
         import diffusers
         import torch
 
-        absent = {name: cls.instead_of(name) for name in index if lacks(index, name)}
+        absent: dict[str, Any] = {
+            name: PixelSpace() if name == "vae" else None
+            for name, kind in index.items()
+            if kind in (None, [None, None])
+        }
         absent |= given
         networks = {name: network for name, network in _networks(index).items() if name not in absent}
         if not networks:
@@ -135,11 +138,6 @@ class LoadedPipeline:
             refuse_non_finite(network, where, agreed)
 
     @classmethod
-    def draws(cls, index: dict[str, Any], rollout: RolloutOptions) -> Kind:
-        """What its samples are, by its configuration files alone."""
-        return "image"
-
-    @classmethod
     def check_networks(cls, index: dict[str, Any], options: ModelOptions) -> None:
         """Refuse to train parts that the pipeline doesn't have, or that predict no velocity, by model_index.json.
 
@@ -148,21 +146,6 @@ class LoadedPipeline:
         """
         if options.networks is not None:
             denoisers(_networks(index), options.networks)
-
-    @classmethod
-    def check_lengths(
-        cls, path: Path, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]
-    ) -> None:
-        """Say or refuse what text encoders wouldn't read in full, by the pipeline's tokenizers alone.
-
-        Raises:
-            UserError: with the first such prompt.
-        """
-
-    @classmethod
-    def instead_of(cls, name: str) -> Any:
-        """What stands in for an optional part that a pipeline lacks."""
-        return None
 
     @property
     def text_encoders(self) -> dict[str, nn.Module]:
@@ -198,8 +181,7 @@ class LoadedPipeline:
 
     def _parts(self) -> dict[str, Any]:
         """The pipeline's own parts; None for those that it lacks."""
-        stand_ins = type(self.instead_of("vae"))
-        return {name: None if isinstance(part, stand_ins) else part for name, part in self.pipeline.components.items()}
+        return {name: None if isinstance(part, PixelSpace) else part for name, part in self.pipeline.components.items()}
 
     def absent_parts(self) -> list[str]:
         """Names of the pipeline's parts that are missing."""
@@ -357,12 +339,6 @@ def _tile(pipeline: Any) -> None:
     except NotImplementedError:
         what = f"the {type(pipeline).__name__} has no VAE" if vae is None else f"{type(vae).__name__} has no tiles"
         raise UserError(f"model.vae_tiling is true, but {what}; leave it out") from None
-
-
-def lacks(index: dict[str, Any], name: str) -> bool:
-    """Whether a model_index.json says that a pipeline has no such part, or doesn't mention it."""
-    kind = index.get(name)
-    return kind is None or (isinstance(kind, list) and kind[:1] == [None])
 
 
 class PutAway:

@@ -13,13 +13,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from diffusers import DiffusionPipeline
-from diffusers.configuration_utils import FrozenDict
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -108,21 +106,6 @@ def explained(kind: str, ended: str = DRAWN, way: str = GIVE) -> Iterator[None]:
         ) from error
 
 
-class PixelSpace(nn.Module):
-    """Encodes and decodes to the same values, in [-1, 1]."""
-
-    config = FrozenDict({"scaling_factor": 1.0, "shift_factor": 0.0, "block_out_channels": (1,), "latent_channels": 1})
-    dtype = torch.float32
-
-    def encode(self, pixels: Tensor, return_dict: bool = True) -> Any:
-        """Pixels [B, C, H, W] as they are."""
-        return SimpleNamespace(latent=pixels)
-
-    def decode(self, latents: Tensor, return_dict: bool = True) -> Any:
-        """Latents [B, C, H, W] as they are."""
-        return SimpleNamespace(sample=latents) if return_dict else (latents,)
-
-
 LATEST = 256  # prompts with pictures whose schedules and masks are kept
 
 
@@ -169,7 +152,6 @@ class PipelineModel(LoadedPipeline):
             self._run = Runner(pipeline, self.names, lambda: self.device, self.rollout)
         self._latent_layouts: LruCache[LatentLayout] = LruCache(LATEST)
         self._tapes: LruCache[EncoderCache] = LruCache(ENCODED, lambda tape: tape.bytes)
-        self._tables: LruCache[NoiseSchedule] = LruCache(LATEST)
         self._masks: LruCache[Tensor | None] = LruCache(LATEST)
         self._programs: LruCache[Program] = LruCache(KEPT, lambda program: program.bytes)
         self._known: dict[Any, list[Program]] = {}  # that may be those of other prompts, too
@@ -200,10 +182,6 @@ class PipelineModel(LoadedPipeline):
     @classmethod
     def check_inputs(cls, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]) -> None:
         Arguments.of_index(index, rollout).check_prompts(prompts)
-
-    @classmethod
-    def instead_of(cls, name: str) -> Any:
-        return PixelSpace() if name == "vae" else None
 
     @cached_property
     def lora_targets(self) -> list[str]:
@@ -489,7 +467,7 @@ class PipelineModel(LoadedPipeline):
 
     def table(self, request: Requests) -> NoiseSchedule:
         """The pipeline's own schedule."""
-        return self._tables.get(self.key(request), lambda: self.program(request, self.rollout.guidance_scale).table)
+        return self.program(request, self.rollout.guidance_scale).table
 
     def output(self, request: Requests, x: Tensor, decode: Any = None) -> Any:
         """What the pipeline returns for a final state [1, ...]; ``decode`` is in place of the VAE's method."""
