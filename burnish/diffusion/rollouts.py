@@ -79,7 +79,10 @@ class FlowRollouts:
             metrics[name], counts[name] = float(known.mean()) if len(known) else float("nan"), len(known)
             rows = select_best_worst(scored.scores.reward, job.group, scored.scores.missing, self.rollout.n)
             if cheap and len(rows):
-                again = _again(job, rows, self.needs)
+                again = replace(  # from the same seeds, with the run's own number of steps, and recorded
+                    job, prompts=[job.prompts[row] for row in rows.tolist()], group=job.group[rows],
+                    sample=job.sample[rows], steps=None, recording=self.needs.recording,
+                )  # fmt: skip
                 scored, shapes = self._sample(again, request.version, files=self.files)
                 failures, ran = [*failures, *scored.failures], joined([ran, scored.execution])
             else:
@@ -153,14 +156,6 @@ class FlowRollouts:
 
 def _write(shown: Mapping[int, Sample], job: FlowJob, folder: Path, row: int) -> dict[str, str]:
     return {"file_name": write_sample(folder, f"{int(job.sample[row]):03d}", shown[row])}
-
-
-def _again(job: FlowJob, rows: Tensor, needs: Needs) -> FlowJob:
-    """Some samples of a job from the same seeds, with the run's own number of steps, and recorded."""
-    prompts = [job.prompts[row] for row in rows.tolist()]
-    return replace(
-        job, prompts=prompts, group=job.group[rows], sample=job.sample[rows], steps=None, recording=needs.recording
-    )
 
 
 ROWS = 16  # samples that are looked at: few, as their forwards teach nothing

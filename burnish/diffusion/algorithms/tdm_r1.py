@@ -102,11 +102,10 @@ class TDMR1(Algorithm, advantage="flow_group"):
         )  # fmt: skip
 
     def compute_advantages(self, annotated: Scored) -> tuple[GroupPaths, Metrics]:
-        from burnish.diffusion.paths import GroupPaths, Judging
+        from burnish.diffusion.paths import GroupPaths
 
         advantage, metrics = bounded_advantages(self, annotated)
-        how = Judging(self.train_timesteps, self.level_shift, self.reward_floor, self.surrogate_floor)
-        return GroupPaths.of(annotated, advantage, how), metrics
+        return GroupPaths.of(annotated, advantage, self), metrics
 
     def micro_batches(self, batch: GroupPaths, size: int) -> Iterator[PathTerms]:
         return batch.terms(size)

@@ -164,17 +164,13 @@ def _close(found: Any, expected: Any, tolerance: float) -> bool:
     plain = [
         [leaf.value if isinstance(leaf, Whole) else leaf for leaf in tree_leaves(tree)] for tree in (found, expected)
     ]
-    tensors = [[leaf.double().cpu() for leaf in leaves if isinstance(leaf, Tensor)] for leaves in plain]
-    if [leaf.shape for leaf in tensors[0]] != [leaf.shape for leaf in tensors[1]]:
-        return False
-    return all(
-        float((one - other).abs().max()) <= tolerance * max(float(other.abs().max()), 1e-9)
-        for one, other in zip(*tensors, strict=True) if one.numel()
-    )  # fmt: skip
+    own, other = ([leaf for leaf in leaves if isinstance(leaf, Tensor)] for leaves in plain)
+    return len(own) == len(other) and all(distance(*pair) <= tolerance for pair in zip(own, other, strict=True))
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
     """Largest difference, relative to the largest value."""
-    if found.shape != expected.shape:
-        return float("inf")
-    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
+    if found.shape != expected.shape or not found.numel():
+        return 0.0 if found.shape == expected.shape else float("inf")
+    expected = expected.double()
+    return float((found.to(expected) - expected).abs().max() / expected.abs().max().clamp_min(1e-12))

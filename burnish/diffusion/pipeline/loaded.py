@@ -331,14 +331,14 @@ def vae_precision(kind: type, folder: Path, compute: torch.dtype) -> torch.dtype
 
 def _tile(pipeline: Any) -> None:
     """Have the VAE decode in tiles."""
-    vae = getattr(pipeline, "vae", None)
     try:
-        if vae is None:
-            raise NotImplementedError
-        vae.enable_tiling()
-    except NotImplementedError:
-        what = f"the {type(pipeline).__name__} has no VAE" if vae is None else f"{type(vae).__name__} has no tiles"
-        raise UserError(f"model.vae_tiling is true, but {what}; leave it out") from None
+        pipeline.vae.enable_tiling()
+    except (AttributeError, NotImplementedError):
+        kind = type(getattr(pipeline, "vae", None)).__name__
+        raise UserError(
+            f"model.vae_tiling is true, but a {type(pipeline).__name__} with {kind} as VAE can't decode in tiles; "
+            "leave it out"
+        ) from None
 
 
 class PutAway:
