@@ -99,13 +99,12 @@ class Setting:
     text: int = TEXT
     guidance: float = GUIDANCE
     merge: bool = True
-    fold: bool = True
     rollout_batch: int = 16
     micro_batch: int = 16
     shorter: bool = True  # leave out the last block's unread text queries
 
     def build(self, network: SD3Transformer2DModel) -> Burnish:
-        algorithm = FlowGRPO(window=self.window or Window(), shared_noise=self.shared_noise, fold_timesteps=self.fold)
+        algorithm = FlowGRPO(window=self.window or Window(), shared_noise=self.shared_noise)
         built = Burnish(
             copy.deepcopy(network),
             algorithm,
@@ -122,15 +121,15 @@ class Setting:
         return built
 
 
-BARE = {"merge": False, "fold": False, "rollout_batch": BATCH, "micro_batch": BATCH, "shorter": False}
+BARE = {"merge": False, "rollout_batch": BATCH, "micro_batch": BATCH, "shorter": False}
 THREE = Window(kind="fixed", size=3)
 LATE = Window(kind="fixed", size=3, start=3)
 SETTINGS = [
     Setting("Burnish, every saving off", **BARE),
     Setting("  + adapters merged in rollout", **BARE | {"merge": True}),
     Setting(
-        "  + timesteps folded, larger batches",
-        **BARE | {"fold": True, "rollout_batch": 16, "micro_batch": 16},
+        "  + larger batches",
+        **BARE | {"rollout_batch": 16, "micro_batch": 16},
     ),
     Setting("  + unread text left out", **BARE | {"shorter": True}),
     Setting("Burnish, equal work"),

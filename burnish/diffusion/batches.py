@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -52,35 +51,21 @@ class StepBatch(Batch):
         """Steps that are trained of each sample."""
         return [int(steps) for steps in self.trained.sum(1).tolist()]
 
-    def micro_batches(self, size: int, *, by_step: bool, whole_samples: bool) -> Iterator[StepTerms]:
-        """Its trained steps in forward passes of ``size`` at most.
-
-        Args:
-            size: rows of the network.
-            by_step: all of one are the same recorded step.
-            whole_samples: all trained steps of a sample are in the same one, however many they are.
-        """
-        if whole_samples:
-            yield from self._of_whole_samples(size)
+    def micro_batches(self, size: int, *, whole_samples: bool) -> Iterator[StepTerms]:
+        """Its trained steps in forward passes of ``size`` at most; all steps of a sample in the same one, however many
+        they are, where samples stay whole."""
+        if not whole_samples:
+            yield from self.terms().split(size)
             return
-        terms = self.terms()
-        if not by_step:
-            yield from terms.split(size)
-            return
-        for slot in range(self.old.shape[1]):
-            yield from terms.select([term for term, own in enumerate(terms.slot) if own == slot]).split(size)
-
-    def _of_whole_samples(self, size: int) -> Iterator[StepTerms]:
         rows: list[int] = []
         taken = 0
-        for row, count in enumerate(self.trained.sum(1).tolist()):
-            if not count:
-                continue
+        for row, count in enumerate(self.costs()):
             if rows and taken + count > size:
                 yield replace(self.select(rows).terms(), whole_samples=True)
                 rows, taken = [], 0
-            rows.append(row)
-            taken += count
+            if count:
+                rows.append(row)
+                taken += count
         if rows:
             yield replace(self.select(rows).terms(), whole_samples=True)
 
@@ -336,11 +321,8 @@ def take(given: OfflineSamples, levels: DrawLevels, value: Tensor) -> JudgedSamp
         value: [M] what the members of each row are worth.
     """
     count, members = given.latents.shape[:2]
-    seen: Counter[str] = Counter()
-    times: list[int] = []
-    for uid in given.uid:  # a small data set may fill a batch with the same picture twice: with other noise, then
-        times.append(seen[uid])
-        seen[uid] += 1
+    # a small data set may fill a batch with the same picture twice: with other noise, then
+    times = [given.uid[:row].count(uid) for row, uid in enumerate(given.uid)]
     first = torch.tensor(times)[:, None] * members
     keys = [(given.seed, "time", given.update, u, s) for u, s in zip(given.uid, first[:, 0].tolist(), strict=True)]
     return JudgedSamples(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -159,11 +158,9 @@ class ScoredImages:
 
     def drawn(self, records: Sequence[ScoredGroup], *, update: int, seed: int) -> list[ScoredGroup]:
         """The pictures of prompts that an update learns from: drawn where there are more than N."""
-        seen: Counter[str] = Counter()
-        found = []
-        for group in records:  # a prompt that comes again has samples with other numbers, and so other noise
-            first, members = self.n * seen[group.uid], group.members
-            seen[group.uid] += 1
+        found, uids = [], [group.uid for group in records]
+        for row, group in enumerate(records):  # a prompt that comes again has samples with other numbers and noise
+            first, members = self.n * uids[:row].count(group.uid), group.members
             if len(members) > self.n:
                 order = random.permutation(len(members), seed, "scored pictures", update, group.uid, first)
                 members = tuple(members[i] for i in sorted(order[: self.n]))

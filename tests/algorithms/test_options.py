@@ -62,7 +62,6 @@ FLOW = [
     ("branch_grpo", {"skip_depths": 3}, "skip_depths is 3"), ("flow_grpo", {"best_of": 1}, "best_of"),
     ("flow_grpo", {"rollout_correction": {"mode": "decoupled"}, "old_logprob": "sampler"}, "old_logprob"),
     ("flow_grpo", {"rollout_correction": {"mode": "bypass"}, "old_logprob": "recompute"}, "old_logprob"),
-    ("flow_grpo", {"surrogate": {"name": "gspo", "clip": 0.1}, "fold_timesteps": False}, "fold_timesteps"),
     ("flow_grpo", {"surrogate": "reinforce", "old_logprob": "sampler"}, "old_logprob"),
     ("flow_grpo", {"advantage": "gae"}, "gae"), ("flow_dppo", {"surrogate": "gspo"}, "surrogate"),
 ]  # fmt: skip

@@ -32,7 +32,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "flow_grpo kl exact": ("flux", ["algorithm.kl_coef=0.1", "algorithm.kl_form=exact", "algorithm.transition=sde"]),
     "flow_grpo kl means": ("qwen-image", ["algorithm.kl_coef=0.1", "algorithm.kl_form=means", "algorithm.clip=0.01"]),
     "flow_grpo recomputed": (
-        "flux", ["algorithm.old_logprob=recompute", "algorithm.fold_timesteps=false", "trainer.micro_batch_size=4"],
+        "flux", ["algorithm.old_logprob=recompute", "trainer.micro_batch_size=4"],
     ),
     "flow_grpo sampler": ("flux", ["algorithm.old_logprob=sampler", "rollout.merge_lora=false"]),
     # rewards, advantages and groups

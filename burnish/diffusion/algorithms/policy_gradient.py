@@ -56,8 +56,6 @@ class StepPolicyGradient(PolicyGradient):
     """published leaves the step length out of the SDE's variance, as Flow-GRPO's code does; exact keeps it; means is
     the squared distance of the means, without any variance (Flow-Factory's x-based KL). Or an estimate from the
     log-probs of the steps: k2, k3 or the name of a registered KL estimator."""
-    fold_timesteps: bool = True
-    """Put several denoising steps into one forward; false trains one step at a time. Changes only speed."""
 
     @model_validator(mode="after")
     def _options_are_read(self) -> Self:
@@ -72,11 +70,6 @@ class StepPolicyGradient(PolicyGradient):
                 "leave out old_logprob=sampler and rollout_correction.mode=bypass"
             )
         refuse_of_responses(self.part("advantage"))
-        surrogate = self.part("surrogate")
-        if surrogate.whole_samples and not self.fold_timesteps:
-            raise ValueError(
-                f"fold_timesteps is false, but surrogate {surrogate.name} needs all steps of a sample in one forward"
-            )
         return self
 
     def needs(self) -> Needs:
@@ -192,9 +185,7 @@ class StepPolicyGradient(PolicyGradient):
         return trained
 
     def micro_batches(self, batch: StepBatch, size: int) -> Iterator[StepTerms]:
-        return batch.micro_batches(
-            size, by_step=not self.fold_timesteps, whole_samples=self.part("surrogate").whole_samples
-        )
+        return batch.micro_batches(size, whole_samples=self.part("surrogate").whole_samples)
 
     def loss(self, part: StepTerms, roles: FlowRoles) -> Loss:
         from burnish.rl.importance import variance_proxies
