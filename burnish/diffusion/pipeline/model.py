@@ -38,7 +38,6 @@ from burnish.diffusion.pipeline.networks import attention_layers, by_name
 from burnish.diffusion.pipeline.program import ControlFlowChanged, NotBatchable, Program, driven, placed, signature_of
 from burnish.diffusion.pipeline.runs import (
     DECODE,
-    BlankRun,
     EncoderCache,
     EncoderRun,
     EncodersDone,
@@ -454,7 +453,7 @@ class PipelineModel(LoadedPipeline):
         program = self.program(request, self.rollout.guidance_scale)
         parts = {call.network for step in program.steps if step for call in step.calls}
         end = x * program.table.scale(float(program.table.times[-1]))
-        run = BlankRun(self.forwards, self.names, parts, end=end, count=len(program.steps), decode=decode)
+        run = PipelineRun(self.forwards, self.names, parts, end=end, count=len(program.steps), decode=decode)
         return self.run(request, self.rollout.guidance_scale, run)
 
     def _answer(self, call: Call, *, decode: Any) -> Any:
