@@ -16,8 +16,7 @@ from diffusers.models.attention_processor import JointAttnProcessor2_0
 from torch import Tensor
 
 from benchmarks.setting import JOINT, POOLED, Burnish, cpu_seconds, median, options, sd3, table, write
-from burnish.diffusion.algorithms.policy_gradient import FlowGRPO
-from burnish.diffusion.windows import Window
+from burnish.diffusion.algorithms.policy_gradient import FlowGRPO, Window
 from burnish.models.lora import add_adapters
 from burnish.options.model import LoraOptions
 

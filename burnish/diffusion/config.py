@@ -12,6 +12,7 @@ from burnish.config.batches import AUTO, Sizes
 from burnish.config.run import RunConfig
 from burnish.config.tasks import DRAWN, Words
 from burnish.diffusion.algorithms.base import Needs
+from burnish.diffusion.algorithms.forward_process import steps_between
 from burnish.diffusion.options import (
     DataOptions,
     ModelOptions,
@@ -22,7 +23,6 @@ from burnish.diffusion.options import (
 )
 from burnish.diffusion.pipeline.adapters import FILE
 from burnish.diffusion.pipeline.loading import FEW, family_of, parts_of, read_index, sign_of_few_steps, sign_of_name
-from burnish.diffusion.windows import steps_between
 from burnish.options import EVALUATED, OptimizerOptions, Rules
 from burnish.registry import Choice, lookup, names, options
 from burnish.rewards.base import Reward

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.steps import diffuse
 from burnish.metrics import group_diversity
 from burnish.rewards.base import fields_required
-from burnish.rewards.scoring import Collector, Scorer
+from burnish.rewards.scoring import Scorer
 from burnish.rl.algorithm import Metrics
 from burnish.rl.rewards import select_best_worst
 from burnish.rollout.sources import RolloutRequest
@@ -123,7 +123,7 @@ class FlowRollouts:
         shown: list[bytes] = []
         context = self.engine.roles.context  # ranks that draw the same, of which the first scores and keeps it
         scoring = collector(job, self.scorer, one_by_one=False)
-        with self.watch("gen"), closing(scored_as_drawn(self.engine, job, self.scorer, scoring)) as parts:
+        with self.watch("gen"), closing(self.engine.sample(job)) as parts:
             for rows, trace, some in parts:
                 traces.append(trace.put_away() if self.rollout.trajectories == "host" else trace)
                 shapes += map(coarse, some)
@@ -131,6 +131,8 @@ class FlowRollouts:
                     groups = zip(range(rows.start, rows.stop), job.group[rows].tolist(), some, strict=True)
                     kept |= {row: one for row, group, one in groups if files.wanted(job.update, group)}
                 shown += glimpses(job, rows, some)
+                if context.rank == 0:
+                    scoring.add(range(rows.start, rows.stop), some, inputs_of(trace, self.scorer))
         with self.watch("reward"):
             scores, ran = by_first(context, lambda: settled(scoring.scores(self.check_cancelled), job.group))
         if files is not None:
@@ -214,20 +216,11 @@ GLIMPSES, GLIMPSE = 8, 128  # prompts of an update that a sample is kept of, and
 KEPT = 512  # longest side in pixels of what is kept of a prompt's pictures
 
 
-def scored_as_drawn(
-    engine: FlowEngine, job: FlowJob, scorer: Scorer, scoring: Collector
-) -> Generator[tuple[slice, Denoising, list[Any]]]:
-    """Batches of a job: rows, trajectories and samples, scored while the next ones are drawn.
-
-    Rewards are given what they ask for besides what was drawn; nothing else leaves the GPU.
-    """
-    asks_latents = "latents" in fields_required(scorer.rewards)
-    with closing(engine.sample(job)) as parts:
-        for rows, trace, samples in parts:
-            if engine.roles.context.rank == 0:  # of those that draw the same
-                inputs = {"latents": list(trace.latents.float().cpu().numpy())} if asks_latents else {}
-                scoring.add(range(rows.start, rows.stop), samples, inputs)
-            yield rows, trace, samples
+def inputs_of(trace: Denoising, scorer: Scorer) -> dict[str, list[Any]]:
+    """What rewards ask for besides what was drawn, by name, of each sample; nothing else leaves the GPU."""
+    return (
+        {"latents": list(trace.latents.float().cpu().numpy())} if "latents" in fields_required(scorer.rewards) else {}
+    )
 
 
 def glimpses(job: Job, rows: slice, samples: Sequence[Sample]) -> list[bytes]:

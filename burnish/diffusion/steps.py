@@ -237,7 +237,11 @@ def denoise(
     for i in range(steps):
         if i in pauses:
             yield
-        v = _once_a_branch(velocity, x, plan.times[i], torch.arange(batch), plan.branch, i)
+        every = torch.arange(batch)
+        v = (
+            velocity(x, plan.times[i].expand(batch), every) if plan.branch is None
+            else _once_a_branch(velocity, x, plan.times[i], every, plan.branch, i)
+        )  # fmt: skip
         noisy = plan.recorded[:, i] & (plan.kind != "ode")
         moved = transition("ode", v, x, times[i], times[i + 1], noise=0.0, t_max=t_max).mean
         if plan.solver == "dpm2m":

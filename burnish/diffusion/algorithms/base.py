@@ -15,9 +15,9 @@ from burnish.rl.algorithm import Metrics
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from burnish.diffusion.algorithms.policy_gradient import Window
     from burnish.diffusion.roles import FlowRoles
     from burnish.diffusion.steps import Density, Kind
-    from burnish.diffusion.windows import Window
     from burnish.types.rollout import Steps
 
 

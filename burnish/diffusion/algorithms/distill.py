@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from burnish.diffusion.algorithms.base import Needs, Recording, Role, Teacher
 from burnish.diffusion.algorithms.forward_process import summed
-from burnish.diffusion.windows import Window
+from burnish.diffusion.algorithms.policy_gradient import Window
 from burnish.options import Positive
 from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Algorithm, Metrics, range_metrics

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from burnish.diffusion.algorithms.base import Needs, Recording
 from burnish.diffusion.algorithms.forward_process import summed
-from burnish.diffusion.windows import Window
+from burnish.diffusion.algorithms.policy_gradient import Window
 from burnish.options import Count, Finite, NonNegative, Whole
 from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Algorithm, Metrics, range_metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from burnish.diffusion.algorithms.base import Lag, Needs, Role
-from burnish.diffusion.windows import steps_between, steps_in
+from burnish.diffusion.algorithms.policy_gradient import EXACT
 from burnish.options import Count, Finite, Fraction, NonNegative, Positive, clip_range
 from burnish.registry import Choice, ReadIf, options
 from burnish.rl.algorithm import Algorithm, Metrics, advantage_metrics, advantages_of, chosen, refuse_of_responses
@@ -230,6 +231,21 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
         for name, lag in self.lags.items():
             metrics |= lag.follow(name, roles, update)
         return metrics
+
+
+def steps_between(low: float, high: float, steps: int) -> range:
+    """The steps of a schedule whose fraction of the way from clean (0) to noise (1) lies in [low, high].
+
+    Args:
+        low, high: 0 <= low < high <= 1.
+        steps: denoising steps of the schedule; step 0 starts from noise.
+    """
+    return range(int((1 - high) * steps + EXACT), math.ceil((1 - low) * steps - EXACT))
+
+
+def steps_in(steps: int, fraction: float) -> int:
+    """A fraction of ``steps``, rounded down, at least one."""
+    return max(1, int(steps * fraction + EXACT))
 
 
 def bounded_advantages(algorithm: Any, scored: Scored) -> tuple[Tensor, Metrics]:

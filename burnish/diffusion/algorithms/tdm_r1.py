@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from burnish.diffusion.algorithms.base import Lag, Needs, Recording, Role
 from burnish.diffusion.algorithms.forward_process import bounded_advantages, sums
-from burnish.diffusion.windows import Window
+from burnish.diffusion.algorithms.policy_gradient import Window
 from burnish.options import (
     BelowOne,
     Count,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -115,11 +115,12 @@ class LoadedPipeline:
             _tile(pipeline)
         model = cls(pipeline, options, rollout, compute=compute)
         model.device, model.path = torch.empty(0, device=device).device, path
-        leave_at(model.networks.values(), away)
         model.away = away
         for part in away:
             part.instead_of = [other for other in away if other.part in model.never_beside(part.part)]
         for network in model.networks.values():
+            if away:
+                network.register_forward_pre_hook(lambda *_: [part.leave() for part in away] and None)
             if options.attention != "auto":
                 choose_attention(network, options.attention, compute=compute, device=device)
             if options.compile:
@@ -379,15 +380,3 @@ class PutAway:
             for owner, name, weight in self._resting:
                 owner._parameters[name] = weight
             self.is_away = True
-
-
-def leave_at(networks: Iterable[nn.Module], parts: Iterable[PutAway]) -> None:
-    """Have parts leave the device whenever one of some networks runs."""
-    every = list(parts)
-
-    def leave(module: nn.Module, args: Any) -> None:
-        for part in every:
-            part.leave()
-
-    for network in networks:
-        network.register_forward_pre_hook(leave)
