@@ -119,8 +119,8 @@ class LoadedPipeline:
         for part in away:
             part.instead_of = [other for other in away if other.part in model.never_beside(part.part)]
         for network in model.networks.values():
-            if away:
-                network.register_forward_pre_hook(lambda *_: [part.leave() for part in away] and None)
+            for part in away:  # parts leave the device whenever what is trained runs
+                network.register_forward_pre_hook(part.leave)
             if options.attention != "auto":
                 choose_attention(network, options.attention, compute=compute, device=device)
             if options.compile:
@@ -374,8 +374,8 @@ class PutAway:
             place(self.part, self.device)
             self.is_away = False
 
-    def leave(self) -> None:
-        """Drop the copies on the device."""
+    def leave(self, *asked: Any) -> None:
+        """Drop the copies on the device; it may be the hook of a network."""
         if not self.is_away:
             for owner, name, weight in self._resting:
                 owner._parameters[name] = weight
