@@ -20,7 +20,8 @@ from burnish.language.model.universal import LanguageModel
 from burnish.language.packing import ResponseStates, cheapest_for_all, multiplications
 from burnish.language.teachers import Teachers
 from burnish.models.adapters import adapter_weights
-from burnish.models.lora import adapter_parameters, merging_rounds
+from burnish.models.linear import joined
+from burnish.models.lora import adapter_parameters, lora_layers, merging_rounds
 from burnish.models.targets import language_targets
 from burnish.options.cluster import ShardingOptions
 from burnish.options.language import CriticOptions, LanguageLoraOptions, TokenTeacher
@@ -102,6 +103,8 @@ class LanguageRoles(TrainedRoles):
             # a reference that is refreshed begins as the model without adapters, too
             self._go_on(adapter_weights(lora), ("policy", *(critics if own_trunk else ())))
         if lora is not None:
+            if model.compute != torch.float32:
+                joined(lora_layers(model.network))
             model.network.requires_grad_(False)
             for name in ("policy", *(critics if own_trunk else ())):
                 for parameter in adapter_parameters(model.network, name).values():

@@ -20,7 +20,7 @@ from burnish.evaluation.prompts import data_options
 from burnish.language import decoding
 from burnish.language.assembly import LanguageAssembly
 from burnish.language.engine import LanguageEngine, ResponseJob
-from burnish.language.layers import BLOCK, SLACK
+from burnish.language.layers import grown, most_columns
 from burnish.language.roles import LanguageRoles
 from burnish.plan.counter import CACHES, LiveBytes
 from burnish.plan.fakes import Pretending, is_fake
@@ -77,6 +77,9 @@ class LanguageHalf:
     def caches(self) -> Any:
         """What is kept from one batch to the next: tokens and pixels of prompts, in the memory of the machine."""
         return ()
+
+    def begin(self) -> None:
+        """Nothing: outlines of prompts are known without a forward pass."""
 
     def prepare(self) -> None:
         """Have prompts be the longest one, and compute once what is computed for every micro-batch alike."""
@@ -225,9 +228,10 @@ def cache_bytes(model: Any, rows: int, prompt: int, written: int) -> int:
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
     tokens = prompt + written
     if model.capabilities.fast:  # see ``burnish.language.layers``
-        limit, columns = tokens + max(tokens // 8, SLACK), prompt
+        limit = most_columns(tokens)
+        columns = grown(0, prompt, limit)
         while columns < tokens:
-            columns = min(max(columns + 1, columns + max(BLOCK, columns // 4)), limit)
+            columns = grown(columns, columns + 1, limit)
         held = [columns] * len(kinds)
     elif model.capabilities.cache == "none":
         return 0

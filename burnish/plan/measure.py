@@ -72,6 +72,9 @@ class Half(Protocol):
     def parts(self) -> Iterable[nn.Module]:
         """Everything that has weights."""
 
+    def begin(self) -> None:
+        """Do what a run does before ranks share its networks out."""
+
     def prepare(self) -> None:
         """Have what is done many times alike done once."""
 
@@ -296,6 +299,7 @@ def load(assembly: Assembly, counter: LiveBytes, half: Half, rests: Rests, *, tr
         counter.label(WEIGHTS, [(*part.parameters(), *part.buffers()) for part in half.parts()])
         counter.label(rests.shards, [one.parameters for one in roles.shards.networks.values()])
         if trains:
+            half.begin()
             _ = assembly.workers
         if trains and assembly.ema is not None:
             counter.label(rests.average, assembly.ema.average)

@@ -15,7 +15,7 @@ from burnish.diffusion.algorithms.base import Needs, Recording, Role, in_parts
 from burnish.options import Count, NonNegative, Positive, Several, Whole
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Metrics, PolicyGradient, advantages_of, refuse_of_responses
-from burnish.rl.choices import estimate, one_of
+from burnish.rl.kl import estimate, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -44,7 +44,7 @@ class Capabilities:
     packed: bool = False  # the decoder runs packed and shared prompts under Burnish's plan
     padded: bool = False  # rows of different lengths share a forward, padded on the right; else each is alone
     mixes: bool = True  # with other kinds of media, too
-    fast: bool = False  # of packed ones: its layers are Llama's, and responses are decoded by Burnish's own decoder
+    fast: bool = False  # its layers are Llama's or Gemma's, and responses are decoded by Burnish's own decoder
     cache: Cache = "none"  # how the others are decoded
     unpacked: frozenset[str] = frozenset()  # media with which prompts are not packed
     scale: float = 1.0  # of the head's product
@@ -155,11 +155,11 @@ def _packed(model: LanguageModel, known: Capabilities, probe: Probe, agrees: Cal
         tried = replace(known, packed=True, unpacked=unpacked)
         layouts: tuple[Layout, ...] = ("packed", "shared")
         if all(agrees(f"{layout} rows", tried, partial(_scored, model, layout), part) for layout in layouts):
-            plain = tried.scale == 1 and tried.cap is None
             fast = replace(tried, fast=True)
-            return fast if plain and agrees("own decoder", fast, partial(_decoded, model), part) else tried
+            return fast if agrees("own decoder", fast, partial(_decoded, model), part) else tried
     switch(model.network, decoder, on=False)
-    return known
+    fast = replace(known, fast=True)
+    return fast if agrees("own decoder", fast, partial(_decoded, model)) else known
 
 
 def plannable(model: LanguageModel, known: Capabilities) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from burnish.language.decoding import IDLE, DecodingRows
+from burnish.language.decoding import IDLE, DecodingRows, Live
 from burnish.language.model.collation import Conversation, Inputs
 from burnish.language.model.forwards import Forwards, caching
 
@@ -143,25 +143,22 @@ class ClassDecoder:
         rows, device = self.rows, self.rows.device
         needed = list(dict.fromkeys(rows.index[row] for row in batch))
         place = {prompt: number for number, prompt in enumerate(needed)}
-        live = rows.enter(batch)
+        live = Live(len(batch), device)
+        rows.enter(batch, live)
         with outside_inference():
             cached = self.begin([self.prompts[prompt] for prompt in needed])
             cached.select(torch.tensor([place[rows.index[row]] for row in batch], device=device))
         while True:
             check_cancelled()
-            tokens = rows.next_tokens(cached.logits.clone(), live)
-            done = live.over
-            rows.tell_ended(live, done)
-            if done >= IDLE * len(live.row):
-                rows.store_lengths(live)
-                unfinished = (~live.done).nonzero().flatten()
-                live, tokens = live.keep(unfinished), tokens[unfinished]
-                if not len(live.row):
+            rows.next_tokens(cached.logits.clone(), live)
+            if rows.look(live) >= IDLE * live.size:
+                unfinished = rows.drop_done(live)
+                if not live.size:
                     return
                 with outside_inference():
                     cached.select(unfinished.clone())
             with outside_inference():
-                cached.step(tokens[:, None].clone())
+                cached.step(live.token[:, None].clone())
 
 
 @contextmanager

@@ -450,7 +450,7 @@ class LanguageModel:
     @property
     def keeps_turns(self) -> bool:
         """Whether decoding can go on from what it has computed of a conversation (``DecodingRows.turn``)."""
-        return self.capabilities.fast
+        return self.capabilities.fast and self.capabilities.packed
 
     def decode_rows(
         self, network: nn.Module, rows: DecodingRows, *, batch_size: int, check_cancelled: Callable[[], None]
@@ -460,8 +460,8 @@ class LanguageModel:
         from burnish.language.model.class_cache import Cached, ClassDecoder, Uncached
 
         known = self.capabilities
-        if known.fast and self._packs(rows.prompts.features):
-            FastDecoder(self, network, rows).run(batch_size, check_cancelled)
+        if known.fast and (not known.packed or self._packs(rows.prompts.features)):
+            FastDecoder(self, network, rows, batch_size).run(check_cancelled)
             return
 
         def begin(prompts: Sequence[Conversation]) -> Cached | Uncached:
