@@ -10,8 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.setting import Burnish, cpu_seconds, median, options, sd3, table, write
-from burnish.diffusion.algorithms.policy_gradient import FlowGRPO
-from burnish.diffusion.windows import Window
+from burnish.diffusion.algorithms.policy_gradient import FlowGRPO, Window
 from burnish.options.model import LoraOptions
 
 SIZE = {"layers": 7, "heads": 7, "head_width": 64}  # 50 M parameters

@@ -16,8 +16,7 @@ from diffusers.models.attention_processor import JointAttnProcessor2_0
 from torch import Tensor
 
 from benchmarks.setting import JOINT, POOLED, Burnish, cpu_seconds, median, options, sd3, table, write
-from burnish.diffusion.algorithms.policy_gradient import FlowGRPO
-from burnish.diffusion.windows import Window
+from burnish.diffusion.algorithms.policy_gradient import FlowGRPO, Window
 from burnish.models.lora import add_adapters
 from burnish.options.model import LoraOptions
 
@@ -99,13 +98,12 @@ class Setting:
     text: int = TEXT
     guidance: float = GUIDANCE
     merge: bool = True
-    fold: bool = True
     rollout_batch: int = 16
     micro_batch: int = 16
     shorter: bool = True  # leave out the last block's unread text queries
 
     def build(self, network: SD3Transformer2DModel) -> Burnish:
-        algorithm = FlowGRPO(window=self.window or Window(), shared_noise=self.shared_noise, fold_timesteps=self.fold)
+        algorithm = FlowGRPO(window=self.window or Window(), shared_noise=self.shared_noise)
         built = Burnish(
             copy.deepcopy(network),
             algorithm,
@@ -122,15 +120,15 @@ class Setting:
         return built
 
 
-BARE = {"merge": False, "fold": False, "rollout_batch": BATCH, "micro_batch": BATCH, "shorter": False}
+BARE = {"merge": False, "rollout_batch": BATCH, "micro_batch": BATCH, "shorter": False}
 THREE = Window(kind="fixed", size=3)
 LATE = Window(kind="fixed", size=3, start=3)
 SETTINGS = [
     Setting("Burnish, every saving off", **BARE),
     Setting("  + adapters merged in rollout", **BARE | {"merge": True}),
     Setting(
-        "  + timesteps folded, larger batches",
-        **BARE | {"fold": True, "rollout_batch": 16, "micro_batch": 16},
+        "  + larger batches",
+        **BARE | {"rollout_batch": 16, "micro_batch": 16},
     ),
     Setting("  + unread text left out", **BARE | {"shorter": True}),
     Setting("Burnish, equal work"),

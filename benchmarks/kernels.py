@@ -46,14 +46,14 @@ from burnish.language.model.forwards import Conversation
 from burnish.language.model.loading import load_language_model
 from burnish.models.linear import joined
 from burnish.models.lora import add_adapters, attach, lora_layers
-from burnish.models.tiny import describe, describe_language
+from burnish.models.tiny import describe
 from burnish.models.tiny.build import write
-from burnish.models.tiny.calls import load
-from burnish.models.tiny.language.build import write as write_language
+from burnish.models.tiny.language import write as write_language
 from burnish.options.model import LoraOptions
 from burnish.plan.made_up import made_up_prompts
 from burnish.types.completion import Completion, Encoded
 from tests.support.pretend_gpu import PretendGpu
+from tools.tiny_calls import load
 
 CLASSES = ("sd3", "flux", "qwen-image", "qwen-image-edit", "sdxl", "wan2.1", "wan2.2", "ltx", "z-image")
 BLOCKS = ("num_layers", "n_layers", "num_single_layers", "n_refiner_layers")  # in a transformer's configuration
@@ -169,7 +169,7 @@ def _low(value: Any) -> Any:
 
 def language_work(name: str, layers: int, folder: Path, *, lora: bool) -> Found:
     """Counts of further tokens, and of a forward and a backward pass, by Burnish and by transformers."""
-    tiny, path = describe_language(name), folder / f"{name}-{layers}"
+    tiny, path = describe(name), folder / f"{name}-{layers}"
     if not path.exists():
         text = tiny.config.get("text_config", {}) if tiny.places else tiny.config
         kinds = {"layer_types": text["layer_types"] * (layers // 2)} if "layer_types" in text else {}

@@ -14,8 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from benchmarks.forwards import LAYOUTS, apart, learned, load, repeated, sampled, scored, theirs
 from benchmarks.setting import Burnish, RandomSD3, options, sd3, table, write
-from burnish.diffusion.algorithms.policy_gradient import FlowGRPO
-from burnish.diffusion.windows import Window
+from burnish.diffusion.algorithms.policy_gradient import FlowGRPO, Window
 from burnish.options.model import LoraOptions
 from tests.support.tiny_language import build_tokenizer, chat
 

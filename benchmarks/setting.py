@@ -14,7 +14,8 @@ from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, St
 from burnish.diffusion.algorithms.policy_gradient import FlowGRPO
 from burnish.diffusion.engine import FlowEngine, FlowJob
 from burnish.diffusion.options import ModelOptions, RolloutOptions, TrainerOptions
-from burnish.diffusion.pipeline.model import PipelineModel, PixelSpace
+from burnish.diffusion.pipeline.model import PipelineModel
+from burnish.diffusion.pipeline.networks import PixelSpace
 from burnish.diffusion.roles import FlowRoles
 from burnish.options import OptimizerOptions
 from burnish.options.model import LoraOptions

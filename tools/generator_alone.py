@@ -10,15 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from tiny_calls import example_call
+from tiny_calls import load as load_alone
 from torch import Tensor
 
 from burnish.diffusion.engine import FlowJob
 from burnish.diffusion.pipeline.arguments import Arguments
 from burnish.diffusion.pipeline.schedules import EULER
 from burnish.models.loading import quietly
-from burnish.models.tiny.base import Tiny
-from burnish.models.tiny.calls import example_call
-from burnish.models.tiny.calls import load as load_alone
+from burnish.models.tiny import Tiny
 from burnish.tasks import Assembly
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Requests

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from generator_alone import GUIDANCE, NEGATIVE, SEED, drawn_alone, job_of, seed_of, without_noise
+from tiny_calls import load as load_alone
+from tiny_calls import media
 from torch import Tensor, nn
 
 from burnish import loop
@@ -22,10 +24,8 @@ from burnish.diffusion.options import RolloutOptions
 from burnish.diffusion.pipeline.arguments import Arguments
 from burnish.diffusion.pipeline.checks import distance
 from burnish.models.loading import quietly
-from burnish.models.tiny.base import Tiny
-from burnish.models.tiny.build import missing, write
-from burnish.models.tiny.calls import load as load_alone
-from burnish.models.tiny.calls import media
+from burnish.models.tiny import Tiny
+from burnish.models.tiny.build import write
 from burnish.tasks import Assembly, assemble
 from burnish.types.samples import Sound
 from burnish.utils.errors import UserError
@@ -114,8 +114,8 @@ def measure(tiny: Tiny, folder: Path, runs: Sequence[str] = tuple(RUNS)) -> Row:
         folder: to write into; is made.
         runs: which of ``RUNS`` it is trained with.
     """
-    row = Row(name=tiny.name, pipeline=tiny.pipeline, makes=tiny.makes)
-    if absent := missing(tiny):
+    row = Row(name=tiny.name, pipeline=tiny.kind, makes=tiny.makes)
+    if absent := tiny.missing():
         row.refused = f"needs {', '.join(absent)}"
         return row
     folder.mkdir(parents=True)
@@ -134,7 +134,7 @@ def write_recipe(tiny: Tiny, folder: Path) -> Path:
     """A run of the pipeline in a folder: two prompts with the pictures that it needs, and a reward for any sample."""
     import diffusers
 
-    arguments = Arguments(getattr(diffusers, tiny.pipeline), RolloutOptions(batch_size=96))
+    arguments = Arguments(getattr(diffusers, tiny.kind), RolloutOptions(batch_size=96))
     taken = arguments.parameters
     inputs = {name: media(kind, tiny, SEED) for name, kind in tiny.inputs.items() if kind in OF_FILES}
     given = {}
@@ -158,7 +158,7 @@ def write_recipe(tiny: Tiny, folder: Path) -> Path:
         "data": {"train_files": str(folder / "prompts.jsonl"), "train_batch_size": 2,
                  "input_keys": [name for name in given if name != "image"]},
         "rewards": {"mean": {"name": "function", "path": f"{folder / 'reward.py'}:mean"}},
-        "rollout": {"n": 2, "num_inference_steps": FEWER.get(tiny.pipeline, STEPS), **size,
+        "rollout": {"n": 2, "num_inference_steps": FEWER.get(tiny.kind, STEPS), **size,
                     **scale, "call": {**more, **tiny.call}},
         "optimizer": {"lr": 1e-2}, "scoring": {"processes": 0}, "steps": 1, "seed": SEED,
         "output_dir": str(folder / "run"),
@@ -200,7 +200,7 @@ def compare(row: Row, tiny: Tiny, recipe: Path) -> None:
 
 def train(row: Row, name: str, tiny: Tiny, recipe: Path) -> None:
     """A few updates of an algorithm: what they change, and what diffusers alone makes of the weights."""
-    assembly = opened(recipe, *RUNS[name], f"rollout.num_inference_steps={FEWER.get(tiny.pipeline, TRAINED)}")
+    assembly = opened(recipe, *RUNS[name], f"rollout.num_inference_steps={FEWER.get(tiny.kind, TRAINED)}")
     model, metrics = assembly.roles.model, list[dict[str, float]]()
     with scoring(assembly):
         assembly.check()

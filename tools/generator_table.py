@@ -32,7 +32,7 @@ def measured(name: str, folder: Path) -> Row:
 def failed(name: str, why: str) -> Row:
     """A row of a pipeline that could not be measured."""
     tiny = describe(name)
-    return Row(name=tiny.name, pipeline=tiny.pipeline, makes=tiny.makes, failed=why)
+    return Row(name=tiny.name, pipeline=tiny.kind, makes=tiny.makes, failed=why)
 
 
 def told(row: Row) -> str:

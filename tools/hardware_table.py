@@ -1,7 +1,8 @@
 """The table of docs/hardware.md: what every shipped recipe of a real model states about its machine, and its forecast.
 
 python tools/hardware_table.py writes it anew; with names of recipes, or with all, it forecasts these on what they state
-first, which takes up to a minute of a CPU for each, and keeps the figures in tools/hardware_needs.yaml.
+first, with the largest batches that fit where they are auto: minutes of a CPU for each. It keeps the figures in
+tools/hardware_needs.yaml.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ def table() -> str:
     stated = [(name, one) for name in recipe_names() for one in hardware_of(name)]
     for folder, group in groupby(stated, key=lambda one: one[0].partition("/")[0]):
         kinds: dict[str, tuple[Hardware, list[str]]] = {}
-        for name, hardware in group:
+        of_folder = list(group)
+        for name, hardware in of_folder:
             kinds.setdefault(f"{hardware} {hardware.options}", (hardware, []))[1].append(name.partition("/")[2])
         for hardware, names in sorted(kinds.values(), key=lambda one: -len(one[1])):
             shown = ", ".join(f"`{folder}/{name}`" for name in names)
-            shown = f"`{folder}/*`" + (" but the next" if len(kinds) > 1 else "") if len(names) > 3 else shown
+            if len(names) > 3:
+                shown = f"`{folder}/*`" + (" but the next" if len(names) < len(dict(of_folder)) else "")
             options = " ".join(hardware.options_for())
             figures = [known[full] for name in names if (full := key(f"{folder}/{name}", hardware)) in known]
             between = "–".join(dict.fromkeys(f"{one:.0f}" for one in (min(figures), max(figures)))) if figures else ""
@@ -49,15 +52,18 @@ def needs() -> dict[str, float]:
 
 def forecast_recipes(names: Sequence[str]) -> None:
     """Forecast recipes on what they state, and keep what they need."""
+    from burnish.config.batches import smallest, with_sizes, written
     from burnish.config.load import load
+    from burnish.plan.batches import choose
     from burnish.plan.forecast import forecast
 
     for name in names:
         assert hardware_of(name), f"{name} states no hardware"
         for hardware in hardware_of(name):
-            found = forecast(load(name, [f"gpus={hardware.gpus}", f"memory={hardware.memory_gb:g}GB"]))
-            needed = found.needs_of(hardware.bytes) / 1e9
-            print(f"{name}: {needed:.1f} GB of {hardware}", flush=True)
+            config = load(name, [f"gpus={hardware.gpus}", f"memory={hardware.memory_gb:g}GB"])
+            chosen = choose(config, forecast(with_sizes(config, smallest(config))), hardware.bytes)
+            needed = chosen.forecast.needs_of(hardware.bytes) / 1e9
+            print(f"{name}: {needed:.1f} GB of {hardware} {' '.join(written(chosen.sizes))}", flush=True)
             kept = needs() | {key(name, hardware): round(needed, 1)}
             lines = "".join(f"{one}: {figure}\n" for one, figure in sorted(kept.items()))
             NEEDS.write_text(HEAD + lines, encoding="utf-8")

@@ -20,8 +20,8 @@ from burnish.language.model.capabilities import MOVING, own_logprobs
 from burnish.language.model.forwards import samples
 from burnish.language.model.loading import load_language_model
 from burnish.loop import run
-from burnish.models.tiny.language.base import TinyLanguage
-from burnish.models.tiny.language.build import write
+from burnish.models.tiny import TinyLanguage
+from burnish.models.tiny.language import write
 from burnish.options.language import LanguageModelOptions
 from burnish.tasks import assemble
 from burnish.types.completion import Completion, Encoded, append_turn
@@ -70,7 +70,7 @@ class Row:
 
 def measure(tiny: TinyLanguage, folder: Path, runs: Sequence[str] = RUNS) -> Row:
     """Write a tiny model, and compare what is made of it, and of what it learns in ``runs``."""
-    row = Row(tiny.name, tiny.model, list(tiny.reads))
+    row = Row(tiny.name, tiny.kind, list(tiny.places))
     write(tiny, folder / "model", 0)
     try:
         model = loaded(folder / "model")
@@ -128,11 +128,11 @@ def prompts_of(model: Any, tiny: TinyLanguage) -> Encoded:
     """None, one and three pictures of odd sizes, a video and a sound, as far as the class reads them."""
     pictures = samples("image")
     asked = [("How are you today, and why?", Shown()), ("Hi", Shown())]
-    if "image" in tiny.reads:
+    if "image" in tiny.places:
         asked += [("What is it?", Shown(images=pictures[:1])), ("Compare them", Shown(images=pictures))]
-    if "video" in tiny.reads and "video" in model.readable:
+    if "video" in tiny.places and "video" in model.readable:
         asked.append(("What happens?", Shown(videos=samples("video")[:1])))
-    if "audio" in tiny.reads and "audio" in model.readable:
+    if "audio" in tiny.places and "audio" in model.readable:
         asked.append(("What is said?", Shown(audios=samples("audio", model.audio_rate)[:1])))
     found = []
     for words, shown in asked:
@@ -264,7 +264,7 @@ def questions(folder: Path, tiny: TinyLanguage) -> Path:
     """A file of questions with none, one and three pictures."""
     file = folder / "questions.jsonl"
     lines: list[dict[str, Any]] = [{"prompt": f"What is {number} + 1?", "answer": "1"} for number in range(4)]
-    if "image" in tiny.reads:
+    if "image" in tiny.places:
         for number, picture in enumerate(samples("image")):
             picture.save(folder / f"{number}.png")
         names = [f"{number}.png" for number in range(3)]

@@ -16,8 +16,7 @@ from pathlib import Path
 from class_table import ClassTable, figure, lines_of
 from language_row import Row, measure
 
-from burnish.models.tiny import describe_language
-from burnish.models.tiny.language import LANGUAGE
+from burnish.models.tiny import LANGUAGE, describe
 
 TITLES: dict[str, Callable[[Row], bool]] = {
     "Models that see": lambda row: "image" in row.reads and "audio" not in row.reads,
@@ -28,13 +27,13 @@ TITLES: dict[str, Callable[[Row], bool]] = {
 
 def measured(name: str, folder: Path) -> Row:
     """A row of a tiny model."""
-    return measure(describe_language(name), folder)
+    return measure(describe(name, LANGUAGE), folder)
 
 
 def failed(name: str, why: str) -> Row:
     """A row of a model that could not be measured."""
-    tiny = describe_language(name)
-    return Row(tiny.name, tiny.model, list(tiny.reads), faults=[why])
+    tiny = describe(name, LANGUAGE)
+    return Row(tiny.name, tiny.kind, list(tiny.places), faults=[why])
 
 
 def told(row: Row) -> str:
@@ -106,7 +105,7 @@ REFUSED = """## Refused, or at fault
 TABLE = ClassTable(
     about=__doc__,
     names=[tiny.name for tiny in LANGUAGE],
-    describe=describe_language,
+    describe=describe,
     row=Row,
     measure=measured,
     failed=failed,

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from burnish.models.tiny.words import CHAT
+from burnish.models.tiny.tokenizers import CHAT
 
 Model: TypeAlias = Any  # transformers declares no types for what its models take and give
 

@@ -30,7 +30,7 @@ from benchmarks.setting import median, write
 from burnish.config import load
 from burnish.config.hub import with_models
 from burnish.loop import run
-from burnish.models.tiny import describe, describe_language
+from burnish.models.tiny import describe
 from burnish.plan.forecast import forecast
 from burnish.plan.made_up import WORDS, FixedScores
 from burnish.plan.published import published
@@ -205,9 +205,9 @@ def options_of(model: Model, folder: Path, device: str, dtype: str, *, smoke: bo
 
 def _write_tiny(model: Model, folder: Path) -> None:
     if model.sees:
-        from burnish.models.tiny.language.build import write as write_language
+        from burnish.models.tiny.language import write as write_language
 
-        write_language(describe_language(model.tiny), folder, seed=0)
+        write_language(describe(model.tiny), folder, seed=0)
     else:
         from burnish.models.tiny.build import write as write_pipeline
 

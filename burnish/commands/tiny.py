@@ -8,9 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Annotated
 
-from burnish.models.tiny import ALL, describe_any
-from burnish.models.tiny.base import Tiny
-from burnish.models.tiny.language import LANGUAGE, TinyLanguage
+from burnish.models.tiny import ALL, LANGUAGE, Tiny, TinyLanguage, describe
 from burnish.rewards.tiny import SCORERS, TinyScorer, scorer_named
 from burnish.rewards.tiny import write as write_scorer
 from burnish.utils import terminal
@@ -45,10 +43,10 @@ def tiny(
     """
     if list_all:
         rows: list[tuple[str, ...]] = [
-            (model.name, model.pipeline, model.makes, ", ".join([*(["prompt"] if model.prompt else []), *model.inputs]))
+            (model.name, model.kind, model.makes, ", ".join([*(["prompt"] if model.prompt else []), *model.inputs]))
             for model in ALL
         ]
-        rows += [(model.name, str(model.model), "text", ", ".join(["prompt", *model.places])) for model in LANGUAGE]
+        rows += [(model.name, str(model.kind), "text", ", ".join(["prompt", *model.places])) for model in LANGUAGE]
         rows += [(scorer.name, "reward", "scores", "picture, prompt") for scorer in SCORERS]
         terminal.table(("name", "class", "makes", "takes"), rows)
         return 0
@@ -62,9 +60,8 @@ def tiny(
         if not force:
             raise UserError(f"DIR is {folder}, which holds a model; choose another folder, or replace it with --force")
     with terminal.loading_pytorch():
-        from burnish.models.tiny import build
-        from burnish.models.tiny.language import build as build_language
-    if not isinstance(model, TinyScorer) and (absent := build.missing(model)):
+        from burnish.models.tiny import build, language
+    if not isinstance(model, TinyScorer) and (absent := model.missing()):
         raise UserError(f"{model.kind} needs {' and '.join(absent)}; run: pip install {' '.join(absent)}")
     with writing(folder), terminal.progress(f"Writing {name}"):
         if folder.is_dir():
@@ -72,7 +69,7 @@ def tiny(
         if isinstance(model, TinyScorer):
             write_scorer(model, folder, seed)
         elif isinstance(model, TinyLanguage):
-            build_language.write(model, folder, seed)
+            language.write(model, folder, seed)
         else:
             build.write(model, folder, seed)
         (folder / MARK).write_text("tiny")
@@ -85,7 +82,8 @@ def _named(name: str) -> Tiny | TinyLanguage | TinyScorer:
         return scorer
     if near := difflib.get_close_matches(name, [one.name for one in SCORERS], n=1, cutoff=0.8):
         raise UserError(f"{name!r} can't be made; did you mean {near[0]}? 'burnish tiny --list' shows all")
-    return describe_any(name)
+    found: Tiny | TinyLanguage = describe(name)
+    return found
 
 
 def _usage(model: Tiny | TinyLanguage | TinyScorer, folder: Path) -> list[str]:
@@ -100,7 +98,7 @@ def _usage(model: Tiny | TinyLanguage | TinyScorer, folder: Path) -> list[str]:
             f"In a recipe: {' '.join(options)}",
         ]
     if isinstance(model, TinyLanguage):
-        return [f"{folder} is a {model.model} of random weights.", f"In a recipe: model.path={folder}"]
+        return [f"{folder} is a {model.kind} of random weights.", f"In a recipe: model.path={folder}"]
     sizes = {"height": model.height, "width": model.width, "num_frames": model.num_frames}
     options = [
         f"model.path={folder}",
@@ -108,7 +106,7 @@ def _usage(model: Tiny | TinyLanguage | TinyScorer, folder: Path) -> list[str]:
     ]
     takes = [f"Its prompts bring {', '.join(model.inputs)}."] if model.inputs else []
     return [
-        f"{folder} is a {model.pipeline} of random weights.",
+        f"{folder} is a {model.kind} of random weights.",
         f"In a recipe: {' '.join([f'model.path={folder}', *options])}",
         *takes,
     ]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from burnish.diffusion.steps import diffuse, logit_normal, stratify, to_normal, uniform
-from burnish.diffusion.windows import steps_between, steps_in
+from burnish.diffusion.steps import diffuse
 from burnish.rl.algorithm import OldLogprobs
 from burnish.rl.rewards import select_best_worst
 from burnish.types.batch import Batch, Gathered, shared, to_device
@@ -19,45 +17,8 @@ from burnish.types.columns import at, read
 from burnish.types.rollout import Conditioning, Denoising, OfflineSamples, Scored, Steps, share_of, unprompted
 from burnish.utils import random
 
-Kind = Literal["schedule", "uniform", "logit_normal"]
-
-T_MIN = 1e-3  # at t = 0 there is nothing to predict
-
-
-@dataclass(frozen=True)
-class NoiseLevels:
-    """How many noise levels a row is trained at, and where they come from: each row draws its own, by its key."""
-
-    count: int
-    kind: Kind = "schedule"
-    fraction: float | None = None  # schedule: this share of the steps in place of ``count``
-    low: float = 0.0  # the part of the way from clean to noise that they are drawn from
-    high: float = 1.0
-    shift: float = 1.0
-    mean: float = 0.0
-    std: float = 1.0
-    stratified: bool = False
-
-    def draw(self, keys: Sequence[tuple[random.Part, ...]], schedule: Tensor) -> Tensor:
-        """[len(keys), J] times; row i depends on ``keys[i]`` alone.
-
-        Args:
-            keys: one per row.
-            schedule: [N + 1] times of the denoising steps; ``schedule`` takes them from there, without repetition.
-        """
-        if self.kind == "schedule":
-            steps = steps_between(self.low, self.high, len(schedule) - 1)
-            count = self.count if self.fraction is None else steps_in(len(steps), self.fraction)
-            levels = schedule[steps.start : steps.stop]
-            return torch.stack([levels[random.permutation(len(levels), *key)[:count]] for key in keys])
-        # networks that predict noise know no level above the schedule's first; a flow's is 1
-        draws, most = random.uniform(self.count, keys), float(schedule[0])
-        if self.stratified:
-            draws = stratify(draws)
-        if self.kind == "uniform":
-            return uniform(draws, low=self.low, high=self.high, shift=self.shift).mul(most).clamp_min(T_MIN)
-        draws = to_normal(self.low + (self.high - self.low) * draws)
-        return logit_normal(draws, mean=self.mean, std=self.std, shift=self.shift).mul(most).clamp_min(T_MIN)
+# times [R, J] of rows with these keys, each by its own key alone, from a schedule of denoising steps [N + 1]
+DrawLevels = Callable[[Sequence[tuple[random.Part, ...]], Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -90,35 +51,21 @@ class StepBatch(Batch):
         """Steps that are trained of each sample."""
         return [int(steps) for steps in self.trained.sum(1).tolist()]
 
-    def micro_batches(self, size: int, *, by_step: bool, whole_samples: bool) -> Iterator[StepTerms]:
-        """Its trained steps in forward passes of ``size`` at most.
-
-        Args:
-            size: rows of the network.
-            by_step: all of one are the same recorded step.
-            whole_samples: all trained steps of a sample are in the same one, however many they are.
-        """
-        if whole_samples:
-            yield from self._of_whole_samples(size)
+    def micro_batches(self, size: int, *, whole_samples: bool) -> Iterator[StepTerms]:
+        """Its trained steps in forward passes of ``size`` at most; all steps of a sample in the same one, however many
+        they are, where samples stay whole."""
+        if not whole_samples:
+            yield from self.terms().split(size)
             return
-        terms = self.terms()
-        if not by_step:
-            yield from terms.split(size)
-            return
-        for slot in range(self.old.shape[1]):
-            yield from terms.select([term for term, own in enumerate(terms.slot) if own == slot]).split(size)
-
-    def _of_whole_samples(self, size: int) -> Iterator[StepTerms]:
         rows: list[int] = []
         taken = 0
-        for row, count in enumerate(self.trained.sum(1).tolist()):
-            if not count:
-                continue
+        for row, count in enumerate(self.costs()):
             if rows and taken + count > size:
                 yield replace(self.select(rows).terms(), whole_samples=True)
                 rows, taken = [], 0
-            rows.append(row)
-            taken += count
+            if count:
+                rows.append(row)
+                taken += count
         if rows:
             yield replace(self.select(rows).terms(), whole_samples=True)
 
@@ -318,7 +265,7 @@ class ForwardTerms(Batch):
 def judge(
     scored: Scored,
     value: Tensor,
-    levels: NoiseLevels,
+    levels: DrawLevels,
     *,
     members: Tensor | None = None,
     shared_noise: bool = False,
@@ -346,7 +293,7 @@ def judge(
         noised=at(scored.trace.noised, first),
         value=value[members],
         present=present,
-        time=levels.draw(keys, scored.trace.schedule) if keys else scored.trace.schedule.new_zeros(0, 1),
+        time=levels(keys, scored.trace.schedule) if keys else scored.trace.schedule.new_zeros(0, 1),
         uid=uid,
         sample=scored.sample[members],
         shared_noise=shared_noise,
@@ -365,7 +312,7 @@ def groups_of(scored: Scored) -> Tensor:
     return torch.tensor([some + [-1] * (longest - len(some)) for some in rows.values()]).view(-1, longest)
 
 
-def take(given: OfflineSamples, levels: NoiseLevels, value: Tensor) -> JudgedSamples:
+def take(given: OfflineSamples, levels: DrawLevels, value: Tensor) -> JudgedSamples:
     """Finished pictures to learn from; the members of a row share noise and time.
 
     Args:
@@ -374,11 +321,8 @@ def take(given: OfflineSamples, levels: NoiseLevels, value: Tensor) -> JudgedSam
         value: [M] what the members of each row are worth.
     """
     count, members = given.latents.shape[:2]
-    seen: Counter[str] = Counter()
-    times: list[int] = []
-    for uid in given.uid:  # a small data set may fill a batch with the same picture twice: with other noise, then
-        times.append(seen[uid])
-        seen[uid] += 1
+    # a small data set may fill a batch with the same picture twice: with other noise, then
+    times = [given.uid[:row].count(uid) for row, uid in enumerate(given.uid)]
     first = torch.tensor(times)[:, None] * members
     keys = [(given.seed, "time", given.update, u, s) for u, s in zip(given.uid, first[:, 0].tolist(), strict=True)]
     return JudgedSamples(
@@ -387,7 +331,7 @@ def take(given: OfflineSamples, levels: NoiseLevels, value: Tensor) -> JudgedSam
         noised=given.noised,
         value=value.expand(count, members),
         present=torch.ones(count, members, dtype=torch.bool),
-        time=levels.draw(keys, given.schedule),
+        time=levels(keys, given.schedule),
         uid=given.uid,
         sample=first + torch.arange(members),
         shared_noise=True,

@@ -12,6 +12,7 @@ from burnish.config.batches import AUTO, Sizes
 from burnish.config.run import RunConfig
 from burnish.config.tasks import DRAWN, Words
 from burnish.diffusion.algorithms.base import Needs
+from burnish.diffusion.algorithms.forward_process import steps_between
 from burnish.diffusion.options import (
     DataOptions,
     ModelOptions,
@@ -21,9 +22,7 @@ from burnish.diffusion.options import (
     ValidationOptions,
 )
 from burnish.diffusion.pipeline.adapters import FILE
-from burnish.diffusion.pipeline.few_steps import FEW, sign_of_few_steps, sign_of_name
-from burnish.diffusion.pipeline.loading import check_named, family_of, parts_of, read_index
-from burnish.diffusion.windows import steps_between
+from burnish.diffusion.pipeline.loading import FEW, family_of, parts_of, read_index, sign_of_few_steps, sign_of_name
 from burnish.options import EVALUATED, OptimizerOptions, Rules
 from burnish.registry import Choice, lookup, names, options
 from burnish.rewards.base import Reward
@@ -107,7 +106,6 @@ class FlowConfig(RunConfig):
         for part in parts:
             if part.name.startswith(DENOISERS) and (part / "config.json").is_file():
                 refuse_quantized(read_object(part / "config.json"), f"model.path: {part} holds a network")
-        check_named(self.model, folder, index)
         family_of(self.model, index).check_options(folder, index, self.rollout)
 
     @property

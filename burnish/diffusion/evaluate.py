@@ -13,7 +13,6 @@ from burnish.diffusion.engine import FlowJob
 from burnish.diffusion.rollouts import contact_sheet, inputs_of, write_inputs, write_sample
 from burnish.evaluation.records import sampled_settings
 from burnish.metrics import diversities, group_diversity
-from burnish.rewards.base import fields_required
 from burnish.rl.algorithm import Metrics
 from burnish.tasks.evaluate import Evaluated, Evaluation
 from burnish.tasks.job import Job, collector
@@ -51,11 +50,10 @@ class FlowEvaluation(Evaluation):
         assembly, structures, shown = self.assembly, list[Any](), list[Any]()
         context = assembly.ranks.context  # ranks that draw the same, of which the first scores and keeps it
         scoring = collector(job, self.scorer, one_by_one=False, tell=assembly.tell)
-        asked = fields_required(self.scorer.rewards)
         with closing(assembly.engine.sample(job)) as parts:
             for rows, trace, samples in parts:
                 if context.rank == 0:
-                    scoring.add(range(rows.start, rows.stop), samples, inputs_of(trace, asked))
+                    scoring.add(range(rows.start, rows.stop), samples, inputs_of(trace, self.scorer))
                 # no more is kept than is needed: clips would fill the memory
                 kept = (job.group[rows] < (0 if context.rank else self.shown)).tolist()
                 shown += [sample if keep else None for sample, keep in zip(samples, kept, strict=True)]

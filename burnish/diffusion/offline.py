@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,54 +23,7 @@ from burnish.utils.lru_cache import ENCODED, LruCache
 if TYPE_CHECKING:
     import numpy as np
 
-    from burnish.diffusion.pipeline.base import FlowModel
     from burnish.types.media import Media
-
-
-CACHED = 4 << 30  # bytes of latents of pictures that are kept in memory
-
-
-class Engine(Protocol):
-    """What draws the run's samples."""
-
-    @property
-    def model(self) -> FlowModel:
-        """The generator."""
-
-    def condition(self, prompts: Sequence[Prompt]) -> Gathered[Conditioning]:
-        """What the run's samples of prompts are drawn from."""
-
-    def latent_shape(self, prompt: Prompt) -> tuple[int, ...]:
-        """Shape of a sample's latents."""
-
-
-class OfflineImages(Protocol):
-    """Records, and how they become tensors."""
-
-    @property
-    def records(self) -> Sequence[Any]:
-        """The items of a stream; each has a uid."""
-
-    def check(self) -> None:
-        """Check what needs the loaded model.
-
-        Raises:
-            UserError: the pictures don't fit the model.
-        """
-
-    def ready(self, records: Sequence[Any]) -> None:
-        """Have at hand what a rank will learn of a batch that several share."""
-
-    def batch(self, records: Sequence[Any], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples | Scored:
-        """Records as tensors, in order.
-
-        Args:
-            records: some of ``self.records``.
-            schedule: [N + 1] times of the denoising steps that the policy samples with.
-            update: policy update that trains on them; their noise depends on it.
-            seed: of the run.
-        """
-        ...
 
 
 class EncodedImages:
@@ -80,10 +32,9 @@ class EncodedImages:
     def __init__(
         self,
         records: Sequence[PictureRecord],
-        engine: Engine,
+        engine: FlowEngine,
         *,
         crop: tuple[int, int] | None,
-        cached: int = CACHED,
         shared: bool = False,
     ) -> None:
         """Take over the records.
@@ -92,17 +43,25 @@ class EncodedImages:
             records: all of them.
             engine: what draws the run's samples.
             crop: height and width that pictures are cropped to.
-            cached: bytes of latents that are kept.
             shared: several ranks learn from every batch, so that each encodes what it uses, when it uses it.
         """
         self.records, self.engine, self.crop, self.shared = records, engine, crop, shared
         self._shape: tuple[int, ...] | None = None
-        self._cache: LruCache[Tensor] = LruCache(cached, lambda latents: latents.nbytes)
+        self._cache: LruCache[Tensor] = LruCache(ENCODED, lambda latents: latents.nbytes)
 
     def check(self) -> None:
+        """Refuse pictures that don't fit the model."""
         self._latents(self.records[0])
 
     def batch(self, records: Sequence[PictureRecord], schedule: Tensor, *, update: int, seed: int) -> OfflineSamples:
+        """Records as tensors, in order.
+
+        Args:
+            records: some of ``self.records``.
+            schedule: [N + 1] times of the denoising steps that the policy samples with.
+            update: policy update that trains on them; their noise depends on it.
+            seed: of the run.
+        """
         prompts = [record.prompt for record in records]
         conditioning = self.engine.condition(prompts)
         latents = self._shared_latents(records) if self.shared else torch.stack([self._latents(r) for r in records])
@@ -199,11 +158,9 @@ class ScoredImages:
 
     def drawn(self, records: Sequence[ScoredGroup], *, update: int, seed: int) -> list[ScoredGroup]:
         """The pictures of prompts that an update learns from: drawn where there are more than N."""
-        seen: Counter[str] = Counter()
-        found = []
-        for group in records:  # a prompt that comes again has samples with other numbers, and so other noise
-            first, members = self.n * seen[group.uid], group.members
-            seen[group.uid] += 1
+        found, uids = [], [group.uid for group in records]
+        for row, group in enumerate(records):  # a prompt that comes again has samples with other numbers and noise
+            first, members = self.n * uids[:row].count(group.uid), group.members
             if len(members) > self.n:
                 order = random.permutation(len(members), seed, "scored pictures", update, group.uid, first)
                 members = tuple(members[i] for i in sorted(order[: self.n]))
@@ -235,6 +192,9 @@ class ScoredImages:
         )  # fmt: skip
 
 
+OfflineImages: TypeAlias = EncodedImages | ScoredImages  # records, and how they become tensors
+
+
 class ImageFiles:
     """What a section of the configuration names, checked as far as that goes without a model."""
 
@@ -250,7 +210,7 @@ class ImageFiles:
             assert rollout.width is not None, "the configuration was not checked"
             self.crop = (rollout.height, rollout.width)
         size = None if self.crop else (rollout.height, rollout.width)
-        self.cached, self.n = ENCODED, rollout.n
+        self.n = rollout.n
         self.groups: list[ScoredGroup] = []  # of pictures with rewards
         self.read = read_pictures(files, holds, size=size, keys=config.data)
         if holds == "scored":
@@ -272,7 +232,7 @@ class ImageFiles:
 
     def learned_by(self, engine: FlowEngine, *, shared: bool) -> OfflineImages:
         """The pictures as the engine's model has them; ``shared`` says that several ranks learn from every batch."""
-        encoded = EncodedImages(self.read, engine, crop=self.crop, cached=self.cached, shared=shared)
+        encoded = EncodedImages(self.read, engine, crop=self.crop, shared=shared)
         return ScoredImages(self.groups, encoded, self.n) if self.groups else encoded
 
     def _check_groups(self, config: FlowConfig) -> None:

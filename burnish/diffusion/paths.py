@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from burnish.types.batch import Batch, Gathered, shared, to_device
 from burnish.types.columns import at, read
 from burnish.types.rollout import Conditioning, Prompt, Scored, share_of
 from burnish.utils import random
+
+if TYPE_CHECKING:
+    from burnish.diffusion.algorithms.tdm_r1 import TDMR1
 
 LEAST = 0.02  # noise level of a step that can still change a picture
 
@@ -26,11 +30,7 @@ class Ends(Batch):
     prompts: list[Prompt]  # [M]
     state: Tensor  # [M, ...] at the first of the times
     times: Tensor  # [M, K + 1] falling to 0
-    share: Tensor = None  # type: ignore[assignment]  # [M] of a state's elements that are noised; 1 if not given
-
-    def __post_init__(self) -> None:
-        if self.share is None:
-            self.share = self.state.new_ones(len(self.state))
+    share: Tensor  # [M] of a state's elements that are noised
 
     @classmethod
     def recorded(cls, scored: Scored) -> Ends:
@@ -78,16 +78,6 @@ class Ends(Batch):
 GAP = 0.02  # of a noise level above the time of the state that is noised, before the shift
 
 
-@dataclass(frozen=True)
-class Judging:
-    """How many steps of each group are trained, and where they are judged."""
-
-    count: int
-    shift: float  # of noise levels
-    reward_floor: float  # smallest level at which the surrogate judges the policy
-    surrogate_floor: float  # and at which it learns itself
-
-
 @dataclass(kw_only=True)
 class GroupPaths(Batch):
     """Groups of samples with all of their steps, and J of these to train at; a row is a group of M."""
@@ -111,7 +101,7 @@ class GroupPaths(Batch):
     update: int = shared()
 
     @classmethod
-    def of(cls, scored: Scored, value: Tensor, how: Judging) -> GroupPaths:
+    def of(cls, scored: Scored, value: Tensor, how: TDMR1) -> GroupPaths:
         """Groups of samples with their advantages [B]; what is drawn for a group depends on its prompt alone."""
         members = groups_of(scored)
         present = (members >= 0) & ~scored.scores.missing.cpu()[members]
@@ -121,17 +111,17 @@ class GroupPaths(Batch):
         time, time_next = (to_device(value, "cpu")[first] for value in (trace.time, trace.time_next))
         uid = [scored.prompts[i].uid for i in first.tolist()]
         keys = [(scored.seed, "steps", scored.update, one) for one in uid]
-        count = time.shape[1]
-        step = torch.tensor([random.permutation(count, *key)[: how.count] for key in keys]).view(-1, how.count)
-        draws = random.uniform(4 * how.count, keys) if keys else torch.zeros(0, 4 * how.count)
-        chosen, *levels = draws.view(-1, 4, how.count).unbind(1)
+        count, trained = time.shape[1], how.train_timesteps
+        step = torch.tensor([random.permutation(count, *key)[:trained] for key in keys]).view(-1, trained)
+        draws = random.uniform(4 * trained, keys) if keys else torch.zeros(0, 4 * trained)
+        chosen, *levels = draws.view(-1, 4, trained).unbind(1)
         odds = torch.arange(1.0, count + 1).cumsum(0)  # a step is as likely as it is late, counted from 1
         surrogate_step = torch.searchsorted(odds / odds[-1], chosen.contiguous(), right=True).clamp_max(count - 1)
         most = float(trace.schedule[0])  # networks that predict noise know no level above
 
         def level(draw: Tensor, steps: Tensor, floor: float) -> Tensor:
             begun = time_next.gather(1, steps).clamp_min(floor)
-            return uniform_above(draw, begun, shift=how.shift, gap=GAP).clamp_max(most)
+            return uniform_above(draw, begun, shift=how.level_shift, gap=GAP).clamp_max(most)
 
         return cls(
             conditioning=trace.conditioning.select(first),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from burnish.diffusion.algorithms.base import Needs, Role, Teacher
 from burnish.diffusion.pipeline.base import Agree, FlowModel
 from burnish.diffusion.pipeline.contexts import split_sequences
+from burnish.diffusion.pipeline.networks import Networks, blocks_of
 from burnish.models.linear import joined
 from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions
@@ -25,6 +26,8 @@ from burnish.training.sharding import Sharded, local_shard
 from burnish.types.batch import Gathered
 from burnish.types.rollout import Conditioning, Prompt
 from burnish.utils.errors import UserError
+
+SAME = "is_policy"  # in checkpoints: which lagged policies have the policy's own weights
 
 
 @dataclass(frozen=True)
@@ -160,9 +163,11 @@ class FlowRoles(TrainedRoles):
         return self.lora is not None or self.needs.reference
 
     def _blocks(self, network: nn.Module) -> list[nn.Module]:
-        owners = network.children() if isinstance(network, nn.ModuleDict) else [network]
-        children = [child for owner in owners for child in owner.children() if isinstance(child, nn.ModuleList)]
-        return [block for child in children for block in child]
+        return [
+            block
+            for one in (network.children() if isinstance(network, Networks) else [network])
+            for block in blocks_of(one)
+        ]
 
     def shards_agree(self, name: str, forwards: dict[str, int]) -> dict[str, int]:
         """The forwards that every rank makes of each network, where ranks hold them together."""
@@ -196,10 +201,7 @@ class FlowRoles(TrainedRoles):
 
     def state_dict(self) -> dict[str, Any]:
         """Trained weights of every role, and how they relate."""
-        weights = super().state_dict()
-        state = {"policy": weights.pop("policy"), "old_is_policy": self.is_policy("old")} | weights
-        others = {name: self.is_policy(name) for name in self.needs.lagged if name != "old"}
-        return state | ({"lagged_is_policy": others} if others else {})
+        return super().state_dict() | {SAME: {name: self.is_policy(name) for name in self.needs.lagged}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if absent := [name for name in self.trained if name not in state]:
@@ -208,5 +210,4 @@ class FlowRoles(TrainedRoles):
                 "leave it out, or begin a new run from exported weights"
             )
         super().load_state_dict(state)
-        same = {"old": state["old_is_policy"]} | state.get("lagged_is_policy", {})
-        self._as_policy = {name for name in self.needs.lagged if same[name]}
+        self._as_policy = {name for name in self.needs.lagged if state[SAME][name]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -78,7 +78,10 @@ class FlowRollouts:
             metrics[name], counts[name] = float(known.mean()) if len(known) else float("nan"), len(known)
             rows = select_best_worst(scored.scores.reward, job.group, scored.scores.missing, self.rollout.n)
             if cheap and len(rows):
-                again = _again(job, rows, self.needs)
+                again = replace(  # from the same seeds, with the run's own number of steps, and recorded
+                    job, prompts=[job.prompts[row] for row in rows.tolist()], group=job.group[rows],
+                    sample=job.sample[rows], steps=None, recording=self.needs.recording,
+                )  # fmt: skip
                 scored, shapes = self._sample(again, request.version, files=self.files)
                 failures, ran = [*failures, *scored.failures], joined([ran, scored.execution])
             else:
@@ -119,7 +122,6 @@ class FlowRollouts:
         shown: list[bytes] = []
         context = self.engine.roles.context  # ranks that draw the same, of which the first scores and keeps it
         scoring = collector(job, self.scorer, one_by_one=False)
-        asked = fields_required(self.scorer.rewards)
         with self.watch("gen"), closing(self.engine.sample(job)) as parts:
             for rows, trace, some in parts:
                 traces.append(trace.put_away() if self.rollout.trajectories == "host" else trace)
@@ -129,7 +131,7 @@ class FlowRollouts:
                     kept |= {row: one for row, group, one in groups if files.wanted(job.update, group)}
                 shown += glimpses(job, rows, some)
                 if context.rank == 0:
-                    scoring.add(range(rows.start, rows.stop), some, inputs_of(trace, asked))
+                    scoring.add(range(rows.start, rows.stop), some, inputs_of(trace, self.scorer))
         with self.watch("reward"):
             scores, ran = by_first(context, lambda: settled(scoring.scores(self.check_cancelled), job.group))
         if files is not None:
@@ -155,14 +157,6 @@ class FlowRollouts:
 
 def _write(shown: Mapping[int, Sample], job: FlowJob, folder: Path, row: int) -> dict[str, str]:
     return {"file_name": write_sample(folder, f"{int(job.sample[row]):03d}", shown[row])}
-
-
-def _again(job: FlowJob, rows: Tensor, needs: Needs) -> FlowJob:
-    """Some samples of a job from the same seeds, with the run's own number of steps, and recorded."""
-    prompts = [job.prompts[row] for row in rows.tolist()]
-    return replace(
-        job, prompts=prompts, group=job.group[rows], sample=job.sample[rows], steps=None, recording=needs.recording
-    )
 
 
 ROWS = 16  # samples that are looked at: few, as their forwards teach nothing
@@ -221,12 +215,11 @@ GLIMPSES, GLIMPSE = 8, 128  # prompts of an update that a sample is kept of, and
 KEPT = 512  # longest side in pixels of what is kept of a prompt's pictures
 
 
-def inputs_of(trace: Denoising, asked: Collection[str]) -> dict[str, list[Any]]:
+def inputs_of(trace: Denoising, scorer: Scorer) -> dict[str, list[Any]]:
     """What rewards ask for besides what was drawn, by name, of each sample; nothing else leaves the GPU."""
-    inputs: dict[str, list[Any]] = {}
-    if "latents" in asked:
-        inputs["latents"] = list(trace.latents.float().cpu().numpy())
-    return inputs
+    return (
+        {"latents": list(trace.latents.float().cpu().numpy())} if "latents" in fields_required(scorer.rewards) else {}
+    )
 
 
 def glimpses(job: Job, rows: slice, samples: Sequence[Sample]) -> list[bytes]:

@@ -237,10 +237,11 @@ def denoise(
     for i in range(steps):
         if i in pauses:
             yield
-        if plan.branch is None:
-            v = velocity(x, plan.times[i].expand(batch), torch.arange(batch))
-        else:
-            v = _once_a_branch(velocity, x, plan.times[i], torch.arange(batch), plan.branch[:, i])
+        every = torch.arange(batch)
+        v = (
+            velocity(x, plan.times[i].expand(batch), every) if plan.branch is None
+            else _once_a_branch(velocity, x, plan.times[i], every, plan.branch, i)
+        )  # fmt: skip
         noisy = plan.recorded[:, i] & (plan.kind != "ode")
         moved = transition("ode", v, x, times[i], times[i + 1], noise=0.0, t_max=t_max).mean
         if plan.solver == "dpm2m":
@@ -248,10 +249,7 @@ def denoise(
         elif plan.solver == "heun" and times[i + 1] > 0 and not noisy.all():
             still = (~noisy).nonzero().flatten()
             there = to_device(still, x.device)
-            if plan.branch is None:
-                second = velocity(moved[there], plan.times[i + 1].expand(len(still)), still)
-            else:
-                second = _once_a_branch(velocity, moved, plan.times[i + 1], still, plan.branch[:, i + 1])
+            second = _once_a_branch(velocity, moved, plan.times[i + 1], still, plan.branch, i + 1)
             moved[there] = moved[there] + heun(v[there], second, plan.times[i], plan.times[i + 1])
         if (at := here[i]) is not None:
             where = at[0]
@@ -295,9 +293,13 @@ def _recorded(recorded: Tensor, device: torch.device) -> list[tuple[Any, Any] | 
     return [part if count else None for part, count in zip(parts, counts, strict=True)]
 
 
-def _once_a_branch(velocity: Velocity, x: Tensor, time: Tensor, rows: Tensor, branch: Tensor) -> Tensor:
-    """The velocity of some rows [M] of x [B, ...], computed once for those of one branch [B]: [M, ...]."""
-    _, source = torch.unique(branch[rows], return_inverse=True)
+def _once_a_branch(
+    velocity: Velocity, x: Tensor, time: Tensor, rows: Tensor, branch: Tensor | None, step: int
+) -> Tensor:
+    """The velocity of some rows [M] of x [B, ...], computed once for those of a branch [B, N + 1] at a step."""
+    if branch is None:
+        return velocity(x if len(rows) == len(x) else x[to_device(rows, x.device)], time.expand(len(rows)), rows)
+    _, source = torch.unique(branch[rows, step], return_inverse=True)
     first = torch.full((int(source.max()) + 1,), len(x), dtype=torch.long)
     first.scatter_reduce_(0, source, rows, "amin")
     v = velocity(x[to_device(first, x.device)], time.expand(len(first)), first)

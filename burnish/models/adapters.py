@@ -56,27 +56,30 @@ def check_adapter_files(options: LoraOptions) -> None:
     if found := list(complaints_about(folder)):
         raise UserError("\n".join(f"{OPTION}: {one}" for one in found))
     settings = read_settings(folder, OPTION)
-    check_kind(options, rslora=bool(settings.get("use_rslora")), dora=bool(settings.get("use_dora")))
-    alpha = 2 * options.rank if options.alpha is None else options.alpha
-    for option, setting, ours in (("rank", "r", options.rank), ("alpha", "lora_alpha", alpha)):
-        if settings[setting] != ours:
-            raise UserError(
-                f"model.lora.{option} is {ours:g}, but {folder / SETTINGS} has {setting} {settings[setting]}; set "
-                f"model.lora.{option}={settings[setting]}"
-            )
+    check_kind(
+        options, rank=settings["r"], alpha=settings["lora_alpha"], rslora=bool(settings.get("use_rslora")),
+        dora=bool(settings.get("use_dora")),
+    )  # fmt: skip
 
 
-def check_kind(options: LoraOptions, *, rslora: bool, dora: bool) -> None:
+def check_kind(options: LoraOptions, **theirs: float | bool) -> None:
     """Refuse options under which an adapter would compute something else.
+
+    Args:
+        options: of the run.
+        theirs: rank, alpha, rslora and dora of the adapter.
 
     Raises:
         UserError: naming the option that differs.
     """
-    for name, ours, theirs in (("rslora", options.rslora, rslora), ("dora", options.dora, dora)):
-        if ours != theirs:
+    alpha = 2 * options.rank if options.alpha is None else options.alpha
+    ours = {"rank": options.rank, "alpha": alpha, "rslora": options.rslora, "dora": options.dora}
+    for name, value in theirs.items():
+        if ours[name] != value:
+            shown, other = (str(one).lower() if isinstance(one, bool) else f"{one:g}" for one in (ours[name], value))
             raise UserError(
-                f"model.lora.{name} is {str(ours).lower()}, but the adapter in {OPTION} was trained "
-                f"{'with' if theirs else 'without'} it; set model.lora.{name}={str(theirs).lower()}"
+                f"model.lora.{name} is {shown}, but that of the adapter in {OPTION} is {other}; set "
+                f"model.lora.{name}={other}"
             )
 
 

@@ -100,13 +100,6 @@ def joined(layers: Iterable[Any]) -> None:
             layer.__class__ = LoraLinear
 
 
-def apart(layers: Iterable[Any]) -> None:
-    """Have them run as peft's do: operation by operation, as whoever counts these has to see them."""
-    ours: list[Any] = [layer for layer in layers if isinstance(layer, LoraLinear)]
-    for layer in ours:
-        layer.__class__ = Linear
-
-
 @contextmanager
 def cast_once(layers: Iterable[Any], name: str) -> Iterator[None]:
     """A context in which an adapter is not learned: its weights are cast once."""

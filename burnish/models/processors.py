@@ -64,8 +64,10 @@ def resize(
         return image
     way = InterpolationMode[BY_NUMBER[interpolation]] if isinstance(interpolation, int) else interpolation
     smooth = way in SMOOTH
+    # whether torch resizes bytes as bytes
+    native = way is not InterpolationMode.BILINEAR or torch.backends.cpu.get_cpu_capability() in NATIVE
     flat = image.reshape(-1, *image.shape[-3:])
-    cast = not image.is_floating_point() and not (image.dtype == torch.uint8 and _native(way))
+    cast = not image.is_floating_point() and not (image.dtype == torch.uint8 and native)
     resized = F.interpolate(
         flat.float() if cast else flat,
         size=[height, width],
@@ -77,13 +79,6 @@ def resize(
         resized = resized.clamp(0, 255)
     resized = resized.round().to(image.dtype) if cast else resized
     return resized.reshape(*image.shape[:-2], height, width)
-
-
-def _native(interpolation: InterpolationMode) -> bool:
-    """Whether torch resizes bytes as bytes."""
-    if interpolation is InterpolationMode.BILINEAR:
-        return torch.backends.cpu.get_cpu_capability() in NATIVE
-    return True
 
 
 def pad(
@@ -116,8 +111,7 @@ def pad(
 
 def crop(image: Tensor, top: int, left: int, height: int, width: int) -> Tensor:
     """A rectangle inside an image [..., C, H, W]."""
-    assert 0 <= top <= image.shape[-2] - height
-    assert 0 <= left <= image.shape[-1] - width
+    assert 0 <= top <= image.shape[-2] - height >= 0 <= left <= image.shape[-1] - width, "outside of the image"
     return image[..., top : top + height, left : left + width]
 
 

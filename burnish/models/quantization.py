@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.targets import ends_with, is_passed_by
@@ -131,28 +132,14 @@ def _nf4(network: nn.Module, layers: dict[str, nn.Linear], compute: torch.dtype,
         setattr(network.get_submodule(owner), own, new.train(layer.training).to(device))
 
 
-def _torchao(config: Callable[[], Any]) -> Callable[[nn.Module, dict[str, nn.Linear], torch.dtype, Any], None]:
-    def run(network: nn.Module, layers: dict[str, nn.Linear], compute: torch.dtype, device: Any) -> None:
-        from torchao.quantization import quantize_
+def _torchao(config: str, network: nn.Module, layers: dict[str, nn.Linear], compute: torch.dtype, device: Any) -> None:
+    """By a class of torchao's configurations."""
+    import torchao.quantization as torchao
 
-        for layer in layers.values():
-            layer.to(device, compute)
-            quantize_(layer, config(), filter_fn=lambda module, name: True)
-            layer.requires_grad_(False)
-
-    return run
-
-
-def _int8() -> Any:
-    from torchao.quantization import Int8WeightOnlyConfig
-
-    return Int8WeightOnlyConfig(set_inductor_config=False)
-
-
-def _fp8() -> Any:
-    from torchao.quantization import Float8WeightOnlyConfig
-
-    return Float8WeightOnlyConfig(set_inductor_config=False)
+    for layer in layers.values():
+        layer.to(device, compute)
+        torchao.quantize_(layer, getattr(torchao, config)(set_inductor_config=False), filter_fn=lambda *_: True)
+        layer.requires_grad_(False)
 
 
 def _fp8_cast(
@@ -172,5 +159,6 @@ def _fp8_cast(
 
 
 QUANTIZERS: dict[str, Callable[[nn.Module, dict[str, nn.Linear], torch.dtype, Any], None]] = {
-    "nf4": _nf4, "int8": _torchao(_int8), "fp8": _torchao(_fp8), "fp8_cast": _fp8_cast,
+    "nf4": _nf4, "int8": partial(_torchao, "Int8WeightOnlyConfig"),
+    "fp8": partial(_torchao, "Float8WeightOnlyConfig"), "fp8_cast": _fp8_cast,
 }  # fmt: skip

@@ -85,11 +85,11 @@ def measured(model_type: str) -> Capabilities | None:
     import torch
 
     from burnish.language.model.universal import LanguageModel
-    from burnish.models.tiny import describe_language
-    from burnish.models.tiny.language.build import write
+    from burnish.models.tiny import LANGUAGE, describe
+    from burnish.models.tiny.language import write
 
     try:
-        tiny = describe_language(model_type)
+        tiny = describe(model_type, LANGUAGE)
     except UserError:
         return None
     with TemporaryDirectory() as folder:

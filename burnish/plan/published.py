@@ -142,7 +142,7 @@ def _optional(kind: Any) -> list[str]:
 
 def _reader(part: Mapping[str, Any]) -> Any:
     """What reads the prompts: a tokenizer, or a processor with its limits."""
-    from burnish.models.tiny.processors import PROCESSORS
+    from burnish.models.tiny.build import PROCESSORS
     from burnish.models.tiny.tokenizers import TOKENIZERS
 
     named = part["class"]
@@ -153,7 +153,7 @@ def _reader(part: Mapping[str, Any]) -> Any:
 
 def _with_ends(config: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
     """A text encoder's configuration, with the special tokens that the tokenizer beside it has."""
-    from burnish.models.tiny.base import read
+    from burnish.models.tiny import read
 
     ends = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     if "text_config" not in config:
@@ -167,11 +167,10 @@ def _write_language_model(about: Mapping[str, Any], folder: Path) -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from burnish.models.loading import quietly
-    from burnish.models.tiny import describe_language
-    from burnish.models.tiny.language.build import processor_of
-    from burnish.models.tiny.language.tokenizers import tokenizer as tokenizer_of
+    from burnish.models.tiny import LANGUAGE, describe
+    from burnish.models.tiny.language import processor_of, tokenizer_of
 
-    tiny = describe_language(about["model_type"])
+    tiny = describe(about["model_type"], LANGUAGE)
     limits = about.get("processor", {})
     parts = {name: (named, limits.get(name, config)) for name, (named, config) in tiny.parts.items()}
     tiny = replace(tiny, parts=parts, values=about.get("values", tiny.values))
@@ -189,7 +188,7 @@ def _write_language_model(about: Mapping[str, Any], folder: Path) -> None:
     settings = CONFIG_MAPPING[about["model_type"]](**config)
     with quietly():
         (processor_of(tiny, tokenizer) if tiny.processor else tokenizer).save_pretrained(folder)
-    _write(folder / CONFIG, {**settings.to_dict(), "architectures": [tiny.model]})
+    _write(folder / CONFIG, {**settings.to_dict(), "architectures": [tiny.kind]})
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.loading import quietly
-from burnish.models.tiny.language import LANGUAGE
-from burnish.models.tiny.language import build as language
-from burnish.models.tiny.language.build import draw_weights
-from burnish.models.tiny.tokenizers import clip, sentence_pieces, t5, vocabulary
-from burnish.models.tiny.words import TEXT
+from burnish.models.tiny import LANGUAGE, language
+from burnish.models.tiny.language import draw_weights
+from burnish.models.tiny.tokenizers import TEXT, clip, sentence_pieces, t5, vocabulary
 from burnish.rewards.images.headed import ABOUT, ADAPTER, HPSV3, REST
 from burnish.rewards.images.learned import (
     AESTHETIC_FILES,

@@ -198,7 +198,7 @@ def test_best_of_n_imitates_the_best_and_nothing_else():
 def test_policies_that_lag_follow_by_their_own_schedules():
     """CRD's paper: min(.25 + .005 t, .999), and a sampling model that is the policy for 75 steps."""
     roles, algorithm = Linear(), made(
-        "crd", old_decay="linear", old_linear=(0, 0.25, 0.005, 0.999), sample_with="sampling",
+        "crd", old={"decay": "linear", "linear": (0, 0.25, 0.005, 0.999)}, sample_with="sampling",
         lagged={"sampling": {"decay": "linear", "linear": (75, 0.0, 0.0075, 0.999)}},
     )  # fmt: skip
     assert algorithm.needs().sampler == "sampling"
@@ -209,10 +209,10 @@ def test_policies_that_lag_follow_by_their_own_schedules():
         found = (metrics["old_policy/decay"], metrics["lagged/sampling/decay"])
         assert found == pytest.approx((old, sampling))
     assert roles.followed == ["old", "sampling"] * 5
-    rising = {"old_decay": "linear_to_0_5"}
-    made("diffusion_nft", **rising).after_update(roles, 2)
-    made("diffusion_nft", **rising, old_decay_counts="updates").after_update(roles, 75)
-    made("awm", old_decay="ema", old_ema=0.3).after_update(roles, 1)
+    rising = {"decay": "linear_to_0_5"}
+    made("diffusion_nft", old=rising).after_update(roles, 2)
+    made("diffusion_nft", old=rising | {"counts": "updates"}).after_update(roles, 75)
+    made("awm", old={"decay": "ema", "ema": 0.3}).after_update(roles, 1)
     assert roles.decays[-3:] == pytest.approx([0.5, 0.075, 0.3]), "1000 gradient steps, 75 updates"
     assert made("dgpo").after_update(roles, 1)["old_policy/copy_update"] == 1
     assert made("crd", baseline="reference").after_update(roles, 1) == {}

@@ -96,7 +96,7 @@ def test_which_steps_and_samples_count(pipeline):
 
 
 def test_policies_that_lag_follow_and_are_restored(pipeline):
-    chosen = {"old_decay": "ema", "old_ema": 0.5, "train_timesteps": 2, "sample_with": "slow",
+    chosen = {"old": {"decay": "ema", "ema": 0.5}, "train_timesteps": 2, "sample_with": "slow",
               "lagged": {"slow": {"decay": "ema", "ema": 0.75, "update_interval": 2}}}  # fmt: skip
     bench = bench_of(pipeline, "diffusion_nft", **chosen)
     start = [value.detach().clone() for value in bench.roles.parameters("slow").values()]

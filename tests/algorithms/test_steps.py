@@ -178,16 +178,16 @@ def widened(algorithm, scored):
     return replace(scored, trace=replace(wide, next_state=wider(trace.next_state, ends[..., 2:])))
 
 
-@pytest.mark.parametrize(("size", "fold"), [(1, True), (5, True), (5, False), (12, True)])
-def test_accumulation_of_flow_grpo(size, fold):
-    """The published gradient of a linear velocity, for any micro-batches, timesteps folded or not."""
+@pytest.mark.parametrize("size", [1, 5, 12])
+def test_accumulation_of_flow_grpo(size):
+    """The published gradient of a linear velocity, for any micro-batches."""
     c = case("flow", "composed/flow_grpo_accumulation")
     given, weight, old = c.inputs, c.inputs["W"].clone().requires_grad_(), c.inputs["old_log_probs"]
     trace = trajectory(
         *(torch.stack(given[name], 1) for name in ("x", "next")), torch.tensor(given["step_indices"]), old,
         schedule(10, shift=3.0),
     )  # fmt: skip
-    algorithm = made(noise_level=0.7, clip=given["clip_ratio"], fold_timesteps=fold, old_logprob="sampler")
+    algorithm = made(noise_level=0.7, clip=given["clip_ratio"], old_logprob="sampler")
     scored = judged(trace)
     scored.scores.missing[:] = False
     batch = replace(credited(algorithm, scored), advantage=given["advantages"][:, :1].expand(old.shape))

@@ -21,11 +21,11 @@ class Old:
 
 def test_metrics_of_the_old_policy():
     c = case("metrics", "metrics/old_policy")
-    options = {"copy": {}, "ema": {"old_decay": "ema"}, "none": {"old_policy_update_interval": 2}}
+    options = {"copy": {}, "ema": {"decay": "ema"}, "none": {"update_interval": 2}}
     for (moved, decay, kind), expected in zip(c.inputs["tuples"], c.expected["metrics"], strict=True):
-        given = options[kind] | ({"old_ema": decay} if kind == "ema" else {})
+        given = options[kind] | ({"ema": decay} if kind == "ema" else {})
         roles = Old()
-        assert lookup("flow algorithm", "diffusion_nft")(**given).after_update(roles, 7) == pytest.approx(expected)
+        assert lookup("flow algorithm", "diffusion_nft")(old=given).after_update(roles, 7) == pytest.approx(expected)
         assert roles.decay == (decay if moved else None)
 
 

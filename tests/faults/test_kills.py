@@ -27,7 +27,7 @@ RUNS: dict[str, tuple[str, str, list[str]]] = {
         "rewards.even={name: function, path: '{files}/rewards.py:even', schedule: {points: [[1, 1.0], [4, 0.2]]}}",
     ]),
     "diffusion_nft": ("generators", "flux", [
-        "algorithm.train_timesteps=2", "algorithm.old_decay=linear_to_0_5", "ema.decay=0.5", "optimizer.warmup_steps=2",
+        "algorithm.train_timesteps=2", "algorithm.old.decay=linear_to_0_5", "ema.decay=0.5", "optimizer.warmup_steps=2",
     ]),
     "grpo": ("language", "llama", [
         "algorithm.kl={coef: 0.01, refresh_every: 2}", "optimizer.schedule=cosine", "trainer.rollouts_per_update=2",

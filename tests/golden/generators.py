@@ -32,7 +32,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "flow_grpo kl exact": ("flux", ["algorithm.kl_coef=0.1", "algorithm.kl_form=exact", "algorithm.transition=sde"]),
     "flow_grpo kl means": ("qwen-image", ["algorithm.kl_coef=0.1", "algorithm.kl_form=means", "algorithm.clip=0.01"]),
     "flow_grpo recomputed": (
-        "flux", ["algorithm.old_logprob=recompute", "algorithm.fold_timesteps=false", "trainer.micro_batch_size=4"],
+        "flux", ["algorithm.old_logprob=recompute", "trainer.micro_batch_size=4"],
     ),
     "flow_grpo sampler": ("flux", ["algorithm.old_logprob=sampler", "rollout.merge_lora=false"]),
     # rewards, advantages and groups
@@ -97,15 +97,15 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     # matching: no probability is needed
     "diffusion_nft": ("sd3", [TWO_TIMES, "algorithm.kl_coef=0.1", "rollout.solver=heun", "optimizer.schedule=cosine"]),
     "diffusion_nft slow": (
-        "flux", [TWO_TIMES, "algorithm.old_decay=ema", "algorithm.old_ema=0.5", "algorithm.kl_coef=0.1", ALL, GUIDED,
+        "flux", [TWO_TIMES, "algorithm.old.decay=ema", "algorithm.old.ema=0.5", "algorithm.kl_coef=0.1", ALL, GUIDED,
                  "algorithm.times=uniform"],
     ),
     "diffusion_nft rising": (
-        "sd3", [TWO_TIMES, "algorithm.old_decay=linear_to_0_5", "algorithm.old_decay_counts=updates",
+        "sd3", [TWO_TIMES, "algorithm.old.decay=linear_to_0_5", "algorithm.old.counts=updates",
                        "algorithm.train_guidance=rollout", GUIDED],
     ),
     "diffusion_nft ramp": (
-        "flux", ["algorithm.old_decay=linear", "algorithm.old_linear=[1, 0.2, 0.1, 0.9]",
+        "flux", ["algorithm.old.decay=linear", "algorithm.old.linear=[1, 0.2, 0.1, 0.9]",
                  "algorithm.timestep_fraction=0.5"],
     ),
     "awm anchor": (
@@ -120,7 +120,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "awm huber": ("flux", ["algorithm.weighting=huber", "algorithm.times=uniform", "algorithm.time_shift=2", LOW]),
     "awm kl": (
         "flux", [TWO_TIMES, "algorithm.weighting=ghuber", "algorithm.kl_coef=0.1", "algorithm.old_kl_coef=0.1",
-                "algorithm.old_decay=ema", "algorithm.old_ema=0.5"],
+                "algorithm.old.decay=ema", "algorithm.old.ema=0.5"],
     ),
     "crd": ("flux", [TWO_TIMES, "algorithm.kl_coef=0.1", "algorithm.sample_with=old"]),
     "crd reference": (
@@ -129,7 +129,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
                 "algorithm.adaptive_weighting=false", ALL],
     ),
     "crd sampling": (
-        "flux", [TWO_TIMES, "algorithm.sample_with=sampling", "algorithm.old_policy_update_interval=2",
+        "flux", [TWO_TIMES, "algorithm.sample_with=sampling", "algorithm.old.update_interval=2",
                 "algorithm.lagged={sampling: {decay: ema, ema: 0.5}}"],
     ),
     "dgpo": ("flux", [TWO_TIMES, "algorithm.kl_coef=0.1", "algorithm.times=logit_normal", "algorithm.clip=0.001"]),

@@ -119,7 +119,7 @@ def test_optimality_is_a_probability(mode, expected):
 
 @pytest.mark.parametrize("name", ["copy", "linear_to_0_5", "delayed_linear_to_0_999"])
 def test_decay_of_the_old_policy(name):
-    made = lookup("flow algorithm", "diffusion_nft")(old_decay=name)
+    made = lookup("flow algorithm", "diffusion_nft")(old={"decay": name})
 
     def decay(step):
         roles = SimpleNamespace(optimizer_steps=step, blend=lambda *asked, **more: None)

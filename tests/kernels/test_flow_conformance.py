@@ -6,6 +6,7 @@ import pytest
 import torch
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
 
+from burnish.diffusion.algorithms.policy_gradient import Window
 from burnish.diffusion.steps import (
     Plan,
     denoise,
@@ -17,7 +18,6 @@ from burnish.diffusion.steps import (
     to_normal,
     transition,
 )
-from burnish.diffusion.windows import Window
 from tests.conformance import case, cases
 from tests.support.schedules import schedule
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from diffusers import DPMSolverMultistepScheduler, FlowMatchHeunDiscreteScheduler
 
+from burnish.diffusion.algorithms.policy_gradient import Window
 from burnish.diffusion.steps import Plan, denoise, finished, transition
-from burnish.diffusion.windows import Window
 from tests.support.exact_flows import gaussian_velocity
 from tests.support.schedules import schedule
 

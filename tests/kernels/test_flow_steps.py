@@ -10,8 +10,8 @@ import torch
 from diffusers import DDIMScheduler
 
 from burnish.config.checks import problems
+from burnish.diffusion.algorithms.policy_gradient import Window
 from burnish.diffusion.steps import stratify, transition
-from burnish.diffusion.windows import Window
 from burnish.utils.errors import ConfigError
 from tests.support.exact_flows import gaussian_velocity
 from tests.support.schedules import schedule

@@ -144,7 +144,7 @@ def test_a_class_is_loaded_whose_layers_are_counted_by_its_parts_alone(tmp_path)
     parts = {f"{name}_config": {**part, "hidden_size_global": 32} for name in ("encoder", "decoder")}
     hashes = {"encoder_hash_byte_group_size": [3], "encoder_hash_byte_group_vocab": 64}
     config = {**parts, **hashes, "patcher_config": part, "global_config": part, "max_position_embeddings": 4096}
-    model = load(written(tmp_path, name="blt", model="BltForCausalLM", config=config))
+    model = load(written(tmp_path, name="blt", kind="BltForCausalLM", config=config))
     assert len(model.layers(model.network)) == 1
 
 
@@ -174,7 +174,7 @@ def test_text_that_a_processor_refuses_is_named_by_its_record(files, monkeypatch
 @pytest.mark.parametrize("kind", [transformers.BertLMHeadModel, transformers.XLNetLMHeadModel])
 def test_an_encoder_is_refused_however_small_its_weights_are(kind, scale, files, tmp_path):
     sizes = {"d_model": 32, "n_layer": 2} if kind is transformers.XLNetLMHeadModel else {"hidden_size": 32}
-    written(tmp_path, name=kind.config_class.model_type, model=kind.__name__, config=sizes)
+    written(tmp_path, name=kind.config_class.model_type, kind=kind.__name__, config=sizes)
     network = kind.from_pretrained(tmp_path)
     for weight in network.parameters():
         weight.data *= scale

@@ -77,9 +77,6 @@ PIPELINES = {  # file, its changes, and what the message names
     "a class of anything": (INDEX, {"text_encoder": ["transformers", "AutoModel"]}, ["text_encoder/config.json"]),
     "a function": (INDEX, {"text_encoder": ["transformers", "pipeline"]}, ["text_encoder", "version"]),
     "a list of classes": (INDEX, {"text_encoder": ["transformers", ["CLIPTextModel"]]}, ["text_encoder"]),
-    "hundreds of parts": (
-        INDEX, {f"part_{number}": ["diffusers", "AutoencoderKL"] for number in range(100)}, ["64"],
-    ),
     "an abstract pipeline": (INDEX, {"_class_name": "DiffusionPipeline"}, ["DiffusionPipeline"]),
     "an unknown class": (INDEX, {"_class_name": "SonaPipeline"}, ["SonaPipeline", "diffusers"]),
     "no length of prompts": (INDEX, {"_max_sequence_length": "long"}, ["_max_sequence_length 'long'"]),

@@ -4,12 +4,11 @@ import numpy as np
 import torch
 
 from burnish.diffusion.algorithms import variants
-from burnish.diffusion.algorithms.policy_gradient import FlowGRPO
+from burnish.diffusion.algorithms.policy_gradient import FlowGRPO, Window
 from burnish.diffusion.engine import FlowEngine, FlowJob
 from burnish.diffusion.options import ModelOptions, RolloutOptions, TrainerOptions
 from burnish.diffusion.pipeline.loading import load_model
 from burnish.diffusion.roles import FlowRoles
-from burnish.diffusion.windows import Window
 from burnish.options import OptimizerOptions
 from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions

@@ -19,14 +19,14 @@ from burnish.diffusion.pipeline.base import SampleSize
 from burnish.diffusion.pipeline.loading import load_model
 from burnish.models.lora import add_adapters, merged_state
 from burnish.models.tiny import describe
-from burnish.models.tiny.calls import load as load_alone
-from burnish.models.tiny.calls import media
 from burnish.options.model import LoraOptions
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.utils import random
 from burnish.utils.paths import resolve
 from tests.support.tiny_run import burnish
+from tools.tiny_calls import load as load_alone
+from tools.tiny_calls import media
 
 
 @cache

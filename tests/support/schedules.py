@@ -9,7 +9,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
 from burnish.diffusion.pipeline.runs import evenly
-from burnish.diffusion.pipeline.schedules import Sigmas, shifted
+from burnish.diffusion.pipeline.schedules import NoiseSchedule, shifted
 from burnish.types.batch import Gathered
 from burnish.types.rollout import Prompt, Requests
 
@@ -20,7 +20,7 @@ def schedule(
     """Times [N + 1] of a scheduler of that configuration; ``once`` and ``shift`` are rollout.schedule and shift."""
     scheduler = shifted(FlowMatchEulerDiscreteScheduler(**config), shift)
     scheduler.set_timesteps(steps, mu=mu, sigmas=evenly(steps) if once else None)
-    return Sigmas.of(scheduler, scheduler.timesteps).times
+    return NoiseSchedule.of(scheduler, scheduler.timesteps).times
 
 
 def plain(count: int) -> Gathered[Requests]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from burnish.language.model.loading import load_language_model
-from burnish.models.tiny.language import TinyLanguage
-from burnish.models.tiny.language.build import write
+from burnish.models.tiny import TinyLanguage
+from burnish.models.tiny.language import write
 from burnish.options.language import LanguageModelOptions
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from burnish.diffusion.options import ModelOptions
 from burnish.language.model.loading import load_language_model
-from burnish.models.tiny.language import LANGUAGE
-from burnish.models.tiny.language.build import write
+from burnish.models.tiny import LANGUAGE
+from burnish.models.tiny.language import write
 from burnish.types.completion import Completion
 
 TINY = {tiny.name: tiny for tiny in LANGUAGE}

@@ -61,6 +61,6 @@ def test_a_row_has_a_fault_where_a_figure_leaves_its_bound_and_pages_say_what_is
     assert "| Three | three | its steps depend on more |" in text
     text = language_table.page([answered(), answered(name="deaf", model="Deaf", refused="its cache is wrong")])
     assert "| Deaf | deaf | its cache is wrong |" in text
-    found = generator_classes.groups({tiny.pipeline for tiny in generator_table.ALL})
+    found = generator_classes.groups({tiny.kind for tiny in generator_table.ALL})
     names = [name for some in found.values() for name in some]
     assert len(names) == len(set(names)) > 200, "every class of diffusers has one reason"

@@ -1,11 +1,10 @@
-"""What algorithms of generators need, the networks that they ask, and how those follow the policy."""
+"""What algorithms of generators need, and how networks follow the policy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
 from pydantic import model_validator
 
@@ -14,18 +13,12 @@ from burnish.registry import options
 from burnish.rl.algorithm import Metrics
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
+    from burnish.diffusion.algorithms.policy_gradient import Window
+    from burnish.diffusion.roles import FlowRoles
     from burnish.diffusion.steps import Density, Kind
-    from burnish.diffusion.windows import Window
-    from burnish.types.batch import Gathered
-    from burnish.types.rollout import Conditioning, Prompt, Steps
-
-
-T = TypeVar("T")
-P = TypeVar("P")
-R = TypeVar("R", bound=Sized)
+    from burnish.types.rollout import Steps
 
 
 @dataclass(frozen=True)
@@ -110,92 +103,26 @@ class Needs:
         )  # fmt: skip
 
 
-class Role(Protocol):
-    """A network with a job: predicts a velocity, with the guidance of the run."""
-
-    def __call__(
-        self,
-        x: Tensor,
-        time: Tensor,
-        conditioning: Gathered[Conditioning],
-        *,
-        guidance: float | None = None,
-    ) -> Tensor:
-        """Latents [M, ...] at times [M] to velocities [M, ...]; guidance None takes the run's."""
-        ...
+Role: TypeAlias = "Callable[..., Tensor]"
+"""A network with a job: latents [M, ...], times [M] and conditioning to velocities [M, ...]; ``guidance`` None takes
+its own."""
 
 
-class Roles(Protocol):
-    """The networks of a worker. Only ``policy`` has gradients, and what else ``Needs.networks`` lets learn."""
+def in_parts(function: Callable[[Steps], Tensor], steps: Steps, roles: FlowRoles, *, kept: bool = False) -> Tensor:
+    """``function`` over micro-batches, without gradients, joined again.
 
-    @property
-    def policy(self) -> Role:
-        """The network that learns."""
-
-    @property
-    def reference(self) -> Role:
-        """The network before training."""
-
-    def lagged(self, name: str) -> Role:
-        """A network that an algorithm keeps beside the policy."""
-
-    def is_policy(self, name: str) -> bool:
-        """Whether that network has the policy's own weights."""
-
-    @property
-    def teachers(self) -> Sequence[Role]:
-        """The teachers that the algorithm needs, each with its own guidance."""
-
-    def reward(self, latents: Tensor, prompts: Sequence[Prompt], conditioning: Gathered[Conditioning]) -> Tensor:
-        """The weighted sum of the run's rewards for finished latents [B, ...], with gradients to them: [B]."""
-
-    on_policy: bool  # the whole update is one optimizer step on samples of these very weights
-    moved: bool  # the policy differs from the one that sampled: it has been stepped, or was newer from the start
-    fresh: bool  # the policy is still the one that annotated this batch
-    micro_batch_size: int
-    optimizer_steps: int  # of the run so far
-
-    device: torch.device  # where the networks compute
-    clock: Callable[[str], AbstractContextManager[None]]  # measures a part of the time of annotation
-
-    def blend(self, name: str, decay: float, source: str = "policy") -> None:
-        """lagged = decay * lagged + (1 - decay) * source."""
-
-    def kept(self, function: Callable[[R], Tensor], parts: Sequence[R]) -> Tensor:
-        """What ``function`` makes of the rows of all parts, [N, ...]; of several ranks each keeps what it made."""
-        ...
-
-    def distribute(self, function: Callable[[P], T], parts: Iterable[P]) -> list[T]:
-        """What ``function`` makes of every part, in order, shared out among the ranks; its tensors are on the CPU
-        where there are several."""
-
-
-def kept_in_parts(function: Callable[[Steps], Tensor], steps: Steps, roles: Roles) -> Tensor:
-    """``in_parts`` for what is as large as states: of several ranks each keeps what it made until it is learned."""
+    All ranks get all of it, or each keeps what it made until it is learned: for what is as large as states.
+    """
     import torch
 
-    with torch.no_grad():
-        return roles.kept(_part(function, steps, roles), _ranges(steps, roles))
+    size, home = roles.micro_batch_size, steps.state.device  # that of the networks, or the CPU
+    ranges = [range(start, min(start + size, len(steps))) for start in range(0, len(steps), size)]
 
-
-def in_parts(function: Callable[[Steps], Tensor], steps: Steps, roles: Roles) -> Tensor:
-    """``function`` over micro-batches, without gradients, joined again; all ranks get all of it."""
-    import torch
+    def part(rows: range) -> Tensor:  # copied only for the time that it is on the device of the networks
+        return function(steps.select(rows).to(roles.device)).to(home)
 
     with torch.no_grad():
-        return torch.cat(roles.distribute(_part(function, steps, roles), _ranges(steps, roles)))
-
-
-def _ranges(steps: Steps, roles: Roles) -> list[range]:
-    """Rows of micro-batches."""
-    size = roles.micro_batch_size
-    return [range(start, min(start + size, len(steps))) for start in range(0, len(steps), size)]
-
-
-def _part(function: Callable[[Steps], Tensor], steps: Steps, roles: Roles) -> Callable[[range], Tensor]:
-    """``function`` of some rows, which are copied only for the time that they are on the device of the networks."""
-    home = steps.state.device  # that of the networks, or the CPU where a batch has come from elsewhere
-    return lambda rows: function(steps.select(rows).to(roles.device)).to(home)
+        return roles.kept(part, ranges) if kept else torch.cat(roles.distribute(part, ranges))
 
 
 Decay = Literal["copy", "ema", "linear", "linear_to_0_5", "delayed_linear_to_0_999"]
@@ -234,7 +161,14 @@ class Lag:
 
     @model_validator(mode="after")
     def _schedule_is_read(self) -> Self:
-        check_lag("", self.decay, self.ema, self.linear, self.counts)
+        for name, value in (("ema", self.ema), ("linear", self.linear)):
+            if (self.decay == name) != (value is not None):
+                raise ValueError(
+                    f"{name} is {value} and decay is {self.decay}: decay {name} needs {name}, and the others never "
+                    "read it"
+                )
+        if self.decay in ("copy", "ema") and self.counts != "gradient_steps":
+            raise ValueError(f"counts is never read when decay is {self.decay}; leave it out")
         return self
 
     def weight(self, n: int) -> float:
@@ -243,7 +177,7 @@ class Lag:
             return self.ema
         return (ramp(*self.linear) if self.linear is not None else DECAYS[self.decay])(n)
 
-    def follow(self, name: str, roles: Roles, update: int, source: str = "policy") -> Metrics:
+    def follow(self, name: str, roles: FlowRoles, update: int, source: str = "policy") -> Metrics:
         """Move the network ``name`` as far towards ``source`` as it moves after this update, counted from 1."""
         prefix = "old_policy" if name == "old" else f"lagged/{name}"
         applied = update % self.update_interval == 0
@@ -256,16 +190,3 @@ class Lag:
             f"{prefix}/ema_update": float(weight > 0),
             f"{prefix}/decay": weight,
         }
-
-
-def check_lag(prefix: str, decay: str, ema: float | None, linear: Ramp | None, counts: Counts) -> None:
-    """Refuse options of a schedule that it never reads; ``prefix`` begins their names."""
-    for name, value in (("ema", ema), ("linear", linear)):
-        if (decay == name) != (value is not None):
-            raise ValueError(
-                f"{prefix}{name} is {value} and {prefix}decay is {decay}: "
-                f"decay {name} needs {prefix}{name}, and the others never read it"
-            )
-    if decay in ("copy", "ema") and counts != "gradient_steps":
-        label = "old_decay_counts" if prefix else "counts"
-        raise ValueError(f"{label} is never read when {prefix}decay is {decay}; leave it out")

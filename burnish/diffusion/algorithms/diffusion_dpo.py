@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from burnish.diffusion.algorithms.base import Needs, Roles
+from burnish.diffusion.algorithms.base import Needs
 from burnish.diffusion.algorithms.forward_process import ForwardProcess, summed
 from burnish.options import Count, NonNegative, Positive
 from burnish.registry import ReadIf, register
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.diffusion.batches import ForwardTerms, JudgedSamples
+    from burnish.diffusion.roles import FlowRoles
     from burnish.types.rollout import Loss, OfflineSamples, Scored
 
 
@@ -59,7 +60,7 @@ class DiffusionDPO(ForwardProcess):
         if self.online:
             return self._pairs(annotated)
         given: OfflineSamples = annotated
-        return take(given, self.levels(), torch.tensor([1.0, -1.0])), {"train/pairs": float(len(given))}
+        return take(given, self.levels, torch.tensor([1.0, -1.0])), {"train/pairs": float(len(given))}
 
     def _pairs(self, scored: Scored) -> tuple[JudgedSamples, Metrics]:
         import torch
@@ -77,9 +78,9 @@ class DiffusionDPO(ForwardProcess):
         if len(winner):
             metrics["train/pair_margin"] = float((scores.reward[winner] - scores.reward[loser]).mean())
         members = torch.stack([winner, loser], 1).cpu()
-        return judge(scored, sign, self.levels(), members=members, shared_noise=True), metrics
+        return judge(scored, sign, self.levels, members=members, shared_noise=True), metrics
 
-    def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
+    def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         import torch
 
         from burnish.rl.preference import diffusion_dpo

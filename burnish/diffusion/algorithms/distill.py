@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.diffusion.algorithms.base import Needs, Recording, Role, Roles, Teacher
-from burnish.diffusion.windows import Window
+from burnish.diffusion.algorithms.base import Needs, Recording, Role, Teacher
+from burnish.diffusion.algorithms.forward_process import summed
+from burnish.diffusion.algorithms.policy_gradient import Window
 from burnish.options import Positive
 from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Algorithm, Metrics, range_metrics
@@ -21,6 +22,7 @@ from burnish.rl.algorithm import Algorithm, Metrics, range_metrics
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from burnish.diffusion.roles import FlowRoles
     from burnish.types.rollout import Denoising, Loss, Scored, Steps
 
 
@@ -69,27 +71,21 @@ class Distill(Algorithm):
     def micro_batches(self, batch: Denoising, size: int) -> Iterator[Steps]:
         return batch.steps().split(size)
 
-    def loss(self, part: Steps, roles: Roles) -> Loss:
+    def loss(self, part: Steps, roles: FlowRoles) -> Loss:
         import torch
-
-        from burnish.types.rollout import Loss
 
         def predict(role: Role) -> Tensor:
             return role(part.state, part.time, part.conditioning)
 
-        count = len(part)
         with torch.no_grad():
             targets = [predict(role) for role in roles.teachers]
         velocity = predict(roles.policy)
-        total = velocity.new_zeros(count)
-        metrics: dict[str, tuple[Tensor | float, Tensor | float]] = {}
+        total, name = velocity.new_zeros(len(part)), f"actor/{self.objective}_loss"
+        values: dict[str, Tensor] = {}
         for i, (teacher, target) in enumerate(zip(self.teachers, targets, strict=True)):
-            loss = self._distance(part, velocity, target)
+            values[f"{name}/teacher_{i}"] = loss = self._distance(part, velocity, target)
             total = total + teacher.weight * loss
-            if len(targets) > 1:
-                metrics[f"actor/{self.objective}_loss/teacher_{i}"] = (loss.detach().sum(), count)
-        metrics[f"actor/{self.objective}_loss"] = (total.detach().sum(), count)
-        return Loss(total.sum(), metrics)
+        return summed(total, (values if len(targets) > 1 else {}) | {name: total})
 
     def size(self, batch: Denoising) -> int:
         return batch.time.numel()

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from burnish.diffusion.algorithms.base import Needs, Recording, Roles
-from burnish.diffusion.windows import Window
+from burnish.diffusion.algorithms.base import Needs, Recording
+from burnish.diffusion.algorithms.forward_process import summed
+from burnish.diffusion.algorithms.policy_gradient import Window
 from burnish.options import Count, Finite, NonNegative, Whole
 from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Algorithm, Metrics, range_metrics
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.diffusion.paths import Ends
+    from burnish.diffusion.roles import FlowRoles
     from burnish.types.rollout import Loss, Scored
 
 
@@ -74,21 +76,15 @@ class Draft(Algorithm):
             ends = Ends.noised_again(part, self.renoised, self.renoise_level) if again else Ends.recorded(part)
             yield from ends.split(max(size // held, 1))
 
-    def loss(self, part: Ends, roles: Roles) -> Loss:
-        from burnish.types.rollout import Loss
-
-        count = len(part)
+    def loss(self, part: Ends, roles: FlowRoles) -> Loss:
         latents, distance = self._walk(part, roles)
         reward = roles.reward(latents, part.prompts, part.conditioning)
         loss = -reward if self.ceiling is None else (self.ceiling - reward).relu()
-        metrics: dict[str, tuple[Tensor | float, Tensor | float]] = {
-            "actor/reward": (reward.detach().sum(), count),
-            "actor/reward_loss": (loss.detach().sum(), count),
-        }
+        values = {"actor/reward": reward, "actor/reward_loss": loss}
         if distance is not None:
-            metrics["actor/ref_kl_loss"] = (distance.detach().sum(), count)
+            values["actor/ref_kl_loss"] = distance
             loss = loss + self.kl_coef * distance
-        return Loss(loss.sum(), metrics)
+        return summed(loss, values)
 
     def size(self, batch: Scored) -> int:
         return len(batch) * self._copies
@@ -97,7 +93,7 @@ class Draft(Algorithm):
     def _copies(self) -> int:
         return self.renoised if self.kind == "draft_lv" else 1
 
-    def _walk(self, part: Ends, roles: Roles) -> tuple[Tensor, Tensor | None]:
+    def _walk(self, part: Ends, roles: FlowRoles) -> tuple[Tensor, Tensor | None]:
         """Finished latents with gradients, and the mean distance to the reference on the way if it is asked for."""
         import torch
         from torch.utils.checkpoint import checkpoint

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.diffusion.algorithms.base import Counts, Decay, Lag, Needs, Ramp, Role, Roles, check_lag
-from burnish.options import BelowOne, Count, Finite, Fraction, NonNegative, Positive, clip_range
+from burnish.diffusion.algorithms.base import Lag, Needs, Role
+from burnish.diffusion.algorithms.policy_gradient import EXACT
+from burnish.options import Count, Finite, Fraction, NonNegative, Positive, clip_range
 from burnish.registry import Choice, ReadIf, options
 from burnish.rl.algorithm import Algorithm, Metrics, advantage_metrics, advantages_of, chosen, refuse_of_responses
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.diffusion.batches import ForwardTerms, JudgedSamples, NoiseLevels
+    from burnish.diffusion.batches import ForwardTerms, JudgedSamples
+    from burnish.diffusion.roles import FlowRoles
     from burnish.types.rollout import Loss, Scored
+    from burnish.utils.random import Part
 
 
 @options
@@ -57,15 +61,35 @@ class ForwardProcess(Algorithm):
         """Noise levels that have to be in the part of the sampling schedule; 0 where any schedule does."""
         return self.train_timesteps if self.times == "schedule" and self.timestep_fraction is None else 0
 
-    def levels(self) -> NoiseLevels:
-        """Where noise levels come from, by these options."""
-        from burnish.diffusion.batches import NoiseLevels
+    def levels(self, keys: Sequence[tuple[Part, ...]], schedule: Tensor) -> Tensor:
+        """Noise levels [R, J] to train at, one row for each key, which alone decides on it.
 
-        return NoiseLevels(
-            count=self.train_timesteps, kind=self.times, fraction=self.timestep_fraction,
-            low=self.time_range[0], high=self.time_range[1], shift=self.time_shift,
-            mean=self.time_mean, std=self.time_std, stratified=self.time_stratified,
-        )  # fmt: skip
+        Args:
+            keys: one per row.
+            schedule: [N + 1] times of the denoising steps; ``times=schedule`` takes them from there, without
+                repetition.
+        """
+        import torch
+
+        from burnish.diffusion.steps import logit_normal, stratify, to_normal, uniform
+        from burnish.utils import random
+
+        low, high = self.time_range
+        if self.times == "schedule":
+            steps, fraction = steps_between(low, high, len(schedule) - 1), self.timestep_fraction
+            count = self.train_timesteps if fraction is None else steps_in(len(steps), fraction)
+            levels = schedule[steps.start : steps.stop]
+            return torch.stack([levels[random.permutation(len(levels), *key)[:count]] for key in keys])
+        draws = random.uniform(self.train_timesteps, keys)
+        if self.time_stratified:
+            draws = stratify(draws)
+        if self.times == "uniform":
+            drawn = uniform(draws, low=low, high=high, shift=self.time_shift)
+        else:
+            normal = to_normal(low + (high - low) * draws)
+            drawn = logit_normal(normal, mean=self.time_mean, std=self.time_std, shift=self.time_shift)
+        # networks that predict noise know no level above the schedule's first; a flow's is 1
+        return drawn.mul(float(schedule[0])).clamp_min(T_MIN)
 
     def predict(self, role: Role, part: ForwardTerms, guidance: float | None = None) -> Tensor:
         """The velocity of a role at every term, [M, ...]; a guidance that is given goes before the options'."""
@@ -80,7 +104,8 @@ class ForwardProcess(Algorithm):
         return int(batch.present.sum()) * batch.time.shape[1]
 
 
-RESERVED = ("policy", "reference", "old", "critic", "base", "old_is_policy", "lagged_is_policy")  # names of others
+T_MIN = 1e-3  # at t = 0 there is nothing to predict
+RESERVED = ("policy", "reference", "old", "critic", "base", "is_policy")  # names of others
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -93,21 +118,11 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
     advantage: Annotated[Any, Choice("advantage")] = None
     """How rewards become advantages, in place of this algorithm's own way: the name of a registered advantage, or
     {name: NAME} with its options; null takes its own."""
-    old_decay: Decay = "copy"
-    """How the old policy follows: copied after every update, averaged, or averaged with a weight of the past that
-    rises: as old_linear says, or by the two schedules of DiffusionNFT."""
-    old_ema: BelowOne | None = None
-    """ema: weight of the past in the old policy."""
-    old_linear: Ramp | None = None
-    """linear: [delay, start, slope, end]: at step n that weight is 0 before delay, then start + slope (n - delay), and
-    end at most."""
-    old_decay_counts: Counts = "gradient_steps"
-    """What n counts where the weight rises: optimizer steps, as DiffusionNFT does, or policy updates."""
-    old_policy_update_interval: Count = 1
-    """Policy updates after which the old policy follows; in between it stays as it is."""
+    old: Lag = Field(default_factory=Lag)
+    """How the old policy follows the one that learns: by decay, ema, linear, counts and update_interval."""
     lagged: dict[str, Lag] = Field(default_factory=dict)
-    """Further policies that lag behind, by names of yours, each with decay, ema, linear, counts and update_interval;
-    options that name a policy choose among them."""
+    """Further policies that lag behind, by names of yours, each with the options of old; options that name a policy
+    choose among them."""
     sample_with: Annotated[str, ReadIf("online")] = "old"
     """Who samples: old, policy, which is the one that learns, or one of lagged."""
     advantage_clip: Positive = 5.0
@@ -119,7 +134,6 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
 
     @model_validator(mode="after")
     def _policies_are_read(self) -> Self:
-        check_lag("old_", self.old_decay, self.old_ema, self.old_linear, self.old_decay_counts)
         for name in self.lagged:
             if not NAME.fullmatch(name) or name in RESERVED:
                 raise ValueError(
@@ -146,62 +160,92 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
         """Policies that are sampled with or compared with, besides old, by the option that names them."""
         return {"sample_with": self.sample_with}
 
+    atom: ClassVar[Literal["sample", "group"]] = "sample"  # what the loss compares
+    baseline = "old"  # whose matching error is compared with
+    shared_noise = False  # by the samples of a group
+
     @property
     def keeps_old(self) -> bool:
         """Whether anything reads the old policy."""
         return True
 
     @property
+    def reads_reference(self) -> bool:
+        """Whether anything reads the network before training."""
+        return self.baseline == "reference" or self.kl_coef > 0
+
+    @property
     def lags(self) -> dict[str, Lag]:
         """How each policy follows, by its name."""
-        if not self.keeps_old:
-            return self.lagged
-        old = Lag(
-            decay=self.old_decay, ema=self.old_ema, linear=self.old_linear, counts=self.old_decay_counts,
-            update_interval=self.old_policy_update_interval,
-        )  # fmt: skip
-        return {"old": old} | self.lagged
+        return {"old": self.old} | self.lagged if self.keeps_old else self.lagged
 
-    def needs_of(self, **needs: Any) -> Needs:
-        """What these options need, and whatever a subclass needs beside it."""
+    def needs(self) -> Needs:
         advantage = chosen(self, "advantage")
         return Needs(
             data="prompts" if self.online else "scored", sampler=self.sample_with, lagged=tuple(self.lags),
-            schedule_times=self.schedule_times, schedule_range=self.time_range,
-            groups=advantage.groups, samples=advantage.samples,
-            each_reward=self.online and advantage.advantage_aggregation == "each", **needs,
+            schedule_times=self.schedule_times, schedule_range=self.time_range, atom=self.atom,
+            groups=advantage.groups, samples=advantage.samples, reference=self.reads_reference,
+            each_reward=self.online and advantage.advantage_aggregation == "each",
         )  # fmt: skip
 
-    def velocities(self, part: ForwardTerms, roles: Roles) -> tuple[Tensor, Tensor]:
-        """Of the policy, and without gradient of the old one, which needs no forward where it is the same."""
-        import torch
+    def compute_advantages(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
+        from burnish.diffusion.batches import groups_of, judge
 
-        with torch.no_grad():
-            old = None if roles.is_policy("old") else self.predict(roles.lagged("old"), part)
+        advantage, metrics = bounded_advantages(self, annotated)
+        members = groups_of(annotated) if self.atom == "group" else None
+        value = self.value(advantage)
+        return judge(annotated, value, self.levels, members=members, shared_noise=self.shared_noise), metrics
+
+    def value(self, advantage: Tensor) -> Tensor:
+        """What samples of these advantages [B] are worth: [B]."""
+        return advantage
+
+    def velocities(self, part: ForwardTerms, roles: FlowRoles) -> tuple[Tensor, Tensor]:
+        """Of the policy, and without gradient of the old one, which needs no forward where it is the same."""
+        old = None if roles.is_policy("old") else self.frozen("old", part, roles)
         velocity = self.predict(roles.policy, part)
         return velocity, velocity.detach() if old is None else old
 
-    def lagged_velocity(self, name: str, part: ForwardTerms, roles: Roles, velocity: Tensor) -> Tensor:
-        """Of a lagged policy, without gradient: the policy's own ``velocity`` where they are the same."""
-        import torch
-
-        if roles.is_policy(name):
-            return velocity.detach()
-        with torch.no_grad():
-            return self.predict(roles.lagged(name), part)
-
-    def reference_velocity(self, part: ForwardTerms, roles: Roles, guidance: float | None = None) -> Tensor:
-        """Of the reference, without gradient."""
+    def frozen(self, name: str, part: ForwardTerms, roles: FlowRoles, guidance: float | None = None) -> Tensor:
+        """The velocity of a network beside the policy, without gradient."""
         import torch
 
         with torch.no_grad():
-            return self.predict(roles.reference, part, guidance)
+            return self.predict(roles.lagged(name), part, guidance)
 
-    def after_update(self, roles: Roles, update: int) -> Metrics:
+    def held(
+        self, loss: Tensor, values: dict[str, Tensor], velocity: Tensor, part: ForwardTerms, roles: FlowRoles,
+        *, coef: Tensor | float, guidance: float | None = None,
+    ) -> Loss:  # fmt: skip
+        """A loss per term [M] with the squared distance to the reference, if that is asked for."""
+        from burnish.rl.surrogates import squared_distance
+
+        if self.kl_coef > 0:
+            distance = squared_distance(velocity, self.frozen("reference", part, roles, guidance), part.share)
+            values["actor/ref_kl_loss"] = distance
+            loss = loss + coef * distance
+        return summed(loss, values | {"actor/total_loss": loss})
+
+    def after_update(self, roles: FlowRoles, update: int) -> Metrics:
         metrics: Metrics = {}
         for name, lag in self.lags.items():
             metrics |= lag.follow(name, roles, update)
         return metrics
+
+
+def steps_between(low: float, high: float, steps: int) -> range:
+    """The steps of a schedule whose fraction of the way from clean (0) to noise (1) lies in [low, high].
+
+    Args:
+        low, high: 0 <= low < high <= 1.
+        steps: denoising steps of the schedule; step 0 starts from noise.
+    """
+    return range(int((1 - high) * steps + EXACT), math.ceil((1 - low) * steps - EXACT))
+
+
+def steps_in(steps: int, fraction: float) -> int:
+    """A fraction of ``steps``, rounded down, at least one."""
+    return max(1, int(steps * fraction + EXACT))
 
 
 def bounded_advantages(algorithm: Any, scored: Scored) -> tuple[Tensor, Metrics]:
@@ -220,4 +264,9 @@ def summed(loss: Tensor, values: dict[str, Any]) -> Loss:
     """A loss per term [M], with metrics that are averages over terms."""
     from burnish.types.rollout import Loss
 
-    return Loss(loss.sum(), {name: (value.detach().sum(), len(value)) for name, value in values.items()})
+    return Loss(loss.sum(), sums(values))
+
+
+def sums(values: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Metrics of terms [M] as (sum, count)."""
+    return {name: (value.detach().sum(), len(value)) for name, value in values.items()}

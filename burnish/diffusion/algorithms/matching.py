@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.diffusion.algorithms.base import Needs, Roles
-from burnish.diffusion.algorithms.forward_process import WithOldPolicy, bounded_advantages, summed
+from burnish.diffusion.algorithms.base import Lag
+from burnish.diffusion.algorithms.forward_process import WithOldPolicy, summed
 from burnish.options import NonNegative, Positive, SomeGuidance
 from burnish.registry import ReadIf, register
-from burnish.rl.algorithm import Metrics, weighted
+from burnish.rl.algorithm import weighted
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.diffusion.batches import ForwardTerms, JudgedSamples
-    from burnish.types.rollout import Loss, Scored
+    from burnish.diffusion.roles import FlowRoles
+    from burnish.types.rollout import Loss
 
 
 @register("flow algorithm", "awm")
@@ -50,18 +51,10 @@ class AWM(WithOldPolicy):
     def policies_read(self) -> dict[str, str]:
         return super().policies_read | {"anchor": self.anchor}
 
-    def needs(self) -> Needs:
-        return self.needs_of(reference=self.kl_coef > 0)
+    def value(self, advantage: Tensor) -> Tensor:
+        return advantage if self.advantage_max is None else advantage * (self.advantage_max / self.advantage_clip)
 
-    def compute_advantages(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
-        from burnish.diffusion.batches import judge
-
-        advantage, metrics = bounded_advantages(self, annotated)
-        if self.advantage_max is not None:
-            advantage = advantage * (self.advantage_max / self.advantage_clip)
-        return judge(annotated, advantage, self.levels()), metrics
-
-    def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
+    def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         import torch
 
         from burnish.diffusion.losses import advantage_weighted_matching, matching_error
@@ -80,15 +73,12 @@ class AWM(WithOldPolicy):
         values["actor/old_deviate"] = distance
         if self.old_kl_coef > 0:
             if self.anchor != "old":
-                anchor = self.lagged_velocity(self.anchor, part, roles, velocity)
+                same = roles.is_policy(self.anchor)
+                anchor = velocity.detach() if same else self.frozen(self.anchor, part, roles)
                 distance = squared_distance(velocity, anchor, part.share)
                 values["actor/anchor_deviate"] = distance
             loss = loss + self.old_kl_coef * distance
-        if self.kl_coef > 0:
-            distance = squared_distance(velocity, self.reference_velocity(part, roles), part.share)
-            loss = loss + self.kl_coef * distance
-            values["actor/ref_kl_loss"] = distance
-        return summed(loss, values | {"actor/total_loss": loss})
+        return self.held(loss, values, velocity, part, roles, coef=self.kl_coef)
 
 
 KL_FLOOR = 1e-4  # coefficient that kl_adaptive leaves to the worst samples
@@ -120,16 +110,14 @@ class CRD(WithOldPolicy):
     kl_adaptive: Annotated[bool, ReadIf("kl_coef")] = False
     """Hold good samples to the reference by kl_coef and bad ones hardly: fast at first, careful later."""
 
+    atom = "group"
+
     @model_validator(mode="after")
-    def _kl_options_are_read(self) -> Self:
-        given = (self.old_decay != "copy", self.old_policy_update_interval != 1)
-        if any(given) and not self.keeps_old:
-            option, value = [
-                ("old_decay", self.old_decay), ("old_policy_update_interval", self.old_policy_update_interval),
-            ][given.index(True)]  # fmt: skip
+    def _old_policy_is_read(self) -> Self:
+        if self.old != Lag() and not self.keeps_old:
             raise ValueError(
-                f"{option} is {value}, but baseline is reference and sample_with is {self.sample_with}: "
-                "nothing reads an old policy; leave it out"
+                f"old is given, but baseline is reference and sample_with is {self.sample_with}: nothing reads an old "
+                "policy; leave it out"
             )
         return self
 
@@ -137,22 +125,12 @@ class CRD(WithOldPolicy):
     def keeps_old(self) -> bool:
         return self.baseline == "old" or self.sample_with == "old"
 
-    def needs(self) -> Needs:
-        return self.needs_of(
-            atom="group",
-            reference=self.kl_coef > 0 or self.baseline == "reference",
-        )
-
-    def compute_advantages(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
-        from burnish.diffusion.batches import groups_of, judge
+    def value(self, advantage: Tensor) -> Tensor:
         from burnish.rl.advantages import optimality
 
-        advantage, metrics = bounded_advantages(self, annotated)
-        target = optimality(advantage, self.advantage_clip, "continuous")
-        members, noise = groups_of(annotated), self.shared_noise
-        return judge(annotated, target, self.levels(), members=members, shared_noise=noise), metrics
+        return optimality(advantage, self.advantage_clip, "continuous")
 
-    def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
+    def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         from burnish.diffusion.losses import matching_error
         from burnish.rl.preference import centred_distillation
         from burnish.rl.surrogates import squared_distance
@@ -161,7 +139,7 @@ class CRD(WithOldPolicy):
             return matching_error(velocity, part.target, share=part.share, adaptive=self.adaptive_weighting)
 
         if self.baseline == "reference":
-            base = self.reference_velocity(part, roles)
+            base = self.frozen("reference", part, roles)
             velocity = self.predict(roles.policy, part)
         else:
             velocity, base = self.velocities(part, roles)
@@ -176,18 +154,11 @@ class CRD(WithOldPolicy):
             "actor/reward_prob_mean": part.value,
             "actor/old_deviate": squared_distance(velocity, base, part.share),
         }
-        if self.kl_coef > 0:
-            reference = self.reference_velocity(part, roles, self.kl_guidance)
-            distance = squared_distance(velocity, reference, part.share)
-            values["actor/ref_kl_loss"] = distance
-            loss = loss + self._kl_weight(part.value) * distance
-        return summed(loss, values | {"actor/total_loss": loss})
-
-    def _kl_weight(self, target: Tensor) -> Tensor | float:
-        if not self.kl_adaptive:
-            return self.kl_coef
-        floor = min(KL_FLOOR, self.kl_coef)
-        return floor + target * (self.kl_coef - floor)
+        coef: Tensor | float = self.kl_coef
+        if self.kl_adaptive:
+            floor = min(KL_FLOOR, self.kl_coef)
+            coef = floor + part.value * (self.kl_coef - floor)
+        return self.held(loss, values, velocity, part, roles, coef=coef, guidance=self.kl_guidance)
 
 
 @register("flow algorithm", "dgpo")
@@ -210,6 +181,8 @@ class DGPO(WithOldPolicy):
     shared_noise: bool = True
     """The samples of a group get the same noise, so that only they differ."""
 
+    atom = "group"
+
     @model_validator(mode="after")
     def _reference_options_are_read(self) -> Self:
         if self.reference_guidance is not None and not self.reads_reference:
@@ -218,21 +191,7 @@ class DGPO(WithOldPolicy):
             raise ValueError("clip_kl is never read when clip is null or kl_coef is 0; leave it out")
         return self
 
-    @property
-    def reads_reference(self) -> bool:
-        return self.baseline == "reference" or self.kl_coef > 0
-
-    def needs(self) -> Needs:
-        return self.needs_of(reference=self.reads_reference, atom="group")
-
-    def compute_advantages(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
-        from burnish.diffusion.batches import groups_of, judge
-
-        advantage, metrics = bounded_advantages(self, annotated)
-        members, noise = groups_of(annotated), self.shared_noise
-        return judge(annotated, advantage, self.levels(), members=members, shared_noise=noise), metrics
-
-    def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
+    def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         import torch
 
         from burnish.diffusion.losses import matching_error
@@ -241,7 +200,7 @@ class DGPO(WithOldPolicy):
 
         reference = part.target  # where neither the preference nor the KL reads it
         if self.reads_reference:
-            reference = self.reference_velocity(part, roles, self.reference_guidance)
+            reference = self.frozen("reference", part, roles, self.reference_guidance)
         velocity, old = self.velocities(part, roles)
         base = reference if self.baseline == "reference" else old
         error, before, given = (matching_error(one, part.target, share=part.share) for one in (velocity, old, base))
@@ -285,18 +244,12 @@ class DiffusionNFT(WithOldPolicy):
     kl_coef: NonNegative = 1e-4
     """Weight of the squared distance to the reference's velocity; 0 needs no reference."""
 
-    def needs(self) -> Needs:
-        return self.needs_of(reference=self.kl_coef > 0)
-
-    def compute_advantages(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:
-        from burnish.diffusion.batches import judge
+    def value(self, advantage: Tensor) -> Tensor:
         from burnish.rl.advantages import optimality
 
-        advantage, metrics = bounded_advantages(self, annotated)
-        good = optimality(advantage, self.advantage_clip, self.advantage_mode)
-        return judge(annotated, good, self.levels()), metrics
+        return optimality(advantage, self.advantage_clip, self.advantage_mode)
 
-    def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
+    def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         from burnish.diffusion.losses import negative_aware
         from burnish.rl.surrogates import squared_distance
 
@@ -313,8 +266,4 @@ class DiffusionNFT(WithOldPolicy):
             "actor/old_deviate": squared_distance(velocity.detach(), old, part.share),
             "actor/reward_prob_mean": part.value,
         }
-        if self.kl_coef > 0:
-            distance = squared_distance(velocity, self.reference_velocity(part, roles), part.share)
-            loss = loss + self.kl_coef * distance
-            values["actor/ref_kl_loss"] = distance
-        return summed(loss, values | {"actor/total_loss": loss})
+        return self.held(loss, values, velocity, part, roles, coef=self.kl_coef)

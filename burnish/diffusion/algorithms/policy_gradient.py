@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from burnish.diffusion.algorithms.base import Needs, Recording, Role, Roles, in_parts, kept_in_parts
-from burnish.diffusion.windows import Window
-from burnish.options import NonNegative, Positive, Several
+from burnish.diffusion.algorithms.base import Needs, Recording, Role, in_parts
+from burnish.options import Count, NonNegative, Positive, Several, Whole
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Metrics, PolicyGradient, advantages_of, refuse_of_responses
 from burnish.rl.kl import estimate, one_of
@@ -20,11 +21,125 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.diffusion.batches import AnnotatedSteps, StepBatch, StepTerms
+    from burnish.diffusion.roles import FlowRoles
     from burnish.diffusion.steps import Density, Transition
     from burnish.types.rollout import Loss, Scored, Steps
 
+EXACT = 1e-9  # tolerance of rounding: floor and ceiling treat a float this close to an integer as that integer
 Share = Annotated[float, Field(gt=0, le=1)]
 StepKlKind = Annotated[str, one_of("published", "exact", "means")]  # of denoising steps; the others are from log-probs
+
+
+@options
+class Window:
+    """The recorded steps of a rollout, the same for all samples of a group. The last step has no noise to score."""
+
+    kind: Literal["all", "fixed", "last", "random", "progressive"] = "all"
+    """all: every step of the range; fixed: its first steps; last: its last steps; random: consecutive steps at a random
+    position; progressive: a window that moves through the range during training (MixGRPO)."""
+    size: Count | None = None
+    """Stochastic steps per trajectory; needed for every kind but all."""
+    start: Whole = 0
+    """First step of the range that the window is chosen from."""
+    stop: Count | None = None
+    """End of that range, exclusive; null is every step but the last."""
+    scattered: Annotated[bool, ReadIf("kind", "random")] = False
+    """random: draw steps that need not be consecutive."""
+    shared_by: Annotated[Literal["group", "update"], ReadIf("kind", "random")] = "group"
+    """random: draw one window per prompt, or one for all prompts of an update."""
+    every: Annotated[Count, ReadIf("kind", "progressive")] = 25
+    """progressive: policy updates between moves of the window."""
+    interval: Annotated[Literal["constant", "linear", "exponential"], ReadIf("kind", "progressive")] = "constant"
+    """progressive: whether that number is constant, or falls with the distance d that the window has moved: linear,
+    every * (1 - decay * d) rounded down; exponential, every * exp(-decay * d) rounded up; at least 1."""
+    decay: Annotated[Positive, ReadIf("kind", "progressive"), ReadIf("interval", "linear", "exponential")] = 0.1
+    """linear and exponential: how fast it falls with d."""
+    decay_after: Annotated[Whole, ReadIf("kind", "progressive"), ReadIf("interval", "linear", "exponential")] = 0
+    """linear and exponential: steps that the window moves before d starts to count."""
+    stride: Annotated[Count | None, ReadIf("kind", "progressive")] = None
+    """progressive: steps per move; null is the window's size."""
+    wrap: Annotated[bool, ReadIf("kind", "progressive")] = False
+    """progressive: restart at the beginning of the range after its end; false stays at the end."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Window:
+        if (self.size is None) != (self.kind == "all"):
+            way_out = "leave window.size out" if self.kind == "all" else "set window.size to a number of steps"
+            raise ValueError(f"window.size is {self.size} with window.kind={self.kind}; {way_out}")
+        return self
+
+    def within(self, steps: int, *, stochastic: bool = True) -> range:
+        """The range of steps that the window is chosen from.
+
+        Args:
+            steps: denoising steps.
+            stochastic: whether recorded steps are stochastic; deterministic ones may include the last.
+
+        Raises:
+            ValueError: the range or the window doesn't fit into ``steps`` denoising steps.
+        """
+        most = steps - 1 if stochastic else steps
+        stop = most if self.stop is None else self.stop
+        if stop > most:
+            raise ValueError(
+                f"window.stop is {stop}, but of {steps} denoising steps only the first {most} can be "
+                + ("stochastic" if stochastic else "recorded")
+            )
+        size = self.size or 1
+        if stop - self.start < size:
+            raise ValueError(f"a window of {size} steps does not fit between window.start {self.start} and step {stop}")
+        return range(self.start, stop)
+
+    def count(self, steps: int, *, stochastic: bool = True) -> int:
+        """Recorded steps per trajectory."""
+        return self.size or len(self.within(steps, stochastic=stochastic))
+
+    def choose(self, steps: int, *, update: int, key: int, stochastic: bool = True) -> list[int]:
+        """Indices of the recorded steps, in increasing order.
+
+        Args:
+            steps: denoising steps.
+            update: policy update, counted from 0.
+            key: seed of the draw; equal for all samples of a group.
+            stochastic: whether recorded steps are stochastic.
+        """
+        allowed = self.within(steps, stochastic=stochastic)
+        if self.size is None:
+            return list(allowed)
+        if self.kind == "fixed":
+            return list(allowed[: self.size])
+        if self.kind == "last":
+            return list(allowed[-self.size :])
+        if self.kind == "progressive":
+            first = self._progressive_start(allowed, update)
+        elif self.scattered:
+            return sorted(random.Random(key).sample(allowed, self.size))
+        else:
+            first = random.Random(key).randint(allowed.start, allowed.stop - self.size)
+        return list(range(first, first + self.size))
+
+    def _progressive_start(self, allowed: range, update: int) -> int:
+        """First step of a progressive window, at most so far that the window ends with the range."""
+        assert self.size is not None
+        stride, last = self.stride or self.size, len(allowed) - self.size
+        offsets = [min(move * stride, last) for move in range(-(-last // stride) + 1)]
+        updates = [self._updates_at(offset) for offset in offsets]
+        if self.wrap:
+            update %= sum(updates)
+        for offset, count in zip(offsets, updates, strict=True):
+            if update < count:
+                return allowed.start + offset
+            update -= count
+        return allowed.start + last
+
+    def _updates_at(self, offset: int) -> int:
+        """Policy updates for which a window stays ``offset`` steps from the start of the range."""
+        beyond = max(offset - self.decay_after, 0)
+        if self.interval == "linear":
+            return max(math.floor(self.every * (1 - self.decay * beyond) + EXACT), 1)
+        if self.interval == "exponential":
+            return max(math.ceil(self.every * math.exp(-self.decay * beyond) - EXACT), 1)
+        return self.every
 
 
 @options
@@ -55,18 +170,6 @@ class StepPolicyGradient(PolicyGradient):
     """published leaves the step length out of the SDE's variance, as Flow-GRPO's code does; exact keeps it; means is
     the squared distance of the means, without any variance (Flow-Factory's x-based KL). Or an estimate from the
     log-probs of the steps: k2, k3 or the name of a registered KL estimator."""
-    fold_timesteps: bool = True
-    """Put several denoising steps into one forward; false trains one step at a time. Changes only speed."""
-
-    @field_validator("transition", mode="before")
-    @classmethod
-    def _has_noise(cls, value: Any) -> Any:
-        if value == "ode":
-            raise ValueError(
-                "transition is ode: a step without noise has no probability, so there is no gradient of it; "
-                "choose sde, cps, dance or ddim, or an algorithm that needs no log-probs"
-            )
-        return value
 
     @model_validator(mode="after")
     def _options_are_read(self) -> Self:
@@ -81,11 +184,6 @@ class StepPolicyGradient(PolicyGradient):
                 "leave out old_logprob=sampler and rollout_correction.mode=bypass"
             )
         refuse_of_responses(self.part("advantage"))
-        surrogate = self.part("surrogate")
-        if surrogate.whole_samples and not self.fold_timesteps:
-            raise ValueError(
-                f"fold_timesteps is false, but surrogate {surrogate.name} needs all steps of a sample in one forward"
-            )
         return self
 
     def needs(self) -> Needs:
@@ -111,7 +209,7 @@ class StepPolicyGradient(PolicyGradient):
         """Whether means of steps are compared, not log-probs alone."""
         return False
 
-    def compute_logprobs(self, scored: Scored, roles: Roles) -> AnnotatedSteps:
+    def compute_logprobs(self, scored: Scored, roles: FlowRoles) -> AnnotatedSteps:
         from burnish.diffusion.batches import AnnotatedSteps
 
         shape, size = scored.trace.logprob.shape, roles.micro_batch_size
@@ -121,7 +219,7 @@ class StepPolicyGradient(PolicyGradient):
             return self.step(part, roles.policy).logprob(part.next_state, self.density)
 
         def mean(role: Role) -> Tensor:
-            return kept_in_parts(lambda part: self.step(part, role).mean, steps, roles)
+            return in_parts(lambda part: self.step(part, role).mean, steps, roles, kept=True)
 
         def difference() -> float:
             probe = steps.select(slice(0, size))
@@ -201,11 +299,9 @@ class StepPolicyGradient(PolicyGradient):
         return trained
 
     def micro_batches(self, batch: StepBatch, size: int) -> Iterator[StepTerms]:
-        return batch.micro_batches(
-            size, by_step=not self.fold_timesteps, whole_samples=self.part("surrogate").whole_samples
-        )
+        return batch.micro_batches(size, whole_samples=self.part("surrogate").whole_samples)
 
-    def loss(self, part: StepTerms, roles: Roles) -> Loss:
+    def loss(self, part: StepTerms, roles: FlowRoles) -> Loss:
         from burnish.rl.surrogates import extremes_of, variance_proxies
         from burnish.types.rollout import Loss
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from burnish.diffusion.algorithms.base import Needs, Roles
+from burnish.diffusion.algorithms.base import Needs
 from burnish.diffusion.algorithms.forward_process import ForwardProcess, summed
 from burnish.options import BelowOne, Count, Finite
 from burnish.registry import ReadIf, register
@@ -12,6 +12,7 @@ from burnish.rl.algorithm import Metrics, range_metrics
 
 if TYPE_CHECKING:
     from burnish.diffusion.batches import ForwardTerms, JudgedSamples
+    from burnish.diffusion.roles import FlowRoles
     from burnish.types.rollout import Loss, OfflineSamples, Scored
 
 
@@ -50,7 +51,7 @@ class SFT(ForwardProcess):
             judged, metrics = self._best(annotated)
         else:
             given: OfflineSamples = annotated
-            judged = take(given, self.levels(), torch.ones(1))
+            judged = take(given, self.levels, torch.ones(1))
         return without_prompts(judged, self.prompt_dropout) if self.prompt_dropout > 0 else judged, metrics
 
     def _best(self, scored: Scored) -> tuple[JudgedSamples, Metrics]:
@@ -68,9 +69,9 @@ class SFT(ForwardProcess):
         if len(rows):
             metrics["train/imitated_reward"] = float(scores.reward[rows].mean())
         members = rows.cpu()[:, None]
-        return judge(scored, torch.ones_like(scores.reward), self.levels(), members=members), metrics
+        return judge(scored, torch.ones_like(scores.reward), self.levels, members=members), metrics
 
-    def loss(self, part: ForwardTerms, roles: Roles) -> Loss:
+    def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         from burnish.diffusion.losses import matching_error
 
         loss = matching_error(self.predict(roles.policy, part), part.target, share=part.share)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.diffusion.algorithms.base import Lag, Needs, Recording, Role, Roles
-from burnish.diffusion.algorithms.forward_process import bounded_advantages
-from burnish.diffusion.windows import Window
+from burnish.diffusion.algorithms.base import Lag, Needs, Recording, Role
+from burnish.diffusion.algorithms.forward_process import bounded_advantages, sums
+from burnish.diffusion.algorithms.policy_gradient import Window
 from burnish.options import (
     BelowOne,
     Count,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.diffusion.paths import GroupPaths, PathTerms
+    from burnish.diffusion.roles import FlowRoles
     from burnish.types.rollout import Loss, Scored
 
 Sums = dict[str, tuple[Any, Any]]
@@ -101,11 +102,10 @@ class TDMR1(Algorithm, advantage="flow_group"):
         )  # fmt: skip
 
     def compute_advantages(self, annotated: Scored) -> tuple[GroupPaths, Metrics]:
-        from burnish.diffusion.paths import GroupPaths, Judging
+        from burnish.diffusion.paths import GroupPaths
 
         advantage, metrics = bounded_advantages(self, annotated)
-        how = Judging(self.train_timesteps, self.level_shift, self.reward_floor, self.surrogate_floor)
-        return GroupPaths.of(annotated, advantage, how), metrics
+        return GroupPaths.of(annotated, advantage, self), metrics
 
     def micro_batches(self, batch: GroupPaths, size: int) -> Iterator[PathTerms]:
         return batch.terms(size)
@@ -113,7 +113,7 @@ class TDMR1(Algorithm, advantage="flow_group"):
     def size(self, batch: GroupPaths) -> int:
         return int(batch.present.sum()) * batch.step.shape[1]
 
-    def loss(self, part: PathTerms, roles: Roles) -> Loss:
+    def loss(self, part: PathTerms, roles: FlowRoles) -> Loss:
         from burnish.types.rollout import Loss
 
         time, time_next = (value.view(-1, *[1] * (part.state.ndim - 1)) for value in (part.time, part.time_next))
@@ -125,10 +125,10 @@ class TDMR1(Algorithm, advantage="flow_group"):
         policy, by_policy = self._policy(part, roles, clean, reached)
         return Loss((fake + surrogate + policy).sum(), by_policy | by_fake | by_surrogate)
 
-    def after_update(self, roles: Roles, update: int) -> Metrics:
+    def after_update(self, roles: FlowRoles, update: int) -> Metrics:
         return self.surrogate_lag.follow("slow", roles, update, source="surrogate")
 
-    def _fake(self, part: PathTerms, roles: Roles, clean: Tensor, reached: Tensor) -> tuple[Tensor, Sums]:
+    def _fake(self, part: PathTerms, roles: FlowRoles, clean: Tensor, reached: Tensor) -> tuple[Tensor, Sums]:
         """Flow matching of what the policy draws, [M]: its fake score learns."""
         import torch
 
@@ -145,7 +145,7 @@ class TDMR1(Algorithm, advantage="flow_group"):
         distance = squared_distance(velocity, real, part.share)
         return error + self.fake_kl_coef * distance, sums({"fake/loss": error, "fake/kl_loss": distance})
 
-    def _surrogate(self, part: PathTerms, roles: Roles) -> tuple[Tensor, Sums]:
+    def _surrogate(self, part: PathTerms, roles: FlowRoles) -> tuple[Tensor, Sums]:
         """DGPO's loss of the ends of steps, [M]: the surrogate learns to prefer what is rewarded."""
         import torch
 
@@ -173,7 +173,7 @@ class TDMR1(Algorithm, advantage="flow_group"):
                  "surrogate/clipfrac": clipped.float(), "surrogate/astrayfrac": astray.float()}  # fmt: skip
         return loss, sums(found) | sums(reported)
 
-    def _policy(self, part: PathTerms, roles: Roles, clean: Tensor, reached: Tensor) -> tuple[Tensor, Sums]:
+    def _policy(self, part: PathTerms, roles: FlowRoles, clean: Tensor, reached: Tensor) -> tuple[Tensor, Sums]:
         """What pulls the clean samples that the policy predicts, [M]."""
         import torch
 
@@ -222,8 +222,3 @@ def within_groups(value: Tensor, group: Tensor) -> Tensor:
     total = torch.zeros_like(both).index_add(1, group, both)
     mean: Tensor = (total[0] / total[1].clamp_min(1))[group]
     return mean
-
-
-def sums(values: dict[str, Tensor]) -> Sums:
-    """Metrics as (sum, count)."""
-    return {name: (value.detach().sum(), len(value)) for name, value in values.items()}

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from burnish.diffusion.algorithms.base import Needs, Recording
-from burnish.diffusion.algorithms.policy_gradient import FlowGRPO, Share, StepPolicyGradient
-from burnish.diffusion.windows import Window
+from burnish.diffusion.algorithms.policy_gradient import FlowGRPO, Share, StepPolicyGradient, Window
 from burnish.options import Count, Positive, Several, Whole
 from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import weighted

@@ -70,20 +70,9 @@ def check_adapter(folder: Path, options: LoraOptions, networks: tuple[str, ...])
         UserError: naming the option that differs.
     """
     found = read_adapter(folder, "model.lora.path", networks)
-    if found.rank != options.rank:
-        raise UserError(
-            f"model.lora.rank is {options.rank}, but the adapter in model.lora.path has rank {found.rank}; set "
-            f"model.lora.rank={found.rank}"
-        )
-    alpha = 2 * options.rank if options.alpha is None else options.alpha
-    known = found.rank if found.alpha is None else found.alpha  # peft scales by 1 where nothing is said
-    if alpha != known:
-        raise UserError(
-            f"model.lora.alpha is {alpha:g}, but the adapter in model.lora.path was trained with {known:g}; set "
-            f"model.lora.alpha={known:g}"
-        )
     dora = any(".lora_magnitude_vector" in name for name in found.weights)
-    check_kind(options, rslora=found.rslora, dora=dora)
+    alpha = found.rank if found.alpha is None else found.alpha  # peft scales by 1 where nothing is said
+    check_kind(options, rank=found.rank, alpha=alpha, rslora=found.rslora, dora=dora)
     return found
 
 

@@ -47,12 +47,10 @@ class FlowModel(Protocol):
     @classmethod
     def check_options(cls, path: Path, index: dict[str, Any], rollout: RolloutOptions) -> None:
         """Refuse options that the pipeline at ``path`` doesn't support, by its configuration files alone: UserError."""
-        ...
 
     @classmethod
     def draws(cls, index: dict[str, Any], rollout: RolloutOptions) -> Kind:
         """What its samples are, by its configuration files alone."""
-        ...
 
     @classmethod
     def check_inputs(cls, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]) -> None:
@@ -61,7 +59,6 @@ class FlowModel(Protocol):
         Raises:
             UserError: with the first such prompt.
         """
-        ...
 
     @classmethod
     def load(
@@ -77,15 +74,12 @@ class FlowModel(Protocol):
         given: Mapping[str, nn.Module],
     ) -> Self:
         """Read a pipeline, frozen and in evaluation mode; see ``burnish.diffusion.pipeline.loaded``."""
-        ...
 
     def place(self) -> None:
         """Move what is trained to the device; ranks that share it take their shards instead."""
-        ...
 
     def refuse_non_finite(self, agreed: Agreed = ...) -> None:
         """Refuse NaN or infinite weights of what is trained, once it is placed: UserError."""
-        ...
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Refuse prompts that the model would not read in full.
@@ -93,7 +87,6 @@ class FlowModel(Protocol):
         Raises:
             UserError: with the first such prompt.
         """
-        ...
 
     def condition(
         self, prompts: Sequence[Prompt], size: SampleSize, check_cancelled: Callable[[], None] = lambda: None
@@ -105,7 +98,6 @@ class FlowModel(Protocol):
             size: the size of samples.
             check_cancelled: called before a prompt is encoded; what it raises ends the work.
         """
-        ...
 
     def start(self, conditioning: Gathered[Conditioning], size: SampleSize, keys: Sequence[tuple[Part, ...]]) -> Tensor:
         """First states [B, ...] in float32: row i depends on its conditioning and on the seeds ``keys[i]`` alone.
@@ -113,20 +105,16 @@ class FlowModel(Protocol):
         Raises:
             UserError: the model doesn't support the size.
         """
-        ...
 
     def noised(self, conditioning: Gathered[Conditioning]) -> Tensor | None:
         """Which elements of a state are noised, [B, ...] bool: the others have no effect, such as those of a fixed
         first frame. None where all are."""
-        ...
 
     def schedule(self, conditioning: Gathered[Conditioning], size: SampleSize) -> Tensor:
         """Times of the denoising steps, [N + 1] decreasing from 1 to 0; those of the first row count."""
-        ...
 
     def visitors(self, conditioning: Gathered[Conditioning], times: Sequence[float]) -> list[frozenset[str]]:
         """Which networks that rest in CPU memory come to the device for a step at each of these times, by name."""
-        ...
 
     def predict(
         self, network: nn.Module, x: Tensor, time: Tensor, conditioning: Conditioning,
@@ -145,7 +133,6 @@ class FlowModel(Protocol):
         Returns:
             [M, ...] float32.
         """
-        ...
 
     def verify(self, conditioning: Gathered[Conditioning], *, guidance: float) -> None:
         """Compare what is made of the model with its pipeline's own run, once.
@@ -153,15 +140,12 @@ class FlowModel(Protocol):
         Raises:
             UserError: they differ.
         """
-        ...
 
     def decode(self, latents: Tensor, conditioning: Conditioning) -> list[Any]:
         """Samples of final states [B, ...]: pictures uint8 [H, W, 3], clips or sounds; non-finite ones are marked."""
-        ...
 
     def decode_tensor(self, latents: Tensor, conditioning: Conditioning) -> Tensor:
         """Pictures [B, 3, H, W] or frames [B, F, 3, H, W], float32 in [0, 1]; gradients reach the states."""
-        ...
 
     def encode_pictures(self, pictures: Sequence[np.ndarray], conditioning: Conditioning) -> Tensor:
         """Final states [B, ...] of pictures uint8 [H, W, 3] of one size, without gradients: the VAE's means.
@@ -169,23 +153,18 @@ class FlowModel(Protocol):
         Raises:
             UserError: the pictures differ in size, or the model doesn't support it.
         """
-        ...
 
     def recompute_activations(self, blocks: bool | int = True) -> None:
         """Activation checkpointing in all blocks of the network, or in the first ones, and in the VAE's decoder."""
-        ...
 
     def absent_parts(self) -> list[str]:
         """Names of the pipeline's parts that are missing."""
-        ...
 
     def save_lora(self, folder: Path, adapter: str) -> None:
         """Write an adapter as diffusers reads it."""
-        ...
 
     def lora_lines(self, folder: Path) -> list[str]:
         """Code that loads what ``save_lora`` wrote into a pipeline ``pipe``."""
-        ...
 
     def adapter_weights(self, options: LoraOptions) -> dict[str, Tensor]:
         """The weights of the adapter in ``options.path`` by their names in the network.
@@ -193,12 +172,9 @@ class FlowModel(Protocol):
         Raises:
             UserError: it doesn't fit the options.
         """
-        ...
 
     def fold_lora(self, folder: Path) -> None:
         """Merge an adapter, as ``save_lora`` writes it, into the network's weights permanently."""
-        ...
 
     def save_pipeline(self, folder: Path, weights: dict[str, Tensor]) -> None:
         """Write the full pipeline with other weights of the network, as diffusers' ``from_pretrained`` reads it."""
-        ...

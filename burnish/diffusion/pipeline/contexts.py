@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +125,7 @@ def split_sequences(network: nn.Module, group: Any, device: str, compute: torch.
             if hasattr(processor, "_parallel_config"):
                 processor._parallel_config = ParallelConfig(context_parallel_config=config)
         apply_context_parallel(own, config, own._cp_plan)
-        own.register_forward_pre_hook(_Lengths(group.size()), with_kwargs=True)
+        own.register_forward_pre_hook(partial(_check_lengths, group.size()), with_kwargs=True)
 
 
 def _attend_in(compute: torch.dtype, device: str) -> None:
@@ -143,24 +144,18 @@ def _attend_in(compute: torch.dtype, device: str) -> None:
         attention_dispatch.TemplatedUlyssesAttention = type("InPrecision", (own,), {"forward": forward})
 
 
-class _Lengths:
-    """Refuses inputs that can't be split evenly, such as data of other sizes than the run's."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __call__(self, network: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = inspect.signature(network.forward).bind_partial(*args, **kwargs).arguments
-        states: Tensor = given["hidden_states"]
-        if states.ndim == 5:
-            deep, high, wide = network.config.patch_size
-            frames, rows, columns = states.shape[2:]
-            counts = [(frames // deep) * (rows // high) * (columns // wide)]
-        else:
-            counts = [states.shape[1], given["encoder_hidden_states"].shape[1]]
-        for count in counts:
-            if count % self.size:
-                raise UserError(
-                    f"{OPTION} is {self.size}, which does not divide a sequence of {count} tokens; give a divisor, or "
-                    "data of other sizes"
-                )
+def _check_lengths(size: int, network: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse inputs that can't be split evenly, such as data of other sizes than the run's."""
+    given = inspect.signature(network.forward).bind_partial(*args, **kwargs).arguments
+    states: Tensor = given["hidden_states"]
+    if states.ndim == 5:
+        deep, high, wide = network.config.patch_size
+        frames, rows, columns = states.shape[2:]
+        counts = [(frames // deep) * (rows // high) * (columns // wide)]
+    else:
+        counts = [states.shape[1], given["encoder_hidden_states"].shape[1]]
+    if odd := [count for count in counts if count % size]:
+        raise UserError(
+            f"{OPTION} is {size}, which does not divide a sequence of {odd[0]} tokens; give a divisor, or data of "
+            "other sizes"
+        )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from burnish.diffusion.pipeline.adapters import FILE, check_adapter
-from burnish.diffusion.pipeline.loading import LENGTH
+from burnish.diffusion.pipeline.loading import LENGTH, classes_of
 from burnish.diffusion.pipeline.networks import (
+    PixelSpace,
     by_name,
     choose_attention,
     compile_blocks,
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from burnish.diffusion.options import ModelOptions, RolloutOptions
     from burnish.options.model import LoraOptions
-    from burnish.types.prompt import Prompt
-    from burnish.types.samples import Kind
 
 
 class LoadedPipeline:
@@ -87,7 +85,11 @@ class LoadedPipeline:
         import diffusers
         import torch
 
-        absent = {name: cls.instead_of(name) for name in index if lacks(index, name)}
+        absent: dict[str, Any] = {
+            name: PixelSpace() if name == "vae" else None
+            for name, kind in index.items()
+            if kind in (None, [None, None])
+        }
         absent |= given
         networks = {name: network for name, network in _networks(index).items() if name not in absent}
         if not networks:
@@ -113,11 +115,12 @@ class LoadedPipeline:
             _tile(pipeline)
         model = cls(pipeline, options, rollout, compute=compute)
         model.device, model.path = torch.empty(0, device=device).device, path
-        leave_at(model.networks.values(), away)
         model.away = away
         for part in away:
             part.instead_of = [other for other in away if other.part in model.never_beside(part.part)]
         for network in model.networks.values():
+            for part in away:  # parts leave the device whenever what is trained runs
+                network.register_forward_pre_hook(part.leave)
             if options.attention != "auto":
                 choose_attention(network, options.attention, compute=compute, device=device)
             if options.compile:
@@ -136,11 +139,6 @@ class LoadedPipeline:
             refuse_non_finite(network, where, agreed)
 
     @classmethod
-    def draws(cls, index: dict[str, Any], rollout: RolloutOptions) -> Kind:
-        """What its samples are, by its configuration files alone."""
-        return "image"
-
-    @classmethod
     def check_networks(cls, index: dict[str, Any], options: ModelOptions) -> None:
         """Refuse to train parts that the pipeline doesn't have, or that predict no velocity, by model_index.json.
 
@@ -149,21 +147,6 @@ class LoadedPipeline:
         """
         if options.networks is not None:
             denoisers(_networks(index), options.networks)
-
-    @classmethod
-    def check_lengths(
-        cls, path: Path, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]
-    ) -> None:
-        """Say or refuse what text encoders wouldn't read in full, by the pipeline's tokenizers alone.
-
-        Raises:
-            UserError: with the first such prompt.
-        """
-
-    @classmethod
-    def instead_of(cls, name: str) -> Any:
-        """What stands in for an optional part that a pipeline lacks."""
-        return None
 
     @property
     def text_encoders(self) -> dict[str, nn.Module]:
@@ -199,8 +182,7 @@ class LoadedPipeline:
 
     def _parts(self) -> dict[str, Any]:
         """The pipeline's own parts; None for those that it lacks."""
-        stand_ins = type(self.instead_of("vae"))
-        return {name: None if isinstance(part, stand_ins) else part for name, part in self.pipeline.components.items()}
+        return {name: None if isinstance(part, PixelSpace) else part for name, part in self.pipeline.components.items()}
 
     def absent_parts(self) -> list[str]:
         """Names of the pipeline's parts that are missing."""
@@ -330,17 +312,7 @@ def _networks(index: dict[str, Any]) -> dict[str, type[nn.Module]]:
     """Classes of the parts that have weights, by model_index.json."""
     import torch
 
-    found: dict[str, type[nn.Module]] = {}
-    for name, value in index.items():
-        library, kind = value if isinstance(value, list) and len(value) == 2 else (None, None)
-        if library is not None:
-            # what belongs to one pipeline is diffusers', too, though the index names its folder there
-            found_class = getattr(
-                import_module("transformers" if library == "transformers" else "diffusers"), str(kind), None
-            )
-            if isinstance(found_class, type) and issubclass(found_class, torch.nn.Module):
-                found[name] = found_class
-    return found
+    return {name: kind for name, kind in classes_of(index).items() if issubclass(kind, torch.nn.Module)}
 
 
 def vae_precision(kind: type, folder: Path, compute: torch.dtype) -> torch.dtype:
@@ -360,20 +332,14 @@ def vae_precision(kind: type, folder: Path, compute: torch.dtype) -> torch.dtype
 
 def _tile(pipeline: Any) -> None:
     """Have the VAE decode in tiles."""
-    vae = getattr(pipeline, "vae", None)
     try:
-        if vae is None:
-            raise NotImplementedError
-        vae.enable_tiling()
-    except NotImplementedError:
-        what = f"the {type(pipeline).__name__} has no VAE" if vae is None else f"{type(vae).__name__} has no tiles"
-        raise UserError(f"model.vae_tiling is true, but {what}; leave it out") from None
-
-
-def lacks(index: dict[str, Any], name: str) -> bool:
-    """Whether a model_index.json says that a pipeline has no such part, or doesn't mention it."""
-    kind = index.get(name)
-    return kind is None or (isinstance(kind, list) and kind[:1] == [None])
+        pipeline.vae.enable_tiling()
+    except (AttributeError, NotImplementedError):
+        kind = type(getattr(pipeline, "vae", None)).__name__
+        raise UserError(
+            f"model.vae_tiling is true, but a {type(pipeline).__name__} with {kind} as VAE can't decode in tiles; "
+            "leave it out"
+        ) from None
 
 
 class PutAway:
@@ -408,21 +374,9 @@ class PutAway:
             place(self.part, self.device)
             self.is_away = False
 
-    def leave(self) -> None:
-        """Drop the copies on the device."""
+    def leave(self, *asked: Any) -> None:
+        """Drop the copies on the device; it may be the hook of a network."""
         if not self.is_away:
             for owner, name, weight in self._resting:
                 owner._parameters[name] = weight
             self.is_away = True
-
-
-def leave_at(networks: Iterable[nn.Module], parts: Iterable[PutAway]) -> None:
-    """Have parts leave the device whenever one of some networks runs."""
-    every = list(parts)
-
-    def leave(module: nn.Module, args: Any) -> None:
-        for part in every:
-            part.leave()
-
-    for network in networks:
-        network.register_forward_pre_hook(leave)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,8 +34,12 @@ MODULAR = {  # what else a folder may hold, and what to do with it
     "modular_model_index.json": "is a modular pipeline, whose blocks compute without gradients; give the plain "
     "pipeline of the same model, as its own class's save_pretrained writes it"
 }
-MOST_PARTS = 64  # of a pipeline; those of diffusers have up to ten
 LIBRARIES = ("diffusers", "transformers")  # whose classes a pipeline may use
+NAMES = re.compile(r"(?<![a-z])(turbo|schnell|lightning|lcm|distilled|few[-_]?steps?|dmd2?|sprint)(?![a-z])", re.I)
+FEW_STEP_SCHEDULERS = ("LCMScheduler", "FlowMatchLCMScheduler", "SCMScheduler", "TCDScheduler")
+FEW_STEP_PIPELINES = re.compile(r"SanaSprint\w*Pipeline|LatentConsistencyModel\w*Pipeline")
+FEW = 9  # most denoising steps of a model that was distilled to few
+PARTS = ("transformer", "unet", "scheduler")
 LENGTH = "_max_sequence_length"  # in model_index.json: what rollout.max_sequence_length is where nothing is said
 
 
@@ -54,8 +57,6 @@ def read_index(options: ModelOptions) -> tuple[Path, dict[str, Any]]:
     if malformed := [name for name, kind in named.items() if len(kind) != 2]:
         raise UserError(f"{index} has {named[malformed[0]]!r:.80} for {malformed[0]}; it must be a library and a class")
     parts = parts_of(content)
-    if len(parts) > MOST_PARTS:
-        raise UserError(f"{index} lists {len(parts)} parts, more than {MOST_PARTS}; restore the file")
     # diffusers would import any module that is named here
     if strange := [name for name in parts if content[name][0] not in (*LIBRARIES, *_own_folders())]:
         raise UserError(
@@ -79,12 +80,12 @@ def _own_folders() -> set[str]:
     return {path.parent.name for path in origin.glob("pipelines/*/__init__.py")}
 
 
-def parts_of(index: dict[str, Any]) -> list[str]:
+def parts_of(index: Mapping[str, Any]) -> list[str]:
     """The parts that a pipeline has, by its model_index.json."""
     return [name for name, kind in _listed(index).items() if kind[0] is not None]
 
 
-def _listed(index: dict[str, Any]) -> dict[str, list[Any]]:
+def _listed(index: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The entries of a model_index.json for parts, absent ones included."""
     return {
         name: kind for name, kind in index.items()
@@ -108,18 +109,49 @@ def with_length(index: dict[str, Any], rollout: RolloutOptions) -> RolloutOption
 
 def standard_side(path: Path) -> int:
     """The side in pixels of a pipeline's default picture, by its configurations."""
-    transformer, vae = (_config(path, part) for part in ("transformer", "vae"))
+    transformer, vae = (config_of(path, part) for part in ("transformer", "vae"))
     side = transformer.get("sample_size") or STANDARD_SIDE
     factor: int = 2 ** (len(vae.get("block_out_channels", [0])) - 1)
     return int(side) * factor
 
 
-def _config(pipeline: Path, part: str) -> dict[str, Any]:
+def config_of(pipeline: Path, part: str) -> dict[str, Any]:
     """The configuration of a part of a pipeline; {} if there is none."""
-    file = pipeline / part / "config.json"
-    if not file.is_file():
-        return {}
-    return {key: value for key, value in read_object(file).items() if key not in IGNORED}
+    file = pipeline / part / ("scheduler_config.json" if part == "scheduler" else "config.json")
+    return read_object(file) if file.is_file() else {}
+
+
+def sign_of_few_steps(folder: Path, index: Mapping[str, Any], name: str) -> str:
+    """Why a pipeline seems to be distilled to draw in a few steps; "" where it doesn't.
+
+    What teaches a velocity at many noise levels takes such a model apart: it blurs, or returns to what many steps draw.
+
+    Args:
+        folder: of the pipeline.
+        index: its model_index.json.
+        name: by which the user calls it; a name such as Z-Image-Turbo is all that tells it from its base.
+    """
+    kind, (transformer, unet, scheduler) = str(index.get("_class_name")), (config_of(folder, part) for part in PARTS)
+    # v-prediction down to pure noise is spaced so, too
+    trailing = scheduler.get("timestep_spacing") == "trailing" and scheduler.get("prediction_type") in (None, "epsilon")
+    signs = {
+        "is_distilled is true in model_index.json, as with FLUX.2-klein, Krea2-Turbo": index.get("is_distilled"),
+        "its transformer has no guidance input (guidance_embeds is false), as with FLUX.1-schnell":
+            kind == "FluxPipeline" and transformer.get("guidance_embeds") is False,
+        "its pipeline's class draws in a few steps, as with SANA-Sprint": FEW_STEP_PIPELINES.fullmatch(kind),
+        "its scheduler is one for a few steps, as with LCM, TCD": scheduler.get("_class_name") in FEW_STEP_SCHEDULERS,
+        "its scheduler spaces steps from the end (timestep_spacing is trailing), as with SDXL-Turbo":
+            trailing and re.fullmatch(r"StableDiffusion(XL)?\w*Pipeline", kind),
+    }  # fmt: skip
+    called = [name, *(str(part.get("_name_or_path", "")) for part in (index, transformer, unet, scheduler))]
+    found = [words for words, there in signs.items() if there] + [sign for one in called if (sign := sign_of_name(one))]
+    return next(iter(found), "")
+
+
+def sign_of_name(path: str) -> str:
+    """What the last part of a path, or of a name of the hub, says about a few-step model or adapter; "" if nothing."""
+    found = NAMES.search(called := Path(path).name)
+    return f"{called} has {found.group()!r} in its name" if found else ""
 
 
 def family_of(options: ModelOptions, index: dict[str, Any]) -> Any:
@@ -130,18 +162,6 @@ def family_of(options: ModelOptions, index: dict[str, Any]) -> Any:
     # of two that read the same pipelines, a plugin's is taken only where it is named
     families = {family.pipeline_class: family for family in reversed(entries("flow model"))}
     return families.get(str(class_name)) or lookup("flow model", ANY)
-
-
-def check_named(options: ModelOptions, path: Path, index: dict[str, Any]) -> None:
-    """Refuse parts of other classes than those that a pipeline may have; see ``check_classes``.
-
-    Raises:
-        UserError: naming the part.
-    """
-    from burnish.diffusion.pipeline.loaded import LoadedPipeline
-
-    if issubclass(family_of(options, index), LoadedPipeline):  # one that is no pipeline has its own way
-        check_classes(path, index, parts_of(index))
 
 
 def check_parts(options: ModelOptions, rollout: RolloutOptions, prompts: Sequence[Prompt]) -> None:
@@ -183,7 +203,6 @@ def load_model(
         UserError: it can't be loaded, or doesn't support an option.
     """
     path, index = read_index(options)
-    check_named(options, path, index)
     device, stored, compute = placement_of(options, frozen=frozen)
     rollout = with_length(index, RolloutOptions() if rollout is None else rollout)
     family = family_of(options, index)
@@ -215,7 +234,6 @@ def load_outline(options: ModelOptions, rollout: RolloutOptions) -> FlowModel:
     from accelerate import init_empty_weights
 
     path, index = read_index(options)
-    check_named(options, path, index)
     _, stored, compute = placement_of(options)
     # what is done to weights that have values
     plain = replace(options, quantization=None, attention="auto", offload=False, compile=False, vae_tiling=False)
@@ -254,52 +272,38 @@ def _quantize(model: FlowModel, options: ModelOptions) -> None:
 ANY_MODEL = "AutoModel"  # beginnings of names of classes that would look into the part's folder for what they are
 
 
-def check_classes(path: Path, index: Mapping[str, Any], names: list[str]) -> None:
-    """Refuse parts whose class is none, or that are pipelines: theirs would be read by diffusers, unseen.
+def classes_of(index: Mapping[str, Any], path: Path = Path()) -> dict[str, Any]:
+    """The classes of a pipeline's parts as diffusers loads them, by the names of the parts.
 
     Args:
-        path: folder of the pipeline.
         index: its model_index.json, as ``read_index`` returns it.
-        names: of its parts.
+        path: folder of the pipeline, for messages.
 
     Raises:
-        UserError: naming the part.
+        UserError: one is none, or a pipeline: its parts would be read by diffusers, unseen.
     """
     import diffusers
+    import transformers
 
-    for name in names:
-        library, named = index[name]
+    found: dict[str, Any] = {}
+    for name, (library, named) in _listed(index).items():
+        if library is None:
+            continue
         where = f"{path / 'model_index.json'} has {named!r:.80} of {library} for {name}"
-        kind = class_of(library, named)
-        if kind is None:
-            version = import_module("transformers" if library == "transformers" else "diffusers").__version__
-            raise UserError(f"{where}, which version {version} doesn't have; restore the file, or upgrade {library}")
+        own: Any = transformers if library == "transformers" else diffusers
+        # what belongs to one pipeline lies in its folder
+        homes = [own] if own is transformers else [getattr(diffusers.pipelines, library, None), diffusers]
+        kind = next(filter(None, (getattr(home, str(named), None) for home in homes)), None)
+        if not isinstance(kind, type) or not hasattr(kind, "from_pretrained"):
+            raise UserError(
+                f"{where}, which version {own.__version__} doesn't have; restore the file, or upgrade {library}"
+            )
         if issubclass(kind, diffusers.DiffusionPipeline):
             raise UserError(f"{where}, which is a pipeline itself; give a pipeline whose parts are networks")
         if kind.__name__.startswith(ANY_MODEL):
             raise UserError(f"{where}, which may be any network; name its class, as {name}/config.json has it")
-
-
-def class_of(library: str, named: object) -> Any:
-    """The class of a part as diffusers loads it; None if there is none.
-
-    Args:
-        library: transformers, diffusers, or the folder of a pipeline of diffusers.
-        named: what model_index.json says beside it.
-    """
-    import diffusers
-
-    if not isinstance(named, str):
-        return None
-    if library == "transformers":
-        homes: list[Any] = [import_module("transformers")]
-    else:
-        homes = [getattr(diffusers.pipelines, library, None), diffusers]
-    for home in homes:
-        found = getattr(home, named, None)
-        if isinstance(found, type) and hasattr(found, "from_pretrained"):
-            return found
-    return None
+        found[name] = kind
+    return found
 
 
 SHAPES = ("in_channels", "joint_attention_dim", "pooled_projection_dim")  # of latents and of embeddings
@@ -335,24 +339,18 @@ def check_teacher(
     ]
     if cut:
         raise UserError(f"{option}.path is {path}: {'; '.join(cut)}")
-    kinds = their_index.get("_class_name"), our_index.get("_class_name")
-    if kinds[0] != kinds[1]:
+    encoders = {name for name in (*parts_of(their_index), *parts_of(our_index)) if name.startswith("text_encoder")}
+    facts = [
+        {"class": index.get("_class_name")}
+        | {name: config_of(where, "transformer").get(name) for name in SHAPES}
+        | {part: {k: v for k, v in config_of(where, part).items() if k not in IGNORED} for part in sorted(encoders)}
+        for where, index in ((theirs, their_index), (ours, our_index))
+    ]
+    if differing := [name for name, value in facts[0].items() if facts[1][name] != value]:
         raise UserError(
-            f"{option}.path is {path}, a {kinds[0]}, but model.path is a {kinds[1]}; use one of the same class"
+            f"{option}.path is {path}, whose {differing[0]} differs from that of model.path; a teacher must be of the "
+            "same class, and read the student's latents and embeddings"
         )
-    for name in SHAPES:
-        values = [_config(where, "transformer").get(name) for where in (theirs, ours)]
-        if values[0] != values[1]:
-            raise UserError(
-                f"{option}.path is {path}, whose {name} is {values[0]}, but that of model.path is {values[1]}; "
-                "a teacher must read the same latents and embeddings"
-            )
-    for part in sorted(_encoders(their_index) | _encoders(our_index)):
-        if _config(theirs, part) != _config(ours, part):
-            raise UserError(
-                f"{option}.path is {path}, whose {part} differs from that of model.path; a teacher must have the "
-                "student's text encoders, because it reads their embeddings"
-            )
 
 
 def load_teacher(
@@ -378,7 +376,3 @@ def load_teacher(
     if lora is not None:
         model.fold_lora(resolve(lora))
     return model
-
-
-def _encoders(index: dict[str, Any]) -> set[str]:
-    return {name for name in parts_of(index) if name.startswith("text_encoder")}

@@ -13,13 +13,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from diffusers import DiffusionPipeline
-from diffusers.configuration_utils import FrozenDict
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -31,16 +29,15 @@ from burnish.diffusion.pipeline.checks import (
     check_steps,
     distance,
     how_to_turn_off,
-    states_and_velocities,
 )
 from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
 from burnish.diffusion.pipeline.latents import LatentLayout
 from burnish.diffusion.pipeline.loaded import LoadedPipeline
+from burnish.diffusion.pipeline.loading import classes_of
 from burnish.diffusion.pipeline.networks import attention_layers, by_name
 from burnish.diffusion.pipeline.program import ControlFlowChanged, NotBatchable, Program, driven, placed, signature_of
 from burnish.diffusion.pipeline.runs import (
     DECODE,
-    BlankRun,
     EncoderCache,
     EncoderRun,
     EncodersDone,
@@ -107,21 +104,6 @@ def explained(kind: str, ended: str = DRAWN, way: str = GIVE) -> Iterator[None]:
         ) from error
 
 
-class PixelSpace(nn.Module):
-    """Encodes and decodes to the same values, in [-1, 1]."""
-
-    config = FrozenDict({"scaling_factor": 1.0, "shift_factor": 0.0, "block_out_channels": (1,), "latent_channels": 1})
-    dtype = torch.float32
-
-    def encode(self, pixels: Tensor, return_dict: bool = True) -> Any:
-        """Pixels [B, C, H, W] as they are."""
-        return SimpleNamespace(latent=pixels)
-
-    def decode(self, latents: Tensor, return_dict: bool = True) -> Any:
-        """Latents [B, C, H, W] as they are."""
-        return SimpleNamespace(sample=latents) if return_dict else (latents,)
-
-
 LATEST = 256  # prompts with pictures whose schedules and masks are kept
 
 
@@ -168,7 +150,6 @@ class PipelineModel(LoadedPipeline):
             self._run = Runner(pipeline, self.names, lambda: self.device, self.rollout)
         self._latent_layouts: LruCache[LatentLayout] = LruCache(LATEST)
         self._tapes: LruCache[EncoderCache] = LruCache(ENCODED, lambda tape: tape.bytes)
-        self._tables: LruCache[NoiseSchedule] = LruCache(LATEST)
         self._masks: LruCache[Tensor | None] = LruCache(LATEST)
         self._programs: LruCache[Program] = LruCache(KEPT, lambda program: program.bytes)
         self._known: dict[Any, list[Program]] = {}  # that may be those of other prompts, too
@@ -184,13 +165,13 @@ class PipelineModel(LoadedPipeline):
         """Refuse options that the pipeline's own call doesn't take, before any weight is loaded.
 
         Raises:
-            UserError: the pipeline's class is unknown, its scheduler has no noise levels, or an option has nothing to
-                act on.
+            UserError: a class is unknown, its scheduler has no noise levels, or an option has nothing to act on.
         """
+        kinds = classes_of(index, path)
         arguments = Arguments.of_index(index, rollout)
         arguments.check()
         with explained(arguments.kind.__name__):
-            check_scheduler(path, index, rollout)
+            check_scheduler(kinds.get("scheduler"), path, rollout)
 
     @classmethod
     def draws(cls, index: dict[str, Any], rollout: RolloutOptions) -> Kind:
@@ -199,10 +180,6 @@ class PipelineModel(LoadedPipeline):
     @classmethod
     def check_inputs(cls, index: dict[str, Any], rollout: RolloutOptions, prompts: Sequence[Prompt]) -> None:
         Arguments.of_index(index, rollout).check_prompts(prompts)
-
-    @classmethod
-    def instead_of(cls, name: str) -> Any:
-        return PixelSpace() if name == "vae" else None
 
     @cached_property
     def lora_targets(self) -> list[str]:
@@ -344,12 +321,12 @@ class PipelineModel(LoadedPipeline):
             return
         self.unverified = FORMS[-1]
         with explained(type(self.pipeline).__name__), torch.no_grad():
-            start = self._compare(replace(row, steps=min(full.steps, TRIED)), guidance)
+            check_steps(self, full, guidance)
+            check_last_step(self, full, guidance)
+            self._choose_form(row, guidance)
             if self._way(row, 1.0) not in self._forms:
                 with suppress(Unsupported):  # which a sample would say; what learns may do without guidance
-                    self._compare(replace(row, steps=min(full.steps, TRIED)), 1.0)
-            check_steps(self, full, guidance, start)
-            check_last_step(self, full, guidance)
+                    self._choose_form(row, 1.0)
         self._verified.add(way)
 
     def _steps(self, request: Requests) -> int:
@@ -363,62 +340,36 @@ class PipelineModel(LoadedPipeline):
     def _way(self, request: Requests, guidance: float) -> Any:
         return request.height, request.width, min(self._steps(request), TRIED), guidance > 1
 
-    def _compare(self, request: Requests, guidance: float) -> int:
-        """Leave out fast forms that give other velocities than the pipeline's own run, and refuse where all do.
-
-        Returns the first step that agrees: what a pipeline keeps of a picture may be noise until that.
-        """
-        self.program(request, guidance)  # which tells the precision of arguments
-        own_run = PipelineRun(self.forwards, self.names)
-        drawn = self.arguments.checked(self.run(request, guidance, own_run))
+    def _choose_form(self, row: Requests, guidance: float) -> None:
+        """Leave out fast forms that give other velocities or samples than the slowest, and compare with the pipeline's
+        own end."""
+        request, way = replace(row, steps=min(self._steps(row), TRIED)), self._way(row, guidance)
+        table, tolerance = self.program(request, guidance).table, EXACT if self.compute == torch.float32 else ROUNDED
         for other in {1.0, max(self.rollout.guidance_scale, GUIDED)} - {guidance}:
             with suppress(UserError):  # networks are called with other sizes, which tell what has a row for each state
                 self.program(request, other)
-        table = self.table(request)
-        states, expected = states_and_velocities(own_run, table, self._run.scheduler)
-        times, mask = to_device(table.times[:-1], states.device), self._mask(request)
-        tolerance = EXACT if self.compute == torch.float32 else ROUNDED
-
-        def ours(states: Tensor, times: Tensor) -> Tensor:
-            some = Requests.cat([request] * len(states))
-            return self.predict(self.network, states, times, some, guidance=guidance)
-
-        way = self._way(request, guidance)
+        one, two = (self.initial_latents(request, seed) for seed in (0, 1))
+        states, times = torch.stack([one, two, two / 2, one / 2]), table.times[:-1][[0, -1, 0, -1]]
+        some = Requests.cat([request] * len(states))
         self._forms[way] = FORMS[-1]
-        expected = expected if mask is None else torch.where(mask, expected, 0.0)
-        found, start = ours(states, times), 0
-        if mask is not None and len(states) > 1 and not distance(found[:1], expected[:1]) <= tolerance:
-            start = 1
-        if not (left := distance(found[start:], expected[start:])) <= tolerance:
-            if own_run.rows > 1:
-                raise Unsupported(
-                    f"its scheduler steps {own_run.rows} rows for one sample, such as frames one by one, so that "
-                    "these are not the state that its network reads; choose a pipeline that steps a sample as one"
-                )
-            raise Unsupported(
-                f"at a step of its own run the velocity differs by {left:.2g} (relative), so that its steps depend on "
-                "more than the state, the time and the prompt: noise drawn in each step, or momentum of guidance "
-                f"({how_to_turn_off(self.pipeline)})"
-                + (", or rounding (model.dtype=float32 has none)" if self.compute != torch.float32 else "")
-            )
-        some = torch.cat([states[[0, -1]], states[[-1, 0]] / 2]), times[[0, -1, 0, -1]]
-        each = ours(*some)
+        each = self.predict(self.network, states, times, some, guidance=guidance)
         for form in FORMS:
             self._forms[way] = form
             with suppress(*SLIPS):  # whatever a pipeline makes of several states
-                if distance(ours(*some), each) <= tolerance:
+                if distance(self.predict(self.network, states, times, some, guidance=guidance), each) <= tolerance:
                     break
         if not self._forms[way][1]:
             log.warning("%s: rows are computed one by one, as together they differ", type(self.pipeline).__name__)
-        last = own_run.last[:1].float() / table.scale(float(table.times[-1]))
-        decoded = self.arguments.values(self.output(request, last))
+        drawn, decoded = (
+            self.arguments.checked(self._end(request, one[None])),
+            self.arguments.values(self.output(request, one[None])),
+        )
         if not (left := distance(decoded, drawn)) <= tolerance:
-            raise Unsupported(f"decoded from its own last state, a sample differs by {left:.2g} (relative)")
-        if 2 * last.numel() <= TOGETHER:
+            raise Unsupported(f"decoded from the same state, a sample differs by {left:.2g} (relative)")
+        if 2 * one.numel() <= TOGETHER:
             with suppress(*SLIPS):
-                _, both = self.outputs([request] * 2, [last / 2, last])
+                _, both = self.outputs([request] * 2, [two[None], one[None]])
                 self.decodes_together = distance(self.arguments.values(both), decoded) <= tolerance
-        return start
 
     def run(self, request: Requests, guidance: float, run: PipelineRun, *, seed: int | None = None) -> Any:
         """A run of the pipeline. What is random in a condition is drawn from the prompt's seed, for all its samples."""
@@ -488,16 +439,21 @@ class PipelineModel(LoadedPipeline):
 
     def table(self, request: Requests) -> NoiseSchedule:
         """The pipeline's own schedule."""
-        return self._tables.get(self.key(request), lambda: self.program(request, self.rollout.guidance_scale).table)
+        return self.program(request, self.rollout.guidance_scale).table
 
     def output(self, request: Requests, x: Tensor, decode: Any = None) -> Any:
         """What the pipeline returns for a final state [1, ...]; ``decode`` is in place of the VAE's method."""
         program = self.program(request, self.rollout.guidance_scale)
-        if program.end is not None:
-            return driven(program.returned(x), partial(self._answer, decode=decode))
+        if program.end is None:
+            return self._end(request, x, decode)
+        return driven(program.returned(x), partial(self._answer, decode=decode))
+
+    def _end(self, request: Requests, x: Tensor, decode: Any = None) -> Any:
+        """The same by the pipeline's own run, in which no network computes."""
+        program = self.program(request, self.rollout.guidance_scale)
         parts = {call.network for step in program.steps if step for call in step.calls}
         end = x * program.table.scale(float(program.table.times[-1]))
-        run = BlankRun(self.forwards, self.names, parts, end=end, count=len(program.steps), decode=decode)
+        run = PipelineRun(self.forwards, self.names, parts, end=end, count=len(program.steps), decode=decode)
         return self.run(request, self.rollout.guidance_scale, run)
 
     def _answer(self, call: Call, *, decode: Any) -> Any:

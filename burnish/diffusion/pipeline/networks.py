@@ -6,9 +6,11 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from diffusers.configuration_utils import FrozenDict
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
@@ -40,6 +42,21 @@ class Networks(nn.ModuleDict):
     def dtype(self) -> torch.dtype:
         """Of the weights."""
         return next(self.parameters()).dtype
+
+
+class PixelSpace(nn.Module):
+    """Encodes and decodes to the same values, in [-1, 1]."""
+
+    config = FrozenDict({"scaling_factor": 1.0, "shift_factor": 0.0, "block_out_channels": (1,), "latent_channels": 1})
+    dtype = torch.float32
+
+    def encode(self, pixels: Tensor, return_dict: bool = True) -> Any:
+        """Pixels [B, C, H, W] as they are."""
+        return SimpleNamespace(latent=pixels)
+
+    def decode(self, latents: Tensor, return_dict: bool = True) -> Any:
+        """Latents [B, C, H, W] as they are."""
+        return SimpleNamespace(sample=latents) if return_dict else (latents,)
 
 
 def by_name(network: nn.Module, names: Sequence[str]) -> Mapping[str, nn.Module]:
@@ -194,7 +211,7 @@ def recompute(network: nn.Module, blocks: bool | int) -> None:
     if isinstance(blocks, bool):
         own.enable_gradient_checkpointing(again)
         return
-    found = _blocks(network)
+    found = blocks_of(network)
     if any(hasattr(block, "gradient_checkpointing") for block in found):
         raise UserError(
             f"model.gradient_checkpointing is {blocks}, but {type(network).__name__} recomputes activations inside of "
@@ -270,6 +287,6 @@ def compile_blocks(network: nn.Module) -> None:
     network.compile_repeated_blocks()  # type: ignore[operator]
 
 
-def _blocks(network: nn.Module) -> list[nn.Module]:
+def blocks_of(network: nn.Module) -> list[nn.Module]:
     """The modules of a network's lists of blocks, in the order that they run in."""
     return [block for child in network.children() if isinstance(child, nn.ModuleList) for block in child]

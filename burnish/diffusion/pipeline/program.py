@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map, tree_unflatten
 
 from burnish.diffusion.pipeline.forwards import Call, Whole, tiled
-from burnish.diffusion.pipeline.schedules import NoiseSchedule, Sigmas, Unsupported, sigma_at
+from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported, sigma_at
 
 if TYPE_CHECKING:
     from burnish.diffusion.pipeline.runs import RecordedRun
@@ -361,7 +361,7 @@ class Program:
         if not run.steps:
             raise Unsupported("it takes no step of its own scheduler")
         trace = run.trace
-        levels = Sigmas.of(run.scheduler, torch.stack([name for name, _, _ in run.steps]))
+        table = NoiseSchedule.of(run.scheduler, torch.stack([name for name, _, _ in run.steps]))
         skipped = len(run.scheduler.timesteps) - len(run.steps)
         self.rows = run.rows
         self._tables = run.times
@@ -382,8 +382,9 @@ class Program:
                     raise
                 self.steps.append(None)  # what the pipeline begins with is no state yet
         last = [k for k, step in enumerate(self.steps) if step and any(c.network in run.trained for c in step.calls)]
-        own = levels.times[:-1].tolist()
-        self.table = NoiseSchedule(levels, skipped, own[min(max(last, default=-1), len(own) - 1)])
+        own = table.times[:-1].tolist()
+        trained = own[min(max(last, default=-1), len(own) - 1)]
+        self.table = replace(table, skipped=skipped, last_trained=trained)
         leaves, self._returned = tree_flatten(returned if isinstance(returned, tuple) else vars(returned))
         self.end: Segment | None = None
         if all(leaf is None or isinstance(leaf, Tensor | int | float | str) for leaf in leaves):
@@ -502,12 +503,12 @@ class Program:
 def placed(table: NoiseSchedule, values: Tensor, name: str, k: int, time: float) -> Tensor:
     """A scheduler's timesteps or sigmas, with the time at which step ``k`` begins."""
     if name == "timesteps":
-        called = table.levels.name(time)
+        called = table.name(time)
         values = values.to(called.dtype).clone()
         values[table.skipped + k] = called
     else:
         values = values.clone()
-        values[table.skipped + k] = sigma_at(table.levels.kind, time)
+        values[table.skipped + k] = sigma_at(table.kind, time)
     return values
 
 

@@ -120,7 +120,6 @@ def _there(leaves: list[Any]) -> list[Any]:
 
 DECODE = "vae.decode"  # the name of its calls
 STOOD_IN = ("set_timesteps", "step", "__deepcopy__", "add_noise")  # methods of a scheduler that may be a run's
-READ = ("sample", "hidden_states")  # what networks call the state
 
 
 class Runner:
@@ -251,16 +250,19 @@ def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 class PipelineRun:
-    """The pipeline's own run: its parts and its solver do what they do."""
+    """Some parts answer with zeros, or with what is drawn, while the pipeline takes its steps, and states stay."""
 
     reads_times = False  # whether times lie in the CPU's memory, where nobody waits for them
 
-    def __init__(self, forwards: Forwards, trained: tuple[str, ...]) -> None:
+    def __init__(
+        self, forwards: Forwards, trained: tuple[str, ...], parts: Collection[str] = (), *, end: Tensor | None = None,
+        count: int = 0, draw: torch.Generator | None = None, decode: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Args: ``end`` is the state [1, ...] after the last one of ``count`` steps, which ``decode`` may be given."""
         self.forwards, self.trained = forwards, trained
-        # of each step: what it is called, and its state and output, of which ``seen`` makes what is kept
-        self.steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._parts, self._end, self._count, self._draw, self._decode = parts, end, count, draw, decode
+        self.steps: list[tuple[Tensor, Tensor, Tensor]] = []  # of each: what it is called, its state and its output
         self.scheduler: Any = None
-        self.last: Tensor  # the state after the last step
 
     def entered(self) -> AbstractContextManager[Any]:
         """To be entered while the pipeline runs."""
@@ -280,9 +282,18 @@ class PipelineRun:
 
     def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """A network's output."""
-        if name not in self.trained and not any(one in arguments for one in READ):
+        if name == DECODE and self._decode is not None:
+            return self._decode(*arguments.values())
+        if name not in self._parts or len(self.steps) == self._count:
             return network(**arguments)
-        return self.forwards(network, self.forwards.noted(name, arguments))
+        return self.blank(network, self.forwards.noted(name, arguments))
+
+    def blank(self, network: Callable[..., Any], call: Any) -> Any:
+        """A made-up output."""
+        zeros = self.forwards.blank(network, call)
+        if self._draw is None:
+            return tree_map_only(Tensor, torch.clone, zeros)
+        return tree_map_only(Tensor, lambda x: torch.randn(x.shape, generator=self._draw).to(x), zeros)
 
     def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
         """The next state after ``x`` at ``time``, in the scheduler's terms; ``own`` is the scheduler's own step, which
@@ -290,11 +301,14 @@ class PipelineRun:
         self.scheduler = scheduler
         # some write the next state over this one
         self.steps.append((torch.as_tensor(time).reshape(()).cpu(), x.clone(), output))
-        self.last = self.stepped(scheduler, x, own)
-        return self.last
+        return self.stepped(scheduler, x, own)
 
     def stepped(self, scheduler: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
-        return own()
+        """That state, once the step is noted down."""
+        scheduler._step_index = (getattr(scheduler, "_begin_index", None) or 0) + len(self.steps)
+        if self._end is not None and len(self.steps) == self._count:
+            return torch.cat([self._end] * len(x))
+        return x.clone()
 
     @property
     def rows(self) -> int:
@@ -320,39 +334,7 @@ class EncoderRun(PipelineRun):
         return result
 
 
-class BlankRun(PipelineRun):
-    """Some parts answer with zeros, or with what is drawn, while the pipeline takes its steps, and states stay."""
-
-    def __init__(
-        self, forwards: Forwards, trained: tuple[str, ...], parts: Collection[str] = (), *, end: Tensor | None = None,
-        count: int = 0, draw: torch.Generator | None = None, decode: Callable[..., Any] | None = None,
-    ) -> None:  # fmt: skip
-        """Args: ``end`` is the state [1, ...] after the last one of ``count`` steps, which ``decode`` may be given."""
-        super().__init__(forwards, trained)
-        self._parts, self._end, self._count, self._draw, self._decode = parts, end, count, draw, decode
-
-    def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        if name == DECODE and self._decode is not None:
-            return self._decode(*arguments.values())
-        if name not in self._parts or len(self.steps) == self._count:
-            return network(**arguments)
-        return self.blank(network, self.forwards.noted(name, arguments))
-
-    def blank(self, network: Callable[..., Any], call: Any) -> Any:
-        """A made-up output."""
-        zeros = self.forwards.blank(network, call)
-        if self._draw is None:
-            return tree_map_only(Tensor, torch.clone, zeros)
-        return tree_map_only(Tensor, lambda x: torch.randn(x.shape, generator=self._draw).to(x), zeros)
-
-    def stepped(self, scheduler: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
-        scheduler._step_index = (getattr(scheduler, "_begin_index", None) or 0) + len(self.steps)
-        if self._end is not None and len(self.steps) == self._count:
-            return torch.cat([self._end] * len(x))
-        return x.clone()
-
-
-class RecordedRun(BlankRun):
+class RecordedRun(PipelineRun):
     """A run that is recorded."""
 
     reads_times = True
@@ -410,6 +392,6 @@ class RecordedRun(BlankRun):
         with self.trace.paused():
             self.steps.append((torch.as_tensor(time).reshape(()).cpu(), x, output))
             self.ends.append(len(self.trace.entries))
-            self.last = self.stepped(scheduler, x, own).float()
-            self.states.append(self.trace.leaf(self.last, STATE))
-        return self.last
+            following = self.stepped(scheduler, x, own).float()
+            self.states.append(self.trace.leaf(following, STATE))
+        return following

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from burnish.diffusion.pipeline.loading import config_of
 from burnish.utils.errors import UserError
-from burnish.utils.json_text import read_object
 
 if TYPE_CHECKING:
     from burnish.diffusion.options import RolloutOptions
@@ -81,6 +81,7 @@ EULER = {  # schedulers of several evaluations per step, and those that have the
     "KDPM2AncestralDiscreteScheduler": "EulerDiscreteScheduler",
     "FlowMatchHeunDiscreteScheduler": "FlowMatchEulerDiscreteScheduler",
 }
+DDIM = ("DDIMScheduler", "DDIMParallelScheduler", "CogVideoXDDIMScheduler")  # their steps are of one length
 CLIPPING = ("DDPMScheduler", "DDPMParallelScheduler", "LCMScheduler")  # schedulers whose steps read clip_sample
 NO_NOISE = "can't noise a picture (it has no add_noise)"
 ROUNDING = 1e-5  # relative, of noise levels
@@ -90,77 +91,32 @@ class Unsupported(Exception):
     """Why a pipeline can't be trained, for a message."""
 
 
-@dataclass(frozen=True)
-class Sigmas:
-    """Times of the scheduler's steps, and what it calls them."""
+def check_scheduler(kind: Any, path: Path, rollout: RolloutOptions) -> None:
+    """Refuse a class of schedulers whose noise levels nobody knows, and options that it doesn't take.
 
-    times: Tensor  # [N + 1] float32, decreasing: t of each step, and where the last one ends
-    names: Tensor  # [N]; a last step of no length, as some tables of sigmas end with, is none
-    kind: Kind
-    dense: tuple[np.ndarray, np.ndarray]  # increasing times, and their names, to interpolate between
-
-    @classmethod
-    def of(cls, scheduler: Any, names: Tensor) -> Sigmas:
-        """Of a scheduler's timesteps [N], which it is set to.
-
-        Raises:
-            Unsupported: the noise levels don't decrease, or are of no known kind.
-        """
-        signal, noise = _factors(scheduler, names)
-        if (kind := kind_of(signal, noise)) is None:
-            raise Unsupported("its scheduler mixes signal and noise in a way that Burnish doesn't know")
-        steps = ((signal if kind == "rising" else noise) / (signal + noise)).float()
-        times = torch.cat([steps, torch.tensor([_end(scheduler, kind)])])
-        if len(steps) > 1 and torch.isclose(times[-1], times[-2], rtol=ROUNDING, atol=0):
-            steps, names, times = steps[:-1], names[:-1], times[:-1]
-        if not bool((times[1:] < times[:-1]).all()):
-            raise Unsupported(f"the noise levels of its {type(scheduler).__name__} don't decrease: {times.tolist()}")
-        if float(times[0]) > 1 + ROUNDING:
-            raise Unsupported(
-                f"the noise levels of its {type(scheduler).__name__} begin at {float(times[0]):.4g}, but pure noise "
-                "is 1: leave out what spaces them in scheduler_config.json (use_exponential_sigmas, sigma_max), unless "
-                "the pipeline's class sets it, as Cosmos's do; choose another pipeline then"
-            )
-        _refuse_gaps(scheduler, names)
-        ends = [0.0, float(scheduler.config.get("num_train_timesteps", 1))][:: -1 if kind == "rising" else 1]
-        dense = np.array([0.0, *steps.flip(0), 1.0]), np.array([ends[0], *names.flip(0), ends[1]])
-        if kind in ("vp", "ve") and (table := getattr(scheduler, "alphas_cumprod", None)) is not None:
-            a, s = table.double().cpu().sqrt().numpy(), (1 - table.double().cpu()).sqrt().numpy()
-            dense = s / (a + s), np.arange(len(table))
-        return cls(times, names, kind, dense)
-
-    def name(self, time: float) -> Tensor:
-        """What the scheduler calls a time: exact at its own times, and interpolated at others."""
-        if bool((own := self.times[:-1] == time).any()):
-            return self.names[own][0]
-        return torch.tensor(np.interp(time, *self.dense), dtype=torch.float32)
-
-
-def check_scheduler(path: Path, index: dict[str, Any], rollout: RolloutOptions) -> None:
-    """Refuse a scheduler whose noise levels nobody knows, and options that it doesn't take, by its pipeline's files.
+    Args:
+        kind: of the pipeline's scheduler; None has nothing to check.
+        path: of the pipeline, for the scheduler's configuration.
+        rollout: how it draws.
 
     Raises:
-        Unsupported: its class can't noise a picture.
+        Unsupported: the class can't noise a picture.
         UserError: naming the option.
     """
-    import diffusers
-
-    listed = index.get("scheduler")
-    kind = getattr(diffusers, str(listed[1]), None) if isinstance(listed, list) and len(listed) == 2 else None
-    if not isinstance(kind, type):
+    if kind is None:
         return
     if not (hasattr(kind, "scale_noise") or hasattr(kind, "add_noise")):
         raise Unsupported(f"its {kind.__name__} {NO_NOISE}")
-    file = path / "scheduler" / "scheduler_config.json"
-    config = read_object(file) if file.is_file() else {}
-    takes = inspect.signature(kind).parameters
-    if not _shift(kind) or ("use_flow_sigmas" in takes and not config.get("use_flow_sigmas")):
-        for name, usual in (("schedule", "diffusers"), ("shift", None)):
-            if (value := getattr(rollout, name)) != usual:
-                raise UserError(
-                    f"rollout.{name} is {value}, but the noise levels of a {kind.__name__} can't be shifted; leave it "
-                    "out, or choose a model whose scheduler is a FlowMatchEulerDiscreteScheduler"
-                )
+    flows = (
+        config_of(path, "scheduler").get("use_flow_sigmas")
+        or "use_flow_sigmas" not in inspect.signature(kind).parameters
+    )
+    for name, usual in (("schedule", "diffusers"), ("shift", None)):
+        if (value := getattr(rollout, name)) != usual and not (flows and _shift(kind)):
+            raise UserError(
+                f"rollout.{name} is {value}, but the noise levels of a {kind.__name__} can't be shifted; leave it "
+                "out, or choose a model whose scheduler is a FlowMatchEulerDiscreteScheduler"
+            )
 
 
 def _shift(kind: type) -> str:
@@ -201,7 +157,7 @@ def _refuse_gaps(scheduler: Any, names: Tensor) -> None:
     Raises:
         Unsupported: they do, by more than the rounding of timesteps.
     """
-    if not _steps_as_ddim(scheduler) or len(names) < 2:
+    if type(scheduler).__name__ not in DDIM or len(names) < 2:
         return
     length = scheduler.config.num_train_timesteps // scheduler.num_inference_steps
     if float((names[:-1] - names[1:] - length).abs().max()) > 2:
@@ -210,10 +166,6 @@ def _refuse_gaps(scheduler: Any, names: Tensor) -> None:
             f"{names.long().tolist()}, so that a step doesn't end where the next one begins: set timestep_spacing to "
             "leading or trailing in scheduler_config.json"
         )
-
-
-def _steps_as_ddim(scheduler: Any) -> bool:
-    return type(scheduler).__name__ in ("DDIMScheduler", "DDIMParallelScheduler", "CogVideoXDDIMScheduler")
 
 
 def once_a_step(scheduler: Any) -> Any:
@@ -235,12 +187,6 @@ def once_a_step(scheduler: Any) -> Any:
     return scheduler if name is None else getattr(diffusers, name).from_config(config)
 
 
-def clipped(scheduler: Any, velocity: Tensor, x: Tensor, time: float) -> Tensor:
-    """The velocity of the sample that a scheduler's steps make of the one that is predicted at ``x``: all [B, ...]."""
-    bound = _bound(scheduler)
-    return velocity if bound is None else (x - bound(x - time * velocity)) / time
-
-
 def _bound(scheduler: Any) -> Callable[[Tensor], Tensor] | None:
     """What steps make of the sample [B, ...] that is predicted; None where they take it as it is."""
     config = scheduler.config
@@ -255,36 +201,71 @@ def _bound(scheduler: Any) -> Callable[[Tensor], Tensor] | None:
 
 @dataclass(frozen=True)
 class NoiseSchedule:
-    """Steps of a scheduler at times, t from 1 to 0, whatever it calls them."""
+    """Steps of a scheduler at times, t from 1 to 0, and what it calls these."""
 
-    levels: Sigmas
-    skipped: int  # entries of the scheduler's table that the pipeline doesn't use, before the first step
-    last_trained: float  # time of the last step that calls a network that is trained
+    times: Tensor  # [N + 1] float32, decreasing: t of each step, and where the last one ends
+    names: Tensor  # [N]; a last step of no length, as some tables of sigmas end with, is none
+    kind: Kind
+    dense: tuple[np.ndarray, np.ndarray]  # increasing times, and their names, to interpolate between
+    skipped: int = 0  # entries of the scheduler's table that the pipeline doesn't use, before the first step
+    last_trained: float = 0.0  # time of the last step that calls a network that is trained
 
-    @property
-    def times(self) -> Tensor:
-        """[N + 1] float32, decreasing: of each step, and where the last one ends."""
-        return self.levels.times
+    @classmethod
+    def of(cls, scheduler: Any, names: Tensor) -> NoiseSchedule:
+        """Of a scheduler's timesteps [N], which it is set to.
+
+        Raises:
+            Unsupported: the noise levels don't decrease, or are of no known kind.
+        """
+        signal, noise = _factors(scheduler, names)
+        if (kind := kind_of(signal, noise)) is None:
+            raise Unsupported("its scheduler mixes signal and noise in a way that Burnish doesn't know")
+        steps = ((signal if kind == "rising" else noise) / (signal + noise)).float()
+        times = torch.cat([steps, torch.tensor([_end(scheduler, kind)])])
+        if len(steps) > 1 and torch.isclose(times[-1], times[-2], rtol=ROUNDING, atol=0):
+            steps, names, times = steps[:-1], names[:-1], times[:-1]
+        if not bool((times[1:] < times[:-1]).all()):
+            raise Unsupported(f"the noise levels of its {type(scheduler).__name__} don't decrease: {times.tolist()}")
+        if float(times[0]) > 1 + ROUNDING:
+            raise Unsupported(
+                f"the noise levels of its {type(scheduler).__name__} begin at {float(times[0]):.4g}, but pure noise "
+                "is 1: leave out what spaces them in scheduler_config.json (use_exponential_sigmas, sigma_max), unless "
+                "the pipeline's class sets it, as Cosmos's do; choose another pipeline then"
+            )
+        _refuse_gaps(scheduler, names)
+        ends = [0.0, float(scheduler.config.get("num_train_timesteps", 1))][:: -1 if kind == "rising" else 1]
+        dense = np.array([0.0, *steps.flip(0), 1.0]), np.array([ends[0], *names.flip(0), ends[1]])
+        if kind in ("vp", "ve") and (table := getattr(scheduler, "alphas_cumprod", None)) is not None:
+            a, s = table.double().cpu().sqrt().numpy(), (1 - table.double().cpu()).sqrt().numpy()
+            dense = s / (a + s), np.arange(len(table))
+        return cls(times, names, kind, dense)
+
+    def name(self, time: float) -> Tensor:
+        """What the scheduler calls a time: exact at its own times, and interpolated at others."""
+        if bool((own := self.times[:-1] == time).any()):
+            return self.names[own][0]
+        return torch.tensor(np.interp(time, *self.dense), dtype=torch.float32)
 
     def scale(self, time: float) -> float:
         """The scheduler's states over ours."""
-        return scale_at(self.levels.kind, time)
+        return scale_at(self.kind, time)
 
     def velocity(self, scheduler: Any, output: Tensor, x: Tensor, time: float) -> Tensor:
         """eps - x_0 at a time, by the ``output`` and the sample ``x`` [B, ...] that the scheduler's step is given."""
         if str(scheduler.config.get("variance_type")).startswith("learned") and output.shape[1] == 2 * x.shape[1]:
             output = output.chunk(2, 1)[0]  # the other half is the variance of the scheduler's own noise
-        found = self.predicted(scheduler, output, x, time)
-        return clipped(scheduler, found, x.float() / self.scale(time), time)
+        velocity, x = self.predicted(scheduler, output, x, time), x.float() / self.scale(time)
+        bound = _bound(scheduler)
+        return velocity if bound is None else (x - bound(x - time * velocity)) / time
 
     def predicted(self, scheduler: Any, output: Tensor, x: Tensor, time: float) -> Tensor:
         """The same before the scheduler clips the sample that is predicted."""
         output, x = output.float(), x.float()
         if hasattr(scheduler, "precondition_outputs"):
-            sigma = torch.tensor(sigma_at(self.levels.kind, time), device=x.device)
+            sigma = torch.tensor(sigma_at(self.kind, time), device=x.device)
             clean: Tensor = scheduler.precondition_outputs(x, output, sigma)
             return (x - clean) / sigma - clean
         predicts = scheduler.config.get("prediction_type", "epsilon")
-        if (found := velocity_of(self.levels.kind, predicts, output, x, time)) is None:
+        if (found := velocity_of(self.kind, predicts, output, x, time)) is None:
             raise Unsupported(f"its scheduler has prediction_type {predicts!r}, which Burnish doesn't know")
         return found

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from heapq import nlargest
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from burnish.diffusion.pipeline.loading import config_of, parts_of
 from burnish.models.loading import quietly
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import understood
 
 LENGTH = "max_sequence_length"
-TOGETHER = 1000  # texts that a tokenizer reads at once
 LOOKED_AT = 10_000  # texts that are tokenised: a million would take minutes
 
 
@@ -32,8 +31,8 @@ def tokenizers_of(path: Path, index: Mapping[str, Any]) -> dict[str, Any]:
     import transformers
 
     found: dict[str, Any] = {}
-    for name, value in index.items():
-        library, named = value if isinstance(value, list) and len(value) == 2 else (None, None)
+    for name in parts_of(index):
+        library, named = index[name]
         settings = path / name / "tokenizer_config.json"
         if library != "transformers" or not settings.is_file():
             continue
@@ -47,31 +46,23 @@ def tokenizers_of(path: Path, index: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def vocabularies_of(path: Path, index: Mapping[str, Any]) -> dict[str, int]:
-    """How many tokens each text encoder of a pipeline knows, where its config.json says so; no weight is read.
-
-    Raises:
-        UserError: a config.json can't be read.
-    """
-    named = [name for name, part in index.items() if "text_encoder" in name and isinstance(part, list) and any(part)]
-    files = {name: path / name / "config.json" for name in named}
-    sizes = {name: read_object(file).get("vocab_size") for name, file in files.items() if file.is_file()}
+    """How many tokens each text encoder of a pipeline knows, where its config.json says so; no weight is read."""
+    sizes = {name: config_of(path, name).get("vocab_size") for name in parts_of(index) if "text_encoder" in name}
     return {name: size for name, size in sizes.items() if isinstance(size, int)}
 
 
 def longer(tokenizer: Any, texts: Iterable[str], limit: int) -> dict[str, int]:
     """The texts of more than ``limit`` tokens, and how many each has; only the longest texts are tokenised."""
     spare = limit - tokenizer.num_special_tokens_to_add()  # a token has a byte at least
-    sizes = {text: len(text.encode()) for text in texts}
-    longest = nlargest(LOOKED_AT, (text for text, size in sizes.items() if size >= spare), key=sizes.__getitem__)
+    sizes = {text: size for text in texts if (size := len(text.encode())) >= spare}
+    longest = nlargest(LOOKED_AT, sizes, key=sizes.__getitem__)
     return {text: len(ids) for text, ids in _tokenised(tokenizer, longest) if len(ids) > limit}
 
 
-def _tokenised(tokenizer: Any, texts: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
+def _tokenised(tokenizer: Any, texts: list[str]) -> Iterable[tuple[str, list[int]]]:
     """The texts with their token ids."""
-    remaining = iter(texts)
     with quietly():  # what is too long is told by its caller, in the run's own terms
-        while some := list(islice(remaining, TOGETHER)):
-            yield from zip(some, tokenizer(some).input_ids, strict=True)
+        return zip(texts, tokenizer(texts).input_ids if texts else [], strict=True)
 
 
 def refuse_unknown(tokenizer: Any, texts: Iterable[str], encoder: str, size: int) -> None:
@@ -82,7 +73,7 @@ def refuse_unknown(tokenizer: Any, texts: Iterable[str], encoder: str, size: int
     """
     if max(tokenizer.get_vocab().values()) < size:
         return
-    for text, ids in _tokenised(tokenizer, texts):
+    for text, ids in _tokenised(tokenizer, list(texts)):
         if (token := max(ids, default=0)) >= size:
             raise UserError(
                 f"prompt {text!r:.60} has token id {token}, but {encoder} has only {size}: the tokenizer belongs to "

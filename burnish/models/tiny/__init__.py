@@ -1,60 +1,119 @@
-"""Tiny random pipelines and language models of the real classes, to try a recipe with on a CPU in seconds."""
+"""Tiny random pipelines and language models of the real classes, to try a recipe with on a CPU in seconds.
+
+What each is is data: assets/tiny."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, TypeAlias
 
-from burnish.models.tiny.base import Tiny, read
-from burnish.models.tiny.language import LANGUAGE, TinyLanguage
+import yaml
+
 from burnish.utils.errors import UserError
+from burnish.utils.paths import ASSETS
 
-ALL: tuple[Tiny, ...] = tuple(Tiny(**one) for one in read("pipelines"))
-Described = TypeVar("Described", bound=Tiny | TinyLanguage)
-
-
-def describe(name: str) -> Tiny:
-    """The tiny pipeline of that name.
-
-    Args:
-        name: of a model, such as wan2.2, or of a pipeline's class; of several models of a class it is the first.
-
-    Raises:
-        UserError: there is none; the message suggests the nearest.
-    """
-    return _named(name, ALL, "tiny pipeline")
+Config: TypeAlias = Mapping[str, Any]
+# of a part: another class than the signature names, changes to its configuration, both, or None to leave it out
+Change: TypeAlias = str | Config | Sequence[Any] | None
 
 
-def describe_language(name: str) -> TinyLanguage:
-    """The tiny language model of that name.
-
-    Args:
-        name: its model_type, such as qwen3_vl, or its class.
-
-    Raises:
-        UserError: there is none; the message suggests the nearest.
-    """
-    return _named(name, LANGUAGE, "tiny language model")
+@cache
+def read(name: str) -> Any:
+    """A file of tiny models: parts, pipelines or language."""
+    return yaml.load((ASSETS / "tiny" / f"{name}.yaml").read_text(), yaml.CSafeLoader)
 
 
-def describe_any(name: str) -> Tiny | TinyLanguage:
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """A model by its class."""
+
+    name: str
+    """By which ``burnish tiny`` knows it: as people name a pipeline, or the model_type of a language model."""
+    kind: str
+    """Its class in diffusers or transformers."""
+    also: Sequence[str] = ()
+    """Further names."""
+    values: Config = field(default_factory=dict)
+    """Arguments of the class, or of its processor's, that are not parts."""
+    needs: Sequence[str] = ()
+    """Packages that its library imports for it, and that Burnish does not install."""
+
+    def missing(self) -> list[str]:
+        """Those that are not installed."""
+        return [package for package in self.needs if find_spec(package) is None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiny(Described):
+    """A pipeline of diffusers at a size that a CPU runs in seconds."""
+
+    makes: str = "images"
+    """images, videos or sound."""
+    parts: Mapping[str, Change] = field(default_factory=dict)
+    """Where a part differs from what the signature of the class and the tables of parts give."""
+    height: int | None = 32
+    """In pixels; None if the call takes no size."""
+    width: int | None = 32
+    num_frames: int | None = None
+    """Of a video; None if the call takes no number of frames."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Arguments of the call beside the prompt that bring pictures and the like, and what each of them is."""
+    call: Config = field(default_factory=dict)
+    """Further arguments of the call, without which it would not run, or not at this size."""
+    prompt: bool = True
+    """Whether the call takes a prompt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyLanguage(Described):
+    """A language model of transformers at a size that a CPU runs in milliseconds."""
+
+    config: Config = field(default_factory=dict)
+    """Where its configuration differs from what the tables of parts give."""
+    tokenizer: str = "qwen"
+    style: str = "chatml"
+    """How its chat template writes a conversation."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """What its chat template writes for a picture, a video and sound: what it can read."""
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """Special tokens, by the attributes under which its processor finds them at the tokenizer."""
+    further: Sequence[str] = ()
+    """Special tokens without such an attribute."""
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    """Tokens whose ids its configuration has, by the names there; a dot leads into a part."""
+    processor: str = ""
+    """Its class in transformers; "" for a model that reads text alone."""
+    parts: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Parts of the processor beside the tokenizer, by the names of its arguments: class and configuration."""
+
+
+ALL = tuple(Tiny(**one) for one in read("pipelines"))
+LANGUAGE = tuple(TinyLanguage(**one) for one in read("language")["models"])
+
+
+def describe(name: str, among: Sequence[Described] = (*ALL, *LANGUAGE)) -> Any:
     """The tiny pipeline or language model of that name.
 
+    Args:
+        name: of a model, such as wan2.2, a model_type such as qwen3_vl, or a class; of several models of a class it is
+            the first.
+        among: those that it may be.
+
     Raises:
         UserError: there is none; the message suggests the nearest.
     """
-    every: tuple[Tiny | TinyLanguage, ...] = (*ALL, *LANGUAGE)
-    return _named(name, every, "tiny pipeline or language model")
-
-
-def _named(name: str, every: Sequence[Described], what: str) -> Described:
     known: dict[str, tuple[str, Described]] = {}
-    for tiny in every:
+    for tiny in among:
         for own in (tiny.name, *tiny.also, tiny.kind):
             known.setdefault(own.lower(), (own, tiny))
     if name.lower() in known:
         return known[name.lower()][1]
     near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(known[one][0] for one in near)}? " if near else ""
-    raise UserError(f"{name!r} is no {what}; {hint}'burnish tiny --list' shows all {len(every)}")
+    raise UserError(
+        f"{name!r} is no tiny pipeline or language model; {hint}'burnish tiny --list' shows all {len(among)}"
+    )

@@ -4,19 +4,53 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.models.loading import quietly
-from burnish.models.tiny.base import Change, Config, Tiny, read
-from burnish.models.tiny.language.base import TinyLanguage
-from burnish.models.tiny.processors import PROCESSORS
-from burnish.models.tiny.tokenizers import TOKENIZERS
+from burnish.models.processors import class_without_videos
+from burnish.models.tiny import Change, Config, Tiny, read
+from burnish.models.tiny.tokenizers import TOKENIZERS, of_pictures
 
 if TYPE_CHECKING:
     from torch import nn
+
+SIDE = 28  # pixels of a vision encoder's picture: four patches of 14, which become one token where they are merged
+
+
+def pixels(named: str, sizes: Config, **config: Any) -> Any:
+    """Of a vision encoder."""
+    import transformers
+
+    return getattr(transformers, named)(**{**sizes, **config})
+
+
+def qwen_vl(named: str, patch: int, **config: Any) -> Any:
+    """Of a vision-language model of Qwen: pictures and text."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    tokenizer = of_pictures()
+    size = {"shortest_edge": (2 * patch) ** 2, "longest_edge": (8 * patch) ** 2}
+    pixels = Qwen2VLImageProcessorPil(**{
+        "patch_size": patch, "temporal_patch_size": 2, "merge_size": 2, "size": size, **config,
+    })  # fmt: skip
+    return class_without_videos(named)(pixels, tokenizer, tokenizer.chat_template)
+
+
+SQUARE = {"height": SIDE, "width": SIDE}
+CLIP = partial(pixels, "CLIPImageProcessor", {"size": {"shortest_edge": SIDE}, "crop_size": SQUARE})
+SIGLIP = partial(pixels, "SiglipImageProcessor", {"size": SQUARE})
+PROCESSORS: dict[str, Callable[..., Any]] = {
+    "CLIPImageProcessor": CLIP,
+    "CLIPImageProcessorPil": CLIP,
+    "SiglipImageProcessor": SIGLIP,
+    "SiglipImageProcessorPil": SIGLIP,
+    "Qwen2VLProcessor": partial(qwen_vl, "Qwen2VLProcessor", 14),
+    "Qwen2_5_VLProcessor": partial(qwen_vl, "Qwen2_5_VLProcessor", 14),
+    "Qwen3VLProcessor": partial(qwen_vl, "Qwen3VLProcessor", 16),
+}
 
 DENOISERS, ENCODERS = read("parts")["denoisers"], read("parts")["encoders"]
 OTHERS: dict[str, Config] = {**read("parts")["networks"], **read("parts")["others"], **DENOISERS}
@@ -30,7 +64,7 @@ def build(tiny: Tiny, seed: int) -> Any:
     """The pipeline; its weights depend on the seed, their names and the name of their part alone."""
     import diffusers
 
-    kind = getattr(diffusers, tiny.pipeline)
+    kind = getattr(diffusers, tiny.kind)
     chosen = parts_of(tiny, kind)
     made: dict[str, Any] = {name: None for name, part in chosen.items() if part is None}
     # what reads text first: what encodes it has as many words
@@ -66,7 +100,7 @@ def parts_of(tiny: Tiny, kind: type) -> dict[str, tuple[str, Config] | None]:
             named = read("parts")["tokenizer_of"].get(encoder, "")
         if parameter.default is not inspect.Parameter.empty and name not in tiny.parts and named not in DENOISERS:
             continue
-        assert named in KNOWN, f"{tiny.pipeline}: {name} is {parameter.annotation}, which has no description"
+        assert named in KNOWN, f"{tiny.kind}: {name} is {parameter.annotation}, which has no description"
         chosen[name] = (named, config)
     return chosen
 
@@ -157,11 +191,6 @@ def draw_weights(network: nn.Module, seed: int, name: str) -> None:
                 parameter.copy_(noise * (len(parameter) / parameter.numel()) ** 0.5)
             else:
                 parameter.copy_(float(bool((parameter == 1).all())) + NOISE * noise)
-
-
-def missing(tiny: Tiny | TinyLanguage) -> list[str]:
-    """Packages that it needs and that are not installed."""
-    return [package for package in tiny.needs if find_spec(package) is None]
 
 
 def write(tiny: Tiny, folder: Path, seed: int) -> None:

@@ -1,27 +1,53 @@
-"""Tokenizers of the real classes, made here: they know a few words and can spell all others."""
+"""Tokenizers of the real classes, made here: they know a few words and can spell all others. And how they write a
+conversation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from burnish.models.tiny.words import CHAT, CONTROL, TEXT
 from burnish.utils.json_text import parse_json
+
+# words that prompts and the templates of pipelines are made of
+TEXT = """
+a photo of a red fox in the snow, next to a small house with a blue door and a green tree
+the number three is written on the wall; a lighthouse by the sea at night, an oil painting of a dog and a cat
+Describe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of the
+objects and background: Describe the key features of the input image (color, shape, size, texture, objects,
+background), then explain how the user's text instruction should alter or modify the image.
+Generate a new image that meets the user's requirements while maintaining consistency with the original input
+where appropriate. You are an assistant designed to generate superior images with the superior degree of
+image-text alignment based on textual prompts or user prompts. Picture 1: user assistant system
+The video moves slowly from left to right while the camera follows the ball, and the music plays in the background
+make it a watercolor painting, remove the car, add a hat to the person, put two apples on the table
+"""
+# of models that write them with other marks than Qwen's; a tokenizer must have them as single tokens
+CONTROL = ("<|begin_of_text|>", "<|end_of_text|>", "[gMASK]", "<sop>", "[INST]", "[/INST]", "[IMG]")
+
+CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 SPECIAL = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
     "<|image_pad|>", "<|video_pad|>", "<|audio_start|>", "<|audio_end|>",
 )  # fmt: skip
-START = "<|begin_of_text|>"
+PAD, START = "<|endoftext|>", "<|begin_of_text|>"
 LLAMA = ("<image>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 MERGES = 192  # pairs that a tokenizer of byte pairs joins
 LONGEST = 4096  # tokens, where a class has no length of its own
+TURNS = ("<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>", "<image_soft_token>")  # of Gemma
 
 
 @cache
 def byte_pairs(suffix: str = "") -> tuple[list[str], list[tuple[str, str]]]:
-    """The 256 symbols of bytes, and the pairs that occur most often in our text."""
+    """Tokens of the 256 bytes and of the pairs that occur most often in our text, and these pairs."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -37,7 +63,8 @@ def byte_pairs(suffix: str = "") -> tuple[list[str], list[tuple[str, str]]]:
     )  # fmt: skip
     learner.train_from_iterator(TEXT.splitlines(), trainer)
     merges = [(left, right) for left, right in parse_json(learner.to_str())["model"]["merges"][:MERGES]]
-    return [*letters, *(f"{letter}{suffix}" for letter in letters if suffix)], merges
+    ends = [f"{letter}{suffix}" for letter in letters if suffix]
+    return [*letters, *ends, *(left + right for left, right in merges)], merges
 
 
 def vocabulary(tokens: list[str]) -> dict[str, int]:
@@ -49,11 +76,9 @@ def clip() -> Any:
     """CLIP's, of 77 tokens."""
     from transformers import CLIPTokenizer
 
-    letters, merges = byte_pairs("</w>")
-    joined = [left + right for left, right in merges]
+    tokens, merges = byte_pairs("</w>")
     kind: Any = CLIPTokenizer  # its annotation of merges forgets pairs
-    words = vocabulary([*letters, *joined, "<|startoftext|>", "<|endoftext|>"])
-    return kind(vocab=words, merges=merges, model_max_length=77)
+    return kind(vocab=vocabulary([*tokens, "<|startoftext|>", PAD]), merges=merges, model_max_length=77)
 
 
 def bert() -> Any:
@@ -63,21 +88,6 @@ def bert() -> Any:
     letters = [chr(code) for code in range(33, 127)]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
     return BertTokenizer(vocab=vocabulary(words), model_max_length=77)
-
-
-def qwen() -> Any:
-    """Qwen's, with the tokens of pictures and a chat template."""
-    from transformers import Qwen2Tokenizer
-
-    letters, merges = byte_pairs()
-    kind: Any = Qwen2Tokenizer
-    made = kind(
-        vocab=vocabulary([*letters, *(left + right for left, right in merges)]), merges=merges,
-        unk_token=None, bos_token=None, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=LONGEST,
-    )  # fmt: skip
-    made.add_special_tokens({"additional_special_tokens": list(SPECIAL)})
-    made.chat_template = CHAT
-    return made
 
 
 def t5() -> Any:
@@ -108,52 +118,69 @@ def sentence_pieces(special: list[str]) -> tuple[dict[str, int], list[tuple[str,
     return vocabulary(tokens), merges
 
 
-def gemma() -> Any:
-    """Gemma's, with the tokens of pictures."""
+def qwen(end: str = "<|im_end|>", **more: Any) -> Any:
+    """Qwen's."""
+    from transformers import Qwen2Tokenizer
+
+    tokens, merges = byte_pairs()
+    kind: Any = Qwen2Tokenizer
+    return kind(
+        vocab=vocabulary(tokens), merges=merges, unk_token=None, bos_token=None, eos_token=end, pad_token=PAD,
+        model_max_length=LONGEST, **more,
+    )  # fmt: skip
+
+
+def gemma(end: str = "<eos>", **more: Any) -> Any:
+    """Gemma's."""
     from transformers import GemmaTokenizer
 
-    turns = ["<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>", "<image_soft_token>"]
     words, merges = sentence_pieces(["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"])
     kind: Any = GemmaTokenizer
-    made = kind(vocab=words, merges=merges, model_max_length=LONGEST, padding_side="right", add_bos_token=True)
-    made.add_special_tokens({"additional_special_tokens": turns})
-    made.chat_template = CHAT
-    return made
+    return kind(vocab=words, merges=merges, eos_token=end, model_max_length=LONGEST, add_bos_token=True, **more)
 
 
-def llama() -> Any:
-    """Llama's, which pads with its last token."""
+def llama(end: str = "</s>", pad: str = "<pad>", **more: Any) -> Any:
+    """Llama's."""
     from transformers import LlamaTokenizer
 
-    words, merges = sentence_pieces(["<unk>", "<s>", "</s>"])
+    words, merges = sentence_pieces(list(dict.fromkeys(["<unk>", "<s>", "</s>", pad])))
     kind: Any = LlamaTokenizer
-    made = kind(vocab=words, merges=merges, pad_token="</s>", model_max_length=LONGEST, add_bos_token=True)
-    made.add_special_tokens({"additional_special_tokens": list(LLAMA)})
-    made.chat_template = CHAT
-    return made
+    return kind(
+        vocab=words, merges=merges, eos_token=end, pad_token=pad, model_max_length=LONGEST, add_bos_token=True, **more
+    )
+
+
+def pieces(end: str, start: str = "<s>", **more: Any) -> Any:
+    """One of byte pairs without a class of its own, as GLM, Mistral and SmolLM have it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokens, merges = byte_pairs()
+    made: Any = Tokenizer(models.BPE(vocab=vocabulary(tokens), merges=merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token=start, eos_token=end, pad_token=PAD, model_max_length=LONGEST,
+        padding_side="left", **more,
+    )  # fmt: skip
+
+
+def talking(tokenizer: Any, special: Sequence[str], template: str = CHAT) -> Any:
+    """A tokenizer with further tokens and a chat template."""
+    tokenizer.add_special_tokens({"additional_special_tokens": list(special)})
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 def generic() -> Any:
-    """One of byte pairs without a class of its own, as GLM, Mistral and SmolLM have it."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
+    """``pieces`` that begins every text with a token."""
+    from tokenizers.processors import TemplateProcessing
 
-    letters, merges = byte_pairs()
-    words = vocabulary([*letters, *(left + right for left, right in merges)])
-    made = Tokenizer(models.BPE(vocab=words, merges=merges))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token=START, eos_token="<|end_of_text|>", pad_token="<|endoftext|>",
-        model_max_length=LONGEST, padding_side="left",
-    )  # fmt: skip
-    fast.add_special_tokens({"additional_special_tokens": [*SPECIAL[1:], *CONTROL]})
-    fast.chat_template = CHAT
-    start = fast.convert_tokens_to_ids(START)
-    fast.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{START} $A", pair=f"{START} $A $B", special_tokens=[(START, start)]
+    made = talking(pieces("<|end_of_text|>", START), [*SPECIAL[1:], *CONTROL])
+    made.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{START} $A", pair=f"{START} $A $B", special_tokens=[(START, made.convert_tokens_to_ids(START))]
     )
-    return fast
+    return made
 
 
 def byt5() -> Any:
@@ -163,13 +190,19 @@ def byt5() -> Any:
     return ByT5Tokenizer()
 
 
+def of_pictures() -> Any:
+    """Qwen's, with the tokens of pictures."""
+    return talking(qwen(), SPECIAL)
+
+
 TOKENIZERS: dict[str, Callable[[], Any]] = {
-    "CLIPTokenizer": clip, "CLIPTokenizerFast": clip,
+    "CLIPTokenizer": clip,
     "BertTokenizer": bert,
-    "T5Tokenizer": t5, "T5TokenizerFast": t5,
-    "Qwen2Tokenizer": qwen, "Qwen2TokenizerFast": qwen,
-    "GemmaTokenizer": gemma, "GemmaTokenizerFast": gemma,
-    "LlamaTokenizer": llama, "LlamaTokenizerFast": llama,
+    "T5Tokenizer": t5,
+    "Qwen2Tokenizer": of_pictures,
+    "GemmaTokenizer": lambda: talking(gemma(padding_side="right"), TURNS),
+    "LlamaTokenizer": lambda: talking(llama(pad="</s>"), LLAMA),
     "PreTrainedTokenizerFast": generic, "TokenizersBackend": generic,
     "ByT5Tokenizer": byt5,
 }  # fmt: skip
+TOKENIZERS |= {f"{name}Fast": TOKENIZERS[name] for name in list(TOKENIZERS) if name.endswith("Tokenizer")}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.language.model.processors import class_without_torchvision, real_class
 from burnish.models.loading import quietly
-from burnish.models.tiny.base import Config, read
-from burnish.models.tiny.language.base import TinyLanguage
-from burnish.models.tiny.language.tokenizers import tokenizer as tokenizer_of
+from burnish.models.tiny import Config, TinyLanguage, read
+from burnish.models.tiny.tokenizers import gemma, llama, pieces, qwen, talking
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,7 +59,7 @@ def _network(tiny: TinyLanguage, tokenizer: Any, seed: int) -> nn.Module:
         (given[part] if part else given)[inside] = known[token]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        kind: Any = getattr(transformers, tiny.model)
+        kind: Any = getattr(transformers, tiny.kind)
         return kind(settings(**given)).eval()  # type: ignore[no-any-return]
 
 
@@ -132,6 +132,21 @@ def _part_class(named: str) -> Any:
 
     pillow = f"{named}Pil"
     return real_class(pillow if pillow in transformers._class_to_module else named)
+
+
+TOKENIZERS: dict[str, Callable[..., Any]] = {
+    "qwen": qwen, "gemma": partial(gemma, padding_side="left"), "llama": llama, "pieces": pieces,
+}  # fmt: skip
+
+
+def tokenizer_of(tiny: TinyLanguage) -> Any:
+    """The tokenizer of a model, with its chat template: each picture, video and sound at its place."""
+    style, marks = read("language")["styles"][tiny.style], dict(tiny.marks)
+    special = dict.fromkeys([*style["control"], *marks.values(), *tiny.further])
+    made = TOKENIZERS[tiny.tokenizer](style["end"], extra_special_tokens=marks)
+    parts = "".join(f"{{% elif part['type'] == '{kind}' %}}{text}" for kind, text in tiny.places.items())
+    template = style["template"].replace("CONTENT", read("language")["content"].replace("MEDIA", parts))
+    return talking(made, [one for one in special if one != style["end"]], template)
 
 
 def write(tiny: TinyLanguage, folder: Path, seed: int) -> None:

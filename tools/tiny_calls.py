@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.models.loading import quietly
 from burnish.models.processors import processors_without_torchvision
-from burnish.models.tiny.base import Media, Tiny
+from burnish.models.tiny import Tiny
 from burnish.utils.json_text import read_object
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def load(folder: Path) -> Any:
     return pipeline
 
 
-def media(kind: Media, tiny: Tiny, seed: int) -> Any:
+def media(kind: str, tiny: Tiny, seed: int) -> Any:
     """A picture, a mask, frames or text, as an argument of a call takes them."""
     height, width = tiny.height or 32, tiny.width or 32
     if kind == "text":
