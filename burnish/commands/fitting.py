@@ -9,7 +9,7 @@ import torch
 
 from burnish.commands.prepare import say
 from burnish.config import RunConfig
-from burnish.config.batches import unforeseen, unsettled, with_sizes, written
+from burnish.config.batches import smallest, unforeseen, with_sizes, written
 from burnish.controller import Controller
 from burnish.utils.errors import UserError
 
@@ -50,7 +50,7 @@ class Fit:
         Raises:
             UserError: it can't fit, and forecast is refuse.
         """
-        asks = self._wanted or (unsettled(self.config) and self.config.model.device != "cpu")
+        asks = self._wanted or (smallest(self.config) and self.config.model.device != "cpu")
         memory = controller.gpu_memory() if asks else {}
         if not memory:
             return with_sizes(self.config, unforeseen(self.config, on_gpu=False))
@@ -72,14 +72,15 @@ class Fit:
             self._refuse(asked, large[0], memory[large[0].name])
         self.close()
         if chosen.sizes:
-            say(f"Batches that are auto: {' '.join(written(chosen.sizes))}")
+            say(f"Chosen where auto is set: {' '.join(written(chosen.sizes))}")
         return with_sizes(self.config, chosen.sizes)
 
     def _not_forecast(self) -> RunConfig:
         sizes = unforeseen(self.config, on_gpu=True)
         if sizes:
             say(
-                f"No forecast says how much memory this run needs, so its batches are small: {' '.join(written(sizes))}"
+                f"No forecast says how much memory this run needs, so auto is what takes little: "
+                f"{' '.join(written(sizes))}"
             )
         return with_sizes(self.config, sizes)
 

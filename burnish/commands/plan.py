@@ -53,7 +53,7 @@ def plan(recipe: str, overrides: Sequence[str], speed: Speed) -> int:
             chosen = choose(config, found, memory)
             found, sizes, why = chosen.forecast, chosen.sizes, f"for {shown(memory)}"
     if sizes:
-        console.print(f"Batches that are auto: {' '.join(written(sizes))} ({why}).", soft_wrap=True)
+        console.print(f"Chosen where auto is set: {' '.join(written(sizes))} ({why}).", soft_wrap=True)
     for pool in found.pools:
         _show(console, pool, memory)
         _show_seconds(console, pool, speed)

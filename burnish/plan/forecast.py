@@ -95,6 +95,7 @@ class PoolForecast:
     vllm: VllmForecast | None = None  # of its vLLM, where it samples with one
     sharing: int = 1  # processes of the pool that may be on one GPU: each asks for a fraction of it
     work: Mapping[str, Work] = field(default_factory=dict)  # by phase, of an update; of generators
+    weights: tuple[int, int] = (0, 0)  # of the networks that ranks share: learned and frozen ones
 
     @property
     def highest(self) -> tuple[str, Peak]:
@@ -225,7 +226,7 @@ def sharing(pool: PoolOptions) -> int:
 
 
 def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolForecast:
-    counter, pretending, trains = LiveBytes(), Pretending(), name == "train"
+    counter, trains = LiveBytes(), name == "train"
     on_host = not trains and config.sampler_config is not config
     config = deepcopy(config if trains else config.sampler_config)
     # these are refused on a CPU, where a forecast runs; it counts what they move apart
@@ -242,25 +243,15 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
         if section is not None:
             section.offload = False
     saved, vllm = 0, None
-    gc.collect()
-    gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
-    with ExitStack() as contexts:
-        contexts.callback(gc.unfreeze)
-        ranks = contexts.enter_context(pretend_ranks(size if trains else 1))
-        ranks = ranks.in_contexts(config.sharding.context_parallel)
-        contexts.enter_context(_quietly())
-        contexts.enter_context(known_capabilities(config, counter, shared=ranks.size > 1))
-        contexts.enter_context(without_weights())
-        contexts.enter_context(stored_in_fewer_bits())
-        contexts.enter_context(pretending.active())
-        contexts.enter_context(counter)
-        contexts.enter_context(CudaPrecision())
-        assembly = assemble(config, ranks, only_samples=not trains)
+    with pretended(config, size if trains else 1, counter, trains=trains) as (assembly, pretending):
         half = half_of(assembly, counter, pretending, samples=samples, offloads=offloads)
         if trains:
             saved = train_phases(assembly, counter, half, samples=samples, rests=rests)
         else:
             rollout_phases(assembly, counter, half)
+        every = [one for network in assembly.roles._networks.values() for one in network.parameters()]
+        learned = sum(one.numel() for one in every if one.requires_grad)
+        weights = learned, sum(one.numel() for one in every) - learned
         if assembly.has_separate_engine:
             vllm = vllm_forecast(assembly.config, assembly.roles.model, apart=not trains)
     phases = counter.peaks
@@ -273,7 +264,33 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
         phase: Work(*(float(counter.work[phase, kind]) for kind in (OPERATIONS, KERNELS, MOVED)))
         for phase in phases if isinstance(half, GeneratorHalf) and phase in TIMED
     }  # fmt: skip
-    return PoolForecast(name, size, scorers.beside(phases), saved, scorers.unknown, vllm, crowd, work)
+    return PoolForecast(name, size, scorers.beside(phases), saved, scorers.unknown, vllm, crowd, work, weights)
+
+
+@contextmanager
+def pretended(
+    config: RunConfig, size: int, counter: LiveBytes, *, trains: bool = True
+) -> Iterator[tuple[Any, Pretending]]:
+    """An assembly of a run on tensors without values, as the first of so many ranks, while its operations are counted.
+
+    Args:
+        config: of a run whose models are ``located``.
+        size: ranks, whose collectives do nothing.
+        counter: is active meanwhile.
+        trains: it is a rank of the trainer, no worker that samples.
+    """
+    pretending = Pretending()
+    gc.collect()
+    gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
+    with ExitStack() as contexts:
+        contexts.callback(gc.unfreeze)
+        ranks = contexts.enter_context(pretend_ranks(size)).in_contexts(config.sharding.context_parallel)
+        for context in (
+            _quietly(), known_capabilities(config, counter, shared=ranks.size > 1), without_weights(),
+            stored_in_fewer_bits(), pretending.active(), counter, CudaPrecision(),
+        ):  # fmt: skip
+            contexts.enter_context(context)
+        yield assemble(config, ranks, only_samples=not trains), pretending
 
 
 def half_of(

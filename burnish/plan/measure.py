@@ -94,6 +94,7 @@ class OneMicroBatch(Trainer):
     counter: LiveBytes
     rests: Rests
     micro_batches = 0  # that the last mini-batch has
+    learned = 1  # of them
 
     @classmethod
     def of(cls, trainer: Trainer, counter: LiveBytes, rests: Rests) -> OneMicroBatch:
@@ -119,13 +120,19 @@ class OneMicroBatch(Trainer):
         self._more = more
         self._step(mini, update)
 
-    def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
+    def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float, bool]]:
         every = super()._micro_batches(mini)
-        first = next(every)
+        first, weight, _ = next(every)
         self.micro_batches = 1 + sum(1 for _ in every)
-        for group in self.groups if self._more or self.micro_batches > 1 else ():
-            fill_gradients(group, self.counter, self.rests)
-        yield first
+        self.learned = 1
+        if self._more or self.micro_batches > 1:
+            if self.roles.shards.networks:  # which may keep more than gradients from one to the next
+                self.learned = 2
+                yield first, weight, False
+            else:
+                for group in self.groups:
+                    fill_gradients(group, self.counter, self.rests)
+        yield first, weight, True
 
 
 def fill_gradients(group: ParameterGroup, counter: LiveBytes, rests: Rests) -> None:
@@ -234,7 +241,7 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
     mini = mini.select(range(min(len(mini), assembly.roles.micro_batch_size * assembly.ranks.rows.size)))
     with phases_of_updates(counter, trainer.groups, rests):
         trainer.learn(mini, update, more=size > len(mini))
-    micro_batches = options.epochs * rows * trainer.micro_batches / len(mini)
+    micro_batches = options.epochs * rows * trainer.micro_batches / len(mini) / trainer.learned
     for name, factor in {
         SAMPLE: times, ANNOTATE: times, UPDATE: micro_batches, BACKWARD: micro_batches,
         STEP: options.epochs * math.ceil(rows / size),
