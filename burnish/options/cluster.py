@@ -188,8 +188,8 @@ class ShardingOptions:
     runs; on one GPU, too. Samples are made with the full network on the GPU."""
     shard_size: Annotated[Literal["auto"] | Count | None, RANKS] = "auto"
     """Ranks per shard group; the weights are replicated across groups (HSDP). null shards over all ranks; 1 has each
-    rank hold everything. auto is the smallest of these for which the forecast finds room: 1 for adapters, the ranks of a
-    machine, all."""
+    rank hold everything. auto is the smallest of these that the forecast finds room for: 1 where adapters are trained,
+    the ranks of a machine, all."""
     context_parallel: Annotated[Count, RANKS] = 1
     """Neighbouring ranks that split the token sequence of each sample (Ulysses context parallelism): activations per
     rank shrink by as much, and each such group learns its own rows. For generators of long sequences, of FLUX and Wan;

@@ -45,7 +45,7 @@ def choose(config: RunConfig, least: Forecast, memory: int) -> Chosen:
         return Chosen(low, least)
     for layout in layouts(config)[:-1]:
         sizes = low | unforeseen(config, on_gpu=True) | layout
-        if least_bytes(config, layout, least) > memory:
+        if least_bytes(config, layout, *least.pools[0].weights) > memory:
             continue
         found = forecast(with_sizes(config, sizes))
         if found.fits(memory):
@@ -65,10 +65,9 @@ def choose(config: RunConfig, least: Forecast, memory: int) -> Chosen:
     return Chosen(low, least)
 
 
-def least_bytes(config: RunConfig, layout: Mapping[str, Any], least: Forecast) -> int:
-    """What weights, gradients and states of AdamW take at least in a layout, for which no forecast is needed."""
+def least_bytes(config: RunConfig, layout: Mapping[str, Any], learned: int, frozen: int) -> int:
+    """What so many weights take at least in a layout, with gradients and states of AdamW: it needs no forecast."""
     shard, stage = layout.get(SHARD_SIZE, config.sharding.shard_size), layout.get(ZERO_STAGE)
-    learned, frozen = least.pools[0].weights
     gathered = (2 * (learned + frozen) if stage in (1, 2) else 0) + (4 * learned if stage == 1 else 0)
     return (16 * learned + 2 * frozen) // (shard or config.ranks) + gathered
 

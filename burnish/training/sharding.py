@@ -68,7 +68,7 @@ class Reduction:
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> None:
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, **_: Any) -> None:
         total = self.total
         if self.once and not self.last:
             self.total = input_tensor if total is None else total.add_(input_tensor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def learn_without_pictures(ranks: Ranks, folder: Path) -> dict[str, Any]:
             for last in (False, True):
                 sharded.micro_batch(last=last)
                 with lower(options):
-                    loss = sharded(lambda network=network: network.loss(ranks.rank, picture=not (ranks.rank or last)))
+                    loss = sharded(partial(network.loss, ranks.rank, picture=not (ranks.rank or last)))
                 loss.backward()
         found[name] = {key: value.grad.full_tensor() for key, value in network.named_parameters()}
     return found
