@@ -49,13 +49,15 @@ def needs() -> dict[str, float]:
 
 def forecast_recipes(names: Sequence[str]) -> None:
     """Forecast recipes on what they state, and keep what they need."""
+    from burnish.config.batches import smallest, with_sizes
     from burnish.config.load import load
     from burnish.plan.forecast import forecast
 
     for name in names:
         assert hardware_of(name), f"{name} states no hardware"
         for hardware in hardware_of(name):
-            found = forecast(load(name, [f"gpus={hardware.gpus}", f"memory={hardware.memory_gb:g}GB"]))
+            config = load(name, [f"gpus={hardware.gpus}", f"memory={hardware.memory_gb:g}GB"])
+            found = forecast(with_sizes(config, smallest(config)))
             needed = found.needs_of(hardware.bytes) / 1e9
             print(f"{name}: {needed:.1f} GB of {hardware}", flush=True)
             kept = needs() | {key(name, hardware): round(needed, 1)}
