@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,7 +42,7 @@ TIMES = (1, 4, 16)  # micro-batches of an optimizer step
 ROOM = 0.75  # of a GPU's memory for weights, gradients and states
 SMALL = ["data.train_batch_size=64", "rollout.n=2", "rollout.batch_size=2", "trainer.mini_batch_size=null"]
 TEXT = [*SMALL, "data.max_prompt_length=256", "rollout.max_new_tokens=16", "trainer.micro_batch_tokens=512"]
-DRAWN = [*SMALL, "trainer.micro_batch_size=1", "rollout.num_inference_steps=4", "ema=null"]
+DRAWN = [*SMALL, "trainer.micro_batch_size=1", "ema=null"]
 MODELS = {
     "Qwen2.5-VL-7B": ("qwen25_vl/grpo", TEXT), A3B: ("qwen3_vl/grpo", TEXT),
     "Qwen-Image": ("qwen_image/flow_grpo", DRAWN), "FLUX.1": ("flux/flow_grpo", DRAWN),
@@ -116,7 +116,7 @@ def row(model: str, learns: str, size: int, memory: int) -> Iterator[dict[str, A
             batch, _ = trainer.compute_advantages(trainer.compute_logprobs(measure.collect(assembly, counter, 1)))
             received = []
             for trainer.times in (1, 2):
-                with Exchanged() as exchanged:
+                with Exchanged() as exchanged, measure.phases_of_updates(counter, trainer.groups, measure.Rests()):
                     trainer.update(batch.select(range(size)), 1)
                 received.append(exchanged.bytes)
             shard = layout[SHARD_SIZE] or size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -102,19 +102,20 @@ class PoolForecast:
         """The phase that holds most."""
         return max(self.phases.items(), key=lambda item: item[1].total)
 
-    @property
-    def needs(self) -> int:
-        """Bytes of memory that a GPU must have: the peak, with what no forecast sees."""
-        return self.sharing * needed(self.highest[1].total)
-
     def needs_of(self, memory: int) -> int:
-        """Bytes that are needed of a GPU of so many bytes: of that vLLM takes a part, where they share it."""
-        return self.sharing * max(self._needs(memory, needed), 0 if self.vllm is None else self.vllm.takes(memory))
+        """Bytes that are needed of a GPU of so many bytes, with what no forecast sees; vLLM takes a part of it."""
+        alone = 0 if self.vllm is None else self.sharing * self.vllm.takes(memory)
+        return max(alone, *(self.needs_in(phase, memory) for phase in self.phases))
+
+    def needs_in(self, phase: str, memory: int) -> int:
+        """The same in one of its phases."""
+        return self.sharing * (needed(self.phases[phase].total) + self._beside(phase, memory))
 
     def can_fit(self, memory: int) -> bool:
         """Whether what is sure to be needed fits: peaks alone, and a cache for vLLM."""
         starts = self.vllm is None or not self.vllm.complaint(memory)
-        return starts and self.sharing * self._needs(memory, lambda peak: peak) <= memory
+        held = max(peak.total + self._beside(phase, memory) for phase, peak in self.phases.items())
+        return starts and self.sharing * held <= memory
 
     def why(self, memory: int) -> str:
         """What it needs of a GPU of so many bytes, and what for."""
@@ -131,13 +132,6 @@ class PoolForecast:
             f"{f'{who} need' if who else f'a process of pool {self.name} needs'} {shown(self.needs_of(memory))}, in "
             f"{phase!r}, most of it {largest} ({shown(peak.parts[largest])}){beside}"
         )
-
-    def needs_in(self, phase: str, memory: int) -> int:
-        """Bytes that one of its phases needs of a GPU of so many bytes."""
-        return self.sharing * (needed(self.phases[phase].total) + self._beside(phase, memory))
-
-    def _needs(self, memory: int, of: Callable[[int], int]) -> int:
-        return max(of(peak.total) + self._beside(phase, memory) for phase, peak in self.phases.items())
 
     def _beside(self, phase: str, memory: int) -> int:
         """What a vLLM on the same GPU holds in a phase."""
@@ -159,13 +153,8 @@ class Forecast:
         labels = sorted({label for pool in self.pools for label in pool.uncounted})
         return (*(f"the network of {label}, whose size is not known" for label in labels), *self.beside)
 
-    @property
-    def needs(self) -> int:
-        """Bytes of memory that the GPUs of the run must have."""
-        return max(pool.needs for pool in self.pools)
-
     def needs_of(self, memory: int) -> int:
-        """The same, of GPUs of so many bytes."""
+        """Bytes that are needed of GPUs of so many bytes."""
         return max(pool.needs_of(memory) for pool in self.pools)
 
     def fits(self, memory: int) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from functools import update_wrapper
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,29 +63,56 @@ class Rests:
     average: str = WEIGHTS
 
 
-class Half(Protocol):
+class Half:
     """What a task's forecast has of its own."""
+
+    def __init__(self, assembly: Assembly, counter: LiveBytes) -> None:
+        """Args: ``assembly`` is of a run of which nothing was used yet."""
+        self.assembly, self.counter = assembly, counter
 
     def made_up(self, count: int) -> dict[str, Any]:
         """Attributes of an assembly that are made up where the data of the run is not at hand: train_prompts first."""
+        raise NotImplementedError
 
-    def parts(self) -> Iterable[nn.Module]:
+    def parts(self) -> Iterator[nn.Module]:
         """Everything that has weights."""
+        yield from self.assembly.roles._networks.values()
 
     def prepare(self) -> None:
         """Have what is done many times alike done once."""
+        raise NotImplementedError
+
+    def learned_at_once(self, rows: int) -> float:
+        """Prompts with so many rows each that fill a micro-batch."""
+        raise NotImplementedError
 
     def groups(self) -> int:
         """Prompts of a rank whose samples fill a batch of sampling and a micro-batch."""
+        config = self.assembly.config
+        sampled = config.rollout.batch_size / config.sampled_per_prompt if config.online else 1
+        return math.ceil(max(self.learned_at_once(max(config.samples // config.records, 1)), sampled))
 
     def caches(self) -> Any:
         """Tensors that are kept from one batch to the next, in CPU memory."""
+        return ()
+
+    def draw(self, job: Any) -> None:
+        """Sample the first batch of a job."""
+        raise NotImplementedError
+
+    def begin(self, evaluation: Evaluation) -> None:
+        """A suite is next."""
 
     def validate(self) -> None:
-        """Sample as a validation does, and each of its suites."""
+        """Sample the first batch of the held-out prompts and of every suite, each as large as any that follows."""
+        self.draw(held_out(self.assembly))
+        for evaluation, job in suite_jobs(self.assembly, lambda count: self.made_up(count)["train_prompts"]):
+            self.begin(evaluation)
+            self.draw(job)
 
     def baseline(self) -> None:
-        """Sample as the evaluation of the untrained model does, if there is one."""
+        """Sample with the guidance that the untrained model is evaluated with."""
+        self.draw(held_out(self.assembly, self.assembly.config.reference_guidance))
 
 
 class OneMicroBatch(Trainer):
