@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from burnish.config import RunConfig
-from burnish.config.batches import unforeseen, unsettled, with_sizes, written
+from burnish.config.batches import smallest, unforeseen, with_sizes, written
 from burnish.controller import Controller
 from burnish.utils import terminal
 from burnish.utils.errors import UserError
@@ -53,7 +53,7 @@ class Fit:
             UserError: it can't fit, and forecast is refuse.
         """
         config = self.config
-        asks = self._wanted or (unsettled(config) and config.model.device != "cpu")
+        asks = self._wanted or (smallest(config) and config.model.device != "cpu")
         memory = controller.gpu_memory() if asks else {}
         sizes = unforeseen(config, on_gpu=bool(memory))
         if memory and self._wanted:
@@ -80,7 +80,7 @@ class Fit:
             self._refuse(asked, large[0], memory[large[0].name])
         self.close()
         if chosen.sizes:
-            terminal.say(f"Batches that are auto: {' '.join(written(chosen.sizes))}")
+            terminal.say(f"Chosen where auto is set: {' '.join(written(chosen.sizes))}")
         return dict(chosen.sizes)
 
     def _ask(self) -> Foreteller:

@@ -49,7 +49,7 @@ def plan(recipe: str, overrides: Sequence[str], speed: Speed) -> int:
             chosen = choose(config, found, memory)
             found, sizes, why = chosen.forecast, chosen.sizes, f"for {shown(memory)}"
     if sizes:
-        terminal.say(f"Batches that are auto: {' '.join(written(sizes))} ({why}).")
+        terminal.say(f"Chosen where auto is set: {' '.join(written(sizes))} ({why}).")
     for pool in found.pools:
         _show(pool, memory)
         _show_seconds(pool, speed)

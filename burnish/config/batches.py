@@ -1,4 +1,4 @@
-"""Batches whose size is ``auto``: the sizes that they may have, and what takes the place of the word."""
+"""Options that are ``auto``, of which no result depends but by rounding: what they may be, and what is put in."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from burnish.config.run import RunConfig
 
 AUTO = "auto"
+SHARD_SIZE, ZERO_STAGE = "sharding.shard_size", "sharding.zero_stage"
 Config = TypeVar("Config", bound="RunConfig")
 
 
@@ -27,30 +28,50 @@ def unsettled(config: RunConfig) -> dict[str, Sizes]:
     return {option: sizes for option, sizes in config.batch_sizes().items() if size_of(config, option) == AUTO}
 
 
-def unforeseen(config: RunConfig, *, on_gpu: bool) -> dict[str, int]:
-    """The size without a forecast of every batch that is still auto, by its option."""
-    return {option: sizes.unforeseen if on_gpu else sizes.on_cpu for option, sizes in unsettled(config).items()}
+def layouts(config: RunConfig) -> list[dict[str, Any]]:
+    """How the networks may lie on the trainer's ranks, as options of sharding that are auto: the least traffic first.
+
+    Adapters' gradients always fit, so that only the frozen weights count; each rank may hold all of those.
+    """
+    options, pool = config.sharding, config.pools.train
+    if not config.shardable:
+        return [{}]
+    adapters = config.model.lora is not None
+    alone = [1] if adapters and options.context_parallel == 1 and not options.offload else []
+    machine = pool.processes if pool.nodes > 1 else None
+    sizes = [*alone, *dict.fromkeys((machine, None))] if options.shard_size == AUTO else [options.shard_size]
+    stages = ([3] if adapters or options.offload else [1, 2, 3]) if options.zero_stage == AUTO else [options.zero_stage]
+    open_options = [name for name in (SHARD_SIZE, ZERO_STAGE) if size_of(config, name) == AUTO]
+    every = [{SHARD_SIZE: size, ZERO_STAGE: stage} for size in sizes for stage in stages]
+    return [{name: one[name] for name in open_options} for one in every]
 
 
-def smallest(config: RunConfig) -> dict[str, int]:
-    """The smallest size of every batch that is still auto, by its option."""
-    return {option: sizes.tried[0] for option, sizes in unsettled(config).items()}
+def unforeseen(config: RunConfig, *, on_gpu: bool) -> dict[str, Any]:
+    """What every option that is still auto is without a forecast; on a CPU every rank has a shard, as on a cluster."""
+    sizes = {option: one.unforeseen if on_gpu else one.on_cpu for option, one in unsettled(config).items()}
+    every = [one for one in layouts(config) if one.get(SHARD_SIZE) != 1]
+    return sizes | every[-1 if on_gpu else 0]
+
+
+def smallest(config: RunConfig) -> dict[str, Any]:
+    """What takes least memory of every option that is still auto."""
+    return {option: sizes.tried[0] for option, sizes in unsettled(config).items()} | layouts(config)[-1]
 
 
 def size_of(config: RunConfig, option: str) -> Any:
-    """What a configuration says of a batch: a number, or auto."""
+    """What a configuration says: a number, or auto."""
     section, _, name = option.partition(".")
     return getattr(getattr(config, section), name)
 
 
-def with_sizes(config: Config, sizes: Mapping[str, int]) -> Config:
-    """The configuration with these sizes of batches, by their options."""
+def with_sizes(config: Config, sizes: Mapping[str, Any]) -> Config:
+    """The configuration with these options."""
     for option, size in sizes.items():
         section, _, name = option.partition(".")
         config = replace(config, **{section: replace(getattr(config, section), **{name: size})})
     return config
 
 
-def written(sizes: Mapping[str, int]) -> list[str]:
-    """Sizes of batches as options of a command."""
-    return [f"{option}={size}" for option, size in sizes.items()]
+def written(sizes: Mapping[str, Any]) -> list[str]:
+    """Options as a command has them."""
+    return [f"{option}={'null' if size is None else size}" for option, size in sizes.items()]

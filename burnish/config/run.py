@@ -191,15 +191,26 @@ class RunConfig:
         return None if self.model.quantization is None else self.model.quantization.weights
 
     @property
-    def shards(self) -> bool:
-        """Whether ranks hold parts of the weights."""
+    def shardable(self) -> bool:
+        """Whether ranks may hold parts of the weights."""
         return self.ranks > 1 and self.quantized is None
+
+    @property
+    def shards(self) -> bool:
+        """Whether they do."""
+        return self.shardable and not self.sharding.replicates
+
+    @property
+    def gathers(self) -> bool:
+        """Whether weights are brought together for a forward pass: from other ranks, or from CPU memory."""
+        return self.shards or self.sharding.offload
 
     @property
     def unsharded(self) -> str:
         """Why weights are not sharded, for messages."""
         if self.ranks > 1:
-            return f"model.quantization.weights is {self.quantized}, of which all {self.ranks} processes hold all"
+            why = "sharding.shard_size is 1" if self.shardable else f"model.quantization.weights is {self.quantized}"
+            return f"{why}, so that each of the {self.ranks} processes holds all weights"
         return "runtime is local" if self.runtime == "local" else "pools.train has one process"
 
     @property

@@ -241,11 +241,17 @@ class RunFolder:
 
     def with_its_batches(self, config: RunConfig) -> RunConfig:
         """The configuration with this run's sizes of batches in place of auto: others would round otherwise."""
-        unsettled = batches.unsettled(config) if self.config.exists() else {}
+        unsettled = batches.smallest(config) if self.config.exists() else {}
         if not unsettled:
             return config
         before = self._before(config)
-        return batches.with_sizes(config, {option: batches.size_of(before, option) for option in unsettled})
+        same = before.ranks == config.ranks
+        return batches.with_sizes(
+            config, {
+                option: batches.size_of(before, option) for option in unsettled
+                if same or not option.startswith("sharding.")
+            },
+        )  # fmt: skip
 
     def _before(self, config: RunConfig) -> RunConfig:
         """The configuration that this folder's run was started with; plugins may have moved since."""

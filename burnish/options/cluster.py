@@ -16,8 +16,8 @@ STARTED = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 
 
 AHEAD = ReadIf("depth")
-RANKS = ReadIf("shards", why="{run.unsharded}: nothing is sharded")
-SHARDED = ReadIf(lambda section, run: run.shards or section.offload, why="{run.unsharded}: nothing is sharded")
+RANKS = ReadIf("shardable", why="{run.unsharded}: nothing is sharded")
+SHARDED = ReadIf("gathers", why="{run.unsharded}: nothing is sharded")
 
 
 @options
@@ -175,21 +175,30 @@ class ShardingOptions:
     Trained weights, gradients and optimizer states are float32, whatever the precision of the forward pass."""
 
     gather: Annotated[Literal["exact", "compute"], SHARDED] = "exact"
-    """Precision of the weight all-gather: exact keeps the stored precision, with the numbers of a single rank; compute
-    casts to model.dtype first, which halves the traffic with bfloat16."""
-    reshard_after_forward: Annotated[bool, SHARDED] = True
-    """Free gathered weights after each forward pass, and gather them again for the backward pass: less memory, 1.5
-    times the traffic."""
+    """Precision of what ranks exchange: exact keeps that of the stored weights and float32 for gradients, with the
+    numbers of a single rank; compute casts weights to model.dtype first, and gradients that are reduced with every
+    micro-batch, too: half the traffic with bfloat16."""
+    zero_stage: Annotated[Literal["auto", 1, 2, 3], SHARDED] = "auto"
+    """What ranks hold in shards while they learn, besides optimizer states. 3: weights, which every block gathers for
+    its forward and again for its backward pass, and gradients, reduced with every micro-batch (those of adapters once
+    for an optimizer step). 2: weights stay gathered through the micro-batches of an optimizer step. 1: gradients stay,
+    too, and are reduced once: the least traffic. auto is the lowest for which the forecast finds room."""
     offload: bool = False
     """Keep weights, gradients and optimizer states in CPU memory, and copy a block's weights to the GPU while it
     runs; on one GPU, too. Samples are made with the full network on the GPU."""
-    shard_size: Annotated[Count | None, RANKS] = None
-    """Ranks per shard group, such as the GPUs of a machine; the weights are replicated across groups (HSDP). null
-    shards over all ranks."""
+    shard_size: Annotated[Literal["auto"] | Count | None, RANKS] = "auto"
+    """Ranks per shard group; the weights are replicated across groups (HSDP). null shards over all ranks; 1 has each
+    rank hold everything. auto is the smallest of these that the forecast finds room for: 1 where adapters are trained,
+    the ranks of a machine, all."""
     context_parallel: Annotated[Count, RANKS] = 1
     """Neighbouring ranks that split the token sequence of each sample (Ulysses context parallelism): activations per
     rank shrink by as much, and each such group learns its own rows. For generators of long sequences, of FLUX and Wan;
     a divisor of the number of ranks and of the network's attention heads. 1 splits nothing."""
+
+    @property
+    def replicates(self) -> bool:
+        """Whether every rank of several holds all weights."""
+        return self.shard_size == 1 and self.context_parallel == 1 and not self.offload
 
     def contradictions(self, run: RunConfig) -> Rules:
         ranks, size, contexts = run.ranks, self.shard_size, self.context_parallel
@@ -197,7 +206,7 @@ class ShardingOptions:
         return [
             (self.offload and run.model.device == "cpu", ON_CPU.format("sharding.offload")),
             (
-                ranks > 1 and size is not None and ranks % size,
+                ranks > 1 and isinstance(size, int) and ranks % size,
                 f"sharding.shard_size is {size}, which does not divide the {ranks} processes of pools.train; give a "
                 "divisor, or null to shard over all ranks",
             ),

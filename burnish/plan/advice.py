@@ -90,5 +90,5 @@ def remedies(
         except UserError:
             continue  # the run has no such option, or not beside its others
         yield Tried(options, remedy.cost, found.needs_of(memory), found.fits(memory))
-        if found.needs < now.needs:
+        if found.needs_of(memory) < now.needs_of(memory):
             kept, now = options, found

@@ -1,11 +1,22 @@
-"""The largest batches that fit a GPU, found by forecasting the run with the smallest, the largest, and between."""
+"""What auto becomes: layouts and batches that fit a GPU, found by forecasting the run with one after the other."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from burnish.config import RunConfig
-from burnish.config.batches import Sizes, smallest, unsettled, with_sizes
+from burnish.config.batches import (
+    SHARD_SIZE,
+    ZERO_STAGE,
+    Sizes,
+    layouts,
+    smallest,
+    unforeseen,
+    unsettled,
+    with_sizes,
+)
 from burnish.plan.advice import LEARNED, MADE
 from burnish.plan.forecast import Forecast, forecast
 
@@ -15,43 +26,57 @@ SAMPLED = "rollout.batch_size"  # for what is MADE; the other one is for what is
 
 @dataclass(frozen=True)
 class Chosen:
-    """Sizes of batches by their options, and what the run needs with them."""
+    """What is put in for auto, by option, and what the run needs with it."""
 
-    sizes: dict[str, int]
+    sizes: dict[str, Any]
     forecast: Forecast
 
 
 def choose(config: RunConfig, least: Forecast, memory: int) -> Chosen:
-    """The largest sizes with which a run fits; the smallest ones where none does.
+    """The layout of the networks with least traffic, and then the largest batches, with which a run fits.
 
     Args:
         config: of the run.
-        least: its forecast with the smallest sizes.
+        least: its forecast with the smallest sizes and shards; the result where no other fits.
         memory: bytes of a GPU.
     """
-    open_sizes, low = unsettled(config), smallest(config)
-    if not open_sizes or not least.fits(memory):
+    low, open_sizes = smallest(config), unsettled(config)
+    if not low or not least.fits(memory):
         return Chosen(low, least)
-    now = {option: sizes.tried[-1] for option, sizes in open_sizes.items()}
+    for layout in layouts(config)[:-1]:
+        sizes = low | unforeseen(config, on_gpu=True) | layout
+        if least_bytes(config, layout, *least.pools[0].weights) > memory:
+            continue
+        found = forecast(with_sizes(config, sizes))
+        if found.fits(memory):
+            low, least = sizes, found
+            break
+    now = low | {option: sizes.tried[-1] for option, sizes in open_sizes.items()}
     for _ in range(ROUNDS):
         if now == low:
             break
         found = forecast(with_sizes(config, now))
         if found.fits(memory):
             return Chosen(now, found)
-        now = {
-            option: _between(sizes, now[option], _room(option, least, found, memory))
+        now = low | {
+            option: _between(sizes, low[option], now[option], _room(option, least, found, memory))
             for option, sizes in open_sizes.items()
         }
     return Chosen(low, least)
 
 
-def _between(sizes: Sizes, now: int, room: float) -> int:
-    """The largest size within that part of the way from the smallest to one that is too large."""
+def least_bytes(config: RunConfig, layout: Mapping[str, Any], learned: int, frozen: int) -> int:
+    """What so many weights take at least in a layout, with gradients and states of AdamW: it needs no forecast."""
+    shard, stage = layout.get(SHARD_SIZE, config.sharding.shard_size), layout.get(ZERO_STAGE)
+    gathered = (2 * (learned + frozen) if stage in (1, 2) else 0) + (4 * learned if stage == 1 else 0)
+    return (16 * learned + 2 * frozen) // (shard or config.ranks) + gathered
+
+
+def _between(sizes: Sizes, low: int, now: int, room: float) -> int:
+    """The largest size within that part of the way from one that fits to one that is too large."""
     if room >= 1:
         return now
-    low = sizes.tried[0]
-    return max(size for size in sizes.tried if size == low or (size < now and size <= low + room * (now - low)))
+    return max(size for size in sizes.tried if size == low or (low < size < now and size <= low + room * (now - low)))
 
 
 def _room(option: str, least: Forecast, found: Forecast, memory: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -21,7 +20,7 @@ from burnish.diffusion.pipeline.model import FORMS, SLIPS, PipelineModel
 from burnish.diffusion.roles import FlowRoles
 from burnish.plan.counter import BATCH, HOST, STORED, WEIGHTS, LiveBytes, Peak
 from burnish.plan.made_up import MadeUpPictures, made_up_prompts
-from burnish.plan.measure import LOAD, Once, held_out, suite_jobs
+from burnish.plan.measure import LOAD, Half, Once
 from burnish.types.prompt import Prompts
 from burnish.types.samples import Clip
 from burnish.utils.errors import UserError
@@ -30,12 +29,13 @@ PICTURE = (1024, 1024)  # height and width of what samples begin from, where no 
 CORNER = 16  # pixels
 
 
-class GeneratorHalf:
+class GeneratorHalf(Half):
     """What is a generator's own in a forecast."""
 
     def __init__(self, assembly: FlowAssembly, counter: LiveBytes, *, offloads: bool = False) -> None:
         """Args: ``offloads`` is whether parts that are not trained rest in CPU memory (model.offload)."""
-        self.assembly, self.counter, self.offloads = assembly, counter, offloads
+        super().__init__(assembly, counter)
+        self.offloads = offloads
         if assembly.config.sharding.context_parallel > 1:
             assembly.check_split_sequences()
 
@@ -71,29 +71,21 @@ class GeneratorHalf:
         return [(name, part) for name, part in every if isinstance(part, nn.Module)]
 
     def parts(self) -> Iterator[nn.Module]:
-        """Everything that has weights."""
-        yield from self.assembly.roles._networks.values()
+        yield from super().parts()
         yield from (part for _, part in self._components)
 
-    def groups(self) -> int:
-        """Prompts of a rank whose samples fill a batch of sampling and a micro-batch."""
-        config = self.assembly.config
-        rows = max(config.samples // config.records, 1)
-        sampled = config.rollout.batch_size / config.sampled_per_prompt if config.online else 1
-        needed: float = max(config.trainer.micro_batch_size / rows, sampled)
-        return math.ceil(needed)
+    def learned_at_once(self, rows: int) -> float:
+        return float(self.assembly.config.trainer.micro_batch_size / rows)
 
-    def caches(self) -> Any:
-        """What a pipeline's encoders gave for prompts."""
+    def caches(self) -> Any:  # what a pipeline's encoders gave for prompts
         model = vars(self.assembly.roles.model)
         return [tape._results for tape in model["_tapes"].values()] if "_tapes" in model else ()
 
-    def begin(self) -> None:
+    def before_sharding(self) -> None:
         if self.assembly.finished:  # whose layout the first prompt's own run tells
             self.assembly.engine.latent_shape(self.assembly.train_prompts[0])
 
     def prepare(self) -> None:
-        """Do once what is done for every prompt, every sample and every step."""
         roles: FlowRoles = self.assembly.roles
         model: Any = roles.model
         frozen = [part for name, part in self._components if name not in model.names]
@@ -180,17 +172,7 @@ class GeneratorHalf:
         self.counter.peaks[LOAD] = Peak(self.counter.live, self.counter.parts())  # the device has never seen them
         return come
 
-    def validate(self) -> None:
-        """Draw the first batch of the held-out prompts and of every suite, each as large as any that follows."""
-        self._draw(held_out(self.assembly))
-        for _, job in suite_jobs(self.assembly, self._prompts):
-            self._draw(job)
-
-    def baseline(self) -> None:
-        """Draw with the guidance that the untrained model is evaluated with."""
-        self._draw(held_out(self.assembly, self.assembly.config.reference_guidance))
-
-    def _draw(self, job: FlowJob) -> None:
+    def draw(self, job: FlowJob) -> None:
         with self.assembly.roles.shards.gathered_late(["policy"]):
             for _ in self.assembly.engine.sample(job):
                 pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -95,25 +95,27 @@ class PoolForecast:
     vllm: VllmForecast | None = None  # of its vLLM, where it samples with one
     sharing: int = 1  # processes of the pool that may be on one GPU: each asks for a fraction of it
     work: Mapping[str, Work] = field(default_factory=dict)  # by phase, of an update; of generators
+    weights: tuple[int, int] = (0, 0)  # of the networks that ranks share: learned and frozen ones
 
     @property
     def highest(self) -> tuple[str, Peak]:
         """The phase that holds most."""
         return max(self.phases.items(), key=lambda item: item[1].total)
 
-    @property
-    def needs(self) -> int:
-        """Bytes of memory that a GPU must have: the peak, with what no forecast sees."""
-        return self.sharing * needed(self.highest[1].total)
-
     def needs_of(self, memory: int) -> int:
-        """Bytes that are needed of a GPU of so many bytes: of that vLLM takes a part, where they share it."""
-        return self.sharing * max(self._needs(memory, needed), 0 if self.vllm is None else self.vllm.takes(memory))
+        """Bytes that are needed of a GPU of so many bytes, with what no forecast sees; vLLM takes a part of it."""
+        alone = 0 if self.vllm is None else self.sharing * self.vllm.takes(memory)
+        return max(alone, *(self.needs_in(phase, memory) for phase in self.phases))
+
+    def needs_in(self, phase: str, memory: int) -> int:
+        """The same in one of its phases."""
+        return self.sharing * (needed(self.phases[phase].total) + self._beside(phase, memory))
 
     def can_fit(self, memory: int) -> bool:
         """Whether what is sure to be needed fits: peaks alone, and a cache for vLLM."""
         starts = self.vllm is None or not self.vllm.complaint(memory)
-        return starts and self.sharing * self._needs(memory, lambda peak: peak) <= memory
+        held = max(peak.total + self._beside(phase, memory) for phase, peak in self.phases.items())
+        return starts and self.sharing * held <= memory
 
     def why(self, memory: int) -> str:
         """What it needs of a GPU of so many bytes, and what for."""
@@ -130,13 +132,6 @@ class PoolForecast:
             f"{f'{who} need' if who else f'a process of pool {self.name} needs'} {shown(self.needs_of(memory))}, in "
             f"{phase!r}, most of it {largest} ({shown(peak.parts[largest])}){beside}"
         )
-
-    def needs_in(self, phase: str, memory: int) -> int:
-        """Bytes that one of its phases needs of a GPU of so many bytes."""
-        return self.sharing * (needed(self.phases[phase].total) + self._beside(phase, memory))
-
-    def _needs(self, memory: int, of: Callable[[int], int]) -> int:
-        return max(of(peak.total) + self._beside(phase, memory) for phase, peak in self.phases.items())
 
     def _beside(self, phase: str, memory: int) -> int:
         """What a vLLM on the same GPU holds in a phase."""
@@ -158,13 +153,8 @@ class Forecast:
         labels = sorted({label for pool in self.pools for label in pool.uncounted})
         return (*(f"the network of {label}, whose size is not known" for label in labels), *self.beside)
 
-    @property
-    def needs(self) -> int:
-        """Bytes of memory that the GPUs of the run must have."""
-        return max(pool.needs for pool in self.pools)
-
     def needs_of(self, memory: int) -> int:
-        """The same, of GPUs of so many bytes."""
+        """Bytes that are needed of GPUs of so many bytes."""
         return max(pool.needs_of(memory) for pool in self.pools)
 
     def fits(self, memory: int) -> bool:
@@ -225,7 +215,7 @@ def sharing(pool: PoolOptions) -> int:
 
 
 def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolForecast:
-    counter, pretending, trains = LiveBytes(), Pretending(), name == "train"
+    counter, trains = LiveBytes(), name == "train"
     on_host = not trains and config.sampler_config is not config
     config = deepcopy(config if trains else config.sampler_config)
     # these are refused on a CPU, where a forecast runs; it counts what they move apart
@@ -242,25 +232,15 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
         if section is not None:
             section.offload = False
     saved, vllm = 0, None
-    gc.collect()
-    gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
-    with ExitStack() as contexts:
-        contexts.callback(gc.unfreeze)
-        ranks = contexts.enter_context(pretend_ranks(size if trains else 1))
-        ranks = ranks.in_contexts(config.sharding.context_parallel)
-        contexts.enter_context(_quietly())
-        contexts.enter_context(known_capabilities(config, counter, shared=ranks.size > 1))
-        contexts.enter_context(without_weights())
-        contexts.enter_context(stored_in_fewer_bits())
-        contexts.enter_context(pretending.active())
-        contexts.enter_context(counter)
-        contexts.enter_context(CudaPrecision())
-        assembly = assemble(config, ranks, only_samples=not trains)
+    with pretended(config, size if trains else 1, counter, trains=trains) as (assembly, pretending):
         half = half_of(assembly, counter, pretending, samples=samples, offloads=offloads)
         if trains:
             saved = train_phases(assembly, counter, half, samples=samples, rests=rests)
         else:
             rollout_phases(assembly, counter, half)
+        every = [one for network in assembly.roles._networks.values() for one in network.parameters()]
+        learned = sum(one.numel() for one in every if one.requires_grad)
+        weights = learned, sum(one.numel() for one in every) - learned
         if assembly.has_separate_engine:
             vllm = vllm_forecast(assembly.config, assembly.roles.model, apart=not trains)
     phases = counter.peaks
@@ -273,7 +253,33 @@ def _pool(config: RunConfig, name: str, size: int, *, samples: bool) -> PoolFore
         phase: Work(*(float(counter.work[phase, kind]) for kind in (OPERATIONS, KERNELS, MOVED)))
         for phase in phases if isinstance(half, GeneratorHalf) and phase in TIMED
     }  # fmt: skip
-    return PoolForecast(name, size, scorers.beside(phases), saved, scorers.unknown, vllm, crowd, work)
+    return PoolForecast(name, size, scorers.beside(phases), saved, scorers.unknown, vllm, crowd, work, weights)
+
+
+@contextmanager
+def pretended(
+    config: RunConfig, size: int, counter: LiveBytes, *, trains: bool = True
+) -> Iterator[tuple[Any, Pretending]]:
+    """An assembly of a run on tensors without values, as the first of so many ranks, while its operations are counted.
+
+    Args:
+        config: of a run whose models are ``located``.
+        size: ranks, whose collectives do nothing.
+        counter: is active meanwhile.
+        trains: it is a rank of the trainer, no worker that samples.
+    """
+    pretending = Pretending()
+    gc.collect()
+    gc.freeze()  # what libraries hold is never garbage, and would be looked through again and again
+    with ExitStack() as contexts:
+        contexts.callback(gc.unfreeze)
+        ranks = contexts.enter_context(pretend_ranks(size)).in_contexts(config.sharding.context_parallel)
+        for context in (
+            _quietly(), known_capabilities(config, counter, shared=ranks.size > 1), without_weights(),
+            stored_in_fewer_bits(), pretending.active(), counter, CudaPrecision(),
+        ):  # fmt: skip
+            contexts.enter_context(context)
+        yield assemble(config, ranks, only_samples=not trains), pretending
 
 
 def half_of(

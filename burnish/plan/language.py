@@ -5,7 +5,6 @@ The cache of keys and values at the responses' greatest length is a sum.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +24,7 @@ from burnish.language.roles import LanguageRoles
 from burnish.plan.counter import CACHES, LiveBytes
 from burnish.plan.fakes import Pretending, is_fake
 from burnish.plan.made_up import made_up_prompts
-from burnish.plan.measure import Once, held_out, suite_jobs
+from burnish.plan.measure import Half, Once
 from burnish.plan.prompts import longest_prompt
 from burnish.rewards.text.base import Response
 from burnish.types.batch import Gathered
@@ -37,7 +36,7 @@ ORDINARY = 7  # a token that no response ends with
 WRITTEN = 2  # tokens of a response that are decoded
 
 
-class LanguageHalf:
+class LanguageHalf(Half):
     """What is a language model's own in a forecast."""
 
     def __init__(
@@ -51,38 +50,25 @@ class LanguageHalf:
             pretending: which is active.
             samples: whether this process samples what is learned from.
         """
-        self.assembly, self.counter, self.pretending, self.samples = assembly, counter, pretending, samples
+        super().__init__(assembly, counter)
+        self.pretending, self.samples = pretending, samples
         self.decodes = samples and not assembly.has_separate_engine
         assembly.engine = self.engine = MadeUpResponses(self)
 
     def made_up(self, count: int) -> dict[str, Any]:
-        """Made-up prompts; all are encoded as the longest one."""
         return {"train_prompts": made_up_prompts(count)}
 
     def parts(self) -> Iterator[nn.Module]:
-        """Everything that has weights."""
         roles: LanguageRoles = self.assembly.roles
-        yield from roles._networks.values()
+        yield from super().parts()
         yield from (head for head in (roles.value_head, roles.reward_head) if head is not None)
 
-    def groups(self) -> int:
-        """Prompts of a rank whose samples fill a batch of sampling and a micro-batch."""
+    def learned_at_once(self, rows: int) -> float:
         config = self.assembly.config
-        rows = max(config.samples // config.records, 1)
         tokens = rows * (self.engine.encode.length + config.longest if config.online else 1)
-        sampled = config.rollout.batch_size / config.sampled_per_prompt if config.online else 1
-        needed: float = max(config.trainer.micro_batch_tokens / tokens, sampled)
-        return math.ceil(needed)
-
-    def caches(self) -> Any:
-        """What is kept from one batch to the next: tokens and pixels of prompts, in the memory of the machine."""
-        return ()
-
-    def begin(self) -> None:
-        """Nothing: outlines of prompts are known without a forward pass."""
+        return float(config.trainer.micro_batch_tokens / tokens)
 
     def prepare(self) -> None:
-        """Have prompts be the longest one, and compute once what is computed for every micro-batch alike."""
         roles, config = self.assembly.roles, self.assembly.config
         self.engine.begin(roles, config.data)
         vars(self.assembly)["learnable_prompts"] = self.assembly.train_prompts
@@ -104,25 +90,21 @@ class LanguageHalf:
         replaced.distribute = lambda function, parts: every(Once(function, self.counter), parts)
         object.__setattr__(config.algorithm, "compute_advantages", credited)
 
-    def baseline(self) -> None:
-        """There is none."""
-
     def validate(self) -> None:
-        """Decode the first batch of responses to held-out questions, and to those of every suite."""
-        assembly, roles = self.assembly, self.assembly.roles
+        assembly = self.assembly
         if assembly.needs.heads:  # a reward model judges responses as it learns from them
             evaluation = assembly.evaluation(assembly)
-            with roles.shards.gathered_late(["policy"]):
+            with assembly.roles.shards.gathered_late(["policy"]):
                 evaluation.sampled(evaluation.job(1, None).share(assembly.ranks.rows))
-            return
-        if assembly.has_separate_engine:
-            return  # which answers, with the memory that it has taken
-        with roles.shards.gathered_late(["policy"]):
-            self.engine.decode(held_out(assembly))
-        for runner, job in suite_jobs(assembly, made_up_prompts):
-            self.engine.begin(roles, data_options(runner.suite))
-            with roles.shards.gathered_late(["policy"]):
-                self.engine.decode(job)
+        elif not assembly.has_separate_engine:  # which answers with the memory that it has taken
+            super().validate()
+
+    def begin(self, evaluation: Any) -> None:
+        self.engine.begin(self.assembly.roles, data_options(evaluation.suite))
+
+    def draw(self, job: ResponseJob) -> None:
+        with self.assembly.roles.shards.gathered_late(["policy"]):
+            self.engine.decode(job)
 
 
 class MadeUpResponses(LanguageEngine):

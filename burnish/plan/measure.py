@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from functools import update_wrapper
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,32 +63,59 @@ class Rests:
     average: str = WEIGHTS
 
 
-class Half(Protocol):
+class Half:
     """What a task's forecast has of its own."""
+
+    def __init__(self, assembly: Assembly, counter: LiveBytes) -> None:
+        """Args: ``assembly`` is of a run of which nothing was used yet."""
+        self.assembly, self.counter = assembly, counter
 
     def made_up(self, count: int) -> dict[str, Any]:
         """Attributes of an assembly that are made up where the data of the run is not at hand: train_prompts first."""
+        raise NotImplementedError
 
-    def parts(self) -> Iterable[nn.Module]:
+    def parts(self) -> Iterator[nn.Module]:
         """Everything that has weights."""
+        yield from self.assembly.roles._networks.values()
 
-    def begin(self) -> None:
+    def before_sharding(self) -> None:
         """Do what a run does before ranks share its networks out."""
 
     def prepare(self) -> None:
         """Have what is done many times alike done once."""
+        raise NotImplementedError
+
+    def learned_at_once(self, rows: int) -> float:
+        """Prompts with so many rows each that fill a micro-batch."""
+        raise NotImplementedError
 
     def groups(self) -> int:
         """Prompts of a rank whose samples fill a batch of sampling and a micro-batch."""
+        config = self.assembly.config
+        sampled = config.rollout.batch_size / config.sampled_per_prompt if config.online else 1
+        return math.ceil(max(self.learned_at_once(max(config.samples // config.records, 1)), sampled))
 
     def caches(self) -> Any:
         """Tensors that are kept from one batch to the next, in CPU memory."""
+        return ()
+
+    def draw(self, job: Any) -> None:
+        """Sample the first batch of a job."""
+        raise NotImplementedError
+
+    def begin(self, evaluation: Evaluation) -> None:
+        """A suite is next."""
 
     def validate(self) -> None:
-        """Sample as a validation does, and each of its suites."""
+        """Sample the first batch of the held-out prompts and of every suite, each as large as any that follows."""
+        self.draw(held_out(self.assembly))
+        for evaluation, job in suite_jobs(self.assembly, lambda count: self.made_up(count)["train_prompts"]):
+            self.begin(evaluation)
+            self.draw(job)
 
     def baseline(self) -> None:
-        """Sample as the evaluation of the untrained model does, if there is one."""
+        """Sample with the guidance that the untrained model is evaluated with."""
+        self.draw(held_out(self.assembly, self.assembly.config.reference_guidance))
 
 
 class OneMicroBatch(Trainer):
@@ -97,6 +124,7 @@ class OneMicroBatch(Trainer):
     counter: LiveBytes
     rests: Rests
     micro_batches = 0  # that the last mini-batch has
+    learned = 1  # of them
 
     @classmethod
     def of(cls, trainer: Trainer, counter: LiveBytes, rests: Rests) -> OneMicroBatch:
@@ -122,13 +150,19 @@ class OneMicroBatch(Trainer):
         self._more = more
         self._step(mini, update)
 
-    def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
+    def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float, bool]]:
         every = super()._micro_batches(mini)
-        first = next(every)
+        first, weight, _ = next(every)
         self.micro_batches = 1 + sum(1 for _ in every)
-        for group in self.groups if self._more or self.micro_batches > 1 else ():
-            fill_gradients(group, self.counter, self.rests)
-        yield first
+        self.learned = 1
+        if self._more or self.micro_batches > 1:
+            if self.roles.shards.networks:  # which may keep more than gradients from one to the next
+                self.learned = 2
+                yield first, weight, False
+            else:
+                for group in self.groups:
+                    fill_gradients(group, self.counter, self.rests)
+        yield first, weight, True
 
 
 def fill_gradients(group: ParameterGroup, counter: LiveBytes, rests: Rests) -> None:
@@ -237,7 +271,7 @@ def train_phases(assembly: Assembly, counter: LiveBytes, half: Half, *, samples:
     mini = mini.select(range(min(len(mini), assembly.roles.micro_batch_size * assembly.ranks.rows.size)))
     with phases_of_updates(counter, trainer.groups, rests):
         trainer.learn(mini, update, more=size > len(mini))
-    micro_batches = options.epochs * rows * trainer.micro_batches / len(mini)
+    micro_batches = options.epochs * rows * trainer.micro_batches / len(mini) / trainer.learned
     for name, factor in {
         SAMPLE: times, ANNOTATE: times, UPDATE: micro_batches, BACKWARD: micro_batches,
         STEP: options.epochs * math.ceil(rows / size),
@@ -299,7 +333,7 @@ def load(assembly: Assembly, counter: LiveBytes, half: Half, rests: Rests, *, tr
         counter.label(WEIGHTS, [(*part.parameters(), *part.buffers()) for part in half.parts()])
         counter.label(rests.shards, [one.parameters for one in roles.shards.networks.values()])
         if trains:
-            half.begin()
+            half.before_sharding()
             _ = assembly.workers
         if trains and assembly.ema is not None:
             counter.label(rests.average, assembly.ema.average)

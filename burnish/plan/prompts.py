@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -62,19 +63,12 @@ def _fitted(model: Any, data: LanguageDataOptions, shape: Shape, room: int) -> S
     """The same with the largest picture or frames that are at most so many tokens."""
     pixels = data.video_max_pixels if shape.frames else data.max_pixels
     most = min(LARGEST, LARGEST if pixels is None else int(pixels**0.5)) // SIDE
-    bare = _length(model, _prompt(data, Shape()))
+    room += _length(model, _prompt(data, Shape()))
 
     def tokens(side: int) -> int:
-        return _length(model, _prompt(data, replace(shape, side=side * SIDE))) - bare
+        return _length(model, _prompt(data, replace(shape, side=side * SIDE)))
 
-    first, above, before = 1, 2, 0
-    while above <= most and before < (found := tokens(above)) <= room:  # a processor may have a limit of its own
-        first, above, before = above, 2 * above, found
-    last = min(above, most)
-    while last - first > 1:
-        middle = (first + last) // 2
-        first, last = (middle, last) if tokens(middle) <= room else (first, middle)
-    return replace(shape, side=first * SIDE)
+    return replace(shape, side=max(bisect_right(range(1, most + 1), room, key=tokens), 1) * SIDE)
 
 
 def _lengthened(model: Any, data: LanguageDataOptions, shape: Shape, target: int) -> Prompt:
@@ -95,11 +89,9 @@ def _length(model: Any, prompt: Prompt) -> int:
 def _prompt(data: LanguageDataOptions, shape: Shape) -> Prompt:
     import numpy as np
 
-    pictures: tuple[Media, ...] = ()
+    pictures = (Media.array(np.full((shape.side, shape.side, 3), 128, np.uint8)),) if shape.side else ()
     videos: tuple[Media, ...] = ()
     sounds: tuple[Media, ...] = ()
-    if shape.side:
-        pictures = (Media.array(np.full((shape.side, shape.side, 3), 128, np.uint8)),)
     if shape.frames:
         fit = Fit(max_frames=data.video_max_frames, fps=data.video_fps)
         videos, pictures = (replace(Media.movie(pictures * shape.frames, FPS), fit=fit),), ()

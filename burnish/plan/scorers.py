@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -119,8 +120,4 @@ def _numbers(folder: Any) -> Iterator[int]:
 
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - it is no dict
-                size = 1
-                for side in opened.get_slice(name).get_shape():
-                    size *= side
-                yield size
+            yield from (math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118

@@ -171,7 +171,7 @@ class Assembly:
     def sharded(self) -> bool:
         """Whether FSDP holds the networks: in shards on several ranks, or a single one's in CPU memory."""
         if self.ranks.size > 1:
-            return self.config.quantized is None
+            return self.config.quantized is None and not self.config.sharding.replicates
         return self.trains and bool(self.config.sharding.offload)
 
     @cached_property

@@ -160,7 +160,7 @@ class TrainedRoles:
         for name, network in self._networks.items():
             self.shards.networks[name] = shard(
                 [network, *self._called_with(name)], self._blocks(network), mesh, options,
-                compute=self.model.compute, device=self.device,
+                compute=self.model.compute, device=self.device, adapters=self.lora is not None,
             )  # fmt: skip
         self.model.refuse_non_finite(lambda found: sorted({name for some in ranks.gather(found) for name in some}))
 

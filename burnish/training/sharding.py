@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -51,14 +52,51 @@ def _own(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor._base is not None else tensor
 
 
+class Reduction:
+    """What FSDP reduces the gradients of a unit with, in place of its own reduce-scatter.
+
+    ``once`` adds up those of all micro-batches, in full, and reduces the sum; else each micro-batch's are reduced, and
+    their shares added up, in float32 both.
+    """
+
+    def __init__(self, *, once: bool, sent: torch.dtype) -> None:
+        """Args: ``sent`` is the precision in which gradients of single micro-batches travel."""
+        self.once, self.sent = once, sent
+        self.last = True  # whether this is the last micro-batch of an optimizer step
+        self.total: Tensor | None = None  # of the micro-batches so far
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, **_: Any) -> None:
+        total = self.total
+        if self.once and not self.last:
+            self.total = input_tensor if total is None else total.add_(input_tensor)
+            output_tensor.zero_()
+            return
+        if total is not None:
+            input_tensor.add_(total)
+            if total.is_cuda:
+                total.record_stream(torch.cuda.current_stream())
+            self.total = None
+        sent = torch.float32 if self.once else self.sent
+        share = output_tensor.to(sent)
+        torch.distributed.reduce_scatter_single(share, input_tensor.to(sent), op=op, group=group)
+        output_tensor.copy_(share)
+
+
 class Sharded:
     """A sharded network, with the modules that are called together with it."""
 
-    def __init__(self, unit: Unit, options: ShardingOptions) -> None:
-        """Args: ``unit`` is sharded already."""
+    def __init__(self, unit: Unit, reductions: Sequence[Reduction], *, keeps: bool) -> None:
+        """Args:
+        unit: is sharded already.
+        reductions: of its gradients.
+        keeps: whether full weights stay through the micro-batches of an optimizer step.
+        """
         self.unit: Any = unit
-        self.reshard = options.reshard_after_forward
-        self._gathered = 0
+        self.keeps, self._reductions = keeps, reductions
+        self._gathered, self._kept = 0, False
         self._learned: set[str] = set()
         self.unit(tuple)  # FSDP takes the module that is called first as the root, in sampling that may be a block
         self._observe()
@@ -87,9 +125,26 @@ class Sharded:
     def __call__(self, run: Callable[[], T]) -> T:
         """Run a function that uses the network and returns a tensor or a tuple of tensors."""
         found: T = self.unit(run)
-        if not (torch.is_grad_enabled() or self._gathered or self.reshard):
+        if self.keeps and not (torch.is_grad_enabled() or self._gathered or self._kept):
             self._reshard()  # there is no backward pass that would, and the weights may change
         return found
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Full weights stay in this context once they are gathered, where options say so."""
+        self._kept = True
+        try:
+            yield
+        finally:
+            self._kept = False
+            self._reshard()
+
+    def micro_batch(self, *, last: bool) -> None:
+        """Before a micro-batch is learned: whether it is the last one of an optimizer step."""
+        for reduction in self._reductions:
+            reduction.last = last
+        self.unit.set_requires_all_reduce(last)
+        self.unit.set_reshard_after_backward(last or not self.keeps)
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -105,7 +160,7 @@ class Sharded:
             self._gathered -= 1
             if not self._gathered:
                 self._reshard()
-                self.unit.set_reshard_after_forward(self.reshard)
+                self.unit.set_reshard_after_forward(not self.keeps)
 
     @property
     def is_gathered(self) -> bool:
@@ -138,6 +193,19 @@ class Shards:
     def inside(self, name: str, run: Callable[[], T]) -> T:
         """Run a function that uses a network; see ``Sharded``."""
         return self.networks[name](run) if name in self.networks else run()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """What a phase gathers stays to its end, where options say so; see ``Sharded``."""
+        with ExitStack() as phase:
+            for sharded in self.networks.values():
+                phase.enter_context(sharded.kept())
+            yield
+
+    def micro_batch(self, *, last: bool) -> None:
+        """Before a micro-batch is learned; see ``Sharded``."""
+        for sharded in self.networks.values():
+            sharded.micro_batch(last=last)
 
     @contextmanager
     def gathered(self, names: Sequence[str] | None = None) -> Iterator[None]:
@@ -202,6 +270,7 @@ def shard(
     *,
     compute: torch.dtype,
     device: torch.device,
+    adapters: bool = False,
 ) -> Sharded:
     """Shard networks over ranks: each block, and the weights outside of blocks together.
 
@@ -214,6 +283,7 @@ def shard(
         options: of sharding.
         compute: precision of the forward pass.
         device: of the networks.
+        adapters: few of the weights are learned, whose gradients fit in full.
 
     Raises:
         UserError: the options don't fit the device, or PyTorch is too old.
@@ -225,9 +295,10 @@ def shard(
     if options.offload and device.type == "cpu":
         raise UserError("sharding.offload is true, but the networks are on the CPU already; leave it out")
     lower = compute if options.gather == "compute" and compute != torch.float32 else None
+    keeps = options.zero_stage in (1, 2)
     how: dict[str, Any] = {
         "mesh": mesh,
-        "reshard_after_forward": options.reshard_after_forward,
+        "reshard_after_forward": not keeps,
         "mp_policy": MixedPrecisionPolicy(param_dtype=lower, reduce_dtype=torch.float32, cast_forward_inputs=False),
         "offload_policy": CPUOffloadPolicy() if options.offload else OffloadPolicy(),
     }
@@ -235,14 +306,17 @@ def shard(
     for block in blocks:
         _shard_unit(block, how, rest, device)
     unit = _shard_unit(Unit(networks), how, rest, device)
+    reductions = []
     for module in unit.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+            reductions.append(Reduction(once=adapters or options.zero_stage == 1, sent=lower or torch.float32))
+            module.set_custom_reduce_scatter(reductions[-1])  # type: ignore[arg-type]  # which it is in all but name
     # a rank without images or without response tokens still takes part in the reduction of every gradient
     unit.set_reduce_scatter_unused_params(True)
     _in_one_order(unit, blocks)
-    return Sharded(unit, options)
+    return Sharded(unit, reductions, keeps=keeps)
 
 
 def _shard_unit(unit: Any, how: Mapping[str, Any], rest: torch.device, device: torch.device) -> Any:
@@ -287,7 +361,7 @@ def _shard_unit(unit: Any, how: Mapping[str, Any], rest: torch.device, device: t
 
 
 def _in_one_order(unit: Any, blocks: Sequence[Any]) -> None:
-    """Make the backward pass run its collectives in the same order on every rank, whatever its rows are.
+    """Make every pass run its collectives in the same order on every rank, whatever its rows are, and ahead of its use.
 
     By default FSDP prefetches in the order of this rank's earlier forward passes, and reduces the gradients of a block
     when they leave it by an input, or at the end of the pass if no input needs a gradient. Both may differ by rank: one
@@ -296,6 +370,8 @@ def _in_one_order(unit: Any, blocks: Sequence[Any]) -> None:
     """
     for module, ahead in zip([*blocks, unit], [unit, *blocks], strict=True):
         module.set_modules_to_backward_prefetch([ahead])
+    for block, ahead in pairwise(blocks):
+        block.set_modules_to_forward_prefetch([ahead])
     inside = {weight for block in blocks for weight in block.parameters()}
     if any(weight.requires_grad for weight in unit.parameters() if weight not in inside):
         for block in blocks:
@@ -312,7 +388,7 @@ def _require_input_gradient(block: nn.Module, args: tuple[Any, ...], kwargs: dic
     return tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))
 
 
-def mesh_of(ranks: Ranks, shard_size: int | None, device: str) -> DeviceMesh:
+def mesh_of(ranks: Ranks, shard_size: int | str | None, device: str) -> DeviceMesh:
     """Device mesh of the ranks: one dimension, or (replicate, shard) with a ``shard_size``.
 
     Raises:
@@ -321,7 +397,7 @@ def mesh_of(ranks: Ranks, shard_size: int | None, device: str) -> DeviceMesh:
     from torch.distributed import new_subgroups_by_enumeration
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-    if shard_size is None or shard_size == ranks.size:
+    if not isinstance(shard_size, int) or shard_size == ranks.size:
         return init_device_mesh(device, (ranks.size,), mesh_dim_names=("shard",))
     if ranks.size % shard_size:
         raise UserError(

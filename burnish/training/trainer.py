@@ -49,8 +49,11 @@ def _rows_of_minis(count: int, options: StepOptions, seed: int, update: int) -> 
         yield from (order[start : start + size] for start in range(0, count, size))
 
 
-def rank_micro_batches(algorithm: Algorithm, batch: Batch, size: int, ranks: Ranks) -> Iterator[tuple[Batch, float]]:
-    """Micro-batches of this rank's rows with the weights of their losses, the same number on every rank.
+def rank_micro_batches(
+    algorithm: Algorithm, batch: Batch, size: int, ranks: Ranks
+) -> Iterator[tuple[Batch, float, bool]]:
+    """Micro-batches of this rank's rows with the weights of their losses, and whether it is the last one: the same
+    number on every rank.
 
     A sharded network runs on all ranks or none, so a rank with fewer micro-batches repeats a small one with weight 0.
 
@@ -60,6 +63,14 @@ def rank_micro_batches(algorithm: Algorithm, batch: Batch, size: int, ranks: Ran
         size: of a micro-batch, as the algorithm counts it.
         ranks: that share the batch.
     """
+    waiting: list[tuple[Batch, float]] = []
+    for micro in _weighted(algorithm, batch, size, ranks):
+        yield from ((*one, False) for one in waiting)
+        waiting = [micro]
+    yield from ((*one, True) for one in waiting)
+
+
+def _weighted(algorithm: Algorithm, batch: Batch, size: int, ranks: Ranks) -> Iterator[tuple[Batch, float]]:
     if ranks.size == 1:
         yield from ((micro, 1.0) for micro in algorithm.micro_batches(batch, size))
         return
@@ -150,7 +161,8 @@ class AuxiliaryLoss:
         """
         batch, _ = self.algorithm.compute_advantages(self.draw(step))
         size, losses = self.algorithm.size(batch), []
-        for micro, weight in rank_micro_batches(self.algorithm, batch, roles.micro_batch_size, ranks):
+        for micro, weight, last in rank_micro_batches(self.algorithm, batch, roles.micro_batch_size, ranks):
+            roles.shards.micro_batch(last=last)
             loss = self.algorithm.loss(micro.to(roles.device), roles).total * weight / size
             (self.coef * loss).backward()
             losses.append(loss.detach())
@@ -198,7 +210,7 @@ class Trainer:
         if self.publisher is not None:
             self.publisher.rest()
         self.roles.begin(scored, moved=scored.version != self.version)
-        with self.watch("old_log_prob"), self.usage.during("actor_infer"):
+        with self.watch("old_log_prob"), self.usage.during("actor_infer"), self.roles.shards.kept():
             found = self.algorithm.compute_logprobs(scored, self.roles)
             settle(self.roles.device)  # or its time would be that of whoever waits next
         return found
@@ -256,10 +268,11 @@ class Trainer:
             return {"actor/skipped": 1.0, "actor/empty": 1.0}  # nothing in it can be learned from
         for group in self.groups:
             group.zero_grad()
-        share = self._backward(mini, size)
-        if self.auxiliary is not None:
-            share["auxiliary"], reported = self.auxiliary.backward(self.optimizer_steps, self.roles, self.rows)
-            share |= {f"report {name}": value for name, value in reported.items()}
+        with self.roles.shards.kept():
+            share = self._backward(mini, size)
+            if self.auxiliary is not None:
+                share["auxiliary"], reported = self.auxiliary.backward(self.optimizer_steps, self.roles, self.rows)
+                share |= {f"report {name}": value for name, value in reported.items()}
         whole = self.rows.sum(share | self.usage.share("actor") | self.roles.shards.learned())
         self.usage.add(whole)
         self.roles.shards.settle_gradients(whole)
@@ -291,7 +304,8 @@ class Trainer:
         sums: list[tuple[str, Tensor | float]] = []
         balance = self.roles.balance
         tokens = sum(mini.costs()) if balance else 0
-        for part, weight in self._micro_batches(mini):
+        for part, weight, last in self._micro_batches(mini):
+            self.roles.shards.micro_batch(last=last and self.auxiliary is None)
             own = balance.learning(sum(part.costs()) / tokens) if balance and weight else nullcontext()
             # a micro-batch of weight 0 only keeps ranks in step: it counts neither as work nor for experts' balance
             with own, nullcontext() if weight else self.usage.paused():
@@ -312,10 +326,10 @@ class Trainer:
         reported = balance.metrics() if balance else {}
         return share | {f"report {name}": value for name, value in reported.items()}
 
-    def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float]]:
-        """This rank's micro-batches of a mini-batch, on the networks' device, each with its weight."""
-        for part, weight in rank_micro_batches(self.algorithm, mini, self.roles.micro_batch_size, self.rows):
-            yield part.to(self.roles.device), weight
+    def _micro_batches(self, mini: Batch) -> Iterator[tuple[Batch, float, bool]]:
+        """This rank's micro-batches of a mini-batch, on the networks' device; see ``rank_micro_batches``."""
+        for part, weight, last in rank_micro_batches(self.algorithm, mini, self.roles.micro_batch_size, self.rows):
+            yield part.to(self.roles.device), weight, last
 
     def _skip(self, total: float, norms: dict[str, float]) -> Metrics:
         """Skip the step: one non-finite batch must not end a run; several in a row do."""

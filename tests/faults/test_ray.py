@@ -170,7 +170,7 @@ def test_an_error_that_only_workers_can_find_is_told_as_in_one_process(machines,
 
 
 SPLIT = [*RANKS, "sharding.context_parallel=2", "rollout.height=32", "rollout.width=32"]
-FOUR = ["pools.train.processes=4", "sharding.shard_size=2"]
+FOUR = ["pools.train.processes=4", "sharding.shard_size=2", "sharding.zero_stage=2"]
 MUON = ["optimizer.name=muon", "optimizer.lr=1e-5"]  # its steps are of one length, and computed in bfloat16
 # golden runs: every way of learning, with all weights or adapters, on two ranks that share each network
 APART = [
@@ -181,6 +181,8 @@ APART = [
     ("language", "ppo warm", RANKS), ("language", "grpo ptx", RANKS), ("language", "grpo experts", RANKS),
     ("language", "grpo dora", RANKS), ("language", "dpo given", RANKS), ("language", "kto", RANKS),
     ("language", "grpo quantised", RANKS), ("language", "grpo sliding windows", RANKS), ("language", "sft", RANKS),
+    ("language", "grpo dora", [*RANKS, "sharding.shard_size=1"]),
+    ("language", "sft", [*RANKS, "sharding.zero_stage=3"]),
     ("language", "grpo", [*RANKS, *MUON]), ("reward_models", "bradley_terry", RANKS),
 ]  # fmt: skip
 # an epsilon that keeps Adam from making rounding errors of nothing to steps

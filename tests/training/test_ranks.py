@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,16 +120,15 @@ class Towered(torch.nn.Module):
             x = layer(x).tanh()
         return x
 
-    def loss(self, rank: int) -> Tensor:
-        """The second of two ranks has no pictures; each calls the network twice before its backward pass."""
+    def loss(self, rank: int, *, picture: bool = False) -> Tensor:
+        """Each rank calls the network twice before its backward pass."""
         x = torch.linspace(0, 1 + rank, 8).view(2, 4)
-        return self(x, picture=not rank).sum() + self(x + 1, picture=not rank).square().sum()
+        return self(x, picture=picture).sum() + self(x + 1, picture=picture).square().sum()
 
 
 LAID = {
-    "as it is": ShardingOptions(),
-    "kept for the backward pass": ShardingOptions(reshard_after_forward=False),
-    "rounded": ShardingOptions(gather="compute"),
+    **{f"stage {n}": ShardingOptions(zero_stage=n) for n in (1, 2, 3)},
+    **{f"rounded, stage {n}": ShardingOptions(gather="compute", zero_stage=n) for n in (1, 3)},
 }
 
 
@@ -146,13 +146,15 @@ def learn_without_pictures(ranks: Ranks, folder: Path) -> dict[str, Any]:
             [network], network.layers, mesh_of(ranks, None, "cpu"), options, compute=compute,
             device=torch.device("cpu"),
         )  # fmt: skip
-        for _ in range(2):
-            with lower(options):
-                with torch.no_grad(), sharded.gathered():
-                    for _ in range(3 * ranks.rank):
-                        network.loss(ranks.rank)
-                loss = sharded(lambda network=network: network.loss(ranks.rank))
-            loss.backward()
+        with lower(options), torch.no_grad(), sharded.gathered():
+            for _ in range(3 * ranks.rank):
+                network.loss(ranks.rank)
+        with sharded.kept():
+            for last in (False, True):
+                sharded.micro_batch(last=last)
+                with lower(options):
+                    loss = sharded(partial(network.loss, ranks.rank, picture=not (ranks.rank or last)))
+                loss.backward()
         found[name] = {key: value.grad.full_tensor() for key, value in network.named_parameters()}
     return found
 
@@ -162,9 +164,10 @@ def test_a_rank_without_pictures_sums_its_gradients_where_the_other_does(tmp_pat
     for name, options in LAID.items():
         whole, near = Towered(), {"rtol": 0.05, "atol": 0.05} if options.gather == "compute" else {}
         for rank in (0, 1):
-            with lower(options):
-                loss = 2 * whole.loss(rank)
-            loss.backward()
+            for last in (False, True):  # the first of two ranks has pictures, in its first micro-batch
+                with lower(options):
+                    loss = whole.loss(rank, picture=not (rank or last))
+                loss.backward()
         for found in both:
             for key, weight in whole.named_parameters():
                 torch.testing.assert_close(found[name][key], weight.grad, **near)

@@ -1,0 +1,168 @@
+"""Bytes that a GPU receives from others for an update, counted on ranks that are not there, beside what it must.
+
+    python -m benchmarks.communication
+    python -m benchmarks.communication --only 7B --memory 80GB
+
+The run's own trainer learns on tensors without values, as the first of 8 or 64 ranks (machines of 8), in the layout
+with least traffic whose weights, gradients and optimizer states leave a quarter of a GPU's memory. One and two micro-
+batches are counted, of which each further one receives what the second does. What ranks exchange is counted at the
+operation as rings send it: of N ranks (N - 1) / N of a tensor that is gathered or reduced to shares, twice that of
+one that is summed for all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup, get_process_group_ranks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks import setting
+from burnish.config import load
+from burnish.config.batches import SHARD_SIZE, ZERO_STAGE, layouts, with_sizes
+from burnish.config.hardware import NODE, in_bytes
+from burnish.plan import measure
+from burnish.plan.batches import least_bytes
+from burnish.plan.counter import LiveBytes
+from burnish.plan.forecast import half_of, pretended
+from burnish.plan.published import CONFIG, Published, located, published
+
+INSIDE, BETWEEN = "inside", "between"  # machines
+SENT = {"allgather": 1, "reduce_scatter": 1, "allreduce": 2}  # times that a tensor goes round a ring
+LEARNS = {"LoRA": "model.lora={rank: 32}", "all weights": "model.lora=null"}
+A3B = "Qwen3-VL-30B-A3B"
+TIMES = (1, 4, 16)  # micro-batches of an optimizer step
+ROOM = 0.75  # of a GPU's memory for weights, gradients and states
+SMALL = ["data.train_batch_size=64", "rollout.n=2", "rollout.batch_size=2", "trainer.mini_batch_size=null"]
+TEXT = [*SMALL, "data.max_prompt_length=256", "rollout.max_new_tokens=16", "trainer.micro_batch_tokens=512"]
+DRAWN = [*SMALL, "trainer.micro_batch_size=1", "ema=null"]
+MODELS = {
+    "Qwen2.5-VL-7B": ("qwen25_vl/grpo", TEXT), A3B: ("qwen3_vl/grpo", TEXT),
+    "Qwen-Image": ("qwen_image/flow_grpo", DRAWN), "FLUX.1": ("flux/flow_grpo", DRAWN),
+}  # fmt: skip
+
+WEIGHTS = {"Qwen2.5-VL-7B": 8.3e9, A3B: 31.1e9, "Qwen-Image": 20.4e9, "FLUX.1": 11.9e9}
+
+
+class Exchanged(TorchDispatchMode):
+    """Counts the bytes that this rank receives, from its own machine and from others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        kind = re.sub("^_|_base|_$", "", func._schema.name.partition("::")[2])
+        if func.namespace == "c10d" and kind.strip("_") in SENT:
+            size = max(one.numel() * one.element_size() for one in tree_leaves(args) if isinstance(one, torch.Tensor))
+            group = ProcessGroup.unbox(next(one for one in args if isinstance(one, torch.ScriptObject)))
+            ranks = get_process_group_ranks(group)
+            where = INSIDE if max(ranks) // NODE == min(ranks) // NODE else BETWEEN
+            self.bytes[where] += int(SENT[kind.strip("_")] * size * (len(ranks) - 1) / len(ranks))
+        return found
+
+
+class Repeating(measure.OneMicroBatch):
+    """A trainer whose optimizer step learns the same micro-batch so many times."""
+
+    times = 1
+
+    def _micro_batches(self, mini: Any) -> Iterator[Any]:
+        micro, weight, _ = next(super(measure.OneMicroBatch, self)._micro_batches(mini))
+        yield from ((micro, weight, number == self.times) for number in range(1, self.times + 1))
+
+
+def describe_a3b(folder: Path) -> str:
+    """Describe Qwen3-VL-30B-A3B, of which no recipe is shipped."""
+    known = published()["Qwen/Qwen3-VL-8B-Instruct"].about
+    text = known["config"]["text_config"] | {
+        "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48, "num_key_value_heads": 4,
+        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+    }  # fmt: skip
+    vision = known["config"]["vision_config"] | {"out_hidden_size": 2048}
+    config = {**known["config"], "text_config": text, "vision_config": vision}
+    about = {**known, "model_type": "qwen3_vl_moe", "config": config}
+    Published("Qwen/Qwen3-VL-30B-A3B-Instruct", CONFIG, about).write(folder)
+    return f"model.path={folder}"
+
+
+def row(model: str, learns: str, size: int, memory: int) -> Iterator[dict[str, Any]]:
+    """What the first of ``size`` ranks receives for an optimizer step, by the number of its micro-batches."""
+    recipe, options = MODELS[model]
+    given = [f"gpus={NODE}", f"nodes={size // NODE}", *options, "sharding.gather=compute", LEARNS[learns]]
+    with TemporaryDirectory() as scratch:
+        if model == A3B:
+            given.append(describe_a3b(Path(scratch) / "model"))
+        config, counter = load(recipe, given), LiveBytes()
+        weights = int(WEIGHTS[model])
+        counts = (weights, 0) if config.model.lora is None else (0, weights)
+        every = layouts(config)
+        layout = next((one for one in every if least_bytes(config, one, *counts) < ROOM * memory), every[-1])
+        config = located(with_sizes(config, layout), Path(scratch))
+        with pretended(config, size, counter) as (assembly, pretending):
+            half = half_of(assembly, counter, pretending)
+            measure.load(assembly, counter, half, measure.Rests())
+            half.prepare()
+            trainer = Repeating.of(assembly.workers, counter, measure.Rests())
+            measure.take_few(assembly, counter, half)
+            batch, _ = trainer.compute_advantages(trainer.compute_logprobs(measure.collect(assembly, counter, 1)))
+            received = []
+            for trainer.times in (1, 2):
+                with Exchanged() as exchanged, measure.phases_of_updates(counter, trainer.groups, measure.Rests()):
+                    trainer.update(batch.select(range(size)), 1)
+                received.append(exchanged.bytes)
+            shard = layout[SHARD_SIZE] or size
+            least = minimum(assembly.roles._networks["policy"].parameters(), shard, size)
+    first, second = received
+    for times in TIMES:
+        inside, between = (first[where] + (times - 1) * (second[where] - first[where]) for where in (INSIDE, BETWEEN))
+        yield {
+            "model": model, "learns": learns, "GPUs": size,
+            "shards": shard, "stage": layout[ZERO_STAGE] if shard > 1 else "", "micro-batches": times,
+            "own machine, GB": round(inside / 1e9, 2), "others, GB": round(between / 1e9, 2),
+            "least, GB": round(least / 1e9, 2), "x least": round((inside + between) / least, 2),
+        }  # fmt: skip
+
+
+def minimum(weights: Iterable[torch.Tensor], shard: int, size: int) -> float:
+    """Bytes that a rank has to receive for an optimizer step, however many micro-batches it has.
+
+    Shards gather bfloat16 weights once and reduce float32 gradients once; groups of them sum their shares' gradients.
+    Where each rank holds all weights, gradients are summed alone.
+    """
+    every = list(weights)
+    learned = sum(weight.numel() for weight in every if weight.requires_grad)
+    frozen = sum(weight.numel() for weight in every) - learned
+    copies = size // shard
+    inside = (2 * (learned + frozen) + 4 * learned) * (shard - 1) / shard
+    return inside + 2 * 4 * learned / shard * (copies - 1) / copies
+
+
+def main() -> None:
+    arguments = setting.options(
+        __doc__.splitlines()[0],
+        only={"default": "", "help": "part of a model's name"},
+        memory={"default": "141GB", "help": "of a GPU: layouts are chosen that leave it room"},
+    )
+    found: list[dict[str, Any]] = []
+    models = [name for name in MODELS if arguments.only in name][: 1 if arguments.smoke else None]
+    for model, learns, size in product(models, LEARNS, (NODE,) if arguments.smoke else (NODE, 8 * NODE)):
+        for one in row(model, learns, size, in_bytes(arguments.memory)):
+            if not found:
+                print(f"| {' | '.join(one)} |\n|{' --- |' * len(one)}")
+            print(f"| {' | '.join(map(str, one.values()))} |", flush=True)
+            found.append(one)
+        setting.write(arguments.output, {"rows": found})
+
+
+if __name__ == "__main__":
+    main()
