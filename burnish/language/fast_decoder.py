@@ -15,8 +15,7 @@ from burnish.language.decoding import IDLE, DecodingRows, Live
 from burnish.language.layers import Before, Cache, Layers
 from burnish.language.logprobs import scaled_logits
 from burnish.language.model.class_cache import outside_inference
-from burnish.language.model.forwards import Conversation
-from burnish.language.model.forwards import caching
+from burnish.language.model.forwards import Conversation, caching
 from burnish.language.model.universal import LanguageModel
 from burnish.types.completion import Features
 
