@@ -13,7 +13,6 @@ from numbers import Integral
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
 
 from burnish.rl.advantages import group_statistics
 from burnish.types.prompt import Prompt, Prompts
@@ -248,7 +247,7 @@ class Stream(Generic[T]):
             position: as ``position`` was then; None takes what it is.
         """
         place = self.position if position is None else position
-        return {"position": place, "records": self._uids, "order": self._rule}
+        return {"position": place, "records": self._uids.hex(), "order": self._rule}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where a stream over the same records stopped; some may have been changed or removed since.
@@ -263,16 +262,16 @@ class Stream(Generic[T]):
                 self.sampler.load(state["history"])
         if state["order"] != self._rule:
             raise _other_data("data.shuffle, seed, data.mix or data.sampler differ from the checkpoint's")
-        same = torch.equal(state["records"], self._uids)
-        self.position = state["position"] if same else self._position_after_changes(state["position"], state["records"])
+        position, records = state["position"], bytes.fromhex(state["records"])
+        self.position = position if records == self._uids else self._position_after_changes(position, records)
 
-    def _position_after_changes(self, position: int, records: Tensor) -> int:
+    def _position_after_changes(self, position: int, records: bytes) -> int:
         """The position in data of which some records changed, with a warning.
 
         Raises:
             UserError: it is other data.
         """
-        before, now = (list(map(bytes, uids.tolist())) for uids in (records, self._uids))
+        before, now = ([uids[i : i + UID] for i in range(0, len(uids), UID)] for uids in (records, self._uids))
         alike, present = len(before) == len(now), set(now)
         changed = [i for i, uid in enumerate(before) if (uid != now[i] if alike else uid not in present)]
         if len(now) > len(before) or 2 * len(changed) > len(before) or not (alike or (changed and self.mix is None)):
@@ -297,12 +296,12 @@ class Stream(Generic[T]):
         return f"{self.shuffle}{self.seed}{lists}{'' if self.sampler is None else f' {self.sampler.path}'}"
 
     @cached_property
-    def _uids(self) -> Tensor:
-        """Hashes [N, 8] of all records, by which a resumed run finds those that have changed."""
+    def _uids(self) -> bytes:
+        """Hashes of all records, by which a resumed run finds those that have changed."""
         uids = bytearray()  # a list of a million texts would take more than they do
         for uid in self.items.uids() if isinstance(self.items, Prompts) else (item.uid for item in self.items):
             uids += bytes.fromhex(uid)
-        return torch.frombuffer(uids, dtype=torch.uint8).view(-1, UID)
+        return bytes(uids)
 
 
 def _other_data(why: str) -> UserError:
