@@ -34,6 +34,11 @@ exit codes:
   130  interrupted by Ctrl-C; train needs a second one for this, and then says which updates were not saved
 """
 
+KINDS: dict[str, Any] = {
+    "Annotated": Annotated, "Literal": Literal, "Sequence": Sequence, "bool": bool, "float": float, "int": int,
+    "str": str, "tuple": tuple,
+}  # fmt: skip
+POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _ARGUMENT = re.compile(r"^    (\w+)(?: \((.+?)\))?: (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
@@ -61,10 +66,17 @@ class Verb:
         module, _, name = self.place.partition(":")
         tree = ast.parse((Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8"))
         function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
-        function.body = function.body[:1]
-        names: dict[str, Any] = {"Annotated": Annotated, "Literal": Literal, "Sequence": Sequence}
-        exec(compile(ast.Module([function], []), module, "exec", dont_inherit=True), names)
-        return inspect.signature(names[name]), inspect.getdoc(names[name]) or ""
+        given = function.args
+        defaults = [*[None] * (len(given.args) - len(given.defaults)), *given.defaults, *given.kw_defaults]
+        parameters = [
+            inspect.Parameter(
+                one.arg, inspect.Parameter.KEYWORD_ONLY if one in given.kwonlyargs else POSITIONAL,
+                default=inspect.Parameter.empty if default is None else ast.literal_eval(default),
+                annotation=_type(one.annotation),
+            )
+            for one, default in zip([*given.args, *given.kwonlyargs], defaults, strict=True)
+        ]  # fmt: skip
+        return inspect.Signature(parameters), ast.get_docstring(function) or ""
 
     def section(self, title: str) -> str:
         """A part of the docstring; "" is the description."""
@@ -104,6 +116,16 @@ class Verb:
         with progress(self.says.format(**vars(args))) if self.says else nullcontext():
             function = getattr(import_module(f"burnish.commands.{module}"), name)
         return int(function(**vars(args)))
+
+
+def _type(node: Any) -> Any:
+    """An annotation, of which nothing is run."""
+    if isinstance(node, ast.BinOp):
+        return _type(node.left) | _type(node.right)
+    if isinstance(node, ast.Subscript):
+        inside = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        return KINDS[ast.unparse(node.value)][tuple(map(_type, inside))]
+    return KINDS[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
 
 
 def _argument(parameter: inspect.Parameter, written: str) -> tuple[list[str], dict[str, Any]]:

@@ -79,7 +79,7 @@ class GeneratorHalf(Half):
 
     def caches(self) -> Any:  # what a pipeline's encoders gave for prompts
         model = vars(self.assembly.roles.model)
-        return [tape._results for tape in model["_tapes"].values()] if "_tapes" in model else ()
+        return [tape._results for tape, _ in model["_tapes"]._entries.values()] if "_tapes" in model else ()
 
     def before_sharding(self) -> None:
         if self.assembly.finished:  # whose layout the first prompt's own run tells
