@@ -139,7 +139,7 @@ def test_a_generator_goes_on_from_what_burnish_or_peft_wrote(files):
 @pytest.mark.parametrize(
     ("settings", "change", "names"),
     [
-        ({"r": 3}, None, ["model.lora.rank is 2", "r 3"]),
+        ({"r": 3}, None, ["model.lora.rank is 2", "is 3"]),
         ({"lora_alpha": 16}, None, ["model.lora.alpha is 4", "16"]),
         ({"peft_type": "LOHA"}, None, ["LOHA"]),
         ({"bias": "all"}, None, ["bias 'all'"]),
