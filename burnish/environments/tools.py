@@ -313,7 +313,7 @@ def _evaluated(annotation: Any, function: Callable[..., Any]) -> Any:
     """An annotation that may be a text; None where it names what is imported for type checkers alone."""
     try:
         known = getattr(inspect.unwrap(function), "__globals__", {})
-        return eval(annotation, known) if isinstance(annotation, str) else annotation
+        return typing.get_type_hints(types.SimpleNamespace(__annotations__={"it": annotation}), known)["it"]
     except Exception:
         return None
 
