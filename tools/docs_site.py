@@ -31,8 +31,10 @@ BESIDE = {
     "README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "AGENTS.md": "assistants.md",
     "SECURITY.md": "reporting.md", "CHANGELOG.md": "changelog.md", "benchmarks/README.md": "benchmarks.md",
 }  # fmt: skip
-MATHEMATICS = ("rl.advantages", "rl.correction", "rl.importance", "rl.kl", "rl.preference", "rl.surrogates")
-MATHEMATICS += ("diffusion.losses", "diffusion.steps", "language.losses", "language.logprobs")
+MATHEMATICS = (
+    "rl.rules", "rl.advantages", "rl.rewards", "rl.objectives", "rl.surrogates", "rl.kl", "rl.importance",
+    "rl.preference", "diffusion.steps", "diffusion.losses", "language.losses",
+)  # fmt: skip
 ALGORITHMS = ROOT / "docs" / "algorithms"
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")

@@ -19,9 +19,7 @@ from rich.table import Table
 from burnish.commands.opening import open_model, open_run, output_folder
 from burnish.config import RunConfig
 from burnish.config.overrides import read_overrides
-from burnish.evaluation.records import Folder, Shard
-from burnish.evaluation.records import merged as merge_parts
-from burnish.evaluation.results import by_task, changes, check_comparable, result_of
+from burnish.evaluation.records import Folder, Shard, by_task, changes, check_comparable, result_of
 from burnish.evaluation.suite import read_suite, suite_names
 from burnish.utils import terminal
 from burnish.utils.disk import writing
@@ -47,7 +45,6 @@ def evaluate(
     output: str | None = None,
     suite: str | None = None,
     shard: str | None = None,
-    merged: tuple[str, ...] | None = None,
     compared: tuple[str, str] | None = None,
     list_all: bool = False,
 ) -> int:
@@ -59,8 +56,7 @@ def evaluate(
         burnish eval quickstart                             a recipe: the model before training
         burnish eval quickstart rollout.guidance_scale=3.0
         burnish eval runs/quickstart --suite quickstart --output judged      a suite, with intervals; goes on if killed
-        burnish eval my_model+my_lora --suite geneval suite.scorers.geneval.path=detector --shard 1/2 --output half1
-        burnish eval --merge half1 half2 --output judged
+        burnish eval my_model+my_lora --suite geneval suite.scorers.geneval.path=detector --shard 1/2 --output judged
         burnish eval --compare before after                 two evaluations of a suite, paired by prompt
 
     Args:
@@ -70,20 +66,17 @@ def evaluate(
             suite.OPTION=VALUE changes the suite
         output (-o, --output DIR): also write metrics, samples and scores to this folder
         suite (NAME): a suite (--list), or the path of one in YAML
-        shard (I/N): only part I of N of the suite, to be merged
-        merged (--merge DIR): put the shards of a suite together
+        shard (I/N): only part I of N of the suite; the others go to the same folder
         compared (--compare BEFORE AFTER): what changed between two evaluations
         list_all (--list): list the suites
     """
-    _refuse_mixed(source, suite, shard, {"--merge": merged, "--compare": compared, "--list": list_all})
+    _refuse_mixed(source, suite, shard, {"--compare": compared, "--list": list_all})
     if output is not None:
         check_output(checked_path(output, "--output"), "eval")
     if list_all:
         return list_suites()
     if compared is not None:
         return compare(*compared)
-    if merged is not None:
-        return merge(merged, output=output)
     assert source is not None, "refused above"
     if suite is not None:
         _refuse_unread([one for one in overrides if not one.startswith(SECTION)])
@@ -181,23 +174,10 @@ def evaluate_suite(source: str, overrides: Sequence[str], suite: str, *, output:
         runner.check()
         with assembly.trained_weights(), torch.no_grad(), terminal.progress(f"Suite {wanted.name}") as progress:
             result = runner.run(
-                target or Path(away), source=source, update=None if opened is not None else update, shard=part,
-                progress=progress,
+                target or Path(away), source=source, update=None if opened is not None else update,
+                shard=part or (1, 1), progress=progress,
             )  # fmt: skip
     _show(result, f"{wanted.title} of {source}" + (f", shard {shard}" if shard else ""), target)
-    return 0
-
-
-def merge(folders: Sequence[str], *, output: str | None) -> int:
-    """Put the shards of an evaluation together."""
-    if output is None:
-        raise UserError("--merge is given without --output, where the complete evaluation goes; give one")
-    parts = [Folder(checked_path(folder, "--merge")) for folder in folders]
-    target = Folder(output_folder(output, "eval"))
-    header, records = merge_parts(target, parts)
-    result = result_of(header, records)
-    target.finish(result)
-    _show(result, f"{header.suite} of {header.source}, {len(parts)} shards", target.path)
     return 0
 
 

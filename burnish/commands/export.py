@@ -6,9 +6,9 @@ import hashlib
 import json
 import os
 import shutil
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,13 +19,14 @@ from burnish import __version__
 from burnish.checkpoint.files import numbered, read_manifest
 from burnish.commands.opening import open_run, output_folder
 from burnish.config.run_folder import RunFolder
+from burnish.hooks.beside import Follower
 from burnish.report.card import head
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
 from burnish.utils.paths import check_output
 from burnish.utils.reading import checked_path
-from burnish.utils.sidecar import Report
+from burnish.utils.supervisor import Server
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +38,8 @@ Dtype = Literal["float32", "bfloat16"]
 LOST = 0.01  # fraction of an adapter lost by rounding that is worth a warning
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # of a process beside a run, which needs the rest
 STEP = "checkpoint.json"  # in an export: which checkpoint it is of
-OFTEN = 5.0  # seconds between two messages that work goes on
+LONGEST = 4 * 3600.0  # seconds of an export beside a run
+LATE = f"an export took longer than {LONGEST:g} s"
 
 
 def export(
@@ -162,30 +164,46 @@ def write_weights(assembly: Assembly, folder: Path, what: Format, *, dtype: torc
 # in a process beside a run, which exports every checkpoint
 
 
-class Exports:
-    """Exports every checkpoint of a run; see ``burnish.utils.sidecar``."""
+class Exports(Follower):
+    """Exports every checkpoint of a run."""
 
-    def __init__(self, told: Mapping[str, Any], report: Report) -> None:
-        """Args:
-        told: ``run``, its folder, and ``what`` is exported.
-        report: what is to be logged, and that work goes on.
-        """
-        os.nice(10)
-        self.folder, self.what, self.report = RunFolder(told["run"]), told["what"], report
+    name = "checkpoint_export"
 
-    def __call__(self) -> None:
+    def __init__(self, folder: RunFolder, what: Format) -> None:
+        super().__init__("checkpoint.export", folder)
+        self.what = what
+
+    def work(self, *, last: bool) -> None:
         """Export what is not exported yet, the newest first; remove what has no checkpoint any more."""
         _remove_old(self.folder)
-        while (checkpoint := _pending(self.folder)) is not None:
-            try:
-                with _alive(self.report):
-                    _export(checkpoint, self.folder.exported / checkpoint.name, self.what)
-            except (UserError, FileNotFoundError):
-                if checkpoint.is_dir():
-                    raise
-                self.report.warning(f"{checkpoint} was removed before it was exported; raise checkpoint.keep_last")
-                continue
-            self.report.done(int(checkpoint.name))
+        if _pending(self.folder) is None:
+            return
+        with open(os.devnull, "wb") as nowhere, closing(Server(_exporter, self.what, ENVIRONMENT, nowhere)) as server:
+            while (checkpoint := _pending(self.folder)) is not None:
+                server.load(LONGEST, LATE)
+                problem = server.call(LONGEST, LATE, checkpoint, self.folder.exported / checkpoint.name)
+                if problem and checkpoint.is_dir():
+                    raise RuntimeError(problem)
+                if problem:
+                    self.warn(f"{checkpoint} was removed before it was exported; raise checkpoint.keep_last")
+                else:
+                    self.delivered = max(self.delivered, int(checkpoint.name))
+
+
+def _exporter(what: Format) -> Callable[[Path, Path], str]:
+    """In the process: exports a checkpoint, and says what went wrong."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they are for the run, which then ends this process
+    os.nice(10)
+
+    def export_one(checkpoint: Path, target: Path) -> str:
+        try:
+            _export(checkpoint, target, what)
+        except BaseException as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    return export_one
 
 
 def _export(checkpoint: Path, target: Path, what: Any) -> None:
@@ -232,21 +250,3 @@ def _remove(export: Path) -> None:
         shutil.rmtree(removing, ignore_errors=True)
         export.rename(removing)
         shutil.rmtree(removing)
-
-
-@contextmanager
-def _alive(report: Report) -> Iterator[None]:
-    """Say again and again that work goes on: loading a large model takes a while."""
-    over = threading.Event()
-
-    def repeat() -> None:
-        while not over.wait(OFTEN):
-            report.alive()
-
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()

@@ -97,8 +97,8 @@ def closing_message(folder: RunFolder, config: RunConfig, outcome: str, *, conso
             console.print(f"[dim]{escape(measures['moved'])}; see the report[/dim]", highlight=False)
     if headline(run):
         console.print(f"[bold]{escape(headline(run))}[/bold]", highlight=False)
-    for point in verdict(run):
-        console.print(f"{MARKS[point.kind]} {escape(point.text)}", highlight=False)
+    for kind, text in verdict(run):
+        console.print(f"{MARKS[kind]} {escape(text)}", highlight=False)
     for warning in run.warnings():
         console.print(f"[yellow]![/yellow] {escape(warning)}", highlight=False)
     console.print()

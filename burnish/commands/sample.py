@@ -118,7 +118,7 @@ def draw(assembly: Any, request: SampleRequest) -> int:
     """Images, clips or sounds."""
     from burnish.diffusion.engine import FlowEngine, FlowJob
     from burnish.diffusion.rollouts import contact_sheet, write_inputs, write_sample
-    from burnish.types.clips import is_finite, kind
+    from burnish.types.samples import is_finite, kind
 
     n, seed, config = request.n, request.seed, assembly.config
     if request.media["video"] or request.media["audio"]:
@@ -176,7 +176,7 @@ def _prompts(config: Any, request: SampleRequest) -> list[Prompt]:
 
 def answer(assembly: Any, request: SampleRequest) -> int:
     """Print and save ``n`` responses to each prompt, all of which come with all media, in order."""
-    from burnish.data.language.prompts import fit_of
+    from burnish.data.questions import fit_of
     from burnish.language.engine import ResponseJob, validation_sampling
 
     if request.changes or request.prompt_file:

@@ -201,7 +201,7 @@ def compare(first: str, others: Sequence[str]) -> int:
     folders = []
     for name in names:
         folders.append(folder := RunFolder.of_run(name))
-        if error := configuration(folder).get("error"):
+        if error := configuration(folder.config).get("error"):
             raise UserError(error)
     console = terminal.console(highlight=False)
     summaries = [Summary.read(folder) for folder in folders]
@@ -216,7 +216,7 @@ def compare(first: str, others: Sequence[str]) -> int:
         cells = [f"{measure.show(before)} → {measure.show(after)}" for before, after in values]
         table.add_row(Text(measure.title), *cells)
     console.print(table)
-    configurations = {name: flat(configuration(folder)) for name, folder in zip(names, folders, strict=True)}
+    configurations = {name: flat(configuration(folder.config)) for name, folder in zip(names, folders, strict=True)}
     if warning := other_rewards(configurations):
         console.print(Text(f"\n{warning}", "yellow"))
     changed = differences(configurations)

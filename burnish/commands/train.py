@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from burnish.checkpoint.files import Checkpoint, numbered
-from burnish.checkpoint.remote import Copies
 from burnish.checkpoint.store import CheckpointStore
-from burnish.commands.export import ENVIRONMENT, Exports
+from burnish.commands.export import Exports
 from burnish.commands.fitting import Fit
 from burnish.commands.messages import closing_message, opening_message
 from burnish.config import RunConfig
@@ -21,7 +20,8 @@ from burnish.config.run_folder import STEP, RunFolder
 from burnish.controller import Controller
 from burnish.hooks import Hook
 from burnish.hooks.alarms import Alarms, FirstUpdates
-from burnish.hooks.checkpoints import Beside, Checkpoints, Expiry, ReclaimTime, Validation, reclaim_time
+from burnish.hooks.beside import Beside, Copies, Follower
+from burnish.hooks.checkpoints import Checkpoints, Expiry, ReclaimTime, Validation, reclaim_time
 from burnish.hooks.log import (
     Epochs,
     Failures,
@@ -44,7 +44,6 @@ from burnish.tasks import assemble
 from burnish.training.profiling import controller_command
 from burnish.utils import terminal
 from burnish.utils.errors import Cancelled, UserError
-from burnish.utils.sidecar import Sidecar
 
 log = logging.getLogger(__name__)
 
@@ -227,16 +226,13 @@ def interrupted(folder: RunFolder) -> str:
 
 
 def beside(config: RunConfig, folder: RunFolder) -> list[Hook]:
-    """Processes that copy and export every checkpoint, if the options ask for them."""
-    options, run = config.checkpoint, str(folder.path.absolute())
-    feeds = {}
+    """What copies and exports every checkpoint, if the options ask for it."""
+    options, followers = config.checkpoint, list[Follower]()
     if options.copy_to is not None:
-        about = {"run": run, "address": options.copy_to, "keep": options.copy_keep, "best": options.keep_best}
-        feeds["checkpoint_copy"] = Sidecar("checkpoint.copy_to", Copies, about)
+        followers.append(Copies(folder, options))
     if options.export is not None:
-        about = {"run": run, "what": options.export}
-        feeds["checkpoint_export"] = Sidecar("checkpoint.export", Exports, about, ENVIRONMENT)
-    return [Beside(folder, feeds, wait=options.wait)] if feeds else []
+        followers.append(Exports(folder, options.export))
+    return [Beside(followers, folder, wait=options.wait, option="checkpoint.wait")] if followers else []
 
 
 class RunHooks:

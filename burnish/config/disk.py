@@ -8,7 +8,7 @@ from functools import partial
 
 from burnish.config.hub import missing_model, missing_scorers
 from burnish.config.run import RunConfig
-from burnish.data.records import own_data
+from burnish.data.records import check_own
 from burnish.data.sets import named_by
 from burnish.data.values import check_template
 from burnish.registry import fields
@@ -101,9 +101,10 @@ def _prompts(option: str, config: RunConfig) -> None:
             found = resolve(path)
         except UserError as error:
             raise UserError(f"{option}: {error}") from None
-        named = None if found.exists() else own_data(path) or hub_data(path)
-        if named is not None:
-            named.check()
+        if not found.exists() and check_own(path):
+            continue
+        if not found.exists() and (hub := hub_data(path)) is not None:
+            hub.check()
             continue
         if not found.is_file() and not found.is_dir():
             way = f"write it with: burnish data prepare {of_set}" if (of_set := named_by(path)) else ""

@@ -35,13 +35,12 @@ from burnish.utils.paths import (
     check_run_folder,
     holds_run,
 )
-from burnish.utils.reading import checked_path, read_long
+from burnish.utils.reading import checked_path, read_file
 from burnish.utils.user_code import code_of
 
 log = logging.getLogger(__name__)
 
 STEP = "training/global_step"  # first in every line of metrics.jsonl
-LONGEST_ROW, LARGEST_METRICS = 4 << 20, 4 << 30  # bytes of such a line, and of the file
 TOLD = 10  # damaged lines that are named
 
 
@@ -105,13 +104,12 @@ class RunFolder:
             return []
         rows: list[dict[str, Any]] = []
         damaged = 0
-        for number, text in read_long(self.metrics, LONGEST_ROW, LARGEST_METRICS):
+        for number, text in enumerate(read_file(self.metrics).split(b"\n"), 1):
             if not text.strip():
                 continue
             row: Any = None
-            if len(text) <= LONGEST_ROW:
-                with suppress(ValueError):
-                    row = parse_json(text)
+            with suppress(ValueError):
+                row = parse_json(text)
             if is_row(row) and type(row.get(STEP)) is int:
                 rows.append(row)
                 continue

@@ -133,7 +133,7 @@ TASKS = {
         config_path="burnish.language.config:LanguageConfig",
         words=RESPONSES,
         assembly_path="burnish.language.assembly:LanguageAssembly",
-        read_path="burnish.data.language.prompts:read_questions",
+        read_path="burnish.data.questions:read_questions",
     ),
 }
 

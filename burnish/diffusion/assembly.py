@@ -44,10 +44,10 @@ from burnish.tasks.assembly import Assembly
 from burnish.tasks.job import learned_in_a_step, learned_in_an_update
 from burnish.training.optimizer import ParameterGroup
 from burnish.training.trainer import AuxiliaryLoss
-from burnish.types.clips import Clip, Sample, Sound
 from burnish.types.media import Media
 from burnish.types.prompt import Prompts
 from burnish.types.rollout import OfflineSamples, Prompt, Scored
+from burnish.types.samples import Clip, Sample, Sound
 from burnish.utils.errors import UserError
 
 log = logging.getLogger(__name__)

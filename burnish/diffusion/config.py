@@ -28,7 +28,7 @@ from burnish.options import EVALUATED, OptimizerOptions, Rules
 from burnish.registry import Choice, lookup, names, options
 from burnish.rewards.base import Reward
 from burnish.rl.algorithm import Algorithm
-from burnish.types.clips import Kind
+from burnish.types.samples import Kind
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.weights import complaints_about, pickle_complaint, refuse_quantized, tokenizer_complaint

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from burnish.data.language.prompts import read_questions, within_length
+from burnish.data.questions import read_questions, within_length
 from burnish.data.stream import Stream
 from burnish.language.algorithms.sft import SFT
 from burnish.language.config import LanguageConfig

@@ -12,8 +12,7 @@ from pydantic import Field
 from burnish.config.batches import Sizes
 from burnish.config.run import RunConfig
 from burnish.config.tasks import JUDGEMENTS, RESPONSES, Words
-from burnish.environments.base import Environment
-from burnish.environments.function import FunctionEnvironment
+from burnish.environments.base import Environment, FunctionEnvironment
 from burnish.environments.tools import Tools
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.model.loading import check_files
@@ -35,7 +34,7 @@ from burnish.rewards.reward_model import RewardModel
 from burnish.rewards.text.base import LanguageReward
 from burnish.rewards.text.environment import EnvironmentReward
 from burnish.rl.algorithm import Algorithm
-from burnish.types.statistics import WATCHED
+from burnish.types.samples import WATCHED
 from burnish.utils.hub import hub_model
 
 CRITIC = ReadIf("has_critic", why="{run.algorithm.name} has no critic; use algorithm=ppo")

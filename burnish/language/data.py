@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from burnish.data.language.prompts import check_positions
+from burnish.data.questions import check_positions
 from burnish.data.records import data_error
 from burnish.data.values import shown
 from burnish.language.algorithms.base import LanguageNeeds

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from burnish.environments.base import Environment, Episode, Observation
-from burnish.environments.stepping import answers
+from burnish.environments.base import Environment, Episode, Observation, answers
 from burnish.language.decoding import Past, Turn
 from burnish.language.encode import CACHED, Encoder
 from burnish.language.engine import LanguageEngine, Respond, ResponseEngine, ResponseJob

@@ -37,7 +37,7 @@ from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import ScoredResponses, Scores, StepRewards, failures_of, settled
-from burnish.types.statistics import Quote, ResponseStats, outline, reflections
+from burnish.types.samples import Quote, ResponseStats, outline, reflections
 from burnish.utils import random
 from burnish.utils.errors import UserError
 from burnish.utils.timer import Stopwatch

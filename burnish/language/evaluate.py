@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnish.evaluation.results import sampled_settings
+from burnish.evaluation.records import sampled_settings
 from burnish.language.algorithms.base import token_budget_batches
 from burnish.language.decoding import Sampling
 from burnish.language.engine import (

@@ -13,9 +13,9 @@ from torch.nn.utils.rnn import pad_sequence
 from burnish.language.model.universal import LanguageModel
 from burnish.language.records import JudgedRecord, ResponseRecord
 from burnish.types.batch import Gathered
-from burnish.types.completion import Completion, Encoded, OfflineJudgements, ResponseRows, read_at
+from burnish.types.completion import Completion, Encoded, ResponseRows, read_at
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import OfflineResponses
+from burnish.types.rollout import OfflineJudgements, OfflineResponses
 
 
 class ResponseData:

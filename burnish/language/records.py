@@ -12,12 +12,12 @@ from functools import cached_property
 from typing import Any, Literal
 
 from burnish.data.conversation import ONLY_TEXT, asked, response_of, response_text
-from burnish.data.language.prompts import conversation_of, converse_with_media, fit_of, prompt_of, question, text_at
 from burnish.data.pictures import BEGINNING, KEYS, picture_at
 from burnish.data.pictures import Holds as Pictures
-from burnish.data.pixels import images_of
+from burnish.data.pixels import all_of
+from burnish.data.questions import conversation_of, converse_with_media, fit_of, prompt_of, question
 from burnish.data.records import PROMPT, RESPONSE, Record, read_files
-from burnish.data.values import find, listed, number_of, shown, templated
+from burnish.data.values import find, listed, number_of, shown, templated, text_at
 from burnish.language.model.reward_head import about_picture
 from burnish.options.language import LanguageDataOptions
 from burnish.types.messages import unwritable
@@ -371,7 +371,7 @@ def drawn(
         raise ValueError("has the same picture as chosen and as rejected, which prefers nothing")
     _, before = find(record.values, BEGINNING[holds], options.images_key, "images_key")
     fit = fit_of(options)
-    begun = () if before is None else images_of(before, record.folder)
+    begun = () if before is None else all_of(before, "image", record.folder)
     begun, after = (tuple(replace(media, fit=fit) for media in some) for some in (begun, pictures))
     source = text_at(record.values, "data_source") or "default"
     every = replace(about_media(value, (*begun, *after)), source=source, where=record.where, part=record.part)

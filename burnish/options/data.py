@@ -12,6 +12,10 @@ from burnish.registry import MayChange, ReadIf, options
 if TYPE_CHECKING:
     from burnish.config.run import RunConfig
 
+INPUTS = (
+    "mask_image", "control_image", "last_image", "reference_image", "ip_adapter_image", "video", "control_video",
+    "mask_video",
+)  # fmt: skip
 Epochs = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
@@ -76,12 +80,7 @@ class PromptOptions(RecordOptions):
     objects."""
     images_key: str | None = None
     """Key of the images that a prompt begins from (editing, image to video); null looks for images and image."""
-    input_keys: list[str] = Field(
-        default_factory=lambda: [
-            "mask_image", "control_image", "last_image", "reference_image", "ip_adapter_image", "video",
-            "control_video", "mask_video",
-        ]
-    )  # fmt: skip
+    input_keys: list[str] = Field(default_factory=lambda: list(INPUTS))
     """Keys of further images and videos (those with video in their names), each given to the pipeline as the argument
     of that name."""
     answer_key: str | None = None

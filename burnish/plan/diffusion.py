@@ -22,8 +22,8 @@ from burnish.diffusion.roles import FlowRoles
 from burnish.plan.counter import BATCH, HOST, STORED, WEIGHTS, LiveBytes, Peak
 from burnish.plan.made_up import MadeUpPictures, made_up_prompts
 from burnish.plan.measure import LOAD, Once, held_out, suite_jobs
-from burnish.types.clips import Clip
 from burnish.types.prompt import Prompts
+from burnish.types.samples import Clip
 from burnish.utils.errors import UserError
 
 PICTURE = (1024, 1024)  # height and width of what samples begin from, where no data is at hand

@@ -31,9 +31,8 @@ from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule,
 from burnish.tasks.evaluate import Evaluation
 from burnish.tasks.job import Stop, steps_of_an_update
 from burnish.tasks.sample_files import SampleFiles
-from burnish.training.ema import Ema
 from burnish.training.flop_counter import device_peak
-from burnish.training.optimizer import ParameterGroup
+from burnish.training.optimizer import Ema, ParameterGroup
 from burnish.training.profiling import PhaseMemory
 from burnish.training.ranks import SINGLE_RANK, Ranks, group_of_one
 from burnish.training.roles import Publisher
@@ -135,7 +134,7 @@ class Assembly:
         """Held-out prompts; the training prompts where there are no others."""
         files = self.config.data.val_files
         prompts = self.read(files) if files else self.train_prompts
-        return prompts[: self.config.validation.max_prompts]
+        return Prompts(prompts.rows[: self.config.validation.max_prompts])
 
     @cached_property
     def learnable_prompts(self) -> Prompts:

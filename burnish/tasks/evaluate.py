@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 from PIL import Image
 
 from burnish.evaluation.prompts import prompts_digest, read_suite_prompts
-from burnish.evaluation.records import Folder, Header, Record, Shard
-from burnish.evaluation.results import metrics_of, result_of
+from burnish.evaluation.records import Folder, Header, Record, Shard, metrics_of, result_of
 from burnish.evaluation.sanity_checks import questions, rows, unwatched, wrong_answers
 from burnish.evaluation.suite import REWARD, Suite, check_task
 from burnish.metrics import validation_metrics
@@ -238,7 +237,7 @@ class Evaluation:
         *,
         source: str,
         update: int | None,
-        shard: Shard | None = None,
+        shard: Shard = (1, 1),
         progress: Callable[[int, int], None] = lambda done, of: None,
     ) -> dict[str, Any]:
         """Evaluate a suite, or go on with an evaluation that was stopped; what came of it.
@@ -247,18 +246,18 @@ class Evaluation:
             target: folder of the records.
             source: of the model, for readers of the result.
             update: policy updates behind the weights, where that is known.
-            shard: which part of the suite; None is all of it.
+            shard: which part of the suite, as its number and how many there are.
             progress: called after every batch.
 
         Raises:
             Cancelled: on all ranks, where one was cancelled; what is recorded stays.
             UserError: the folder holds something else.
         """
-        every, folder = self.assembly.ranks, Folder(target)
-        ranks, header = every.rows, self._header(source, update, shard)
+        every, folder = self.assembly.ranks, Folder(target, shard)
+        ranks, header = every.rows, self._header(source, update)
         job = self.job(header.n)
         left = every.first(lambda: folder.begin(header))
-        total = len(header.own())
+        total = len(range(shard[0] - 1, header.units, shard[1]))
         for start in range(0, len(left), ranks.size):
             units = left[start : start + ranks.size]
             own = units[ranks.rank : ranks.rank + 1]
@@ -268,11 +267,13 @@ class Evaluation:
                 progress(total - len(left) + start + len(units), total)
         if every.rank:
             return {}
-        result = result_of(*folder.complete())
-        folder.finish(result)
+        header, records, missing = folder.found()
+        result = result_of(header, records)
+        if not missing:
+            folder.finish(result)
         return result
 
-    def _header(self, source: str, update: int | None, shard: Shard | None) -> Header:
+    def _header(self, source: str, update: int | None) -> Header:
         """What is evaluated, and what the sanity checks say."""
         suite, assembly = self.suite, self.assembly
         wrong, unasked = assembly.ranks.first(lambda: self.sanity_checks)
@@ -282,7 +283,7 @@ class Evaluation:
             primary_metric=suite.primary_metric, aggregation=suite.aggregation, alive=suite.alive, unit=self.unit,
             settings=self.settings,
             source=source, model=assembly.identity | _weights(assembly), update=update,
-            shard=None if shard is None else list(shard), wrong=wrong, unwatched=unasked,
+            wrong=wrong, unwatched=unasked,
         )  # fmt: skip
 
     @cached_property

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import zip_longest
 from logging import INFO, WARNING
 from pathlib import Path
 from secrets import token_hex
@@ -97,6 +98,12 @@ def _media(library: Any, sample: Sample, clip: Callable[[Path, str], Any]) -> An
     return library.Audio(str(file), caption=caption)
 
 
+def _rows(step: int, samples: Sequence[Sample], media: Sequence[Any] = ()) -> list[list[Any]]:
+    """Samples as rows of ``COLUMNS``: what was generated, or its file's name where it is no medium there."""
+    outputs = [output_of(sample) if medium is None else medium for sample, medium in zip_longest(samples, media)]
+    return [[step, one.prompt, output, one.reward] for one, output in zip(samples, outputs, strict=True)]
+
+
 class Wandb(Library):
     """A run of W&B, of one id over all resumptions; offline each of them is a folder of its own with that id."""
 
@@ -127,9 +134,9 @@ class Wandb(Library):
         with_prompt = any(prompts)
         table = wandb.Table(columns=[*COLUMNS[:2], *(["shown"] if with_prompt else []), *COLUMNS[2:]])
         media = [_media(wandb, sample, self._clip) for sample in samples]
-        for sample, pictures, medium in zip(samples, prompts, media, strict=True):
+        for row, pictures in zip(_rows(step, samples, media), prompts, strict=True):
             shown = [wandb.Image(str(pictures[0])) if pictures else None] if with_prompt else []
-            table.add_data(step, sample.prompt, *shown, output_of(sample) if medium is None else medium, sample.reward)
+            table.add_data(*row[:2], *shown, *row[2:])
         generated = [medium for medium in media if medium is not None]
         self._run.log({GENERATIONS: table} | ({SAMPLES: generated} if generated else {}), step=step)
 
@@ -174,8 +181,7 @@ class Swanlab(Library):
         import swanlab
 
         table = swanlab.echarts.Table()
-        rows = [[step, sample.prompt, output_of(sample), sample.reward] for sample in samples]
-        table.add(headers=list(COLUMNS), rows=rows)
+        table.add(headers=list(COLUMNS), rows=_rows(step, samples))
         # it plays GIFs alone
         media = [_media(swanlab, sample, lambda file, caption: swanlab.Video(gif(file), caption)) for sample in samples]
         generated = [medium for medium in media if medium is not None]
@@ -210,12 +216,8 @@ class Trackio(Library):
             return trackio.Video(str(playable(file, self._folder)), caption=caption)
 
         media = [_media(trackio, sample, clip) for sample in samples]
-        rows = [
-            [step, sample.prompt, output_of(sample) if medium is None else medium, sample.reward]
-            for sample, medium in zip(samples, media, strict=True)
-        ]
         generated = {f"{SAMPLES}/{index}": medium for index, medium in enumerate(media) if medium is not None}
-        table = trackio.Table(columns=list(COLUMNS), data=rows)
+        table = trackio.Table(columns=list(COLUMNS), data=_rows(step, samples, media))
         self.tracker.run.log({GENERATIONS: table, **generated}, step=step)
 
     def log_alarm(self, alarm: AlarmEvent) -> None:
@@ -257,13 +259,13 @@ class Clearml(Library):
             self._log.report_scalar(title, series or title, value=value, iteration=step)
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        rows: list[list[Any]] = [list(COLUMNS)]
         for index, sample in enumerate(samples):
-            rows.append([step, sample.prompt, output_of(sample), sample.reward])
             if (file := file_of(sample)) is not None:
                 report = self._log.report_image if kind_of(file) == "picture" else self._log.report_media
                 report(SAMPLES, str(index), iteration=step, local_path=str(file))
-        self._log.report_table(GENERATIONS, "samples", iteration=step, table_plot=rows)
+        self._log.report_table(
+            GENERATIONS, "samples", iteration=step, table_plot=[list(COLUMNS), *_rows(step, samples)]
+        )
 
     def log_alarm(self, alarm: AlarmEvent) -> None:
         text = f"alarms/{alarm.name}, update {alarm.update}: {alarm.title}: {alarm.text}"
@@ -313,10 +315,7 @@ class Mlflow(Library):
         self._client.log_batch(self.id, metrics=[Metric(_allowed(name), v, now, step) for name, v in values.items()])
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        rows = [
-            dict(zip(COLUMNS, (step, sample.prompt, output_of(sample), sample.reward), strict=True))
-            for sample in samples
-        ]
+        rows = [dict(zip(COLUMNS, row, strict=True)) for row in _rows(step, samples)]
         for index, sample in enumerate(samples):
             if (file := file_of(sample)) is not None and kind_of(file) == "picture":
                 self._client.log_image(self.id, Image.open(file), key=f"{SAMPLES}/{index}", step=step)

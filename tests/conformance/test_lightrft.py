@@ -13,7 +13,7 @@ import burnish
 from burnish.language.logprobs import chosen_scores
 from burnish.language.losses import entropy, high_entropy_mask, kto, kto_reference_point, value_loss
 from burnish.registry import lookup
-from burnish.rl.kl import AdaptiveKl, kl_estimate
+from burnish.rl.kl import KlController, kl_estimate
 from burnish.rl.surrogates import masked, sequence_mean
 from tests.conformance import Case, cases
 from tests.support.language_tables import annotated, judged
@@ -131,7 +131,7 @@ def test_kl_estimates(c):
 @every("adaptive_kl")
 def test_adaptive_kl(c):
     given = c.inputs
-    control = AdaptiveKl(given["init_kl_coef"], target=given["target"], horizon=given["horizon"])
+    control = KlController(given["init_kl_coef"], target=given["target"], horizon=given["horizon"])
     trace = [control.update(*one) or control.coef for one in given["updates"]]
     torch.testing.assert_close(trace, c.expected["values"], rtol=1e-8, atol=0)
 

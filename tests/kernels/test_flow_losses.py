@@ -15,6 +15,7 @@ from burnish.diffusion.losses import advantage_weighted_matching, awm_logprob
 from burnish.diffusion.steps import diffuse
 from burnish.registry import lookup
 from burnish.rl.advantages import optimality
+from burnish.rl.objectives import flow_clip
 from burnish.rl.preference import (
     centred_distillation,
     diffusion_dpo,
@@ -22,7 +23,7 @@ from burnish.rl.preference import (
     hold_clipped,
     preference_loss,
 )
-from burnish.rl.surrogates import flow_clip, gaussian_kl, guard_log_ratio, squared_distance
+from burnish.rl.surrogates import gaussian_kl, guard_log_ratio, squared_distance
 from burnish.types.rollout import Steps
 from tests.conformance import case, cases
 
@@ -72,7 +73,7 @@ def test_distillation_by_velocity():
     unread: Any = torch.zeros(len(student))
     part = Steps(
         conditioning=unread, state=student, next_state=student, time=unread, time_next=unread,
-        logprob=unread, time_max=1.0,
+        logprob=unread, share=torch.ones(len(student)), time_max=1.0,
     )  # fmt: skip
     roles: Any = SimpleNamespace(policy=lambda *asked: student, teachers=[lambda *asked: teacher])
     loss = lookup("flow algorithm", "distill")().loss(part, roles)

@@ -24,7 +24,7 @@ from burnish.language.losses import (
     simpo,
     value_loss,
 )
-from burnish.rl.kl import AdaptiveKl, FixedKl, kl_estimate
+from burnish.rl.kl import KlController, kl_estimate
 from burnish.rl.surrogates import gaussian_kl, squared_distance
 from tests.conformance import case
 from tests.support.token_losses import assert_gradient, batch, mask_of, spoil
@@ -104,31 +104,17 @@ def test_k3_counts_no_further_than_ten(kind):
     torch.testing.assert_close(slope[0, 2], beyond[0, 0])
 
 
-def test_what_an_estimate_or_a_controller_cannot_read_is_refused():
-    logprob, reference, _, mask = batch()
-    with pytest.raises(ValueError, match="unbiased and old is missing"):
-        kl_estimate(logprob, reference, mask, "unbiased")
-    with pytest.raises(ValueError, match="k3 and old is given"):
-        kl_estimate(logprob, reference, mask, "k3", old=logprob)
+def test_what_a_controller_cannot_follow_is_refused_and_it_goes_on_where_it_was():
     with pytest.raises(ValueError, match="set it above 200"):
-        AdaptiveKl(0.1, target=0.5, horizon=200).update(0.0, 1000)
-    with pytest.raises(ValueError, match="above 0"):
-        AdaptiveKl(0.1, target=0.0, horizon=200)
-    control = AdaptiveKl(0.1, target=0.5, horizon=1000)
+        KlController(0.1, target=0.5, horizon=200).update(0.0, 1000)
+    control = KlController(0.1, target=0.5, horizon=1000)
     for bad in (math.nan, math.inf):
         control.update(bad, 256)
     assert control.coef == 0.1, "a KL that is no number says nothing"
-
-
-def test_controllers_go_on_where_they_were():
-    control = AdaptiveKl(0.1, target=0.5, horizon=1000)
     control.update(5.0, 256)
-    other = AdaptiveKl(0.1, target=0.5, horizon=1000)
+    other = KlController(0.1, target=0.5, horizon=1000)
     other.load_state_dict(control.state_dict())
     assert other.coef == control.coef != 0.1
-    fixed = FixedKl(0.1)
-    fixed.update(5.0, 256)
-    assert fixed.state_dict() == {"coef": 0.1}
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])

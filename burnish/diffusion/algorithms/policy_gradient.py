@@ -14,7 +14,7 @@ from burnish.diffusion.windows import Window
 from burnish.options import NonNegative, Positive, Several
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Metrics, PolicyGradient, advantages_of, refuse_of_responses
-from burnish.rl.choices import estimate, one_of
+from burnish.rl.kl import estimate, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor

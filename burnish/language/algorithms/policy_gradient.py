@@ -12,7 +12,7 @@ from burnish.language.algorithms.base import LanguageNeeds, in_parts, token_budg
 from burnish.options import Count, Finite, NonNegative, Positive, clip_range
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Memory, Metrics, PolicyGradient, advantages_of
-from burnish.rl.choices import TokenKl
+from burnish.rl.kl import TokenKl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from burnish.language.batches import AnnotatedTokens, TokenBatch
     from burnish.language.logprobs import TokenScores
     from burnish.language.roles import LanguageRoles
-    from burnish.rl.choices import TokenKl
+    from burnish.rl.kl import TokenKl
     from burnish.rl.rewards import Rewards
     from burnish.types.completion import Completion
     from burnish.types.rollout import Loss, ScoredResponses

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.language.roles import LanguageRoles
-    from burnish.types.completion import OfflineJudgements
-    from burnish.types.rollout import Loss
+    from burnish.types.rollout import Loss, OfflineJudgements
 
 Head = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from burnish.data.conversation import DIALOGUES, KINDS, Conversation, asked, converse, said_whole
+from burnish.data.conversation import DIALOGUES, Conversation, asked, beside, converse, media_in
 from burnish.data.packing import Packer
 from burnish.data.records import ANSWER, AUDIOS, IMAGES, PROMPT, VIDEOS, Record, data_error, read_files, read_records
-from burnish.data.values import extra_of, find, key_set, listed, record_of, templated, text_of, value_at
+from burnish.data.values import find, listed, templated, text_of
 from burnish.options.language import LanguageDataOptions
-from burnish.types.media import Fit
+from burnish.types.media import Fit, Kind
 from burnish.types.messages import read_tools
 from burnish.types.prompt import Message, Prompt, Prompts
 
@@ -39,7 +39,7 @@ def question(record: Record, options: LanguageDataOptions) -> Prompt:
     """
     key, value = _asked(record, options)
     plain = isinstance(value, str) and "<" not in value and options.system_prompt is None
-    if plain and not any(found is not None for _, found in _media(record, options)):
+    if plain and not any(found is not None for _, found in _media(record, options).values()):
         return _prompt(record, options, key, text_of(value, key))
     conversation = converse_with_media(record, value, options)
     messages = conversation.messages
@@ -78,19 +78,17 @@ def converse_with_media(record: Record, value: Any, options: LanguageDataOptions
     Raises:
         ValueError: as ``question``.
     """
-    (_, images), videos, (_, audios) = _media(record, options)
-    return converse(
-        value, images, videos, audios, record.folder, system=options.system_prompt, unmarked=options.unmarked
-    )
+    media = media_in(record, _media(record, options))
+    return converse(value, media, record.folder, system=options.system_prompt, unmarked=options.unmarked)
 
 
-def _media(record: Record, options: LanguageDataOptions) -> Sequence[tuple[str, Any]]:
+def _media(record: Record, options: LanguageDataOptions) -> dict[Kind, tuple[str, Any]]:
     """The keys and values of a record's pictures, videos and sounds; None for what it does not have."""
-    return (
-        find(record.values, IMAGES, options.images_key, "images_key"),
-        find(record.values, VIDEOS, options.videos_key, "videos_key"),
-        find(record.values, AUDIOS, options.audios_key, "audios_key"),
-    )
+    return {
+        "image": find(record.values, IMAGES, options.images_key, "images_key"),
+        "video": find(record.values, VIDEOS, options.videos_key, "videos_key"),
+        "audio": find(record.values, AUDIOS, options.audios_key, "audios_key"),
+    }
 
 
 def prompt_of(
@@ -103,36 +101,25 @@ def prompt_of(
     """
     kinds = [part.kind for message in messages for part in message.parts]
     fit = fit_of(options)
-    images, videos, audios = (
-        [replace(media, fit=media.wanted.over(fit)) for media in every[: kinds.count(kind)]]
-        for kind, every in zip(KINDS, (conversation.images, conversation.videos, conversation.audios), strict=True)
-    )
+    media = {
+        kind: [replace(one, fit=one.wanted.over(fit)) for one in own[: kinds.count(kind)]]
+        for kind, own in conversation.media.items()
+    }
     key, value = asked(record.values, PROMPT, options.prompt_key)
     one = len(messages) == 1 and messages[0].role == "user" and not messages[0].more
-    plain = one and not (images or videos or audios)
+    plain = one and not any(media.values())
     return _prompt(
-        record, options, key, Conversation(list(messages), images, videos, audios).text(),
-        messages=() if plain else tuple(messages), images=tuple(images), videos=tuple(videos), audios=tuple(audios),
-        conversational=isinstance(value, list),
+        record, options, key, Conversation(list(messages), media).text(),
+        messages=() if plain else tuple(messages), conversational=isinstance(value, list),
+        **{f"{kind}s": tuple(own) for kind, own in media.items()},
     )  # fmt: skip
 
 
 def _prompt(record: Record, options: LanguageDataOptions, key: str, text: str, **shown: Any) -> Prompt:
     """A prompt whose text was under a key, with all that its record says beside."""
-    named = (options.images_key, options.videos_key, options.audios_key)
-    elsewhere = (*IMAGES, *VIDEOS, *AUDIOS, *named, *options.extra_keys)  # what a prompt has beside its text
-    return Prompt(
-        text=text,
-        source=text_at(record.values, "data_source") or "default",
-        answer=_answer(record.values, options),
-        label=_label(record.values, options),
-        tools=read_tools(record.values.get("tools")),
-        extra=extra_of(record.values, options.extra_keys),
-        record=record_of(record.values, key_set(said_whole(key, options.template), *elsewhere)),
-        where=record.where,
-        part=record.part,
-        **shown,
-    )
+    left_out = (*IMAGES, *VIDEOS, *AUDIOS, options.images_key, options.videos_key, options.audios_key)
+    about = beside(record, key, options, answers=ANSWER, left_out=left_out)
+    return Prompt(text=text, tools=read_tools(record.values.get("tools")), **about, **shown)
 
 
 def fit_of(options: LanguageDataOptions) -> Fit:
@@ -144,25 +131,6 @@ def fit_of(options: LanguageDataOptions) -> Fit:
         max_frames=options.video_max_frames,
         video_max_pixels=options.video_max_pixels,
     )
-
-
-def _answer(values: dict[str, Any], options: LanguageDataOptions) -> str | None:
-    key, value = find(values, ANSWER, options.answer_key, "answer_key")
-    return text_of(value, key, numbers=True) if key else None
-
-
-def _label(values: dict[str, Any], options: LanguageDataOptions) -> str | None:
-    if options.label_key:
-        return text_at(values, options.label_key)
-    named = (options.answer_key, options.prompt_key, options.response_key)
-    label = values.get("label")
-    return text_of(label, "label") if isinstance(label, str) and "label" not in named else None
-
-
-def text_at(values: dict[str, Any], key: str) -> str | None:
-    """The text under a key; None if there is none."""
-    value = value_at(values, key)
-    return None if value is None else text_of(value, key)
 
 
 def within_length(prompts: Prompts, lengths: Sequence[int], options: LanguageDataOptions) -> Prompts:
