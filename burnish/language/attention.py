@@ -169,7 +169,8 @@ def attend(
     if query.is_cuda and torch.is_autocast_enabled(kind):  # whose list doesn't have the kernel
         query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))
     q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
-    if takes(query) and not dropout and has_kernel(query.device):
+    known = query.dtype in HALF and query.shape[-1] <= WIDEST and query.shape[-1] % 8 == 0
+    if query.is_cuda and known and not dropout and has_kernel(query.device):
         return _in_one_call(q, k, v, plan, window=window, scale=scaling)[None], None
     parts, order = plan.padded(window)
     outputs = []
@@ -213,11 +214,6 @@ def _in_one_call(
     )  # fmt: skip
     assert isinstance(out, Tensor)  # nothing else was asked for
     return out
-
-
-def takes(query: Tensor) -> bool:
-    """Whether the kernel has been written for queries [.., D]."""
-    return query.is_cuda and query.dtype in HALF and query.shape[-1] <= WIDEST and query.shape[-1] % 8 == 0
 
 
 @cache

@@ -281,7 +281,10 @@ class DecodingRows:
         """Logits [A, V] of the distribution that tokens are drawn from, penalty and filters applied."""
         sampling, filtered = self.sampling, scaled
         if sampling.repetition_penalty != 1:
-            self.seen = self._seen(logits.shape[-1]) if self.seen is None else self.seen
+            if self.seen is None:
+                self.seen = torch.zeros(len(self.index), logits.shape[-1], dtype=torch.bool, device=self.device)
+                for row, prompt in enumerate(self.index):
+                    self.seen[row, self.prompts.ids[prompt].to(self.device)] = True
             filtered = penalise(logits, self.seen[live.row], sampling.repetition_penalty) / sampling.scored_at
         if sampling.first_temperature is not None:
             hot = filtered * (sampling.scored_at / sampling.first_temperature)
@@ -290,12 +293,6 @@ class DecodingRows:
             early = (live.count < sampling.min_new_tokens)[:, None]
             filtered = filtered.index_copy(-1, self.stops, filtered[:, self.stops].masked_fill(early, -torch.inf))
         return keep_likely(filtered, sampling)
-
-    def _seen(self, vocabulary: int) -> Tensor:
-        seen = torch.zeros(len(self.index), vocabulary, dtype=torch.bool, device=self.device)
-        for row, prompt in enumerate(self.index):
-            seen[row, self.prompts.ids[prompt].to(self.device)] = True
-        return seen
 
     def _update(self, tokens: Tensor, live: Live) -> None:
         """Count the chosen tokens, and mark the rows that have ended."""
@@ -325,18 +322,14 @@ class DecodingRows:
         self._unseen, done = 0, int(live.done.sum())
         if self.on_ended is not None and done != self._told_live:
             self._told_live = done
-            self._tell(live, self.on_ended)
+            table = torch.stack([live.row, live.count, live.ended.long(), live.done.long()], 1).tolist()
+            new = [(row, count, ended) for row, count, ended, over in table if over and row not in self._told]
+            rows = [row for row, _, _ in new]
+            self._told.update(rows)
+            written = self.ids[to_device(torch.tensor(rows), self.device)].tolist()
+            ids = [own[:count] for own, (_, count, _) in zip(written, new, strict=True)]
+            self.on_ended(rows, ids, [bool(ended) for _, _, ended in new])
         return done
-
-    def _tell(self, live: Live, on_ended: Ended) -> None:
-        """Hand over rows that have ended since the last call."""
-        table = torch.stack([live.row, live.count, live.ended.long(), live.done.long()], 1).tolist()
-        new = [(row, count, ended) for row, count, ended, over in table if over and row not in self._told]
-        rows = [row for row, _, _ in new]
-        self._told.update(rows)
-        written = self.ids[to_device(torch.tensor(rows), self.device)].tolist()
-        ids = [own[:count] for own, (_, count, _) in zip(written, new, strict=True)]
-        on_ended(rows, ids, [bool(ended) for _, _, ended in new])
 
     def drop_done(self, live: Live) -> Tensor:
         """Remember how far rows have come, and go on with those that are not done: their index among all."""

@@ -83,8 +83,9 @@ class FastDecoder:
         while live.size:
             check_cancelled()
             self.replays(self._choose, live.size)
-            done = rows.look(live, now=cache.full)
-            compact = done >= IDLE * live.size or (done > 0 and cache.full)
+            full = cache.end == cache.limit  # rows are moved before the next token
+            done = rows.look(live, now=full)
+            compact = done >= IDLE * live.size or (done > 0 and full)
             if compact:
                 self._keep()
                 cache.keep(rows.drop_done(live).tolist(), len(waiting))
@@ -114,9 +115,10 @@ class FastDecoder:
         further = {self.rows.index[row] for row in waiting}
         last = {prompt: number for number, (prompt, _) in enumerate(groups)}
         start = self.live.size
+        prefill = self._prefill if self.model.capabilities.packed else self._prefill_by_class
         for number, (prompt, count) in enumerate(groups):
             if prompt not in self.prefilled:
-                self._prefill(self._pack(later for later, _ in groups[number:]))
+                prefill(self._pack(later for later, _ in groups[number:]))
             state, cached = self.prefilled[prompt]
             self.cache.enter(cached, count, longest)
             self.states[start : start + count] = state
@@ -175,9 +177,6 @@ class FastDecoder:
 
     def _prefill(self, batch: list[int]) -> None:
         """Compute the last state, keys and values of prompts in one forward pass."""
-        if not self.model.capabilities.packed:
-            self._prefill_by_class(batch)
-            return
         chosen = self.prompts.select(batch)
         begun = [self._begun(prompt) for prompt in batch]
         skipped = [0 if cached is None else cached.shape[3] for cached, _ in begun]

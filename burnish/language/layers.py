@@ -68,11 +68,6 @@ class Cache:
         self.end = 0
 
     @property
-    def full(self) -> bool:
-        """Whether rows must be moved before the next token."""
-        return self.end == self.limit
-
-    @property
     def columns(self) -> int:
         """That there is memory for."""
         return self.memory[0].shape[3]
@@ -124,7 +119,7 @@ class Cache:
 
     def advance(self) -> None:
         """Add a column for the next token of every row."""
-        if self.full:
+        if self.end == self.limit:
             self._shift(0)
         self.column.fill_(self.end)
         self.hidden[: len(self.begin), :, self.end] = 0
