@@ -21,7 +21,7 @@ from burnish.config import RunConfig, changes, load
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.registry import names
 from burnish.report.statistics import REWARD, Measure
-from burnish.report.summary import Summary, algorithm_title
+from burnish.report.summary import Summary
 from burnish.utils.errors import ConfigError, UserError
 
 DOCS = Path(__file__).parents[1] / "docs" / "algorithms"
@@ -172,21 +172,29 @@ def measures(lines: Sequence[Line]) -> list[Measure]:
     return [measure for measure in found.values() if any(line.pairs(measure) for line in lines)]
 
 
-def table(lines: Sequence[Line], *, links: bool) -> str:
-    """Markdown; ``links`` point to the pages of the algorithms."""
+def place(recipe: str, algorithm: str) -> str:
+    """The section about an algorithm, from the overview of all."""
+    sees = load(recipe).task == "image-text-to-text"
+    pages = [page for page in DOCS.glob("*.md") if page.stem.startswith("language") == sees]
+    (page,) = [page for page in pages if f"\n## {algorithm}\n" in page.read_text(encoding="utf-8")]
+    return f"{page.name}#{algorithm}"
+
+
+def table(lines: Sequence[Line], recipe: str = "") -> str:
+    """Markdown; of a named recipe with links to the sections about the algorithms."""
     columns = measures(lines)
     what = lines[0].runs[0].words.samples
     heading = ["algorithm", *(measure.title.lower() for measure in columns), what, "seconds", "reward rose"]
     rows = [heading, ["---"] * len(heading)]
     for line in lines:
-        name = f"[{line.algorithm}]({line.algorithm}.md)" if links else line.algorithm
+        name = f"[{line.algorithm}]({place(recipe, line.algorithm)})" if recipe else line.algorithm
         cells = [line.change(measure) for measure in columns]
         rows.append([name, *cells, f"{line.samples():,}".replace(",", " "), f"{line.seconds():.0f}", line.rise()])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def write_docs(lines: Sequence[Line], recipe: str, seeds: Sequence[int], docs: Path) -> None:
-    """Put the table into the overview, and its own line into every algorithm's page."""
+    """Put the table into the overview."""
     over = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
     fewer = min(len(line.runs) for line in lines) < len(seeds)
     spread = " ± standard deviation over seeds" if len(seeds) > 1 else ""
@@ -195,26 +203,16 @@ def write_docs(lines: Sequence[Line], recipe: str, seeds: Sequence[int], docs: P
         "the fastest run, without validation, beside another run on the second core. Whether the reward rose is a\n"
         "one-sided paired t-test over seeds."
     ) + (f"\nA line without ± is of seed {seeds[0]} alone." if fewer else "")
-    between(docs / "README.md", f"table {recipe}", f"{say}\n\n{table(lines, links=True)}")
-    for line in lines:
-        gains = "; ".join(f"{m.title.lower()} {line.change(m)}" for m in measures(lines) if line.pairs(m))
-        run = line.runs[0]
-        cost = f"{run.planned} updates, {line.samples()} {run.words.samples}, {line.seconds():.0f} s"
-        of = over if len(line.runs) > 1 else f"seed {seeds[0]}"
-        text = f"**On the {recipe}** ({cost}; {of}): {gains}. [All algorithms side by side](README.md)."
-        between(docs / f"{line.algorithm}.md", f"result {recipe}", text)
+    between(docs / "README.md", f"table {recipe}", f"{say}\n\n{table(lines, recipe)}")
 
 
 def between(page: Path, mark: str, text: str) -> None:
-    """Replace what stands between two marks of a page; without them, they go to its end."""
+    """Replace what stands between two marks of a page."""
     begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
-    content = page.read_text(encoding="utf-8") if page.exists() else f"# {algorithm_title(page.stem)}\n"
-    if begin not in content:
-        content = f"{content.rstrip()}\n\n{begin}\n{end}\n"
-    head, _, rest = content.partition(begin)
-    _, found, tail = rest.partition(end)
-    if not found:
-        raise UserError(f"{page} has {begin} without {end}")
+    head, begun, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, ended, tail = rest.partition(end)
+    if not (begun and ended):
+        raise UserError(f"{page} has no {begin} and {end}")
     page.write_text(f"{head}{begin}\n{text}\n{end}{tail}", encoding="utf-8")
 
 
@@ -261,7 +259,7 @@ def main() -> int:
     lines = collect(members)
     if not lines:
         return 1
-    print(f"\n{table(lines, links=False)}")
+    print(f"\n{table(lines)}")
     if args.output:
         args.output.write_text(json.dumps(figures(lines), indent=1) + "\n")
     if args.docs:

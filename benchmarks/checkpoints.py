@@ -19,8 +19,7 @@ from torch import nn
 
 from burnish.checkpoint.store import CheckpointStore
 from burnish.options import CheckpointOptions, OptimizerOptions
-from burnish.training.ema import Ema
-from burnish.training.optimizer import ParameterGroup
+from burnish.training.optimizer import Ema, ParameterGroup
 from burnish.training.ranks import join_ranks
 from burnish.training.sharding import copy_full, local_shard, mesh_of
 

@@ -5,8 +5,9 @@
 
 The run's own trainer learns on tensors without values, as the first of 8 or 64 ranks (machines of 8), in the layout
 with least traffic whose weights, gradients and optimizer states leave a quarter of a GPU's memory. One and two
-micro-batches are counted, of which each further one receives what the second does. What ranks exchange is counted at the operation as rings send it: of N ranks
-(N - 1) / N of a tensor that is gathered or reduced to shares, twice that of one that is summed for all.
+micro-batches are counted, of which each further one receives what the second does. What ranks exchange is counted at
+the operation as rings send it: of N ranks (N - 1) / N of a tensor that is gathered or reduced to shares, twice that of
+one that is summed for all.
 """
 
 from __future__ import annotations

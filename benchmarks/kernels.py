@@ -1,15 +1,19 @@
-"""Operations that a forward and a backward pass of a generator launch, beside those of diffusers alone.
+"""Operations that models launch, beside those of diffusers and transformers alone: counts depend on no machine.
 
-Every operation that computes is a kernel of a GPU, and views are none. The network of each class is called as the
+Every operation that computes is a kernel of a GPU, and views are none. The network of a generator is called as the
 pipeline calls it, in bfloat16: by diffusers, with peft's adapters in that precision, and by Burnish, whose adapters are
-float32. Counts depend on no machine.
+float32. Language models run on the tests' pretended GPU: *token* is what a longer response has more, by transformers'
+``generate`` in bfloat16 and by Burnish's sampling, *forward* gives the log-probs of responses, with all weights in
+float32 under autocast, or with adapters.
 
     python -m benchmarks.kernels
+    python -m benchmarks.kernels --language
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import inspect
 import shutil
 import tempfile
@@ -19,9 +23,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from peft import LoraConfig
+from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
@@ -32,30 +38,52 @@ from burnish.diffusion.options import ModelOptions, RolloutOptions
 from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
 from burnish.diffusion.pipeline.loading import load_model
 from burnish.diffusion.roles import FlowRoles
-from burnish.models.lora import attach
-from burnish.models.tiny import describe
+from burnish.language.decoding import Sampling, decode
+from burnish.language.layers import Layers
+from burnish.language.logprobs import response_logprobs
+from burnish.language.model.base import Shown
+from burnish.language.model.forwards import Conversation
+from burnish.language.model.loading import load_language_model
+from burnish.models.linear import joined
+from burnish.models.lora import add_adapters, attach, lora_layers
+from burnish.models.tiny import describe, describe_language
 from burnish.models.tiny.build import write
 from burnish.models.tiny.calls import load
+from burnish.models.tiny.language.build import write as write_language
 from burnish.options.model import LoraOptions
 from burnish.plan.made_up import made_up_prompts
+from burnish.types.completion import Completion, Encoded
+from tests.support.pretend_gpu import PretendGpu
 
 CLASSES = ("sd3", "flux", "qwen-image", "qwen-image-edit", "sdxl", "wan2.1", "wan2.2", "ltx", "z-image")
 BLOCKS = ("num_layers", "n_layers", "num_single_layers", "n_refiner_layers")  # in a transformer's configuration
+LANGUAGE = ("qwen2_5_vl", "qwen3_vl", "internvl", "gemma3", "llava_onevision", "qwen3")
+FURTHER = 16  # tokens
+ONE_KERNEL = ("scaled_dot_product_attention", "rms_norm")  # of a GPU
 NO_KERNELS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_unsafe_view")
 
 
 class Kernels(TorchDispatchMode):
-    """Counts operations that compute something."""
+    """Counts operations that compute something on a device."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         super().__init__()
+        self.device = device
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, composite = func.overloadpacket.__name__, "CompositeImplicitAutograd"
+        if name not in ONE_KERNEL and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite):
+            with self:  # in inference mode nobody else has taken it apart
+                found = func.decompose(*args, **(kwargs or {}))
+            if found is not NotImplemented:
+                return found
         found = func(*args, **(kwargs or {}))
         views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
-        if not views and func.overloadpacket.__name__ not in NO_KERNELS:
-            self.counts[func.overloadpacket.__name__] += 1
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, found)) if isinstance(leaf, Tensor)]
+        here = any(tensor.device.type == self.device for tensor in tensors)
+        if here and not views and name not in NO_KERNELS:
+            self.counts[name] += 1
         return found
 
 
@@ -77,18 +105,21 @@ def captured(networks: Sequence[str]) -> Iterator[list[Call]]:
         Forwards.__call__ = original  # type: ignore[method-assign]
 
 
-def counted(run: Callable[[], Any]) -> tuple[Counter[str], Counter[str]]:
+Found = dict[str, tuple[Counter[str], ...]]  # by who runs it
+
+
+def counted(run: Callable[[], Any], device: str = "cpu") -> tuple[Counter[str], Counter[str]]:
     """Of a forward, and of the backward pass after it if there is one."""
-    with Kernels() as forward:
+    with Kernels(device) as forward:
         output = run()
     tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    with Kernels() as backward:
+    with Kernels(device) as backward:
         if tensors:
             tensors[0].float().sum().backward()
     return forward.counts, backward.counts
 
 
-def work(name: str, layers: int, folder: Path, *, lora: bool) -> dict[str, tuple[Counter[str], Counter[str]]]:
+def work(name: str, layers: int, folder: Path, *, lora: bool) -> Found:
     """Counts of one forward by diffusers and by Burnish."""
     tiny = describe(name)
     network = "unet" if "unet" in tiny.parts or name == "sdxl" else "transformer"
@@ -136,26 +167,98 @@ def _low(value: Any) -> Any:
     return value.to(torch.bfloat16) if isinstance(value, Tensor) and value.dtype == torch.float32 else value
 
 
+def language_work(name: str, layers: int, folder: Path, *, lora: bool) -> Found:
+    """Counts of further tokens, and of a forward and a backward pass, by Burnish and by transformers."""
+    tiny, path = describe_language(name), folder / f"{name}-{layers}"
+    if not path.exists():
+        text = tiny.config.get("text_config", {}) if tiny.places else tiny.config
+        kinds = {"layer_types": text["layer_types"] * (layers // 2)} if "layer_types" in text else {}
+        deeper = {**text, "num_hidden_layers": layers, **kinds}
+        write_language(replace(tiny, config={**tiny.config, "text_config": deeper} if tiny.places else deeper), path, 0)
+    options = LoraOptions(rank=4, targets=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+    with PretendGpu():
+        model: Any = load_language_model(
+            ModelOptions(path=str(path), dtype="bfloat16", device="cuda", lora=options if lora else None)
+        )
+        policy = model.network
+        if lora:
+            add_adapters(policy, options, ["policy"], seed=0)
+            joined(lora_layers(policy))
+        else:
+            policy.requires_grad_(True)
+        parts = [{"type": "image"}] if tiny.places else []
+        shown = Shown(images=[Image.new("RGB", (16, 16)) for _ in parts])
+        chats = [[{"role": "user", "content": [*parts, {"type": "text", "text": text}]}] for text in ("A", "A or B?")]
+        prompts = Encoded.cat([model.encode(chat, shown) for chat in chats])
+
+        def sampled(tokens: int) -> Completion:
+            sampling = Sampling(max_new_tokens=tokens, min_new_tokens=tokens)
+            with mock.patch.object(Layers, "static", False):  # a graph's kernels would not be seen
+                return decode(model, policy, prompts, [0, 0, 1, 1], range(4), sampling)
+
+        answers = sampled(8)
+        learned = counted(lambda: response_logprobs(model, policy, answers, temperature=1.0).logprob, "cuda")
+        burnish = (further(sampled, "cuda"), *learned)
+    network = type(policy).from_pretrained(path, dtype=torch.float32)  # the CPU has an operation for attention, too
+    low = copy.deepcopy(network)
+    if lora:
+        targets = list({key.rsplit(".lora_A", 1)[0] for key, _ in policy.named_modules() if key.endswith("lora_A")})
+        attach(low, LoraConfig(r=4, lora_alpha=8, target_modules=targets), "policy")
+    low.to(torch.bfloat16)
+    network = low if lora else network
+    rows, asked = (
+        model.forwards.inputs(network, conversations, side="left")
+        for conversations in (Conversation.of(answers, model.capabilities.fill), Conversation.prompts(prompts))
+    )
+    asked.pop("position_ids", None)
+
+    def generated(tokens: int) -> None:
+        low.generate(
+            **asked, do_sample=True, num_return_sequences=2, top_k=0, max_new_tokens=tokens, min_new_tokens=tokens
+        )
+
+    def forward() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=not lora):
+            logits = network(**rows, use_cache=False).logits[:, -9:-1]
+        return logits.float().log_softmax(-1).gather(-1, rows["input_ids"][:, -8:, None])
+
+    return {"burnish": burnish, "transformers": (further(generated), *counted(forward))}
+
+
+def further(sample: Callable[[int], Any], device: str = "cpu") -> Counter[str]:
+    """Of further tokens."""
+    counts = []
+    for tokens in (8, 8 + FURTHER):
+        with Kernels(device) as kernels:
+            sample(tokens)
+        counts.append(kernels.counts)
+    return counts[1] - counts[0]
+
+
 def main() -> None:
     """Count, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--classes", nargs="*", default=CLASSES, help="as burnish tiny knows them")
+    parser.add_argument("--classes", nargs="*", help="as burnish tiny knows them")
+    parser.add_argument("--language", action="store_true", help="language models")
     parser.add_argument("--show", action="store_true", help="also by which operations they differ")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'class':12}{'blocks':>7}{'adapters':>10}{'forward':>18}{'':>7}{'backward':>18}")
+    known, run = (LANGUAGE, language_work) if arguments.language else (CLASSES, work)
+    columns = ["token"] * arguments.language + ["forward", "backward"]
+    print(f"{'class':16}{'layers':>7}{'adapters':>10}" + "".join(f"{column:>24}" for column in columns))
     with tempfile.TemporaryDirectory() as folder:
-        for name in arguments.classes:
+        for name in arguments.classes or known:
             for layers in (2, 8):
                 for lora in (False, True):
-                    found = work(name, layers, Path(folder), lora=lora)
+                    ours, theirs = run(name, layers, Path(folder), lora=lora).values()
                     cells = []
-                    for own, other in zip(found["burnish"], found["diffusers"], strict=True):
+                    for column, own, other in zip(columns, ours, theirs, strict=True):
                         ratio = f"{own.total() / other.total():.3f}" if other.total() else ""
-                        cells.append(f"{own.total():6} /{other.total():6} {ratio:>6}")
-                    print(f"{name:12}{layers:7}{'lora' if lora else 'merged':>10}   {'   '.join(cells)}", flush=True)
+                        times = FURTHER if column == "token" else 1
+                        cells.append(f"{own.total() / times:8.0f} /{other.total() / times:6.0f} {ratio:>7}")
+                    print(f"{name:16}{layers:7}{'lora' if lora else 'none':>10}{''.join(cells)}", flush=True)
                     if arguments.show:
-                        for own, other in zip(found["burnish"], found["diffusers"], strict=True):
+                        for own, other in zip(ours, theirs, strict=True):
                             print("   ", {key: n for key in own | other if (n := own[key] - other[key])})
 
 

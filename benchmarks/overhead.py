@@ -118,7 +118,7 @@ def _train(config: RunConfig, folder: RunFolder, controller: Controller, ledger:
             ledger.begin()
 
     controller.save, roles = save, controller.assembly.roles
-    for name in ("velocity", "encode", "decode"):
+    for name in ("predict", "condition", "decode"):
         setattr(roles.model, name, ledger.model(getattr(roles.model, name)))
     for group in controller.assembly.groups:
         for optimizer in group.optimizers:

@@ -89,8 +89,7 @@ class HalfSD3(RandomSD3):
     """In bfloat16, on the device of the network."""
 
     def __init__(self, network, text_tokens):
-        super().__init__(network, text_tokens)
-        self.compute = torch.bfloat16
+        super().__init__(network, text_tokens, torch.bfloat16)
 
     def encode(self, texts):
         return super().encode(texts).to(self.device)

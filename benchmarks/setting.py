@@ -51,12 +51,12 @@ class RandomPipeline(StableDiffusion3Pipeline):
 class RandomSD3(PipelineModel):
     """Such a pipeline without a VAE, whose latents are not decoded."""
 
-    def __init__(self, network: SD3Transformer2DModel, text_tokens: int) -> None:
+    def __init__(self, network: SD3Transformer2DModel, text_tokens: int, compute: torch.dtype = torch.float32) -> None:
         encoders = dict.fromkeys([f"{part}{n}" for part in ("text_encoder", "tokenizer") for n in ("", "_2", "_3")])
         scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
         pipeline = RandomPipeline(network, scheduler, PixelSpace(), **encoders)
         rollout = RolloutOptions(batch_size=96, height=8, width=8, max_sequence_length=text_tokens)
-        super().__init__(pipeline, ModelOptions(path=""), rollout, compute=torch.float32)
+        super().__init__(pipeline, ModelOptions(path=""), rollout, compute=compute)
 
     def decode(self, latents, conditioning=None):
         return []

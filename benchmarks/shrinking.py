@@ -157,7 +157,7 @@ def decoder(rows: int) -> list[Row]:
         cache = Cache(
             layers=28, rows=rows, pairs=4, longest=3072, width=128, dtype=torch.bfloat16, device=torch.device("meta")
         )
-        cache.enter([(torch.empty(28, 2, 4, 1024, 128, dtype=torch.bfloat16, device="meta"), rows)])
+        cache.enter(torch.empty(28, 2, 4, 1024, 128, dtype=torch.bfloat16, device="meta"), rows, 1024)
         for written in (256, 2048):
             with counter.phase(str(written)):
                 while cache.end < 1024 + written:

@@ -63,8 +63,8 @@ def measure(recipe: str, updates: int, overrides: list[str]) -> list[dict]:
         config = load(recipe, [f"output_dir={folder}", f"steps={updates + 1}", *overrides])
         assembly, timers = assemble(config), Timers()
         model, (optimizer,) = assembly.roles.model, assembly.groups[0].optimizers
-        model.velocity = timers.around("network", model.velocity)
-        model.encode = timers.around("pictures", model.encode)
+        model.predict = timers.around("network", model.predict)
+        model.condition = timers.around("pictures", model.condition)
         model.decode = timers.around("pictures", model.decode)
         optimizer.step = timers.around("optimizer", optimizer.step)
         backward, torch.Tensor.backward = (

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import re
-import stat
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
@@ -40,7 +38,7 @@ from burnish.report.runs import (
 )
 from burnish.report.summary import Summary
 from burnish.utils.errors import UserError
-from burnish.utils.records import latest, stamp
+from burnish.utils.records import cached, leads_out, stamp
 
 MOST_COMPARED = 12
 LONGEST_QUERY = 4000
@@ -51,7 +49,6 @@ KINDS = {
 }  # fmt: skip
 NAME = r"[^/\\\0]{1,200}"
 PLACES = re.compile(rf"(validation/\d{{6,9}}/pictures|reference/pictures|alarms|samples/{NAME})/{NAME}")
-LARGEST = 256 << 20  # bytes of a file
 SIDES = (96, 192, 384, 768)  # longest sides of small copies
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; connect-src 'self'; "
@@ -77,18 +74,23 @@ class Board:
     def app(self) -> ASGIApp:
         """The application, for an ASGI server."""
         of_run: dict[str, Callable[[RunFolder, Request], Any]] = {
-            "curves": lambda folder, request: charts(folder, _summary(folder)),
+            "curves": lambda folder, request: charts(folder, _summary(folder.path)),
             "prompts": lambda folder, request: (
                 trained_prompts(folder) if request.query_params.get("of") == "training" else prompt_table(folder)
             ),
             "walk": lambda folder, request: walk(folder, _number(request, "prompt", needed=True) or 0),
             "groups": lambda folder, request: groups(folder, _number(request, "update")),
-            "time": lambda folder, request: time_data(folder, _summary(folder), _number(request, "update")),
+            "time": lambda folder, request: time_data(folder, _summary(folder.path), _number(request, "update")),
         }
         answers: dict[str, Callable[[Request], Any]] = {
             "runs": self.runs, "run": self.run, "compare": self.compare,
             **{name: partial(self.answer, answer) for name, answer in of_run.items()},
         }  # fmt: skip
+
+        files = (
+            ("/", web("board.html"), "text/html"), ("/board.js", web(), "text/javascript"),
+            ("/board.css", web("board.css"), "text/css"), ("/icon.svg", web("icon.svg"), "image/svg+xml"),
+        )  # fmt: skip
 
         async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
             response = _refusal(request, self.hosts) or await call_next(request)
@@ -97,12 +99,9 @@ class Board:
 
         return Starlette(
             routes=[
-                Route("/", _text(web("board.html"), "text/html"), methods=["GET"]),
-                Route("/board.js", _text(web(), "text/javascript"), methods=["GET"]),
-                Route("/board.css", _text(web("board.css"), "text/css"), methods=["GET"]),
-                Route("/icon.svg", _text(web("icon.svg"), "image/svg+xml"), methods=["GET"]),
-                Route("/media", self.media, methods=["GET"]),
-                *(Route(f"/api/{name}", _json(answer), methods=["GET"]) for name, answer in answers.items()),
+                *(Route(path, partial(_text, content, kind)) for path, content, kind in files),
+                Route("/media", self.media),
+                *(Route(f"/api/{name}", partial(_json, answer)) for name, answer in answers.items()),
             ],
             exception_handlers={HTTPException: _refused, UserError: _wrong},
             middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)],
@@ -121,7 +120,7 @@ class Board:
         about = {"row": row, "stamp": signature(folder)}
         if request.query_params.get("stamp") == about["stamp"]:  # the page has the rest
             return about
-        return about | overview(folder, _summary(folder))
+        return about | overview(folder, _summary(folder.path))
 
     def answer(self, answer: Callable[[RunFolder, Request], Any], request: Request) -> Any:
         """What is asked about one run."""
@@ -130,7 +129,7 @@ class Board:
     def compare(self, request: Request) -> Any:
         names = list(dict.fromkeys(request.query_params.getlist("run")))
         paths = {name: path for name, path in self._runs.items() if name in names}
-        known = {name: path for name, path in paths.items() if not configuration(RunFolder(path)).get("error")}
+        known = {name: path for name, path in paths.items() if not configuration(RunFolder(path).config).get("error")}
         if len(names) > MOST_COMPARED:
             raise HTTPException(400, f"{len(names)} runs; at most {MOST_COMPARED} can be compared")
         if not known:
@@ -172,26 +171,16 @@ def _found(root: Path, moment: int) -> dict[str, Path]:
     return find_runs(root)
 
 
-def _summary(folder: RunFolder) -> Summary:
-    return latest(_read_summary, folder.path, signature(folder), MOST_COMPARED)
-
-
-def _read_summary(folder: Path) -> Summary:
+@cached(lambda folder: signature(RunFolder(folder)), MOST_COMPARED)
+def _summary(folder: Path) -> Summary:
     return Summary.read(RunFolder(folder))
 
 
 def media_file(run: Path, name: str) -> Path | None:
-    """A file of a run by its path in the folder; None if it is no media that a run writes, or a link leads to it."""
-    if not PLACES.fullmatch(name) or Path(name).suffix not in KINDS or {".", ".."} & set(name.split("/")):
-        return None
-    parts = name.split("/")
-    try:
-        modes = [run.joinpath(*parts[: depth + 1]).lstat() for depth in range(len(parts))]
-    except (OSError, ValueError):
-        return None
-    if any(stat.S_ISLNK(mode.st_mode) for mode in modes):
-        return None
-    return run / name if stat.S_ISREG(modes[-1].st_mode) and modes[-1].st_size <= LARGEST else None
+    """A file of a run by its path in the folder; None if it is no media that a run writes, or links lead elsewhere."""
+    file = run / name
+    plain = PLACES.fullmatch(name) and file.suffix in KINDS and not {".", ".."} & set(name.split("/"))
+    return file if plain and not leads_out(file, run) and file.is_file() else None
 
 
 @lru_cache(maxsize=2000)
@@ -207,10 +196,10 @@ def _smaller(file: Path, changed: tuple[int, ...], side: int) -> bytes | None:
 def comparison(runs: Mapping[str, Path]) -> dict[str, Any]:
     """Everything that a page shows of several runs, by name."""
     folders = {name: RunFolder(path) for name, path in runs.items()}
-    options = {name: flat(configuration(folder)) for name, folder in folders.items()}
+    options = {name: flat(configuration(folder.config)) for name, folder in folders.items()}
     rows = []
     for name, folder in folders.items():
-        curves = charts(folder, _summary(folder), most=POINTS)["charts"]
+        curves = charts(folder, _summary(folder.path), most=POINTS)["charts"]
         rows.append(run_row(name, runs[name]) | {"curves": [_one_line(chart) for chart in curves]})
     return {
         "runs": rows, "differences": differences(options), "rewards": other_rewards(options),
@@ -238,19 +227,12 @@ def _refusal(request: Request, hosts: frozenset[str]) -> Response | None:
     return None
 
 
-def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
-    def reply(request: Request) -> Response:
-        text = json.dumps(answer(request), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-        return Response(text, media_type="application/json")
-
-    return reply
+def _json(answer: Callable[[Request], Any], request: Request) -> Response:
+    return JSONResponse(answer(request))
 
 
-def _text(content: str, kind: str) -> Callable[[Request], Response]:
-    def reply(request: Request) -> Response:
-        return Response(content, media_type=f"{kind}; charset=utf-8")
-
-    return reply
+def _text(content: str, kind: str, request: Request) -> Response:
+    return Response(content, media_type=f"{kind}; charset=utf-8")
 
 
 def _number(request: Request, name: str, *, needed: bool = False) -> int | None:

@@ -61,7 +61,7 @@ class Controller:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.assembly.scorer.close()
         self.assembly.close()
-        self.store.__exit__(kind, *error)
+        self.store.close(kind)
 
     def stop_when(
         self,

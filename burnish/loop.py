@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from burnish.metrics import collected_metrics, collected_timing, measured
+from burnish.metrics import collected_metrics, timing_metrics
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.sources import Source
 from burnish.types.rollout import Collected
@@ -18,10 +18,17 @@ class Workers(Protocol):
 
     credited: list[float] | None  # advantage of each sample of the last batch; None where samples have none
 
-    def compute_logprobs(self, scored: Collected) -> Any: ...
-    def compute_advantages(self, annotated: Any) -> tuple[Any, Metrics]: ...
-    def update(self, batch: Any, update: int) -> Metrics: ...
-    def sync_weights(self, version: int) -> None: ...
+    def compute_logprobs(self, scored: Collected) -> Any:
+        """Add what needs a forward pass."""
+
+    def compute_advantages(self, annotated: Any) -> tuple[Any, Metrics]:
+        """Rewards to a training signal: tensors only."""
+
+    def update(self, batch: Any, update: int) -> Metrics:
+        """Mini-batches, micro-batches and optimizer steps."""
+
+    def sync_weights(self, version: int) -> None:
+        """Sample with the present weights from now on."""
 
 
 Hook = Callable[[int, Metrics], None]
@@ -54,8 +61,8 @@ def run(
             learned = _learn(scored, workers, update)
             with watch("update_weights"):
                 workers.sync_weights(update)
-        metrics = collected_metrics(scored) | measured(scored) | learned
-        metrics |= collected_timing(watch.drain(), scored, devices=devices)
+        metrics = collected_metrics(scored) | learned
+        metrics |= timing_metrics(watch.drain(), len(scored), scored.lengths, devices=devices)
         del scored  # or it would take up memory while the next one is sampled
         for hook in hooks:
             hook(update, metrics)

@@ -16,7 +16,7 @@ from burnish.rl.advantages import deviations, group_statistics
 from burnish.types.completion import Lengths
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Collected, RemoteBatch, Rollouts, ScoredResponses, Scores
-from burnish.types.statistics import REPORTED, ResponseStats
+from burnish.types.samples import REPORTED, ResponseStats
 
 PER_IMAGE = ("gen", "ref", "old_log_prob", "adv", "update_actor")  # phases that process every image
 PER_TOKEN = ("gen", "ref", "old_log_prob", "values", "adv", "update_actor")
@@ -30,8 +30,13 @@ def collected_metrics(collected: Collected) -> dict[str, float]:
     lengths = length_metrics(collected.lengths) if collected.lengths is not None else {}
     if not isinstance(collected, Rollouts):
         return lengths
-    ran = {name: v for label, one in collected.execution.items() for name, v in one.metrics(label).items()}
-    return reward_metrics(collected.scores, collected.group) | ran | lengths | collected.metrics
+    scores, group = collected.scores, collected.group
+    metrics = reward_metrics(scores, group)
+    for label, execution in collected.execution.items():
+        metrics |= execution.metrics(label)
+    if len(collected) and isinstance(collected, ScoredResponses):
+        metrics |= of_responses(collected.stats, scores, group)
+    return metrics | lengths | collected.metrics
 
 
 def reward_metrics(scores: Scores, group: Tensor) -> dict[str, float]:
@@ -41,26 +46,40 @@ def reward_metrics(scores: Scores, group: Tensor) -> dict[str, float]:
         scores: [B]; missing rewards only count as missing.
         group: [B] samples of one prompt share an id.
     """
-    statistics = group_statistics(scores.reward.cpu(), group.cpu(), scores.missing.cpu())
+    reward, group, missing = scores.reward.cpu(), group.cpu(), scores.missing.cpu()
+    statistics = group_statistics(reward, group, missing)
     scored = statistics.count > 0
     metrics = {
-        "critic/missing_count": float(scores.missing.sum()),
-        "critic/missing_ratio": float(scores.missing.double().mean()),
+        "critic/missing_count": float(missing.sum()),
+        "critic/missing_ratio": float(missing.double().mean()),
     }
     if scored.any():
         metrics |= {
             "critic/rewards/zero_std_ratio": float(statistics.constant[scored].double().mean()),
-            "critic/rewards/std": float(scores.reward[~scores.missing].double().std(correction=0)),
+            "critic/rewards/std": float(reward[~missing].double().std(correction=0)),
             "critic/rewards/std_mean": float(statistics.std[scored].mean()),
             "critic/rewards/group_size": float(statistics.count[scored].mean()),
         }
-    for name, value, counts in score_columns(scores):
+    if (several := statistics.count > 1).any():
+        # of the prompts with several samples: those where all have the highest reward, or all the same below it
+        alike = statistics.constant[several]
+        top = statistics.mean[several] >= float(reward.double()[~missing].max()) - 1e-12
+        metrics["critic/rewards/solved_ratio"] = float((alike & top).double().mean())
+        metrics["critic/rewards/dead_ratio"] = float((alike & ~top).double().mean())
+    columns = [(name, value.cpu(), counts) for name, value, counts in score_columns(scores)]
+    several_count = sum(counts for *_, counts in columns) > 1
+    for name, value, counts in columns:
         known = value[~value.isnan()]
-        if len(known):
-            metrics[f"critic/{name}/mean"] = float(known.mean())
-            if not counts:
-                metrics[f"critic/{name}/std"] = float(known.std(correction=0))
-    return metrics | hacking_metrics(scores, group)
+        if not len(known):
+            continue
+        metrics[f"critic/{name}/mean"] = float(known.mean())
+        if counts and not several_count:  # it is the reward
+            continue
+        metrics[f"critic/{name}/std"] = float(known.std(correction=0))
+        metrics |= standard_error(f"critic/{name}", value, group)
+        if not counts:  # near 0 of what is irrelevant; below 0 something desirable is being traded for reward
+            metrics |= reward_correlation(f"critic/{name}", value, reward, group, missing)
+    return metrics | (shares(scores, group) if several_count else {})
 
 
 def score_columns(scores: Scores) -> Iterator[tuple[str, Tensor, bool]]:
@@ -75,26 +94,18 @@ def score_columns(scores: Scores) -> Iterator[tuple[str, Tensor, bool]]:
         yield name, torch.tensor(values, dtype=torch.float64, device=scores.components.device), False
 
 
-def hacking_metrics(scores: Scores, group: Tensor) -> dict[str, float]:
-    """Correlation of each logged-only component with the reward among samples of one prompt.
-
-    ``critic/NAME/reward_correlation`` is the correlation of deviations from group means. An irrelevant component is
-    near 0; a desirable one below 0 is being traded for reward, and an undesirable one above 0 is being rewarded.
+def reward_correlation(name: str, value: Tensor, reward: Tensor, group: Tensor, missing: Tensor) -> dict[str, float]:
+    """``NAME/reward_correlation`` of values with the rewards of samples of one prompt: of deviations from the means.
 
     Args:
-        scores: [B]; only components that have no weight are watched. A constant one has no correlation.
-        group: [B] samples of one prompt share an id.
+        name: of the values.
+        value: [B]; NaN where there is none. Constant ones have no correlation.
+        reward, group, missing: [B], see ``reward_metrics``.
     """
-    metrics = {}
-    for name, value, counts in score_columns(scores):
-        absent = scores.missing | value.isnan()
-        if counts or absent.all():
-            continue
-        paid, own = deviations(scores.reward, group, absent), deviations(value, group, absent)
-        size = float(paid.norm() * own.norm())
-        if size > 0:
-            metrics[f"critic/{name}/reward_correlation"] = float(paid @ own) / size
-    return metrics
+    absent = missing | value.isnan()
+    paid, own = deviations(reward, group, absent), deviations(value, group, absent)
+    size = float(paid.norm() * own.norm())
+    return {f"{name}/reward_correlation": float(paid @ own) / size} if size > 0 else {}
 
 
 def length_metrics(lengths: Lengths) -> dict[str, float]:
@@ -262,90 +273,43 @@ def diversities(structures: Sequence[np.ndarray | None], group: Tensor) -> dict[
     return {number: float(np.stack(some).std(0).mean()) for number, some in members.items() if len(some) > 1}
 
 
-def collected_timing(seconds: dict[str, float], collected: Collected, *, devices: int = 1) -> dict[str, float]:
-    """Timing metrics of a step, per image or per token."""
-    lengths = collected.lengths
-    if lengths is None:
-        return timing_metrics(seconds, len(collected), devices=devices)
-    generated = int(lengths.response.sum())
-    tokens = generated + int(lengths.prompt.sum())
-    per_token = {name: generated if name == "gen" else tokens for name in PER_TOKEN}
-    totals = {"perf/total_num_responses": float(len(lengths)), "perf/total_num_tokens": float(tokens)}
-    return _timing(seconds, "token", per_token, totals, tokens / devices)
-
-
-def timing_metrics(seconds: dict[str, float], images: int, *, devices: int = 1) -> dict[str, float]:
-    """Seconds by phase, milliseconds per image for phases that process images, and throughput.
+def timing_metrics(
+    seconds: dict[str, float], samples: int, lengths: Lengths | None = None, *, devices: int = 1
+) -> dict[str, float]:
+    """Seconds by phase, milliseconds per image or token for phases that process them, and throughput.
 
     Args:
         seconds: by phase; ``step`` is the full update, without which there is no throughput.
-        images: of the step.
+        samples: of the step.
+        lengths: of responses; None for pictures.
         devices: that shared the work.
     """
-    per_image, totals = dict.fromkeys(PER_IMAGE, images), {"perf/total_num_images": float(images)}
-    return _timing(seconds, "image", per_image, totals, images / devices)
-
-
-def _timing(
-    seconds: dict[str, float], unit: str, counts: dict[str, int], totals: dict[str, float], per_device: float
-) -> dict[str, float]:
-    """Seconds by phase, milliseconds per unit by phase (``counts``), and totals and throughput of the step."""
+    if lengths is None:
+        unit, done = "image", samples
+        counts, totals = dict.fromkeys(PER_IMAGE, done), {"perf/total_num_images": float(done)}
+    else:
+        generated = int(lengths.response.sum())
+        unit, done = "token", generated + int(lengths.prompt.sum())
+        counts = dict.fromkeys(PER_TOKEN, done) | {"gen": generated}
+        totals = {"perf/total_num_responses": float(len(lengths)), "perf/total_num_tokens": float(done)}
     metrics = {f"timing_s/{name}": value for name, value in seconds.items()}
     for name, count in counts.items():
         if name in seconds and count:
             metrics[f"timing_per_{unit}_ms/{name}"] = seconds[name] * 1000 / count
     if step := seconds.get("step"):
-        metrics |= totals | {"perf/time_per_step": step, "perf/throughput": per_device / step}
+        metrics |= totals | {"perf/time_per_step": step, "perf/throughput": done / devices / step}
     return metrics
 
 
 CLOSE = 1e-5  # relative to the rewards: a sum that differs by less is their sum
 
 
-def measured(batch: Collected) -> dict[str, float]:
-    """Of a batch before it is learned from; an offline batch has nothing to watch."""
-    if not isinstance(batch, Rollouts) or not len(batch):
-        return {}
-    scores, group = batch.scores, batch.group.cpu()
-    found = without_signal(scores, group)
-    columns = list(score_columns(scores))
-    several = sum(counts for _, _, counts in columns) > 1
-    for name, value, counts in columns:
-        value = value.cpu()
-        if not counts or several:
-            found |= error_and_std(f"critic/{name}", value, group, std=counts)
-    found |= shares(scores, group) if several else {}
-    if isinstance(batch, ScoredResponses):
-        found |= of_responses(batch.stats, scores, group)
-    return found
-
-
-def error_and_std(name: str, value: Tensor, group: Tensor, *, std: bool) -> dict[str, float]:
-    """``NAME/error``, the standard error of a mean over prompts, and the std of samples; NaN in [B] is missing."""
+def standard_error(name: str, value: Tensor, group: Tensor) -> dict[str, float]:
+    """``NAME/error`` of a mean over prompts; NaN in [B] is missing."""
     absent = value.isnan()
-    if absent.all():
-        return {}
     means = group_statistics(value.nan_to_num(0.0), group, absent)
     known = means.mean[means.count > 0]
-    found = {f"{name}/std": float(value[~absent].std(correction=0))} if std else {}
-    if len(known) > 1:
-        found[f"{name}/error"] = float(known.std() / math.sqrt(len(known)))
-    return found
-
-
-def without_signal(scores: Scores, group: Tensor) -> dict[str, float]:
-    """Fractions of the prompts all of whose samples have the highest reward of the batch, or all the same below it."""
-    missing = scores.missing.cpu()
-    groups = group_statistics(scores.reward.cpu(), group, missing)
-    several = groups.count > 1
-    if not several.any():
-        return {}
-    alike = groups.constant[several]
-    top = groups.mean[several] >= float(scores.reward.cpu().double()[~missing].max()) - 1e-12
-    return {
-        "critic/rewards/solved_ratio": float((alike & top).double().mean()),
-        "critic/rewards/dead_ratio": float((alike & ~top).double().mean()),
-    }
+    return {f"{name}/error": float(known.std() / math.sqrt(len(known)))} if len(known) > 1 else {}
 
 
 def shares(scores: Scores, group: Tensor) -> dict[str, float]:
@@ -373,24 +337,20 @@ def shares(scores: Scores, group: Tensor) -> dict[str, float]:
 
 def of_responses(stats: Sequence[ResponseStats], scores: Scores, group: Tensor) -> dict[str, float]:
     """``response/NAME/...`` of statistics of responses: mean, std, error, correlation with the reward of a prompt."""
-    found: dict[str, float] = {}
-    missing = scores.missing.cpu()
-    reward = scores.reward.double().cpu()
+    metrics: dict[str, float] = {}
+    reward, group, missing = scores.reward.double().cpu(), group.cpu(), scores.missing.cpu()
     for name in REPORTED:
         value = torch.tensor([float(getattr(one, name)) for one in stats], dtype=torch.float64)
-        absent = value.isnan()
-        if absent.all():
+        known = value[~value.isnan()]
+        if not len(known):
             continue
-        found[f"response/{name}/mean"] = float(value[~absent].mean())
-        found |= error_and_std(f"response/{name}", value, group, std=True)
-        absent |= missing
-        own = deviations(value, group, absent)
-        paid = deviations(reward, group, absent)
-        size = float(own.norm() * paid.norm())
-        if size > 0:
-            found[f"response/{name}/reward_correlation"] = float(own @ paid) / size
-        if name == "length":
-            for side, rows in (("better", paid > 0), ("worse", paid < 0)):
-                if rows.any():
-                    found[f"response/length/{side}"] = float(value[rows].mean())
-    return found
+        metrics[f"response/{name}/mean"] = float(known.mean())
+        metrics[f"response/{name}/std"] = float(known.std(correction=0))
+        metrics |= standard_error(f"response/{name}", value, group)
+        metrics |= reward_correlation(f"response/{name}", value, reward, group, missing)
+    length = torch.tensor([float(one.length) for one in stats], dtype=torch.float64)
+    paid = deviations(reward, group, missing)
+    for side, rows in (("better", paid > 0), ("worse", paid < 0)):
+        if rows.any():
+            metrics[f"response/length/{side}"] = float(length[rows].mean())
+    return metrics

@@ -26,7 +26,7 @@ import pydantic.dataclasses
 import pydantic.fields
 import pydantic_core
 
-from burnish.utils.contracts import arguments, place, summary, unfulfilled
+from burnish.utils.contracts import arguments, summary, unfulfilled
 from burnish.utils.errors import UserError
 from burnish.utils.user_code import absolute, load_object, path_of, reason
 
@@ -56,9 +56,9 @@ FOR_BOTH = (
 KINDS = {
     "flow algorithm": Kind("burnish.diffusion.algorithms", "burnish.rl.algorithm:Algorithm"),
     "language algorithm": Kind("burnish.language.algorithms", "burnish.rl.algorithm:Algorithm"),
-    "advantage": Kind("burnish.rl.choices", f"{PARTS}:AdvantageFunction", part=f"{PARTS}:AdvantagePart"),
+    "advantage": Kind("burnish.rl.rules", f"{PARTS}:AdvantageFunction", part=f"{PARTS}:AdvantagePart"),
     "surrogate": Kind(
-        "burnish.rl.choices",
+        "burnish.rl.objectives",
         f"{PARTS}:SurrogateFunction",
         part=f"{PARTS}:SurrogatePart",
         part_of_function=f"{PARTS}:WholeSamples",
@@ -94,7 +94,7 @@ def options(cls: type[T]) -> type[T]:
 
 
 @dataclass_transform(kw_only_default=True)
-def register(kind: str, name: str) -> Callable[[T], T]:
+def register(kind: str, name: str, **about: Any) -> Callable[[T], T]:
     """Enter a class or a function under ``name``, so that recipes can ask for it.
 
     The fields of a class are its options: it becomes a dataclass whose options are checked, and explained by the string
@@ -104,6 +104,7 @@ def register(kind: str, name: str) -> Callable[[T], T]:
     Args:
         kind: one of ``KINDS``.
         name: by which recipes know it.
+        about: of a function: what it needs of the system, as ``groups=True`` of an advantage; see its kind's base.
 
     Raises:
         UserError: the name is taken, or it is not what its kind has to be; the message says what is missing.
@@ -112,7 +113,7 @@ def register(kind: str, name: str) -> Callable[[T], T]:
         raise UserError(f"register({kind!r}, {name!r}): there is no such kind; kinds are {', '.join(KINDS)}")
 
     def enter(given: T) -> T:
-        made = _entry(kind, name, given)
+        made = _entry(kind, name, given, about)
         return made if isinstance(given, type) else given
 
     return enter
@@ -166,7 +167,7 @@ def named(kind: str, name: Any) -> Any:
         mine = [known for known, entry in KINDS[kind].entries.items() if entry is found]
         if mine:  # it has a name of its own
             return mine[0]
-        _entry(kind, path, found)
+        _entry(kind, path, found, {})
     return path
 
 
@@ -197,22 +198,16 @@ class Choice:
         return validated(entry, own)
 
 
-@dataclass(frozen=True)
 class ReadIf:
     """Marks an option that is read only where another one has one of these values; elsewhere it is refused.
 
-    Args of ``Annotated[float, ReadIf("kind", "linear")]``: an option of the same section, or a dotted one of the run;
-    and its values, where none means any but null, false, 0 and what is empty. ``why`` ends "OPTION is given, but ..."
-    in place of what the other option is.
+    Args of ``Annotated[float, ReadIf("kind", "linear")]``: an option of the same section, a dotted one of the run, or a
+    function of both that says whether it is read; and values, where none means any but null, false, 0 and what is
+    empty. ``why`` ends "OPTION is given, but ..." in place of what the other option is.
     """
 
-    option: str
-    values: tuple[Any, ...]
-    why: str
-
-    def __init__(self, option: str, *values: Any, why: str = "") -> None:
-        for name, value in (("option", option), ("values", values), ("why", why)):
-            object.__setattr__(self, name, value)
+    def __init__(self, option: str | Callable[[Any, Any], Any], *values: Any, why: str = "") -> None:
+        self.option, self.values, self.why = option, values, why
 
 
 class MayChange:
@@ -281,7 +276,7 @@ def open_entry_points() -> dict[str, str]:
     return opened
 
 
-def _entry(kind: str, name: str, given: Any) -> Any:
+def _entry(kind: str, name: str, given: Any, about: dict[str, Any]) -> Any:
     """Check and enter a class or a function: what a recipe's section is made into."""
     entries, its = KINDS[kind].entries, KINDS[kind]
     theirs = not given.__module__.startswith("burnish.")
@@ -289,7 +284,7 @@ def _entry(kind: str, name: str, given: Any) -> Any:
         _import_all(kind)  # so that a name of ours is found to be taken by whoever takes it second
     before = entries.get(name)
     if before is not None and _origin(before) != _origin(given):  # a file may be imported twice, a cell run again
-        raise UserError(f"{_what(kind, name, given)} is registered already, by {place(before)}; give it another name")
+        raise UserError(f"{_what(kind, name, given)} is registered already, by {path_of(before)}; give it another name")
     if theirs and (other := _rather(kind, given)) is not None:
         raise UserError(
             f"{_what(kind, name, given)} is of kind {other}: register it as such, or set the task that uses it"
@@ -298,6 +293,8 @@ def _entry(kind: str, name: str, given: Any) -> Any:
     if theirs and (lacking := unfulfilled(given, _load(contract))):
         raise UserError(f"{_what(kind, name, given)} {'; '.join(lacking)}")
     made: Any = given if isinstance(given, type) else _of_function(given, name, its.part_of_function or its.part)
+    for need, value in about.items():
+        setattr(made, need, value)
     if its.part:
         words = pydantic.Field(default=name, description=summary(inspect.getdoc(given) or ""))
         made.__annotations__ = {"name": Literal[name]} | vars(made).get("__annotations__", {})
@@ -310,7 +307,7 @@ def _entry(kind: str, name: str, given: Any) -> Any:
 
 
 def _what(kind: str, name: str, given: Any) -> str:
-    return f"{kind} {name!r} ({place(given)})"
+    return f"{kind} {name!r} ({path_of(given)})"
 
 
 def _origin(thing: Any) -> tuple[str, str]:
@@ -342,7 +339,7 @@ def _of_function(function: Callable[..., Any], name: str, base: str) -> type:
     own = [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
     bare = [one.name for one in own if one.annotation is one.empty]
     if bare:
-        raise UserError(f"{place(function)}: parameter {bare[0]} has no type; write it as in {bare[0]}: float = 1.0")
+        raise UserError(f"{path_of(function)}: parameter {bare[0]} has no type; write it as in {bare[0]}: float = 1.0")
     # types of tensors are not resolved: their modules may be imported for type checkers alone
     holder = type(name, (), {"__annotations__": {one.name: one.annotation for one in own}})
     holder.__module__ = function.__module__

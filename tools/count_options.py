@@ -16,11 +16,12 @@ CHOSEN = ("algorithm.", "rewards.", "environment.")  # sections whose options a 
 
 
 def leaves(options: Iterable[str]) -> set[str]:
-    """Options that are no sections; pools, optimizers and sections that keep samples count once."""
+    """Options that are no sections; pools, trackers, optimizers and sections that keep samples count once."""
     every = set(options)
     ends = {one for one in every if not any(other.startswith(f"{one}.") for other in every)}
     ends = {re.sub(r"^pools\.\w+\.", "pools.POOL.", one) for one in ends}
-    ends = {one.removeprefix("critic.") if one.startswith("critic.optimizer.") else one for one in ends}
+    ends = {re.sub(r"^trackers\.\w+\.", "trackers.TRACKER.", one) for one in ends}
+    ends = {re.sub(r"^(\w+\.|\w+_)?optimizer\.", "optimizer.", one) for one in ends}
     return {re.sub(r"^(rollout|validation)\.save\.", "SECTION.save.", one) for one in ends}
 
 

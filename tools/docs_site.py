@@ -31,11 +31,17 @@ BESIDE = {
     "README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "AGENTS.md": "assistants.md",
     "SECURITY.md": "reporting.md", "CHANGELOG.md": "changelog.md", "benchmarks/README.md": "benchmarks.md",
 }  # fmt: skip
-MATHEMATICS = ("losses", "advantages", "flow")
+MATHEMATICS = (
+    "rl.rules", "rl.advantages", "rl.rewards", "rl.objectives", "rl.surrogates", "rl.kl", "rl.importance",
+    "rl.preference", "diffusion.steps", "diffusion.losses", "language.losses",
+)  # fmt: skip
+ALGORITHMS = ROOT / "docs" / "algorithms"
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 # sections whose options depend on a name, and the pages about those
 CHOSEN = {"algorithm": "../algorithms/README.md", "environment": "../environments.md", "rewards": "../rewards.md"}
+# history and long tables, which would stand before the page that a reader looks for
+NOT_SEARCHED = ("changelog.md", "generators.md", "language_models.md", "papers.md", "reference/mathematics.md")
 CURVES = "images/recipes"  # below docs/; tools/recipe_curves.py draws them
 INTRODUCTION = """\
 # Recipes
@@ -65,6 +71,8 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Links to documents beside docs/ lead to their pages; those to code become names."""
     page_uri = page.file.src_uri
+    if page_uri in NOT_SEARCHED:
+        page.meta["search"] = {"exclude": True}
     source = next((one for one, made in BESIDE.items() if made == page_uri), f"docs/{page_uri}")
 
     def moved(found: re.Match[str]) -> str:
@@ -110,9 +118,15 @@ def gallery() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _papers_of(page: Path) -> list[str]:
-    """The numbers of the papers that the page of an algorithm names before its first section."""
-    text = page.read_text(encoding="utf-8").split("\n## ")[0]
+def _sections_of_algorithms() -> Iterator[tuple[str, str, str]]:
+    """Name, place and text of every section about an algorithm, in all pages about them."""
+    for file in sorted(ALGORITHMS.glob("*.md")):
+        for name, text in re.findall(r"^## ([a-z]\w*)$(.*?)(?=^## |\Z)", file.read_text(encoding="utf-8"), re.M | re.S):
+            yield name, f"algorithms/{file.name}#{name}", text
+
+
+def _papers_of(text: str) -> list[str]:
+    """The numbers of the papers that the section of an algorithm names."""
     return list(dict.fromkeys(re.findall(r"arxiv\.org/abs/(\d{4}\.\d{4,5})", text)))
 
 
@@ -120,8 +134,9 @@ def _entry(name: str) -> list[str]:
     """Of a recipe whose model ships."""
     config = load(name)
     lines = [f"### `{name}`", "", _description(name), ""]
-    (paper, *_) = _papers_of(ROOT / "docs" / _page(config))
-    method = f"[{config.algorithm.name}]({_page(config)}), [arXiv:{paper}](https://arxiv.org/abs/{paper})"
+    place, text = _page(config)
+    (paper, *_) = _papers_of(text)
+    method = f"[{config.algorithm.name}]({place}), [arXiv:{paper}](https://arxiv.org/abs/{paper})"
     lines += [f"{method} · rewards: {_rewards(config)} · data: `{_files(config)}`", ""]
     picture = f"{CURVES}/{name.replace('/', '_')}.svg"
     if (ROOT / "docs" / picture).exists():
@@ -135,7 +150,7 @@ def _table(folder: str, names: list[str]) -> list[str]:
     for name in names:
         config = load(name)
         rows.append({
-            "recipe": f"[`{name.partition('/')[2]}`]({_page(config)})",
+            "recipe": f"[`{name.partition('/')[2]}`]({_page(config)[0]})",
             "what it is": ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", _description(name)),
             "model": config.model.path,
             "trained": "adapters" if config.model.lora is not None else "all weights",
@@ -156,10 +171,14 @@ def _table(folder: str, names: list[str]) -> list[str]:
     return [*lines, *(f"| {' | '.join(row[one] for one in columns)} |" for row in rows), ""]
 
 
-def _page(config: RunConfig) -> str:
-    """The page of its algorithm."""
-    folder = "algorithms/language" if config.task == "image-text-to-text" else "algorithms"
-    return f"{folder}/{config.algorithm.name}.md"
+def _page(config: RunConfig) -> tuple[str, str]:
+    """Place and text of the section about its algorithm."""
+    sees = config.task == "image-text-to-text"
+    return next(
+        (place, text)
+        for name, place, text in _sections_of_algorithms()
+        if name == config.algorithm.name and place.startswith("algorithms/language") == sees
+    )
 
 
 def _rewards(config: RunConfig) -> str:
@@ -184,18 +203,16 @@ def papers() -> str:
     texts = {name: find_recipe(name).read_text(encoding="utf-8") for name in recipe_names()}
     lines = ["# Papers", ""]
     lines += [
-        "The page of an algorithm says what of it differs from the paper, and why;",
-        "a recipe says where each setting is from.",
+        "The section about an algorithm says what differs from the paper, and why.",
+        "A recipe says where each setting is from.",
         "",
     ]
     lines += ["| paper | algorithm | recipes with its settings |", "| --- | --- | --- |"]
-    for file in sorted((ROOT / "docs" / "algorithms").rglob("*.md")):
-        page, cited = file.relative_to(ROOT / "docs").as_posix(), _papers_of(file)
-        if file.stem in ("README", "parts", "forward_process") or not cited:
-            continue
-        paper, name = cited[0], file.stem
-        theirs = [f"`{one}`" for one, text in texts.items() if paper in text or one.endswith(f"/{name}")]
-        lines.append(f"| [arXiv:{paper}](https://arxiv.org/abs/{paper}) | [{name}]({page}) | {', '.join(theirs)} |")
+    for name, place, section in _sections_of_algorithms():
+        for paper in _papers_of(section)[:1]:
+            theirs = [f"`{one}`" for one, text in texts.items() if paper in text or one.endswith(f"/{name}")]
+            source = f"[arXiv:{paper}](https://arxiv.org/abs/{paper})"
+            lines.append(f"| {source} | [{name}]({place}) | {', '.join(theirs)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -266,8 +283,6 @@ def _cell(text: str) -> str:
 def mathematics() -> str:
     """Functions of tensors, with their sources."""
     lines = ["# Mathematics", "", "Functions of tensors: shapes, units and sources are theirs.", ""]
-    for folder in MATHEMATICS:
-        for file in sorted((ROOT / "burnish" / folder).glob("*.py")):
-            if file.stem != "__init__":
-                lines += [f"::: burnish.{folder}.{file.stem}", ""]
+    for module in MATHEMATICS:
+        lines += [f"::: burnish.{module}", ""]
     return "\n".join(lines)

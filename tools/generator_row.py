@@ -27,7 +27,7 @@ from burnish.models.tiny.build import missing, write
 from burnish.models.tiny.calls import load as load_alone
 from burnish.models.tiny.calls import media
 from burnish.tasks import Assembly, assemble
-from burnish.types.clips import Sound
+from burnish.types.samples import Sound
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import LruCache
 
@@ -181,7 +181,8 @@ def compare(row: Row, tiny: Tiny, recipe: Path) -> None:
                 alike(assembly.roles.model)
             own = drawn(assembly)
             model: Any = assembly.roles.model
-            wide, shares = model.form(assembly.engine.drawing(job_of(assembly)), assembly.config.rollout.guidance_scale)
+            requests = assembly.engine.condition(job_of(assembly).prompts).rows()
+            wide, shares = model.form(requests, assembly.config.rollout.guidance_scale)
             left_out |= {name: None for name, there in (("shares", shares), ("wide", wide)) if not there}
             found.append(apart(own, drawn_alone(tiny, recipe.parent / "pipeline", assembly, changed)))
         row.left_out = tuple(left_out)
@@ -272,8 +273,8 @@ def alike(model: Any) -> None:
     """Have samples begin from the noise that their condition has, and encode pictures without any."""
     without_noise(model.pipeline)
     model._tapes, model._programs, model._known = LruCache(1), LruCache(1), {}  # without encodings with noise
-    first = model.first
-    model.first = lambda request, _: first(request, seed_of(request.prompts[0]))
+    first = model.initial_latents
+    model.initial_latents = lambda request, _: first(request, seed_of(request.prompts[0]))
 
 
 def apart(

@@ -27,13 +27,13 @@ def table() -> str:
     known = needs()
     stated = [(name, one) for name in recipe_names() for one in hardware_of(name)]
     for folder, group in groupby(stated, key=lambda one: one[0].partition("/")[0]):
-        kinds: dict[Hardware, list[str]] = {}
+        kinds: dict[str, tuple[Hardware, list[str]]] = {}
         for name, hardware in group:
-            kinds.setdefault(hardware, []).append(name.partition("/")[2])
-        for hardware, names in sorted(kinds.items(), key=lambda one: -len(one[1])):
+            kinds.setdefault(f"{hardware} {hardware.options}", (hardware, []))[1].append(name.partition("/")[2])
+        for hardware, names in sorted(kinds.values(), key=lambda one: -len(one[1])):
             shown = ", ".join(f"`{folder}/{name}`" for name in names)
             shown = f"`{folder}/*`" + (" but the next" if len(kinds) > 1 else "") if len(names) > 3 else shown
-            options = " ".join(hardware.options)
+            options = " ".join(hardware.options_for())
             figures = [known[full] for name in names if (full := key(f"{folder}/{name}", hardware)) in known]
             between = "–".join(dict.fromkeys(f"{one:.0f}" for one in (min(figures), max(figures)))) if figures else ""
             between += f" ({len(figures)} of {len(names)})" if 0 < len(figures) < len(names) else ""

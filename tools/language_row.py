@@ -17,7 +17,7 @@ from burnish.language.decoding import Sampling, decode
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.base import Shown
 from burnish.language.model.capabilities import MOVING, own_logprobs
-from burnish.language.model.collation import samples
+from burnish.language.model.forwards import samples
 from burnish.language.model.loading import load_language_model
 from burnish.loop import run
 from burnish.models.tiny.language.base import TinyLanguage
@@ -88,7 +88,7 @@ def measure(tiny: TinyLanguage, folder: Path, runs: Sequence[str] = RUNS) -> Row
     row.shared = largest(scores(model, sampled, "shared"), expected, sampled)
     row.greedy = greedy(model, prompts)
     row.gradients = gradients(model, sampled)
-    if model._appends.get("image"):
+    if model.forwards.collation.appends.get("image"):
         row.turns = second_turn(model, prompts)
     half = loaded(folder / "model", dtype="bfloat16")
     rounded = sample(half, prompts)

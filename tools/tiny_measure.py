@@ -16,8 +16,8 @@ from burnish.rewards.base import FrameOptions, Score
 from burnish.rewards.images.motion import Motion
 from burnish.rewards.images.ocr import Ocr
 from burnish.rewards.images.statistics import BorderDarkness
-from burnish.types.clips import Clip, coarse
 from burnish.types.prompt import Prompt
+from burnish.types.samples import Clip, coarse
 
 FRAMES_READ = FrameOptions(every=4)
 FPS = 8.0  # which none of these reads

@@ -8,18 +8,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from burnish.types.statistics import Quote
+from burnish.types.samples import Quote
 from burnish.utils.records import RECORD, read_records
-
-LARGEST = 16 << 20  # bytes of a file
-MOST, LONGEST = 200, 4000  # alarms of a page, characters of a text
 
 Row = Mapping[str, Any]  # metrics of an update
 Update = Annotated[int, Field(ge=0, lt=2**53)]
-Text = Annotated[str, AfterValidator(lambda text: text[:LONGEST])]
 Sheet = Annotated[str, Field(pattern=r"^[\w.-]{1,120}\.png$")]
 
 
@@ -27,11 +23,11 @@ Sheet = Annotated[str, Field(pattern=r"^[\w.-]{1,120}\.png$")]
 class Alarm:
     """Something that has moved."""
 
-    name: Text
+    name: str
     kind: Literal["drift", "level", "reward", "validation"]
     since: Update  # from which on it is so
-    text: Text  # a sentence: what, by how much, since when
-    metric: Text = ""  # whose curve shows it
+    text: str  # a sentence: what, by how much, since when
+    metric: str = ""  # whose curve shows it
     before: float | None = None  # its value at the start
     spread: float | None = None  # standard deviation of the first samples, where it is a mean of samples
 
@@ -74,9 +70,9 @@ _LINE: TypeAdapter[Over | Raised] = TypeAdapter(Over | Raised)
 def read_alarms(file: Path) -> list[Raised]:
     """The alarms of a run, in the order in which they were raised; lines that no run wrote are left out."""
     alarms: list[Raised] = []
-    for line in read_records(file, _LINE, file.parent, LARGEST):
+    for line in read_records(file, _LINE, file.parent):
         if isinstance(line, Raised):
-            alarms += [line] if len(alarms) < MOST else []
+            alarms.append(line)
         else:
             active = [raised for raised in alarms if raised.name == line.over and raised.over is None]
             alarms = [replace(raised, over=line.update) if raised in active else raised for raised in alarms]

@@ -10,11 +10,13 @@ import json
 import math
 import os
 import re
+import secrets
+import shutil
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
@@ -159,8 +161,6 @@ class Checkpoint(Manifest):
 
         try:
             parts = state.read(self.path, self.files)
-        except FileNotFoundError as error:
-            raise UserError(f"{error.filename} was removed while it was read; start again") from None
         except OSError as error:
             raise UserError(f"{error.filename or self.path} can't be read: {error.strerror or error}") from None
         if missing := set(own) - parts.keys():
@@ -177,7 +177,7 @@ def read(path: Path) -> Checkpoint:
     try:
         checkpoint = opened(path)
         with ThreadPoolExecutor(min(HASHED, os.cpu_count() or 1)) as threads:
-            digests = threads.map(lambda name: _sha256(path / name), checkpoint.files)
+            digests = threads.map(lambda name: sha256_of(path / name), checkpoint.files)
             for (name, entry), digest in zip(checkpoint.files.items(), digests, strict=True):
                 if digest != entry.sha256:
                     raise UserError(f"{path / name} is damaged: its sha256 is not the one in {MANIFEST}")
@@ -216,12 +216,31 @@ def opened(path: Path) -> Checkpoint:
     return Checkpoint(path=path, **vars(replace(manifest, unvalidated=metrics)))
 
 
-def _sha256(file: Path) -> str:
+def sha256_of(file: Path) -> str:
+    """Of a file's content."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def publish_manifest(path: Path, manifest: Manifest) -> Checkpoint:
+def temporary(kind: Literal["saving", "removing"], target: Path) -> Path:
+    """A folder beside a checkpoint's, that is none; it may remain after a kill."""
+    return target.with_name(f".{kind}-{target.name}-{secrets.token_hex(4)}")
+
+
+def reveal(staged: Path, target: Path) -> None:
+    """Rename a complete folder to its final name.
+
+    An older one of that name, which was damaged or belongs to updates that are done again, makes room.
+    """
+    replaced = temporary("removing", target)
+    if target.exists():
+        target.rename(replaced)
+    staged.rename(target)
+    sync(target.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def publish_manifest(path: Path, manifest: Manifest) -> None:
     """Write the manifest, atomically, and see that all files are there.
 
     Raises:
@@ -232,4 +251,4 @@ def publish_manifest(path: Path, manifest: Manifest) -> Checkpoint:
     clean = replace(manifest, score=finite(manifest.score), unvalidated=metrics)
     write_atomically(path / MANIFEST, clean.render())
     sync(path)
-    return opened(path)
+    opened(path)

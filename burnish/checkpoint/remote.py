@@ -7,26 +7,26 @@ hash that the manifest states, so that what has a manifest is complete.
 from __future__ import annotations
 
 import hashlib
-import logging
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
 
-from burnish.checkpoint.files import MANIFEST, VISIBLE, FileEntry, Manifest, numbered, parse, read_manifest
-from burnish.utils.addresses import redacted
-from burnish.utils.disk import sync, write_atomically
+from burnish.checkpoint.files import (
+    MANIFEST,
+    VISIBLE,
+    FileEntry,
+    Manifest,
+    parse,
+    read,
+    read_manifest,
+    reveal,
+    sha256_of,
+    temporary,
+)
+from burnish.utils.disk import write_atomically
 from burnish.utils.errors import UserError
 from burnish.utils.paths import ALARMS, ALARMS_FIRST, CHECKPOINTS, CONFIG, METRICS
-from burnish.utils.sidecar import Report
 
-log = logging.getLogger(__name__)
-
-CHUNK = 8 << 20  # bytes
 RECORDS = (CONFIG, METRICS, ALARMS, ALARMS_FIRST)  # a run's other files that go along
-Alive = Callable[[], None]  # is called again and again while something is moved
 
 
 class Damaged(UserError):
@@ -36,17 +36,11 @@ class Damaged(UserError):
 class Remote:
     """A run's folder at an address, as its checkpoints see it."""
 
-    def __init__(self, address: str, alive: Alive = lambda: None) -> None:
-        """Open it; errors of the file system come as they are, mostly from the first use.
-
-        Args:
-            address: as ``burnish.utils.addresses`` takes it.
-            alive: is called while something is moved.
-        """
+    def __init__(self, address: str) -> None:
+        """Open it; errors of the file system come as they are, mostly from the first use."""
         from fsspec.core import url_to_fs
 
         self.fs, self.root = url_to_fs(address.rstrip("/"))
-        self.alive = alive
 
     def updates(self) -> list[int]:
         """Numbers of the checkpoints with a manifest, the newest first."""
@@ -121,7 +115,7 @@ class Remote:
         """
         place = self._place(update, MANIFEST)
         try:
-            found = parse(b"".join(self._chunks(place)), place)
+            found = parse(self._content(place), place)
         except UserError as error:
             raise Damaged(str(error)) from None
         if found.update != update:
@@ -133,34 +127,22 @@ class Remote:
 
         Raises:
             Damaged: a file is not what the manifest says.
-            UserError: the disk lacks room.
             OSError: of either file system.
         """
         manifest = self.manifest(update)
-        need, room = sum(entry.size for entry in manifest.files.values()), shutil.disk_usage(checkpoints).free
-        if need > room:
-            raise UserError(
-                f"{self._place(update, '')} has {need / 1e9:.2f} GB, but {checkpoints} has room for {room / 1e9:.2f} "
-                "GB; free some, or give another output_dir"
-            )
-        staged, target = checkpoints / f".saving-{update:08d}-{uuid4().hex[:8]}", checkpoints / f"{update:08d}"
+        target = checkpoints / f"{update:08d}"
+        staged = temporary("saving", target)
         try:
-            for name, entry in manifest.files.items():
+            for name in manifest.files:
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)
-                place = self._place(update, name)
-                with (staged / name).open("xb") as file:
-                    digest = self._digest(place, file.write)
-                    file.flush()
-                    os.fsync(file.fileno())
-                if digest != entry.sha256:
-                    raise Damaged(f"{place} is damaged: it is not what {MANIFEST} says")
+                self._check_plain(self._place(update, name))
+                self.fs.get_file(self._place(update, name), str(staged / name))
             write_atomically(staged / MANIFEST, manifest.render())
-            if target.exists():  # damaged: whoever fetches has looked
-                aside = checkpoints / f".removing-{update:08d}-{uuid4().hex[:8]}"
-                target.rename(aside)
-                shutil.rmtree(aside)
-            staged.rename(target)
-            sync(checkpoints)
+            try:
+                read(staged)
+            except UserError as error:
+                raise Damaged(f"{self._place(update, '')} is damaged: {error}") from None
+            reveal(staged, target)  # one that is there is damaged: whoever fetches has looked
         finally:
             shutil.rmtree(staged, ignore_errors=True)
         return target
@@ -171,45 +153,30 @@ class Remote:
             place = f"{self.root}/{name}"
             if not (run / name).exists() and self.fs.exists(place):
                 (run / name).parent.mkdir(exist_ok=True)
-                write_atomically(run / name, b"".join(self._chunks(place)))
+                write_atomically(run / name, self._content(place))
 
     def _place(self, update: int, name: str) -> str:
         return f"{self.root}/{CHECKPOINTS}/{update:08d}/{name}".rstrip("/")
 
     def _copy_file(self, file: Path, place: str, entry: FileEntry) -> None:
-        sha256 = entry.sha256
-        if self.fs.exists(place) and self.fs.size(place) == entry.size and self._digest(place) == sha256:
+        if self.fs.exists(place) and self.fs.size(place) == entry.size and self._digest(place) == entry.sha256:
             return
-        digest = hashlib.sha256()
-        with file.open("rb") as source, self._open_new(place) as target:
-            while chunk := source.read(CHUNK):
-                digest.update(chunk)
-                target.write(chunk)
-                self.alive()
-        if digest.hexdigest() != sha256:
+        if sha256_of(file) != entry.sha256:
             raise Damaged(f"{file} is damaged: its sha256 is not the one in {MANIFEST}")
-        if self._digest(place) != sha256:
+        self._make_way(place)
+        self.fs.put_file(str(file), place)
+        if self._digest(place) != entry.sha256:
             raise OSError(f"{place} was not kept as it was written: its sha256 is another one")
 
-    def _digest(self, place: str, also: Callable[[bytes], Any] = lambda chunk: None) -> str:
-        digest = hashlib.sha256()
-        for chunk in self._chunks(place):
-            digest.update(chunk)
-            also(chunk)
-        return digest.hexdigest()
-
-    def _chunks(self, place: str) -> Iterator[bytes]:
-        """A file's content.
-
-        Raises:
-            Damaged: it is missing, or is none.
-        """
-        self.fs.invalidate_cache()
+    def _digest(self, place: str) -> str:
         self._check_plain(place)
         with self.fs.open(place, "rb") as source:
-            while chunk := source.read(CHUNK):
-                self.alive()
-                yield chunk
+            return hashlib.file_digest(source, "sha256").hexdigest()
+
+    def _content(self, place: str) -> bytes:
+        self._check_plain(place)
+        content: bytes = self.fs.cat_file(place)
+        return content
 
     def _check_plain(self, place: str) -> None:
         """Refuse what is no file: a pipe never ends, and a link on a shared disk may lead to somebody's own files.
@@ -217,6 +184,7 @@ class Remote:
         Raises:
             Damaged: it is missing, or something else.
         """
+        self.fs.invalidate_cache()
         try:
             about = self.fs.info(place)
         except FileNotFoundError:
@@ -225,75 +193,10 @@ class Remote:
             raise Damaged(f"{place} is a folder, a link, a pipe or a device, but should be a file; remove it")
 
     def _write(self, place: str, content: bytes) -> None:
-        with self._open_new(place) as target:
-            target.write(content)
+        self._make_way(place)
+        self.fs.pipe_file(place, content)
 
-    def _open_new(self, place: str) -> Any:
+    def _make_way(self, place: str) -> None:
         self.fs.makedirs(place.rpartition("/")[0], exist_ok=True)
         if self.fs.lexists(place):
             self._check_plain(place)
-        return self.fs.open(place, "wb")
-
-
-class Copies:
-    """Copies every checkpoint of a run; see ``burnish.utils.sidecar``."""
-
-    def __init__(self, told: Mapping[str, Any], report: Report) -> None:
-        """Args:
-        told: ``run``, its folder; ``address``; how many copies to ``keep``, if not all, and whether the ``best``, too.
-        report: what is to be logged, and that work goes on.
-        """
-        self.run, self.keep, self.best, self.report = Path(told["run"]), told["keep"], told["best"], report
-        self.remote = Remote(told["address"], report.alive)
-        there = len(self.remote.updates())  # whoever can't list it learns that now
-        report.info(redacted(f"copies go to {told['address']}, which has {there}"))
-        self._copied: dict[int, bytes] = {}  # manifests, which change when a validation is recorded
-
-    def __call__(self) -> None:
-        """Copy what is not copied yet, the newest first."""
-        while (folder := self._pending()) is not None:
-            update, known = int(folder.name), _read(folder)
-            if known is None:
-                continue
-            try:
-                self.remote.copy(folder)
-                self._copied[update] = known
-            except (FileNotFoundError, UserError) as error:
-                if not folder.is_dir():
-                    self.report.warning(
-                        f"{folder} was removed before it was copied; raise checkpoint.keep_last to copy every one"
-                    )
-                elif isinstance(error, UserError):  # damaged on this machine, which no second try changes
-                    self._copied[update] = known
-                    self.report.warning(redacted(str(error)))
-                else:
-                    raise
-                continue
-            self.remote.copy_records(self.run)
-            self.report.done(update)
-            if self.keep is not None:
-                self.remote.retire(self.keep, best=self.best, update=max(self._copied))
-
-    def _pending(self) -> Path | None:
-        """The newest checkpoint that is not copied as it is, of those that are to be kept there."""
-        newest = sorted(numbered(self.run / CHECKPOINTS), reverse=True)
-        manifests = {path: raw for path in newest if (raw := _read(path)) is not None}
-        wanted = list(manifests)[: self.keep]
-        if self.best and self.keep is not None:
-            scores = [(score, path) for path in manifests if (score := _score(path)) is not None]
-            wanted += [max(scores)[1]] if scores else []
-        return next((path for path in wanted if self._copied.get(int(path.name)) != manifests[path]), None)
-
-
-def _read(checkpoint: Path) -> bytes | None:
-    try:
-        return (checkpoint / MANIFEST).read_bytes()
-    except FileNotFoundError:  # it is being removed, or was never complete
-        return None
-
-
-def _score(checkpoint: Path) -> float | None:
-    try:
-        return read_manifest(checkpoint).score
-    except (OSError, UserError):
-        return None

@@ -1,21 +1,18 @@
-"""The state of a run: a tensor file per rank, and the rest as JSON, in which numbers come back bit for bit."""
+"""The state of a run as files: a tensor file per rank, and the rest as JSON, whose numbers come back bit for bit."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from burnish.checkpoint import tensor_file
-from burnish.checkpoint.files import Checkpoint, FileEntry, Manifest, publish_manifest
-from burnish.rl.algorithm import Metrics
+from burnish.checkpoint.files import FileEntry
 from burnish.training.saved import in_memory
-from burnish.utils.disk import sync
 from burnish.utils.errors import UserError
 
 NAME = "state.json"
@@ -23,78 +20,11 @@ LAZY = ("roles", "groups", "ema")  # parts of the state: each rank reads its own
 TENSOR, TUPLE, PAIRS, NUMBER = "$tensor", "$tuple", "$pairs", "$number"  # the only key of what JSON has no form for
 
 
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """Content of a checkpoint, as far as this rank writes it; to be written while training continues."""
-
-    update: int
-    state: bytes  # JSON, with references to the tensors
-    pieces: dict[str, tensor_file.Piece]  # of tensors by name; on their devices, or copies on the CPU
-    size: int  # bytes of what all ranks write
-    identity: dict[str, str]
-    score: float | None
-    unvalidated: Metrics | None
-
-    @classmethod
-    def of(
-        cls,
-        update: int,
-        state: dict[str, Any],
-        *,
-        identity: dict[str, str],
-        score: float | None,
-        unvalidated: Metrics | None = None,
-        copy: bool,
-        rank: int,
-    ) -> Snapshot:
-        """Take a snapshot; arguments as for ``CheckpointStore.save``.
-
-        With ``copy`` every tensor that this rank writes is copied to CPU memory; otherwise tensors are shared.
-        """
-        tensors: dict[str, Tensor] = {}
-        text = json.dumps(
-            {name: _plain(value, name, tensors) for name, value in state.items()}, allow_nan=False
-        ).encode()
-        pieces = {}
-        for number, (name, tensor) in enumerate(tensors.items()):
-            piece = tensor_file.Piece.of(tensor, rank=rank, number=number)
-            if piece is not None:
-                pieces[name] = piece.copied() if copy else piece
-        return cls(
-            update=update,
-            state=text,
-            pieces=pieces,
-            size=len(text) + sum(tensor.nbytes for tensor in tensors.values()),
-            identity=dict(identity),
-            score=score,
-            unvalidated=None if unvalidated is None else dict(unvalidated),
-        )
-
-    def write_tensors(self, folder: Path, rank: int) -> dict[str, FileEntry]:
-        """Write this rank's tensors to a file, if there are any: its size and sha256 by name."""
-        if not self.pieces:
-            return {}
-        name = f"{tensor_file.FOLDER}/rank-{rank:05d}.safetensors"
-        return {name: tensor_file.write(folder / name, self.pieces)}
-
-    def write(self, folder: Path, files: dict[str, FileEntry]) -> Checkpoint:
-        """Write the rest of the state and the manifest, and see that all files are there; run by one rank.
-
-        Args:
-            folder: of the checkpoint.
-            files: of all ranks' tensors. They hashed what they wrote, so nothing is read again.
-
-        Raises:
-            OSError: it can't be written.
-            UserError: a file is not as long as it was written.
-        """
-        rest = tensor_file.write_file(folder / NAME, iter([self.state]))
-        sync(folder / tensor_file.FOLDER)
-        manifest = Manifest(
-            update=self.update, identity=self.identity, score=self.score, files={NAME: rest} | files,
-            unvalidated=None if self.unvalidated is None else {**self.unvalidated},
-        )  # fmt: skip
-        return publish_manifest(folder, manifest)
+def plain(state: dict[str, Any]) -> tuple[bytes, dict[str, Tensor]]:
+    """A state as JSON with references to its tensors, and these by name."""
+    tensors: dict[str, Tensor] = {}
+    content = {name: _plain(value, name, tensors) for name, value in state.items()}
+    return json.dumps(content, allow_nan=False).encode(), tensors
 
 
 def read(path: Path, files: Mapping[str, FileEntry]) -> dict[str, Any]:

@@ -5,30 +5,39 @@ from __future__ import annotations
 import logging
 import math
 import re
-import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from burnish.checkpoint import tensor_file
-from burnish.checkpoint.files import VISIBLE, Checkpoint, numbered, publish_manifest, read
-from burnish.checkpoint.state import Snapshot
+from burnish.checkpoint.files import (
+    Checkpoint,
+    FileEntry,
+    Manifest,
+    numbered,
+    opened,
+    publish_manifest,
+    read,
+    reveal,
+    temporary,
+)
+from burnish.checkpoint.state import NAME, plain
 from burnish.options import CheckpointOptions
 from burnish.rl.algorithm import Metrics
 from burnish.training.ranks import SINGLE_RANK, Ranks
-from burnish.utils.disk import FULL, sync
+from burnish.utils.disk import sync, write_error
 from burnish.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 
 TIMEOUT = 3600.0  # seconds in which a save in the background has to end
-TEMPORARY = re.compile(r"\.(saving|replaced|removing)-(\d{8,})-[0-9a-f]{8}")  # may remain after a kill
+TEMPORARY = re.compile(r"\.(saving|removing)-\d{8,}-[0-9a-f]{8}")  # may remain after a kill
 
 
 class CheckpointStore:
@@ -40,8 +49,6 @@ class CheckpointStore:
     def __init__(self, folder: Path, options: CheckpointOptions, ranks: Ranks = SINGLE_RANK) -> None:
         """Args: ``ranks`` save together, into a folder that all of them see."""
         self.folder, self.options, self.ranks = Path(folder), options, ranks
-        self._verified: dict[Path, Checkpoint] = {}  # hashed once by this process
-        self._cleaned = False
         self._told = False  # that max_gb is too low
         self._longest = 0.0
         self._writing: Future[None] | None = None
@@ -81,16 +88,37 @@ class CheckpointStore:
         self.wait()
         start, target = time.perf_counter(), self.folder / f"{update:08d}"
         copy = self.options.asynchronous
-        taken = Snapshot.of(
-            update, state, identity=identity, score=score, unvalidated=unvalidated, copy=copy, rank=self.ranks.rank
-        )
+        metrics: dict[str, float | None] | None = None if unvalidated is None else {**unvalidated}
+        manifest = Manifest(update=update, identity=dict(identity), score=score, files={}, unvalidated=metrics)
+        text, tensors = plain(state)
+        pieces = {}  # that this rank writes
+        for number, (name, tensor) in enumerate(tensors.items()):
+            piece = tensor_file.Piece.of(tensor, rank=self.ranks.rank, number=number)
+            if piece is not None:
+                pieces[name] = piece.copied() if copy else piece
+        size = len(text) + sum(tensor.nbytes for tensor in tensors.values())  # of what all ranks write
+
+        def write(ranks: Ranks) -> None:
+            staged = ranks.first(lambda: temporary("saving", target))
+            try:
+                ranks.first(lambda: self._stage(staged))
+                files = _by_all(ranks, lambda: _write_own(staged, ranks.rank, pieces))
+                ranks.first(lambda: self._publish(staged, target, text, replace(manifest, files=files)))
+            except (OSError, UserError) as error:
+                raise UserError(self._failure(target, size, error)) from error
+            finally:
+                if ranks.rank == 0:
+                    shutil.rmtree(staged, ignore_errors=True)
+            ranks.first(lambda: self._retire(update))
+            self._longest = max(self._longest, time.perf_counter() - start)
+
         if not copy:
-            self._save(taken, target, self.ranks, start)
+            write(self.ranks)
             return target
         if self._background_ranks is None:
             self._background_ranks = self.ranks.clone_group()
         ranks = self._background_ranks
-        self._writing = _in_background(lambda: self._save(taken, target, ranks, start))
+        self._writing = _in_background(lambda: write(ranks))
         return target
 
     def validated(self, update: int, score: float | None) -> None:
@@ -103,11 +131,9 @@ class CheckpointStore:
         self.ranks.first(lambda: self._validated(self.folder / f"{update:08d}", score))
 
     def _validated(self, target: Path, score: float | None) -> None:
-        found = self._complete(target)
-        if found is None or (found.unvalidated is None and found.score == score):
-            return
         try:
-            self._verified[target] = publish_manifest(target, replace(found, score=score, unvalidated=None))
+            found = opened(target)
+            publish_manifest(target, replace(found, score=score, unvalidated=None))
         except (OSError, UserError) as error:
             raise UserError(
                 f"the validation of checkpoint {target} can't be recorded: {error}; the checkpoint is intact, and a "
@@ -132,10 +158,7 @@ class CheckpointStore:
                 raise TimeoutError(f"timed out after {TIMEOUT:g} s writing a checkpoint to {self.folder}")
             writing.result()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+    def close(self, kind: type[BaseException] | None) -> None:
         """Wait for a save in the background, except on KeyboardInterrupt; an exception in flight takes precedence."""
         if kind is None:
             self.wait()
@@ -145,31 +168,23 @@ class CheckpointStore:
             except Exception as failed:
                 log.error("%s", failed)
 
-    def _save(self, state: Snapshot, target: Path, ranks: Ranks, start: float) -> None:
-        staged = ranks.first(lambda: self._temporary("saving", state.update))
-        try:
-            ranks.first(lambda: self._stage(staged))
-            files = _by_all(ranks, lambda: state.write_tensors(staged, ranks.rank))
-            ranks.first(lambda: self._publish(state.write(staged, files), target))
-        except (OSError, UserError) as error:
-            raise UserError(self._failure(target, state, error)) from error
-        finally:
-            if ranks.rank == 0:
-                shutil.rmtree(staged, ignore_errors=True)
-        ranks.first(lambda: self._retire(state.update))
-        self._longest = max(self._longest, time.perf_counter() - start)
-
     def _stage(self, staged: Path) -> None:
-        self._clean()
+        """Make the folder of a save, and remove those of one that was killed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sync(self.folder.parent)
+        for entry in list(self.folder.iterdir()):
+            if TEMPORARY.fullmatch(entry.name):
+                shutil.rmtree(entry)
         (staged / tensor_file.FOLDER).mkdir(parents=True)
-
-    def remember(self, checkpoint: Checkpoint) -> None:
-        """Take a checkpoint that another process of this run has verified for verified."""
-        self._verified[checkpoint.path] = checkpoint
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint; damaged ones are skipped with a warning."""
-        return next(self._all_complete(), None)
+        for path in sorted(numbered(self.folder), reverse=True):
+            try:
+                return read(path)
+            except UserError as error:
+                log.warning("checkpoint skipped: %s", error)
+        return None
 
     def open(self, path: str | Path) -> Checkpoint:
         """A checkpoint by its path.
@@ -179,61 +194,24 @@ class CheckpointStore:
         """
         return read(Path(path))
 
-    def _all_complete(self) -> Iterator[Checkpoint]:
-        """Complete checkpoints, the newest first."""
-        found = []
-        for entry in self.folder.iterdir() if self.folder.is_dir() else ():
-            if match := VISIBLE.fullmatch(entry.name):
-                found.append((int(match[1]), 1, entry))
-            elif (match := TEMPORARY.fullmatch(entry.name)) and match[1] == "replaced":
-                found.append((int(match[2]), 0, entry))
-        for _, _, path in sorted(found, reverse=True):
-            try:
-                checkpoint = read(path)
-            except UserError as error:
-                log.warning("checkpoint skipped: %s", error)
-                continue
-            self.remember(checkpoint)
-            yield checkpoint
-
-    def _clean(self) -> None:
-        """Create the folder and, once, remove temporary folders of a killed run."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        sync(self.folder.parent)
-        if self._cleaned:
-            return
-        for entry in list(self.folder.iterdir()):
-            match = TEMPORARY.fullmatch(entry.name)
-            if not match:
-                continue
-            target = self.folder / match[2]
-            if match[1] == "replaced" and not target.exists():
-                entry.rename(target)  # killed between the two renames of _publish
-            elif match[1] != "replaced" or self._complete(target):
-                shutil.rmtree(entry)
-        self._cleaned = True
-
-    def _publish(self, staged: Checkpoint, target: Path) -> None:
-        """Rename a complete folder to its final name, replacing an older one of that name."""
-        self._verified.pop(target, None)  # hashed again: a second save may repair it
-        old = self._complete(target) if target.exists() else None
-        if old and replace(old, path=staged.path) == staged:
-            return
-        replaced = self._temporary("replaced", staged.update)
-        if target.exists():
-            target.rename(replaced)
-        self._verified.pop(target, None)
-        staged.path.rename(target)
-        sync(self.folder)
-        self.remember(replace(staged, path=target))
-        shutil.rmtree(replaced, ignore_errors=True)
+    def _publish(self, staged: Path, target: Path, text: bytes, manifest: Manifest) -> None:
+        """Complete a folder, whose tensors all ranks have written and hashed, and make it visible."""
+        rest = tensor_file.write_file(staged / NAME, iter([text]))
+        sync(staged / tensor_file.FOLDER)
+        publish_manifest(staged, replace(manifest, files={NAME: rest} | manifest.files))
+        reveal(staged, target)
 
     def _retire(self, update: int) -> None:
         """Remove older checkpoints; later ones belong to a run that was resumed from an earlier update."""
-        paths = sorted(numbered(self.folder))
-        complete = [found for path in paths if (found := self._complete(path))]
+        paths, complete = sorted(numbered(self.folder)), list[Checkpoint]()
+        for path in paths:
+            try:
+                complete.append(opened(path))
+            except (OSError, UserError) as error:
+                log.warning("damaged checkpoint: %s", error)
         older = [found.path for found in complete if found.update <= update]
-        best = _best(complete) if self.options.keep_best else None
+        scored = [found for found in complete if found.score is not None and self.options.keep_best]
+        best = max(scored, key=lambda found: (found.score, found.update), default=None)
         always = {best.path if best else None, older[-1] if older else None}
         keep = {*older[-self.options.keep_last :], best.path if best else None}
         room = math.inf if self.options.max_gb is None else self.options.max_gb * 1e9
@@ -252,42 +230,19 @@ class CheckpointStore:
 
     def _remove(self, path: Path) -> None:
         """Rename a checkpoint before removing it, so that a kill never leaves a partial one."""
-        removing = self._temporary("removing", int(path.name))
-        self._verified.pop(path, None)
+        removing = temporary("removing", path)
         try:
             path.rename(removing)
             shutil.rmtree(removing)
         except OSError as error:
             log.warning("checkpoint %s can't be removed: %s", path, error)
 
-    def _complete(self, path: Path) -> Checkpoint | None:
-        """A checkpoint, verified once by this process; None if it is damaged."""
-        if path not in self._verified:
-            try:
-                self._verified[path] = read(path)
-            except UserError as error:
-                log.warning("damaged checkpoint: %s", error)
-                return None
-        return self._verified[path]
-
-    def _temporary(self, kind: str, update: int) -> Path:
-        return self.folder / f".{kind}-{update:08d}-{secrets.token_hex(4)}"
-
-    def _failure(self, target: Path, state: Snapshot, error: Exception) -> str:
+    def _failure(self, target: Path, size: int, error: Exception) -> str:
         """Message of a failed save."""
         earlier = self.latest()
         intact = f"checkpoint {earlier.path} is intact" if earlier else "there is no earlier one"
-        if not (isinstance(error, OSError) and error.errno in FULL):
-            why = (error.strerror if isinstance(error, OSError) else None) or error
-            return (
-                f"checkpoint {target} can't be written: {why}; {intact}; check the disk and the permissions of the "
-                "folder, then run the same command to resume"
-            )
-        return (
-            f"no space is left in {self.folder}: checkpoint {target.name} needs about {state.size / 1e6:.2f} MB in "
-            f"addition to those that are kept; {intact}; free some space or lower checkpoint.keep_last, then run the "
-            "same command to resume"
-        )
+        why = write_error(target, error) if isinstance(error, OSError) else f"{target} can't be written: {error}"
+        return f"{why}; {intact}. A checkpoint takes {size / 1e6:.2f} MB (checkpoint.keep_last says how many are kept)"
 
 
 def _in_background(work: Callable[[], None]) -> Future[None]:
@@ -305,6 +260,12 @@ def _in_background(work: Callable[[], None]) -> Future[None]:
     return future
 
 
+def _write_own(folder: Path, rank: int, pieces: Mapping[str, tensor_file.Piece]) -> dict[str, FileEntry]:
+    """Write this rank's tensors to a file, if there are any: its size and sha256 by name."""
+    name = f"{tensor_file.FOLDER}/rank-{rank:05d}.safetensors"
+    return {name: tensor_file.write(folder / name, pieces)} if pieces else {}
+
+
 def _by_all(ranks: Ranks, action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What an action gives on every rank, joined; where it fails on one, all raise that."""
     try:
@@ -319,8 +280,3 @@ def _by_all(ranks: Ranks, action: Callable[[], dict[str, Any]]) -> dict[str, Any
             raise one
         found |= one
     return found
-
-
-def _best(found: list[Checkpoint]) -> Checkpoint | None:
-    scored = [one for one in found if one.score is not None]
-    return max(scored, key=lambda one: (one.score, one.update), default=None)

@@ -151,16 +151,12 @@ def read(files: Iterable[Path]) -> dict[str, SavedTensor]:
 
 def _chunks(path: Path) -> Iterator[tuple[str, torch.Size, torch.dtype, Chunk]]:
     """Every tensor of a file: its name, full shape, type and chunk."""
-    with safe_open(path, "pt"):  # refuses a header that does not fit the file
-        pass
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    places = json.loads(header.pop("__metadata__", {}).get("places", "{}"))
-    for name, entry in header.items():
-        shape = tuple(entry["shape"])
+    file: Any = safe_open(path, "pt")  # refuses a header that does not fit the file
+    places = json.loads((file.metadata() or {}).get("places", "{}"))
+    for name in file.keys():  # noqa: SIM118  # it is no dict
+        part = file.get_slice(name)
+        shape = tuple(part.get_shape())
         offset, full = map(tuple, places.get(name, ([0] * len(shape), shape)))
         if any(a < 0 or a + n > m for a, n, m in zip(offset, shape, full, strict=True)):
             raise ValueError(f"{name:.80} lies outside of the full tensor")
-        chunk = Chunk(path, 8 + length + entry["data_offsets"][0], shape, offset)
-        yield name, torch.Size(full), DTYPES[entry["dtype"]], chunk
+        yield name, torch.Size(full), DTYPES[part.get_dtype()], Chunk(file, name, shape, offset)

@@ -1,17 +1,16 @@
-"""burnish check-reward: scores made pictures with a reward, and compares CLIP's and SigLIP's with transformers."""
+"""burnish check-reward: scores made pictures with a reward, in a batch, alone and with gradients."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from burnish.config import load
 from burnish.config.hub import with_models
 from burnish.rewards.base import Reward
 from burnish.rewards.images.geneval import EXAMPLE
-from burnish.rewards.images.learned import ContrastiveReward, HpsV2
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.utils import terminal
@@ -31,8 +30,8 @@ EXACT, ROUNDED, HALVED = 1e-3, 0.03, 0.05  # the same; by pixels that Pillow rou
 def check_reward(name: str, options: Sequence[str] = (), *, weights: str | None = None) -> int:
     """Try a reward on made pictures, and compare it.
 
-    Scores pictures that it makes with several prompts: in a batch, alone, with gradients, and, of CLIP and SigLIP, by
-    transformers itself. 1 is returned where something is wrong.
+    Scores pictures that it makes with several prompts: in a batch, alone and with gradients, which has to be the same.
+    1 is returned where something is wrong.
 
     Examples:
         burnish check-reward pickscore                              weights from the hub
@@ -44,20 +43,14 @@ def check_reward(name: str, options: Sequence[str] = (), *, weights: str | None 
         options (OPTION=VALUE): options of the reward, with values in YAML
         weights (DIR): directory, file or name on the hub of its network
     """
-    from rich.table import Table
-    from rich.text import Text
-
     reward, pictures = _reward(name, options, weights), _pictures()
     images = list(pictures.values())
     prompts = [Prompt(text=text, answer=TEXT, images=(Media.array(images[0]),), extra=EXAMPLE) for text in ASKED]
     reward.check(prompts)
     reward.prepare()
     scores = [_scores(reward, images, prompt) for prompt in prompts]
-    console = terminal.console(highlight=False, soft_wrap=True)
-    table = Table("prompt", *pictures, box=None, pad_edge=False)
-    for prompt, row in zip(prompts, scores, strict=True):
-        table.add_row(Text(prompt.text), *(f"{value:.4f}" for value in row))
-    console.print(table)
+    rows = [(prompt.text, *(f"{value:.4f}" for value in row)) for prompt, row in zip(prompts, scores, strict=True)]
+    terminal.table(("prompt", *pictures), rows)
     values = [value for row in scores for value in row]
     spread = max(values) - min(values)
     findings = {"values: all are finite, and not the same": bool(spread > 0)}  # NaN is not above 0
@@ -66,7 +59,7 @@ def check_reward(name: str, options: Sequence[str] = (), *, weights: str | None 
         for what, limit, off in _compared(reward, images, prompts, scores):
             findings[f"{what}: {off:.2g} apart"] = off <= (HALVED if half else limit) * spread + 1e-6
     for told, right in findings.items():
-        console.print(Text.assemble(("ok   ", "green") if right else ("fail ", "bold red"), told))
+        terminal.say(("ok   ", "green") if right else ("fail ", "bold red"), told)
     return 0 if all(findings.values()) else 1
 
 
@@ -110,8 +103,8 @@ def _scores(reward: Reward, images: Sequence[np.ndarray], prompt: Prompt) -> lis
 def _compared(
     reward: Reward, images: Sequence[np.ndarray], prompts: Sequence[Prompt], scores: Sequence[Sequence[float]]
 ) -> Iterator[tuple[str, float, float]]:
-    """The scores in a batch with those of pictures alone, those with gradients, and those of transformers: what is
-    looked at, how far they may be apart, and how far they are."""
+    """The scores in a batch with those of pictures alone, and those with gradients: what is looked at, how far they may
+    be apart, and how far they are."""
     import torch
 
     alone = [_scores(reward, [image], prompts[0])[0] for image in images]
@@ -124,40 +117,7 @@ def _compared(
             (slope,) = torch.autograd.grad(value.sum(), picture)
             smooth.append(value.item() if slope.norm() > 0 else math.inf)  # infinitely far if nothing flows back
         yield "gradients: the score with gradients is the same", ROUNDED, _apart(smooth, scores[0])
-    if isinstance(reward, ContrastiveReward) and not isinstance(reward, HpsV2):
-        theirs = [by_transformers(reward, images, prompt.text) for prompt in prompts]
-        off = max(_apart(row, own) for row, own in zip(theirs, scores, strict=True))
-        yield "original: transformers, called as the model's card does, has the same score", EXACT, off
 
 
 def _apart(one: Sequence[float], other: Sequence[float]) -> float:
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
-
-
-def by_transformers(reward: ContrastiveReward, images: Sequence[np.ndarray], text: str) -> list[float]:
-    """By AutoModel, the processor of pictures and the tokenizer, one pair at a time."""
-    import torch
-    from transformers import AutoModel, AutoTokenizer
-    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
-
-    from burnish.models.loading import quietly
-
-    folder, siglip, model = reward.folder(), "siglip" in reward.families, reward.load()
-    kind: Any = SiglipImageProcessorPil if siglip else CLIPImageProcessorPil
-    processor = kind.from_pretrained(folder)
-    with quietly():
-        network: Any = AutoModel.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, dtype=getattr(torch, reward.dtype)
-        ).to(reward.device)
-    reader = AutoTokenizer.from_pretrained(reward.vocabulary, local_files_only=True, trust_remote_code=False)
-    how = {"padding": "max_length", "max_length": 64} if siglip else {"max_length": 77}
-    ids = reader([reward.words(text)], truncation=True, return_tensors="pt", **how).input_ids.to(network.device)
-    values = []
-    for image in images:
-        pixels = torch.from_numpy(processor([image])["pixel_values"][0])[None].to(network.device, network.dtype)
-        with torch.no_grad():
-            out = network(input_ids=ids, pixel_values=pixels)
-        cosine = torch.nn.functional.cosine_similarity(out.image_embeds.float(), out.text_embeds.float())
-        values.append(float(reward.value(model, cosine)))
-    return values

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -12,11 +11,15 @@ from burnish.commands.verbs import VERBS
 from burnish.utils.paths import RECIPES, holds_run
 
 SCRIPTS = {
-    "bash": """\
+    "bash": r"""
 _burnish_complete() {
-    local line="${COMP_LINE:0:COMP_POINT}" one
-    COMPREPLY=()
-    while IFS= read -r one; do COMPREPLY+=("$one"); done < <(burnish completion bash -- "$line" 2>/dev/null)
+    local line="${COMP_LINE:0:COMP_POINT}" one word words
+    read -ra words <<< "$line"
+    if [[ "$line" == *[[:space:]] ]]; then words+=(""); fi
+    word="${words[-1]}" COMPREPLY=()
+    # bash replaces what comes after the last = or : of a word
+    while IFS= read -r one; do COMPREPLY+=("${one#"${word%"${word##*[=:]}"}"}"); done \
+        < <(burnish completion bash -- "${words[@]:1}" 2>/dev/null)
     if [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[=./] ]]; then compopt -o nospace 2>/dev/null; fi
 }
 complete -o default -F _burnish_complete burnish
@@ -65,48 +68,30 @@ def completion(shell: Literal["bash", "zsh", "fish"], words: Sequence[str] = ())
     if not words:
         print(SCRIPTS[shell], end="")
         return 0
-    given = _split(words[0]) if shell == "bash" else list(words)  # bash gives its line
-    for candidate in _candidates(given):
-        # bash replaces what comes after the last = or : of a word
-        print(candidate[max(given[-1].rfind("="), given[-1].rfind(":")) + 1 :] if shell == "bash" else candidate)
-    return 0
-
-
-def _split(line: str) -> list[str]:
-    """The words of a line after the first; the last one is empty behind a space."""
-    try:
-        words = shlex.split(line)
-    except ValueError:  # a quote that is open
-        words = line.split()
-    return [*words[1:], *([""] if line[-1:].isspace() or len(words) < 2 else [])]
-
-
-def _candidates(words: Sequence[str]) -> list[str]:
-    """What the last word may become; nothing where a file is meant, which shells complete themselves."""
     *before, word = words
     if not before:
         every = [*VERBS, "--help", "--version"]
     else:
         every = list(_of_verb(before[0], before[1:], word)) if before[0] in VERBS else []
-    return [candidate for candidate in every if candidate.startswith(word)]
+    for candidate in every:
+        if candidate.startswith(word):
+            print(candidate)
+    return 0
 
 
 def _of_verb(verb: str, before: Sequence[str], word: str) -> Iterator[str]:
     actions = VERBS[verb].parser(verb)._actions
     flags = {flag: action for action in actions for flag in action.option_strings}
     if word.startswith("-"):
-        yield from (flag for flag in flags if word == "-" or flag.startswith("--"))
+        yield from flags
         return
     # of each word, the flag before it that takes a value
     owners = [None, *(flag if (flag := flags.get(one)) is not None and flag.nargs != 0 else None for one in before)]
     free = [one for one, owner in zip(before, owners, strict=False) if not one.startswith("-") and owner is None]
     places = [action for action in actions if not action.option_strings]
-    if owners[-1] is not None:
-        action = owners[-1]
-    elif len(free) < len(places) or (places and places[-1].nargs in ("*", "+")):
-        action = places[min(len(free), len(places) - 1)]
-    else:
+    if owners[-1] is None and len(free) >= len(places) and (not places or places[-1].nargs not in ("*", "+")):
         return
+    action = owners[-1] or places[min(len(free), len(places) - 1)]
     if action.choices is not None:
         yield from map(str, action.choices)
     elif action.dest == "overrides" and free:
@@ -130,11 +115,8 @@ def _of_verb(verb: str, before: Sequence[str], word: str) -> Iterator[str]:
 def _folders(word: str, *, recipes: bool) -> Iterator[str]:
     """Folders that are runs or may hold some, and files that are recipes."""
     above = word[: word.rfind("/") + 1]
-    try:
-        entries = sorted(Path(above or ".").expanduser().iterdir())[:MOST]
-    except OSError:
-        return
-    for entry in entries:
+    folder = Path(above or ".").expanduser()
+    for entry in sorted(folder.iterdir())[:MOST] if folder.is_dir() else ():
         if entry.name.startswith(".") or not _NAME.fullmatch(entry.name):
             continue
         if entry.is_dir():

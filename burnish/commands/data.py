@@ -46,66 +46,48 @@ def data(
         limit (-n, --limit N): show: number of records
         recipe (RECIPE): show: read a file as this recipe does (quickstart)
     """
+    refused = {
+        "list": (source is not None, "burnish data list takes nothing more; leave it out"),
+        "prepare": (bool(overrides) or recipe is not None, "options and --recipe belong to: burnish data show"),
+        "show": (output is not None, "--output belongs to: burnish data prepare"),
+    }
+    wrong, why = refused[action]
+    if wrong:
+        raise UserError(why)
     if action == "list":
-        _refuse(source is not None, "burnish data list takes nothing more; leave it out")
-        return _list()
+        sets = [(name, f"{one.what}. {', '.join(one.splits)}. Licence: {one.licence}") for name, one in SETS.items()]
+        terminal.table(("", ""), sets)
+        terminal.say("\nburnish data prepare NAME writes one below data/, where recipes look for it.")
+        return 0
     if source is None:
         wanted = "the name of a set" if action == "prepare" else "a file, a set or a recipe"
         raise UserError(f"burnish data {action} needs {wanted}; sets are {', '.join(SETS)}")
-    if action == "prepare":
-        _refuse(bool(overrides) or recipe is not None, "options and --recipe belong to: burnish data show")
-        return _prepare(source, output)
-    _refuse(output is not None, "--output belongs to: burnish data prepare")
-    return _show(source, overrides, limit, recipe)
-
-
-def _refuse(wrong: bool, why: str) -> None:
-    if wrong:
-        raise UserError(why)
-
-
-def _list() -> int:
-    from rich.table import Table
-    from rich.text import Text
-
-    console = terminal.console()
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    for name, one in SETS.items():
-        table.add_row(name, Text(f"{one.what}. {', '.join(one.splits)}. Licence: {one.licence}"))
-    console.print(table)
-    console.print(Text("\nburnish data prepare NAME writes one below data/, where recipes look for it."))
-    return 0
-
-
-def _prepare(name: str, output: str | None) -> int:
-    if name not in SETS:
-        raise UserError(f"{name} is no set that Burnish knows; sets are {', '.join(SETS)}")
-    written = prepare(name, FOLDER if output is None else checked_path(output, "--output"))
-    console = terminal.console(highlight=False)
-    for path, count in written:
-        console.print(f"{count} records in {path}", soft_wrap=True, markup=False)
-    console.print(f"Licence: {SETS[name].licence}", soft_wrap=True, markup=False)
+    if action == "show":
+        return _show(source, overrides, limit, recipe)
+    if source not in SETS:
+        raise UserError(f"{source} is no set that Burnish knows; sets are {', '.join(SETS)}")
+    for path, count in prepare(source, FOLDER if output is None else checked_path(output, "--output")):
+        terminal.say(f"{count} records in {path}")
+    terminal.say(f"Licence: {SETS[source].licence}")
     return 0
 
 
 def _show(source: str, overrides: Sequence[str], limit: int, recipe: str | None) -> int:
     """Print the first records of a file, a set or a recipe's training data, as a run would read them."""
     if source in recipe_names() or source.endswith((".yaml", ".yml")):
-        _refuse(recipe is not None, f"{source} is a recipe itself; leave --recipe out")
+        if recipe is not None:
+            raise UserError(f"{source} is a recipe itself; leave --recipe out")
         config = load(source, overrides)
     else:
         path = str(prepared(source)) if source in SETS else source
         task = SETS[source].recipe if source in SETS else DEFAULT_RECIPE
         config = load(recipe or task, [f"data.train_files={json.dumps(path)}", *overrides])
-    files = config.data.train_files
-    prompts = task_named(config.task).read(files, config.data)
-    console = terminal.console(highlight=False)
+    prompts = task_named(config.task).read(config.data.train_files, config.data)
     for prompt in prompts[:limit]:
         for line in _lines(prompt):
-            console.print(line, soft_wrap=True, markup=False)
-        console.print("")
-    console.print(f"{len(prompts)} records, of which {len(prompts[:limit])} are shown", soft_wrap=True)
+            terminal.say(line)
+        terminal.say()
+    terminal.say(f"{len(prompts)} records, of which {len(prompts[:limit])} are shown")
     return 0
 
 

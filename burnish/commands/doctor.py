@@ -26,26 +26,22 @@ def doctor() -> int:
     Examples:
         burnish doctor      what to fix if the quickstart does not run
     """
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table("check", "", "found", "what to do", box=None)
-    states = []
+    rows: list[tuple[str, Text, str, str]] = []
     with terminal.progress("Checking this machine") as tell:
         for name, check in CHECKS.items():
             try:
                 state, found, advice = check()
             except Exception as error:
                 state, found, advice = "fail", f"{type(error).__name__}: {error}", AGAIN
-            states.append(state)
-            table.add_row(name, Text(state, style=COLOURS[state]), Text(found), Text(advice))
-            tell(len(states), len(CHECKS))
-    console = terminal.console()
-    console.print(table)
-    if "fail" in states:
-        console.print("\nThe quickstart can't run yet: fix what failed.")
+            rows.append((name, Text(state, style=COLOURS[state]), found, advice))
+            tell(len(rows), len(CHECKS))
+    terminal.table(("check", "", "found", "what to do"), rows)
+    if any(state.plain == "fail" for _, state, *_ in rows):
+        terminal.say("\nThe quickstart can't run yet: fix what failed.")
         return 1
-    console.print("\nReady: burnish train quickstart. No network is needed.")
+    terminal.say("\nReady: burnish train quickstart. No network is needed.")
     return 0
 
 

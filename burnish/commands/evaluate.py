@@ -12,19 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from burnish.commands.opening import open_model, open_run, output_folder
 from burnish.config import RunConfig
 from burnish.config.overrides import read_overrides
-from burnish.evaluation.records import Folder, Shard
-from burnish.evaluation.records import merged as merge_parts
-from burnish.evaluation.results import by_task, changes, check_comparable, result_of
+from burnish.evaluation.records import Folder, Shard, by_task, changes, check_comparable, result_of
 from burnish.evaluation.suite import read_suite, suite_names
 from burnish.utils import terminal
-from burnish.utils.disk import writing
+from burnish.utils.disk import write_atomically
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.paths import check_output
 from burnish.utils.reading import checked_path
@@ -47,7 +41,6 @@ def evaluate(
     output: str | None = None,
     suite: str | None = None,
     shard: str | None = None,
-    merged: tuple[str, ...] | None = None,
     compared: tuple[str, str] | None = None,
     list_all: bool = False,
 ) -> int:
@@ -59,8 +52,7 @@ def evaluate(
         burnish eval quickstart                             a recipe: the model before training
         burnish eval quickstart rollout.guidance_scale=3.0
         burnish eval runs/quickstart --suite quickstart --output judged      a suite, with intervals; goes on if killed
-        burnish eval my_model+my_lora --suite geneval suite.scorers.geneval.path=detector --shard 1/2 --output half1
-        burnish eval --merge half1 half2 --output judged
+        burnish eval my_model+my_lora --suite geneval suite.scorers.geneval.path=detector --shard 1/2 --output judged
         burnish eval --compare before after                 two evaluations of a suite, paired by prompt
 
     Args:
@@ -70,40 +62,34 @@ def evaluate(
             suite.OPTION=VALUE changes the suite
         output (-o, --output DIR): also write metrics, samples and scores to this folder
         suite (NAME): a suite (--list), or the path of one in YAML
-        shard (I/N): only part I of N of the suite, to be merged
-        merged (--merge DIR): put the shards of a suite together
+        shard (I/N): only part I of N of the suite; the others go to the same folder
         compared (--compare BEFORE AFTER): what changed between two evaluations
         list_all (--list): list the suites
     """
-    _refuse_mixed(source, suite, shard, {"--merge": merged, "--compare": compared, "--list": list_all})
-    if output is not None:
-        check_output(checked_path(output, "--output"), "eval")
-    if list_all:
-        return list_suites()
-    if compared is not None:
-        return compare(*compared)
-    if merged is not None:
-        return merge(merged, output=output)
-    assert source is not None, "refused above"
-    if suite is not None:
-        _refuse_unread([one for one in overrides if not one.startswith(SECTION)])
-        return evaluate_suite(source, overrides, suite, output=output, shard=shard)
-    return _validate(source, overrides, output=output)
-
-
-def _refuse_mixed(source: str | None, suite: str | None, shard: str | None, others: Mapping[str, Any]) -> None:
-    """Refuse arguments of which only one can be meant."""
-    asked = [name for name, given in others.items() if given]
-    also = asked[1:] + [name for name, given in (("--suite", suite), ("--shard", shard), (source, source)) if given]
-    if asked and also:
+    asked = [name for name, given in (("--compare", compared), ("--list", list_all)) if given]
+    others = (("--suite", suite), ("--shard", shard), (str(source), source))
+    if asked and (also := asked[1:] + [name for name, given in others if given]):
         raise UserError(f"{asked[0]} reads evaluations that are there, and is given with {also[0]}; give one")
     if not asked and source is None:
         raise UserError("SOURCE is missing: give the folder of a run, a recipe, or with --suite a model")
     if shard and not suite:
         raise UserError("--shard is given without --suite; a validation is not divided")
+    if output is not None:
+        check_output(checked_path(output, "--output"), "eval")
+    if list_all:
+        suites = [read_suite(name) for name in suite_names()]
+        heads = ("suite", "what it measures", "licence of its prompts")
+        terminal.table(heads, [(one.name, one.about, one.licence) for one in suites])
+    elif compared is not None:
+        _compare(*compared)
+    elif suite is not None:
+        _evaluate_suite(str(source), overrides, suite, output=output, shard=shard)
+    else:
+        _validate(str(source), overrides, output=output)
+    return 0
 
 
-def _validate(source: str, overrides: Sequence[str], *, output: str | None) -> int:
+def _validate(source: str, overrides: Sequence[str], *, output: str | None) -> None:
     """Sample, score and print the validation metrics, with the same noise as during training."""
     _refuse_unread(overrides)
     assembly, update = open_run(source, overrides, check=partial(_refuse_covered, overrides))
@@ -111,19 +97,13 @@ def _validate(source: str, overrides: Sequence[str], *, output: str | None) -> i
     with closing(assembly), closing(assembly.scorer), assembly.trained_weights():
         with terminal.progress("Evaluating") as assembly.tell:
             metrics = assembly.evaluate(target, n=assembly.config.validation.n)
-    table = Table("metric", "value", title=escape(f"{source} after {update} policy updates"))
-    table.columns[1].justify = "right"
-    for name, value in metrics.items():
-        table.add_row(escape(name), "–" if math.isnan(value) else f"{value:.4f}")
-    console = terminal.console()
-    console.print(table)
+    rows = [(name, "–" if math.isnan(value) else f"{value:.4f}") for name, value in metrics.items()]
+    terminal.table(("metric", "value"), rows, f"{source} after {update} policy updates")
     if target:
-        with writing(target):
-            (target / "metrics.json").write_text(json.dumps({"update": update} | metrics, indent=1) + "\n")
-        console.print(f"Samples and scores are in [bold]{escape(str(target))}[/bold]")
+        write_atomically(target / "metrics.json", (json.dumps({"update": update} | metrics, indent=1) + "\n").encode())
+        terminal.say("Samples and scores are in ", (str(target), "bold"))
     if metrics["val-aux/missing"] == 1:
         raise UserError(f"{source} is not evaluated: every reward is missing; see the warnings above")
-    return 0
 
 
 def _refuse_covered(overrides: Sequence[str], config: RunConfig) -> None:
@@ -149,7 +129,9 @@ def _refuse_unread(overrides: Sequence[str]) -> None:
 # suites
 
 
-def evaluate_suite(source: str, overrides: Sequence[str], suite: str, *, output: str | None, shard: str | None) -> int:
+def _evaluate_suite(
+    source: str, overrides: Sequence[str], suite: str, *, output: str | None, shard: str | None
+) -> None:
     """Evaluate a run, a recipe or any model on a suite, or go on with an evaluation that was stopped.
 
     Args:
@@ -162,16 +144,12 @@ def evaluate_suite(source: str, overrides: Sequence[str], suite: str, *, output:
     part = _shard(shard)
     if part and output is None:
         raise UserError("--shard is given without --output, where its records go; give one")
-    given = read_overrides([one for one in overrides if one.startswith(SECTION)])
-    own = {name.removeprefix(SECTION): value for name, value in given.items()}
-    wanted = read_suite(suite, own)
+    own = [one.removeprefix(SECTION) for one in overrides if one.startswith(SECTION)]
     model_options = [one for one in overrides if not one.startswith(SECTION)]
+    wanted = read_suite(suite, read_overrides(own))
+    _refuse_unread(model_options)
     _refuse_pinned(model_options, wanted.settings)
-    with terminal.loading_pytorch():
-        import torch
-
-    opened = open_model(source, wanted.task, model_options)
-    assembly, update = opened if opened is not None else open_run(source, model_options)
+    assembly, update = open_model(source, wanted.task, model_options) or open_run(source, model_options)
     target = output_folder(output, "eval") if output else None
     with (
         closing(assembly),
@@ -179,29 +157,14 @@ def evaluate_suite(source: str, overrides: Sequence[str], suite: str, *, output:
         tempfile.TemporaryDirectory() as away,
     ):
         runner.check()
-        with assembly.trained_weights(), torch.no_grad(), terminal.progress(f"Suite {wanted.name}") as progress:
+        with assembly.trained_weights(), terminal.progress(f"Suite {wanted.name}") as progress:
             result = runner.run(
-                target or Path(away), source=source, update=None if opened is not None else update, shard=part,
-                progress=progress,
-            )  # fmt: skip
+                target or Path(away), source=source, update=update, shard=part or (1, 1), progress=progress
+            )
     _show(result, f"{wanted.title} of {source}" + (f", shard {shard}" if shard else ""), target)
-    return 0
 
 
-def merge(folders: Sequence[str], *, output: str | None) -> int:
-    """Put the shards of an evaluation together."""
-    if output is None:
-        raise UserError("--merge is given without --output, where the complete evaluation goes; give one")
-    parts = [Folder(checked_path(folder, "--merge")) for folder in folders]
-    target = Folder(output_folder(output, "eval"))
-    header, records = merge_parts(target, parts)
-    result = result_of(header, records)
-    target.finish(result)
-    _show(result, f"{header.suite} of {header.source}, {len(parts)} shards", target.path)
-    return 0
-
-
-def compare(before: str, after: str) -> int:
+def _compare(before: str, after: str) -> None:
     """Show what changed between two evaluations of a suite, paired by prompt."""
     sides = []
     for place in (before, after):
@@ -209,30 +172,16 @@ def compare(before: str, after: str) -> int:
         sides.append((header, result_of(header, records), by_task(records, header.primary_metric)))
     (header, was, old), (other, now, new) = sides
     differing = check_comparable(header, other)
-    console = terminal.console()
-    table = Table("", "before", "after", "change", title=escape(f"{header.suite}: {before} and {after}"))
-    for column in table.columns[1:]:
-        column.justify = "right"
+    rows = []
     for name, change in changes(header, old, new).items():
         values = [result["overall"] if name == "overall" else result["tasks"][name] for result in (was, now)]
-        table.add_row(escape(name), *map(_value, values), _value(vars(change), signed=True))
-    console.print(table)
+        rows.append((name, *map(_value, values), _value(vars(change), signed=True)))
+    terminal.table(("", "before", "after", "change"), rows, f"{header.suite}: {before} and {after}")
     for problem in differing:
-        console.print(f"[yellow]Not the model alone: {escape(problem)}[/yellow]")
+        terminal.say((f"Not the model alone: {problem}", "yellow"))
     for name, result in (("before", was), ("after", now)):
-        _doubt(console, result, f"The numbers {name} are")
-    console.print("Changes are means over the same prompts with the same noise; brackets hold 95 % of the bootstrap.")
-    return 0
-
-
-def list_suites() -> int:
-    """Show the suites that ship with Burnish."""
-    table = Table("suite", "what it measures", "licence of its prompts")
-    for name in suite_names():
-        suite = read_suite(name)
-        table.add_row(name, escape(suite.about), escape(suite.licence))
-    terminal.console().print(table)
-    return 0
+        _doubt(result, f"The numbers {name} are")
+    terminal.say("Changes are means over the same prompts with the same noise; brackets hold 95 % of the bootstrap.")
 
 
 def _refuse_pinned(overrides: Sequence[str], settings: Mapping[str, Any]) -> None:
@@ -258,32 +207,24 @@ def _shard(text: str | None) -> Shard | None:
 
 
 def _show(result: Mapping[str, Any], title: str, folder: Path | None) -> None:
-    console = terminal.console()
-    table = Table("", "value", "95 % interval", "prompts", title=escape(title))
-    for column in table.columns[1:]:
-        column.justify = "right"
     metric = result["primary_metric"]
     rows = {f"{metric} (overall)": result["overall"]}
     rows |= result["tasks"] if len(result["tasks"]) > 1 else {}
     rows |= {name: column for name, column in result["columns"].items() if name not in (metric, "reward")}
-    for name, row in rows.items():
-        value, _, interval = _value(row).partition(" ")
-        table.add_row(escape(name), value, interval, str(row["prompts"]))
-    console.print(table)
+    cells = [(name, *_value(row).partition(" ")[::2], row["prompts"]) for name, row in rows.items()]
+    terminal.table(("", "value", "95 % interval", "prompts"), cells, title)
     if result["changed"]:
-        console.print(f"[yellow]Options of the suite were changed: {escape(', '.join(result['changed']))}[/yellow]")
+        terminal.say((f"Options of the suite were changed: {', '.join(result['changed'])}", "yellow"))
     if result["unwatched"]:
-        console.print(f"No sanity check looks at {escape(', '.join(result['unwatched']))}.")
-    _doubt(console, result, "This result is")
+        terminal.say(f"No sanity check looks at {', '.join(result['unwatched'])}.")
+    _doubt(result, "This result is")
     if folder:
-        console.print(f"Records and result are in [bold]{escape(str(folder))}[/bold]")
+        terminal.say("Records and result are in ", (str(folder), "bold"))
 
 
-def _doubt(console: Console, result: Mapping[str, Any], subject: str) -> None:
-    if not result["valid"]:
-        console.print(f"[bold red]{subject} not to be believed:[/bold red]")
-        for reason in result["why_not"]:
-            console.print(f"  {escape(reason)}")
+def _doubt(result: Mapping[str, Any], subject: str) -> None:
+    for line in [] if result["valid"] else [f"{subject} not to be believed:", *result["why_not"]]:
+        terminal.say((line, "bold red"))
 
 
 def _value(row: Mapping[str, Any], *, signed: bool = False) -> str:

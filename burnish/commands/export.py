@@ -4,40 +4,42 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-from rich.markup import escape
 
 from burnish import __version__
 from burnish.checkpoint.files import numbered, read_manifest
 from burnish.commands.opening import open_run, output_folder
 from burnish.config.run_folder import RunFolder
+from burnish.hooks.beside import Follower
 from burnish.report.card import head
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
 from burnish.utils.paths import check_output
 from burnish.utils.reading import checked_path
-from burnish.utils.sidecar import Report
+from burnish.utils.supervisor import Server
 
 if TYPE_CHECKING:
     import torch
 
     from burnish.tasks import Assembly
 
+log = logging.getLogger(__name__)
+
 Format = Literal["merged", "lora"]
 Dtype = Literal["float32", "bfloat16"]
 LOST = 0.01  # fraction of an adapter lost by rounding that is worth a warning
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # of a process beside a run, which needs the rest
 STEP = "checkpoint.json"  # in an export: which checkpoint it is of
-OFTEN = 5.0  # seconds between two messages that work goes on
+LONGEST = 4 * 3600.0  # seconds of an export beside a run
+LATE = f"an export took longer than {LONGEST:g} s"
 
 
 def export(
@@ -59,64 +61,52 @@ def export(
         what (--format): merged: the full model with the trained weights; lora: only the adapters
         dtype: precision of merged weights (that of training)
     """
-    exported = write_export(run, output, what, dtype)
-    assembly, target = exported.assembly, exported.folder
-    with writing(target):
-        (target / "README.md").write_text(model_card(assembly, what, exported.update))
-    console = terminal.console(highlight=False, soft_wrap=True)
-    if exported.warning:
-        console.print(f"{exported.warning}\n")
+    assembly, update = write_export(run, output, what, dtype)
+    target = checked_path(output)
     base = assembly.model_folder if what == "lora" else target
     lines, library = assembly.loading_lines(base, target if what == "lora" else None), assembly.library
-    console.print(
-        f"Weights after {exported.update} policy updates: [bold]{escape(str(target))}[/bold]. With {library} alone:\n"
-    )
-    for line in lines:
-        console.print(f"  {line}", markup=False)
+    terminal.say(
+        f"Weights after {update} policy updates: ", (str(target), "bold"), f". With {library} alone:\n\n  ",
+        "\n  ".join(lines),
+    )  # fmt: skip
     return 0
 
 
-@dataclass(frozen=True)
-class Exported:
-    """Weights in a folder, and what they are of."""
+def write_export(
+    run: str, output: str, what: Format, dtype: Dtype | None, overrides: Sequence[str] = ()
+) -> tuple[Assembly, int]:
+    """Write the weights of a run with a card into a new folder; their assembly, and the policy updates behind them.
 
-    assembly: Assembly
-    folder: Path
-    update: int
-    lost: float  # fraction of an adapter that rounding loses
-
-    @property
-    def warning(self) -> str:
-        """What rounding has lost; "" if it is not worth mentioning."""
-        if self.lost <= LOST:
-            return ""
-        return (
-            f"Rounding the merged weights to bfloat16 loses {self.lost:.0%} of the adapter. Use --dtype float32, twice "
-            "the size, or --format lora."
-        )
-
-
-def write_export(run: str, output: str, what: Format, dtype: Dtype | None, overrides: Sequence[str] = ()) -> Exported:
-    """Write the weights of a run into a new folder, without a card; ``overrides`` differ from the run's options.
+    Args:
+        run: folder of a run, or one of its checkpoints.
+        output: the folder.
+        what: the full model, or the adapter.
+        dtype: precision of merged weights; None is that of training.
+        overrides: options that differ from the run's.
 
     Raises:
         UserError: the folder is not empty, or there is no such run or adapter.
     """
     if dtype is not None and what == "lora":
         raise UserError(f"--dtype is {dtype}, but an adapter is always written in float32; leave it out")
-    target = checked_path(output, "--output")
-    check_output(target, "export")
+    check_output(checked_path(output, "--output"), "export")
     # adapters are merged into the weights of model.path, not into a quantised copy of them
     unquantised = ["model.quantization=null"] if what == "merged" else []
     assembly, update = open_run(run, [*overrides, *unquantised], samples=False)
     if what == "lora" and assembly.config.model.lora is None:
         raise UserError(f"{run} trained all weights (model.lora is null): there is no adapter; export merged weights")
-    output_folder(output, "export")
+    target = output_folder(output, "export")
     import torch
 
     with writing(target):
         lost = write_weights(assembly, target, what, dtype=None if dtype is None else getattr(torch, dtype))
-    return Exported(assembly, target, update, lost)
+        (target / "README.md").write_text(model_card(assembly, what, update))
+    if lost > LOST:
+        log.warning(
+            "rounding the merged weights to bfloat16 loses %.0f %% of the adapter; use --dtype float32, twice the "
+            "size, or --format lora", 100 * lost,
+        )  # fmt: skip
+    return assembly, update
 
 
 def model_card(assembly: Assembly, what: Format, update: int) -> str:
@@ -162,38 +152,53 @@ def write_weights(assembly: Assembly, folder: Path, what: Format, *, dtype: torc
 # in a process beside a run, which exports every checkpoint
 
 
-class Exports:
-    """Exports every checkpoint of a run; see ``burnish.utils.sidecar``."""
+class Exports(Follower):
+    """Exports every checkpoint of a run."""
 
-    def __init__(self, told: Mapping[str, Any], report: Report) -> None:
-        """Args:
-        told: ``run``, its folder, and ``what`` is exported.
-        report: what is to be logged, and that work goes on.
-        """
-        os.nice(10)
-        self.folder, self.what, self.report = RunFolder(told["run"]), told["what"], report
+    name = "checkpoint_export"
 
-    def __call__(self) -> None:
+    def __init__(self, folder: RunFolder, what: Format) -> None:
+        super().__init__("checkpoint.export", folder)
+        self.what = what
+
+    def work(self, *, last: bool) -> None:
         """Export what is not exported yet, the newest first; remove what has no checkpoint any more."""
         _remove_old(self.folder)
-        while (checkpoint := _pending(self.folder)) is not None:
-            try:
-                with _alive(self.report):
-                    _export(checkpoint, self.folder.exported / checkpoint.name, self.what)
-            except (UserError, FileNotFoundError):
-                if checkpoint.is_dir():
-                    raise
-                self.report.warning(f"{checkpoint} was removed before it was exported; raise checkpoint.keep_last")
-                continue
-            self.report.done(int(checkpoint.name))
+        if _pending(self.folder) is None:
+            return
+        with open(os.devnull, "wb") as nowhere, closing(Server(_exporter, self.what, ENVIRONMENT, nowhere)) as server:
+            while (checkpoint := _pending(self.folder)) is not None:
+                server.load(LONGEST, LATE)
+                problem = server.call(LONGEST, LATE, checkpoint, self.folder.exported / checkpoint.name)
+                if problem and checkpoint.is_dir():
+                    raise RuntimeError(problem)
+                if problem:
+                    self.warn(f"{checkpoint} was removed before it was exported; raise checkpoint.keep_last")
+                else:
+                    self.delivered = max(self.delivered, int(checkpoint.name))
+
+
+def _exporter(what: Format) -> Callable[[Path, Path], str]:
+    """In the process: exports a checkpoint, and says what went wrong."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they are for the run, which then ends this process
+    os.nice(10)
+
+    def export_one(checkpoint: Path, target: Path) -> str:
+        try:
+            _export(checkpoint, target, what)
+        except BaseException as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    return export_one
 
 
 def _export(checkpoint: Path, target: Path, what: Any) -> None:
     mark, staged = _mark(checkpoint), target.with_name(f".writing-{target.name}")
     shutil.rmtree(staged, ignore_errors=True)
     try:
-        exported = write_export(str(checkpoint), str(staged), what, None, ["model.device=cpu"])
-        (staged / "README.md").write_text(model_card(exported.assembly, what, exported.update))
+        write_export(str(checkpoint), str(staged), what, None, ["model.device=cpu"])
         (staged / STEP).write_text(mark)
         _remove(target)  # of the same update, before the run went back to an earlier one
         staged.rename(target)
@@ -232,21 +237,3 @@ def _remove(export: Path) -> None:
         shutil.rmtree(removing, ignore_errors=True)
         export.rename(removing)
         shutil.rmtree(removing)
-
-
-@contextmanager
-def _alive(report: Report) -> Iterator[None]:
-    """Say again and again that work goes on: loading a large model takes a while."""
-    over = threading.Event()
-
-    def repeat() -> None:
-        while not over.wait(OFTEN):
-            report.alive()
-
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
 
-from burnish.commands.prepare import say
 from burnish.config import RunConfig
 from burnish.config.batches import smallest, unforeseen, with_sizes, written
 from burnish.controller import Controller
+from burnish.utils import terminal
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 300.0  # seconds that a run waits for its forecast once its data is read
 ADVICE = 120.0  # seconds in which options are tried that would make it fit
+SMALL = "No forecast says how much memory this run needs, so its batches are small"
 LARGER = "use more GPUs (gpus=8), larger ones, smaller samples, or a smaller model"
 
 
@@ -50,39 +52,36 @@ class Fit:
         Raises:
             UserError: it can't fit, and forecast is refuse.
         """
-        asks = self._wanted or (smallest(self.config) and self.config.model.device != "cpu")
+        config = self.config
+        asks = self._wanted or (smallest(config) and config.model.device != "cpu")
         memory = controller.gpu_memory() if asks else {}
-        if not memory:
-            return with_sizes(self.config, unforeseen(self.config, on_gpu=False))
-        if not self._wanted:
-            return self._not_forecast()
+        sizes = unforeseen(config, on_gpu=bool(memory))
+        if memory and self._wanted:
+            sizes = self._forecast(memory) or sizes
+        elif memory and sizes:
+            terminal.say(f"{SMALL}: {' '.join(written(sizes))}")
+        return with_sizes(config, sizes)
+
+    def _forecast(self, memory: Mapping[str, int]) -> dict[str, int]:
+        """Sizes of batches for the GPUs of each pool; none where there is no forecast."""
         from burnish.plan.process import NoForecast
 
         asked = self._asked or self._ask()  # only now, where the cluster alone has GPUs
         if not asked.is_ready:
-            say("Forecasting the memory that this run needs (forecast=off leaves that out)")
+            terminal.say("Forecasting the memory that this run needs (forecast=off leaves that out)")
         try:
             chosen = asked.choose(min(memory.values()), PATIENCE)
         except NoForecast as error:
-            say(f"No memory forecast, and the run goes on without: {error}")
-            return self._not_forecast()
-        say(conclusion(chosen.forecast, memory))
+            terminal.say(f"No memory forecast, and the run goes on without: {error}")
+            return {}
+        terminal.say(conclusion(chosen.forecast, memory))
         pools = [pool for pool in chosen.forecast.pools if pool.name in memory]
         if large := [pool for pool in pools if not pool.can_fit(memory[pool.name])]:
             self._refuse(asked, large[0], memory[large[0].name])
         self.close()
         if chosen.sizes:
-            say(f"Chosen where auto is set: {' '.join(written(chosen.sizes))}")
-        return with_sizes(self.config, chosen.sizes)
-
-    def _not_forecast(self) -> RunConfig:
-        sizes = unforeseen(self.config, on_gpu=True)
-        if sizes:
-            say(
-                f"No forecast says how much memory this run needs, so auto is what takes little: "
-                f"{' '.join(written(sizes))}"
-            )
-        return with_sizes(self.config, sizes)
+            terminal.say(f"Chosen where auto is set: {' '.join(written(chosen.sizes))}")
+        return dict(chosen.sizes)
 
     def _ask(self) -> Foreteller:
         # a run on a CPU imports none of this
@@ -95,21 +94,19 @@ class Fit:
         from burnish.plan.forecast import shown
         from burnish.plan.process import NoForecast
 
-        why = f"{pool.why(memory)}, and its GPUs have {shown(memory)}"
+        why = f"by forecast {pool.why(memory)}, and its GPUs have {shown(memory)}"
         if self.config.forecast == "warn":
-            say(f"Warning: by forecast {why}: expect it to run out of memory (burnish plan tries what would help)")
+            terminal.say(f"Warning: {why}: expect it to run out of memory (burnish plan tries what would help)")
             return
-        say("Trying options that need less memory")
-        try:
-            tried = list(asked.remedies(memory, ADVICE))
-        except NoForecast:
-            tried = []
-        fits = next((one for one in tried if one.fits), None)
+        terminal.say("Trying options that need less memory")
+        fits = None
+        with suppress(NoForecast):
+            fits = next((tried for tried in asked.remedies(memory, ADVICE) if tried.fits), None)
         way_out = (
             f"it fits with {' '.join(fits.options)} ({fits.cost}; {shown(fits.needs)})" if fits is not None
             else f"none of the options that burnish plan tries makes it fit: {LARGER}"
         )  # fmt: skip
-        raise UserError(f"by forecast {why}; {way_out}; or set force=true to train all the same")
+        raise UserError(f"{why}; {way_out}; or set force=true to train all the same")
 
 
 def conclusion(found: Forecast, memory: Mapping[str, int]) -> str:
@@ -117,11 +114,9 @@ def conclusion(found: Forecast, memory: Mapping[str, int]) -> str:
     from burnish.plan.forecast import shown
 
     each = []
-    for pool in found.pools:
-        if pool.name not in memory:
-            continue
-        there = memory[pool.name]
-        tight = ", which is tight" if pool.can_fit(there) and pool.needs_of(there) > there else ""
-        each.append(f"{pool.name} needs {shown(pool.needs_of(there))} of {shown(there)} in {pool.highest[0]!r}{tight}")
+    for pool in [pool for pool in found.pools if pool.name in memory]:
+        there, needs = memory[pool.name], pool.needs_of(memory[pool.name])
+        tight = ", which is tight" if pool.can_fit(there) and needs > there else ""
+        each.append(f"{pool.name} needs {shown(needs)} of {shown(there)} in {pool.highest[0]!r}{tight}")
     more = f"; not counted: {'; '.join(found.left_out)}" if found.left_out else ""
     return f"Memory forecast for each GPU: {'; '.join(each)}{more}"

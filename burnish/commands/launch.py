@@ -106,9 +106,8 @@ def combinations(recipe: str, overrides: Sequence[str]) -> dict[Path, tuple[Valu
     Raises:
         ConfigError: nothing varies, or something is wrong with some of them.
     """
+    from burnish.commands.prepare import prepared
     from burnish.config import load
-    from burnish.config.disk import check_disk
-    from burnish.config.hub import fetch_data, with_models
 
     varied: dict[str, list[str]] = {}
     fixed: list[str] = []
@@ -139,9 +138,7 @@ def combinations(recipe: str, overrides: Sequence[str]) -> dict[Path, tuple[Valu
             if folder in members:
                 raise ConfigError(f"two runs of the sweep would share the folder {folder}; give them other values")
             members[folder] = values_of, [*fixed, *own, f"output_dir={json.dumps(str(folder))}"]
-            config = with_models(load(recipe, members[folder][1]))
-            fetch_data(config)
-            check_disk(config)
+            prepared(load(recipe, members[folder][1]))
         except UserError as error:
             problems += error.complaints if isinstance(error, ConfigError) else [str(error)]
     if problems:
@@ -187,27 +184,21 @@ def _train_all(recipe: str, members: Mapping[Path, tuple[Values, list[str]]]) ->
 
 def _show(members: Mapping[Path, tuple[Values, list[str]]], codes: Sequence[int]) -> None:
     """Print what each run was validated by, first and last, and the mean of the last over the seeds."""
-    from rich.table import Table
-    from rich.text import Text
-
     started = [(values, *_validated(folder), code)
                for (folder, (values, _)), code in zip(members.items(), codes, strict=False)]  # fmt: skip
     names = list(dict.fromkeys(name for _, _, last, _ in started for name in last))
-    table = Table(title="first validation → last" if names else None, title_justify="left", box=None)
-    for title in (*started[0][0], *names, "run"):
-        table.add_column(Text(title), overflow="fold")
+    table = []
     seeds: defaultdict[tuple[str, ...], list[dict[str, float]]] = defaultdict(list)
     for values, first, last, code in started:
         cells = [" → ".join(f"{row[name]:.4g}" for row in (first, last) if name in row) for name in names]
-        ended = {0: "done", EXIT_STOPPED: "stopped"}.get(code, f"failed ({code})")
-        table.add_row(*map(Text, [*values.values(), *cells, ended]))
+        table.append([*values.values(), *cells, {0: "done", EXIT_STOPPED: "stopped"}.get(code, f"failed ({code})")])
         seeds[tuple("mean ± std" if option == "seed" else value for option, value in values.items())].append(last)
     for same, rows in seeds.items():
-        columns = [[row[name] for row in rows if name in row] for name in names]
-        cells = [f"{mean(column):.4g} ± {stdev(column):.2g}" if len(column) > 1 else "" for column in columns]
         if len(rows) > 1:
-            table.add_row(*map(Text, [*same, *cells, f"{len(rows)} seeds"]), style="bold")
-    terminal.console().print(table)
+            columns = [[row[name] for row in rows if name in row] for name in names]
+            cells = [f"{mean(column):.4g} ± {stdev(column):.2g}" if len(column) > 1 else "" for column in columns]
+            table.append([*same, *cells, f"{len(rows)} seeds"])
+    terminal.table((*started[0][0], *names, "run"), table, "first validation → last" if names else "")
 
 
 def _validated(folder: Path) -> tuple[dict[str, float], dict[str, float]]:

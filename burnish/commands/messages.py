@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from burnish.config import RunConfig
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.report.overview import numbers
@@ -16,36 +9,7 @@ from burnish.report.summary import Summary, next_steps
 from burnish.report.verdict import headline, verdict
 from burnish.utils import terminal
 
-MARKS = {"gained": "[blue]+[/blue]", "kept": "[blue]=[/blue]", "lost": "[yellow]−[/yellow]", "weigh": "·"}
-
-
-def plan(config: RunConfig, items: int, *, done: int = 0) -> list[str]:
-    """The sizes of a run, one sentence each, with the options that decide them.
-
-    Args:
-        config: of the run.
-        items: prompts or records of the training data.
-        done: updates of earlier attempts.
-    """
-    holds = config.algorithm.needs().data
-    learned = config.words.samples if config.online else holds
-    counted = terminal.counted
-    first = f"{counted(config.steps, 'updates')} of {counted(config.samples, learned)} ({config.samples_from})"
-    if done:
-        first += f"; {done:,} of them are done"
-    drawn = config.steps * config.records
-    lines = [
-        f"{first}.",
-        f"{_steps(config)}.",
-        f"The run: {counted(config.steps * config.samples, learned)}, "
-        f"{counted(config.optimizer_steps, 'optimizer steps')}, {drawn / items:,.3g} epochs over "
-        f"{counted(items, holds)}.",
-    ]
-    if config.rollout.filter_groups is not None:
-        lines.append("Groups that rollout.filter_groups drops are replaced by further prompts, which are not counted.")
-    if getattr(config.rollout, "candidates", None) is not None:
-        lines.append("Candidates of rollout.candidates that are not trained on are not counted.")
-    return lines
+MARKS = {"gained": ("+", "blue"), "kept": ("=", "blue"), "lost": ("−", "yellow"), "weigh": ("·", "")}
 
 
 def _steps(config: RunConfig) -> str:
@@ -60,60 +24,60 @@ def _steps(config: RunConfig) -> str:
     return f"{text}; the last one of an epoch has {rest:,}" if rest else text
 
 
-def opening_message(config: RunConfig, items: int, *, done: int, console: Console | None = None) -> None:
-    """Print it.
+def opening_message(config: RunConfig, items: int, *, done: int) -> None:
+    """Print the sizes of a run, with the options that decide them.
 
     Args:
-        config, items, done: as ``plan`` takes them.
-        console: where to print; None is standard output.
+        config: of the run.
+        items: prompts or records of the training data.
+        done: updates of earlier attempts.
     """
-    console = console or terminal.console()
+    holds, counted = config.algorithm.needs().data, terminal.counted
+    learned = config.words.samples if config.online else holds
+    begun = f"; {done:,} of them are done" if done else ""
+    epochs = config.steps * config.records / items
+    terminal.say(
+        f"{counted(config.steps, 'updates')} of {counted(config.samples, learned)} ({config.samples_from}){begun}.\n"
+        f"{_steps(config)}.\n"
+        f"The run: {counted(config.steps * config.samples, learned)}, "
+        f"{counted(config.optimizer_steps, 'optimizer steps')}, {epochs:,.3g} epochs over {counted(items, holds)}."
+    )
+    if config.rollout.filter_groups is not None:
+        terminal.say("Groups that rollout.filter_groups drops are replaced by further prompts, which are not counted.")
+    if getattr(config.rollout, "candidates", None) is not None:
+        terminal.say("Candidates of rollout.candidates that are not trained on are not counted.")
     # an own reward comes beside those of the recipe
-    weights = ", ".join(f"{label} (weight {one.weight:g})" for label, one in config.rewards.items() if one.counts)
-    judged = [f"Rewards: {weights}."] if weights else []
-    for line in [*plan(config, items, done=done), *judged, *(f"Note: {caution}." for caution in config.cautions())]:
-        console.print(escape(line), highlight=False, soft_wrap=not console.is_terminal)
+    if weights := [f"{label} (weight {one.weight:g})" for label, one in config.rewards.items() if one.counts]:
+        terminal.say(f"Rewards: {', '.join(weights)}.")
+    for caution in config.cautions():
+        terminal.say(f"Note: {caution}.")
 
 
-def closing_message(folder: RunFolder, config: RunConfig, outcome: str, *, console: Console | None = None) -> None:
+def closing_message(folder: RunFolder, config: RunConfig, outcome: str) -> None:
     """Print it.
 
     Args:
         folder: of the run.
         config: of the run.
         outcome: how it ended, e.g. "finished" or "stopped by SIGTERM".
-        console: where to print; None is standard output.
     """
-    console = console or terminal.console()
     run = Summary.read(folder)
-    console.print()
-    console.print(
-        f"[bold]{escape(outcome[:1].upper() + outcome[1:])}[/bold] after {run.updates} of {config.steps} updates"
-    )
+    terminal.say("\n", (outcome[:1].upper() + outcome[1:], "bold"), f" after {run.updates} of {config.steps} updates")
     if run.before is not None and run.after is not None:
         measures = numbers(run)
-        console.print(_table(measures))
+        rows = [(row["title"], *(cell["text"] for cell in row["cells"])) for row in measures["rows"]]
+        terminal.table(("", *measures["heads"]), rows)
         if measures["moved"]:
-            console.print(f"[dim]{escape(measures['moved'])}; see the report[/dim]", highlight=False)
+            terminal.say((f"{measures['moved']}; see the report", "dim"))
     if headline(run):
-        console.print(f"[bold]{escape(headline(run))}[/bold]", highlight=False)
-    for point in verdict(run):
-        console.print(f"{MARKS[point.kind]} {escape(point.text)}", highlight=False)
+        terminal.say((headline(run), "bold"))
+    for kind, text in verdict(run):
+        terminal.say(MARKS[kind], f" {text}")
     for warning in run.warnings():
-        console.print(f"[yellow]![/yellow] {escape(warning)}", highlight=False)
-    console.print()
+        terminal.say(("!", "yellow"), f" {warning}")
+    terminal.say()
     for name, value in _places(folder, run) + next_steps(folder, run):
-        # one line each on any terminal, so that paths and commands can be copied
-        console.print(f"[dim]{name:<30}[/dim] {escape(value)}", highlight=False, soft_wrap=True)
-
-
-def _table(measures: Mapping[str, Any]) -> Table:
-    table = Table("", *measures["heads"], box=None, padding=(0, 2, 0, 0))
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in measures["rows"]:
-        table.add_row(escape(row["title"]), *(cell["text"] for cell in row["cells"]))
-    return table
+        terminal.say((f"{name:<30} ", "dim"), value)
 
 
 def _places(folder: RunFolder, run: Summary) -> list[tuple[str, str]]:

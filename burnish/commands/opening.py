@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +15,7 @@ from burnish.config.plugins import code_named
 from burnish.config.run_folder import RunFolder
 from burnish.config.tasks import DEFAULT, TASKS, task_named
 from burnish.report.runs import read_configuration
-from burnish.rewards.function import Function, LanguageFunction
-from burnish.rewards.remote import RemoteOptions
-from burnish.utils.disk import write_atomically
+from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from burnish.utils.hub import is_hub_id
 from burnish.utils.paths import MARK, check_output, resolve
@@ -86,9 +83,12 @@ def open_run(
     config: RunConfig = load(str(folder.config), list(overrides))
     check(config)
     config = with_models(config)
-    if samples and (named := external_code(config)):
+    named = [(section, path) for one in (config.user_code(), config.services()) for section, paths in one.items()
+             for path in paths]  # fmt: skip
+    if samples and named:
         # nor has this been imported, started or connected to
-        log.warning("%s makes this machine use %s; %s", folder.config, ", ".join(named), LOOK)
+        used = ", ".join(f"{section} ({path})" for section, path in named)
+        log.warning("%s makes this machine use %s; %s", folder.config, used, LOOK)
     with loading_pytorch():
         from burnish.checkpoint.store import CheckpointStore
         from burnish.tasks import assemble
@@ -104,7 +104,7 @@ def open_run(
     return assembly, checkpoint.update
 
 
-def open_model(source: str, task: str | None = None, overrides: Sequence[str] = ()) -> tuple[Assembly, int] | None:
+def open_model(source: str, task: str | None = None, overrides: Sequence[str] = ()) -> tuple[Assembly, None] | None:
     """A model as it is, with or without an adapter: nothing of it is trained.
 
     Args:
@@ -113,7 +113,7 @@ def open_model(source: str, task: str | None = None, overrides: Sequence[str] = 
         overrides: dotted options that differ from what a bare model is sampled with.
 
     Returns:
-        The assembly and 0 policy updates; None if the source is a run, a checkpoint or a recipe.
+        The assembly, and no number of policy updates; None if the source is a run, a checkpoint or a recipe.
 
     Raises:
         UserError: model and adapter don't fit together.
@@ -132,7 +132,7 @@ def open_model(source: str, task: str | None = None, overrides: Sequence[str] = 
     options = [f"model.path={path}", *(_adapter_options(adapter, task) if adapter else []), *overrides]
     config = with_models(load(str(BARE / f"{task}.yaml"), options))
     try:
-        return _matched(config), 0
+        return _matched(config), None
     except UserError as error:
         if not adapter:
             raise
@@ -185,18 +185,6 @@ def _layer(name: str, networks: Sequence[str]) -> str:
     return next((layer.removeprefix(f"{one}.") for one in networks if layer.startswith(f"{one}.")), layer)
 
 
-def external_code(config: RunConfig) -> list[str]:
-    """Options that name functions, programs and servers, which using the run would call."""
-    named = []
-    for label, reward in config.rewards.items():
-        if isinstance(reward, Function | LanguageFunction):
-            named.append(f"rewards.{label}.path={reward.path}")
-        elif isinstance(reward, RemoteOptions):
-            token = f" (with the token in {reward.token_variable})" if reward.token_variable else ""
-            named.append(f"rewards.{label}.url={', '.join(reward.urls)}{token}")
-    return named + config.programs()
-
-
 def output_folder(output: str, command: str) -> Path:
     """Create the output folder of a command, before anything is computed.
 
@@ -204,14 +192,9 @@ def output_folder(output: str, command: str) -> Path:
         UserError: it can't be written, or holds files that the command did not write.
     """
     folder = checked_path(output, "--output")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        reason = "" if os.access(folder, os.W_OK | os.X_OK) else "it is not writable"
-    except OSError as error:
-        reason = "it is a file" if folder.is_file() else str(error.strerror)
-    if reason:
-        raise UserError(f"--output is {output}, which can't be written: {reason}; give another folder")
     check_output(folder, command)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     if command != "export":  # takes new folders alone, and others load or publish them
         write_atomically(folder / MARK, command.encode())
     return folder

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import TypeAdapter
-from rich.markup import escape
 
 from burnish.commands.opening import output_folder
 from burnish.config.run_folder import RunFolder
@@ -87,11 +86,9 @@ def pairs(
         reasons = "; ".join(f"{reason} ({count})" for reason, count in why.most_common())
         raise UserError(f"no record comes of {len(groups)} prompts in {kept}: {reasons or 'there are none'}")
     write_atomically(target / name, "".join(json.dumps(record) + "\n" for record in records).encode())
-    console = terminal.console(highlight=False)
-    written = escape(str(target / name))
-    console.print(f"{len(records)} {NAMES[form]} of {len(groups)} prompts in [bold]{written}[/bold]")
+    terminal.say(f"{len(records)} {NAMES[form]} of {len(groups)} prompts in ", (str(target / name), "bold"))
     for reason, count in why.most_common():
-        console.print(f"left out: {escape(reason)} ({count})")
+        terminal.say(f"left out: {reason} ({count})")
     return 0
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.text import Text
-
 from burnish.config import RunConfig, load
 from burnish.config.batches import smallest, with_sizes, written
 from burnish.config.hardware import Speed, made_for, read_machine
@@ -14,7 +11,7 @@ from burnish.config.load import hardware_of
 from burnish.plan.advice import remedies
 from burnish.plan.batches import choose
 from burnish.plan.counter import CATEGORIES
-from burnish.plan.forecast import FRAGMENTS, OVERHEAD, Forecast, PoolForecast, forecast, needed, shown
+from burnish.plan.forecast import FRAGMENTS, OVERHEAD, PoolForecast, forecast, needed, shown
 from burnish.utils import terminal
 
 EXIT_TOO_LARGE = 1
@@ -40,11 +37,10 @@ def plan(recipe: str, overrides: Sequence[str], speed: Speed) -> int:
     def read(more: Sequence[str]) -> RunConfig:
         return load(recipe, [*overrides, *more])
 
-    console = terminal.console(highlight=False)
     if profile is not None and machine.gpus is None:
-        console.print(made_for(recipe, stated), soft_wrap=True)
+        terminal.say(made_for(recipe, stated))
     if profile is not None and machine.memory is None:
-        console.print(f"Each GPU has {profile.memory_gb:g} GB; memory=24GB asks for another size.", soft_wrap=True)
+        terminal.say(f"Each GPU has {profile.memory_gb:g} GB; memory=24GB asks for another size.")
     config = read(())
     sizes, why = smallest(config), "the smallest; memory=80GB finds the largest that fit"
     with terminal.progress("Forecasting"):
@@ -53,70 +49,60 @@ def plan(recipe: str, overrides: Sequence[str], speed: Speed) -> int:
             chosen = choose(config, found, memory)
             found, sizes, why = chosen.forecast, chosen.sizes, f"for {shown(memory)}"
     if sizes:
-        console.print(f"Chosen where auto is set: {' '.join(written(sizes))} ({why}).", soft_wrap=True)
+        terminal.say(f"Chosen where auto is set: {' '.join(written(sizes))} ({why}).")
     for pool in found.pools:
-        _show(console, pool, memory)
-        _show_seconds(console, pool, speed)
-    console.print(
+        _show(pool, memory)
+        _show_seconds(pool, speed)
+    terminal.say(
         f"A GPU needs the highest peak, {FRAGMENTS:.0%} for fragments, and {shown(OVERHEAD)} for CUDA and NCCL."
-        + _left_out(found), soft_wrap=True,
-    )  # fmt: skip
+        + (f" Not counted: {'; '.join(found.left_out)}." if found.left_out else "")
+    )
     if memory is None:
         return 0
-    said = "; ".join(pool.why(memory) for pool in found.pools)
+    into = f" into {shown(memory)}: {'; '.join(pool.why(memory) for pool in found.pools)}."
     if found.fits(memory):
-        console.print(f"[bold green]It fits[/] into {shown(memory)}: {said}.", soft_wrap=True)
+        terminal.say(("It fits", "bold green"), into)
         return 0
-    console.print(f"[bold red]It does not fit[/] into {shown(memory)}: {said}.", soft_wrap=True)
-    return _advise(console, read, found, memory)
+    terminal.say(("It does not fit", "bold red"), into)
+    fits = False
+    for tried in remedies(read, found, memory):
+        fits = tried.fits
+        mark = ("fits", "green") if fits else ("does not fit", "red")
+        terminal.say(f"  {shown(tried.needs):>10}, ", mark, f": {' '.join(tried.options)}  ({tried.cost})")
+    if not fits:
+        terminal.say(
+            "None of these options makes it fit: use more GPUs (gpus=8), larger ones, smaller samples, or a smaller "
+            "model."
+        )
+    return EXIT_TOO_LARGE
 
 
-def _left_out(found: Forecast) -> str:
-    """What is not part of a forecast."""
-    return f" Not counted: {'; '.join(found.left_out)}." if found.left_out else ""
-
-
-def _show(console: Console, pool: PoolForecast, memory: int | None) -> None:
+def _show(pool: PoolForecast, memory: int | None) -> None:
     """A row for each phase, in GiB; kinds of memory that no phase has are left out."""
     rows = {name: {"peak": peak.total, **peak.parts, "host": peak.host} for name, peak in pool.phases.items()}
     names = [name for name in COLUMNS if any(row.get(name, 0) >= LEAST for row in rows.values())]
     each = "a process" if pool.processes == 1 else f"each of {pool.processes} processes"
-    console.print(Text(f"{each} of pool {pool.name}, GiB", "bold"))
-    console.print(Text(f"{'':18}" + "".join(f"{name:>12}" for name in names), "dim"), soft_wrap=True)
+    terminal.say((f"{each} of pool {pool.name}, GiB", "bold"))
+    terminal.say((f"{'':18}" + "".join(f"{name:>12}" for name in names), "dim"))
     for name, row in rows.items():
         line = f"{name:18}" + "".join(f"{row.get(column, 0) / 2**30:12.2f}" for column in names)
         large = memory is not None and pool.sharing * needed(row["peak"]) > memory
-        console.print(Text(line, "red" if large else ""), soft_wrap=True)
+        terminal.say((line, "red" if large else ""))
     if pool.vllm is not None:
-        console.print(pool.vllm.line(memory), soft_wrap=True)
-    saved = f"Its part of a checkpoint has {shown(pool.saved)}." if pool.saved else ""
-    console.print(f"{saved}\n", soft_wrap=True)
+        terminal.say(pool.vllm.line(memory))
+    terminal.say(f"Its part of a checkpoint has {shown(pool.saved)}.\n" if pool.saved else "\n")
 
 
-def _show_seconds(console: Console, pool: PoolForecast, speed: Speed) -> None:
+def _show_seconds(pool: PoolForecast, speed: Speed) -> None:
     """A row for each phase of an update: how long a GPU takes at least, and what for."""
     if not pool.work:
         return
     each = f"{speed.tflops:g} TFLOP/s, {speed.bandwidth:g} GB/s, {speed.launch:g} µs a kernel"
-    console.print(Text(f"seconds of an update on each GPU, at {each}", "bold"), soft_wrap=True)
+    terminal.say((f"seconds of an update on each GPU, at {each}", "bold"))
     names = ("seconds", "bound by", "TFLOP", "GB moved", "kernels")
-    console.print(Text(f"{'':18}" + "".join(f"{name:>12}" for name in names), "dim"), soft_wrap=True)
+    terminal.say((f"{'':18}" + "".join(f"{name:>12}" for name in names), "dim"))
     for phase, work in pool.work.items():
         seconds, bound = work.seconds(speed)
         figures = f"{work.operations / 1e12:12,.0f}{work.bytes / 1e9:12,.0f}{work.kernels:12,.0f}"
-        console.print(f"{phase:18}{seconds:12.1f}{bound:>12}{figures}", soft_wrap=True)
-    console.print()
-
-
-def _advise(console: Console, read: object, found: Forecast, memory: int) -> int:
-    fits = False
-    for tried in remedies(read, found, memory):  # type: ignore[arg-type]
-        fits = tried.fits
-        mark = "[green]fits[/]" if fits else "[red]does not fit[/]"
-        console.print(f"  {shown(tried.needs):>10}, {mark}: {' '.join(tried.options)}  ({tried.cost})", soft_wrap=True)
-    if not fits:
-        console.print(
-            "None of these options makes it fit: use more GPUs (gpus=8), larger ones, smaller samples, or a smaller "
-            "model.", soft_wrap=True,
-        )  # fmt: skip
-    return EXIT_TOO_LARGE
+        terminal.say(f"{phase:18}{seconds:12.1f}{bound:>12}{figures}")
+    terminal.say()

@@ -19,7 +19,7 @@ from burnish.config.hardware import Machine, Origin, listed, read_machine
 from burnish.config.hub import fetch_data, with_models
 from burnish.config.run_folder import RunFolder, check_place
 from burnish.utils import terminal
-from burnish.utils.addresses import address_complaint, is_address, library_complaint, redacted
+from burnish.utils.addresses import is_address, redacted
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
 from burnish.utils.paths import CHECKPOINTS
@@ -67,20 +67,21 @@ def check_hardware(config: RunConfig, again: Again = command) -> None:
     Raises:
         UserError: there are fewer GPUs than asked for, or none for the model that the recipe is made for.
     """
-    if (asked := _asked(config)) is None:
+    asked, why = _asked(config), hardware_complaint(config, again)
+    if asked is None:
         return
-    origin, machine = asked
-    why = hardware_complaint(config, again)
+    (origin, machine), gpus = asked, _gpus(config)
     if why is None and machine.gpus is None:
-        gpus = _gpus(config)
         more = f"; the run uses one of them (gpus={gpus} uses all)" if gpus > 1 else ""
-        say(f"{origin.recipe} is made for {listed(origin.stated)}, and this machine has {_counted(gpus)}{more}")
+        terminal.say(
+            f"{origin.recipe} is made for {listed(origin.stated)}, and this machine has {_counted(gpus)}{more}"
+        )
     elif why is not None and machine.nodes > 1:  # the cluster that a run starts for itself is this machine
         raise UserError(why)
     elif why is not None and config.forecast == "refuse":
         raise UserError(f"{why}; or set force=true to train all the same")
     elif why is not None:
-        say(f"Warning: {why}")
+        terminal.say(f"Warning: {why}")
 
 
 def hardware_complaint(config: RunConfig, again: Again = command) -> str | None:
@@ -112,11 +113,6 @@ def hardware_complaint(config: RunConfig, again: Again = command) -> str | None:
 def has_driver() -> bool:
     """Whether the system has a driver of a GPU, which is known without PyTorch."""
     return any(any(Path("/dev").glob(driver)) for driver in DRIVERS)
-
-
-def say(line: str) -> None:
-    """Print a line for the user."""
-    terminal.console(highlight=False).print(line, soft_wrap=True, markup=False)
 
 
 def _asked(config: RunConfig) -> tuple[Origin, Machine] | None:
@@ -153,21 +149,19 @@ def fetched(config: RunConfig) -> RunConfig:
     """
     if not is_address(config.resume):
         return config
-    if complaint := address_complaint(config.resume) or library_complaint(config.resume):
-        raise UserError(f"resume is {config.resume}, {complaint}")
-    address, wanted = _parted(config.resume)
+    address, wanted = config.resume.rstrip("/"), None
+    head, _, name = address.rpartition("/")
+    if VISIBLE.fullmatch(name) and head.endswith(f"/{CHECKPOINTS}"):
+        address, wanted = head.removesuffix(f"/{CHECKPOINTS}"), int(name)
     try:
         remote = Remote(address)
         there = [update for update in remote.updates() if wanted in (None, update)]
         with closing(RunFolder(config.output_dir)) as folder:
-            if (
-                not there
-                and not folder.checkpoints.is_dir()
-                and address == (config.checkpoint.copy_to or "").rstrip("/")
-            ):
+            begun = folder.checkpoints.is_dir()
+            if not there and not begun and address == (config.checkpoint.copy_to or "").rstrip("/"):
                 log.info("%s has no checkpoint yet: the run begins", address)
                 return replace(config, resume="auto")
-            checkpoint = _fetch(remote, there, wanted, folder) if there or folder.checkpoints.is_dir() else None
+            checkpoint = _newest(remote, there, wanted, folder) if there or begun else None
     except UserError:
         raise
     except Exception as error:  # whatever a file system raises
@@ -178,38 +172,26 @@ def fetched(config: RunConfig) -> RunConfig:
     return replace(config, resume="auto" if wanted is None else str(checkpoint))
 
 
-def _fetch(remote: Remote, there: list[int], wanted: int | None, folder: RunFolder) -> Path | None:
+def _newest(remote: Remote, there: list[int], wanted: int | None, folder: RunFolder) -> Path | None:
+    """The newest undamaged checkpoint of here and there, fetched with the run's records if it is not here."""
     with writing(folder.path):
         folder.path.mkdir(parents=True, exist_ok=True)
-    folder.claim()
-    with writing(folder.path):
+        folder.claim()
         folder.checkpoints.mkdir(exist_ok=True)
-    checkpoint = _newest(remote, there, wanted, folder.checkpoints)
-    if checkpoint is not None:
-        remote.fetch_records(folder.path)
-    return checkpoint
-
-
-def _parted(address: str) -> tuple[str, int | None]:
-    """A run's address, and which of its checkpoints is meant."""
-    head, _, name = address.rstrip("/").rpartition("/")
-    if VISIBLE.fullmatch(name) and head.endswith(f"/{CHECKPOINTS}"):
-        return head.removesuffix(f"/{CHECKPOINTS}"), int(name)
-    return address.rstrip("/"), None
-
-
-def _newest(remote: Remote, there: list[int], wanted: int | None, checkpoints: Path) -> Path | None:
-    """The newest undamaged checkpoint of here and there, fetched if it is not here."""
-    visible = {int(path.name): path for path in numbered(checkpoints)}
+    visible = {int(path.name): path for path in numbered(folder.checkpoints)}
     here = {update: path for update, path in visible.items() if wanted in (None, update)}
     for update in sorted({*there, *here}, reverse=True):
+        found = None
         if update in here:
             with suppress(UserError):
-                return read(here[update]).path
-        if update in there:
+                found = read(here[update]).path
+        if found is None and update in there:
             log.info("fetching checkpoint %d from %s", update, remote.root)
             try:
-                return remote.fetch(update, checkpoints)
+                found = remote.fetch(update, folder.checkpoints)
             except Damaged as error:
                 log.warning("checkpoint skipped: %s", error)
+        if found is not None:
+            remote.fetch_records(folder.path)
+            return found
     return None

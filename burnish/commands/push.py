@@ -103,22 +103,20 @@ def _write(
     ask: bool, samples: bool,
 ) -> None:  # fmt: skip
     """Weights, card and its pictures."""
-    exported = write_export(run, place, what, dtype)
-    assembly, model = exported.assembly, exported.assembly.config.model
+    assembly, update = write_export(run, place, what, dtype)
+    model, target = assembly.config.model, Path(place)
     hub = model.path if is_hub_id(model.path) else None
     weights = Weights(
-        repo=to, what=what, update=exported.update, library=assembly.library,
+        repo=to, what=what, update=update, library=assembly.library,
         code=loading_code(assembly, to, what, hub), serving=serving_code(assembly, to, what, hub),
         licence=licence_of(model.path, model.revision, ask=ask),
     )  # fmt: skip
     text, files = card(folder, weights, samples=samples)
-    with writing(exported.folder):
-        _forget_machine(exported.folder, hub)
+    with writing(target):
+        _forget_machine(target, hub)
         for name, content in {**files, "README.md": text.encode()}.items():
-            (exported.folder / name).parent.mkdir(exist_ok=True)
-            (exported.folder / name).write_bytes(content)
-    if exported.warning:
-        terminal.console(highlight=False, soft_wrap=True).print(f"{exported.warning}\n", markup=False)
+            (target / name).parent.mkdir(exist_ok=True)
+            (target / name).write_bytes(content)
 
 
 def _forget_machine(folder: Path, hub: str | None) -> None:
@@ -137,16 +135,15 @@ def _list(place: Path, to: str, *, private: bool, dry_run: bool) -> None:
     from huggingface_hub import constants
     from rich.filesize import decimal
 
-    console = terminal.console(highlight=False, soft_wrap=True)
     sizes = {file: file.stat().st_size for file in sorted(place.rglob("*")) if file.is_file()}
     what = f"{len(sizes)} files, {decimal(sum(sizes.values()))}"
     sending = f"Nothing was sent. Without --dry-run {what}, would go" if dry_run else f"Sending {what},"
     seen = "private" if private else "public"
-    console.print(f"{sending} to {constants.ENDPOINT}/{to} ({seen}):", markup=False)
+    terminal.say(f"{sending} to {constants.ENDPOINT}/{to} ({seen}):")
     for file, size in sizes.items():
-        console.print(f"  {file.relative_to(place).as_posix():<40} {decimal(size):>9}", markup=False)
+        terminal.say(f"  {file.relative_to(place).as_posix():<40} {decimal(size):>9}")
     if dry_run:
-        console.print(f"They are in {place}; look at README.md there first.", markup=False)
+        terminal.say(f"They are in {place}; look at README.md there first.")
 
 
 # the hub
@@ -190,14 +187,13 @@ def _send(place: Path, to: str, message: str) -> None:
 
     if not sys.stderr.isatty():
         disable_progress_bars()  # a log has no use for bars that are drawn over
-    console = terminal.console(highlight=False, soft_wrap=True)
     with _explained(to, "written to"):
         there = HfApi().list_repo_files(to)
         others = sorted(name for name in there if name != ".gitattributes" and not (place / name).is_file())
         if others:
-            console.print(f"Files of earlier commits stay there: {listed(others, 5)}", markup=False)
+            terminal.say(f"Files of earlier commits stay there: {listed(others, 5)}")
         commit = HfApi().upload_folder(repo_id=to, folder_path=place, commit_message=message)
-    console.print(f"Sent: {commit.commit_url}", markup=False)
+    terminal.say(f"Sent: {commit.commit_url}")
 
 
 @contextmanager

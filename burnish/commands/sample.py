@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
-
-from rich.markup import escape
 
 from burnish.commands.opening import open_model, open_run, output_folder
 from burnish.config.tasks import DEFAULT
@@ -27,22 +24,9 @@ from burnish.utils.reading import checked_path
 
 log = logging.getLogger(__name__)
 
+LIST = "samples.jsonl"
 OPTION = re.compile(r"[a-z]\w*(\.\w+)+=\S+")  # as train and eval take them
 DRAWN = re.compile(r"\d{3,}-(\d{2,}\.(png|mp4|webp|wav)|input-[\w-]+\.png)")  # files that this command writes
-
-
-@dataclass(frozen=True)
-class SampleRequest:
-    """What is asked for."""
-
-    source: str
-    prompts: Sequence[str]
-    media: dict[Kind, Sequence[str]]  # that the prompts are about
-    prompt_file: str | None
-    output: str
-    n: int
-    seed: int
-    changes: dict[str, Any]  # of options of rollout
 
 
 def sample(
@@ -107,125 +91,128 @@ def sample(
     }  # fmt: skip
     check_output(checked_path(output, "--output"), "sample")
     changes = {name: value for name, value in wanted.items() if value is not None}
-    media: dict[Kind, Sequence[str]] = {"image": images, "video": videos, "audio": audios}
-    request = SampleRequest(source, prompts, media, prompt_file, output, n, seed, changes)
     options = [] if frames is None else [f"rollout.num_frames={frames}"]  # for which the model is loaded
     assembly, _ = open_model(source, overrides=options) or open_run(source, options)
-    return draw(assembly, request) if assembly.config.task == DEFAULT else answer(assembly, request)
-
-
-def draw(assembly: Any, request: SampleRequest) -> int:
-    """Images, clips or sounds."""
-    from burnish.diffusion.engine import FlowEngine, FlowJob
-    from burnish.diffusion.rollouts import contact_sheet, write_inputs, write_sample
-    from burnish.types.clips import is_finite, kind
-
-    n, seed, config = request.n, request.seed, assembly.config
-    if request.media["video"] or request.media["audio"]:
+    config, generates = assembly.config, assembly.config.task == DEFAULT
+    if generates and (videos or audios):
         raise UserError(
             "--video and --audio are for language models; leave them out, or give a --prompt-file with them"
         )
-    prompts = _prompts(config, request)
-    target = output_folder(request.output, "sample")
+    if not generates and (changes or prompt_file):
+        raise UserError(
+            "--steps, --guidance, --solver, --height, --width, --frames and --prompt-file are for generators; leave "
+            "them out"
+        )
+    if not config.scored:
+        raise UserError(
+            f"{source} trains a reward model, which writes no responses; burnish eval judges held-out ones, and after "
+            "burnish export a run scores with it by rewards.reward_model.path"
+        )
+    given: dict[Kind, Sequence[str]] = {"image": images, "video": videos, "audio": audios}
+    media = {kind: tuple(given_media(path, kind) for path in paths) for kind, paths in given.items()}
+    asked = [Prompt(text=text, images=media["image"]) for text in prompts]
+    if generates:
+        asked = _prompts(config, asked, prompt_file)
+    else:
+        asked = [_question(text, media, config.data) for text in prompts]
+    target = output_folder(output, "sample")
+    with closing(assembly), assembly.trained_weights():
+        if generates:
+            _draw(assembly, asked, n, seed, changes, target)
+        else:
+            _answer(assembly, asked, n, seed, given, target)
+    return 0
+
+
+def _draw(assembly: Any, asked: Sequence[Prompt], n: int, seed: int, changes: Mapping[str, Any], target: Path) -> None:
+    """Images, clips or sounds."""
+    from burnish.diffusion.engine import FlowEngine, FlowJob
+    from burnish.diffusion.rollouts import contact_sheet, write_inputs, write_sample
+    from burnish.tasks.sample_files import write_lines
+    from burnish.types.samples import is_finite, kind
+
+    config = assembly.config
     names = {"num_inference_steps": "steps", "guidance_scale": "guidance"}  # of fields of a job
     how = {
-        names.get(name, name): request.changes.get(name, getattr(config.validation, name))
+        names.get(name, name): changes.get(name, getattr(config.validation, name))
         for name in ("num_inference_steps", "guidance_scale", "solver", "height", "width")
     }
-    job = FlowJob.groups(prompts, n, purpose="sample", update=0, **how)
+    job = FlowJob.groups(asked, n, purpose="sample", update=0, **how)
     rollout = replace(config.rollout, batch_size=min(config.rollout.batch_size, 16))
     samples: list[Any] = []
-    with assembly.trained_weights(), terminal.progress("Sampling") as tell:
+    with terminal.progress("Sampling") as tell:
         for _, _, chunk in FlowEngine(assembly.roles, rollout, seed=seed).sample(job):
             samples += chunk
-            tell(len(samples), len(prompts) * n)
-    remove_earlier(target)
-    with writing(target), (target / "samples.jsonl").open("w") as lines:
+            tell(len(samples), len(asked) * n)
+    _remove_earlier(target)
+    records = []
+    with writing(target):
         for i, (prompt, drawn) in enumerate(zip(job.prompts, samples, strict=True)):
             group = f"{int(job.group[i]):03d}"
             if i % n == 0:
                 inputs = write_inputs(target, f"{group}-input", prompt)
             name = write_sample(target, f"{group}-{int(job.sample[i]):02d}", drawn)
-            record = {"file": name, "prompt": prompt.text} | ({"images": inputs} if inputs else {})
-            lines.write(json.dumps(record | {"seed": seed}) + "\n")
-        contact_sheet(samples, prompts, n).save(target / "grid.png")
+            records.append(
+                {"file": name, "prompt": prompt.text} | ({"images": inputs} if inputs else {}) | {"seed": seed}
+            )
+        write_lines(target / LIST, records, ascii=True)
+        contact_sheet(samples, asked, n).save(target / "grid.png")
     plural = f"{kind(samples[0])}s"
-    non_finite = sum(not is_finite(drawn) for drawn in samples)
-    if non_finite:
+    if non_finite := sum(not is_finite(drawn) for drawn in samples):
         log.warning("%d of %d %s have non-finite values, shown black", non_finite, len(samples), plural)
-    where = escape(str(target))
     count = terminal.counted(len(samples), plural)
-    terminal.console().print(f"{count} in [bold]{where}[/bold]; overview in {where}/grid.png")
-    return 0
+    terminal.say(f"{count} in ", (str(target), "bold"), f"; overview in {target}/grid.png")
 
 
-def _prompts(config: Any, request: SampleRequest) -> list[Prompt]:
-    """The prompts of a request, all of those on the command line with all of its images; checked by the model."""
+def _prompts(config: Any, asked: list[Prompt], prompt_file: str | None) -> list[Prompt]:
+    """Prompts of a generator, those of a file with them; checked by the model."""
     from burnish.data.prompts import read_prompts
     from burnish.diffusion.pipeline.loading import check_parts, family_of, read_index
 
-    images = tuple(given_media(path, "image") for path in request.media["image"])
-    prompts = [Prompt(text=text, images=images) for text in request.prompts]
-    if request.prompt_file:
-        prompts += read_prompts(str(checked_path(request.prompt_file, "--prompt-file")), config.data)
+    if prompt_file:
+        asked = [*asked, *read_prompts(str(checked_path(prompt_file, "--prompt-file")), config.data)]
     _, index = read_index(config.model)
-    family_of(config.model, index).check_inputs(index, config.rollout, prompts)
-    check_parts(config.model, config.rollout, prompts)
-    return prompts
+    family_of(config.model, index).check_inputs(index, config.rollout, asked)
+    check_parts(config.model, config.rollout, asked)
+    return asked
 
 
-def answer(assembly: Any, request: SampleRequest) -> int:
-    """Print and save ``n`` responses to each prompt, all of which come with all media, in order."""
-    from burnish.data.language.prompts import fit_of
+def _answer(
+    assembly: Any, asked: Sequence[Prompt], n: int, seed: int, given: Mapping[Kind, Sequence[str]], target: Path
+) -> None:
+    """Print and save ``n`` responses to each prompt."""
     from burnish.language.engine import ResponseJob, validation_sampling
+    from burnish.tasks.sample_files import write_lines
 
-    if request.changes or request.prompt_file:
-        raise UserError(
-            "--steps, --guidance, --solver, --height, --width, --frames and --prompt-file are for generators; leave "
-            "them out"
-        )
-    if not assembly.config.scored:
-        raise UserError(
-            f"{request.source} trains a reward model, which writes no responses; burnish eval judges held-out ones, "
-            "and after burnish export a run scores with it by rewards.reward_model.path"
-        )
-    data, n, seed = assembly.config.data, request.n, request.seed
-    media = {
-        kind: tuple(replace(given_media(path, kind), fit=fit_of(data)) for path in given)
-        for kind, given in request.media.items()
-    }
-    asked = [_question(question, media, data.system_prompt) for question in request.prompts]
-    target = output_folder(request.output, "sample")
     assembly.engine.seed = seed
-    with closing(assembly), assembly.trained_weights():
-        # sampling parameters of validation, not of rollouts
-        job = ResponseJob.groups(asked, n, purpose="sample", update=0, sampling=validation_sampling(assembly.config))
-        _, responses = assembly.engine.sample(job)
-    console = terminal.console(soft_wrap=True)
+    # sampling parameters of validation, not of rollouts
+    job = ResponseJob.groups(asked, n, purpose="sample", update=0, sampling=validation_sampling(assembly.config))
+    _, responses = assembly.engine.sample(job)
+    media = {f"{kind}s": list(paths) for kind, paths in given.items() if paths or kind == "image"}
     records = []
     for i, (prompt, response) in enumerate(zip(job.prompts, responses, strict=True)):
         if i % n == 0:
-            console.print(f"[bold]{escape(terminal.cut(prompt.text))}[/bold]")
-        cut = "" if response.finished else " [dim](cut at rollout.max_new_tokens)[/dim]"
-        console.print(f"  {escape(response.full_text)}{cut}", highlight=False)
-        brought = {f"{kind}s": list(given) for kind, given in request.media.items() if given or kind == "image"}
-        record = {"prompt": prompt.text, **brought, "response": response.full_text}
-        records.append(json.dumps(record | {"finished": response.finished, "seed": seed}) + "\n")
-    remove_earlier(target)
+            terminal.say((terminal.cut(prompt.text), "bold"))
+        cut = "" if response.finished else " (cut at rollout.max_new_tokens)"
+        terminal.say(f"  {response.full_text}", (cut, "dim"))
+        record = {"prompt": prompt.text, **media, "response": response.full_text}
+        records.append(record | {"finished": response.finished, "seed": seed})
+    _remove_earlier(target)
     with writing(target):
-        (target / "samples.jsonl").write_text("".join(records))
-    console.print(
-        f"{terminal.counted(len(responses), 'responses')} in [bold]{escape(str(target / 'samples.jsonl'))}[/bold]"
-    )
-    return 0
+        write_lines(target / LIST, records, ascii=True)
+    terminal.say(f"{terminal.counted(len(responses), 'responses')} in ", (str(target / LIST), "bold"))
 
 
-def _question(question: str, media: Mapping[Kind, tuple[Media, ...]], system: str | None) -> Prompt:
-    messages = [Message("system", (Part("text", system),))] if system else []
+def _question(question: str, media: Mapping[Kind, tuple[Media, ...]], data: Any) -> Prompt:
+    """A prompt of a language model, with all media before its text."""
+    from burnish.data.questions import fit_of
+
+    fitted = {kind: tuple(replace(one, fit=fit_of(data)) for one in given) for kind, given in media.items()}
     parts = (*(Part(kind) for kind, given in media.items() for _ in given), Part("text", question))
+    system = (Message("system", (Part("text", data.system_prompt),)),) if data.system_prompt else ()
     return Prompt(
-        text=question, messages=(*messages, Message("user", parts)),
-        images=media["image"], videos=media["video"], audios=media["audio"],
+        text=question, messages=(*system, Message("user", parts)),
+        images=fitted["image"], videos=fitted["video"], audios=fitted["audio"],
     )  # fmt: skip
 
 
@@ -249,9 +236,9 @@ def given_media(path: str, kind: Kind) -> Media:
     return media
 
 
-def remove_earlier(target: Path) -> None:
+def _remove_earlier(target: Path) -> None:
     """Remove what an earlier call of burnish sample drew, as far as the list of it there says."""
-    listed = target / "samples.jsonl"
+    listed = target / LIST
     for line in listed.read_bytes().splitlines() if listed.is_file() else ():
         with suppress(ValueError, KeyError, TypeError):
             record = parse_json(line)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from burnish.commands.prepare import hardware_complaint, has_driver
-from burnish.config import describe, load
+from burnish.config import load
 from burnish.config.disk import disk_problems
 from burnish.config.hardware import listed, made_for, read_machine
 from burnish.config.load import BASE, find_recipe, hardware_of, recipe_names
 from burnish.config.run_folder import RunFolder
+from burnish.config.text import explained, heading
 from burnish.config.yaml_text import parse
 from burnish.utils import terminal
 from burnish.utils.errors import UserError
@@ -47,57 +46,40 @@ def config(recipe: str, overrides: Sequence[str] = (), *, changed: bool = False)
     sections = [word for word in overrides if "=" not in word]
     options = [word for word in overrides if "=" in word]
     resolved = load(recipe, options)
-    console = terminal.console(highlight=False)
-    lines = describe(resolved, " ".join([recipe, *options])).splitlines()
-    for line in _selected(lines[2:], sections, changed) if sections or changed else lines:
-        _print_option(console, line)
+    lines = explained(resolved)
+    if missing := set(sections) - {line.path for line in lines}:
+        raise UserError(f"{min(missing)} is no section of this run; burnish config RECIPE shows all")
+    if sections or changed:
+        asked = [
+            line.path for line in lines
+            if any(f"{line.path}.".startswith(f"{section}.") for section in sections or [line.path])
+            and (not changed or line.words.startswith("[default "))
+        ]  # fmt: skip
+        lines = [line for line in lines if any(f"{path}.".startswith(f"{line.path}.") for path in asked)]
+    else:
+        for words in heading(" ".join([recipe, *options])):
+            _print_option("", words)
+    for line in lines:
+        for text, words in line.lines():
+            _print_option(text, words)
     # what follows is no part of a recipe; missing files are no error, since it is read before its model is fetched
     if (stated := hardware_of(recipe)) and read_machine(options)[0].gpus is None:
-        console.print(Text(f"\n# {made_for(recipe, stated)}", "dim"), soft_wrap=True)
+        terminal.say((f"\n# {made_for(recipe, stated)}", "dim"))
     lacking = None if has_driver() else hardware_complaint(resolved)  # to count GPUs, PyTorch has to be loaded
     problems = [*([lacking] if lacking else []), *disk_problems(resolved, reads=False)]
     if problems:
-        console.print(Text("\n# Before burnish train can start here:", "bold yellow"), soft_wrap=True)
+        terminal.say(("\n# Before burnish train can start here:", "bold yellow"))
     for problem in problems:
-        console.print(Text(f"#   - {' '.join(problem.split())}", "yellow"), soft_wrap=True)
+        terminal.say((f"#   - {' '.join(problem.split())}", "yellow"))
     return 0
 
 
-def _selected(lines: Sequence[str], sections: Sequence[str], changed: bool) -> Iterator[str]:
-    """The lines of a configuration that are asked for, each below the names of its sections."""
-    above: dict[int, tuple[str, str]] = {}  # by indent: name and line
-    printed: set[str] = set()
-    paths: set[str] = set()
-    note = ""
-    for line in lines:
-        indent = len(line) - len(line.lstrip())
-        if line[indent] == "#":
-            note = line
-            continue
-        above = {place: one for place, one in above.items() if place < indent}
-        above[indent] = line[indent:].partition(":")[0], line
-        path = ".".join(name for name, _ in above.values())
-        paths.add(path)
-        wanted = not sections or any(f"{path}.".startswith(f"{section}.") for section in sections)
-        if wanted and (not changed or "[default " in note + line):
-            yield from (one for _, one in list(above.values())[:-1] if one not in printed)
-            yield from filter(None, [note, line])
-            printed.update(one for _, one in above.values())
-        note = ""
-    if missing := [section for section in sections if section not in paths]:
-        raise UserError(f"{missing[0]} is no section of this run; burnish config RECIPE shows all")
-
-
-def _print_option(console: Console, line: str) -> None:
+def _print_option(text: str, words: str) -> None:
     """Print an option with its explanation, in lines of 80 columns."""
-    indent = len(line) - len(line.lstrip())
-    option, mark, words = (
-        (line[:indent], "# ", line[indent + 2 :]) if line[indent:].startswith("# ") else line.partition("  # ")
-    )
-    bold = "bold green" if words.startswith("[default ") else ""
-    for number, part in enumerate(textwrap.wrap(words, max(WIDTH - len(option) - len(mark), 30)) or [""]):
-        text = " " * len(option) if number else option
-        console.print(Text.assemble((text, bold), (mark + part, "dim")), soft_wrap=True)
+    bold = "bold green" if words.startswith("# [default ") else ""
+    wrapped = textwrap.wrap(words.removeprefix("# "), max(WIDTH - len(text) - 2, 30))
+    for number, part in enumerate(wrapped or [""]):
+        terminal.say((" " * len(text) if number else text, bold), (f"# {part}" if words else "", "dim"))
 
 
 def recipes(word: str = "") -> int:
@@ -111,26 +93,24 @@ def recipes(word: str = "") -> int:
     Args:
         word: part of a name or description
     """
-    console = terminal.console()
     wanted = [one for one in recipe_names() if word.lower() in f"{one} {_description(find_recipe(one))}".lower()]
     if not wanted:
         raise UserError(f"no recipe has {word!r} in its name or description; burnish recipes lists all")
     names = sorted(wanted, key=lambda name: (name.count("/"), name))
     width = max(map(len, names))
     for folder, group in groupby(names, key=lambda name: name.rpartition("/")[0]):
-        table = Table(box=None, show_header=False, pad_edge=False)
-        table.add_column(min_width=width, no_wrap=True)
-        for name in group:
-            path = find_recipe(name)
-            needs = f" ({listed(stated)})" if (stated := hardware_of(name)) else ""
-            table.add_row(
-                name, Text(_description(path)) + Text(needs, style="dim") + Text(_lacking(path), style="yellow")
-            )
         if folder:
             base = RECIPES / folder / f"{BASE}.yaml"
-            console.print(Text(f"\n{_description(base) if base.is_file() else folder}", style="bold"))
-        console.print(table)
-    console.print(Text("\nburnish config RECIPE explains a recipe, and lists what it needs before it can be trained."))
+            terminal.say((f"\n{_description(base) if base.is_file() else folder}", "bold"))
+        rows = []
+        for name in group:
+            path, stated = find_recipe(name), hardware_of(name)
+            needs = f" ({listed(stated)})" if stated else ""
+            rows.append(
+                (name.ljust(width), Text.assemble(_description(path), (needs, "dim"), (_lacking(path), "yellow")))
+            )
+        terminal.table(("", ""), rows)
+    terminal.say("\nburnish config RECIPE explains a recipe, and lists what it needs before it can be trained.")
     return 0
 
 
@@ -165,20 +145,16 @@ def runs(folder: str = "runs") -> int:
     rows = [run_row(name, path) for name, path in find_runs(root).items()]
     if not rows:
         raise UserError(f"FOLDER is {folder}, in which there is no run; give the one in which runs are")
-    table = Table(box=None, pad_edge=False)
-    for title, justify in (("run", "left"), ("state", "left"), ("updates", "right"), ("best", "right"),
-                           ("at", "right"), ("now", "right"), ("took", "right"), ("last change", "left")):  # fmt: skip
-        table.add_column(title, justify=justify, no_wrap=title != "run", overflow="fold")  # type: ignore[arg-type]
+    table = []
     for row in sorted(rows, key=lambda row: (row["state"] != "running", -row["changed"])):
         best = row["best"] or {"reward": None, "update": "–"}
         changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["changed"])) if row["changed"] else "–"
         highest, last = ("–" if value is None else f"{value:.3f}" for value in (best["reward"], row["last"]))
-        table.add_row(
-            Text(row["name"]), "unreadable configuration" if row["error"] else row["state"],
-            f"{row['updates']}/{row['steps']}", highest, str(best["update"]), last,
-            terminal.duration(row["seconds"]), changed,
-        )  # fmt: skip
-    terminal.console(highlight=False).print(table)
+        state, took = "unreadable configuration" if row["error"] else row["state"], terminal.duration(row["seconds"])
+        table.append(
+            (row["name"], state, f"{row['updates']}/{row['steps']}", highest, best["update"], last, took, changed)
+        )
+    terminal.table(("run", "state", "updates", "best", "at", "now", "took", "last change"), table)
     return 0
 
 
@@ -201,42 +177,28 @@ def compare(first: str, others: Sequence[str]) -> int:
     folders = []
     for name in names:
         folders.append(folder := RunFolder.of_run(name))
-        if error := configuration(folder).get("error"):
+        if error := configuration(folder.config).get("error"):
             raise UserError(error)
-    console = terminal.console(highlight=False)
     summaries = [Summary.read(folder) for folder in folders]
-    table = Table(box=None, pad_edge=False)
-    for title in ("", *names):
-        table.add_column(Text(title), justify="right" if title else "left", overflow="fold")
-    table.add_row("updates", *(f"{run.updates}/{run.planned}" for run in summaries))
-    table.add_row("time of updates", *(terminal.duration(run.seconds) for run in summaries))
-    measures = {one.key: one for run in summaries for one in run.measures() if not one.watched}
-    for measure in measures.values():
+    rows = [
+        ["updates", *(f"{run.updates}/{run.planned}" for run in summaries)],
+        ["time of updates", *(terminal.duration(run.seconds) for run in summaries)],
+    ]
+    for measure in {one.key: one for run in summaries for one in run.measures() if not one.watched}.values():
         values = [(measure.of(run.before), measure.of(run.after)) for run in summaries]
-        cells = [f"{measure.show(before)} → {measure.show(after)}" for before, after in values]
-        table.add_row(Text(measure.title), *cells)
-    console.print(table)
-    configurations = {name: flat(configuration(folder)) for name, folder in zip(names, folders, strict=True)}
+        rows.append([measure.title, *(f"{measure.show(before)} → {measure.show(after)}" for before, after in values)])
+    terminal.table(("", *names), rows)
+    configurations = {name: flat(configuration(folder.config)) for name, folder in zip(names, folders, strict=True)}
     if warning := other_rewards(configurations):
-        console.print(Text(f"\n{warning}", "yellow"))
+        terminal.say((f"\n{warning}", "yellow"))
     changed = differences(configurations)
-    console.print("\nOptions that differ:" if changed else "\nAll options are the same.")
-    options = Table(box=None, pad_edge=False)
-    for title in ("", *names):
-        options.add_column(Text(title), overflow="fold")
-    shared = [one for one in changed if None not in one["values"]]
-    for one in shared:
-        options.add_row(Text(one["option"]), *(Text(value) for value in one["values"]))
-    if shared:
-        console.print(options)
+    terminal.say("\nOptions that differ:" if changed else "\nAll options are the same.")
+    if shared := [(one["option"], *one["values"]) for one in changed if None not in one["values"]]:
+        terminal.table(("", *names), shared)
     for place, name in enumerate(names):
-        own = [
-            f"{one['option']}={one['values'][place]}"
-            for one in changed
-            if None in one["values"] and one["values"][place] is not None
-        ]
-        if own:
-            console.print(Text("\nOnly in ").append(f"{name}: ", "bold").append(", ".join(own)))
+        alone = [(one["option"], one["values"][place]) for one in changed if None in one["values"]]
+        if own := [f"{option}={value}" for option, value in alone if value is not None]:
+            terminal.say("\nOnly in ", (f"{name}: ", "bold"), ", ".join(own))
     return 0
 
 
@@ -251,6 +213,5 @@ def report(run: str) -> int:
     """
     from burnish.report.page import write_report
 
-    path = write_report(RunFolder.of_run(run))
-    terminal.console().print(f"The report is {path}", soft_wrap=True, markup=False, highlight=False)
+    terminal.say(f"The report is {write_report(RunFolder.of_run(run))}")
     return 0

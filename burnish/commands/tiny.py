@@ -6,7 +6,7 @@ import difflib
 import shlex
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from burnish.models.tiny import ALL, describe_any
 from burnish.models.tiny.base import Tiny
@@ -18,9 +18,6 @@ from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
 from burnish.utils.paths import MARK, check_output
 from burnish.utils.reading import checked_path
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def tiny(
@@ -46,9 +43,14 @@ def tiny(
         force: replace a model that is there
         list_all (--list): list every name
     """
-    console = terminal.console(highlight=False, soft_wrap=True)
     if list_all:
-        _list(console)
+        rows: list[tuple[str, ...]] = [
+            (model.name, model.pipeline, model.makes, ", ".join([*(["prompt"] if model.prompt else []), *model.inputs]))
+            for model in ALL
+        ]
+        rows += [(model.name, str(model.model), "text", ", ".join(["prompt", *model.places])) for model in LANGUAGE]
+        rows += [(scorer.name, "reward", "scores", "picture, prompt") for scorer in SCORERS]
+        terminal.table(("name", "class", "makes", "takes"), rows)
         return 0
     if name is None or directory is None:
         raise UserError(
@@ -74,8 +76,7 @@ def tiny(
         else:
             build.write(model, folder, seed)
         (folder / MARK).write_text("tiny")
-    for line in _usage(model, folder):
-        console.print(line, markup=False)
+    terminal.say("\n".join(_usage(model, folder)))
     return 0
 
 
@@ -111,16 +112,3 @@ def _usage(model: Tiny | TinyLanguage | TinyScorer, folder: Path) -> list[str]:
         f"In a recipe: {' '.join([f'model.path={folder}', *options])}",
         *takes,
     ]
-
-
-def _list(console: Console) -> None:
-    from rich.table import Column, Table
-
-    table = Table(Column("name", no_wrap=True), "class", "makes", "takes", box=None, pad_edge=False)
-    for one in ALL:
-        table.add_row(one.name, one.pipeline, one.makes, ", ".join([*(["prompt"] if one.prompt else []), *one.inputs]))
-    for model in LANGUAGE:
-        table.add_row(model.name, model.model, "text", ", ".join(["prompt", *model.places]))
-    for scorer in SCORERS:
-        table.add_row(scorer.name, "reward", "scores", "picture, prompt")
-    console.print(table)

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from burnish.checkpoint.files import Checkpoint, numbered
-from burnish.checkpoint.remote import Copies
 from burnish.checkpoint.store import CheckpointStore
-from burnish.commands.export import ENVIRONMENT, Exports
+from burnish.commands.export import Exports
 from burnish.commands.fitting import Fit
 from burnish.commands.messages import closing_message, opening_message
 from burnish.config import RunConfig
@@ -21,7 +20,8 @@ from burnish.config.run_folder import STEP, RunFolder
 from burnish.controller import Controller
 from burnish.hooks import Hook
 from burnish.hooks.alarms import Alarms, FirstUpdates
-from burnish.hooks.checkpoints import Beside, Checkpoints, Expiry, ReclaimTime, Validation, reclaim_time
+from burnish.hooks.beside import Beside, Copies, Follower
+from burnish.hooks.checkpoints import Checkpoints, Expiry, ReclaimTime, Validation, reclaim_time
 from burnish.hooks.log import (
     Epochs,
     Failures,
@@ -44,7 +44,6 @@ from burnish.tasks import assemble
 from burnish.training.profiling import controller_command
 from burnish.utils import terminal
 from burnish.utils.errors import Cancelled, UserError
-from burnish.utils.sidecar import Sidecar
 
 log = logging.getLogger(__name__)
 
@@ -65,17 +64,14 @@ def train(config: RunConfig, stop: StopRequest | None = None) -> int:
     with stop or StopRequest() as asked, closing(RunFolder(config.output_dir)) as folder:
         folder.claim()
         try:
-            with asked.cancellable():
-                config = with_steps(config)
-            finished = _train_in(folder, config, asked)
-        except Cancelled:
-            finished = False  # before the first update of this process
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(interrupted(folder)) from None
-        if not folder.has_run():
-            print(f"Stopped by {asked.requested} before the first update; the same command starts again")
-            return EXIT_STOPPED
-        try:
+            finished = False
+            with suppress(Cancelled):  # before the first update of this process
+                with asked.cancellable():
+                    config = with_steps(config)
+                finished = _train_in(folder, config, asked)
+            if not folder.has_run():
+                print(f"Stopped by {asked.requested} before the first update; the same command starts again")
+                return EXIT_STOPPED
             write_report(folder)
             closing_message(folder, config, "finished" if finished else f"stopped by {asked.requested}")
         except KeyboardInterrupt:
@@ -96,7 +92,7 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
             checkpoint = starting_point(config, folder, store)
             if checkpoint is not None:
                 config = folder.with_its_batches(config)
-            controller = _controller(config, store)
+            controller = _controller(config.runtime)(config, store)
             if config.profiler is not None and config.profiler.tool == "nsys":
                 command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
                 log.warning("to profile this process with Nsight Systems, start it with: %s", shlex.join(command))
@@ -160,15 +156,13 @@ def _attempt(
     return hooks.done
 
 
-def _controller(config: RunConfig, store: CheckpointStore) -> Controller:
+def _controller(runtime: str) -> type[Controller]:
     """The controller of the option ``runtime``."""
-    if config.runtime == "local":
-        from burnish.controller import Controller
-
-        return Controller(config, store)
+    if runtime == "local":
+        return Controller
     from burnish.runtime.controller import RayController
 
-    return RayController(config, store)
+    return RayController
 
 
 def with_steps(config: RunConfig) -> RunConfig:
@@ -194,12 +188,7 @@ def with_steps(config: RunConfig) -> RunConfig:
 
 def starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore) -> Checkpoint | None:
     """The checkpoint to resume from, by the option ``resume``."""
-    if config.resume == "never":
-        if folder.has_run():
-            raise UserError(
-                f"output_dir is {config.output_dir}, which already contains a run, and resume is never; "
-                "give another output_dir, or set resume to auto to continue that run"
-            )
+    if config.resume == "never":  # there is no run, or it would have been refused
         return None
     checkpoint = store.latest() if config.resume == "auto" else store.open(config.resume)
     if checkpoint is None:
@@ -220,23 +209,19 @@ def interrupted(folder: RunFolder) -> str:
     learned = max((row[STEP] for row in folder.read_metrics()), default=0)
     saved = max((int(path.name) for path in numbered(folder.checkpoints)), default=0)
     again = f"the same command resumes after update {saved}" if saved else "the same command starts again"
-    if saved >= learned:
-        return f"interrupted by a second Ctrl-C; all updates are saved, and {again}"
-    lost = f"update {learned}" if saved + 1 == learned else f"updates {saved + 1} to {learned}"
-    return f"interrupted by a second Ctrl-C: {lost} not saved; {again}"
+    last = "" if saved + 1 == learned else f" to {learned}"
+    lost = f"update {saved + 1}{last} not saved" if saved < learned else "all updates are saved"
+    return f"interrupted by a second Ctrl-C: {lost}; {again}"
 
 
 def beside(config: RunConfig, folder: RunFolder) -> list[Hook]:
-    """Processes that copy and export every checkpoint, if the options ask for them."""
-    options, run = config.checkpoint, str(folder.path.absolute())
-    feeds = {}
+    """What copies and exports every checkpoint, if the options ask for it."""
+    options, followers = config.checkpoint, list[Follower]()
     if options.copy_to is not None:
-        about = {"run": run, "address": options.copy_to, "keep": options.copy_keep, "best": options.keep_best}
-        feeds["checkpoint_copy"] = Sidecar("checkpoint.copy_to", Copies, about)
+        followers.append(Copies(folder, options))
     if options.export is not None:
-        about = {"run": run, "what": options.export}
-        feeds["checkpoint_export"] = Sidecar("checkpoint.export", Exports, about, ENVIRONMENT)
-    return [Beside(folder, feeds, wait=options.wait)] if feeds else []
+        followers.append(Exports(folder, options.export))
+    return [Beside(followers, folder, wait=options.wait, option="checkpoint.wait")] if followers else []
 
 
 class RunHooks:

@@ -12,13 +12,14 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 from burnish.utils.errors import UserError
 from burnish.utils.terminal import progress
@@ -55,59 +56,46 @@ class Verb:
     says: str = ""  # before the module is imported, which may take a second
 
     @cached_property
-    def _function(self) -> ast.FunctionDef:
+    def _signature(self) -> tuple[inspect.Signature, str]:
+        """Parameters of the function with their types, and its docstring."""
         module, _, name = self.place.partition(":")
         tree = ast.parse((Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8"))
-        return next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+        function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+        function.body = function.body[:1]
+        names: dict[str, Any] = {"Annotated": Annotated, "Literal": Literal, "Sequence": Sequence}
+        exec(compile(ast.Module([function], []), module, "exec", dont_inherit=True), names)
+        return inspect.signature(names[name]), inspect.getdoc(names[name]) or ""
 
-    @property
-    def _docstring(self) -> tuple[str, str, str]:
-        """Description, arguments and examples."""
-        text = inspect.cleandoc(ast.get_docstring(self._function) or "")
-        described, _, rest = text.partition("\n\nArgs:\n")
-        described, _, examples = described.partition("\n\nExamples:\n")
-        return described, rest.partition("\n\nReturns:")[0], examples
+    def section(self, title: str) -> str:
+        """A part of the docstring; "" is the description."""
+        parts = re.split(r"\n\n(Args|Examples|Returns):\n", self._signature[1])
+        return dict(zip(["", *parts[1::2]], parts[::2], strict=True)).get(title, "")
 
     @property
     def summary(self) -> str:
         """Its first line."""
-        return self._docstring[0].split("\n")[0]
-
-    @property
-    def examples(self) -> str:
-        """Command lines, with what they do."""
-        lines = self._docstring[2].split("\n")
-        return "\n".join(["examples:", *(line[2:] for line in lines), ""])
+        return self.section("").split("\n")[0]
 
     def parser(self, name: str) -> Parser:
-        """Reads its command line."""
+        """Reads its command line: an argument for each parameter of the function."""
+        examples = textwrap.indent(textwrap.dedent(self.section("Examples")), "  ")
         parser = Parser(
             prog=f"burnish {name}",
-            description=self._docstring[0],
-            epilog=f"{self.examples}\n{EXIT_CODES}",
+            description=self.section(""),
+            epilog=f"examples:\n{examples}\n\n{EXIT_CODES}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        self.arguments(parser)
-        return parser
-
-    def arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add an argument for each parameter of the function."""
         helps = {
-            name: (written, " ".join(help.split())) for name, written, help in _ARGUMENT.findall(self._docstring[1])
+            name: (written, " ".join(help.split())) for name, written, help in _ARGUMENT.findall(self.section("Args"))
         }
-        given = self._function.args
-        required = [None] * (len(given.args) - len(given.defaults))
-        defaults = [*required, *given.defaults, *given.kw_defaults]
-        for parameter, default in zip([*given.args, *given.kwonlyargs], defaults, strict=True):
-            written, help = helps[parameter.arg]
-            value = ... if default is None else ast.literal_eval(default)
-            kind, inside = _kind(parameter.annotation)
-            names, options = _argument(parameter.arg, kind, inside, value, written, free=parameter in given.args)
-            default_text = (
-                f" ({value})" if isinstance(value, int | float | str) and not isinstance(value, bool) and value else ""
-            )
-            parser.add_argument(*names, help=(help + default_text).replace("%", "%%"), **options)
+        for parameter in self._signature[0].parameters.values():
+            written, help = helps[parameter.name]
+            names, options = _argument(parameter, written)
+            default = options.get("default")
+            shown = f" ({default})" if default and isinstance(default, int | float | str) else ""
+            parser.add_argument(*names, help=(help + shown).replace("%", "%%"), **options)
+        return parser
 
     def act(self, args: argparse.Namespace) -> int:
         """Call the function."""
@@ -118,46 +106,36 @@ class Verb:
         return int(function(**vars(args)))
 
 
-def _kind(annotation: ast.expr | None) -> tuple[str, list[Any]]:
-    """The name of a type without None, and what is between its brackets."""
-    if isinstance(annotation, ast.BinOp):
-        return _kind(annotation.left)
-    if not isinstance(annotation, ast.Subscript):
-        return ast.unparse(annotation or ast.Name("str")), []
-    inside = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
-    values = [part.id if isinstance(part, ast.Name) else ast.literal_eval(part) for part in inside]
-    return ast.unparse(annotation.value), values
-
-
-def _argument(
-    name: str, kind: str, inside: list[Any], default: Any, written: str, *, free: bool
-) -> tuple[list[str], dict[str, Any]]:
-    """Names and options of an argument; ``default`` is ... where the parameter has none."""
+def _argument(parameter: inspect.Parameter, written: str) -> tuple[list[str], dict[str, Any]]:
+    """Names and options of an argument."""
+    kind, default, name = parameter.annotation, parameter.default, parameter.name
+    kind = get_args(kind)[0] if type(None) in get_args(kind) else kind
+    origin, required = get_origin(kind) or kind, default is parameter.empty
     flags = [word.rstrip(",") for word in written.split() if word.startswith("-")]
-    words = [word for word in written.split() if not word.startswith("-")]
-    options: dict[str, Any] = {} if default is ... else {"default": default}
-    if kind == "Literal":
-        options["choices"] = inside
-    elif kind in ("Annotated", "int"):
-        options["type"] = _number(*inside) if inside else int
-    if kind != "bool" and (words or kind != "Literal"):
-        options["metavar"] = (words[0] if len(words) == 1 else tuple(words)) if words else name.upper()
-    if free:
-        optional = "?" if default is not ... else None
-        return [name], options | {"nargs": ("*" if optional else "+") if kind == "Sequence" else optional}
-    if kind == "bool":
+    words = tuple(word for word in written.split() if not word.startswith("-"))
+    options: dict[str, Any] = {} if required else {"default": default}
+    if origin is bool:
         options = {"action": "store_false" if default else "store_true"}
-    elif kind == "Sequence":
+    elif words or origin is not Literal:
+        options["metavar"] = (words[0] if len(words) == 1 else words) or name.upper()
+    if origin is Literal:
+        options["choices"] = get_args(kind)
+    elif origin is Annotated:
+        options["type"] = _number(kind.__origin__, *kind.__metadata__)
+    if parameter.kind is not parameter.KEYWORD_ONLY:
+        several = "+" if required else "*"
+        return [name], options | {"nargs": several if origin is Sequence else None if required else "?"}
+    if origin is Sequence:
         options |= {"action": "append", "default": []}
-    elif kind == "tuple":
-        options["nargs"] = "+" if inside[-1] is ... else len(inside)
+    elif origin is tuple:
+        options["nargs"] = "+" if get_args(kind)[-1] is ... else len(get_args(kind))
     long = [] if any(flag.startswith("--") for flag in flags) else [f"--{name.replace('_', '-')}"]
-    return [*flags, *long], options | {"dest": name} | ({"required": True} if default is ... else {})
+    return [*flags, *long], options | {"dest": name} | ({"required": True} if required else {})
 
 
-def _number(name: str, least: float = -math.inf, most: float = math.inf) -> Callable[[str], Any]:
+def _number(kind: type[float], least: float, most: float = math.inf) -> Callable[[str], Any]:
     """Reads a number in a range."""
-    kind, what = (int, "a whole number") if name == "int" else (float, "a number")
+    what = "a whole number" if kind is int else "a number"
     bounds = [f">= {least:,}".replace(",", "")] if math.isfinite(least) else []
     bounds += [f"<= {most:,}".replace(",", "")] if math.isfinite(most) else []
 

@@ -53,7 +53,7 @@ def _problems(run: RunConfig, section: Any, path: str, given: Collection[str], a
         if unread is None or value is None:
             continue
         mark, _, where = unread
-        beside = not inner and where is section and hasattr(section, mark.option)
+        beside = not inner and where is section and isinstance(mark.option, str) and hasattr(section, mark.option)
         if beside:
             refused = value != field.get_default(call_default_factory=True)
         else:
@@ -75,6 +75,8 @@ def _sections(value: Any, option: str) -> Iterator[tuple[str, Any]]:
 def _decides(mark: Mark, run: RunConfig) -> tuple[str, Any]:
     """Full name and value of the option that a mark is about."""
     condition, path, section = mark
+    if not isinstance(condition.option, str):
+        return "", condition.option(section, run)
     beside = hasattr(section, condition.option.partition(".")[0])
     value = attrgetter(condition.option)(section if beside else run)
     return f"{path if beside else ''}{condition.option}", value

@@ -8,22 +8,16 @@ from functools import partial
 
 from burnish.config.hub import missing_model, missing_scorers
 from burnish.config.run import RunConfig
-from burnish.data.records import own_data
+from burnish.data.records import check_own
 from burnish.data.sets import named_by
 from burnish.data.values import check_template
-from burnish.registry import fields
 from burnish.rewards.function import FunctionReward
-from burnish.utils.addresses import address_complaint, is_address, library_complaint
+from burnish.utils.addresses import is_address, library_complaint
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.hub import HubModel, hub_data, model_folder
 from burnish.utils.installed import optimizer_complaint, quantization_complaint, tracker_complaint
 from burnish.utils.paths import check_run_folder, holds_run, resolve
 from burnish.utils.reading import checked_path
-
-CROWD = 4  # most threads or processes per core
-ALWAYS = 16  # threads or processes that are never refused
-RECORD = 2048  # bytes of a sample at least: prompt, reward, bookkeeping
-GB = 1e9
 
 
 def check_disk(config: RunConfig) -> None:
@@ -57,9 +51,9 @@ def _libraries(config: RunConfig) -> Iterator[str]:
     for name in config.trackers.libraries():
         if complaint := tracker_complaint(name):
             yield f"trackers.{name} {complaint}"
-    address = config.checkpoint.copy_to
-    if address is not None and (complaint := library_complaint(address)):
-        yield f"checkpoint.copy_to is {address}, {complaint}"
+    for option, address in (("checkpoint.copy_to", config.checkpoint.copy_to), ("resume", config.resume)):
+        if address is not None and is_address(address) and (complaint := library_complaint(address)):
+            yield f"{option} is {address}, {complaint}"
 
 
 def _model(reads: bool, config: RunConfig) -> None:
@@ -95,15 +89,15 @@ def _rewards(config: RunConfig) -> Iterator[str]:
 
 
 def _prompts(option: str, config: RunConfig) -> None:
-    files = config.prompt_files[option]
-    for path in [files] if isinstance(files, str) else files:
+    for path in config.prompt_files[option]:
         try:
             found = resolve(path)
         except UserError as error:
             raise UserError(f"{option}: {error}") from None
-        named = None if found.exists() else own_data(path) or hub_data(path)
-        if named is not None:
-            named.check()
+        if not found.exists() and check_own(path):
+            continue
+        if not found.exists() and (hub := hub_data(path)) is not None:
+            hub.check()
             continue
         if not found.is_file() and not found.is_dir():
             way = f"write it with: burnish data prepare {of_set}" if (of_set := named_by(path)) else ""
@@ -124,15 +118,12 @@ def _output(config: RunConfig) -> None:
 
 def _resume(config: RunConfig) -> Iterator[str]:
     resume = config.resume
-    if is_address(resume):
-        if complaint := address_complaint(resume) or library_complaint(resume):
-            yield f"resume is {resume}, {complaint}"
-    elif resume == "never" and holds_run(checked_path(config.output_dir, "output_dir")):
+    if resume == "never" and holds_run(checked_path(config.output_dir, "output_dir")):
         yield (
             f"resume is never, but output_dir {config.output_dir} already contains a run; give another output_dir, or "
             "set resume to auto to continue that run"
         )
-    elif resume not in ("auto", "never") and not checked_path(resume, "resume").exists():
+    elif resume not in ("auto", "never") and not is_address(resume) and not checked_path(resume, "resume").exists():
         yield f"resume is {resume}, which does not exist; give auto, never, or a checkpoint's folder"
 
 
@@ -148,35 +139,3 @@ def machine_complaints(config: RunConfig) -> Iterator[str]:
         for name, precision in chosen.items():
             if precision is not None and (complaint := quantization_complaint(precision)):
                 yield f"model.quantization.{name}={precision} {complaint}"
-    yield from _crowded(config)
-    yield from _too_much(config)
-
-
-def _crowded(config: RunConfig) -> Iterator[str]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limit = max(ALWAYS, CROWD * cores)
-    wanted = {"threads": config.threads, "scoring.processes": config.scoring.processes}
-    for label, reward in config.rewards.items():
-        if "threads" in fields(reward):
-            wanted[f"rewards.{label}.threads"] = reward.threads
-    for option, value in wanted.items():
-        if value > limit:
-            yield f"{option} is {value}, but this machine has {cores} cores; set it to {limit} or less"
-
-
-def _too_much(config: RunConfig) -> Iterator[str]:
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    made, why = config.sample_bytes
-    each, update = RECORD + made, config.records * config.sampled_per_prompt if config.online else config.samples
-    batches = [("an update", update, config.samples_from, "rollout.n or data.train_batch_size")]
-    # the number of prompts is only known when they are read; at least one
-    batches.append(("a validation", config.validation.n, "validation.n of a prompt", "validation.n"))
-    if config.auxiliary is not None:
-        section, imitated = config.auxiliary
-        batches.append(("an optimizer step", imitated.batch_size, f"{section}.batch_size", f"{section}.batch_size"))
-    for what, count, factors, option in batches:
-        if count * each > memory:
-            yield (
-                f"{what} has {count:.3g} samples ({factors}), which take at least {count * each / GB:.3g} GB{why}, but "
-                f"this machine has {memory / GB:.3g} GB of memory; lower {option}"
-            )

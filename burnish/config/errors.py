@@ -93,7 +93,7 @@ def _not_chosen(option: str, value: Any, details: Any, context: Context) -> str:
     hint = f"; to use another label, set {option}.name" if short else ""
     if other is None:
         return wrong_choice(key, name, choices, short=short) + hint
-    here = next(task for task, config in _configs() if config is context.config)
+    here = fields(context.config)["task"].default
     return (
         f"{key} {'' if short else f'is {name}, which '}belongs to task {other}, but this run's is {here}; set "
         f"task={other}, or choose one of {', '.join(choices)}{hint}"
@@ -102,17 +102,13 @@ def _not_chosen(option: str, value: Any, details: Any, context: Context) -> str:
 
 def another_task(kind: str, name: Any) -> str | None:
     """Another task that has an algorithm or a reward of that name; None if none has."""
-    for task, config in _configs():
-        for own in (config.algorithm_kind, config.reward_kind):
-            if own != kind and own.split()[1] == kind.split()[-1] and name in names(own):
-                return task
-    return None
-
-
-def _configs() -> Iterator[tuple[str, Any]]:
     from burnish.config.tasks import TASKS
 
-    yield from ((name, task.config) for name, task in TASKS.items())
+    for task, config in ((task, one.config) for task, one in TASKS.items()):
+        own = {"algorithm": config.algorithm_kind, "reward": config.reward_kind}.get(kind.split()[-1], kind)
+        if own != kind and name in names(own):
+            return task
+    return None
 
 
 def wrong_choice(option: str, value: Any, choices: Sequence[str], *, short: bool = False) -> str:

@@ -5,26 +5,39 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, field_validator
 
 from burnish.config.overrides import read_overrides
 from burnish.config.yaml_text import show
-from burnish.utils.errors import ConfigError, UserError
+from burnish.options import Count, Positive
+from burnish.registry import fields, options, validated
+from burnish.utils.errors import ConfigError
 
 KEY = "hardware"  # of a recipe's file
 NODE = 8  # GPUs of a machine
-WORDS = ("gpus", "nodes", "memory", "force")  # of the command line, which become options
 UNITS = {"B": 1, **{f"{unit}{i}B": (1024 if i else 1000) ** (power + 1)
                     for power, unit in enumerate("KMGT") for i in ("", "I")}}  # fmt: skip
 
 
-@dataclass(frozen=True)
+@options
 class Hardware:
     """GPUs that a run of a recipe as it ships fits on."""
 
-    gpus: int
-    memory_gb: float  # of each, in units of 10^9 bytes, as cards are sold
-    further: tuple[str, ...] = ()  # options that only a run on these GPUs takes: of sharding, or pools of its own
+    gpus: Count
+    """GPUs of all machines."""
+    memory_gb: Positive
+    """Memory of each, in units of 10^9 bytes, as cards are sold."""
+    options: list[str] = Field(default_factory=list)
+    """Options that only a run on these GPUs takes: of sharding, or pools of its own."""
+
+    @field_validator("gpus")
+    @classmethod
+    def _machines_are_full(cls, value: int) -> int:
+        if value > NODE and value % NODE:
+            raise ValueError(f"more than {NODE} GPUs are a multiple of {NODE}")
+        return value
 
     @property
     def bytes(self) -> int:
@@ -32,38 +45,30 @@ class Hardware:
         return int(self.memory_gb * 1e9)
 
     @property
-    def has_pools(self) -> bool:
-        """Whether it says itself which processes train and which sample."""
-        return any(option.startswith("pools.") for option in self.further)
-
-    @property
     def nodes(self) -> int:
         """Machines of its GPUs."""
         return max(self.gpus // NODE, 1)
 
-    @property
-    def options(self) -> list[str]:
-        """What it adds to a recipe to train on all of its GPUs."""
-        return self.options_for(self.nodes, self.gpus // self.nodes)
-
-    def options_for(self, nodes: int, each: int) -> list[str]:
-        """What it adds to a recipe on another number of GPUs: machines, and GPUs of each.
+    def options_for(self, gpus: int | None = None, nodes: int = 1) -> list[str]:
+        """What it adds to a recipe on a number of machines with so many GPUs each; None: on its own.
 
         Raises:
             ConfigError: its pools can't be made larger or smaller by a whole number of machines.
         """
-        total = nodes * each
-        if self.has_pools:
+        if gpus is None:
+            nodes, gpus = self.nodes, self.gpus // self.nodes
+        total = nodes * gpus
+        if any(option.startswith("pools.") for option in self.options):
             if total % self.gpus:
                 raise ConfigError(
                     f"gpus is {total}, but this recipe has pools for {self.gpus} GPUs; ask for a multiple of "
                     f"{self.gpus}, or give pools.train and pools.rollout yourself"
                 )
-            return ["runtime=ray", *(_times(option, total // self.gpus) for option in self.further)]
+            return ["runtime=ray", *(_times(option, total // self.gpus) for option in self.options)]
         if total == 1:
-            return [option for option in self.further if not option.startswith("sharding.")]
+            return [option for option in self.options if not option.startswith("sharding.")]
         machines = [f"pools.train.nodes={nodes}"] if nodes > 1 else []
-        return ["runtime=ray", *machines, f"pools.train.processes={each}", *self.further]
+        return ["runtime=ray", *machines, f"pools.train.processes={gpus}", *self.options]
 
     def __str__(self) -> str:
         return f"{self.gpus} GPU{'s' if self.gpus > 1 else ''} of {self.memory_gb:g} GB"
@@ -79,14 +84,18 @@ class Origin:
     model: str | None = None  # the model that this statement is about
 
 
-@dataclass(frozen=True)
+@options
 class Machine:
     """What a command line says of the GPUs that a run gets."""
 
-    gpus: int | None = None  # of each machine; None: nothing is said
-    nodes: int = 1
-    memory: int | None = None  # bytes of each GPU
-    force: bool = False  # train where the recipe is not made for, and where the forecast says that it won't fit
+    gpus: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """GPUs of each machine; null: nothing is said."""
+    nodes: Annotated[int, Field(ge=1, le=100_000)] = 1
+    """Machines."""
+    memory: int | None = None
+    """Bytes of each GPU."""
+    force: bool = False
+    """Train where the recipe is not made for, and where the forecast says that it won't fit."""
 
     @property
     def total(self) -> int | None:
@@ -107,13 +116,25 @@ class Machine:
         """What a recipe that states this is composed with, below the command line."""
         options = []
         if self.gpus is not None:
-            profile = self.profile(stated) or Hardware(self.gpus * self.nodes, 1)
-            options = profile.options_for(self.nodes, self.gpus)
+            profile = self.profile(stated) or Hardware(gpus=NODE, memory_gb=1)
+            options = profile.options_for(self.gpus, self.nodes)
         if self.force:
             return [*options, "forecast=warn"]
         # without a GPU for each process, the pools don't start
         pools = sorted({".".join(one.split(".")[:2]) for one in options if one.startswith("pools.")})
         return [*options, *(f"{pool}.device=cuda" for pool in pools)]
+
+
+@options
+class Speed:
+    """What a GPU reaches: by default an H100 in bfloat16."""
+
+    tflops: Positive = 400.0
+    """Of matrix products, in 10^12 operations a second."""
+    bandwidth: Positive = 2600.0
+    """GB a second that kernels read and write."""
+    launch: Positive = 5.0
+    """Microseconds from one kernel to the next."""
 
 
 def listed(stated: Sequence[Hardware]) -> str:
@@ -124,7 +145,7 @@ def listed(stated: Sequence[Hardware]) -> str:
 def made_for(recipe: str, stated: Sequence[Hardware]) -> str:
     """What a recipe states, with the words that compose its options for that hardware."""
     (first, *_) = stated
-    how = f" with {' '.join(first.options)}" if first.options else ""
+    how = f" with {' '.join(added)}" if (added := first.options_for()) else ""
     return f"{recipe} is made for {listed(stated)}{how}: add gpus={first.gpus} for these options."
 
 
@@ -135,34 +156,22 @@ def read_machine(overrides: Sequence[str]) -> tuple[Machine, dict[str, Any]]:
         ConfigError: a word has a value that it can't have.
     """
     given = read_overrides(overrides)
-    words = {name: given.pop(name) for name in WORDS if name in given}
-    for name in ("gpus", "nodes"):
-        if name in words and not (type(words[name]) is int and 1 <= words[name] <= 100_000):
-            raise ConfigError(f"{name} is {show(words[name])}; it must be a number of {name}, as in {name}=8")
-    gpus, nodes = words.get("gpus"), words.get("nodes")
-    if nodes is not None and gpus is None:
-        raise ConfigError(f"nodes is {nodes}, but gpus is not given; add the GPUs of each machine, as in gpus={NODE}")
-    if gpus is not None and nodes is None and gpus > NODE:
-        if gpus % NODE:
+    words = {name: given.pop(name) for name in fields(Machine) if name in given}
+    if "memory" in words:
+        words["memory"] = in_bytes(str(words["memory"]))
+    machine: Machine = _words(Machine, words)
+    if "nodes" in words and machine.gpus is None:
+        raise ConfigError(
+            f"nodes is {machine.nodes}, but gpus is not given; add the GPUs of each machine, as in gpus={NODE}"
+        )
+    if machine.gpus is not None and "nodes" not in words and machine.gpus > NODE:
+        if machine.gpus % NODE:
             raise ConfigError(
-                f"gpus is {gpus}, more than the {NODE} of a machine and no multiple of it; add nodes, as in "
+                f"gpus is {machine.gpus}, more than the {NODE} of a machine and no multiple of it; add nodes, as in "
                 f"gpus={NODE} nodes=2"
             )
-        gpus, nodes = NODE, gpus // NODE
-    force = words.get("force", False)
-    if not isinstance(force, bool):
-        raise ConfigError(f"force is {show(force)}; it must be true or false")
-    memory = in_bytes(str(words["memory"])) if "memory" in words else None
-    return Machine(gpus, nodes or 1, memory, force), given
-
-
-@dataclass(frozen=True)
-class Speed:
-    """What a GPU reaches: by default an H100 in bfloat16."""
-
-    tflops: float = 400.0  # of matrix products, in 10^12 operations a second
-    bandwidth: float = 2600.0  # GB a second that kernels read and write
-    launch: float = 5.0  # microseconds from one kernel to the next
+        machine.gpus, machine.nodes = NODE, machine.gpus // NODE
+    return machine, given
 
 
 def read_speed(overrides: Sequence[str]) -> tuple[Speed, list[str]]:
@@ -171,23 +180,28 @@ def read_speed(overrides: Sequence[str]) -> tuple[Speed, list[str]]:
     Raises:
         ConfigError: a word has a value that it can't have.
     """
-    words = [one for one in overrides if one.partition("=")[0] in vars(Speed())]
-    given = read_overrides(words)
-    for name, value in given.items():
-        if type(value) not in (int, float) or value <= 0:
-            raise ConfigError(f"{name} is {show(value)}; it must be a number above 0, as in {name}=400")
-    return Speed(**given), [one for one in overrides if one not in words]
+    words = [one for one in overrides if one.partition("=")[0] in fields(Speed)]
+    return _words(Speed, read_overrides(words)), [one for one in overrides if one not in words]
+
+
+def _words(kind: type, words: dict[str, Any]) -> Any:
+    """Words of a command line that are no options of a run."""
+    try:
+        return validated(kind, words)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{first['loc'][0]} is {show(first['input'])}: {first['msg']}") from None
 
 
 def in_bytes(text: str) -> int:
     """A size such as 80GB or 24GiB.
 
     Raises:
-        UserError: it is none.
+        ConfigError: it is none.
     """
     matched = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)\s*([KMGT]?i?B)", text.strip(), re.IGNORECASE)
     if matched is None or not float(matched[1]):
-        raise UserError(f"memory is {text!r:.40}; give the memory of a GPU such as memory=80GB or memory=24GiB")
+        raise ConfigError(f"memory is {text!r:.40}; give the memory of a GPU such as memory=80GB or memory=24GiB")
     return int(float(matched[1]) * UNITS[matched[2].upper()])
 
 
@@ -201,26 +215,13 @@ def read_hardware(stated: Any, file: str) -> tuple[Hardware, ...]:
     Raises:
         ConfigError: it is malformed.
     """
-    return tuple(_read(one, file) for one in (stated if isinstance(stated, list) and stated else [stated]))
-
-
-def _read(stated: Any, file: str) -> Hardware:
-    given = dict(stated) if isinstance(stated, dict) else {}
-    gpus, memory = given.pop("gpus", None), given.pop("memory_gb", None)
-    further = given.pop("options", [])
-    right = type(gpus) is int and type(memory) in (int, float) and isinstance(further, list) and not given
-    if (
-        not right
-        or gpus < 1
-        or memory <= 0
-        or (gpus > NODE and gpus % NODE)
-        or not all(isinstance(one, str) for one in further)
-    ):
+    try:
+        return tuple(validated(list[Hardware], stated if isinstance(stated, list) else [stated]))
+    except ValidationError as error:
         raise ConfigError(
-            f"{KEY} is {show(stated)} (in {file}); it must be like {{gpus: 8, memory_gb: 80}}, or a list of such, more "
-            f"than {NODE} GPUs as a multiple of {NODE}, and options a list of OPTION=VALUE"
-        )
-    return Hardware(gpus, float(memory), tuple(further))
+            f"{KEY} is {show(stated)} (in {file}); it must be like {{gpus: 8, memory_gb: 80}}, or a list of such, with "
+            f"options a list of OPTION=VALUE: {error.errors()[0]['msg']}"
+        ) from None
 
 
 def _times(option: str, factor: int) -> str:

@@ -62,7 +62,7 @@ def fetch_data(config: RunConfig) -> None:
         UserError: one can't be had.
     """
     for option, files in config.prompt_files.items():
-        for path in [files] if isinstance(files, str) else files:
+        for path in files:
             if (named := hub_data(path)) is not None and not Path(path).exists():
                 try:
                     named.load()

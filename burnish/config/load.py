@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -60,17 +60,20 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     """
     extended = list(_extended(find_recipe(recipe)))
     machine, given = read_machine(overrides)
-    origin = Origin(recipe, tuple(overrides), _stated(extended), _model_of_hardware(extended))
-    layers = [(one.file, one.content) for one in extended]
+    nearest = list(dropwhile(lambda one: not one.hardware, extended))  # the recipe that states hardware, and below
+    models = (one.content.get("model") for one in nearest)
+    model = next((model["path"] for model in models if isinstance(model, dict) and "path" in model), None)
+    origin = Origin(recipe, tuple(overrides), nearest[0].hardware if nearest else (), model)
+    layers = [("", with_whole_paths(nest(given))), *((one.file, one.content) for one in extended)]
     if composed := machine.options(origin.stated):
-        layers = [(f"options for the hardware of {layers[0][0]}", nest(read_overrides(composed))), *layers]
-    trees = [with_whole_paths(nest(given)), *(layer for _, layer in layers)]
-    plugins = open_plugins(next((one["plugins"] for one in trees if "plugins" in one), []))
-    task = task_named(chosen_task(trees)).config
-    tree, layers = _merged(given, trees[0], layers, task)
-    tree = _corrected(_opened(tree, plugins, task), task)
-    tree = _complete(tree, task)
-    config: RunConfig = checked(task, tree, Context(layers, given, tree, task))
+        layers.insert(1, (f"options for the hardware of {layers[1][0]}", nest(read_overrides(composed))))
+    plugins = open_plugins(next((tree["plugins"] for _, tree in layers if "plugins" in tree), []))
+    task = task_named(chosen_task([tree for _, tree in layers])).config
+    layers = _for_algorithm(layers, task.algorithm_kind)
+    tree = _corrected(_opened(_merged(layers, given), plugins, task), task)
+    # with every section that a run must have, if empty, so that messages name what is missing inside
+    tree = {name: {} for name, field in fields(task).items() if field.is_required()} | labelled(tree)
+    config: RunConfig = checked(task, tree, Context(layers[1:], given, tree, task))
     config.origin = origin
     config.check(given)
     return config
@@ -96,11 +99,9 @@ def context_of(recipe: str, overrides: Sequence[str] = ()) -> Context:
     """
     layers = [(one.file, one.content) for one in _extended(find_recipe(recipe))]
     _, given = read_machine(overrides)
-    trees = [_named(nest(given)), *(layer for _, layer in layers)]
-    tree: dict[str, Any] = {}
-    for one in reversed(trees):
-        tree = merge(tree, one)
-    return Context(layers, given, labelled(tree), task_named(chosen_task(trees)).config)
+    trees = [nest(given), *(layer for _, layer in layers)]
+    tree = labelled(reduce(merge, reversed(trees)))
+    return Context(layers, given, tree, task_named(chosen_task(trees)).config)
 
 
 def recipe_names() -> list[str]:
@@ -140,18 +141,7 @@ def hardware_of(recipe: str) -> tuple[Hardware, ...]:
     Raises:
         ConfigError: what it states is malformed.
     """
-    return _stated(_extended(find_recipe(recipe)))
-
-
-def _stated(extended: Iterable[Recipe]) -> tuple[Hardware, ...]:
-    """The nearest statement of hardware."""
-    return next((one.hardware for one in extended if one.hardware), ())
-
-
-def _model_of_hardware(extended: Iterable[Recipe]) -> str | None:
-    """The model that the nearest statement of hardware is about; None if nothing is stated."""
-    models = (one.content.get("model") for one in dropwhile(lambda one: not one.hardware, extended))
-    return next((model["path"] for model in models if isinstance(model, dict) and "path" in model), None)
+    return next((one.hardware for one in _extended(find_recipe(recipe)) if one.hardware), ())
 
 
 def _extended(path: Path) -> Iterator[Recipe]:
@@ -189,62 +179,47 @@ def read_recipe(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path} is not a recipe: it must contain options, such as 'steps: 30', but contains {show(content):.80}"
         )
-    return with_whole_paths(_named(content))
+    if isinstance(content.get("algorithm"), str):  # short for algorithm: {name: ...}
+        content["algorithm"] = {"name": content["algorithm"]}
+    return with_whole_paths(content)
 
 
-def _named(tree: dict[str, Any]) -> dict[str, Any]:
-    """``algorithm: flow_grpo`` is short for ``algorithm: {name: flow_grpo}``."""
-    return tree | {"algorithm": {"name": tree["algorithm"]}} if isinstance(tree.get("algorithm"), str) else tree
-
-
-def _algorithm(tree: dict[str, Any]) -> Any:
-    """Name of the algorithm in a recipe or on the command line; None if there is none."""
-    own = tree.get("algorithm")
-    return own.get("name") if isinstance(own, dict) else None
-
-
-def _merged(
-    given: dict[str, Any], top: dict[str, Any], recipes: Layers, task: type[RunConfig]
-) -> tuple[dict[str, Any], Layers]:
-    """Recipes and command line (``top``, of the options ``given``) as one tree, and the recipes for this algorithm.
+def _merged(layers: Layers, given: dict[str, Any]) -> dict[str, Any]:
+    """The command line, of the options ``given``, and the recipes below it as one tree.
 
     Raises:
         ConfigError: an option takes back what is not there, or two say the same thing.
     """
-    layers = [("", top), *recipes]
-    chosen = next((name for _, tree in layers if (name := _algorithm(tree)) is not None), None)
-    layers = _for_algorithm(layers, chosen, task.algorithm_kind)
-    if chosen is not None and known(task.algorithm_kind, chosen):
-        layers = _for_parts(layers, lookup(task.algorithm_kind, chosen).parts)
     if "steps" in given and given.get("data.epochs") is not None:
         raise ConfigError("steps and data.epochs are both given, and each says how long the run is; leave one out")
     tree: dict[str, Any] = {}
     for file, layer in reversed(layers):
-        data = layer.get("data")
-        if (
-            "steps" in layer
-            and not (isinstance(data, dict) and "epochs" in data)
-            and isinstance(tree.get("data"), dict)
-        ):
-            tree["data"] = without(tree["data"], "epochs")  # steps decide, which are nearer
+        data, below = layer.get("data"), tree.get("data")
+        if "steps" in layer and isinstance(below, dict) and not (isinstance(data, dict) and "epochs" in data):
+            tree["data"] = without(below, "epochs")  # steps decide, which are nearer
         if file:
             tree = _without_replaced(tree, file, layer)
         else:
-            _refuse_removals(given, tree)
+            _refuse_removals(given, tree.get("rewards") or {})
         tree = merge(tree, layer)
-    return tree, layers[1:]
+    return tree
 
 
-def _for_algorithm(layers: Layers, chosen: Any, kind: str) -> Layers:
-    """Layers for the chosen algorithm: without the options of another algorithm, with the variant for this one."""
+def _for_algorithm(layers: Layers, kind: str) -> Layers:
+    """Layers for the chosen algorithm: without options of others and of parts that aren't chosen, with its variants."""
+    sections = [tree.get("algorithm") for _, tree in layers]
+    names_of = [section.get("name") if isinstance(section, dict) else None for section in sections]
+    chosen = next((name for name in names_of if name is not None), None)
     own, fitting = None, []
-    for file, layer in reversed(layers):
-        own = _algorithm(layer) or own
+    for (file, layer), name in zip(reversed(layers), reversed(names_of), strict=True):
+        own = name or own
         kept = without(layer, "variants") if file else layer
         if "algorithm" in kept and own != chosen:
             kept["algorithm"] = {"name": chosen}
-        fitting.append((file, merge(kept, _variant(layer.get("variants") or {}, chosen, file, kind) if file else {})))
-    return fitting[::-1]
+        variants = _variants(layer.get("variants") or {}, file, kind) if file else {}
+        fitting.append((file, merge(kept, variants.get(str(chosen), {}))))
+    layers = fitting[::-1]
+    return _for_parts(layers, lookup(kind, chosen).parts) if chosen is not None and known(kind, chosen) else layers
 
 
 def _for_parts(layers: Layers, parts: dict[str, type]) -> Layers:
@@ -263,19 +238,17 @@ def _for_parts(layers: Layers, parts: dict[str, type]) -> Layers:
     return fitting
 
 
-def _variant(variants: Any, chosen: Any, file: str, kind: str) -> dict[str, Any]:
-    """What a recipe changes for an algorithm."""
+def _variants(variants: Any, file: str, kind: str) -> dict[Any, Any]:
+    """What a recipe changes for algorithms, by their names."""
     if not isinstance(variants, dict):
         raise ConfigError(f"variants is {show(variants)} (in {file}); it must map algorithm names to options")
     for name, changed in variants.items():
         if not known(kind, name):
             raise ConfigError(wrong_choice(f"variants.{name}", name, names(kind), short=True) + f" (in {file})")
-        if not isinstance(changed, dict) or "variants" in changed:
-            raise ConfigError(f"variants.{name} is {show(changed)} (in {file}); it must contain options")
-        inner = changed.get("algorithm")
-        if inner is not None and (not isinstance(inner, dict) or inner.get("name", name) != name):
-            raise ConfigError(f"variants.{name}.algorithm is {show(inner)} (in {file}); it must be options of {name}")
-    return variants.get(chosen, {}) if isinstance(chosen, str) else {}
+        inner = changed.get("algorithm", {}) if isinstance(changed, dict) and "variants" not in changed else None
+        if not isinstance(inner, dict) or inner.get("name", name) != name:
+            raise ConfigError(f"variants.{name} is {show(changed)} (in {file}); it must contain options of such a run")
+    return variants
 
 
 def _without_replaced(below: dict[str, Any], file: str, layer: dict[str, Any]) -> dict[str, Any]:
@@ -309,13 +282,11 @@ def _say_replaced(file: str, gone: tuple[str, ...]) -> None:
     )  # fmt: skip
 
 
-def _refuse_removals(given: dict[str, Any], base: dict[str, Any]) -> None:
-    rewards = base.get("rewards")
-    there = list(rewards) if isinstance(rewards, dict) else []
+def _refuse_removals(given: dict[str, Any], rewards: dict[str, Any]) -> None:
     for option, value in given.items():
-        label = option.removeprefix("rewards.")
-        if value is None and label != option and "." not in label and label not in there:
-            raise ConfigError(f"{option}=null removes nothing: the recipe's rewards are {', '.join(there) or 'none'}")
+        section, _, label = option.partition(".")
+        if value is None and section == "rewards" and "." not in label and label not in rewards:
+            raise ConfigError(f"{option}=null removes nothing: the recipe's rewards are {', '.join(rewards) or 'none'}")
 
 
 def _opened(tree: dict[str, Any], plugins: Sequence[str], task: type[RunConfig]) -> dict[str, Any]:
@@ -349,12 +320,6 @@ def _corrected(tree: dict[str, Any], task: type[RunConfig]) -> dict[str, Any]:
         return tree
     correction = {"mode": "bypass"} if algorithm.get("old_logprob") == "sampler" else {}
     return tree | {"algorithm": algorithm | {"rollout_correction": correction}}
-
-
-def _complete(tree: dict[str, Any], task: type[RunConfig]) -> dict[str, Any]:
-    """A tree with every section that a run must have, if empty, so that messages name what is missing inside."""
-    required: dict[str, Any] = {name: {} for name, field in fields(task).items() if field.is_required()}
-    return required | labelled(tree)
 
 
 def labelled(tree: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from burnish.config.run import RunConfig
@@ -37,24 +38,18 @@ class Context:
         holding = (file for file, tree in self.layers if _holds(tree, option.split(".")))
         return f" (in {next(holding, self.recipe)})"
 
+    @cached_property
+    def options(self) -> dict[str, tuple[Types, Any]]:
+        """All dotted options and sections, those of what names choose too: what each may be, and a section's class."""
+        return {path: (kinds, section) for path, kinds, section in _walk([self.config], self.tree, "")}
+
     def options_at(self, place: Sequence[str | int]) -> Any:
         """The class of options at a place, as names in the tree choose it; None if there is none."""
-        kinds: Types = [self.config]
-        value: Any = self.tree
-        for name in place:
-            section = _section(kinds, value)
-            if section is not None and name in fields(section):
-                kinds = types_of(fields(section)[str(name)])
-            elif (inside := _inside(kinds)) is not None:
-                kinds = [inside]
-            else:
-                return None
-            value = _get(value, name)
-        return _section(kinds, value)
+        return self.options.get(".".join(map(str, place)), ((), None))[1]
 
     def every_option(self) -> list[str]:
         """All dotted options and sections, including those of what names choose."""
-        return list(_options(self.config, self.tree))
+        return [path for path in self.options if path]
 
 
 def types_of(field: Any) -> Types:
@@ -64,7 +59,7 @@ def types_of(field: Any) -> Types:
 
 def options_of(kind: str, name: str) -> list[str]:
     """The options of an entry of a kind, and of their sections."""
-    return list(_options(lookup(kind, name), {}))
+    return [path for path, *_ in _walk([lookup(kind, name)], {}, "") if path]
 
 
 def completed(context: Context, word: str) -> list[str]:
@@ -76,7 +71,8 @@ def completed(context: Context, word: str) -> list[str]:
     """
     option, given, value = word.partition("=")
     if given:
-        return [f"{option}={one}" for one in _values(context, option.split(".")) if one.startswith(value)]
+        kinds, _ = context.options.get(option, ((), None))
+        return [f"{option}={one}" for one in _values(kinds) if one.startswith(value)]
     options = [one for one in context.every_option() if one.startswith(word)]
     ends = {one: one.find(".", len(word)) for one in options}
     found = dict.fromkeys(f"{one}=" if end < 0 else one[: end + 1] for one, end in ends.items())
@@ -84,11 +80,9 @@ def completed(context: Context, word: str) -> list[str]:
     return [one for one in found if not (one.endswith("=") and f"{one[:-1]}." in found)]
 
 
-def _values(context: Context, place: list[str]) -> Iterator[str]:
+def _values(kinds: Types) -> Iterator[str]:
     """The values of an option that has few; none of the others."""
-    *above, name = place if place != ["algorithm", "name"] else place[:1]
-    section = context.options_at(above)
-    for one in _members(types_of(fields(section)[name])) if section is not None and name in fields(section) else ():
+    for one in _members(kinds):
         if isinstance(one, Choice):
             yield from names(one.kind)
         elif one is bool:
@@ -118,37 +112,26 @@ def _section(kinds: Types, value: Any) -> Any:
     return next((one for one in members if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
 
 
-def _inside(kinds: Types) -> Any:
-    """The type of what a list or a mapping holds; None if it is neither."""
-    holders = (one for one in _members(kinds) if typing.get_origin(one) in (list, dict))
-    return next((typing.get_args(one)[-1] for one in holders), None)
-
-
 def _get(value: Any, name: str | int) -> Any:
     if isinstance(value, Mapping):
         return value.get(name)
     return value[name] if isinstance(value, list) and isinstance(name, int) and name < len(value) else None
 
 
-def _options(section: Any, tree: Any) -> Iterator[str]:
-    """The options of a class and of its sections, with those of the entries that ``tree`` chooses."""
-    for name, field in fields(section).items():
-        kinds, value = types_of(field), _get(tree, name)
-        yield name
-        yield from (f"{name}.{one}" for one in _within(kinds, value))
-        inside = _inside(kinds)
-        for label in value if isinstance(value, Mapping) and inside is not None else ():
-            if one := list(_within([inside], value[label])):
-                yield f"{name}.{label}"
-                yield from (f"{name}.{label}.{option}" for option in one)
-
-
-def _within(kinds: Types, value: Any) -> Iterator[str]:
-    section = _section(kinds, value)
-    if any(isinstance(one, Choice) for one in _members(kinds)) and (section is None or "name" not in fields(section)):
-        yield "name"
-    if section is not None:
-        yield from _options(section, value)
+def _walk(kinds: Types, tree: Any, path: str) -> Iterator[tuple[str, Types, Any]]:
+    """An option and what is in it, with the entries that ``tree`` chooses: path, what it may be, class of options."""
+    members, section = list(_members(kinds)), _section(kinds, tree)
+    yield path, kinds, section
+    above = f"{path}." if path else ""
+    if any(isinstance(one, Choice) for one in members) and (section is None or "name" not in fields(section)):
+        yield f"{above}name", kinds, None
+    for name, field in fields(section).items() if section is not None else ():
+        yield from _walk(types_of(field), _get(tree, name), f"{above}{name}")
+    holder = next((one for one in members if typing.get_origin(one) in (list, dict)), None)
+    held = dict(enumerate(tree)) if isinstance(tree, list) else tree
+    for label, value in held.items() if holder is not None and isinstance(held, Mapping) else ():
+        inside = list(_walk([typing.get_args(holder)[-1]], value, f"{above}{label}"))
+        yield from inside if len(inside) > 1 else ()
 
 
 def _holds(tree: Any, option: Sequence[str]) -> bool:

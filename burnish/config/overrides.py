@@ -19,28 +19,16 @@ def read_overrides(arguments: Sequence[str]) -> dict[str, Any]:
         ConfigError: an argument is no ``option=value``, or two contradict each other.
     """
     values: dict[str, Any] = {}
-    complaints = []
-    for argument in arguments:
-        try:
-            found = list(_leaves(*split(argument)))
-        except ConfigError as error:
-            complaints.append(str(error))
-            continue
-        for option, value in found:
-            if option in values and not same(values[option], value):
-                complaints.append(
-                    f"{option} is given twice, as {show(values[option])} and as {show(value)}; leave one out"
-                )
-            values[option] = value
-    for option in values:
+    for option, value in (leaf for argument in arguments for leaf in _leaves(*split(argument))):
+        before = values.setdefault(option, value)
+        if before is not value and (type(before) is not type(value) or before != value):  # true is not 1
+            raise ConfigError(f"{option} is given twice, as {show(before)} and as {show(value)}; leave one out")
+    for option, value in values.items():
         above = next((other for other in values if option.startswith(other + ".") and values[other] != {}), None)
         if above is not None:
-            complaints.append(
-                f"{above}={show(values[above])} and {option}={show(values[option])} contradict each other; "
-                "leave one out"
+            raise ConfigError(
+                f"{above}={show(values[above])} and {option}={show(value)} contradict each other; leave one out"
             )
-    if complaints:
-        raise ConfigError(complaints)
     return values
 
 
@@ -61,11 +49,6 @@ def split(argument: str) -> tuple[str, Any]:
         return option, parse(text)
     except ConfigError as error:
         raise ConfigError(f"{argument}: the value is not YAML: {error}; put it in quotes") from None
-
-
-def same(one: Any, other: Any) -> bool:
-    """Equal and of the same type: true is not 1."""
-    return type(one) is type(other) and bool(one == other)
 
 
 def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

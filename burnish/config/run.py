@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from burnish.config.batches import Sizes
 from burnish.config.checks import problems
 from burnish.config.hardware import Origin
 from burnish.config.plugins import open_plugins
@@ -33,16 +32,19 @@ from burnish.options.mixing import MixingOptions
 from burnish.options.trackers import TrackersOptions
 from burnish.registry import MayChange, names, options
 from burnish.rl.algorithm import Algorithm
+from burnish.utils.addresses import address_complaint, is_address
 from burnish.utils.errors import ConfigError
 from burnish.utils.user_code import load_object, names_code
-
-if TYPE_CHECKING:
-    from burnish.config.tasks import Words
 
 
 @options
 class RunConfig:
-    """Everything that decides what a run does. A task adds its model, its data, its sampling and its validation."""
+    """Everything that decides what a run does. A task adds its model, its data, its sampling and its validation.
+
+    It also has ``samples_from``: which options the number of samples comes from, for messages; ``words``: how to speak
+    of what is trained; ``batch_sizes()``: sizes of batches that change no result, by their options; and
+    ``check_model(folder)``, which refuses a model whose files are damaged or don't fit the options.
+    """
 
     needs: ClassVar[type]  # what ``algorithm.needs()`` gives for this task
     algorithm_kind: ClassVar[str]  # whose names ``algorithm`` and ``rewards`` choose from
@@ -54,6 +56,10 @@ class RunConfig:
     grouped_sections: ClassVar[tuple[str, ...]] = ("filter_groups",)  # of rollout, which compare samples of a prompt
     watched: ClassVar[tuple[str, ...]] = ()  # statistics of samples whose drift is an alarm, by its name
     prompt_file: ClassVar[str]  # what holds prompts, for messages
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     task: str
     """What is trained: text-to-image models that draw, or image-text-to-text models that see."""
@@ -122,6 +128,13 @@ class RunConfig:
     # no option: config.yaml leaves it out, and configurations that differ in it are equal
     origin: Origin | None = dataclasses.field(default=None, repr=False, compare=False, metadata={"exclude": True})
 
+    @field_validator("resume")
+    @classmethod
+    def _resumes_at_an_address(cls, value: str) -> str:
+        if is_address(value) and (complaint := address_complaint(value)):
+            raise ValueError(f"resume is {value}, {complaint}")
+        return value
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In another process, too, everything is there that the options name."""
         open_plugins(state["plugins"])
@@ -163,11 +176,6 @@ class RunConfig:
         return bool(self.validation.before) or self.validation.every is not None
 
     @property
-    def evaluates(self) -> bool:
-        """Whether something is evaluated, the untrained model as a baseline too."""
-        return self.validates or self.reference_guidance is not None
-
-    @property
     def scored(self) -> bool:
         """Whether samples are scored by rewards, in training or in validation."""
         return True
@@ -193,11 +201,6 @@ class RunConfig:
         return self.shardable and not self.sharding.replicates
 
     @property
-    def gathers(self) -> bool:
-        """Whether weights are brought together for a forward pass: from other ranks, or from CPU memory."""
-        return self.shards or self.sharding.offload
-
-    @property
     def unsharded(self) -> str:
         """Why weights are not sharded, for messages."""
         if self.ranks > 1:
@@ -211,11 +214,6 @@ class RunConfig:
         if self.runtime == "local":
             return 1
         return self.pools.train.size + (self.pools.rollout.size if self.pools.rollout is not None else 0)
-
-    @property
-    def samples_from(self) -> str:
-        """Which options that number comes from, for messages."""
-        raise NotImplementedError
 
     @property
     def rows_per_group(self) -> int:
@@ -262,34 +260,15 @@ class RunConfig:
             raise ConfigError(complaints)
 
     @property
-    def prompt_files(self) -> dict[str, str | list[str]]:
+    def prompt_files(self) -> dict[str, list[str]]:
         """Files of prompts or records, by the options that name them."""
-        files = {"data.train_files": self.data.train_files, "data.val_files": self.data.val_files}
-        return {option: named for option, named in files.items() if named is not None}
-
-    @property
-    def auxiliary(self) -> tuple[str, Any] | None:
-        """The section of what every optimizer step imitates beside, and its name; None where there is none."""
-        return None
+        files = {"data.train_files": self.data.train_files, "data.val_files": self.data.val_files or []}
+        return {option: [named] if isinstance(named, str) else named for option, named in files.items()}
 
     @property
     def reference_guidance(self) -> float | None:
         """Guidance that the untrained model is evaluated with, too, before training; None does not."""
         return None
-
-    @property
-    def words(self) -> Words:
-        """How to speak of what is trained."""
-        raise NotImplementedError
-
-    def batch_sizes(self) -> dict[str, Sizes]:
-        """Sizes of batches that change no result, by their options."""
-        raise NotImplementedError
-
-    @property
-    def sample_bytes(self) -> tuple[float, str]:
-        """Bytes of what is made of a sample, at least, and the options that they come from."""
-        raise NotImplementedError
 
     @property
     def trainer_config(self) -> RunConfig:
@@ -301,20 +280,13 @@ class RunConfig:
         """The configuration of those workers."""
         return self
 
-    def check_model(self, folder: Path) -> None:
-        """Refuse a model whose files are damaged, or don't fit the options; no weights are loaded.
-
-        Raises:
-            UserError: with every complaint.
-        """
-        raise NotImplementedError
-
     def user_code(self) -> dict[str, list[str]]:
         """Paths of functions of the user that the run calls, by the section that names them."""
+        files = [path for named in self.prompt_files.values() for path in named]
+        data = [path for path in files if names_code(path) and not Path(path).exists()]
         found = {f"rewards.{label}": reward.user_code() for label, reward in self.rewards.items()}
-        if named := [path for _, path in self._code_of_data()]:
-            found["data"] = named
-        return found | ({} if self.mixing.path is None else {"mixing": [self.mixing.path]})
+        found["data"] = [*data, *([] if self.data.sampler is None else [self.data.sampler])]
+        return found | {"mixing": [] if self.mixing.path is None else [self.mixing.path]}
 
     def check_code(self) -> None:
         """Import the user's code that the run calls, before anything heavier; nothing of it is called.
@@ -328,18 +300,9 @@ class RunConfig:
         for reward in self.rewards.values():
             reward.required_fields()
 
-    def programs(self) -> list[str]:
-        """Options besides rewards that name code and programs to run, with their values."""
-        mixing = [] if self.mixing.path is None else [f"mixing.path={self.mixing.path}"]
-        return [*mixing, *(f"{option}={path}" for option, path in self._code_of_data())]
-
-    def _code_of_data(self) -> Iterator[tuple[str, str]]:
-        """Code that gives records or chooses among them, by the option that names it."""
-        for option, named in self.prompt_files.items():
-            entries = [named] if isinstance(named, str) else named
-            yield from ((option, path) for path in entries if names_code(path) and not Path(path).exists())
-        if self.data.sampler is not None:
-            yield "data.sampler", self.data.sampler
+    def services(self) -> dict[str, list[str]]:
+        """Servers that the run asks and programs that it starts, by the section that names them."""
+        return {f"rewards.{label}": list(getattr(reward, "urls", ())) for label, reward in self.rewards.items()}
 
     def cautions(self) -> Iterator[str]:
         """Warnings about options that are obeyed, but seldom meant."""

@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import socket
-import stat
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +19,7 @@ from burnish.config.hardware import read_machine
 from burnish.config.plugins import chosen_by_path, portable
 from burnish.config.text import to_dict
 from burnish.utils.disk import write_atomically, writing
-from burnish.utils.errors import UserError, first_line
+from burnish.utils.errors import UserError, first_line, listed
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import (
     ALARMS,
@@ -35,14 +34,21 @@ from burnish.utils.paths import (
     check_run_folder,
     holds_run,
 )
-from burnish.utils.reading import checked_path, read_long
+from burnish.utils.reading import checked_path
 from burnish.utils.user_code import code_of
 
 log = logging.getLogger(__name__)
 
 STEP = "training/global_step"  # first in every line of metrics.jsonl
-LONGEST_ROW, LARGEST_METRICS = 4 << 20, 4 << 30  # bytes of such a line, and of the file
-TOLD = 10  # damaged lines that are named
+
+
+PLACES = {  # of files and folders of a run
+    "config": CONFIG, "metrics": METRICS, "tensorboard": "tensorboard", "reference": "reference",
+    "checkpoints": CHECKPOINTS, "exported": "exported", "profiles": "profiles", "samples": KEPT,
+    "validation_samples": VALIDATED, "every_validation": VALIDATION, "report": "report.html",
+    "report_text": "report.md", "failures": "failures.jsonl", "groups": "groups.jsonl", "timeline": "timeline.jsonl",
+    "alarms": ALARMS, "alarms_first": ALARMS_FIRST, "code": "code.json", "trackers": "trackers",
+}  # fmt: skip
 
 
 class RunFolder:
@@ -50,29 +56,17 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = checked_path(str(path))
-        self.config = self.path / CONFIG
-        self.metrics = self.path / METRICS
-        self.tensorboard = self.path / "tensorboard"
-        self.reference = self.path / "reference"
-        self.checkpoints = self.path / CHECKPOINTS
-        self.exported = self.path / "exported"
-        self.profiles = self.path / "profiles"
-        self.samples = self.path / KEPT
-        self.validation_samples = self.path / VALIDATED
-        self.report = self.path / "report.html"
-        self.report_text = self.path / "report.md"
-        self.failures = self.path / "failures.jsonl"
-        self.groups = self.path / "groups.jsonl"
-        self.timeline = self.path / "timeline.jsonl"
-        self.alarms = self.path / ALARMS
-        self.alarms_first = self.path / ALARMS_FIRST
-        self.code = self.path / "code.json"
-        self.trackers = self.path / "trackers"
         self._claim: IO[str] | None = None
+
+    def __getattr__(self, name: str) -> Path:
+        """Where one of ``PLACES`` is."""
+        if name not in PLACES:
+            raise AttributeError(name)
+        return self.path / PLACES[name]
 
     def validation(self, update: int) -> Path:
         """Folder of the validation after ``update`` policy updates."""
-        return self.path / VALIDATION / f"{update:06d}"
+        return self.every_validation / f"{update:06d}"
 
     def alarm_sheet(self, name: str) -> Path:
         """Picture of some samples: of the first update, or of one at which an alarm was raised."""
@@ -80,8 +74,7 @@ class RunFolder:
 
     def validations(self) -> list[int]:
         """Updates with a validation, in order."""
-        found = (self.path / VALIDATION).glob("[0-9]*/samples.jsonl")
-        return sorted(int(file.parent.name) for file in found)
+        return sorted(int(file.parent.name) for file in self.every_validation.glob("[0-9]*/samples.jsonl"))
 
     @classmethod
     def of_run(cls, path: str) -> Self:
@@ -104,22 +97,17 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         rows: list[dict[str, Any]] = []
-        damaged = 0
-        for number, text in read_long(self.metrics, LONGEST_ROW, LARGEST_METRICS):
-            if not text.strip():
-                continue
+        damaged = []
+        for number, text in enumerate(self.metrics.read_bytes().splitlines(), 1):
             row: Any = None
-            if len(text) <= LONGEST_ROW:
-                with suppress(ValueError):
-                    row = parse_json(text)
+            with suppress(ValueError):
+                row = parse_json(text)
             if is_row(row) and type(row.get(STEP)) is int:
                 rows.append(row)
-                continue
-            damaged += 1
-            if damaged <= TOLD:
-                log.warning("%s, line %d: truncated or damaged; ignored", self.metrics, number)
-        if damaged > TOLD:
-            log.warning("%s: %d more lines are damaged; ignored", self.metrics, damaged - TOLD)
+            elif text.strip():
+                damaged.append(f"line {number}")
+        if damaged:
+            log.warning("%s: %s: truncated or damaged; ignored", self.metrics, listed(damaged, 10))
         return rows
 
     def claim(self) -> None:
@@ -134,16 +122,11 @@ class RunFolder:
         if not self.path.is_dir():
             self._try_out()
             return
-        try:
-            import fcntl
-        except ImportError:
-            raise UserError("burnish train needs Linux or macOS; on Windows run it in WSL") from None
+        import fcntl
+
         with writing(self.path):
             # never through a link: the folder may come from somebody else, and the file is overwritten below
             number = os.open(self.path / CLAIM, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
-            if not stat.S_ISREG(os.fstat(number).st_mode):
-                os.close(number)
-                raise UserError(f"{self.path / CLAIM} is a pipe or a device; remove it")
             file = os.fdopen(number, "a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -276,21 +259,16 @@ class RunFolder:
 
     def _archive(self) -> None:
         """Move the files of an attempt without a checkpoint into ``earlier/``."""
-        validation = self.path / VALIDATION
-        files = (
-            self.metrics, self.tensorboard, self.reference, validation, self.profiles, self.report, self.report_text,
-            self.failures, self.code, self.samples, self.groups, self.timeline, self.trackers, self.alarms,
-            self.alarms_first.parent, self.validation_samples, self.exported, self.config,
-        )  # fmt: skip
-        if not any(file.exists() for file in files):
+        places = {place.partition("/")[0] for name, place in PLACES.items() if name != "checkpoints"}
+        files = [self.path / place for place in places if (self.path / place).exists()]
+        if not files:
             return
         attempt = 1
         while (archive := self.path / "earlier" / str(attempt)).exists():
             attempt += 1
         archive.mkdir(parents=True)
         for file in files:
-            if file.exists():
-                file.rename(archive / file.name)
+            file.rename(archive / file.name)
         log.warning("an earlier attempt in %s saved no checkpoint; its files are now in %s", self.path, archive)
 
 
@@ -319,7 +297,7 @@ def is_row(value: Any) -> bool:
 
 def digests(config: RunConfig) -> dict[str, str]:
     """Hash of the file of each function and plugin by the option that names it; imports of it are not followed."""
-    paths = {f"{caller} ({path})": path for caller, paths in config.user_code().items() for path in paths}
+    paths = {f"{caller} ({path})": path for caller, named in config.user_code().items() for path in named}
     paths |= {f"plugins ({Path(where).name})": where for where in config.plugins}
     for place, _, name in chosen_by_path(to_dict(config)):
         option = ".".join(place)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
+
+from pydantic import Field
 
 from burnish.config.errors import wrong_choice
 from burnish.config.load import checked, find_recipe, labelled, read_recipe
@@ -16,21 +17,29 @@ from burnish.config.tasks import DEFAULT, TASKS, task_named
 from burnish.options import ScoringOptions
 from burnish.options.mixing import MixingOptions
 from burnish.options.service import ServiceOptions
-from burnish.registry import Choice, known, names
+from burnish.registry import Choice, fields, known, names, options
 from burnish.utils.errors import ConfigError
 
-SECTIONS = ("task", "plugins", "rewards", "scoring", "mixing", "service")  # of a recipe, that a service reads
 
-
-@dataclass(frozen=True, kw_only=True)
+@options
 class ServiceConfig:
     """What is served, and how."""
 
     task: str
+    """Whose rewards they are."""
+    plugins: list[str] = Field(default_factory=list)
+    """Code of yours, as in a recipe."""
     rewards: dict[str, Any]
-    scoring: ScoringOptions
-    mixing: MixingOptions
-    service: ServiceOptions
+    """What is served, by label."""
+    scoring: ScoringOptions = Field(default_factory=ScoringOptions)
+    """How rewards are computed."""
+    mixing: MixingOptions = Field(default_factory=MixingOptions)
+    """How several of them become one."""
+    service: ServiceOptions = Field(default_factory=ServiceOptions)
+    """What the service takes at once."""
+
+
+SECTIONS = tuple(fields(ServiceConfig))  # of a recipe, that a service reads
 
 
 def load_service(served: Sequence[str], *, task: str | None = None) -> ServiceConfig:
@@ -43,64 +52,46 @@ def load_service(served: Sequence[str], *, task: str | None = None) -> ServiceCo
     Raises:
         ConfigError: with all problems.
     """
-    chosen = [one for one in served if "=" not in one]
-    given = read_overrides([one for one in served if "=" in one])
+    given = {
+        option if option.partition(".")[0] in SECTIONS else f"rewards.{option}": value
+        for option, value in read_overrides([one for one in served if "=" in one]).items()
+    }
     tree: dict[str, Any] = {}
     labels = []
-    for one in chosen:
+    for one in [one for one in served if "=" not in one]:
         if one.endswith((".yaml", ".yml")) or (not _kinds(one) and "/" in one):
             content = read_recipe(find_recipe(one))
             tree = merge(tree, {name: value for name, value in content.items() if name in SECTIONS})
         else:
             labels.append(one)
-    given = {
-        (option if option.partition(".")[0] in SECTIONS else f"rewards.{option}"): v for option, v in given.items()
-    }
-    own = with_whole_paths(nest(given))
-    open_plugins(own.get("plugins", tree.get("plugins", [])))
-    tree = merge(merge(tree, {"rewards": {label: {} for label in labels}} if labels else {}), own)
+    tree = merge(merge(tree, {"rewards": {label: {} for label in labels}}), with_whole_paths(nest(given)))
+    open_plugins(tree.get("plugins", []))
     name = task or tree.get("task") or _task_of(labels)
+    # a service goes on: its clients decide
+    tree = labelled(tree) | {"task": name, "scoring": {"max_failures": None} | dict(tree.get("scoring") or {})}
     config = task_named(name).config
-    tree = labelled({"rewards": {}} | tree)
-    tree["scoring"] = {"max_failures": None} | dict(tree.get("scoring") or {})  # a service goes on: its clients decide
-    context = Context([(Path(chosen[0]).name if chosen else "", tree)], given, tree, config)
-    sections = {
-        "rewards": dict[str, Annotated[Any, Choice(config.reward_kind)]],
-        "scoring": ScoringOptions,
-        "mixing": MixingOptions,
-        "service": ServiceOptions,
-    }
-    complaints: list[str] = []
-    made: dict[str, Any] = {}
-    for section, kind in sections.items():
-        try:
-            made[section] = checked(kind, tree.get(section) or {}, context, section)
-        except ConfigError as error:
-            complaints += error.complaints
-    if complaints := complaints or _problems(found := ServiceConfig(task=str(name), **made)):
+    context = Context([(Path(served[0]).name if served else "", tree)], given, tree, config)
+    rewards = checked(dict[str, Annotated[Any, Choice(config.reward_kind)]], tree["rewards"], context, "rewards")
+    found: ServiceConfig = checked(ServiceConfig, tree | {"rewards": {}}, context)
+    found.rewards = rewards
+    if complaints := list(_problems(found)):
         raise ConfigError(complaints)
     return found
 
 
-def _problems(config: ServiceConfig) -> list[str]:
-    found = [
-        f"rewards.{label}.on_failure is {reward.on_failure}, which is for the run to decide that asks; leave it out, "
-        "and set it for that run's reward remote"
-        for label, reward in config.rewards.items()
-        if reward.on_failure != "missing"
-    ]
-    found += [
-        f"rewards.{label} asks for {', '.join(reward.required_fields())}, which clients don't send; leave it out"
-        for label, reward in config.rewards.items()
-        if reward.required_fields()
-    ]
-    if not config.rewards:
-        found.append("no reward is given; name one, as in: burnish serve-reward ocr")
-    elif not any(reward.counts for reward in config.rewards.values()):
-        found.append("every reward has weight 0, so there is no value to serve; give one another weight")
+def _problems(config: ServiceConfig) -> Iterator[str]:
+    for label, reward in config.rewards.items():
+        if reward.on_failure != "missing":
+            yield (
+                f"rewards.{label}.on_failure is {reward.on_failure}, which is for the run to decide that asks; leave "
+                "it out, and set it for that run's reward remote"
+            )
+        if asked := reward.required_fields():
+            yield f"rewards.{label} asks for {', '.join(asked)}, which clients don't send; leave it out"
+    if not any(reward.counts for reward in config.rewards.values()):
+        yield "no reward with a weight is given; name one, as in: burnish serve-reward ocr"
     if config.scoring.max_failures is not None:
-        found.append("scoring.max_failures ends a run, not a service; leave it out")
-    return found
+        yield "scoring.max_failures ends a run, not a service; leave it out"
 
 
 def _kinds(name: str) -> list[str]:

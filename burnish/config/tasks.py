@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from burnish.config.errors import wrong_choice
 from burnish.config.run import RunConfig
@@ -107,8 +107,7 @@ class Task:
     @property
     def config(self) -> type[RunConfig]:
         """The class of its configurations."""
-        found: type[RunConfig] = pkgutil.resolve_name(self.config_path)
-        return found
+        return cast("type[RunConfig]", pkgutil.resolve_name(self.config_path))
 
     @property
     def read(self) -> Any:
@@ -133,7 +132,7 @@ TASKS = {
         config_path="burnish.language.config:LanguageConfig",
         words=RESPONSES,
         assembly_path="burnish.language.assembly:LanguageAssembly",
-        read_path="burnish.data.language.prompts:read_questions",
+        read_path="burnish.data.questions:read_questions",
     ),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from burnish import __version__
 from burnish.config.plugins import portable
@@ -50,16 +50,44 @@ def changes(before: RunConfig, after: RunConfig) -> list[str]:
 
 def describe(config: RunConfig, title: str) -> str:
     """The configuration as a recipe, each option with its explanation, and its default if it differs."""
-    head = [
+    lines = [text + words for line in explained(config) for text, words in line.lines()]
+    return "\n".join([*heading(title), *lines]) + "\n"
+
+
+def heading(title: str) -> list[str]:
+    """The first lines of a configuration as a recipe."""
+    return [
         f"# {' '.join(title.split())}, every option resolved by Burnish {__version__}",
         "# This is a recipe: save it and train it. [default ...] marks options that differ from their default.",
     ]
-    return "\n".join([*head, *_section(config, 0)]) + "\n"
 
 
-def _section(section: Any, depth: int) -> Iterator[str]:
+class Line(NamedTuple):
+    """An option of a configuration."""
+
+    path: str
+    text: str  # name and value
+    words: str  # that explain it
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Name and value with what stands behind them; long ones have their words above."""
+        indent = self.text[: len(self.text) - len(self.text.lstrip())]
+        if self.words and len(self.text) > 2 * COLUMN:
+            yield indent, f"# {self.words}"
+            yield self.text, ""
+        else:
+            yield f"{self.text:<{COLUMN}}  " if self.words else self.text, f"# {self.words}" if self.words else ""
+
+
+def explained(config: RunConfig) -> list[Line]:
+    """Every option and every section of a configuration, in order."""
+    return list(_section(config, ""))
+
+
+def _section(section: Any, above: str) -> Iterator[Line]:
+    """The options of a section whose path is ``above``."""
     if is_named(section):
-        yield _line(depth, "name", section.name, _summary(section))
+        yield _line(above, "name", section.name, _summary(section))
     for name, field in fields(section).items():
         value, words = getattr(section, name), explanation(section, name)
         default = None if field.is_required() else field.get_default(call_default_factory=True)
@@ -67,15 +95,15 @@ def _section(section: Any, depth: int) -> Iterator[str]:
         if not field.is_required() and not is_named(value) and (default is None if nested else value != default):
             words = f"[default {_brief(default)}] {words}"
         if nested:
-            yield _line(depth, name, None, words)
-            yield from _section(value, depth + 1)
-        elif name == "rewards" and depth == 0 and value:
-            yield _line(depth, name, None, words)
+            yield _line(above, name, ..., words)
+            yield from _section(value, f"{above}{name}.")
+        elif name == "rewards" and not above and value:
+            yield _line(above, name, ..., words)
             for label, reward in value.items():
-                yield f"  {show(label)}:"
-                yield from _section(reward, 2)
+                yield Line(f"rewards.{label}", f"  {show(label)}:", "")
+                yield from _section(reward, f"rewards.{label}.")
         else:
-            yield _line(depth, name, value, words, is_value=True)
+            yield _line(above, name, value, words)
 
 
 def is_named(section: Any) -> bool:
@@ -83,12 +111,10 @@ def is_named(section: Any) -> bool:
     return isinstance(section, Named | Algorithm) and "name" not in fields(section)
 
 
-def _line(depth: int, name: str, value: Any, words: str, *, is_value: bool = False) -> str:
-    indent = "  " * depth
-    text = f"{indent}{name}:" + (f" {show(_plain(value))}" if is_value or value is not None else "")
-    if len(text) > 2 * COLUMN:
-        return f"{indent}# {words}\n{text}"
-    return f"{text:<{COLUMN}}  # {words}"
+def _line(above: str, name: str, value: Any, words: str) -> Line:
+    """An option; ``...`` is the value of a section."""
+    text = "  " * above.count(".") + (f"{name}:" if value is ... else f"{name}: {show(_plain(value))}")
+    return Line(f"{above}{name}", text, words)
 
 
 def _brief(value: Any) -> str:

@@ -7,13 +7,15 @@ system message, chat messages of role and content.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from burnish.data.pixels import NAMES, fitted, images_of, media_of, sounds_of, videos_of
-from burnish.data.values import find, shown, text_of
+from burnish.data.pixels import NAMES, all_of, fitted, media_of
+from burnish.data.records import Record
+from burnish.data.values import extra_of, find, key_set, record_of, shown, text_at, text_of, value_at
 from burnish.types.media import Kind, Media
 from burnish.types.messages import read_calls, read_learned, read_more, unwritable
 from burnish.types.prompt import Message, Part
@@ -34,44 +36,40 @@ class Conversation:
     """Messages with their media, in the order of their positions."""
 
     messages: list[Message]
-    images: list[Media]
-    videos: list[Media]
-    audios: list[Media]
+    media: dict[Kind, list[Media]]
+    placed: Counter[Kind] = field(default_factory=Counter)  # placeholders met so far, while it is read
 
     def text(self) -> str:
         """The user's messages, with a marker for each picture, video and sound."""
-        return "\n".join(_marked(message) for message in self.messages if message.role == "user")
+        asked = [message for message in self.messages if message.role == "user"]
+        return "\n".join(
+            "".join(part.text if part.kind == "text" else f"<{part.kind}>" for part in message.parts)
+            for message in asked
+        )
 
 
-@dataclass
-class _Supply:
-    """Media of a record, assigned to placeholders in order."""
+def media_in(record: Record, found: Mapping[Kind, tuple[str, Any]]) -> dict[Kind, list[Media]]:
+    """The media of a record that stand beside its messages, by kind.
 
-    media: dict[Kind, list[Media]]
-    taken: dict[Kind, list[Media]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
-    placeholders: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))  # met so far
+    Args:
+        record: as it is stored.
+        found: the key and the value of each kind; None where there is none.
 
-    def take(self, kind: Kind) -> None:
-        if self.placeholders[kind] < len(self.media[kind]):
-            self.taken[kind].append(self.media[kind][self.placeholders[kind]])
-        self.placeholders[kind] += 1
-
-    def check(self, way_out: str) -> None:
-        for kind, media in self.media.items():
-            if (count := self.placeholders[kind]) != len(media):
-                raise ValueError(
-                    f"has {len(media)} {NAMES[kind]}s, but {count} placeholders for them; {way_out.format(kind)}"
-                )
+    Raises:
+        ValueError: one of them is none.
+    """
+    return {
+        kind: [] if value is None else list(all_of(value, kind, record.folder, single=key == "video"))
+        for kind, (key, value) in found.items()
+    }
 
 
 def converse(
     value: Any,
-    images: Any,
-    videos: tuple[str, Any],
-    audios: Any,
+    media: dict[Kind, list[Media]],
     folder: Path,
     *,
-    system: str | None,
+    system: str | None = None,
     unmarked: Literal["first", "last", "error"] = "error",
 ) -> Conversation:
     """Read a question.
@@ -82,9 +80,7 @@ def converse(
 
     Args:
         value: plain text or a list of messages.
-        images: the record's pictures, or None.
-        videos: the key of the record's videos ("" without) and its value.
-        audios: the record's sounds, or None.
+        media: those of the record, of every kind.
         folder: that relative paths are resolved against.
         system: system message, if the messages have none.
         unmarked: position of media without any placeholder: before or after the first user message's text.
@@ -92,14 +88,7 @@ def converse(
     Raises:
         ValueError: a value has the wrong type, or placeholders and media don't match.
     """
-    video_key, clips = videos
-    supply = _Supply(
-        {
-            "image": [] if images is None else list(images_of(images, folder)),
-            "video": [] if clips is None else list(videos_of(clips, folder, single=video_key == "video")),
-            "audio": [] if audios is None else list(sounds_of(audios, folder)),
-        }
-    )
+    supply = Conversation([], media)
     if isinstance(value, str):
         messages = [Message("user", tuple(_split(text_of(value, "prompt"), supply)))]
         way_out = "write <{0}> into the question at each position, or use chat messages, where it is text"
@@ -108,23 +97,26 @@ def converse(
         way_out = 'add a part {{"type": "{0}"}} at each position'
     if unmarked != "error":
         messages = _with_placeholders(messages, supply, last=unmarked == "last")
-    supply.check(way_out)
+    for kind, own in media.items():
+        if (count := supply.placed[kind]) != len(own):
+            mend = way_out.format(kind)
+            raise ValueError(f"has {len(own)} {NAMES[kind]}s, but {count} placeholders for them; {mend}")
     if system is not None and messages[0].role != "system":
         messages.insert(0, Message("system", (Part("text", system),)))
-    return Conversation(messages, *(supply.taken[kind] for kind in KINDS))
+    supply.messages = messages
+    return supply
 
 
-def _with_placeholders(messages: list[Message], supply: _Supply, *, last: bool) -> list[Message]:
+def _with_placeholders(messages: list[Message], supply: Conversation, *, last: bool) -> list[Message]:
     """Messages with placeholders in the first user message, for each kind of media that has none."""
     first = next((i for i, message in enumerate(messages) if message.role == "user"), None)
     if first is None:
         return messages
     further: list[Part] = []
     for kind, media in supply.media.items():
-        if not supply.placeholders[kind]:
-            for _ in list(media):
-                supply.take(kind)
-                further.append(Part(kind))
+        if not supply.placed[kind]:
+            supply.placed[kind] = len(media)
+            further += [Part(kind)] * len(media)
     parts = messages[first].parts
     completed = replace(messages[first], parts=(*parts, *further) if last else (*further, *parts))
     return [*messages[:first], completed, *messages[first + 1 :]]
@@ -142,18 +134,14 @@ def response_text(value: Any, key: str) -> str:
             raise ValueError(ONLY_TEXT.format(key_of_it))
         if role != "assistant":
             raise ValueError(f"{key!r} has a message of {role!r}; it must be the assistant's")
-        value = "".join(_texts(content, key)) if isinstance(content, list) else content
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        if odd := [part for part in parts if not isinstance(part, Mapping) or part.get("type") != "text"]:
+            raise ValueError(f"{key!r} has a part {shown(odd[0])}; a response must be text only")
+        value = "".join(text_of(part.get("text"), key) for part in parts)
     return text_of(value, key)
 
 
-def _texts(parts: Sequence[Any], key: str) -> Iterator[str]:
-    for part in parts:
-        if not isinstance(part, Mapping) or part.get("type") != "text":
-            raise ValueError(f"{key!r} has a part {shown(part)}; a response must be text only")
-        yield text_of(part.get("text"), key)
-
-
-def _messages(value: Any, supply: _Supply, folder: Path) -> list[Message]:
+def _messages(value: Any, supply: Conversation, folder: Path) -> list[Message]:
     if not isinstance(value, list) or not value:
         raise ValueError(f"has a prompt that is {shown(value)}; it must be text or a list of messages")
     for message in value:
@@ -161,13 +149,14 @@ def _messages(value: Any, supply: _Supply, folder: Path) -> list[Message]:
             raise ValueError(f"has a message {shown(message)}; its role must be one of {', '.join(ROLES)}")
     strings = all(isinstance(_content(message), str) for message in value)
     marked = strings and any(supply.media.values())
-    return [
-        Message(
-            m["role"], tuple(_parts(_content(m), supply, folder, marked=marked)), _calls(m), read_more(m),
-            read_learned(m),
-        )
-        for m in value
-    ]  # fmt: skip
+    messages = []
+    for message in value:
+        parts = tuple(_parts(_content(message), supply, folder, marked=marked))
+        calls = read_calls(message.get("tool_calls"))
+        if calls and message["role"] != "assistant":
+            raise ValueError(f"has a message of {message['role']!r} with tool_calls; they must be the assistant's")
+        messages.append(Message(message["role"], parts, calls, read_more(message), read_learned(message)))
+    return messages
 
 
 def _content(message: Mapping[str, Any]) -> Any:
@@ -175,14 +164,7 @@ def _content(message: Mapping[str, Any]) -> Any:
     return "" if content is None and message.get("tool_calls") else content  # as OpenAI's format has it
 
 
-def _calls(message: Mapping[str, Any]) -> tuple[str, ...]:
-    calls = read_calls(message.get("tool_calls"))
-    if calls and message["role"] != "assistant":
-        raise ValueError(f"has a message of {message['role']!r} with tool_calls; they must be the assistant's")
-    return calls
-
-
-def _parts(content: Any, supply: _Supply, folder: Path, *, marked: bool) -> Iterator[Part]:
+def _parts(content: Any, supply: Conversation, folder: Path, *, marked: bool) -> Iterator[Part]:
     if isinstance(content, str):
         text = text_of(content, "content")
         yield from _split(text, supply) if marked else [Part("text", text)]
@@ -195,37 +177,31 @@ def _parts(content: Any, supply: _Supply, folder: Path, *, marked: bool) -> Iter
         kind = str(part.get("type")).removesuffix("_url").removeprefix("input_")
         if kind in ("text", "output_text"):
             yield Part("text", text_of(part.get("text"), "text"))
-        elif found := next((one for one in KINDS if one == kind), None):
-            yield _placeholder(part, found, (kind, f"{kind}_url", f"input_{kind}", *SOURCES), supply, folder)
+        elif kind in KINDS:
+            yield _placeholder(part, kind, (kind, f"{kind}_url", f"input_{kind}", *SOURCES), supply, folder)
         else:
             raise ValueError(f"has a part of type {part.get('type')!r}; it must be text or {', '.join(KINDS)}")
 
 
-def _placeholder(part: Mapping[str, Any], kind: Kind, keys: Sequence[str], supply: _Supply, folder: Path) -> Part:
-    found = next((part[key] for key in keys if part.get(key) is not None), None)
-    place, given = supply.placeholders[kind], supply.media[kind]
-    if kind == "video" and isinstance(found, list):
-        found = {"frames": found, "fps": part.get("fps")}
-    if found is not None:  # its own media, which comes next in order
-        given.insert(place, media_of(found, kind, folder))
+def _placeholder(part: Mapping[str, Any], kind: Kind, keys: Sequence[str], supply: Conversation, folder: Path) -> Part:
+    own = next((part[key] for key in keys if part.get(key) is not None), None)
+    place, given = supply.placed[kind], supply.media[kind]
+    if own is not None:  # which comes next in order
+        given.insert(place, media_of(own, kind, folder, part.get("fps")))
     if place < len(given):
         given[place] = fitted(given[place], part)
-    supply.take(kind)
+    supply.placed[kind] += 1
     return Part(kind)
 
 
-def _split(text: str, supply: _Supply) -> Iterator[Part]:
+def _split(text: str, supply: Conversation) -> Iterator[Part]:
     """Text split at its markers."""
     for piece in re.split("(<image>|<video>|<audio>)", text):
         if piece in MARKERS:
-            supply.take(MARKERS[piece])
+            supply.placed[MARKERS[piece]] += 1
             yield Part(MARKERS[piece])
         elif piece:
             yield Part("text", piece)
-
-
-def _marked(message: Message) -> str:
-    return "".join(part.text if part.kind == "text" else f"<{part.kind}>" for part in message.parts)
 
 
 # forms of records: alpaca, sharegpt and their relatives
@@ -262,9 +238,38 @@ def asked(values: Mapping[str, Any], usual: Sequence[str], key: str | None = Non
     return name, value
 
 
-def said_whole(key: str, template: str | None) -> str | None:
-    """The key of a record whose value is the prompt as it is, so that rewards need no other copy of it."""
-    return key if template is None and key not in (INSTRUCTION, CONVERSATIONS) else None
+def beside(
+    record: Record, key: str, options: Any, *, answers: Sequence[str], left_out: Sequence[str | None]
+) -> dict[str, Any]:
+    """What a prompt has beside its question, of whatever kind it is.
+
+    Args:
+        record: as it is stored.
+        key: of its question.
+        options: ``PromptOptions``, or those of the same names.
+        answers: usual keys of the right answer.
+        left_out: keys that rewards read elsewhere.
+
+    Raises:
+        ValueError: a value has the wrong type.
+    """
+    values = record.values
+    answer_key, answer = find(values, answers, options.answer_key, "answer_key")
+    label = value_at(values, options.label_key or "label")
+    taken = (options.answer_key, options.prompt_key, getattr(options, "response_key", None))
+    if options.label_key is None and ("label" in taken or not isinstance(label, str)):
+        label = None
+    # where the question is the value as it is, rewards need no other copy of it
+    asked_as_it_is = key if options.template is None and key not in (INSTRUCTION, CONVERSATIONS) else None
+    return {
+        "source": text_at(values, "data_source") or "default",
+        "answer": text_of(answer, answer_key, numbers=True) if answer_key else None,
+        "label": None if label is None else text_of(label, options.label_key or "label"),
+        "extra": extra_of(values, options.extra_keys),
+        "record": record_of(values, key_set(asked_as_it_is, *left_out, *options.extra_keys)),
+        "where": record.where,
+        "part": record.part,
+    }
 
 
 def response_of(value: Any) -> Any:

@@ -116,11 +116,9 @@ def read_pictures(
             yield from captioned(path, keys.prompt_key or "prompt", KEYS[holds][0][0])
         elif is_captioned(path) or (path.exists() and not path.is_dir() and path.suffix not in SUFFIXES):
             folder = " a folder of pictures with .txt captions," if holds == "pictures" else ""
-            wanted = f"{', '.join(SUFFIXES)},{folder} or a folder with metadata.jsonl"
-            if holds == "scored":
-                wanted = f"{', '.join(SUFFIXES)} or a folder with metadata.jsonl"
             what = "pictures with rewards" if holds == "scored" else holds
-            raise UserError(f"{path} can't be read as {what}; give {wanted}")
+            ways = f"{', '.join(SUFFIXES)},{folder} or a folder with metadata.jsonl"
+            raise UserError(f"{path} can't be read as {what}; give {ways}")
         else:
             yield from read_records(path)
 
@@ -158,7 +156,7 @@ def reward_of(record: Record) -> float:
 
 def _wrong_sizes(records: list[PictureRecord], size: tuple[int | None, int | None]) -> Iterator[str]:
     """Pictures of the wrong size; a side that is None must be that of most pictures."""
-    measured = [(record.where, size_of(media)) for record in records for media in record.pictures]
+    measured = [(record.where, media.size()[::-1]) for record in records for media in record.pictures]
     common = Counter(got for _, got in measured).most_common(1)[0][0] if measured else (0, 0)
     wanted = tuple(side or usual for side, usual in zip(size, common, strict=True))
     source = "rollout.height x width" if None not in size else "the size of most others"
@@ -168,9 +166,3 @@ def _wrong_sizes(records: list[PictureRecord], size: tuple[int | None, int | Non
                 f"{where}: has a picture of {got[0]} x {got[1]} pixels (height x width), but {source} "
                 f"is {wanted[0]} x {wanted[1]}; resize it, or set fit=centre_crop beside train_files"
             )
-
-
-def size_of(media: Media) -> tuple[int, int]:
-    """Height and width of a picture after its EXIF rotation, by its header alone."""
-    width, height = media.size()
-    return height, width

@@ -16,6 +16,7 @@ from typing import Any
 from burnish.data.records import data_error
 from burnish.data.values import shown
 from burnish.types.media import HIGHEST_RATE, Fit, Kind, Media
+from burnish.utils.errors import UserError
 from burnish.utils.media import DEFAULT_FPS, as_rgb
 
 PICTURE_SIZES = {"min_pixels": "min_pixels", "max_pixels": "max_pixels"}  # a record's key, and the field of ``Fit``
@@ -27,44 +28,54 @@ THREADS = 8  # that decode, at most: decoders release the GIL, and more would no
 DECODED = 2000  # pictures, videos and sounds that are decoded; of more, the headers and ends of the others are read
 SLOWEST = 1e-3  # frames per second
 NAMES: dict[Kind, str] = {"image": "picture", "video": "video", "audio": "sound"}
+# keys of an object under which it may be
+INSIDE: dict[Kind, tuple[str, ...]] = {
+    "image": ("bytes", "base64", "path", "image", "url", "array"),
+    "video": ("bytes", "base64", "path", "video", "frames", "url"),
+    "audio": ("bytes", "base64", "data", "path", "audio", "url"),
+}
 
 
-def images_of(value: Any, folder: Path) -> tuple[Media, ...]:
-    """One picture or a list of them.
-
-    Raises:
-        ValueError: one of them is not a picture.
-    """
-    several = isinstance(value, list) and not _is_array(value)
-    return tuple(_image(item, folder) for item in (value if several else [value]))
-
-
-def videos_of(value: Any, folder: Path, *, single: bool) -> tuple[Media, ...]:
-    """One video or a list of them; with ``single`` a list holds the frames of one video.
+def all_of(value: Any, kind: Kind, folder: Path, *, single: bool = False) -> tuple[Media, ...]:
+    """One picture, video or sound, or a list of them; with ``single`` a list holds the frames of one video.
 
     Raises:
-        ValueError: one of them is not a video.
+        ValueError: one of them is none.
     """
-    several = isinstance(value, list) and not single
-    return tuple(_video(item, folder) for item in (value if several else [value]))
+    several = isinstance(value, list) and not single and not (kind == "image" and _is_array(value))
+    return tuple(media_of(item, kind, folder) for item in (value if several else [value]))
 
 
-def sounds_of(value: Any, folder: Path) -> tuple[Media, ...]:
-    """One sound or a list of them.
-
-    Raises:
-        ValueError: one of them is not a sound.
-    """
-    return tuple(_sound(item, folder) for item in (value if isinstance(value, list) else [value]))
-
-
-def media_of(value: Any, kind: Kind, folder: Path) -> Media:
-    """One picture, video or sound.
+def media_of(value: Any, kind: Kind, folder: Path, fps: Any = None) -> Media:
+    """One picture, video or sound; ``fps`` is how fast frames play.
 
     Raises:
         ValueError: it is none.
     """
-    return {"image": _image, "video": _video, "audio": _sound}[kind](value, folder)
+    what = NAMES[kind]
+    if isinstance(value, Mapping):
+        if kind == "audio" and value.get("array") is not None and type(value.get("sampling_rate")) is int:
+            import numpy as np
+
+            try:
+                return Media.sound(np.asarray(value["array"]), value["sampling_rate"])
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"has a sound that can't be read: {error}") from None
+        inside = next((value[key] for key in INSIDE[kind] if value.get(key) is not None), None)
+        if inside is None:
+            keys = ", ".join(map(repr, value))
+            raise ValueError(f"has a {what} with keys {keys}; give one of {', '.join(INSIDE[kind])}")
+        return fitted(media_of(inside, kind, folder, value.get("fps")), value)
+    if kind == "image" and (_is_array(value) or hasattr(value, "getbands")):  # of PIL, from code of the user
+        return _array(value)
+    if kind == "video" and isinstance(value, list):
+        return _movie(value, DEFAULT_FPS if fps is None else fps, folder)
+    if kind == "audio" and (isinstance(value, list) or hasattr(value, "dtype")):
+        raise ValueError("has a sound that is an array; give {'array': ..., 'sampling_rate': ...}")
+    media = _encoded(value, kind, folder)
+    if problem := _problem(media):
+        raise ValueError(problem)
+    return media
 
 
 def _is_array(value: Any) -> bool:
@@ -109,61 +120,14 @@ def fitted(media: Media, said: Mapping[str, Any]) -> Media:
     return replace(media, wanted=Fit(**sizes).over(media.wanted)) if sizes else media
 
 
-def _image(value: Any, folder: Path) -> Media:
-    if isinstance(value, Mapping):
-        inside = _inside(value, ("bytes", "base64", "path", "image", "url", "array"), "picture")
-        return fitted(_image(inside, folder), value)
-    if _is_array(value) or hasattr(value, "getbands"):  # of PIL, from code of the user
-        return _array(value)
-    return _checked(_encoded(value, "image", folder))
-
-
-def _video(value: Any, folder: Path) -> Media:
-    media = _clip(value, folder)
-    return fitted(media, value) if isinstance(value, Mapping) else media
-
-
-def _clip(value: Any, folder: Path) -> Media:
-    fps = DEFAULT_FPS
-    if isinstance(value, Mapping):
-        fps = fps if value.get("fps") is None else value["fps"]
-        value = _inside(value, ("bytes", "base64", "path", "video", "frames", "url"), "video")
-    if isinstance(value, list):
-        if not value:
-            raise ValueError("has a video without frames")
-        if isinstance(fps, bool) or not isinstance(fps, int | float) or not SLOWEST <= fps <= HIGHEST_RATE:
-            raise ValueError(
-                f"has a video of {shown(fps)} frames per second; it must be a number from {SLOWEST} to {HIGHEST_RATE}"
-            )
-        return Media.movie([_image(frame, folder) for frame in value], float(fps))
-    return _checked(_encoded(value, "video", folder))
-
-
-def _sound(value: Any, folder: Path) -> Media:
-    if isinstance(value, Mapping):
-        rate = value.get("sampling_rate")
-        if value.get("array") is not None and isinstance(rate, int) and not isinstance(rate, bool):
-            return _samples(value["array"], rate)
-        value = _inside(value, ("bytes", "base64", "data", "path", "audio", "url"), "sound")
-    if isinstance(value, list) or hasattr(value, "dtype"):
-        raise ValueError("has a sound that is an array; give {'array': ..., 'sampling_rate': ...}")
-    return _checked(_encoded(value, "audio", folder))
-
-
-def _samples(value: Any, rate: int) -> Media:
-    import numpy as np
-
-    try:
-        return Media.sound(np.asarray(value), rate)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"has a sound that can't be read: {error}") from None
-
-
-def _inside(value: Mapping[str, Any], keys: tuple[str, ...], what: str) -> Any:
-    for key in keys:
-        if value.get(key) is not None:
-            return value[key]
-    raise ValueError(f"has a {what} with keys {', '.join(map(repr, value))}; give one of {', '.join(keys)}")
+def _movie(frames: list[Any], fps: Any, folder: Path) -> Media:
+    if not frames:
+        raise ValueError("has a video without frames")
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not SLOWEST <= fps <= HIGHEST_RATE:
+        raise ValueError(
+            f"has a video of {shown(fps)} frames per second; it must be a number from {SLOWEST} to {HIGHEST_RATE}"
+        )
+    return Media.movie([media_of(frame, "image", folder) for frame in frames], float(fps))
 
 
 def _encoded(value: Any, kind: Kind, folder: Path) -> Media:
@@ -205,26 +169,13 @@ def _array(value: Any) -> Media:
     return Media.array(pixels)
 
 
-def _checked(media: Media) -> Media:
-    # a picture was looked at where it was read; of a video and a sound the beginning has to be decoded
-    problem = _problem(media) if media.kind == "image" else _decoding_problem(media)
-    if problem:
-        raise ValueError(problem)
-    return media
-
-
 @lru_cache(maxsize=10_000)
-def _decoding_problem(media: Media) -> str:
-    return _problem(media)
-
-
 def _problem(media: Media) -> str:
-    """Why it can't be decoded, "" if it can."""
-    what = NAMES[media.kind]
+    """Why it can't be decoded, "" if it can, by a picture's header, and the beginning of a video or a sound."""
     try:
         media.check()
     except Exception as error:  # decoders raise errors of any type
-        return f"has a {what} {media.path or 'in bytes'} that can't be decoded: {error}"
+        return f"has a {NAMES[media.kind]} {media.path or 'in bytes'} that can't be decoded: {error}"
     return ""
 
 
@@ -253,12 +204,12 @@ def check_media(
         name = f"has a {NAMES[media.kind]} {media.path or 'in bytes'} that"
         try:
             # large ones take seconds to decode, and their header tells whether they are used
-            if media.kind == "image" and (why := refused(*media.stated())):
+            if media.kind == "image" and (why := refused(*media.size())):
                 return f"{name} {why}"
-            if number % every == 0:
+            if number % every == 0 or (media.kind == "image" and not media.header().complete):
                 media.decode()
-            else:
-                media.outline()
+        except UserError:  # about the model
+            raise
         except Exception as error:  # decoders raise errors of any type
             return f"{name} can't be decoded: {error}"
         return ""

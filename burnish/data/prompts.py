@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from burnish.data.conversation import asked, converse, said_whole
+from burnish.data.conversation import asked, beside, converse, media_in
 from burnish.data.packing import Packer
-from burnish.data.pixels import images_of, media_of
+from burnish.data.pixels import media_of
 from burnish.data.records import SUFFIXES, Record, read_files, read_records
-from burnish.data.values import extra_of, find, key_set, listed, record_of, templated, text_of, value_at
+from burnish.data.values import find, listed, templated, text_of
 from burnish.options.data import PromptOptions
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt, Prompts
@@ -57,61 +57,43 @@ def prompt_of(record: Record, keys: PromptOptions, *, images: Sequence[str] = IM
     Raises:
         ValueError: it has no prompt, or a value has the wrong type.
     """
-    values, folder = record.values, record.folder
+    values = record.values
     key, value = asked(values, TEXT, keys.prompt_key)
     if not key:
         raise ValueError(f"has no {keys.prompt_key or 'prompt'}; {listed(values)}")
     value = templated(keys.template, value, values)
     _, pictures = find(values, images, keys.images_key, "images_key")
-    text, shown = _said(value, key, pictures, folder)
+    text, shown = _said(value, key, pictures, record)
     if not text.strip():
         raise ValueError("has an empty prompt")
     negative_key, negative = find(values, NEGATIVE)
-    answer_key, answer = find(values, ANSWER, keys.answer_key, "answer_key")
-    source = value_at(values, "data_source")
+    left_out = (*PICTURE_KEYS, keys.images_key, *keys.input_keys)
     return Prompt(
         text=text,
-        negative=_said(negative, negative_key, pictures, folder)[0] if negative_key else "",
-        answer=text_of(answer, answer_key, numbers=True) if answer_key else None,
-        source="default" if source is None else text_of(source, "data_source"),
+        negative=_said(negative, negative_key, pictures, record)[0] if negative_key else "",
         images=shown,
         inputs=tuple(_inputs(record, keys)),
-        label=_label(values, keys),
-        extra=extra_of(values, keys.extra_keys),
-        record=record_of(
-            values,
-            key_set(said_whole(key, keys.template), *PICTURE_KEYS, keys.images_key, *keys.input_keys, *keys.extra_keys),
-        ),
         conversational=isinstance(value, list),
-        where=record.where,
-        part=record.part,
+        **beside(record, key, keys, answers=ANSWER, left_out=left_out),
     )
 
 
-def _label(values: Mapping[str, Any], keys: PromptOptions) -> str | None:
-    if keys.label_key:
-        label = value_at(values, keys.label_key)
-        return None if label is None else text_of(label, keys.label_key)
-    label = values.get("label")
-    taken = (keys.prompt_key, keys.answer_key)
-    return text_of(label, "label") if isinstance(label, str) and "label" not in taken else None
-
-
-def _said(value: Any, key: str, pictures: Any, folder: Path) -> tuple[str, tuple[Media, ...]]:
+def _said(value: Any, key: str, pictures: Any, record: Record) -> tuple[str, tuple[Media, ...]]:
     """A prompt's text and pictures. Of chat messages, what the user says: the pipeline has a template of its own."""
+    media = media_in(record, {"image": ("images", pictures), "video": ("", None), "audio": ("", None)})
     marked = isinstance(value, str) and pictures is not None and "<image>" in value
     if not isinstance(value, list) and not marked:
-        return text_of(value, key), () if pictures is None else images_of(pictures, folder)
-    said = converse(value, pictures, ("", None), None, folder, system=None, unmarked="first")
-    if said.videos or said.audios:
-        what = "video" if said.videos else "sound"
+        return text_of(value, key), tuple(media["image"])
+    said = converse(value, media, record.folder, unmarked="first")
+    if said.media["video"] or said.media["audio"]:
+        what = "video" if said.media["video"] else "sound"
         raise ValueError(
             f"{key!r} has a {what} among its messages; a generator takes one under a key of its own (video)"
         )
     if said.messages[-1].role != "user":
         raise ValueError(f"{key!r} ends with a message of {said.messages[-1].role!r}; it must end with the user's")
     texts = [message.text.strip("\n") for message in said.messages if message.role == "user"]
-    return "\n".join(texts), tuple(said.images)
+    return "\n".join(texts), tuple(said.media["image"])
 
 
 def _inputs(record: Record, keys: PromptOptions) -> Iterator[tuple[str, Media]]:

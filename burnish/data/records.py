@@ -6,7 +6,6 @@ import codecs
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,8 +69,9 @@ def read_records(path: Path, prompt: str = PROMPT[0]) -> Iterator[Record]:
     name = str(path)
     if path.is_dir():
         yield from _rows(name, path, _saved(path))
-    elif not path.exists() and (own := own_data(name)) is not None:
-        yield from _numbered(own.path, own.folder, own.load())
+    elif not path.exists() and names_code(name):
+        file = _file_of(name)
+        yield from _numbered(name, Path() if file is None else file.parent, _own(name))
     elif not path.exists() and (hub := hub_data(name)) is not None:
         yield from _rows(hub.path, path.parent, rows_of(hub.load(), hub.path))
     elif not path.exists():
@@ -159,14 +159,6 @@ def data_error(problems: Sequence[str], head: str = "") -> UserError:
     return UserError("\n".join([head, *problems[:LISTED], *more]))
 
 
-@contextmanager
-def _decoded(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not text: byte {error.start} is not UTF-8; save it as UTF-8") from None
-
-
 def _lines(path: Path, read: Callable[[str], dict[str, Any]]) -> Iterator[Record]:
     """What the lines of a file hold, but for blank ones."""
     name, folder = str(path), path.parent
@@ -219,7 +211,7 @@ def _columns(path: Path) -> Iterator[Record]:
     """The rows below the line of names. Cells are text, and empty ones are left out; in .tsv files quotation marks are
     characters like others, unless a cell begins with one."""
     csv.field_size_limit(LARGEST_CELL)
-    with _decoded(path), path.open(encoding="utf-8-sig", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.reader(file, delimiter=COLUMNS[path.suffix], strict=path.suffix == ".csv")
         try:
             names = next(rows, [])
@@ -232,6 +224,8 @@ def _columns(path: Path) -> Iterator[Record]:
                     extra = f"has {len(cells)} cells, but the first line names {len(names)} columns"
                     values = {name: cell for name, cell in zip(names, cells, strict=False) if cell}
                     yield Record(f"{path}:{first}", path.parent, values, extra if len(cells) != len(names) else "")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is not text: byte {error.start} is not UTF-8; save it as UTF-8") from None
         except csv.Error as error:
             raise UserError(f"{path}:{rows.line_num} can't be read: {error}; fix that line") from None
 
@@ -295,47 +289,36 @@ def _objects(batch: Any, where: str) -> list[dict[str, Any]]:
     return found
 
 
-@dataclass(frozen=True)
-class OwnData:
-    """A function or class of the user that gives records."""
-
-    path: str
-
-    @property
-    def where(self) -> str:
-        """Its file or module."""
-        return self.path.rpartition(":")[0]
-
-    @property
-    def folder(self) -> Path:
-        """That relative paths of its records are resolved against."""
-        return Path(absolute(self.where)).parent if is_file(self.where) else Path()
-
-    def check(self) -> None:
-        """Refuse a file that is not there; nothing is run.
-
-        Raises:
-            UserError: with the way out.
-        """
-        if is_file(self.where) and not Path(absolute(self.where)).is_file():
-            raise UserError(f"{self.path} is a data set of your code, but there is no {self.where}; write it")
-
-    def load(self) -> Iterator[Any]:
-        """Call it, and go through what it gives.
-
-        Raises:
-            UserError: it fails, or gives nothing that one can go through.
-        """
-        make, number = load_object(self.path, "data set"), 0
-        try:
-            for number, record in enumerate(make(), 1):  # noqa: B007
-                yield record
-        except (Exception, SystemExit) as error:  # the code is the user's: anything may go wrong in it
-            raise UserError(
-                f"data set {self.path} fails at record {number + 1}: {reason(error)}; fix it, or give files"
-            ) from error
+def _file_of(path: str) -> Path | None:
+    """The file of a function or class of the user's; None of one in a package."""
+    where = path.rpartition(":")[0]
+    return Path(absolute(where)) if is_file(where) else None
 
 
-def own_data(path: str) -> OwnData | None:
-    """The data set that an option names by the path of its code, if it does."""
-    return OwnData(path) if names_code(path) else None
+def _own(path: str) -> Iterator[Any]:
+    """The records that a function or class of the user gives.
+
+    Raises:
+        UserError: it fails, or gives nothing that one can go through.
+    """
+    make, number = load_object(path, "data set"), 0
+    try:
+        for number, record in enumerate(make(), 1):  # noqa: B007
+            yield record
+    except (Exception, SystemExit) as error:  # the code is the user's: anything may go wrong in it
+        raise UserError(
+            f"data set {path} fails at record {number + 1}: {reason(error)}; fix it, or give files"
+        ) from error
+
+
+def check_own(path: str) -> bool:
+    """Whether an option names a data set by the path of its code, whose file has to be there; nothing is run.
+
+    Raises:
+        UserError: it is not, with the way out.
+    """
+    if not names_code(path):
+        return False
+    if (file := _file_of(path)) is not None and not file.is_file():
+        raise UserError(f"{path} is a data set of your code, but there is no {path.rpartition(':')[0]}; write it")
+    return True

@@ -20,13 +20,14 @@ from burnish.data.records import read_records, rows_of
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from burnish.utils.http import HttpError, request
-from burnish.utils.hub import HubData, hub_data
+from burnish.utils.hub import HubData
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import resolve
 
 FOLDER = Path("data")  # where sets are written unless said otherwise, and where recipes look for them
 GITHUB = "https://raw.githubusercontent.com"
 FLOW_GRPO = "yifan123/flow_grpo/c7bb5fee2ef663eee08393759c8cb8a0e027f5e3/dataset"
+VIDEOS = "Video-R1/Video-R1-data"
 GENEVAL = "burnish:prompts/geneval.jsonl"
 LARGEST = 64 << 20  # bytes of a file that is fetched
 PATIENCE = 300.0  # seconds for one
@@ -41,10 +42,8 @@ class Split:
     """Records of a set."""
 
     source: str = "rules in Burnish"  # for people
-    github: str = ""  # owner/name/commit/path of the text that ``read`` gets
-    hub: str = ""  # org/name@split, whose rows it gets
-    archives: str = ""  # a folder of .zip files in a set of the hub: it gets the set and the folder to write to
-    read: Callable[..., Rows]
+    read: Callable[[Path], Rows]  # into a folder, where pictures and videos may be written
+    seen: bool = False  # whether its records are questions about pictures or videos
     count: int | None = None  # records that there are to be, where that is known
 
 
@@ -59,7 +58,7 @@ class NamedSet:
     @property
     def recipe(self) -> str:
         """A quickstart that reads records like these."""
-        return "vlm_quickstart" if any(split.hub for split in self.splits.values()) else "quickstart"
+        return "vlm_quickstart" if any(split.seen for split in self.splits.values()) else "quickstart"
 
 
 def shipped(path: str) -> Iterator[dict[str, Any]]:
@@ -68,25 +67,29 @@ def shipped(path: str) -> Iterator[dict[str, Any]]:
 
 
 def _github(path: str, read: Callable[[str], Rows], count: int | None = None) -> Split:
-    return Split(source=f"{GITHUB}/{path}", github=path, read=read, count=count)
+    """Of a text, owner/name/commit/path."""
+    return Split(source=f"{GITHUB}/{path}", read=lambda folder: read(_fetched(path)), count=count)
 
 
 def _hub(name: str, split: str, read: Callable[[Rows], Rows], count: int | None = None) -> Split:
-    return Split(source=f"{name}@{split} of the Hugging Face hub", hub=f"{name}@{split}", read=read, count=count)
+    """Of the rows of a split of the hub."""
+
+    def rows(folder: Path) -> Rows:
+        hub = HubData(name, None, split)
+        return read(rows_of(hub.load(), hub.path))
+
+    return Split(source=f"{name}@{split} of the Hugging Face hub", read=rows, seen=True, count=count)
 
 
 def _nextqa(*, held_out: bool) -> Split:
     """Questions about videos of NExT-QA in Video-R1's list, of which every twentieth is held out."""
-    name = "Video-R1/Video-R1-data"
-    return Split(
-        source=f"{name} (NeXT-QA) of the Hugging Face hub", hub=f"{name}@train", archives="NeXT-QA",
-        read=partial(_with_videos, held_out=held_out),
-    )  # fmt: skip
+    source = f"{VIDEOS} (NeXT-QA) of the Hugging Face hub"
+    return Split(source=source, read=partial(_with_videos, held_out=held_out), seen=True)
 
 
-def _with_videos(hub: HubData, target: Path, *, held_out: bool) -> Iterator[dict[str, Any]]:
+def _with_videos(target: Path, *, held_out: bool) -> Iterator[dict[str, Any]]:
     """Questions with their videos, which are written out of the archives beside the list."""
-    found = hub.download(["Video-R1-260k.json", "NeXT-QA/*.zip"])
+    found = HubData(VIDEOS, None, "train").download(["Video-R1-260k.json", "NeXT-QA/*.zip"])
     archives = [zipfile.ZipFile(path) for path in sorted((found / "NeXT-QA").glob("*.zip"))]
     places = {f"NeXT-QA/{name}": archive for archive in archives for name in archive.namelist()}
     rows = map(published.video_r1, parse_json((found / "Video-R1-260k.json").read_bytes()))
@@ -106,8 +109,8 @@ SETS: dict[str, NamedSet] = {
         what="GenEval's 553 prompts about objects, and 50,000 others by the same rules to train on",
         licence="MIT",
         splits={
-            "train": Split(read=lambda: published.compositions(shipped(GENEVAL)), count=published.COUNT),
-            "test": Split(source=GENEVAL, read=lambda: shipped(GENEVAL), count=553),
+            "train": Split(read=lambda folder: published.compositions(shipped(GENEVAL)), count=published.COUNT),
+            "test": Split(source=GENEVAL, read=lambda folder: shipped(GENEVAL), count=553),
         },
     ),
     "geneval2": NamedSet(
@@ -236,7 +239,7 @@ def prepare(name: str, folder: Path = FOLDER) -> list[tuple[Path, int]]:
     notes = [f"{name}: {chosen.what}", f"licence: {chosen.licence}"]
     for split_name, split in chosen.splits.items():
         path = target / f"{split_name}.jsonl"
-        rows = _rows(name, split, target)
+        rows = _rows(split, target)
         if split.count is not None and len(rows) != split.count:
             raise UserError(
                 f"{split.source} has {len(rows)} records, but {split.count} were expected: it is not the {name} that "
@@ -252,15 +255,10 @@ def prepare(name: str, folder: Path = FOLDER) -> list[tuple[Path, int]]:
     return written
 
 
-def _rows(name: str, split: Split, target: Path) -> list[dict[str, Any]]:
-    given: list[Any] = []
-    if split.github:
-        given = [_fetched(name, split)]
-    elif hub := hub_data(split.hub):
-        given = [hub, target] if split.archives else [rows_of(hub.load(), hub.path)]
+def _rows(split: Split, target: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     try:
-        for row in split.read(*given):
+        for row in split.read(target):
             pictures = [_picture(value, target) for value in row.get("images") or ()]
             rows.append(row | {"images": pictures} if pictures else row)
     except UserError:
@@ -273,14 +271,14 @@ def _rows(name: str, split: Split, target: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _fetched(name: str, split: Split) -> str:
-    url = f"{GITHUB}/{split.github}"
+def _fetched(path: str) -> str:
+    url = f"{GITHUB}/{path}"
     try:
         return request("GET", url, content=None, seconds=PATIENCE, largest=LARGEST).decode()
     except (HttpError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{url} can't be fetched: {error}; where it can be reached, run: burnish data prepare {name}, and copy "
-            f"the folder data/{name}"
+            f"{url} can't be fetched: {error}; run the same command where it can be reached, and copy the folder that "
+            "it writes"
         ) from None
 
 

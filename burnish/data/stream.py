@@ -3,9 +3,6 @@ the user chooses them by what was rewarded so far."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import inspect
 import logging
 from array import array
 from collections import defaultdict
@@ -13,9 +10,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import groupby
 from numbers import Integral
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from burnish.rl.advantages import group_statistics
 from burnish.types.prompt import Prompt, Prompts
@@ -26,16 +24,7 @@ from burnish.utils.user_code import load_object, reason
 
 log = logging.getLogger(__name__)
 
-
-V = TypeVar("V")
-
-
-class Order(Protocol):
-    """Records by position, counted from 0."""
-
-    def at(self, position: int) -> int:
-        """The number of the record."""
-        ...
+T = TypeVar("T", bound=Any)
 
 
 class Epochs:
@@ -44,15 +33,17 @@ class Epochs:
     def __init__(self, count: int, *, seed: int, shuffle: bool, name: str) -> None:
         """Args: ``name`` distinguishes orders of one seed."""
         self.count, self.seed, self.shuffle, self.name = count, seed, shuffle, name
-        self._epoch, self._order = -1, array("q")
+        self._orders: dict[int, array[int]] = {}  # of this epoch and of one beside it
 
     def at(self, position: int) -> int:
+        """The number of the record at a position, both counted from 0."""
         epoch, index = divmod(position, self.count)
         if not self.shuffle:
             return index
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, array("q", random.permutation(self.count, self.seed, self.name, epoch))
-        return self._order[index]
+        if epoch not in self._orders:
+            self._orders = dict(list(self._orders.items())[-1:])
+            self._orders[epoch] = array("q", random.permutation(self.count, self.seed, self.name, epoch))
+        return self._orders[epoch][index]
 
 
 class Mixed:
@@ -87,22 +78,21 @@ class Mixed:
             Epochs(len(members), seed=seed, shuffle=shuffle, name=f"{name}/{part}")
             for part, members in enumerate(self.members)
         ]
-        self._taken = [0] * len(weights)  # of each list, before position ``_next``
-        self._next = 0
+        self._taken = [0] * len(weights)  # of each list
+        self._drawn = array("q")  # records at the positions so far
 
     def at(self, position: int) -> int:
-        if position < self._next:  # a stream that goes back
-            self._taken, self._next = [0] * len(self.shares), 0
-        while True:
-            self._next += 1
-            behind = [share * self._next - taken for share, taken in zip(self.shares, self._taken, strict=True)]
+        """As of ``Epochs``."""
+        while len(self._drawn) <= position:
+            count = len(self._drawn) + 1
+            behind = [share * count - taken for share, taken in zip(self.shares, self._taken, strict=True)]
             part = behind.index(max(behind))
-            taken, self._taken[part] = self._taken[part], self._taken[part] + 1
-            if self._next > position:
-                return self.members[part][self._orders[part].at(taken)]
+            self._drawn.append(self.members[part][self._orders[part].at(self._taken[part])])
+            self._taken[part] += 1
+        return self._drawn[position]
 
 
-def limited(items: Sequence[V], most: int | None, *, seed: int, shuffle: bool) -> Sequence[V]:
+def limited(items: Sequence[T], most: int | None, *, seed: int, shuffle: bool) -> Sequence[T]:
     """At most N items, in order: drawn by the seed with ``shuffle``, else the first ones."""
     if most is None or most >= len(items):
         return items
@@ -112,69 +102,15 @@ def limited(items: Sequence[V], most: int | None, *, seed: int, shuffle: bool) -
     return [items[i] for i in chosen]
 
 
-UID_BYTES = 8  # bytes of a prompt's uid
-
-
-class History:
-    """The mean reward of every prompt in every update that sampled it."""
-
-    def __init__(self) -> None:
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self._by_update: dict[int, list[tuple[str, float]]] = {}
-        self._counted = 0  # updates up to this one are in ``_rewards``
-        self._rewards: defaultdict[str, list[float]] = defaultdict(list)
-
-    def add(self, update: int, rollouts: Rollouts) -> None:
-        """What an update sampled; groups without any reward are left out."""
-        scores = rollouts.scores
-        groups = group_statistics(scores.reward.cpu(), rollouts.group.cpu(), scores.missing.cpu())
-        first: dict[int, str] = {}
-        for label, prompt in zip(groups.label.tolist(), rollouts.prompts, strict=True):
-            first.setdefault(label, prompt.uid)
-        count = groups.count.tolist()
-        found = [(uid, float(groups.mean[label])) for label, uid in sorted(first.items()) if count[label]]
-        self._by_update.setdefault(update, []).extend(found)
-
-    def of(self, uids: Sequence[str], version: int) -> list[list[float]]:
-        """The mean rewards of each prompt in the updates up to ``version``, in order."""
-        if version < self._counted:
-            self._counted, self._rewards = 0, defaultdict(list)
-        for update in sorted(update for update in list(self._by_update) if self._counted < update <= version):
-            for uid, reward in self._by_update[update]:
-                self._rewards[uid].append(reward)
-        self._counted = version
-        return [list(self._rewards[uid]) if uid in self._rewards else [] for uid in uids]
-
-    def state(self, last: int | None = None) -> dict[str, Any]:
-        """What a checkpoint keeps, of updates up to ``last``."""
-        kept = [(update, uid, reward) for update, found in sorted(self._by_update.items())
-                for uid, reward in found if last is None or update <= last]  # fmt: skip
-        raw = bytearray(b"".join(bytes.fromhex(uid) for _, uid, _ in kept))
-        return {
-            "update": torch.tensor([update for update, _, _ in kept], dtype=torch.int64),
-            "uid": torch.frombuffer(raw, dtype=torch.uint8).reshape(-1, UID_BYTES)
-            if kept
-            else torch.zeros(0, UID_BYTES),
-            "reward": torch.tensor([reward for _, _, reward in kept], dtype=torch.float64),
-        }
-
-    def load(self, state: dict[str, Any] | None) -> None:
-        """Take over what a checkpoint has; None if it has nothing."""
-        self._begin_anew()
-        if state is None:
-            return
-        rows = zip(state["update"].tolist(), state["uid"].tolist(), state["reward"].tolist(), strict=True)
-        for update, uid, reward in rows:
-            self._by_update.setdefault(update, []).append((bytes(uid).hex(), reward))
+UID = 8  # bytes of a record's uid
 
 
 class Sampler:
-    """A function of the user as the order of a stream."""
+    """A function of the user as the order of a stream, which sees the mean rewards that each prompt had so far."""
 
     def __init__(self, path: str, *, seed: int, name: str) -> None:
-        self.path, self.seed, self.name, self.history = path, seed, name, History()
+        self.path, self.seed, self.name = path, seed, name
+        self._rewards: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)  # by uid, with their updates
 
     def choose(self, items: Sequence[Any], count: int, *, position: int, update: int, version: int) -> list[int]:
         """The numbers of the next ``count`` items.
@@ -190,56 +126,59 @@ class Sampler:
             UserError: the function fails, or returns something else.
         """
         function = load_object(self.path, "sampler")
-        history = self.history.of([item.uid for item in items], version)
+        seen = (self._rewards.get(item.uid, ()) for item in items)
+        history = [[reward for told, reward in own if told <= version] for own in seen]
+        seed = random.key(self.seed, self.name, "sampler", position)
         where = f"data.sampler is {self.path}, which"
-        arguments = {
-            "records": items, "history": history, "update": update, "count": count,
-            "seed": random.key(self.seed, self.name, "sampler", position),
-        }  # fmt: skip
         try:
-            inspect.signature(function).bind(**arguments)
-        except TypeError as error:
-            raise UserError(
-                f"{where} is called as function({', '.join(f'{name}=...' for name in arguments)}), which it doesn't "
-                f"accept: {error}; change its parameters"
-            ) from None
-        try:
-            found = list(function(**arguments))
+            found = list(function(records=items, history=history, update=update, count=count, seed=seed))
         except (Exception, SystemExit) as error:  # the code is the user's: anything may go wrong in it
-            raise UserError(f"{where} fails at update {update}: {reason(error)}; mend it") from error
-        wrong = next((one for one in found if not isinstance(one, Integral) or isinstance(one, bool)), None)
-        out = next((one for one in found if wrong is None and not 0 <= one < len(items)), None)
-        if wrong is not None or out is not None or len(found) != count:
-            odd = wrong if wrong is not None else out
-            got = f"{odd!r} among them" if len(found) == count else f"{len(found)} of them"
+            raise UserError(f"{where} fails at update {update}: {reason(error)}; fix it") from error
+        numbers = [one for one in found if isinstance(one, Integral) and not isinstance(one, bool)]
+        odd = [one for one in found if one not in numbers or not 0 <= int(one) < len(items)]
+        if odd or len(found) != count:
+            got = f"{odd[0]!r} among them" if odd else f"{len(found)} of them"
             raise UserError(
                 f"{where} must return {count} numbers of records from 0 to {len(items) - 1}, but returned {got} at "
-                f"update {update}; mend it"
+                f"update {update}; fix it"
             )
         return [int(one) for one in found]
 
+    def add(self, update: int, rollouts: Rollouts) -> None:
+        """What an update sampled; groups without any reward are left out."""
+        scores = rollouts.scores
+        groups = group_statistics(scores.reward.cpu(), rollouts.group.cpu(), scores.missing.cpu())
+        uids = {label: prompt.uid for label, prompt in zip(groups.label.tolist(), rollouts.prompts, strict=True)}
+        for label, uid in sorted(uids.items()):
+            if groups.count[label]:
+                self._rewards[uid].append((update, float(groups.mean[label])))
 
-HASH_BYTES = 8  # of the hash that a checkpoint keeps of each record
+    def state(self, last: int | None = None) -> dict[str, Any]:
+        """What a checkpoint keeps, of updates up to ``last``."""
+        kept = [(uid, told, reward) for uid, own in self._rewards.items() for told, reward in own
+                if last is None or told <= last]  # fmt: skip
+        return {
+            "update": torch.tensor([told for _, told, _ in kept], dtype=torch.int64),
+            "uid": torch.tensor([list(bytes.fromhex(uid)) for uid, _, _ in kept], dtype=torch.uint8).view(
+                len(kept), UID
+            ),
+            "reward": torch.tensor([reward for *_, reward in kept], dtype=torch.float64),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what a checkpoint has."""
+        rows = zip(state["uid"].tolist(), state["update"].tolist(), state["reward"].tolist(), strict=True)
+        for uid, told, reward in rows:
+            self._rewards[bytes(uid).hex()].append((told, reward))
+
+
 NAMED = 5  # records that a message names
-
-
-class Item(Protocol):
-    """A record of a stream."""
-
-    @property
-    def uid(self) -> str:
-        """A hash of its content."""
-
-    @property
-    def where(self) -> str:
-        """Its file and line, for messages."""
-
-
-T = TypeVar("T", bound=Item)
 
 
 class Stream(Generic[T]):
     """Batches of records, every epoch in a new order that depends on seed and epoch alone.
+
+    A record has a uid, a hash of its content, and where: its file and line.
 
     Batches have their full size: one may continue into the next epoch, so no record is left out, and one may occur
     twice in a batch. The position is a single number, which a checkpoint restores exactly. Several lists may be mixed,
@@ -270,11 +209,10 @@ class Stream(Generic[T]):
         """
         self.items, self.batch_size, self.seed, self.shuffle, self.name = items, batch_size, seed, shuffle, name
         self.position = 0  # items returned so far
-        self._peeked: dict[int, int] = {}  # rows at positions from there on: orders that go back begin anew
         self.mix, self.order = mix, self._ordered(mix)
         self.sampler = None if sampler is None else Sampler(sampler, seed=seed, name=name)
 
-    def _ordered(self, mix: tuple[Sequence[int], Sequence[float]] | None) -> Order:
+    def _ordered(self, mix: tuple[Sequence[int], Sequence[float]] | None) -> Epochs | Mixed:
         if mix is None:
             return Epochs(len(self.items), seed=self.seed, shuffle=self.shuffle, name=self.name)
         return Mixed(*mix, seed=self.seed, shuffle=self.shuffle, name=self.name)
@@ -287,26 +225,21 @@ class Stream(Generic[T]):
             version: the update whose rewards are the last ones that a sampler sees.
         """
         start, self.position = self.position, self.position + self.batch_size
-        if self.sampler is not None:
-            rows = self.sampler.choose(
-                self.items, self.batch_size, position=start, update=update, version=version
-            )  # fmt: skip
-            return [self.items[row] for row in rows]
-        drawn = [self._at(i) for i in range(start, self.position)]
-        self._peeked = {place: row for place, row in self._peeked.items() if place >= self.position}
-        return drawn
+        if self.sampler is None:
+            return self._at(start, self.batch_size)
+        rows = self.sampler.choose(self.items, self.batch_size, position=start, update=update, version=version)
+        return [self.items[row] for row in rows]
 
     def peek(self, batches: int = 1) -> list[T]:
         """The items of the next batches, if they are known: none where a sampler chooses."""
-        if self.sampler is not None:
-            return []
-        places = range(self.position, self.position + batches * self.batch_size)
-        self._peeked |= {place: self.order.at(place) for place in places if place not in self._peeked}
-        return [self._at(place) for place in places]
+        return [] if self.sampler is not None else self._at(self.position, batches * self.batch_size)
 
     def batch(self, number: int) -> list[T]:
         """Batch ``number``, counted from 0, whatever the current position."""
-        return [self._at(i) for i in range(number * self.batch_size, (number + 1) * self.batch_size)]
+        return self._at(number * self.batch_size, self.batch_size)
+
+    def _at(self, start: int, count: int) -> list[T]:
+        return [self.items[self.order.at(position)] for position in range(start, start + count)]
 
     def state_dict(self, position: int | None = None) -> dict[str, Any]:
         """Where a resumed run goes on, with hashes of the records.
@@ -314,12 +247,8 @@ class Stream(Generic[T]):
         Args:
             position: as ``position`` was then; None takes what it is.
         """
-        return {
-            "position": self.position if position is None else position,
-            "data": self._fingerprint,
-            "records": self._records,
-            "order": self._rule,
-        }
+        place = self.position if position is None else position
+        return {"position": place, "records": self._uids, "order": self._rule}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where a stream over the same records stopped; some may have been changed or removed since.
@@ -327,93 +256,57 @@ class Stream(Generic[T]):
         Raises:
             UserError: most records differ, there are more of them, or shuffle or seed changed.
         """
-        self._peeked = {}
+        self.order = self._ordered(self.mix)  # batches of before that are under way go on with theirs
         if self.sampler is not None:
-            # a new one, since batches of before that are under way tell theirs what they draw
             self.sampler = Sampler(self.sampler.path, seed=self.seed, name=self.name)
-            self.sampler.history.load(state.get("history"))
-        if state["data"] == self._fingerprint:
-            self.position = state["position"]
-            return
-        self.position = self._position_after_changes(state)
+            if "history" in state:
+                self.sampler.load(state["history"])
+        if state["order"] != self._rule:
+            raise _other_data("data.shuffle, seed, data.mix or data.sampler differ from the checkpoint's")
+        same = torch.equal(state["records"], self._uids)
+        self.position = state["position"] if same else self._position_after_changes(state["position"], state["records"])
 
-    def _position_after_changes(self, state: dict[str, Any]) -> int:
+    def _position_after_changes(self, position: int, records: Tensor) -> int:
         """The position in data of which some records changed, with a warning.
 
         Raises:
-            UserError: it is other data, or in another order.
+            UserError: it is other data.
         """
-        if state.get("order") != self._rule:  # old checkpoints have neither key
-            raise _other_data("data.shuffle, seed, data.mix or data.sampler differ from the checkpoint's")
-        before, now = _hashes(state["records"]), _hashes(self._records)
-        if len(now) == len(before):
-            changed = [i for i, (old, new) in enumerate(zip(before, now, strict=True)) if old != new]
-            names = listed([self.items[i].where or f"record {i + 1}" for i in changed], NAMED)
-            if 2 * len(changed) > len(now):
-                raise _other_data(f"{len(changed)} of {len(now)} training records have changed: {names}")
-            log.warning(
-                "%d of %d training records have changed since the checkpoint: %s; the run continues at the same "
-                "position in the data", len(changed), len(now), names,
-            )  # fmt: skip
-            return int(state["position"])
-        present = set(now)
-        gone = [i for i, old in enumerate(before) if old not in present]
-        if self.mix is not None or len(now) > len(before) or 2 * len(gone) > len(before) or not gone:
+        before, now = (list(map(bytes, uids.tolist())) for uids in (records, self._uids))
+        alike, present = len(before) == len(now), set(now)
+        changed = [i for i, uid in enumerate(before) if (uid != now[i] if alike else uid not in present)]
+        if len(now) > len(before) or 2 * len(changed) > len(before) or not (alike or (changed and self.mix is None)):
             raise _other_data(
                 f"the training data had {len(before)} records at the checkpoint and has {len(now)} now, and "
-                f"{len(gone)} of the former are gone (data.train_files, data.train_max_samples)"
+                f"{len(changed)} of the former have changed or are gone (data.train_files, data.train_max_samples)"
             )
+        names = [(self.items[i].where if alike else "") or f"record {i + 1}" for i in changed]
         log.warning(
-            "the training data had %d records at the checkpoint and have %d now; removed or changed: %s. The run "
-            "continues at the same position of the epoch, in which some records may be used twice or not at all; later "
-            "epochs use each once", len(before), len(now), listed([f"record {i + 1}" for i in gone], NAMED),
+            "%d of %d training records have changed since the checkpoint: %s; the run continues at the same position%s",
+            len(changed), len(before), listed(names, NAMED),
+            "" if alike else " of the epoch, in which some records may be used twice or not at all",
         )  # fmt: skip
-        epoch, index = divmod(int(state["position"]), len(before))
+        epoch, index = divmod(position, len(before))
         return epoch * len(now) + min(index, len(now))
-
-    def _at(self, position: int) -> T:
-        row = self._peeked.get(position)
-        return self.items[self.order.at(position) if row is None else row]
 
     @cached_property
     def _rule(self) -> str:
         """What decides the order, beside the records."""
-        lists = "" if self.mix is None else f" {list(self.mix[1])} {_run_lengths(self.mix[0])}"
+        runs = [len(list(same)) for _, same in groupby(self.mix[0] if self.mix else ())]
+        lists = "" if self.mix is None else f" {list(self.mix[1])} {runs}"
         return f"{self.shuffle}{self.seed}{lists}{'' if self.sampler is None else f' {self.sampler.path}'}"
 
-    @property
-    def _fingerprint(self) -> str:
-        return self._digests[0]
-
-    @property
-    def _records(self) -> str:
-        """Hashes of the records, by which a resumed run finds those that have changed."""
-        return self._digests[1]
-
     @cached_property
-    def _digests(self) -> tuple[str, str]:
-        """The hash of all records and their order, and those of each."""
-        content, digests = hashlib.sha256(), bytearray()
-        uids = self.items.uids() if isinstance(self.items, Prompts) else (item.uid for item in self.items)
-        for uid in map(str.encode, uids):
-            content.update(uid)
-            digests += hashlib.blake2b(uid, digest_size=HASH_BYTES).digest()
-        content.update(self._rule.encode())
-        return content.hexdigest()[:16], base64.b64encode(digests).decode()
+    def _uids(self) -> Tensor:
+        """Hashes [N, 8] of all records, by which a resumed run finds those that have changed."""
+        uids = bytearray()  # a list of a million texts would take more than they do
+        for uid in self.items.uids() if isinstance(self.items, Prompts) else (item.uid for item in self.items):
+            uids += bytes.fromhex(uid)
+        return torch.frombuffer(uids, dtype=torch.uint8).view(-1, UID)
 
 
 def _other_data(why: str) -> UserError:
     return UserError(f"cannot resume: {why}; restore what was, or start a new run in another output_dir")
-
-
-def _run_lengths(parts: Sequence[int]) -> list[int]:
-    """How many records each list has: they follow each other."""
-    return [len(list(same)) for _, same in groupby(parts)]
-
-
-def _hashes(records: str) -> list[bytes]:
-    joined = base64.b64decode(records)
-    return [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]
 
 
 PromptStream = Stream[Prompt]

@@ -6,12 +6,11 @@ import json
 import math
 import re
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
-from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from burnish.options.data import RecordOptions
+from burnish.options.data import INPUTS, RecordOptions
 from burnish.types.prompt import Prompts
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.reading import checked_path, read_text
@@ -77,6 +76,12 @@ def text_of(value: Any, key: str, *, numbers: bool = False) -> str:
     if not value.isascii() and _SURROGATE.search(value):
         raise ValueError(f"{key!r} holds half of a surrogate pair, which is not a character")
     return value
+
+
+def text_at(values: Mapping[str, Any], key: str) -> str | None:
+    """The text under a key; None if there is none."""
+    value = value_at(values, key)
+    return None if value is None else text_of(value, key)
 
 
 def number_of(value: Any, key: str) -> float:
@@ -160,34 +165,23 @@ def check_keys(prompts: Prompts, options: RecordOptions) -> None:
         "label_key": lambda key: any(one.label is not None for one in kinds),
         "input_keys": lambda key: any(key == name for one in kinds for name, _ in one.inputs),
     }
+    given: dict[str, list[str]] = {}
+    for option in there:
+        value = getattr(options, option, None)
+        given[option] = [value] if isinstance(value, str) else [key for key in value or () if key not in INPUTS]
     complaints = [
         f"data.{option} is {key}, which none of the {len(prompts)} records of data.train_files has; correct it, or "
         "leave it out"
-        for option, key in _named(options, there)
+        for option, keys in given.items()
+        for key in keys
         if not there[option](key)
     ]
     if complaints:
         raise ConfigError(complaints)
 
 
-def _named(options: Any, wanted: Container[str]) -> list[tuple[str, str]]:
-    """Keys that differ from those that are looked for anyway, each with its option."""
-    found = []
-    for field in fields(options):
-        if field.name not in wanted:
-            continue
-        value = getattr(options, field.name)
-        if isinstance(value, list):
-            usual = type(options).__pydantic_fields__[field.name].get_default(call_default_factory=True) or []
-            found += [(field.name, one) for one in value if one not in usual]
-        elif isinstance(value, str):
-            found.append((field.name, value))
-    return found
-
-
 TEMPLATES = (".jinja", ".jinja2", ".txt")
 CONTENT = "content"  # the variable that holds the question as the record has it
-LONGEST = 1 << 20  # characters of a question
 
 
 def templated(template: str | None, content: Any, values: Mapping[str, Any]) -> Any:
@@ -208,7 +202,8 @@ def templated(template: str | None, content: Any, values: Mapping[str, Any]) -> 
         return content
     if not isinstance(content, list):
         return _filled(template, content, values)
-    last = next((i for i in reversed(range(len(content))) if _speaks(content[i])), None)
+    said = (i for i, turn in enumerate(content) if isinstance(turn, Mapping) and turn.get("role") == "user")
+    last = max(said, default=None)
     if last is None or not isinstance(content[last].get("content"), str):
         raise ValueError("has no message of the user in plain text, which data.template needs; leave data.template out")
     message = content[last] | {"content": _filled(template, content[last]["content"], values)}
@@ -225,20 +220,12 @@ def check_template(template: str | None) -> None:
         _compiled(template)
 
 
-def _speaks(message: Any) -> bool:
-    return isinstance(message, Mapping) and message.get("role") == "user"
-
-
 def _filled(template: str, content: Any, values: Mapping[str, Any]) -> str:
-    from jinja2 import TemplateError
-
+    compiled = _compiled(template)
     try:
-        text: str = _compiled(template).render(dict(values) | {CONTENT: content})
-    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        return str(compiled.render(dict(values) | {CONTENT: content}))
+    except Exception as error:  # the code of a template may raise any
         raise ValueError(f"does not fit data.template: {error}; {listed(values)}") from None
-    if len(text) > LONGEST:
-        raise ValueError(f"becomes a question of {len(text)} characters by data.template; the limit is {LONGEST}")
-    return text
 
 
 @lru_cache

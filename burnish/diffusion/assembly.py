@@ -44,10 +44,10 @@ from burnish.tasks.assembly import Assembly
 from burnish.tasks.job import learned_in_a_step, learned_in_an_update
 from burnish.training.optimizer import ParameterGroup
 from burnish.training.trainer import AuxiliaryLoss
-from burnish.types.clips import Clip, Sample, Sound
 from burnish.types.media import Media
 from burnish.types.prompt import Prompts
 from burnish.types.rollout import OfflineSamples, Prompt, Scored
+from burnish.types.samples import Clip, Sample, Sound
 from burnish.utils.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ class FlowAssembly(Assembly):
             shared=self.sharded,
         )
 
+    @cached_property
     def outline(self) -> FlowModel:
         return load_outline(self.config.model, self.config.rollout)
 
@@ -123,29 +124,33 @@ class FlowAssembly(Assembly):
     @cached_property
     def pictures(self) -> ImageFiles | None:
         """Finished pictures that the algorithm learns from in place of prompts."""
-        if self.needs.data == "prompts":
-            return None
-        return ImageFiles(self.config, self.config.data, self.needs.data, self.limited)
+        config, data = self.config, self.needs.data
+        return None if data == "prompts" else ImageFiles(config, config.data, data, self.limited)
 
     @cached_property
     def supervised_pictures(self) -> ImageFiles | None:
         """Finished pictures that are imitated beside."""
         section = self.config.supervised
-        return ImageFiles(self.config, section, "pictures") if section is not None else None
+        return None if section is None else ImageFiles(self.config, section, "pictures")
+
+    @property
+    def files(self) -> dict[str, ImageFiles]:
+        """All finished pictures, by the section that names them."""
+        every = {"data": self.pictures, "supervised": self.supervised_pictures}
+        return {section: files for section, files in every.items() if files is not None}
 
     @cached_property
-    def finished(self) -> list[OfflineImages]:
+    def finished(self) -> dict[str, OfflineImages]:
         """All these pictures, as the model has them."""
-        every = (self.pictures, self.supervised_pictures)
-        return [files.learned_by(self.engine, shared=self.ranks.size > 1) for files in every if files is not None]
+        shared = self.ranks.size > 1
+        return {name: files.learned_by(self.engine, shared=shared) for name, files in self.files.items()}
 
     @property
     def records(self) -> Sequence[Any]:
-        assert self.pictures is not None, "pictures are sampled"
-        return self.pictures.records
+        return self.files["data"].records
 
     def prepare(self, records: list[Any], update: int) -> OfflineSamples | Scored:
-        data, seed = self.finished[0], self.config.seed
+        data, seed = self.finished["data"], self.config.seed
         if isinstance(data, ScoredImages):
             records = data.drawn(records, update=update, seed=seed)
         batch = data.batch(records, self.offline_times, update=update, seed=seed)
@@ -158,42 +163,41 @@ class FlowAssembly(Assembly):
 
     @cached_property
     def auxiliary(self) -> AuxiliaryLoss | None:
-        section, config, files = self.config.supervised, self.config, self.supervised_pictures
-        if section is None or files is None:
+        section, config = self.config.supervised, self.config
+        if section is None:
             return None
-        data = self.finished[-1]
-        stream = Stream(files.records, section.batch_size, seed=config.seed, shuffle=True, name="supervised")
+        data = self.finished["supervised"]
+        stream = Stream(
+            self.files["supervised"].records, section.batch_size, seed=config.seed, shuffle=True, name="supervised"
+        )
 
-        def draw(step: int) -> OfflineSamples:
+        def draw(step: int) -> Any:
             records = stream.batch(step)
             batch: Any = data.batch(records, self.offline_times, update=step, seed=config.seed)
             if self.ranks.size > 1:
                 data.ready(learned_in_a_step(records, batch.costs(), self.ranks.rows))
-            found: OfflineSamples = batch
-            return found
+            return batch
 
         return AuxiliaryLoss(SFT(time_shift=section.time_shift), draw, section.coef)
 
     @cached_property
     def offline_times(self) -> Tensor:
         """Times of the denoising steps of the run, for pictures of a data set."""
-        prompts = next((files.prompts for files in (self.pictures, self.supervised_pictures) if files), [])
-        return self.engine.schedule(prompts[0] if prompts else Prompt(text=""))
+        return self.engine.schedule(next(iter(self.files.values())).prompts[0])
 
     @cached_property
     def train_prompts(self) -> Prompts:
-        return super().train_prompts if self.pictures is None else Prompts.of(self.pictures.prompts)
+        return Prompts.of(self.files["data"].prompts) if "data" in self.files else super().train_prompts
 
     @property
     def all_records(self) -> Sequence[Any]:
-        return super().all_records if self.pictures is None else self.pictures.records
+        return self.records if "data" in self.files else super().all_records
 
     def media(self) -> Iterator[tuple[str, Media]]:
         for prompt in (*self.train_prompts.kinds, *self.val_prompts.kinds):
             yield from ((prompt.where, media) for media in (*prompt.images, *(one for _, one in prompt.inputs)))
-        for files in (self.pictures, self.supervised_pictures):
-            if files is not None:
-                yield from ((record.where, media) for record in files.read for media in record.pictures)
+        for files in self.files.values():
+            yield from ((record.where, media) for record in files.read for media in record.pictures)
 
     def check_data(self) -> None:
         super().check_data()
@@ -220,7 +224,7 @@ class FlowAssembly(Assembly):
     @property
     def _drawn_from(self) -> Prompts:
         """All prompts that are encoded."""
-        more = self.supervised_pictures.prompts if self.supervised_pictures else []
+        more = [prompt for name, files in self.files.items() if name != "data" for prompt in files.prompts]
         return self.train_prompts + self.val_prompts + Prompts.of(more)
 
     def check_split_sequences(self) -> None:
@@ -285,7 +289,7 @@ class FlowAssembly(Assembly):
             self.engine.latent_shape(prompts[0], self.evaluation(self).job(1, None))  # nor those of validations
         super().check()
         _ = self.roles.teachers
-        for data in self.finished:
+        for data in self.finished.values():
             data.check()
 
     def trial(self) -> None:

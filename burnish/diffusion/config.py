@@ -28,7 +28,7 @@ from burnish.options import EVALUATED, OptimizerOptions, Rules
 from burnish.registry import Choice, lookup, names, options
 from burnish.rewards.base import Reward
 from burnish.rl.algorithm import Algorithm
-from burnish.types.clips import Kind
+from burnish.types.samples import Kind
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.weights import complaints_about, pickle_complaint, refuse_quantized, tokenizer_complaint
@@ -76,10 +76,6 @@ class FlowConfig(RunConfig):
         return self.rollout.candidates.n if self.rollout.candidates else self.rollout.n
 
     @property
-    def auxiliary(self) -> tuple[str, SupervisedOptions] | None:
-        return None if self.supervised is None else ("supervised", self.supervised)
-
-    @property
     def optimizers(self) -> dict[str, OptimizerOptions]:
         networks = self.algorithm.needs().networks
         others = {f"algorithm.{name}_optimizer": one for name, one in networks.items() if one is not None}
@@ -99,13 +95,6 @@ class FlowConfig(RunConfig):
     @property
     def words(self) -> Words:
         return DRAWN[self.drawn]
-
-    @property
-    def sample_bytes(self) -> tuple[float, str]:
-        height, width = self.rollout.height, self.rollout.width
-        if height is None or width is None:
-            return 0, ""
-        return 3 * height * width, f" with rollout.height {height} and rollout.width {width}"
 
     def check_model(self, folder: Path) -> None:
         _, index = read_index(self.model)
@@ -148,14 +137,9 @@ class FlowConfig(RunConfig):
         return "images with rewards" if data == "scored" else data
 
     @property
-    def learns_images(self) -> bool:
-        """Whether data.fit decides about images that are learned."""
-        return bool(self.algorithm.needs().data != "prompts")
-
-    @property
     def may_read_images(self) -> bool:
         """Whether files that this run reads may name images; lines of text name none."""
-        files = [one for named in self.prompt_files.values() for one in ([named] if isinstance(named, str) else named)]
+        files = [file for named in self.prompt_files.values() for file in named]
         return self.supervised is not None or not all(file.endswith(".txt") for file in files)
 
     def contradictions(self, run: RunConfig) -> Rules:

@@ -11,14 +11,14 @@ from typing import Any
 
 from burnish.diffusion.engine import FlowJob
 from burnish.diffusion.rollouts import contact_sheet, inputs_of, write_inputs, write_sample
-from burnish.evaluation.results import sampled_settings
+from burnish.evaluation.records import sampled_settings
 from burnish.metrics import diversities, group_diversity
 from burnish.rewards.base import fields_required
 from burnish.rl.algorithm import Metrics
 from burnish.tasks.evaluate import Evaluated, Evaluation
 from burnish.tasks.job import Job, collector
 from burnish.training.ranks import by_first
-from burnish.types.clips import coarse
+from burnish.types.samples import coarse
 from burnish.utils.disk import writing
 
 

@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from burnish.rl.surrogates import Surrogate, flow_clip
+from burnish.rl.objectives import flow_clip
+from burnish.rl.surrogates import Surrogate
 
 Weighting = Literal["uniform", "t", "t2", "huber", "ghuber"]
 

@@ -100,13 +100,14 @@ class DataOptions(OrderOptions, PromptOptions):
     instead, and offline diffusion_dpo image pairs: records with prompt and image, or chosen and rejected; a folder of
     images with .txt captions. With algorithm.online=false others read records with prompt, image and reward. Lists are
     concatenated, or mixed by data.mix."""
-    val_files: str | list[str] | None = None
-    """Validation prompts; null validates on the training prompts, with a warning."""
     train_batch_size: Count = 8
     """Prompts (or images, or pairs) per policy update."""
     fit: Annotated[
         Literal["exact", "centre_crop"],
-        ReadIf("learns_images", why="{run.algorithm.name} learns from prompts, which have no size"),
+        ReadIf(
+            lambda section, run: run.algorithm.needs().data != "prompts",
+            why="{run.algorithm.name} learns from prompts, which have no size",
+        ),
     ] = "exact"
     """Images whose size differs from the run's resolution: exact refuses them, centre_crop scales and crops them."""
     decode_check: Annotated[bool, ReadIf("may_read_images", why="files of text alone name no images")] = True

@@ -31,11 +31,10 @@ from burnish.tasks.job import Job, collector
 from burnish.tasks.sample_files import SampleFiles
 from burnish.training.ranks import by_first
 from burnish.types.batch import Gathered, to_device
-from burnish.types.clips import Clip, Sample, Sound, coarse
 from burnish.types.media import evenly_spaced
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Conditioning, Denoising, Scored, failures_of, settled
-from burnish.types.statistics import joined
+from burnish.types.samples import Clip, Sample, Sound, coarse, joined
 from burnish.utils import random
 from burnish.utils.images import PAPER, grid, strip, waveform
 from burnish.utils.timer import Stopwatch

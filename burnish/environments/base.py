@@ -1,15 +1,22 @@
-"""Environments: options of a run, from which one episode per dialogue is created."""
+"""Environments: options of a run, from which one episode per dialogue is created, and how many are asked at once."""
 
 from __future__ import annotations
 
+import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from pydantic import Field
+
 from burnish.options import Count, NonNegative, Seconds
-from burnish.registry import Named, options
+from burnish.registry import Named, options, register
+from burnish.utils.errors import UserError
 from burnish.utils.media import as_shown, of_array, of_frames
+from burnish.utils.user_code import load_object
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +25,7 @@ if TYPE_CHECKING:
     from burnish.types.prompt import Prompt
 
 PICTURE, VIDEO = "[picture]", "[video]"  # replace these where only text is shown
+POLL = 0.05  # seconds between looks at what is under way
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,7 @@ class Observation:
 
     def __post_init__(self) -> None:
         parts = (self.content,) if isinstance(self.content, str) else tuple(self.content)
-        object.__setattr__(self, "content", tuple(_part(part) for part in parts))
+        object.__setattr__(self, "content", tuple(map(_part, parts)))
         if self.reward is not None:
             object.__setattr__(self, "reward", float(self.reward))
 
@@ -77,16 +85,21 @@ def is_video(part: Any) -> bool:
 def _part(part: Any) -> Any:
     if isinstance(part, str):
         return part.encode(errors="replace").decode()  # half of a surrogate pair is no character
-    from PIL import Image
-
     try:
-        if is_video(part):
-            return of_frames(part)
-        return as_shown(part) if isinstance(part, Image.Image) else of_array(part)
+        return shown(part)
     except (AttributeError, TypeError, ValueError, OSError) as error:
         raise TypeError(
             f"an observation holds {type(part).__name__}, which is neither text nor a picture: {error}"
         ) from None
+
+
+def shown(part: Any) -> Any:
+    """A picture as PIL, or the array of the frames of a video."""
+    from PIL import Image
+
+    if is_video(part):
+        return of_frames(part)
+    return as_shown(part) if isinstance(part, Image.Image) else of_array(part)
 
 
 class Episode(Protocol):
@@ -169,3 +182,89 @@ class Environment(Named, ABC):
         """Most tokens of the policy in a dialogue, if ``response`` is the limit of one response."""
         total = self.max_turns * response
         return total if self.max_length is None else min(total, self.max_length)
+
+
+@register("environment", "function")
+class FunctionEnvironment(Environment):
+    """A class, or any callable, that returns an episode: an object with reset(prompt, seed) and step(response)."""
+
+    path: str
+    """Where it is: package.module:Game, or path/to/file.py:Game."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of every episode."""
+
+    def episode(self) -> Episode:
+        return load_object(self.path, "environment")(**self.arguments)  # type: ignore[no-any-return]
+
+    def user_code(self) -> list[str]:
+        return [self.path]
+
+    def check(self) -> None:
+        try:
+            episode = self.episode()
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
+            what = f"environment.path is {self.path!r}, which can't be created with environment.arguments"
+            raise UserError(f"{what} {self.arguments}: {type(error).__name__}: {error}") from error
+        lacking = [name for name in ("reset", "step") if not callable(getattr(episode, name, None))]
+        if lacking:
+            raise UserError(
+                f"environment.path is {self.path!r}, but what it returns has no method {' and no '.join(lacking)}; an "
+                "episode has reset(prompt, seed) and step(response)"
+            )
+
+
+def answers(
+    asked: Sequence[Callable[[], Any]],
+    *,
+    concurrency: int,
+    deadline: float | None,
+    check_cancelled: Callable[[], None],
+) -> list[Any]:
+    """What each question to an environment gives, in order; an exception where one fails or takes too long.
+
+    Args:
+        asked: questions.
+        concurrency: how many are asked at a time. One at a time and without a deadline, all are asked in this thread.
+        deadline: seconds that one may take; its thread is left behind then.
+        check_cancelled: is called again and again; what it raises ends the wait.
+    """
+    if concurrency == 1 and deadline is None:
+        answered = []
+        for ask in asked:
+            check_cancelled()
+            answered.append(_answer(ask))
+        return answered
+    results: list[Any] = [None] * len(asked)
+    waiting = list(range(len(asked)))[::-1]
+    under_way: dict[Future[Any], tuple[int, float]] = {}  # the question's number, and when it was asked
+    while waiting or under_way:
+        check_cancelled()
+        while waiting and len(under_way) < concurrency:
+            future, row = Future[Any](), waiting.pop()
+            under_way[future] = row, time.monotonic()
+            # a daemon: one that never returns must not keep the run from ending
+            threading.Thread(target=_settle, args=(future, asked[row]), daemon=True).start()
+        wait(under_way, POLL, FIRST_COMPLETED)
+        for future, (row, begun) in list(under_way.items()):
+            if future.done():
+                results[row] = future.result()
+            elif deadline is not None and time.monotonic() - begun > deadline:
+                results[row] = TimeoutError(f"it took longer than {deadline:g} s (environment.deadline)")
+            else:
+                continue
+            del under_way[future]
+    return results
+
+
+def _settle(future: Future[Any], ask: Callable[[], Any]) -> None:
+    future.set_result(_answer(ask))
+
+
+def _answer(ask: Callable[[], Any]) -> Any:
+    """What a question gives, or the exception that it raises: an environment may be the user's."""
+    try:
+        return ask()
+    except (Exception, SystemExit) as error:
+        return error

@@ -1,23 +1,23 @@
 """What a call of a tool is, and what reads calls out of responses: a function, ours or one of the user's.
 
-Special tokens are not part of a response's text, so that marks of calls that are special ([TOOL_CALLS] of Mistral,
-<|python_tag|> of Llama) may be there or not.
+Ours are named as vLLM names its parsers. Special tokens are not part of a response's text, so that marks of calls that
+are special ([TOOL_CALLS] of Mistral, <|python_tag|> of Llama) may be there or not.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from burnish.registry import options
+from burnish.registry import options, register
 from burnish.utils.json_text import parse_json
 
-FUNCTION = re.compile(r"<function=([^<>\n]*)>")  # of families that write values between marks, without quotes
-PARAMETER = re.compile(r"<parameter=([^<>\n]*)>")
 Schemas = Mapping[str, Mapping[str, Any]]  # of parameters, by the name of the function
 
 
@@ -64,55 +64,112 @@ def calls_in(text: str, how: Any, schemas: Schemas) -> list[Call]:
     Raises:
         TypeError: a format of the user returns something else.
     """
-    found = how.read(text, schemas)
-    other = [type(one).__name__ for one in found if not isinstance(one, Call)] if isinstance(found, list) else []
-    if other or not isinstance(found, list):
-        said = f"a list with {other[0]}" if other else type(found).__name__
-        raise TypeError(f"it returned {said}; return a list of burnish.environments.call_formats.Call")
-    return found
+    calls = how.read(text, schemas)
+    other = [type(call).__name__ for call in calls if not isinstance(call, Call)] if isinstance(calls, list) else []
+    if other or not isinstance(calls, list):
+        returned = f"a list with {other[0]}" if other else type(calls).__name__
+        raise TypeError(f"it returned {returned}; return a list of burnish.environments.call_formats.Call")
+    return calls
 
 
-def blocks(text: str, opening: re.Pattern[str], closing: str) -> Iterator[tuple[str, str]]:
-    """The name in each ``opening``, if it has one, and what stands before the next ``closing``: once through the text,
-    however often a response repeats a mark."""
+HERMES = re.compile(r"<tool_call>\s*")
+LLAMA = re.compile(r"\A\s*(?=\{)|;\s*(?=\{)")
+LISTED = re.compile(r"<\|tool_call\|>\s*|(?:<tool_call>|functools)\s*(?=\[)|\A\s*(?=\[\s*\{)")
+KIMI = re.compile(
+    r"<\|tool_call_begin\|>\s*(?:functions\.)?([^\s<|:]*)(?::\d+)?\s*(?:<\|tool_call_argument_begin\|>)?\s*|"
+    r"(?!<)functions\.([\w.-]{1,128}?):\d+\s*(?=\{)"
+)
+HARMONY = re.compile(
+    r"to=functions\.([\w-]+)\s*(?:<\|channel\|>\s*\w+)?\s*(?:<\|constrain\|>)?\s*(?:json|code)?\s*(?:<\|message\|>)?\s*"
+)
+INTERN = re.compile(r"<\|action_start\|>\s*(?:<\|plugin\|>)?\s*|(?=\{\s*\"name\"\s*:)")
+MARKS = ("[TOOL_CALLS]", "<|python_tag|>", "<|tool_call_start|>")
+CHANNELS = ("commentary", "analysis")  # channels, which stand behind a name where their mark is taken away
+
+
+@register("call format", "hermes")
+def hermes(text: str, schemas: Schemas) -> list[Call]:
+    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>: Hermes, Qwen2.5, Qwen3, Qwen-VL."""
+    return in_json(text, HERMES)
+
+
+@register("call format", "llama3_json")
+def llama3_json(text: str, schemas: Schemas) -> list[Call]:
+    """{"name": ..., "parameters": {...}}, alone or several with ; between: Llama 3.1 and later."""
+    text = _unmarked(text)
+    return in_json(text, LLAMA, "parameters") if text.startswith("{") else []
+
+
+@register("call format", "mistral")
+def mistral(text: str, schemas: Schemas) -> list[Call]:
+    """[{"name": ..., "arguments": {...}}], or NAME{...} of later tokenizers: Mistral, Pixtral."""
+    named, listed = (r"[A-Za-z_][\w.-]*", r"\[") if "[TOOL_CALLS]" in text else (_any_of(schemas), r"\[\s*\{")
+    return in_json(text, re.compile(rf"(?:\[TOOL_CALLS\]|\A)\s*(?:({named})\s*(?:\[ARGS\])?\s*(?=\{{)|(?={listed}))"))
+
+
+@register("call format", "granite")
+def granite(text: str, schemas: Schemas) -> list[Call]:
+    """<|tool_call|>[{"name": ..., "arguments": {...}}]: Granite 3; Granite 4 writes hermes."""
+    return in_json(text, LISTED)
+
+
+@register("call format", "phi4_mini_json")
+def phi4_mini_json(text: str, schemas: Schemas) -> list[Call]:
+    """functools[{"name": ..., "arguments": {...}}], or behind <|tool_call|>: Phi-4 Mini, Phi-4 Multimodal."""
+    return in_json(text, LISTED)
+
+
+@register("call format", "internlm")
+def internlm(text: str, schemas: Schemas) -> list[Call]:
+    """<|action_start|><|plugin|>{"name": ..., "parameters": {...}}<|action_end|>: InternLM2, InternVL2 and 2.5."""
+    return in_json(text, INTERN, "parameters")
+
+
+@register("call format", "deepseek_v3")
+def deepseek_v3(text: str, schemas: Schemas) -> list[Call]:
+    """<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}, or of type function and fenced: DeepSeek V3, R1."""
+    marked = r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?\s*([^\s<｜]*)(?:<｜tool▁sep｜>)?\s*(?:```json\s*)?"
+    bare = rf"(?<!\w)(?:function)?({_any_of(schemas)})\s*(?:```json\s*)?(?=\{{)"
+    return in_json(text, re.compile(f"{marked}|{bare}"))
+
+
+@register("call format", "kimi_k2")
+def kimi_k2(text: str, schemas: Schemas) -> list[Call]:
+    """<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>: Kimi K2, K2.5."""
+    return in_json(text, KIMI)
+
+
+@register("call format", "openai")
+def openai(text: str, schemas: Schemas) -> list[Call]:
+    """<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>: GPT-OSS."""
+    calls = []
+    for call in in_json(text, HARMONY):
+        cut = [call.name.removesuffix(channel) for channel in CHANNELS]
+        calls.append(dataclasses.replace(call, name=next((name for name in cut if name in schemas), call.name)))
+    return calls
+
+
+def in_json(text: str, start: re.Pattern[str], key: str = "arguments") -> list[Call]:
+    """The calls that JSON behind each ``start`` holds: an object, or a list of some; arguments, if a group has a name.
+
+    ``key`` is what the family calls arguments; either name is read.
+    """
+    calls: list[Call] = []
     at = 0
-    while (found := opening.search(text, at)) and (end := text.find(closing, found.end())) >= 0:
-        yield found[opening.groups], text[found.end() : end]
-        at = end + len(closing)
-
-
-def values(text: str, opening: re.Pattern[str], closing: str) -> list[tuple[str, str]]:
-    """Names and values of parameters, each of which may stand on lines of its own."""
-    return [(name, value.removeprefix("\n").removesuffix("\n")) for name, value in blocks(text, opening, closing)]
-
-
-def of_json(text: str, key: str) -> Call:
-    """A call that is a JSON object."""
-    try:
-        return of_object(parse_json(text), key)
-    except ValueError:
-        return Call(problem=f'a call must be JSON like {{"name": "...", "{key}": {{...}}}}')
-
-
-def of_object(call: Any, key: str) -> Call:
-    """A call that was a JSON object with a name and, by ``key`` or its other name, arguments."""
-    if not isinstance(call, Mapping) or "name" not in call:
-        return Call(problem=f'a call must be JSON like {{"name": "...", "{key}": {{...}}}}')
-    other = {"arguments": "parameters", "parameters": "arguments"}[key]
-    return checked(call["name"], call.get(key, call.get(other, {})))
-
-
-def of_texts(name: str, pairs: list[tuple[str, str]], schemas: Schemas) -> Call:
-    """A call whose values are texts, which JSON is made of where the schema wants no text."""
-    properties = schemas.get(name, {}).get("properties", {})
-    arguments: dict[str, Any] = {}
-    for key, value in pairs:
-        key, wanted = key.strip(), properties.get(key.strip(), {})
-        arguments[key] = value
-        if wanted.get("type") != "string":
-            with contextlib.suppress(ValueError):
-                arguments[key] = parse_json(value)
-    return checked(name, arguments)
+    while (begin := start.search(text, at)) is not None:
+        name = next(filter(None, begin.groups()), "")
+        try:
+            value, at = json.JSONDecoder().raw_decode(text, begin.end())
+        except (ValueError, RecursionError):
+            value, at = None, begin.end() + 1
+        for call in value if isinstance(value, list) and not name else [value]:
+            if name:
+                calls.append(checked(name, call))
+            elif isinstance(call, Mapping) and "name" in call:
+                calls.append(checked(call["name"], call.get("arguments", call.get("parameters", {}))))
+            else:
+                calls.append(Call(problem=f'a call must be JSON like {{"name": "...", "{key}": {{...}}}}'))
+    return calls
 
 
 def checked(name: Any, arguments: Any) -> Call:
@@ -121,5 +178,174 @@ def checked(name: Any, arguments: Any) -> Call:
         with contextlib.suppress(ValueError):
             arguments = parse_json(arguments)
     if not isinstance(arguments, Mapping):
-        return Call(name=str(name), problem="arguments must be an object")
-    return Call(name=name, arguments=arguments) if isinstance(name, str) else Call(name=str(name), arguments=arguments)
+        return Call(str(name), problem="arguments must be an object")
+    return Call(str(name), arguments)
+
+
+def _any_of(names: Iterable[str]) -> str:
+    return "|".join(map(re.escape, names)) or r"(?!)"
+
+
+def _unmarked(text: str) -> str:
+    text = text.strip()
+    for mark in MARKS:
+        text = text.removeprefix(mark).strip()
+    return text.removesuffix("<|tool_call_end|>").strip()
+
+
+TOOL_CALL = re.compile(r"<tool_call>")
+ARGUMENT = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>")
+FUNCTION, PARAMETER = re.compile(r"<function=([^<>\n]*)>"), re.compile(r"<parameter=([^<>\n]*)>")
+MINIMAX, SEED = re.compile(r"<minimax:tool_call>"), re.compile(r"<seed:tool_call>")
+INVOKE, INVOKED = re.compile(r"<invoke name=\"?([^\"<>\n]*)\"?>"), re.compile(r"<parameter name=\"?([^\"<>\n]*)\"?>")
+
+
+@register("call format", "qwen3_coder")
+def qwen3_coder(text: str, schemas: Schemas) -> list[Call]:
+    """<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>: Qwen3-Coder, Qwen3.5."""
+    return in_marks(blocks(text, TOOL_CALL, "</tool_call>"), FUNCTION, "</function>", PARAMETER, schemas)
+
+
+@register("call format", "seed_oss")
+def seed_oss(text: str, schemas: Schemas) -> list[Call]:
+    """<seed:tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></seed:tool_call>: Seed-OSS."""
+    return in_marks(blocks(text, SEED, "</seed:tool_call>"), FUNCTION, "</function>", PARAMETER, schemas)
+
+
+@register("call format", "minimax_m2")
+def minimax_m2(text: str, schemas: Schemas) -> list[Call]:
+    """<minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>...: MiniMax M2."""
+    return in_marks(blocks(text, MINIMAX, "</minimax:tool_call>"), INVOKE, "</invoke>", INVOKED, schemas)
+
+
+@register("call format", "glm45")
+def glm45(text: str, schemas: Schemas) -> list[Call]:
+    """<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>: GLM-4.5, GLM-4.6V."""
+    return [
+        of_texts(inner.partition("<arg_key>")[0], blocks(inner, ARGUMENT, "</arg_value>"), schemas)
+        for _, inner in blocks(text, TOOL_CALL, "</tool_call>")
+    ]
+
+
+def in_marks(
+    outer: Iterable[tuple[str, str]], opening: re.Pattern[str], closing: str, parameter: re.Pattern[str],
+    schemas: Schemas,
+) -> list[Call]:  # fmt: skip
+    """Calls between marks with a name, and within them parameters, in blocks that have one call or more."""
+    calls = []
+    for _, block in outer:
+        named = list(blocks(block, opening, closing))
+        calls += [of_texts(name, blocks(inner, parameter, "</parameter>"), schemas) for name, inner in named]
+        if not named:
+            calls.append(Call(problem=f"a call must be a name and parameters between marks, and end with {closing}"))
+    return calls
+
+
+def blocks(text: str, opening: re.Pattern[str], closing: str) -> Iterator[tuple[str, str]]:
+    """The name in each ``opening``, if it has one, and what stands before the next ``closing``: once through the text,
+    however often a response repeats a mark."""
+    at = 0
+    while (begin := opening.search(text, at)) and (end := text.find(closing, begin.end())) >= 0:
+        yield begin[opening.groups], text[begin.end() : end]
+        at = end + len(closing)
+
+
+def of_texts(name: str, pairs: Iterable[tuple[str, str]], schemas: Schemas) -> Call:
+    """A call whose values are texts, which may stand on lines of their own, and which JSON is made of where the schema
+    wants no text."""
+    name, arguments = name.strip(), dict[str, Any]()
+    properties = schemas.get(name, {}).get("properties", {})
+    for key, value in ((key.strip(), value.removeprefix("\n").removesuffix("\n")) for key, value in pairs):
+        arguments[key] = value
+        if properties.get(key, {}).get("type") != "string":
+            with contextlib.suppress(ValueError):
+                arguments[key] = parse_json(value)
+    return Call(name, arguments)
+
+
+FENCE = re.compile(r"```(?:tool_code|python)\s*\n")
+LONGEST = 20_000  # characters that are read as Python
+
+
+@register("call format", "pythonic")
+def pythonic(text: str, schemas: Schemas) -> list[Call]:
+    """[name(key=value), ...], in a block ```tool_code``` or not: Llama 3.2, Llama 4, Gemma 3."""
+    calls = []
+    for block in [inner for _, inner in blocks(text, FENCE, "```")] or [_unmarked(text)]:
+        source = block.strip()
+        if not re.match(r"\[?\s*[A-Za-z_]\w*\(", source) or len(source) > LONGEST:
+            continue
+        try:
+            tree = ast.parse(source, mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            if source.startswith("["):
+                calls.append(Call(problem='calls must be Python like [name(key="value")]'))
+            continue
+        nodes = tree.elts if isinstance(tree, ast.List) else [tree]
+        if all(isinstance(node, ast.Call) for node in nodes):
+            calls += [_of_node(node) for node in nodes]
+    return calls
+
+
+def _of_node(node: Any) -> Call:
+    try:
+        if node.args or any(word.arg is None for word in node.keywords):
+            raise ValueError
+        return Call(node.func.id, {word.arg: ast.literal_eval(word.value) for word in node.keywords})
+    except (AttributeError, ValueError, TypeError, RecursionError, MemoryError):
+        return Call(problem='arguments must be named, and plain values, as in [name(key="value")]')
+
+
+QUOTE = '<|"|>'
+GEMMA_MARKS = re.compile(r"<\|tool_call>|<tool_call\|>|<start_function_call>|<end_function_call>")
+CALL = re.compile(r"call:\s*([A-Za-z_][\w.-]*)\s*(?=\{)")
+TOKEN = re.compile(  # of its objects that is not the same in JSON: texts, names without quotes, and words
+    r'<\|"\|>(?P<text>.*?)<\|"\|>|"(?:\\.|[^"\\])*"|(?<=[{,])\s*(?P<key>[\w.-]+)\s*:(?P<empty>\s*(?=[,}]))?|'
+    r'(?P<bare>[^\s{}\[\],:"][^,\]}]*)',
+    re.DOTALL,
+)
+
+
+@register("call format", "gemma4")
+def gemma4(text: str, schemas: Schemas) -> list[Call]:
+    """<|tool_call>call:NAME{key:value}<tool_call|>, texts between <|"|>: Gemma 4, FunctionGemma."""
+    text, calls = text.replace("<escape>", QUOTE), []
+    for block in GEMMA_MARKS.split(text):
+        starts = [begin for begin in CALL.finditer(block) if GEMMA_MARKS.search(text) or begin[1] in schemas]
+        for begin, end in zip(starts, [*(following.start() for following in starts[1:]), len(block)], strict=False):
+            calls.append(_written(begin[1], block[begin.end() : end].strip(), schemas))
+    return calls
+
+
+def _written(name: str, written: str, schemas: Schemas) -> Call:
+    """A call with Gemma's object. Without quotes, the names of the schema tell where a value ends."""
+    if QUOTE not in written:
+        names = _any_of(schemas.get(name, {}).get("properties", {}))
+        _, *pieces = re.split(rf"(?:^\{{|,)\s*\"?({names})\"?\s*:", written.rpartition("}")[0])
+        if pieces:
+            return of_texts(name, zip(pieces[::2], map(_unquoted, pieces[1::2]), strict=True), schemas)
+    with contextlib.suppress(ValueError, RecursionError):
+        arguments, _ = json.JSONDecoder().raw_decode(TOKEN.sub(_as_json, written))
+        return checked(name, arguments)
+    return Call(problem='a call must be call:NAME{key:value, ...}, texts between <|"|>')
+
+
+def _unquoted(value: str) -> str:
+    with contextlib.suppress(ValueError):
+        if isinstance(text := parse_json(value), str):
+            return text
+    return value.strip()
+
+
+def _as_json(token: re.Match[str]) -> str:
+    if (text := token["text"]) is not None:
+        return json.dumps(text)
+    if token["key"] is not None:
+        return f'"{token["key"]}":' + ('""' if token["empty"] is not None else "")
+    if (bare := token["bare"]) is None:
+        return token[0]
+    try:
+        parse_json(bare)
+    except ValueError:
+        return json.dumps(bare.strip())
+    return bare

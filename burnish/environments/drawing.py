@@ -70,5 +70,4 @@ class Draw:
         device = self.model.device
         with torch.inference_mode(), torch.autocast(device.type, self.model.compute, enabled=self._cast):
             drawn = self.model.pipeline(prompt=prompt, generator=noise, output_type="pil", **arguments)
-        picture: Image = drawn.images[0]
-        return picture
+        return drawn.images[0]  # type: ignore[no-any-return]

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import inspect
 import queue
+import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from burnish.environments.base import Environment, Episode, Observation, is_video
+from burnish.environments.base import Environment, Episode, Observation, is_video, shown
 from burnish.environments.call_formats import Call, calls_in
-from burnish.environments.calls import GIVEN, ToolProcess, called, takes
 from burnish.options import Count, Seconds
 from burnish.registry import Choice, register
 from burnish.utils.contracts import arguments, summary
 from burnish.utils.errors import UserError
-from burnish.utils.user_code import load_object, reason
+from burnish.utils.supervisor import ChildDied, LoadFailed, Server
+from burnish.utils.user_code import awaited, load_object, reason
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,14 +30,15 @@ if TYPE_CHECKING:
 
     Result = str | Image
 
-RESULT = "<tool_response>\n{}\n</tool_response>"
+BEFORE, AFTER = "<tool_response>\n", "\n</tool_response>"
+GIVEN = ("images", "seed")  # keyword-only parameters that no model writes; see ``takes``
 
 
 @register("environment", "tools")
 class Tools(Environment):
     """Functions that the model calls in its family's way; a response without a call ends the dialogue."""
 
-    functions: dict[str, str] = Field(min_length=1)
+    functions: dict[Annotated[str, Field(pattern=r"\S")], str] = Field(min_length=1)
     """Functions by the names that they are called by: package.module:function or path/to/file.py:function. They are
     run in a process of their own, may be async, get the arguments as keywords, and what they return is shown: pictures
     and videos as such, all else as text. A keyword-only parameter images gets the pictures of the dialogue so far, and
@@ -73,8 +75,7 @@ class Tools(Environment):
         return [schema(name, load_object(path, "tool")) for name, path in self.functions.items()]
 
     def user_code(self) -> list[str]:
-        own = [self.calls.name] if ":" in self.calls.name else []
-        return [*self.functions.values(), *own]
+        return [*self.functions.values(), *([self.calls.name] if ":" in self.calls.name else [])]
 
     def check(self) -> None:
         try:
@@ -89,8 +90,6 @@ class Tools(Environment):
             raise UserError(
                 f"environment.arguments has {strange[0]}, but environment.functions has {', '.join(self.functions)}"
             )
-        if any(not name.strip() for name in self.functions):
-            raise UserError("environment.functions has an empty name, by which nothing can be called")
 
     def _check_arguments(self, name: str, tool: Any) -> None:
         own, option = self.arguments.get(name, {}), f"environment.arguments.{name}"
@@ -114,10 +113,7 @@ class Tools(Environment):
     @cached_property
     def processes(self) -> list[ToolProcess]:
         """Where the functions run, one call at a time in each."""
-        return [
-            ToolProcess(self.functions, self.timeout, arguments=self.arguments, starting=self.start_timeout)
-            for _ in range(self.concurrency)
-        ]
+        return [ToolProcess(self) for _ in range(self.concurrency)]
 
     @cached_property
     def _free(self) -> queue.SimpleQueue[ToolProcess]:
@@ -129,8 +125,10 @@ class Tools(Environment):
     @cached_property
     def parameters(self) -> dict[str, Any]:
         """JSON schemas of the parameters of each function."""
-        schemas = [schema(name, load_object(path, "tool")) for name, path in self.functions.items()]
-        return {one["function"]["name"]: one["function"]["parameters"] for one in schemas}
+        return {
+            name: schema(name, load_object(path, "tool"))["function"]["parameters"]
+            for name, path in self.functions.items()
+        }
 
     @cached_property
     def sees(self) -> bool:
@@ -145,10 +143,101 @@ class Tools(Environment):
             return [f"error: there is no tool {call.name!r}; there are {', '.join(self.functions)}"]
         process = self._free.get()
         try:
-            found = process.call(call.name, call.arguments or {}, images, seed)
+            result = process.call(call.name, call.arguments or {}, images, seed)
         finally:
             self._free.put(process)
-        return [part[: self.longest_result] if isinstance(part, str) else part for part in found]
+        return [part[: self.longest_result] if isinstance(part, str) else part for part in result]
+
+
+class ToolProcess:
+    """Calls functions by name in a process that can be killed, whatever a function does. It starts with the first call,
+    and anew after a call that it did not survive."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._server: Server | None = None
+
+    def call(self, name: str, arguments: Mapping[str, Any], images: Sequence[Image], seed: int) -> list[Result]:
+        """What a function returned, as texts, pictures and videos, or why it did not.
+
+        Args:
+            name: of the function.
+            arguments: that the model gave.
+            images: of the dialogue so far, and
+            seed: of this call in its dialogue, for functions with parameters of these names.
+
+        Raises:
+            RuntimeError: the functions can't be loaded there.
+        """
+        seconds = self._tools.timeout
+        try:
+            return self._started().call(  # type: ignore[no-any-return]
+                seconds,
+                f"took longer than {seconds:g} seconds",
+                name,
+                dict(arguments),
+                {"images": list(images), "seed": seed},
+            )
+        except RecursionError:  # of pickling: nothing was sent
+            return [f"error: the arguments of {name} are nested too deeply"]
+        except (TimeoutError, ChildDied) as error:
+            self.close()
+            return [f"error: {name} {'ended its process' if isinstance(error, ChildDied) else error}"]
+
+    def close(self) -> None:
+        """End the process."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _started(self) -> Server:
+        if self._server is None:
+            tools = self._tools
+            self._server = Server(_load, (tools.functions, tools.arguments))
+            try:
+                self._server.load(tools.start_timeout, f"it took longer than {tools.start_timeout:g} seconds")
+            except (LoadFailed, TimeoutError, ChildDied) as error:
+                self.close()
+                why = "its process ended" if isinstance(error, ChildDied) else error
+                raise RuntimeError(f"the tools can't be loaded: {why}") from None
+        return self._server
+
+
+def _load(given: tuple[dict[str, str], dict[str, dict[str, Any]]]) -> Callable[..., list[Result]]:
+    paths, arguments = given
+    sys.stdout = sys.stderr  # what a tool prints is no metric of the run
+    tools = {name: load_object(path, "tool") for name, path in paths.items()}
+    functions = {
+        name: tool(**arguments.get(name, {})) if isinstance(tool, type) else tool for name, tool in tools.items()
+    }
+    wanted = {name: [one for one in GIVEN if takes(tool, one)] for name, tool in tools.items()}
+
+    def answer(name: str, written: Mapping[str, Any], given: Mapping[str, Any]) -> list[Result]:
+        try:
+            returned = awaited(functions[name](**written, **{one: given[one] for one in wanted[name]}))
+            parts = list(returned) if isinstance(returned, list | tuple) else [returned]
+            if not any(map(_is_picture, parts)):
+                return [str(returned)]
+            return [shown(part) if _is_picture(part) else str(part) for part in parts]
+        except (Exception, SystemExit) as error:  # the function is the user's, the arguments are the model's
+            return [f"error: {type(error).__name__}: {error}"]
+
+    return answer
+
+
+def _is_picture(value: Any) -> bool:
+    return type(value).__module__.startswith("PIL.") or type(value).__name__ == "ndarray"
+
+
+def called(tool: Callable[..., Any]) -> Callable[..., Any]:
+    """What answers the calls of a tool: the function, or of a class what its instances are called by."""
+    return vars(tool).get("__call__", tool) if isinstance(tool, type) else tool
+
+
+def takes(tool: Callable[..., Any], name: str) -> bool:
+    """Whether a tool has a keyword-only parameter of that name."""
+    parameter = inspect.signature(called(tool)).parameters.get(name)
+    return parameter is not None and parameter.kind is parameter.KEYWORD_ONLY
 
 
 @dataclass
@@ -179,21 +268,13 @@ class _Calls:
         self.images += [part for part in shown if not is_video(part)]
         if self.tools.role == "tool":  # whose form is the chat template's, or its model's
             return Observation([part for result in results for part in result], role="tool")
-        before, after = RESULT.split("{}")
-        told = [part for result in results for part in (before, *result, after + "\n")]
-        told[-1] = after
-        return Observation(_joined(told), role=self.tools.role)
-
-
-def _joined(parts: Sequence[Result]) -> list[Result]:
-    """Parts with texts that follow each other made one."""
-    found: list[Result] = []
-    for part in parts:
-        if isinstance(part, str) and found and isinstance(found[-1], str):
-            found[-1] += part
-        else:
-            found.append(part)
-    return found
+        told: list[Result] = []
+        for part in (part for result in results for part in (BEFORE, *result, AFTER + "\n")):
+            if isinstance(part, str) and told and isinstance(told[-1], str):
+                told[-1] += part
+            else:
+                told.append(part)
+        return Observation([*told[:-1], str(told[-1]).removesuffix("\n")], role=self.tools.role)
 
 
 KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
@@ -210,14 +291,13 @@ def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     bound, function = isinstance(function, type), called(function)
     text = inspect.getdoc(function) or ""
     descriptions = arguments(text)
-    hints = _hints(function)
     properties, required = {}, []
     for parameter in list(inspect.signature(function).parameters.values())[bound:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             continue
         if parameter.name in GIVEN and parameter.kind is parameter.KEYWORD_ONLY:  # no model writes them
             continue
-        properties[parameter.name] = _kind(hints.get(parameter.name))
+        properties[parameter.name] = _kind(_evaluated(parameter.annotation, function))
         if parameter.name in descriptions:
             properties[parameter.name]["description"] = descriptions[parameter.name]
         if parameter.default is parameter.empty:
@@ -229,17 +309,13 @@ def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations that can be understood; others may name what is imported for type checkers alone."""
-    known = getattr(inspect.unwrap(function), "__globals__", {})
-    found: dict[str, Any] = {}
-    for name, annotation in getattr(function, "__annotations__", {}).items():
-        one = types.SimpleNamespace(__annotations__={name: annotation})
-        try:
-            found |= typing.get_type_hints(one, known)
-        except Exception:
-            continue
-    return found
+def _evaluated(annotation: Any, function: Callable[..., Any]) -> Any:
+    """An annotation that may be a text; None where it names what is imported for type checkers alone."""
+    try:
+        known = getattr(inspect.unwrap(function), "__globals__", {})
+        return eval(annotation, known) if isinstance(annotation, str) else annotation
+    except Exception:
+        return None
 
 
 def _kind(hint: Any) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from burnish.config.errors import wrong_choice
 from burnish.config.tasks import DEFAULT
-from burnish.data.language.prompts import question, read_questions
 from burnish.data.prompts import prompt_of, read_prompts
+from burnish.data.questions import question, read_questions
 from burnish.data.records import Record
 from burnish.data.sets import SETS, prepared
 from burnish.evaluation.suite import Suite, checked
@@ -70,14 +70,10 @@ def _hash(*parts: str | int) -> str:
 
 def data_options(suite: Suite) -> Any:
     """How the prompts of a suite are read: options of the data section of its task."""
-    problems: list[str] = []
     kind: Any = PromptOptions if suite.task == DEFAULT else LanguageDataOptions
     # a language model's section names its files, too, which a suite does in its own place
     tree = suite.data if suite.task == DEFAULT else suite.data | {"train_files": UNREAD}
-    options = checked(kind, tree, "data.", problems)
-    if problems:
-        raise UserError("\n".join(f"suite {suite.name}: {problem}" for problem in problems))
-    return options
+    return checked(kind, tree, "data.", f"suite {suite.name}")
 
 
 def _file(suite: Suite, name: str) -> str:

@@ -1,29 +1,36 @@
 """The folder of an evaluation: what was evaluated, a record per sample, and what came of it.
 
+What came of it is a function of its records alone. Every mean has a bootstrap interval over prompts: those of a
+prompt's samples are no independent evidence.
+
 Prompts are evaluated in units of fixed size, each sampled and scored as a batch of its own. So every batch has the same
-shape however the work is divided: a killed evaluation goes on with the first unit that is not complete, and shards that
-did some of the units each are merged to the file that one process would have written.
+shape however the work is divided: a killed evaluation goes on with the first unit that is not complete, and shards do
+some of the units each, in files of their own beside each other.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
+from burnish.evaluation.suite import REWARD, Suite
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json, read_object
 from burnish.utils.reading import read_file
 
 HEADER, RECORDS, RESULT, MEDIA = "suite.json", "samples.jsonl", "result.json", "media"
-LARGEST = 1 << 30  # bytes of records
 MOST = 10**7  # prompts, samples of a prompt, shards
 
 Record = dict[str, Any]
@@ -49,28 +56,18 @@ class Header:
     source: str  # of the model
     model: dict[str, str]  # what the weights are, by hashes
     update: int | None = None  # policy updates behind them
-    shard: Annotated[list[Annotated[int, Field(ge=1, le=MOST)]], Field(min_length=2, max_length=2)] | None = (
-        None  # number and count, counted from 1
-    )
     wrong: list[str]  # sanity checks that were answered wrongly
     unwatched: list[str]  # scorers that no sanity check looks at
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What all parts have in common."""
-        # sanity checks are asked by every part
-        parts = ("shard", "wrong", "unwatched")
-        return {name: value for name, value in asdict(self).items() if name not in parts}
+        """What all parts have in common, each of which asks the sanity checks."""
+        return {name: value for name, value in asdict(self).items() if name not in ("wrong", "unwatched")}
 
     @property
     def units(self) -> int:
         """Of the complete evaluation."""
         return -(-self.prompts // self.unit)
-
-    def own(self) -> list[int]:
-        """The units of this part."""
-        number, count = self.shard or (1, 1)
-        return list(range(number - 1, self.units, count))
 
     def rows(self, unit: int) -> range:
         """The prompts of a unit."""
@@ -78,11 +75,11 @@ class Header:
 
 
 class Folder:
-    """Files of an evaluation, or of a part of one."""
+    """Files of an evaluation, to which a shard of it adds its own."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.media = path / MEDIA
+    def __init__(self, path: Path, shard: Shard = (1, 1)) -> None:
+        self.path, self.shard, self.media = path, shard, path / MEDIA
+        self.file = path / (RECORDS if shard == (1, 1) else "samples-{}-of-{}.jsonl".format(*shard))
 
     def header(self) -> Header | None:
         """What is evaluated here; None if nothing is.
@@ -103,14 +100,13 @@ class Folder:
             ) from None
 
     def begin(self, header: Header) -> list[int]:
-        """Make the folder, or go on in it; the units that are still to be done.
+        """Make the folder, or go on in it; the units of this shard that are still to be done.
 
         Raises:
             UserError: something else was evaluated here.
         """
-        there = self.header()
-        ours = header.identity | {"shard": header.shard}
-        for name, value in (ours if there is None else there.identity | {"shard": there.shard}).items():
+        ours = header.identity
+        for name, value in (self.header() or header).identity.items():
             if value != ours[name]:
                 raise UserError(
                     f"{self.path} holds another evaluation: its {name} is {value!r:.80}, here it is "
@@ -118,91 +114,63 @@ class Folder:
                 )
         with writing(self.path):
             self.media.mkdir(parents=True, exist_ok=True)
-        complete = _complete(header, self.records())
-        kept = [_line(record) for unit in sorted(complete) for record in complete[unit]]
-        write_atomically(self.path / RECORDS, b"".join(kept))
+        own = _complete(header, _records(self.file))
+        write_atomically(self.file, b"".join(_line(record) for unit in sorted(own) for record in own[unit]))
         write_atomically(self.path / HEADER, json.dumps(asdict(header), indent=1).encode() + b"\n")
-        return [unit for unit in header.own() if unit not in complete]
+        number, count = self.shard
+        return [unit for unit in range(number - 1, header.units, count) if unit not in own]
 
     def append(self, records: Sequence[Record]) -> None:
         """Add the records of a unit; when this returns they are on the disk."""
-        with writing(self.path), (self.path / RECORDS).open("ab") as file:
+        with writing(self.path), self.file.open("ab") as file:
             file.write(b"".join(_line(record) for record in records))
             file.flush()
             os.fsync(file.fileno())
 
-    def records(self) -> Iterator[Record]:
-        """All records, up to the first that was not written to its end."""
-        file = self.path / RECORDS
-        if not file.exists():
-            return
-        for line in read_file(file, LARGEST).splitlines(keepends=True):
-            try:
-                record = parse_json(line) if line.endswith(b"\n") else None
-            except ValueError:
-                record = None
-            if not isinstance(record, dict) or not _is_record(record):
-                return
-            yield record
-
-    def complete(self) -> tuple[Header, list[Record]]:
-        """What an evaluation, or a part of one, is of, and its records, if it is complete.
+    def found(self) -> tuple[Header, list[Record], int]:
+        """What is evaluated here, the records of all shards so far, and how many units are missing.
 
         Raises:
-            UserError: it is not.
+            UserError: nothing is evaluated here.
         """
         header = self.header()
         if header is None:
             raise UserError(f"{self.path} has no {HEADER}: no evaluation of a suite; give the folder of one")
-        units = _complete(header, self.records())
-        if lacking := [unit for unit in header.own() if unit not in units]:
+        files = sorted(self.path.glob("samples*.jsonl"))
+        units = _complete(header, chain.from_iterable(map(_records, files)))
+        return header, [record for unit in sorted(units) for record in units[unit]], header.units - len(units)
+
+    def complete(self) -> tuple[Header, list[Record]]:
+        """What is evaluated here, and its records.
+
+        Raises:
+            UserError: some are missing.
+        """
+        header, records, missing = self.found()
+        if missing:
             raise UserError(
-                f"{self.path} is not complete: {len(lacking)} of {len(header.own())} batches are missing; run the "
-                "same evaluation again, which goes on where it stopped"
+                f"{self.path} is not complete: {missing} of {header.units} batches are missing; run the same "
+                "evaluation again, or its other shards, which go on where they stopped"
             )
-        return header, [record for unit in sorted(units) for record in units[unit]]
+        return header, records
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the result."""
         write_atomically(self.path / RESULT, json.dumps(result, indent=1).encode() + b"\n")
 
 
-def merged(target: Folder, parts: Sequence[Folder]) -> tuple[Header, list[Record]]:
-    """Put the parts of an evaluation together in another folder.
-
-    Raises:
-        UserError: they are not parts of one evaluation, one is not complete, or one is missing.
-    """
-    headers, by_place = [], dict[tuple[int, int], Record]()
-    for part in parts:
-        header, records = part.complete()
-        headers.append(header)
-        for name, value in headers[0].identity.items():
-            if value != header.identity[name]:
-                raise UserError(
-                    f"{parts[0].path} and {part.path} are no parts of one evaluation: {name} is "
-                    f"{value!r:.80} and {header.identity[name]!r:.80}"
-                )
-        by_place |= {(record["index"], record["sample"]): record for record in records}
-    first = headers[0]
-    doubts = dict.fromkeys(one for header in headers for one in header.wrong)
-    whole = Header(**first.identity, shard=None, wrong=list(doubts), unwatched=first.unwatched)
-    if len(by_place) != whole.prompts * whole.n:
-        shards = ", ".join("/".join(map(str, header.shard or (1, 1))) for header in headers)
-        raise UserError(
-            f"{len(by_place)} of {whole.prompts * whole.n} samples are there (shards {shards}); give the folders of all"
-        )
-    if target.header() is not None:
-        raise UserError(f"{target.path} holds an evaluation; give another --output")
-    target.begin(whole)
-    records = [by_place[place] for place in sorted(by_place)]
-    target.append(records)
-    for record in records:
-        name = str(record.get("file"))
-        for source in (part.media / name for part in parts):
-            if Path(name).name == name and source.is_file() and not source.is_symlink():
-                write_atomically(target.media / name, source.read_bytes())
-    return whole, records
+def _records(file: Path) -> Iterator[Record]:
+    """Those of a file, up to the first that was not written to its end."""
+    if not file.exists():
+        return
+    for line in read_file(file).splitlines(keepends=True):
+        try:
+            record = parse_json(line) if line.endswith(b"\n") else None
+        except ValueError:
+            return
+        if not isinstance(record, dict) or not _is_record(record):
+            return
+        yield record
 
 
 def _is_record(record: Record) -> bool:
@@ -215,7 +183,7 @@ def _is_record(record: Record) -> bool:
     )
 
 
-def _complete(header: Header, records: Iterator[Record]) -> dict[int, list[Record]]:
+def _complete(header: Header, records: Iterable[Record]) -> dict[int, list[Record]]:
     """The units of which every record is there, in order."""
     units: defaultdict[int, dict[tuple[int, int], Record]] = defaultdict(dict)
     for record in records:
@@ -229,3 +197,146 @@ def _complete(header: Header, records: Iterator[Record]) -> dict[int, list[Recor
 
 def _line(record: Record) -> bytes:
     return json.dumps(record).encode() + b"\n"
+
+
+DRAWS = 2000
+FEWEST = 5  # prompts of an interval
+MISSING = 0.01  # share of missing values, from which on a result is doubted
+
+Aggregation = Literal["prompts", "tasks"]
+ByTask = dict[str, dict[str, float]]  # the mean of the samples of a prompt, by task and identity of the prompt
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number, and where it may lie if other prompts of the same kind had been asked."""
+
+    value: float | None  # None: there is none
+    low: float | None = None  # None: too few prompts
+    high: float | None = None
+    prompts: int = 0
+
+
+def estimate(values: ByTask, aggregation: Aggregation, name: str) -> Estimate:
+    """A mean with the interval that holds 95 % of the bootstrap.
+
+    Args:
+        values: the mean of the samples of each prompt, by task, within which prompts are drawn again.
+        aggregation: mean over all prompts, or the mean of the means of tasks.
+        name: of what is estimated; it seeds the draws, so that the same records give the same interval.
+    """
+    tasks = [np.asarray(list(own.values())) for _, own in sorted(values.items()) if own]
+    count = sum(map(len, tasks))
+    if not count:
+        return Estimate(None)
+    weights = [len(own) / count if aggregation == "prompts" else 1 / len(tasks) for own in tasks]
+    value = math.fsum(weight * math.fsum(own) / len(own) for weight, own in zip(weights, tasks, strict=True))
+    if count < FEWEST or min(map(len, tasks)) < 2:
+        return Estimate(value, prompts=count)
+    generator = np.random.default_rng(zlib.crc32(name.encode()))
+    drawn = np.zeros(DRAWS)
+    for weight, own in zip(weights, tasks, strict=True):
+        drawn += weight * own[generator.integers(0, len(own), (DRAWS, len(own)))].mean(1)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Estimate(value, float(low), float(high), count)
+
+
+def result_of(header: Header, records: Sequence[Record]) -> dict[str, Any]:
+    """The result of a complete evaluation, or of a shard."""
+    metric = header.primary_metric
+    names = sorted({name for record in records for name in record["values"]})
+    columns = {name: [record["values"].get(name) for record in records] for name in names}
+    reasons = [*header.wrong, *_doubts(header, columns)]
+    return {
+        "suite": header.suite,
+        "version": header.version,
+        "changed": header.changed,
+        "primary_metric": metric,
+        "valid": not reasons,
+        "why_not": reasons,
+        "unwatched": header.unwatched,
+        "overall": asdict(estimate(by_task(records, metric), header.aggregation, metric)),
+        "tasks": {
+            task: asdict(estimate({task: own}, "prompts", metric))
+            for task, own in sorted(by_task(records, metric).items())
+        },
+        "columns": {name: asdict(estimate(by_task(records, name), header.aggregation, name)) for name in names},
+        "missing": {name: sum(value is None for value in values) for name, values in columns.items()},
+        "prompts": len({record["index"] for record in records}),
+        "samples": len(records),
+        "settings": header.settings,
+        "source": header.source,
+        "update": header.update,
+    }
+
+
+def _doubts(header: Header, columns: Mapping[str, Sequence[float | None]]) -> list[str]:
+    """What the scores of a complete suite say against themselves."""
+    doubts = []
+    values = columns.get(header.primary_metric, [])
+    missing = sum(value is None for value in values)
+    if missing > MISSING * len(values):
+        doubts.append(f"{missing} of {len(values)} values of {header.primary_metric} are missing")
+    if header.alive is not None and not any(columns.get(header.alive, ())):
+        doubts.append(f"{header.alive} is 0 for all {len(values)} samples: the scorer saw nothing in any of them")
+    return doubts
+
+
+def by_task(records: Sequence[Record], column: str) -> ByTask:
+    """The mean of every prompt's known samples."""
+    values_of: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        value = record["values"].get(column)
+        if value is not None:
+            values_of[record["task"]][f"{record['index']} {record['key']}"].append(value)
+    return {
+        task: {key: math.fsum(values) / len(values) for key, values in own.items()} for task, own in values_of.items()
+    }
+
+
+def changes(header: Header, before: ByTask, after: ByTask) -> dict[str, Estimate]:
+    """What changed between two evaluations, paired by prompt: both had the same noise. Overall, and by task."""
+    paired = {
+        task: {key: value - before[task][key] for key, value in sorted(own.items()) if key in before[task]}
+        for task, own in sorted(after.items())
+        if task in before
+    }
+    name = header.primary_metric
+    by_one = {task: estimate({task: own}, "prompts", name) for task, own in paired.items()}
+    return {"overall": estimate(paired, header.aggregation, name)} | by_one
+
+
+def check_comparable(one: Header, other: Header) -> list[str]:
+    """What differs between two evaluations besides the model, in sentences.
+
+    Raises:
+        UserError: they are of different suites or prompts.
+    """
+    for name in ("suite", "version", "prompts_digest", "n", "primary_metric", "aggregation"):
+        ours, theirs = getattr(one, name), getattr(other, name)
+        if ours != theirs:
+            raise UserError(f"these can't be compared: {name} is {ours!r} in one and {theirs!r} in the other")
+    differing = [
+        f"{name} is {value!r} before and {other.settings.get(name)!r} after"
+        for name, value in one.settings.items()
+        if value != other.settings.get(name)
+    ]
+    if one.digest != other.digest:
+        differing.append("scorers or settings of the suite differ")
+    return differing
+
+
+def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
+    """A result as metrics of a run."""
+    head = f"suite/{result['suite']}"
+    values = {"overall": result["overall"]["value"], "valid": float(result["valid"])}
+    if len(result["tasks"]) > 1:
+        values |= {f"task/{task}": one["value"] for task, one in result["tasks"].items()}
+    others = result["columns"].keys() - {result["primary_metric"], REWARD}
+    values |= {name: result["columns"][name]["value"] for name in sorted(others)}
+    return {f"{head}/{name}": value for name, value in values.items() if value is not None}
+
+
+def sampled_settings(suite: Suite, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in force: the suite's, and the run's where it leaves them open."""
+    return {name: own.get(name) if value is None else value for name, value in suite.settings.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -19,7 +19,7 @@ from burnish.config.tasks import DEFAULT, TASKS
 from burnish.config.yaml_text import parse
 from burnish.options import Count, DenoisingSteps, Guidance, Pixels, Solver, TemperatureOrGreedy, Tokens
 from burnish.options.language import SamplingOptions
-from burnish.registry import known, lookup, names, options
+from burnish.registry import fields, known, lookup, names, options, validated, without
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.reading import read_text
 
@@ -206,58 +206,50 @@ def suites_of(config: Any) -> list[Suite]:
 
 
 def _made(tree: dict[str, Any], what: str) -> Suite:
-    task = tree.get("task", DEFAULT)
+    task, scorers = tree.get("task", DEFAULT), tree.get("scorers")
     if task not in TASKS:
         raise UserError(f"{what}: {wrong_choice('task', task, list(TASKS))}")
-    problems: list[str] = []
-    scorers = tree.get("scorers")
     if not isinstance(scorers, dict) or not scorers:
         raise UserError(f"{what} has no scorers; name at least one, as in scorers: {{ocr: {{}}}}")
     kind = TASKS[task].config.reward_kind
-    made = {label: _scorer(kind, label, given, problems) for label, given in scorers.items() if given is not None}
-    suite: Suite | None = checked(Suite, tree | {"scorers": {}}, "", problems)
-    if suite is not None and not problems:
-        suite.scorers = made
-        problems += _contradictions(suite)
-    if problems or suite is None:
+    suite: Suite = checked(Suite, tree | {"scorers": {}}, "", what)
+    suite.scorers = {label: _scorer(kind, label, given, what) for label, given in scorers.items() if given is not None}
+    if problems := _contradictions(suite):
         raise UserError("\n".join(f"{what}: {problem}" for problem in problems))
     return suite
 
 
-def _scorer(kind: str, label: str, given: Any, problems: list[str]) -> Any:
-    tree = dict(given) if isinstance(given, dict) else {}
-    name = tree.pop("name", label)
+def _scorer(kind: str, label: str, given: Any, what: str) -> Any:
     if given and not isinstance(given, dict):
-        problems.append(f"scorers.{label} is {given!r:.60}; it must contain options, as in {{weight: 1}}")
-        return None
+        raise UserError(f"{what}: scorers.{label} is {given!r:.60}; it must contain options, as in {{weight: 1}}")
+    name = (given or {}).get("name", label)
     if not known(kind, name):
-        problems.append(wrong_choice(f"scorers.{label}", name, names(kind)))
-        return None
-    return checked(lookup(kind, name), tree, f"scorers.{label}.", problems)
+        raise UserError(f"{what}: {wrong_choice(f'scorers.{label}', name, names(kind))}")
+    return checked(lookup(kind, name), without(given or {}, "name"), f"scorers.{label}.", what)
 
 
-def checked(kind: Any, tree: Mapping[str, Any], where: str, problems: list[str]) -> Any:
-    """A section of options as an object of its class; None, with problems added, where it is wrong."""
+def checked(kind: Any, tree: Any, where: str, what: str) -> Any:
+    """A section of options as an object of its class.
+
+    Raises:
+        UserError: with everything that is wrong in it.
+    """
     try:
-        return pydantic.TypeAdapter(kind).validate_json(json.dumps(tree), strict=True)
+        return validated(kind, tree)
     except pydantic.ValidationError as error:
-        for one in error.errors(include_url=False):
-            place = where + ".".join(map(str, one["loc"]))
-            if one["type"] == "unexpected_keyword_argument":
-                problems.append(
-                    f"{place} is {one['input']!r:.60}, but there is no such option{_nearest(kind, one['loc'])}"
-                )
-                continue
-            words = str(one["msg"]).removeprefix("Value error, ")
-            value = "" if one["type"] in ("missing", "value_error") else f" is {one['input']!r:.60}"
-            problems.append(f"{place.rstrip('.') or 'it'}{value}: {words[:1].lower()}{words[1:]}; correct it")
-    return None
+        problems = [_problem(kind, where, one) for one in error.errors(include_url=False)]
+        raise UserError("\n".join(f"{what}: {problem}" for problem in problems)) from None
 
 
-def _nearest(kind: Any, place: Sequence[Any]) -> str:
-    known = list(getattr(kind, "__dataclass_fields__", ())) if len(place) == 1 else []
-    near = difflib.get_close_matches(str(place[-1]), known, n=1)
-    return f"; did you mean {near[0]}?" if near else "; leave it out"
+def _problem(kind: Any, where: str, error: Any) -> str:
+    place, value = where + ".".join(map(str, error["loc"])), error["input"]
+    if error["type"] == "unexpected_keyword_argument":
+        near = difflib.get_close_matches(place.removeprefix(where), list(fields(kind)), n=1)
+        way_out = f"did you mean {near[0]}?" if near else "leave it out"
+        return f"{place} is {value!r:.60}, but there is no such option; {way_out}"
+    words = str(error["msg"]).removeprefix("Value error, ")
+    shown = "" if error["type"] in ("missing", "value_error") else f" is {value!r:.60}"
+    return f"{place.rstrip('.') or 'it'}{shown}: {words[:1].lower()}{words[1:]}; correct it"
 
 
 def _contradictions(suite: Suite) -> list[str]:

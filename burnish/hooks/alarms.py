@@ -24,7 +24,7 @@ from burnish.report.samples import Scores, read_scores
 from burnish.report.statistics import pass_at_k
 from burnish.rewards.images.similarity import ImageVariety
 from burnish.types.rollout import Collected, Rollouts, ScoredResponses
-from burnish.types.statistics import WATCHED, Quote
+from burnish.types.samples import WATCHED, Quote
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.images import grid
 from burnish.utils.reading import read_file
@@ -106,9 +106,6 @@ class Alarms(Hook):
                     self.lines.write({"update": update, "over": one.name})
                     log.info("update %d: alarm %s is over", update, one.name)
         metrics["alarms/standing"] = float(len(self._active))
-
-    def close(self) -> None:
-        self.lines.close()
 
     def _raise(self, update: int, alarm: Alarm) -> None:
         self._active.add(alarm.name)

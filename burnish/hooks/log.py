@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from burnish.config import RunConfig
 from burnish.config.run_folder import STEP, RunFolder
@@ -36,7 +36,6 @@ class Lines:
     def __init__(self, file: Path, key: str = "update") -> None:
         """Args: ``key`` of the update's number."""
         self.file, self.key = file, key
-        self._opened: IO[str] | None = None
 
     def begin(self, done: int) -> None:
         """Drop, atomically, truncated lines and those of updates after ``done``, which will be done again."""
@@ -44,10 +43,9 @@ class Lines:
             raise UserError(f"{self.file} is a link to elsewhere; remove it")
         with writing(self.file):
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            if self.file.exists():
-                kept = [line for line in read_file(self.file).splitlines() if self._update(line) <= done]
-                write_atomically(self.file, b"".join(line + b"\n" for line in kept))
-            self._opened = self.file.open("a", encoding="utf-8")
+            self.file.touch()
+            kept = [line for line in read_file(self.file).splitlines() if self._update(line) <= done]
+            write_atomically(self.file, b"".join(line + b"\n" for line in kept))
 
     def _update(self, line: bytes) -> float:
         """The update of a line; infinity for a truncated one."""
@@ -58,18 +56,11 @@ class Lines:
 
     def write(self, record: Mapping[str, Any], *, sync: bool = False) -> None:
         """Add an object; with ``sync`` it is on the disk when this returns."""
-        assert self._opened is not None, "begin comes first"
-        with writing(self.file):
-            self._opened.write(json.dumps(record, allow_nan=False) + "\n")
-            self._opened.flush()
+        with writing(self.file), self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, allow_nan=False) + "\n")
             if sync:
-                os.fsync(self._opened.fileno())
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._opened is not None:
-            with writing(self.file):
-                self._opened.close()
+                file.flush()
+                os.fsync(file.fileno())
 
 
 class MetricsLog(Hook):
@@ -97,7 +88,6 @@ class MetricsLog(Hook):
         self._scalars.flush()
 
     def close(self) -> None:
-        self.lines.close()
         if self._scalars is not None:
             self._scalars.close()
 
@@ -126,9 +116,6 @@ class GroupLog(Hook):
         if update > 0 and self._batch is not None and len(self._batch):
             self.lines.write({"update": update, "groups": groups_of(self._batch, self.credited())})
         self._batch = None
-
-    def close(self) -> None:
-        self.lines.close()
 
 
 def groups_of(batch: Rollouts, advantages: list[float] | None) -> list[dict[str, Any]]:
@@ -183,9 +170,6 @@ class Timeline(Hook):
         }
         self.lines.write({"update": update, "lanes": lanes_from})
 
-    def close(self) -> None:
-        self.lines.close()
-
 
 EPOCH = "training/epoch"
 
@@ -229,14 +213,14 @@ class Failures(Hook):
 
     def __init__(self, folder: RunFolder, options: StepOptions, *, steps: int) -> None:
         """Args: ``steps`` is the number of updates of the run."""
-        self.folder, self.limit, self.steps = folder, options.max_empty_updates, steps
+        self.limit, self.steps = options.max_empty_updates, steps
         self._empty: list[bool] = []  # consecutive updates without training signal: whether rewards were missing
         self._unvalidated = 0  # consecutive validations without any reward
         self._learned = False  # whether any update had a training signal
         self._update = 0
         self._last: Failure | None = None
         self._current: list[Failure] = []
-        self._lines, self._traced = 0, False
+        self._lines, self._written, self._traced = Lines(folder.failures), 0, False
 
     def start(self, done: int) -> None:
         self._learned = done > 0
@@ -249,7 +233,9 @@ class Failures(Hook):
             if failure.traceback and not self._traced:
                 self._traced = True
                 log.warning("first error of a reward, at update %d:\n%s", update, failure.traceback)
-        self._write(update)
+            if self._written < MOST_LINES:
+                self._written += 1
+                self._lines.write({"update": update} | vars(failure))
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
         if "val-aux/missing" in metrics:
@@ -284,20 +270,11 @@ class Failures(Hook):
         return f"{begin}rewards are missing, the last one for {self._last.prompt}: {why}; {self._advice()}"
 
     def _advice(self) -> str:
-        log_file = f" (all failures are in {self.folder.failures})" if self._lines else ""
+        log_file = f" (all failures are in {self._lines.file})" if self._written else ""
         return (
             f"fix the reward{log_file}, and run the same command again: it resumes from the last checkpoint, if there "
             "is one"
         )
-
-    def _write(self, update: int) -> None:
-        lines = [json.dumps({"update": update} | vars(failure)) for failure in self._current]
-        lines = lines[: max(MOST_LINES - self._lines, 0)]
-        if not lines:
-            return
-        self._lines += len(lines)
-        with self.folder.failures.open("a", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
 
 
 SHARE = 0.02  # of a run's time that reports may take

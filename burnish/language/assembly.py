@@ -12,11 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
-from burnish.data.language.prompts import read_questions, within_length
+from burnish.data.questions import read_questions, within_length
 from burnish.data.stream import Stream
+from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.algorithms.sft import SFT
 from burnish.language.config import LanguageConfig
-from burnish.language.data import check_inputs, check_messages, check_room, prompts_of, read_records, short_records
+from burnish.language.data import check_inputs, check_messages, check_room, prompts_of, short_records
 from burnish.language.dialogues import Dialogues, try_out
 from burnish.language.encode import Encoder, Readers, SharedPrompts, prompt_lengths
 from burnish.language.engine import (
@@ -37,11 +38,11 @@ from burnish.language.model.loading import (
     read_config,
 )
 from burnish.language.model.processors import load_processor, picture_tokens
-from burnish.language.model.reward_head import HeadFile, reward_loading_lines, write_head, write_head_of_adapter
+from burnish.language.model.reward_head import HeadFile, reward_loading_lines, write_about, write_head_of_adapter
 from burnish.language.model.tokenizer import copy_words, reading_lines
 from burnish.language.model.universal import LanguageModel
-from burnish.language.offline import JudgementData, ResponseData
-from burnish.language.records import JudgedRecord, ResponseRecord, read_responses
+from burnish.language.offline import ResponseData
+from burnish.language.records import ResponseRecord, read_records
 from burnish.language.roles import LanguageRoles
 from burnish.language.teachers import load_teacher
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
@@ -56,6 +57,7 @@ from burnish.types.rollout import OfflineJudgements, OfflineResponses, Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import ENCODED
 
+DEMONSTRATIONS = LanguageNeeds(data="demonstrations")  # which are imitated beside
 DUMMY = "A placeholder response, to try the rewards before the run begins."
 
 
@@ -95,42 +97,36 @@ class LanguageAssembly(Assembly):
             load_teacher=lambda teacher, option: load_teacher(config.model, teacher, option),
         )
 
-    def outline(self) -> LanguageModel:
-        return self._outline
-
     def match_layers(self, outline: LanguageModel) -> None:
         match_layers(outline, self.config.model)
 
     @cached_property
     def engine(self) -> ResponseEngine:
-        engine, environment, cached = self._own_engine(), self.config.environment, ENCODED
-        if environment is not None:
-            engine = Dialogues(engine, environment, cached=cached)
-        if self.reads_ahead and isinstance(engine.encode, Encoder):
-            engine.encode.readers = Readers(self.config, engine.encode.tools)
-        return engine
-
-    def _own_engine(self) -> ResponseEngine:
-        config, cached = self.config, ENCODED
+        config, roles = self.config, self.roles
         if config.rollout.vllm is not None:
             from burnish.language.vllm.engine import VllmEngine
 
-            path, _ = read_config(config.model)
-            return VllmEngine(
-                self.roles, config.rollout.vllm, path=path, seed=config.seed,
-                example=self._compared,
-                cached=cached, lora=config.model.lora,
+            engine: ResponseEngine = VllmEngine(
+                roles, config.rollout.vllm, path=read_config(config.model)[0], seed=config.seed,
+                example=self._compared, cached=ENCODED, lora=config.model.lora,
             )  # fmt: skip
-        return LanguageEngine(self.roles, batch_size=config.rollout.batch_size, seed=config.seed, cached=cached)
+        else:
+            engine = LanguageEngine(roles, batch_size=config.rollout.batch_size, seed=config.seed, cached=ENCODED)
+        if config.environment is not None:
+            engine = Dialogues(engine, config.environment, cached=ENCODED)
+        if self.reads_ahead and isinstance(engine.encode, Encoder):
+            engine.encode.readers = Readers(config, engine.encode.tools)
+        return engine
 
-    def _compared(self) -> Prompt | None:
-        """What an engine of its own is compared with when weights are published; None is what it has sampled.
+    def _compared(self) -> Prompt:
+        """What an engine of its own is compared with when weights are published.
 
         In a rollout worker the network gets the weights of the next version while samples are made.
         """
         if self.only_samples:
             return Prompt(text="What is this?")
-        return self.learnable_prompts[0] if self.ranks.size > 1 else None
+        first: Prompt = self.learnable_prompts[0]
+        return first
 
     @property
     def publisher(self) -> ResponseEngine:
@@ -138,21 +134,18 @@ class LanguageAssembly(Assembly):
 
     @contextmanager
     def trained_weights(self) -> Iterator[None]:
+        # an engine of its own has the weights of the last step, not their average; 0 where nothing is trained here
+        version = self.workers.version if "workers" in vars(self) else 0
         with super().trained_weights():
-            if self.ema is not None:  # an engine of its own has the weights of the last step, not their average
-                self.engine.sync_weights(self.version)
+            if self.ema is not None:
+                self.engine.sync_weights(version)
             yield
         if self.ema is not None:
-            self.engine.sync_weights(self.version)
-
-    @property
-    def version(self) -> int:
-        """Policy updates behind the policy's weights; 0 where nothing is trained here."""
-        return self.workers.version if "workers" in self.__dict__ else 0
+            self.engine.sync_weights(version)
 
     def close(self) -> None:
         super().close()
-        if "engine" in self.__dict__:
+        if "engine" in vars(self):
             self.engine.close()
 
     @cached_property
@@ -185,7 +178,7 @@ class LanguageAssembly(Assembly):
         return list(self.limited(read_records(self.config.data.train_files, self.config.data, self.needs)))
 
     @cached_property
-    def val_records(self) -> list[JudgedRecord]:
+    def val_records(self) -> list[ResponseRecord]:
         """Held-out responses that a reward model is validated on; those that it learns from where there are none."""
         files = self.config.data.val_files
         data = self.config.data
@@ -196,7 +189,7 @@ class LanguageAssembly(Assembly):
     def ptx_responses(self) -> list[ResponseRecord] | None:
         """Responses that are imitated beside."""
         section = self.config.ptx
-        return None if section is None else read_responses(section.train_files, self.config.data, "demonstrations")
+        return None if section is None else read_records(section.train_files, self.config.data, DEMONSTRATIONS)
 
     @property
     def _fixed(self) -> list[ResponseRecord]:
@@ -204,28 +197,24 @@ class LanguageAssembly(Assembly):
         return [*(self.responses or ()), *(self.ptx_responses or ())]
 
     @cached_property
-    def _learnable_responses(self) -> list[ResponseRecord]:
-        return self._short(self.responses or ())
+    def _learnable(self) -> list[list[ResponseRecord]]:
+        """Responses that are learned from, and those that are imitated beside, as far as they are short enough."""
+        every = (self.responses or (), self.ptx_responses or ())
+        return [short_records(own, lambda: self._reader, self.config, self._tools, self.ranks) for own in every]
 
     @cached_property
-    def _learnable_ptx(self) -> list[ResponseRecord]:
-        return self._short(self.ptx_responses or ())
-
-    def _short(self, records: Sequence[ResponseRecord]) -> list[ResponseRecord]:
-        """Those that are short enough."""
-        return short_records(records, lambda: self._reader, self.config, self._tools, self.ranks)
-
-    @cached_property
-    def _data(self) -> ResponseData:
-        assert self.responses is not None, "responses are sampled"
-        return self._as_learned(self._learnable_responses)
+    def _data(self) -> list[ResponseData]:
+        """The same as the model has them."""
+        model, encode = self.roles.model, self.engine.encode
+        shared = encode if self.ranks.size == 1 else SharedPrompts(encode, self.ranks, cached=ENCODED)
+        return [ResponseData(own, model, shared) for own in self._learnable]
 
     @property
     def records(self) -> list[ResponseRecord]:
-        return self._data.records
+        return self._data[0].records
 
     def prepare(self, records: list[Any], update: int) -> OfflineResponses | OfflineJudgements:
-        batch: OfflineResponses | OfflineJudgements = self._data.batch(records, update=update, seed=self.config.seed)
+        batch: OfflineResponses | OfflineJudgements = self._data[0].batch(records, update=update, seed=self.config.seed)
         if self.ranks.size > 1:
             # what they show is read now; what else is needed of it, where it is
             own = learned_in_an_update(records, batch.answers.costs(), self.config, self.ranks, update)
@@ -236,25 +225,16 @@ class LanguageAssembly(Assembly):
             self.engine.ahead(prompts_of(following[own_rows(self.ranks, len(following))]))
         return batch
 
-    def _as_learned(self, records: list[ResponseRecord]) -> ResponseData:
-        """Records, as the model has them."""
-        model = self.roles.model
-        kind = JudgementData if any(isinstance(record, JudgedRecord) for record in records) else ResponseData
-        if self.ranks.size == 1:
-            return kind(records, model, self.engine.encode)
-        return kind(records, model, SharedPrompts(self.engine.encode, self.ranks, cached=ENCODED))
-
     @cached_property
     def auxiliary(self) -> AuxiliaryLoss | None:
         section, config = self.config.ptx, self.config
-        if section is None or self.ptx_responses is None:
+        if section is None:
             return None
-        data = self._as_learned(self._learnable_ptx)
+        data = self._data[1]
         stream = Stream(data.records, section.batch_size, seed=config.seed, shuffle=True, name="ptx")
 
-        def draw(step: int) -> OfflineResponses:
-            batch: OfflineResponses = data.batch(stream.batch(step), update=step, seed=config.seed)
-            return batch
+        def draw(step: int) -> Any:
+            return data.batch(stream.batch(step), update=step, seed=config.seed)
 
         return AuxiliaryLoss(SFT(), draw, section.coef, metric="actor/ptx_loss")
 
@@ -290,7 +270,7 @@ class LanguageAssembly(Assembly):
             )
         here = self.config.runtime == "local" and self.ranks.size == 1  # else ranks share the work
         if here:
-            _ = self._learnable_responses, self._learnable_ptx, self.learnable_prompts
+            _ = self._learnable, self.learnable_prompts
         if (longest := positions_of(self.config.model)) is not None and (here or not self.measures_prompts):
             self._check_room(longest, self.learnable_prompts)
 
@@ -304,10 +284,10 @@ class LanguageAssembly(Assembly):
     @property
     def _reader(self) -> LanguageModel:
         """What reads prompts: the model, or its outline before it is loaded."""
-        return self.roles.model if "roles" in vars(self) else self._outline
+        return self.roles.model if "roles" in vars(self) else self.outline
 
     @cached_property
-    def _outline(self) -> LanguageModel:
+    def outline(self) -> LanguageModel:
         return load_outline(self.config.model)
 
     def check(self) -> None:
@@ -391,9 +371,10 @@ class LanguageAssembly(Assembly):
         check_labels(rewards, prompts)
 
     def save(self, target: Path, weights: dict[str, Tensor]) -> None:
-        self.roles.model.save(target, weights)
-        if self.roles.reward_head is not None:
-            write_head(target, self.roles.reward_head.weight, self._head_file)
+        head = self.roles.reward_head
+        self.roles.model.save(target, weights, head=None if head is None else head.weight)
+        if head is not None:
+            write_about(target, self._head_file)
 
     def save_adapter(self, target: Path) -> None:
         super().save_adapter(target)

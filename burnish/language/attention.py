@@ -44,13 +44,13 @@ class Padded:
 
     queries: Tensor  # [S, T] long, indices in the sequence; padded with the first index
     keys: Tensor  # [S, P + T] long
-    mask: Tensor | None  # [S, 1, T, P + T] bool; None: causal, or full
+    mask: Tensor | None = None  # [S, 1, T, P + T] bool; None: causal, or full
 
     @classmethod
     def of(
-        cls, segments: Sequence[Segment], prefixes: Sequence[Segment], *, causal: bool, window: int | None
+        cls, segments: Sequence[Segment], prefixes: Sequence[Segment], plan: Plan, window: int | None
     ) -> tuple[Padded, Tensor]:
-        """Segments with their prefixes, and which of the queries [S, T] are real."""
+        """Segments with their prefixes on a plan's device, and the tokens [S T] of the queries; -1 for padding."""
         starts, lengths, begins, before = (
             torch.tensor(values)[:, None]
             for values in (
@@ -65,17 +65,14 @@ class Padded:
         place = before + index  # [S, T], within prefix and segment
         distance = place[:, :, None] - torch.cat([shared.expand(len(seen), -1), place], 1)[:, None]
         mask = torch.cat([seen, real], 1)[:, None].expand_as(distance)
-        if causal:
+        if plan.causal:
             mask = mask & (distance >= 0)
             if window is not None:
                 mask = mask & (distance < window)
         # padding comes last, so a causal call hides it
-        plain = not len(shared) and (window is None or len(index) <= window) if causal else bool(real.all())
-        return cls(queries, keys, None if plain else mask[:, None]), real
-
-    def to(self, device: torch.device) -> Padded:
-        mask = None if self.mask is None else to_device(self.mask, device)
-        return Padded(to_device(self.queries, device), to_device(self.keys, device), mask)
+        plain = not len(shared) and (window is None or len(index) <= window) if plan.causal else bool(real.all())
+        placed = [to_device(one, plan.device) for one in ((queries, keys) if plain else (queries, keys, mask[:, None]))]
+        return cls(*placed), torch.where(real, queries, -1).flatten()
 
 
 @dataclass(frozen=True)
@@ -109,10 +106,9 @@ class Plan:
         if window not in self._padded:
             parts, tokens = [], []
             for segments in self._calls():
-                prefixes = [self._prefix(segment) for segment in segments]
-                part, real = Padded.of(segments, prefixes, causal=self.causal, window=window)
-                parts.append(part.to(self.device))
-                tokens.append(torch.where(real, part.queries, -1).flatten())
+                part, real = Padded.of(segments, [self._prefix(segment) for segment in segments], self, window)
+                parts.append(part)
+                tokens.append(real)
             joined = torch.cat(tokens)
             # a stable sort keeps padding first, and each token has one place
             order = joined.argsort(stable=True)[int((joined < 0).sum()) :]

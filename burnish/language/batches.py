@@ -67,9 +67,10 @@ class AnnotatedResponses:
     """Responses with what needed a forward pass."""
 
     collected: ScoredResponses | OfflineResponses
-    reference: Tensor  # [N] log-prob of each response under the reference; 0 where nobody reads it
-    drift: Tensor  # [K] log-ratios of policy and reference at those that KTO measures from; [0] where nobody reads them
-    point: float = 0.0  # what implicit rewards are measured from, where it is known before the update
+    rows: Tensor  # [R, M] long: those that are learned from, M to a row
+    good: Tensor  # [R] bool: false where the response is to be avoided
+    reference: Tensor  # [R, M] log-probs under the reference; 0 without one
+    point: Tensor  # [R] what implicit rewards are measured from
 
 
 @dataclass(kw_only=True)

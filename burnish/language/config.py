@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,8 +13,6 @@ from burnish.config.batches import Sizes
 from burnish.config.run import RunConfig
 from burnish.config.tasks import JUDGEMENTS, RESPONSES, Words
 from burnish.environments.base import Environment
-from burnish.environments.function import FunctionEnvironment
-from burnish.environments.tools import Tools
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.model.loading import check_files
 from burnish.models.adapters import SETTINGS, WEIGHTS
@@ -27,6 +25,7 @@ from burnish.options.language import (
     LanguageTrainerOptions,
     LanguageValidationOptions,
     PtxOptions,
+    TokenTeacher,
 )
 from burnish.options.vllm import VllmOptions, sends_adapter
 from burnish.registry import Choice, ReadIf, options
@@ -35,11 +34,12 @@ from burnish.rewards.reward_model import RewardModel
 from burnish.rewards.text.base import LanguageReward
 from burnish.rewards.text.environment import EnvironmentReward
 from burnish.rl.algorithm import Algorithm
-from burnish.types.statistics import WATCHED
+from burnish.types.samples import WATCHED
 from burnish.utils.hub import hub_model
 
-CRITIC = ReadIf("has_critic", why="{run.algorithm.name} has no critic; use algorithm=ppo")
-TOKEN = 32  # bytes of a sampled token: its id, its log-prob, its place, its mask
+CRITIC = ReadIf(
+    lambda section, run: run.algorithm.needs().critic, why="{run.algorithm.name} has no critic; use algorithm=ppo"
+)
 
 
 @options
@@ -95,22 +95,13 @@ class LanguageConfig(RunConfig):
         return self.trainer.rollouts_per_update
 
     @property
-    def prompt_files(self) -> dict[str, str | list[str]]:
-        imitated = {} if self.ptx is None else {"ptx.train_files": self.ptx.train_files}
-        return super().prompt_files | imitated
-
-    @property
-    def auxiliary(self) -> tuple[str, PtxOptions] | None:
-        return None if self.ptx is None else ("ptx", self.ptx)
+    def prompt_files(self) -> dict[str, list[str]]:
+        named = [] if self.ptx is None else self.ptx.train_files
+        return super().prompt_files | {"ptx.train_files": [named] if isinstance(named, str) else named}
 
     @property
     def words(self) -> Words:
         return RESPONSES if self.scored else JUDGEMENTS
-
-    @property
-    def sample_bytes(self) -> tuple[float, str]:
-        where = "rollout.max_new_tokens" + (", environment.max_turns" if self.environment is not None else "")
-        return TOKEN * self.longest, f" with up to {self.longest} tokens each ({where})"
 
     @property
     def trainer_config(self) -> LanguageConfig:
@@ -141,15 +132,9 @@ class LanguageConfig(RunConfig):
         environment = {} if self.environment is None else {"environment": self.environment.user_code()}
         return super().user_code() | environment
 
-    def programs(self) -> list[str]:
-        found, environment = super().programs(), self.environment
-        if isinstance(environment, FunctionEnvironment):
-            found.append(f"environment.path={environment.path}")
-        elif isinstance(environment, Tools):
-            found += [f"environment.functions.{name}={path}" for name, path in environment.functions.items()]
-        if self.rollout.vllm is not None:
-            found.append(f"rollout.vllm.python={self.rollout.vllm.python}")
-        return found
+    def services(self) -> dict[str, list[str]]:
+        vllm = self.rollout.vllm
+        return super().services() | {"rollout.vllm": [] if vllm is None else [vllm.python]}
 
     @property
     def samples_from(self) -> str:
@@ -179,27 +164,13 @@ class LanguageConfig(RunConfig):
         limit = self.rollout.max_new_tokens
         return limit if self.environment is None else self.environment.longest(limit)
 
-    @property
-    def has_critic(self) -> bool:
-        """Whether a value network learns beside the policy."""
-        return bool(self.algorithm.needs().critic)
-
-    @property
-    def reads_responses(self) -> bool:
-        """Whether records with responses are read."""
-        return not self.online or self.ptx is not None
-
     def contradictions(self, run: RunConfig) -> Rules:
+        teachers = enumerate(self.algorithm.needs().teachers)
         return [
             *super().contradictions(run), *self._of_responses(), *self._of_engine(), *self._of_steps(),
-            *self._of_environment(), *(rule for i in range(len(self._teachers)) for rule in self._of_teacher(i)),
+            *self._of_environment(), *(rule for i, teacher in teachers for rule in self._of_teacher(i, teacher)),
             *((True, complaint) for complaint in self.algorithm.complaints(self.samples, self.longest)),
         ]  # fmt: skip
-
-    @property
-    def _teachers(self) -> Sequence[Any]:
-        teachers: Sequence[Any] = self.algorithm.needs().teachers
-        return teachers
 
     def _of_responses(self) -> Rules:
         needs, rollout, data, name = self.algorithm.needs(), self.rollout, self.data, self.algorithm.name
@@ -246,16 +217,12 @@ class LanguageConfig(RunConfig):
 
     def _of_engine(self) -> Rules:
         rollout, vllm = self.rollout, self.rollout.vllm
-        complaints = (
-            vllm.complaints(fire_temperature=rollout.fire_temperature, lora=self.model.lora) if vllm is not None else ()
-        )
         return [
             (
                 (rollout.engine == "vllm") != (vllm is not None),
                 f"rollout.engine is {rollout.engine} and rollout.vllm is {'given' if vllm else 'null'}; vLLM needs "
                 "rollout.vllm.python, and no other engine reads rollout.vllm",
             ),
-            *((True, complaint) for complaint in complaints),
             (
                 vllm is not None and self.environment is not None and self.environment.max_length is None,
                 "rollout.engine is vllm, which has to know the longest dialogue, but environment.max_length is null; "
@@ -282,8 +249,8 @@ class LanguageConfig(RunConfig):
             ),
         ]
 
-    def _of_teacher(self, number: int) -> Rules:
-        teacher, option, temperature = self._teachers[number], f"algorithm.teachers[{number}]", self.rollout.temperature
+    def _of_teacher(self, number: int, teacher: TokenTeacher) -> Rules:
+        option, temperature = f"algorithm.teachers[{number}]", self.rollout.temperature
         key = teacher.prompt_key
         return [
             (

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from burnish.data.language.prompts import check_positions
+from burnish.data.questions import check_positions
 from burnish.data.records import data_error
 from burnish.data.values import shown
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.config import LanguageConfig
 from burnish.language.encode import Encoder, length_unread, prompt_lengths
 from burnish.language.model.base import Positions
-from burnish.language.model.loading import check_experts, check_readable, check_words, positions_of
+from burnish.language.model.loading import check_experts, check_readable, positions_of
+from burnish.language.model.tokenizer import check_vocabulary
 from burnish.language.model.universal import LanguageModel
-from burnish.language.records import Labels, ResponseRecord, read_judgements, read_responses
+from burnish.language.records import ResponseRecord
 from burnish.language.teachers import check_taught, check_tokens
-from burnish.options.language import LanguageDataOptions
 from burnish.training.ranks import Ranks
 from burnish.types.prompt import Message, Prompt, Prompts
 
@@ -41,7 +41,7 @@ def check_inputs(config: LanguageConfig, needs: LanguageNeeds, trained: Prompts,
     if config.environment is not None:
         config.environment.check()
     check_experts(config.model)
-    check_words(config.model)
+    check_vocabulary(config.model)
     for number, teacher in enumerate(needs.teachers):
         if teacher.path is not None:
             check_tokens(config.model, teacher, f"algorithm.teachers[{number}]")
@@ -140,21 +140,6 @@ def check_room(
 SLACK = 16  # tokens of a response that are not of its text, such as its end
 
 
-def read_records(files: Any, data: LanguageDataOptions, needs: Any) -> list[Any]:
-    """Responses of files with their prompts, and with labels where the algorithm, which has these needs, has heads.
-
-    Raises:
-        UserError: a file can't be read, or has wrong records.
-    """
-    if not needs.heads:
-        return list(read_responses(files, data, needs.data))
-    labels = Labels(
-        needs.data, needs.heads, ties=needs.ties, shares=needs.shares, separator=needs.separator,
-        question=needs.question,
-    )  # fmt: skip
-    return list(read_judgements(files, data, labels))
-
-
 def prompts_of(records: Sequence[ResponseRecord]) -> list[Prompt]:
     """The prompts of all responses of records."""
     return [prompt for record in records for prompt, _ in record.rows]
@@ -189,7 +174,15 @@ def short_records(
         prompts = list({prompt.uid: prompt for prompt in prompts_of(records)}.values())
         each = prompt_lengths(Encoder(model, tools, bounded=False, cached=0), prompts, ranks)
         lengths = {prompt.uid: length for prompt, length in zip(prompts, each, strict=True)}
-    return within_limits(records, lengths, model, config.data, longest, tools)
+    problems = [next(_complaints(record, lengths, model, config, tools), "") for record in records]
+    kept = [record for record, problem in zip(records, problems, strict=True) if not problem]
+    if len(kept) < len(records) and (config.data.overlong == "error" or not kept):
+        head = (
+            f"{len(records) - len(kept)} of {len(records)} records are too long; raise the limit, shorten them, or "
+            "leave them out with data.overlong=filter"
+        )
+        raise data_error([problem for problem in problems if problem], head)
+    return kept
 
 
 def _is_short(prompt: Prompt, text: str, longest: int, positions: int) -> bool:
@@ -198,56 +191,27 @@ def _is_short(prompt: Prompt, text: str, longest: int, positions: int) -> bool:
     return own <= longest and before + own <= positions
 
 
-def within_limits(
-    records: Sequence[ResponseRecord],
+def _complaints(
+    record: ResponseRecord,
     lengths: Mapping[str, int],
     model: LanguageModel,
-    options: LanguageDataOptions,
-    longest: int,
-    tools: Sequence[dict[str, Any]] = (),
-) -> list[ResponseRecord]:
-    """The records that are short enough; none is truncated.
-
-    Args:
-        records: responses with their prompts.
-        lengths: tokens of each prompt, by its uid, where there is a limit of these.
-        model: whose tokens are counted.
-        options: that limit, and what to do with longer records.
-        longest: tokens of a response at most, its end included.
-        tools: JSON schemas of functions that the prompts tell of.
-
-    Raises:
-        UserError: some are too long and ``overlong`` is error, or all of them are.
-    """
-    limit, positions = options.max_prompt_length, model.max_positions
-
-    def too_long(record: ResponseRecord) -> str:
-        for _, text in record.rows:
-            if (count := len(model.response_ids(text))) > longest:
-                return f"a response of {count} tokens, but rollout.max_new_tokens is {longest}: {shown(text)}"
-        for prompt, _ in record.rows:
-            if limit is not None and (count := lengths[prompt.uid]) > limit:
-                return f"a prompt of {count} tokens, but data.max_prompt_length is {limit}: {shown(prompt.text)}"
-        return too_long_together(record)
-
-    def too_long_together(record: ResponseRecord) -> str:
-        for prompt, text in record.rows:
-            if prompt.size + len(text.encode()) + TEMPLATE < positions:
-                continue  # as a token has at least one byte
-            before = lengths.get(prompt.uid) or model.count_tokens(prompt.chat(), prompt.told(tools))
-            if (count := before + len(model.response_ids(text))) > positions:
-                return (
-                    f"a prompt and a response of {count} tokens, but the model has {positions} positions "
-                    f"({model.position_limit}): {shown(prompt.text)}"
-                )
-        return ""
-
-    problems = [too_long(record) for record in records]
-    kept = [record for record, problem in zip(records, problems, strict=True) if not problem]
-    if len(kept) < len(records) and (options.overlong == "error" or not kept):
-        head = (
-            f"{len(records) - len(kept)} of {len(records)} records are too long; raise the limit, shorten them, or "
-            "leave them out with data.overlong=filter"
-        )
-        raise data_error([problem for problem in problems if problem], head)
-    return kept
+    config: LanguageConfig,
+    tools: Sequence[dict[str, Any]],
+) -> Iterator[str]:
+    """In what a record is too long; ``lengths`` are tokens of prompts by their uids, where these have a limit."""
+    limit, longest, positions = config.data.max_prompt_length, config.rollout.max_new_tokens, model.max_positions
+    for _, text in record.rows:
+        if (count := len(model.response_ids(text))) > longest:
+            yield f"a response of {count} tokens, but rollout.max_new_tokens is {longest}: {shown(text)}"
+    for prompt, _ in record.rows:
+        if limit is not None and (count := lengths[prompt.uid]) > limit:
+            yield f"a prompt of {count} tokens, but data.max_prompt_length is {limit}: {shown(prompt.text)}"
+    for prompt, text in record.rows:
+        if prompt.size + len(text.encode()) + TEMPLATE < positions:
+            continue  # as a token has at least one byte
+        before = lengths.get(prompt.uid) or model.count_tokens(prompt.chat(), prompt.told(tools))
+        if (count := before + len(model.response_ids(text))) > positions:
+            yield (
+                f"a prompt and a response of {count} tokens, but the model has {positions} positions "
+                f"({model.position_limit}): {shown(prompt.text)}"
+            )

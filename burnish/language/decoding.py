@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,10 +49,6 @@ class Sampling:
         """Temperature of the distribution that log-probs refer to."""
         return self.temperature or 1.0
 
-    @property
-    def filters(self) -> bool:
-        return bool(self.top_k or self.top_p < 1 or self.min_p)
-
 
 def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """Logits [B, V], where those of seen tokens [B, V] bool are divided by the penalty, or multiplied if negative."""
@@ -79,29 +76,25 @@ def keep_likely(logits: Tensor, sampling: Sampling) -> Tensor:
 def choose(weights: Tensor, uniform: Tensor) -> Tensor:
     """Tokens [B] by inversion of the cumulative distribution of weights [B, V] at uniform numbers [B] in [0, 1)."""
     if weights.shape[-1] <= 2 * BLOCK:
-        return _locate(_cumulative(weights), uniform)[0]
+        return _locate(weights, uniform)[0]
     # a large vocabulary: first a block, then a token of it, which keeps cumulative sums short
     blocks = F.pad(weights, (0, -weights.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
     sums = blocks.sum(-1)
-    cumulative = _cumulative(sums)
-    block, target = _locate(cumulative, uniform)
+    block, target, cumulative = _locate(sums, uniform)
     here = block[:, None]
     rest = (cumulative.gather(-1, here)[:, 0] - target) / sums.gather(-1, here)[:, 0]
     chosen = blocks[torch.arange(len(block), device=block.device), block]
-    return block * BLOCK + _locate(_cumulative(chosen), (1 - rest).clamp(0, 1))[0]
+    return block * BLOCK + _locate(chosen, (1 - rest).clamp(0, 1))[0]
 
 
-def _cumulative(weights: Tensor) -> Tensor:
-    return weights.cumsum(-1, dtype=torch.float64)
-
-
-def _locate(cumulative: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices [B] where cumulative weights [B, N] exceed a fraction [B] of their total, and that weight [B]."""
+def _locate(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices [B] where cumulative weights [B, N] exceed a fraction [B] of their total, that weight, and all [B, N]."""
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative.select(-1, -1)
     # rounding must not take the product up to the total, beyond which there is no token
     target = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))
     index = torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1)
-    return index.clamp_max(cumulative.shape[-1] - 1), target  # the clamp is for NaN weights
+    return index.clamp_max(cumulative.shape[-1] - 1), target, cumulative  # the clamp is for NaN weights
 
 
 def uniforms(keys: Sequence[int], count: int) -> np.ndarray:
@@ -139,6 +132,7 @@ def philox(key: tuple[Words, Words], counter: tuple[Words, Words, Words, Words])
 
 Ended = Callable[[list[int], list[list[int]], list[bool]], None]  # rows, their ids, whether each was finished
 
+LOOK = 8  # tokens between looks at which rows have ended, on a GPU
 IDLE = 0.25  # fraction of the batch that finishes before finished rows are dropped, or replaced by waiting ones
 
 
@@ -155,6 +149,7 @@ def decode(
     check_cancelled: Callable[[], None] = lambda: None,
     on_ended: Ended | None = None,
     turn: Turn | None = None,
+    fused: list[Any] | None = None,
 ) -> Completion:
     """Sample one response per row.
 
@@ -173,51 +168,41 @@ def decode(
         check_cancelled: called before every token; it raises to stop.
         on_ended: called with rows as soon as they end, each once, while the others go on.
         turn: which conversations the rows are, so that one computes what was said since its last turn alone.
+        fused: what the first of several calls with the same weights keeps for the others.
 
     Returns:
         Responses in the order of the rows; the id that ended one is its last token.
     """
     with torch.inference_mode():
-        rows = DecodingRows(model, prompts, index, keys, sampling, limits, next(network.parameters()).device)
-        rows.on_ended, rows.turn = on_ended, turn
+        rows = DecodingRows(
+            model, prompts, index, keys, sampling, limits, next(network.parameters()).device,
+            on_ended=on_ended, turn=turn, fused=[] if fused is None else fused,
+        )  # fmt: skip
         if rows.waiting:
             model.decode_rows(network, rows, batch_size=batch_size, check_cancelled=check_cancelled)
     return rows.completion()
 
 
-@dataclass
-class Active:
-    """Rows that are being decoded, as tensors [A] in the order of the cache."""
+class Live:
+    """Rows that are being decoded, in the order of the cache: in buffers whose addresses stay."""
 
-    row: Tensor  # index in the batch
-    count: Tensor  # tokens chosen so far
-    position: Tensor  # of the next token
-    limit: Tensor
-    ended: Tensor  # bool: by a stop id or a stop string
-    done: Tensor  # bool: ended, or at its limit
-    _: KW_ONLY
-    # Bounds that are known without reading a tensor: most tokens need not be looked at
-    over: int = 0  # rows that are done
-    fewest: int = 0  # tokens chosen for a row that is not done, at least
-    most: int = 0  # tokens chosen for any row, at most
-    nearest: int  # limit of any row, at least
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.numbers = torch.zeros(5, capacity, dtype=torch.long, device=device)
+        self.flags = torch.zeros(2, capacity, dtype=torch.bool, device=device)
+        self.resize(0)
 
-    def keep(self, index: Tensor) -> Active:
-        """The rows of an index, all of those that are not done."""
-        tensors = (mine[index] for mine in self._all())
-        return Active(*tensors, fewest=self.fewest, most=self.most, nearest=self.nearest)
+    def resize(self, size: int) -> None:
+        """Have as many rows, the first ones."""
+        self.size = size
+        # index in the batch; tokens chosen so far; position of the next one; largest count; the last token
+        self.row, self.count, self.position, self.limit, self.token = self.numbers[:, :size].unbind()
+        self.ended, self.done = self.flags[:, :size].unbind()  # by a stop id or string; or at the limit
 
-    def followed_by(self, other: Active) -> Active:
-        return Active(
-            *(torch.cat(pair) for pair in zip(self._all(), other._all(), strict=True)),
-            over=self.over + other.over,
-            fewest=min(self.fewest, other.fewest),
-            most=max(self.most, other.most),
-            nearest=min(self.nearest, other.nearest),
-        )
-
-    def _all(self) -> tuple[Tensor, ...]:
-        return self.row, self.count, self.position, self.limit, self.ended, self.done
+    def keep(self, index: Tensor) -> None:
+        """Go on with the rows of an index."""
+        for buffer in (self.numbers, self.flags):
+            buffer[:, : len(index)] = buffer[:, index]
+        self.resize(len(index))
 
 
 class DecodingRows:
@@ -232,16 +217,19 @@ class DecodingRows:
         sampling: Sampling,
         limits: Sequence[int] | None,
         device: torch.device,
+        *,
+        on_ended: Ended | None,
+        turn: Turn | None,
+        fused: list[Any],
     ) -> None:
         """See ``decode``."""
         self.model, self.prompts, self.index, self.sampling = model, prompts, list(index), sampling
-        self.device = device
+        self.device, self.on_ended, self.turn, self.fused = device, on_ended, turn, fused
         self.banned, self.stops = model.banned.to(device), torch.tensor(model.stop, device=device)
         count, longest = len(self.index), sampling.max_new_tokens
-        self.limits = torch.tensor(limits if limits is not None else [longest] * count, device=device)
-        self.longest = longest = int(self.limits.max()) if count else 0
-        self._limits: list[int] = self.limits.tolist()
-        self.waiting = [row for row, limit in enumerate(self._limits) if limit > 0]
+        self.limits = [longest] * count if limits is None else list(limits)
+        self.longest = longest = max(self.limits, default=0)
+        self.waiting = [row for row, limit in enumerate(self.limits) if limit > 0]
         self.noise = torch.from_numpy(uniforms(keys, longest + 1)).to(device)
         # the last column takes what rows write after they have ended
         self.ids = torch.zeros(count, longest + 1, dtype=torch.long, device=device)
@@ -249,34 +237,24 @@ class DecodingRows:
         self.length = torch.zeros(count, dtype=torch.long, device=device)
         self.finished = torch.zeros(count, dtype=torch.bool, device=device)
         self.seen: Tensor | None = None  # [B, V] bool, where repetition is penalised
-        self.on_ended: Ended | None = None
-        self.turn: Turn | None = None
         self._told: set[int] = set()
         self._told_live = 0  # of these, how many are still in the cache
+        self._unseen = self._since = 0  # tokens since somebody looked at rows, and since some entered
 
-    def cut(self, most: int) -> None:
-        """Let no response that has not been begun have more tokens than these."""
-        self.limits.clamp_(max=most)
-        self._limits = [min(limit, most) for limit in self._limits]
-
-    def enter(self, batch: Sequence[int]) -> Active:
+    def enter(self, batch: Sequence[int], live: Live) -> None:
         """Begin to decode some rows."""
-        rows = torch.tensor(batch, dtype=torch.long, device=self.device)
         first = [self.prompts.next_position[self.index[row]] for row in batch]
-        return Active(
-            row=rows,
-            count=torch.zeros_like(rows),
-            position=torch.tensor(first, dtype=torch.long, device=self.device),
-            limit=self.limits[rows],
-            ended=torch.zeros_like(rows, dtype=torch.bool),
-            done=torch.zeros_like(rows, dtype=torch.bool),
-            nearest=min((self._limits[row] for row in batch), default=self.longest),
-        )
+        nothing, limits = [0] * len(batch), [self.limits[row] for row in batch]
+        numbers = torch.tensor([batch, nothing, first, limits, nothing])
+        new = slice(live.size, live.size + len(batch))
+        live.numbers[:, new], live.flags[:, new] = to_device(numbers, self.device), False
+        live.resize(new.stop)
+        self._since = 0
 
-    def next_tokens(self, logits: Tensor, live: Active) -> Tensor:
+    def next_tokens(self, logits: Tensor, live: Live) -> None:
         """Choose the next token of every row by logits [A, V] float32, store it, and mark the rows that end with it.
 
-        The logits are changed.
+        The logits are changed. All that outlives this is written in place, and nothing is read from the device.
         """
         sampling = self.sampling
         if len(self.banned):
@@ -285,7 +263,7 @@ class DecodingRows:
         weights, top = _weights(scaled)
         normaliser = weights.sum(-1).log_().add_(top)
         filtered = self._filtered(logits, scaled, live)
-        column = torch.where(live.done, self.longest, live.count) if live.over else live.count
+        column = torch.where(live.done, self.longest, live.count)
         cell = torch.add(column, live.row, alpha=self.longest + 1)  # of tables with a column more than tokens
         if sampling.temperature == 0 and sampling.first_temperature is None:
             tokens = filtered.argmax(-1)
@@ -298,9 +276,8 @@ class DecodingRows:
         chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
         self.logprob.view(-1).index_copy_(0, cell, chosen - normaliser)
         self._update(tokens, live)
-        return tokens
 
-    def _filtered(self, logits: Tensor, scaled: Tensor, live: Active) -> Tensor:
+    def _filtered(self, logits: Tensor, scaled: Tensor, live: Live) -> Tensor:
         """Logits [A, V] of the distribution that tokens are drawn from, penalty and filters applied."""
         sampling, filtered = self.sampling, scaled
         if sampling.repetition_penalty != 1:
@@ -309,12 +286,10 @@ class DecodingRows:
         if sampling.first_temperature is not None:
             hot = filtered * (sampling.scored_at / sampling.first_temperature)
             filtered = torch.where((live.count == 0)[:, None], hot, filtered)
-        if live.most < sampling.min_new_tokens:
-            filtered = filtered.index_fill(-1, self.stops, -torch.inf)
-        elif live.fewest < sampling.min_new_tokens:
+        if sampling.min_new_tokens:
             early = (live.count < sampling.min_new_tokens)[:, None]
             filtered = filtered.index_copy(-1, self.stops, filtered[:, self.stops].masked_fill(early, -torch.inf))
-        return keep_likely(filtered, sampling) if sampling.filters else filtered
+        return keep_likely(filtered, sampling)
 
     def _seen(self, vocabulary: int) -> Tensor:
         seen = torch.zeros(len(self.index), vocabulary, dtype=torch.bool, device=self.device)
@@ -322,57 +297,72 @@ class DecodingRows:
             seen[row, self.prompts.ids[prompt].to(self.device)] = True
         return seen
 
-    def _update(self, tokens: Tensor, live: Active) -> None:
+    def _update(self, tokens: Tensor, live: Live) -> None:
         """Count the chosen tokens, and mark the rows that have ended."""
-        least = self.sampling.min_new_tokens
         if self.seen is not None:
             self.seen[live.row, tokens] = torch.ones_like(live.done)
-        unfinished = ~live.done if live.over else 1
+        live.token.copy_(tokens)
+        unfinished = ~live.done
         live.count += unfinished
         live.position += unfinished
-        live.fewest, live.most = live.fewest + 1, live.most + 1
-        if live.most < min(least, live.nearest):
-            return  # none can have ended
-        ended = tokens == self.stops[0] if len(self.stops) == 1 else torch.isin(tokens, self.stops)
-        if self.sampling.stop:
-            ended |= self._ends_with_stop(live)
-        if live.over:
-            ended &= unfinished
-        if live.fewest < least:
-            ended &= live.count >= least
+        ended = (tokens[:, None] == self.stops).any(-1) & unfinished
+        if self.sampling.min_new_tokens:
+            ended &= live.count >= self.sampling.min_new_tokens
         live.ended |= ended
-        live.done = live.ended if live.most < live.nearest else live.ended | (live.count >= live.limit)
-        live.over = int(live.done.sum())
+        live.done |= live.ended | (live.count >= live.limit)
 
-    def tell_ended(self, live: Active, done: int) -> None:
-        """Hand over rows that have ended since the last call; ``done`` of the live ones have by now."""
-        if self.on_ended is None or done == self._told_live:
-            return
-        self._told_live = done
+    def look(self, live: Live, *, now: bool = False) -> int:
+        """How many rows are done; 0 where nobody looks: on a GPU, which is waited for, that is every few tokens.
+
+        Rows that have ended since the last time are handed over. Those that nobody saw end go on, and change nothing.
+        """
+        self._unseen += 1
+        self._since += 1
+        if not now and self._unseen < (1 if self.device.type == "cpu" else LOOK) and self._since < self.longest:
+            return 0
+        if self.sampling.stop:
+            self._end_at_strings(live)
+        self._unseen, done = 0, int(live.done.sum())
+        if self.on_ended is not None and done != self._told_live:
+            self._told_live = done
+            self._tell(live, self.on_ended)
+        return done
+
+    def _tell(self, live: Live, on_ended: Ended) -> None:
+        """Hand over rows that have ended since the last call."""
         table = torch.stack([live.row, live.count, live.ended.long(), live.done.long()], 1).tolist()
         new = [(row, count, ended) for row, count, ended, over in table if over and row not in self._told]
         rows = [row for row, _, _ in new]
         self._told.update(rows)
         written = self.ids[to_device(torch.tensor(rows), self.device)].tolist()
         ids = [own[:count] for own, (_, count, _) in zip(written, new, strict=True)]
-        self.on_ended(rows, ids, [bool(ended) for _, _, ended in new])
+        on_ended(rows, ids, [bool(ended) for _, _, ended in new])
 
-    def store_lengths(self, live: Active) -> None:
-        """Remember how far these rows have come; those that are done leave the cache."""
+    def drop_done(self, live: Live) -> Tensor:
+        """Remember how far rows have come, and go on with those that are not done: their index among all."""
         self._told_live = 0
         self.finished[live.row], self.length[live.row] = live.ended, live.count
+        unfinished = (~live.done).nonzero().flatten()
+        live.keep(unfinished)
+        return unfinished
 
-    def _ends_with_stop(self, live: Active) -> Tensor:
-        """Which rows [A] end with a stop string."""
+    def _end_at_strings(self, live: Live) -> None:
+        """End rows at the first token with which a stop string is complete."""
         # a character is at most four tokens, which bounds how far back the string begins
         reach = 4 * max(len(text) for text in self.sampling.stop) + 4
-        columns = live.count[:, None] - reach + torch.arange(reach, device=self.device)
-        last = self.ids[live.row[:, None], columns.clamp_min(0)]
-        found = []
-        for ids, count in zip(last.tolist(), live.count.tolist(), strict=True):
-            text = self.model.decode(ids[max(reach - count, 0) :])
-            found.append(any(stop in text for stop in self.sampling.stop))
-        return to_device(torch.tensor(found), self.device)
+        width, least = reach + self._unseen, max(self.sampling.min_new_tokens, 1)
+        columns = live.count[:, None] - width + torch.arange(width, device=self.device)
+        last = self.ids[live.row[:, None], columns.clamp_min(0)].tolist()
+        ends = []
+        for ids, count in zip(last, live.count.tolist(), strict=True):
+            first = width - count  # where the response begins in its last tokens
+            lengths = range(max(count - self._unseen + 1, least), count + 1)
+            texts = {n: self.model.decode(ids[max(first, first + n - reach) : first + n]) for n in lengths}
+            ends.append(next((n for n, text in texts.items() if any(stop in text for stop in self.sampling.stop)), 0))
+        end = to_device(torch.tensor(ends), self.device)
+        live.count.copy_(torch.where(end > 0, end, live.count))
+        live.ended |= end > 0
+        live.done |= live.ended
 
     def completion(self) -> Completion:
         """The responses, on the CPU.
@@ -383,7 +373,7 @@ class DecodingRows:
         length = self.length.clone().cpu()  # training can use a clone, but no inference tensor
         longest = int(length.max()) if len(length) else 0
         mask = torch.arange(longest) < length[:, None]
-        logprob = self.logprob[:, :longest].clone().cpu()
+        logprob = self.logprob[:, :longest].clone().cpu().where(mask, 0)  # what was written beyond a stop string goes
         broken = int((~logprob.isfinite() & mask).any(1).sum())
         if broken:
             raise UserError(
@@ -393,7 +383,7 @@ class DecodingRows:
         prompts = Gathered(table=self.prompts, index=torch.tensor(self.index, dtype=torch.long))
         return Completion.of_text(
             prompts,
-            self.ids[:, :longest].clone().cpu(),
+            self.ids[:, :longest].clone().cpu() * mask,
             length,
             axes=self.model.axes,
             logprob=logprob,

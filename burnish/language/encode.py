@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from burnish.language.model.universal import LanguageModel
 from burnish.training.ranks import Ranks, own_rows
 from burnish.types.batch import Gathered
 from burnish.types.columns import LazyTensors, Made
-from burnish.types.completion import Encoded, Features
+from burnish.types.completion import Encoded
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import LruCache
@@ -52,7 +52,7 @@ class Encoder:
         """
         self.model, self.tools, self.bounded = model, tools, bounded
         self.readers: Readers | None = None  # processes that read what prompts show, in place of this one
-        self._encoded: LruCache[Encoded] = LruCache(cached, _bytes_of)
+        self._encoded: LruCache[Encoded] = LruCache(cached, bytes_of)
 
     def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
         """Rows by reference to a table of the distinct prompts."""
@@ -70,8 +70,8 @@ class Encoder:
         return [prompt for uid, prompt in unique.items() if self._encoded.find(uid) is None]
 
     def _encode(self, prompt: Prompt) -> Encoded:
-        if self.readers is not None and self.readers.reads(prompt):
-            return self.readers.result(prompt)
+        if self.readers is not None and (read := self.readers.found.pop(prompt.uid, None)) is not None:
+            return read.result()
         try:
             shown = decoded(prompt, self.model.audio_rate)
             encoded = self.model.encode(prompt.chat(), shown, prompt.told(self.tools))
@@ -104,14 +104,12 @@ def prompt_lengths(encode: Encoder, prompts: Sequence[Prompt], ranks: Ranks) -> 
 
     Pictures are not decoded where a processor tells their tokens from their size; of others nothing is kept.
     """
-    own = [_length(encode, prompt) for prompt in prompts[ranks.rank :: ranks.size]]
+    own = []
+    for prompt in prompts[ranks.rank :: ranks.size]:
+        length = length_unread(encode.model, prompt, encode.tools)
+        own.append(encode([prompt]).table.lengths[0] if length is None else length)
     found = ranks.gather(own)
     return [found[i % ranks.size][i // ranks.size] for i in range(len(prompts))]
-
-
-def _length(encode: Encoder, prompt: Prompt) -> int:
-    found = length_unread(encode.model, prompt, encode.tools)
-    return encode([prompt]).table.lengths[0] if found is None else found
 
 
 def length_unread(model: LanguageModel, prompt: Prompt, tools: Sequence[dict[str, Any]]) -> int | None:
@@ -126,7 +124,8 @@ def length_unread(model: LanguageModel, prompt: Prompt, tools: Sequence[dict[str
     return None
 
 
-def _bytes_of(encoded: Encoded) -> int:
+def bytes_of(encoded: Encoded) -> int:
+    """In memory, of tokens and media."""
     tensors = [*encoded.ids, *encoded.positions]
     for features in encoded.features:
         tensors += [*features.tensors.values(), *features.kinds.values()]
@@ -144,7 +143,7 @@ class Readers:
         """Nothing is started before there is something to read."""
         self.config, self.tools = config, list(tools)
         self._pool = ThreadPoolExecutor(config.data.workers, thread_name_prefix="reader")
-        self._found: dict[str, Future[Encoded]] = {}  # by the uid of the prompt
+        self.found: dict[str, Future[Encoded]] = {}  # by the uid of the prompt; what can't be read is a UserError
         self._calls: list[list[str]] = []  # what the last calls of ``ahead`` asked for
         self._own, self._servers = threading.local(), list[Server]()
         self._closed = False
@@ -152,28 +151,16 @@ class Readers:
     def read(self, prompts: Sequence[Prompt]) -> None:
         """Begin to read what these show."""
         for prompt in prompts:
-            if prompt.uid not in self._found:
-                self._found[prompt.uid] = self._pool.submit(self._encoded, prompt)
+            if prompt.uid not in self.found:
+                self.found[prompt.uid] = self._pool.submit(self._encoded, prompt)
 
     def ahead(self, prompts: Sequence[Prompt]) -> None:
         """The same for the next batch; what nobody took of the one before the last is dropped."""
         self.read(prompts)
         self._calls.append([prompt.uid for prompt in prompts])
         for uid in self._calls.pop(0) if len(self._calls) > 2 else ():
-            if not any(uid in call for call in self._calls) and (future := self._found.pop(uid, None)):
+            if not any(uid in call for call in self._calls) and (future := self.found.pop(uid, None)):
                 future.cancel()
-
-    def reads(self, prompt: Prompt) -> bool:
-        """Whether ``result`` can be asked for it."""
-        return prompt.uid in self._found
-
-    def result(self, prompt: Prompt) -> Encoded:
-        """What a process made of a prompt, once.
-
-        Raises:
-            UserError: it can't be read, or processes die of it or take too long.
-        """
-        return self._found.pop(prompt.uid).result()
 
     def close(self) -> None:
         """End the processes."""
@@ -240,26 +227,8 @@ def _load(argument: tuple[LanguageConfig, Sequence[dict[str, Any]]]) -> Callable
 Encode = Callable[[Sequence[Prompt]], Gathered[Encoded]]
 
 
-@dataclass(frozen=True)
-class Outline:
-    """A prompt without its pixels, which all ranks know."""
-
-    ids: Tensor  # [L] long
-    positions: Tensor  # [A, L] long
-    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]]  # of what it shows, by name
-    features: Features  # without its tensors
-
-    @classmethod
-    def of(cls, encoded: Encoded) -> Outline:
-        """That of one prompt."""
-        features = encoded.features[0]
-        shapes = {name: (tuple(one.shape), one.dtype) for name, one in features.tensors.items()}
-        return cls(encoded.ids[0], encoded.positions[0], shapes, replace(features, tensors={}))
-
-    @property
-    def bytes(self) -> int:
-        """In memory."""
-        return OVERHEAD + sum(one.nbytes for one in (self.ids, self.positions, *self.features.kinds.values()))
+# a prompt without what it shows, and the shapes and types of that by name: all that every rank knows of it
+Outline = tuple[Encoded, dict[str, tuple[tuple[int, ...], torch.dtype]]]
 
 
 class SharedPrompts:
@@ -275,7 +244,7 @@ class SharedPrompts:
             cached: bytes of tokens of prompts that are kept.
         """
         self.encode, self.ranks = encode, ranks
-        self._known: LruCache[Outline] = LruCache(cached, lambda outline: outline.bytes)
+        self._known: LruCache[Outline] = LruCache(cached, lambda outline: bytes_of(outline[0]))
 
     def __call__(self, prompts: Sequence[Prompt]) -> Gathered[Encoded]:
         """As the encoder does, with what is shown in place of pixels.
@@ -286,7 +255,7 @@ class SharedPrompts:
         unique = {prompt.uid: prompt for prompt in prompts}
         outlines = self._outlines({uid: prompt for uid, prompt in unique.items() if prompt.media})
         table = Encoded.cat([
-            self._lazily(prompt, outlines[uid]) if uid in outlines else self.encode([prompt]).rows()
+            self._lazily(prompt, *outlines[uid]) if uid in outlines else self.encode([prompt]).rows()
             for uid, prompt in unique.items()
         ])  # fmt: skip
         row = {uid: i for i, uid in enumerate(unique)}
@@ -297,30 +266,31 @@ class SharedPrompts:
         new = [uid for uid in prompts if uid not in known]
         if not new:
             return known
-        mine: list[Outline] | str
+        mine: list[Outline] | str = []
         try:
-            own = [prompts[uid] for uid in new[own_rows(self.ranks, len(new))]]
-            mine = self._looked_at(own) if own else []
+            if own := [prompts[uid] for uid in new[own_rows(self.ranks, len(new))]]:
+                encoded = self.encode(own).rows()  # together: other processes may read them at once
+                mine = [_outline(encoded.select([row])) for row in range(len(encoded))]
         except UserError as error:
             mine = str(error)  # all ranks stop, and none waits for another
         gathered = self.ranks.gather(mine)
         if failed := next((one for one in gathered if isinstance(one, str)), None):
             raise UserError(failed)
-        every = [outline for several in gathered if not isinstance(several, str) for outline in several]
-        for uid, outline in zip(new, every, strict=True):
-            known[uid] = self._known.get(uid, lambda outline=outline: outline)  # type: ignore[misc]
-        return known
+        every: dict[str, Any] = dict(zip(new, (outline for several in gathered for outline in several), strict=True))
+        return known | {uid: self._known.get(uid, partial(every.__getitem__, uid)) for uid in new}
 
-    def _looked_at(self, prompts: Sequence[Prompt]) -> list[Outline]:
-        encoded = self.encode(prompts).rows()  # together: other processes may read them at once
-        return [Outline.of(encoded.select([row])) for row in range(len(encoded))]
-
-    def _lazily(self, prompt: Prompt, outline: Outline) -> Encoded:
+    def _lazily(self, prompt: Prompt, outline: Encoded, shapes: dict[str, Any]) -> Encoded:
         def rows_of(name: str, rows: Tensor) -> Tensor:
             return self.encode([prompt]).table.features[0].tensors[name].index_select(0, rows)
 
-        if any(not shape for shape, _ in outline.shapes.values()):  # single numbers have no rows
+        if any(not shape for shape, _ in shapes.values()):  # single numbers have no rows
             return self.encode([prompt]).rows()
-        sources = {name: Made(*about, partial(rows_of, name)) for name, about in outline.shapes.items()}
-        features = replace(outline.features, tensors=LazyTensors(sources))
-        return Encoded(ids=[outline.ids], positions=[outline.positions], features=[features])
+        sources = {name: Made(shape, dtype, partial(rows_of, name)) for name, (shape, dtype) in shapes.items()}
+        return replace(outline, features=[replace(outline.features[0], tensors=LazyTensors(sources))])
+
+
+def _outline(encoded: Encoded) -> Outline:
+    """That of one prompt."""
+    features = encoded.features[0]
+    shapes = {name: (tuple(one.shape), one.dtype) for name, one in features.tensors.items()}
+    return replace(encoded, features=[replace(features, tensors={})]), shapes

@@ -6,7 +6,7 @@ A response depends on its seeds alone, never on its neighbours.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -37,7 +37,7 @@ from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import ScoredResponses, Scores, StepRewards, failures_of, settled
-from burnish.types.statistics import Quote, ResponseStats, outline, reflections
+from burnish.types.samples import Quote, ResponseStats, outline, reflections
 from burnish.utils import random
 from burnish.utils.errors import UserError
 from burnish.utils.timer import Stopwatch
@@ -82,12 +82,28 @@ class ResponseEngine:
         prompts = self.encode(job.prompts)
         _refuse_long(prompts, job, self.roles.model)
         keys = [random.key(*key, sample) for key, sample in zip(job.keys(self.seed), job.sample.tolist(), strict=True)]
-        told = Told(self.roles.model, job.finished)
+        model, finished = self.roles.model, job.finished
+        known: dict[int, Response] = {}
+
+        def tell(rows: Sequence[int], ids: Sequence[Sequence[int]], ended: Sequence[bool]) -> None:
+            assert finished is not None, "nobody wants to be told"
+            # of those that an engine tells of again, as it had to begin anew, the first word holds
+            new = {
+                row: Response(model.decode(own), finished=one)
+                for row, own, one in zip(rows, ids, ended, strict=True)
+                if row not in known
+            }
+            known.update(new)
+            finished(list(new), list(new.values()))
+
         with self.responding(job) as respond:
-            completion = respond(
-                prompts.table, prompts.index.tolist(), keys, on_ended=None if job.finished is None else told
-            )
-        return completion, told.all(completion)
+            on_ended = None if finished is None else tell
+            completion = respond(prompts.table, prompts.index.tolist(), keys, on_ended=on_ended)
+        rows = zip(completion.ids, completion.mask, completion.finished.tolist(), strict=True)
+        return completion, [
+            known.get(row) or Response(model.decode(ids[mask].tolist()), finished=ended)
+            for row, (ids, mask, ended) in enumerate(rows)
+        ]
 
     def ahead(self, prompts: Sequence[Prompt]) -> None:
         """Have processes beside this one, if there are any, read what prompts show that will be encoded later."""
@@ -129,7 +145,7 @@ class LanguageEngine(ResponseEngine):
         with self.roles.sampling() as network:
             yield partial(
                 decode, self.roles.model, network, sampling=job.sampling, batch_size=self.batch_size,
-                check_cancelled=job.check_cancelled,
+                check_cancelled=job.check_cancelled, fused=[],
             )  # fmt: skip
 
     def entropy(self, trace: Completion, temperature: float) -> Tensor:
@@ -139,39 +155,6 @@ class LanguageEngine(ResponseEngine):
             parts = [response_logprobs(model, network, trace.select(one), temperature=temperature) for one in batches]
         order = torch.tensor([row for rows in batches for row in rows]).argsort()
         return torch.cat([part.entropy.cpu() for part in parts])[order]
-
-
-class Told:
-    """Tells of responses as they end, as text."""
-
-    def __init__(self, model: LanguageModel, finished: Finished | None) -> None:
-        self._model, self._finished = model, finished
-        self._responses: dict[int, Response] = {}
-
-    def __call__(self, rows: Sequence[int], ids: Sequence[Sequence[int]], finished: Sequence[bool]) -> None:
-        assert self._finished is not None, "nobody wants to be told"
-        # of those that an engine tells of again, as it had to begin anew, the first word holds
-        new = {
-            row: Response(self._model.decode(own), finished=one)
-            for row, own, one in zip(rows, ids, finished, strict=True)
-            if row not in self._responses
-        }
-        self._responses |= new
-        self._finished(list(new), list(new.values()))
-
-    def all(self, completion: Completion) -> list[Response]:
-        """Every response: as it was told of, or as it stands in the completion."""
-        if not self._responses:
-            return texts(self._model, completion)
-        rest = [row for row in range(len(completion)) if row not in self._responses]
-        self._responses |= zip(rest, texts(self._model, completion.select(rest)), strict=True)
-        return [self._responses[row] for row in range(len(completion))]
-
-
-def texts(model: LanguageModel, completion: Completion) -> list[Response]:
-    """What a reward gets to see: the tokens that the policy chose, as text."""
-    rows = zip(completion.ids, completion.mask, completion.finished.tolist(), strict=True)
-    return [Response(model.decode(ids[mask].tolist()), finished=finished) for ids, mask, finished in rows]
 
 
 def _refuse_long(prompts: Gathered[Encoded], job: ResponseJob, model: LanguageModel) -> None:
@@ -204,26 +187,21 @@ class ResponseRollouts:
     files: SampleFiles | None = None  # where samples are kept
     check_cancelled: Callable[[], None] = lambda: None  # called again and again; what it raises ends the work
 
-    @property
-    def limit(self) -> int:
-        """Tokens that the policy can write for a sample."""
-        longest = self.sampling.max_new_tokens
-        return longest if self.environment is None else self.environment.longest(longest)
-
-    @property
-    def turns(self) -> int:
-        """Responses that a dialogue can have; 0 without an environment."""
-        return 0 if self.environment is None else self.environment.max_turns
-
     def generate(self, request: RolloutRequest) -> ScoredResponses:
         self.check_cancelled()  # an engine in another process gets all of it at once
+        longest, turns = self.sampling.max_new_tokens, 0
+        if self.environment is not None:
+            longest, turns = self.environment.longest(longest), self.environment.max_turns
         job = ResponseJob(
             prompts=request.prompts, group=request.group, sample=request.sample, purpose="rollout",
             update=request.update, sampling=self.sampling, check_cancelled=self.check_cancelled,
         )  # fmt: skip
         if request.ahead:
             self.engine.ahead(request.ahead)
-        trace, responses, scores = self._scored(job)
+        with self.watch("gen"):
+            trace, responses, scoring = sampled_for(job, self.engine, self.scorer)
+        with self.watch("reward"):
+            scores = scoring.scores(self.check_cancelled)
         scores, ran = settled(scores, job.group)
         if self.files is not None:
             kept = [row for row, group in enumerate(job.group.tolist()) if self.files.wanted(job.update, group)]
@@ -243,9 +221,9 @@ class ResponseRollouts:
             trace=trace,
             scores=scores,
             greedy=self._greedy(job),
-            turn_rewards=turn_rewards(self.scorer.rewards, responses, job.prompts, self.turns, job.update),
+            turn_rewards=turn_rewards(self.scorer.rewards, responses, job.prompts, turns, job.update),
             steps=self._steps(trace, responses, scores),
-            limit=self.limit,
+            limit=longest,
             update=request.update,
             version=request.version,
             seed=self.engine.seed,
@@ -256,13 +234,6 @@ class ResponseRollouts:
             stats=response_stats(trace, [response.full_text for response in responses]),
             quotes=list(_quotes(job, responses, scores)),
         )
-
-    def _scored(self, job: ResponseJob) -> tuple[Completion, list[Response], Scores]:
-        """Responses, which are scored as they end, while others are still written."""
-        with self.watch("gen"):
-            trace, responses, scoring = sampled_for(job, self.engine, self.scorer)
-        with self.watch("reward"):
-            return trace, responses, scoring.scores(self.check_cancelled)
 
     def _steps(self, trace: Completion, responses: Sequence[Response], scores: Scores) -> list[StepRewards]:
         """What of the rewards belongs to steps, by the number of tokens up to the end of each."""
@@ -284,7 +255,10 @@ class ResponseRollouts:
         """Reward of the greedy response to each row's prompt, [B]; NaN where it is missing or not needed."""
         if not self.needs.greedy:
             return torch.full((len(job.prompts),), torch.nan)
-        _, _, scores = self._scored(job.greedy())
+        with self.watch("gen"):
+            _, _, scoring = sampled_for(job.greedy(), self.engine, self.scorer)
+        with self.watch("reward"):
+            scores = scoring.scores(self.check_cancelled)
         place = torch.unique_consecutive(job.group, return_inverse=True)[1]
         return scores.reward.masked_fill(scores.missing, torch.nan)[place]
 
@@ -298,13 +272,6 @@ def _quotes(job: ResponseJob, responses: Sequence[Response], scores: Scores) -> 
             asked = prompt.turns[-1].text if prompt.messages else prompt.text
             reward = None if scores.missing[row] else float(scores.reward[row])
             yield Quote(asked[:LONGEST], response.full_text[:LONGEST], reward)
-
-
-def inputs_of(trace: Completion, asked: Collection[str]) -> dict[str, list[Any]]:
-    """By name, of each response."""
-    if "response_ids" not in asked:
-        return {}
-    return {"response_ids": [trace.ids[row, chosen_last(trace, row)].tolist() for row in range(len(trace))]}
 
 
 def chosen_last(trace: Completion, row: int) -> Tensor:
@@ -365,7 +332,10 @@ def sampled_for(
     scoring, asked = collector(job, scorer, one_by_one=True, tell=tell), fields_required(scorer.rewards)
     # what some rewards ask for is only known when all have ended
     trace, responses = engine.sample(job if asked else replace(job, finished=scoring.add))
-    scoring.add(range(len(responses)), responses, inputs_of(trace, asked))
+    inputs: dict[str, list[Any]] = {}
+    if "response_ids" in asked:
+        inputs["response_ids"] = [trace.ids[row, chosen_last(trace, row)].tolist() for row in range(len(trace))]
+    scoring.add(range(len(responses)), responses, inputs)
     return trace, responses, scoring
 
 

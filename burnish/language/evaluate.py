@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from burnish.evaluation.results import sampled_settings
+from burnish.evaluation.records import sampled_settings
 from burnish.language.algorithms.base import token_budget_batches
 from burnish.language.decoding import Sampling
 from burnish.language.engine import (
@@ -23,8 +22,7 @@ from burnish.language.engine import (
     token_columns,
     validation_sampling,
 )
-from burnish.language.offline import JudgementData
-from burnish.language.records import JudgedRecord
+from burnish.language.offline import ResponseData
 from burnish.metrics import given_metrics, length_metrics
 from burnish.rewards.scoring import awaited
 from burnish.rl.algorithm import Metrics
@@ -125,29 +123,8 @@ def _keep_media(folder: Path, prompt: Prompt, after: Sequence[Any], group: int) 
     return sorted(path.name for path in folder.glob(f"{group:03d}-*") if path.suffix in (".png", ".wav"))
 
 
-NAMES = ("chosen", "rejected")
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A record with the scores that its responses got."""
-
-    record: JudgedRecord
-    scores: Tensor  # [M, S, H]
-
-    def text(self) -> str:
-        """The responses, each with its scores."""
-        names = NAMES if len(self.record.responses) > 1 else ("",)
-        steps = len(self.record.target)
-        rows = [
-            f"{name} {', '.join(f'{value:.3f}' for value in scores[:steps].flatten().tolist())}: {response}".strip()
-            for name, response, scores in zip(names, self.record.responses, self.scores, strict=True)
-        ]
-        return "\n".join(rows)
-
-
 class JudgementEvaluation(Evaluation):
-    """Has the reward model judge held-out responses; a sample is a record."""
+    """Has the reward model judge held-out responses; a sample is a record, with scores [M, S, H] of its responses."""
 
     def job(self, n: int, guidance: float | None = None) -> Job:
         return self.groups(Job, 1)
@@ -156,7 +133,7 @@ class JudgementEvaluation(Evaluation):
         assembly = self.assembly
         records = [assembly.val_records[number] for number in job.group.tolist()]
         try:
-            data = JudgementData(records, assembly.roles.model, assembly.engine.encode)
+            data = ResponseData(records, assembly.roles.model, assembly.engine.encode)
             batch = data.batch(records, update=1, seed=assembly.config.seed)
         finally:
             assembly.roles.shards.gather()  # ranks have different numbers of micro-batches
@@ -170,25 +147,30 @@ class JudgementEvaluation(Evaluation):
                 values[place] = part.at_labels(assembly.roles.judgements(part.answers.trace)).cpu()
         outcome = assembly.config.algorithm.outcome(values, batch)
         by_record = values.view(len(records), members, *values.shape[1:])
-        judged = [Judged(record, scores) for record, scores in zip(records, by_record, strict=True)]
+        judged = list(zip(records, by_record, strict=True))
         return Evaluated(_scores(outcome, assembly.needs.heads), judged, [])
 
     def keep(self, target: Path, job: Job, n: int, evaluated: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
         records = []
-        for i, (prompt, judged) in enumerate(zip(job.prompts[:shown], evaluated.known, strict=False)):
+        for i, (prompt, (record, scores)) in enumerate(zip(job.prompts[:shown], evaluated.known, strict=False)):
             names = _keep_media(target / "pictures", prompt, (), int(job.group[i]))
-            records.append({"prompt": prompt.turns[-1].text, "response": judged.text(), "images": names})
+            values = [
+                ", ".join(f"{value:.3f}" for value in one[: len(record.target)].flatten().tolist()) for one in scores
+            ]
+            sides = ("chosen ", "rejected ") if len(record.responses) > 1 else ("",)
+            text = "\n".join(map("{}{}: {}".format, sides, values, record.responses))
+            records.append({"prompt": prompt.turns[-1].text, "response": text, "images": names})
         return records
 
     def metrics(self, job: Job, evaluated: Evaluated) -> Metrics:
         needs, judgements = self.assembly.needs, evaluated.known
-        scores = torch.cat([judged.scores[:, : len(judged.record.target)].flatten(0, 1) for judged in judgements])
+        scores = torch.cat([scores[:, : len(record.target)].flatten(0, 1) for record, scores in judgements])
         metrics: Metrics = {}
         for number, (name, column) in enumerate(zip(needs.heads, scores.double().unbind(1), strict=True)):
             metrics[f"val-aux/score/{name}/mean"] = float(column.mean())
             metrics[f"val-aux/score/{name}/std"] = float(column.std(correction=0))
             if needs.data == "scores":
-                pairs = [(float(one.scores[0, 0, number]), one.record.target[0][number]) for one in judgements]
+                pairs = [(float(scores[0, 0, number]), record.target[0][number]) for record, scores in judgements]
                 labelled = torch.tensor([pair for pair in pairs if not math.isnan(pair[1])]).double()
                 metrics[f"val-aux/rank_correlation/{name}"] = rank_correlation(labelled)
         return metrics

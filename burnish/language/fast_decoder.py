@@ -2,99 +2,136 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from itertools import groupby
+from collections.abc import Callable, Iterable
+from itertools import accumulate, groupby
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from burnish.language.attention import Plan, Segment
-from burnish.language.decoding import IDLE, Active, DecodingRows
+from burnish.language.decoding import IDLE, DecodingRows, Live
 from burnish.language.layers import Before, Cache, Layers
+from burnish.language.logprobs import scaled_logits
+from burnish.language.model.class_cache import outside_inference
+from burnish.language.model.forwards import Conversation, caching
 from burnish.language.model.universal import LanguageModel
 from burnish.types.completion import Features
 
 PREFILL = 8192  # prompt tokens per forward pass
 
 
+class Replays:
+    """Functions over buffers at fixed addresses: on a GPU each becomes a CUDA graph for every shape that returns."""
+
+    def __init__(self, *, captures: bool) -> None:
+        self.captures = captures
+        self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph | None] = {}
+        self.pool: Any = None  # of memory that they share, as one runs after the other
+
+    def __call__(self, function: Callable[[], None], *shape: int) -> None:
+        """Run one; ``shape`` is all that can be otherwise than the last time."""
+        key = (function.__name__, *shape)
+        if not self.captures or key not in self.graphs:  # not every shape returns, and libraries set themselves up
+            self.graphs[key] = None
+            function()
+            return
+        graph = self.graphs[key]
+        if graph is None:
+            graph = self.graphs[key] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                function()
+            self.pool = graph.pool()
+        graph.replay()
+
+
 class FastDecoder:
     """Prefills prompts under Burnish's plan, and runs a token per row and step."""
 
-    def __init__(self, model: LanguageModel, network: nn.Module, rows: DecodingRows) -> None:
+    def __init__(self, model: LanguageModel, network: nn.Module, rows: DecodingRows, batch_size: int) -> None:
         self.model, self.network, self.rows, self.prompts = model, network, rows, rows.prompts
         self.device = rows.device
-        self.layers = Layers(model.text(network), model.head(network).weight, compute=model.compute)
+        self.head = model.head(network)
+        if not rows.fused:
+            rows.fused.append(Layers(model.text(network), self.head.weight, compute=model.compute))
+        self.layers = rows.fused[0]
         self.embedding = model.text(network).embed_tokens
         self.prefilled: dict[int, tuple[Tensor, Tensor]] = {}  # by prompt: last state, keys and values
         last = max((p for p in self.prompts.next_position), default=0) + rows.longest
         positions = (torch.arange(last + 2, device=self.device) - 1).clamp_min(0)[None]
         # of the position before each: that of the token chosen last, where the next token's is known
         self.rotations = self.layers.rotation(positions.expand(model.axes, 1, -1) if model.axes > 1 else positions)
-
-    def run(self, batch_size: int, check_cancelled: Callable[[], None]) -> None:
-        """Decode all rows."""
-        rows, waiting = self.rows, self.rows.waiting
-        longest = max(self.prompts.lengths[rows.index[row]] for row in waiting) + rows.longest
-        cache = Cache(
+        capacity, head = min(batch_size, len(rows.waiting)), self.head.weight
+        self.live = Live(capacity, self.device)
+        self.states = torch.zeros(capacity, head.shape[1], dtype=head.dtype, device=self.device)  # that predict a token
+        self.cache = Cache(
             layers=len(self.layers.layers),
-            rows=min(batch_size, len(waiting)),
+            rows=capacity,
             pairs=self.layers.pairs,
-            longest=longest,
+            longest=max(self.prompts.lengths[rows.index[row]] for row in rows.waiting) + rows.longest,
             width=self.layers.width,
             dtype=self.layers.compute,
             device=self.device,
         )
-        batch, waiting = waiting[: cache.rows], waiting[cache.rows :]
-        live, x = self._admit(batch, waiting, cache)
-        while len(live.row):
-            check_cancelled()
-            tokens = rows.next_tokens(self.layers.logits(x), live)
-            done = live.over
-            rows.tell_ended(live, done)
-            compact = done >= IDLE * len(live.row) or (done > 0 and cache.full)
-            if compact:
-                self._keep(live, cache)
-                rows.store_lengths(live)
-                unfinished = (~live.done).nonzero().flatten()
-                cache.keep(unfinished.tolist(), len(waiting))
-                live, tokens = live.keep(unfinished), tokens[unfinished]
-            if len(live.row):
-                x = self.layers.step(self.embedding(tokens), self.rotations.index_select(0, live.position), cache)
-            if compact and waiting:
-                free = cache.rows - len(live.row)
-                batch, waiting = waiting[:free], waiting[free:]
-                new, further = self._admit(batch, waiting, cache)
-                live, x = live.followed_by(new), torch.cat([x[: len(live.row)], further.to(x.dtype)])
+        self.replays = Replays(captures=self.device.type == "cuda" and self.layers.static)
 
-    def _admit(self, batch: list[int], waiting: list[int], cache: Cache) -> tuple[Active, Tensor]:
-        """Add rows to the cache; returns also the state [N, D] that predicts each row's first token.
+    def run(self, check_cancelled: Callable[[], None]) -> None:
+        """Decode all rows."""
+        rows, live, cache = self.rows, self.live, self.cache
+        waiting = self._admit(rows.waiting)
+        while live.size:
+            check_cancelled()
+            self.replays(self._choose, live.size)
+            done = rows.look(live, now=cache.full)
+            compact = done >= IDLE * live.size or (done > 0 and cache.full)
+            if compact:
+                self._keep()
+                cache.keep(rows.drop_done(live).tolist(), len(waiting))
+            if live.size:
+                cache.advance()
+                self.replays(self._step, live.size, cache.columns)
+            if compact and waiting:
+                waiting = self._admit(waiting)
+
+    def _choose(self) -> None:
+        states, none, head = self.states[: self.live.size], self.rows.banned[:0], self.head
+        self.rows.next_tokens(scaled_logits(states, head.weight, 1 / head.scale, none, head.cap), self.live)
+
+    def _step(self) -> None:
+        rotation = self.rotations.index_select(0, self.live.position)
+        self.states[: self.live.size] = self.layers.step(self.embedding(self.live.token), rotation, self.cache)
+
+    def _admit(self, waiting: list[int]) -> list[int]:
+        """Have rows decoded for which there is room, with the states that predict their first tokens; the others.
 
         Keys and values of prompts are held beside the cache only while rows of this batch, or waiting ones, need them.
         """
+        free = self.cache.rows - self.live.size
+        batch, waiting = waiting[:free], waiting[free:]
         groups = [(prompt, len(list(rows))) for prompt, rows in groupby(self.rows.index[row] for row in batch)]
-        packs = self._packs([prompt for prompt, _ in groups])
         longest = max(self.prompts.lengths[prompt] for prompt, _ in groups)
         further = {self.rows.index[row] for row in waiting}
-        left = Counter(prompt for prompt, _ in groups)
-        states = []
-        for prompt, count in groups:
+        last = {prompt: number for number, (prompt, _) in enumerate(groups)}
+        start = self.live.size
+        for number, (prompt, count) in enumerate(groups):
             if prompt not in self.prefilled:
-                self._prefill(next(packs))
+                self._prefill(self._pack(later for later, _ in groups[number:]))
             state, cached = self.prefilled[prompt]
-            cache.enter([(cached, count)], longest)
-            states += [state] * count
-            left[prompt] -= 1
-            if not left[prompt] and prompt not in further:
+            self.cache.enter(cached, count, longest)
+            self.states[start : start + count] = state
+            start += count
+            if number == last[prompt] and prompt not in further:
                 del self.prefilled[prompt]
         # copied where it is a slice, which would keep all prompts of its forward pass
         self.prefilled = {prompt: (state, cached.contiguous()) for prompt, (state, cached) in self.prefilled.items()}
-        return self.rows.enter(batch), torch.stack(states)
+        self.rows.enter(batch, self.live)
+        return waiting
 
-    def _keep(self, live: Active, cache: Cache) -> None:
+    def _keep(self) -> None:
         """Keep what rows that are done have computed, for their next turn."""
-        turn, prompts = self.rows.turn, self.prompts
-        if turn is None or turn.last:
+        turn, prompts, live = self.rows.turn, self.prompts, self.live
+        if turn is None or turn.last or not self.model.keeps_turns:
             return
         column = self.layers.compute.itemsize * 2 * len(self.layers.layers) * self.layers.pairs * self.layers.width
         for place in live.done.nonzero().flatten().tolist():
@@ -104,7 +141,7 @@ class FastDecoder:
             if turn.has_room(columns * column):
                 past = turn.rows[row]
                 past.ids = torch.cat([prompts.ids[prompt], self.rows.ids[row, : count - 1].cpu()])
-                past.cached = cache.read(place, columns)
+                past.cached = self.cache.read(place, columns)
 
     def _begun(self, prompt: int) -> tuple[Tensor | None, Features]:
         """Keys and values of the beginning of a prompt, if they were kept, and the media of the rest."""
@@ -115,19 +152,32 @@ class FastDecoder:
         cached = past.take(self.prompts.ids[prompt])
         return cached, features if cached is None else past.added
 
-    def _packs(self, prompts: list[int]) -> Iterator[list[int]]:
-        """Prompts that are still to be computed, once each, as they are packed into forward passes."""
-        batch: list[int] = []
-        for prompt in [prompt for prompt in dict.fromkeys(prompts) if prompt not in self.prefilled]:
-            if batch and sum(self.prompts.lengths[p] for p in batch) + self.prompts.lengths[prompt] > PREFILL:
-                yield batch
-                batch = []
-            batch.append(prompt)
-        if batch:
-            yield batch
+    def _pack(self, prompts: Iterable[int]) -> list[int]:
+        """The first of the prompts that are still to be computed: as many as a forward takes."""
+        rest = list(dict.fromkeys(prompt for prompt in prompts if prompt not in self.prefilled))
+        ends = accumulate(self.prompts.lengths[prompt] for prompt in rest)
+        return [prompt for prompt, end in zip(rest, ends, strict=True) if end <= PREFILL] or rest[:1]
+
+    def _prefill_by_class(self, batch: list[int]) -> None:
+        """The same by the class's own forward, padded on the left: where it attends in another way than a plan can."""
+        forwards, together = self.model.forwards, self.model.capabilities.cache == "padded"
+        conversations = Conversation.prompts(self.prompts.select(batch))
+        for group in forwards.collation.groups(conversations, together=together):
+            inputs = forwards.inputs(self.network, [conversations[number] for number in group], side="left")
+            with outside_inference(), caching(self.network):
+                given = {"use_cache": True, "past_key_values": DynamicCache()}
+                out, states = forwards.call(self.network, inputs | given, logits="last")
+            for place, number in enumerate(group):
+                own = slice(-len(conversations[number].ids), None)
+                pairs = [(one.keys[place, :, own], one.values[place, :, own]) for one in out.past_key_values.layers]
+                cached = torch.stack([torch.stack(pair) for pair in pairs]).to(self.layers.compute)
+                self.prefilled[batch[number]] = states[place, -1].to(self.states.dtype), cached
 
     def _prefill(self, batch: list[int]) -> None:
         """Compute the last state, keys and values of prompts in one forward pass."""
+        if not self.model.capabilities.packed:
+            self._prefill_by_class(batch)
+            return
         chosen = self.prompts.select(batch)
         begun = [self._begun(prompt) for prompt in batch]
         skipped = [0 if cached is None else cached.shape[3] for cached, _ in begun]
@@ -138,11 +188,9 @@ class FastDecoder:
         embedded = self.model.forwards.embed(self.network, decoder, ids.to(self.device), slots, features)
         seen, deep = embedded.at(torch.arange(len(ids), device=self.device))
         positions = torch.cat([own[:, n:] for own, n in zip(chosen.positions, skipped, strict=True)], 1)
-        segments, before = [], Before.of([cached for cached, _ in begun], chosen.lengths, self.device)
-        start = 0
-        for length in chosen.lengths:
-            segments.append(Segment(start, length))
-            start += length
+        before = Before.of([cached for cached, _ in begun], chosen.lengths, self.device)
+        starts = accumulate(chosen.lengths, initial=0)
+        segments = [Segment(start, length) for start, length in zip(starts, chosen.lengths, strict=False)]
         plan = Plan(segments, device=self.device)
         positions = (positions[:, None] if self.model.axes > 1 else positions).to(self.device)
         rest = [length - n for length, n in zip(chosen.lengths, skipped, strict=True)]

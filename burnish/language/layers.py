@@ -7,6 +7,7 @@ trainer differ by no more than two forward passes of transformers do.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,23 +17,33 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from burnish.language.attention import Plan, attend, window_of
+from burnish.language.model.class_cache import outside_inference
 from burnish.types.batch import to_device
 from burnish.utils.weights import is_quantized
 
-Rotation = tuple[Tensor, Tensor]  # cosine and signed sine of positions [N, 1, W]
-
-
 BLOCK = 64  # columns that memory grows by at least, and by a quarter of what there is
-
-
+ALIGNED = 8  # columns that a kernel of a GPU takes together
 SLACK = 16  # columns at least that rows may move along before they are moved back
 
 
+def most_columns(longest: int) -> int:
+    """That there is ever memory for, where the longest row has as many."""
+    return -(-(longest + max(longest // 8, SLACK)) // ALIGNED) * ALIGNED
+
+
+def grown(held: int, needed: int, limit: int) -> int:
+    """Columns that there is memory for, when those held are fewer than those needed."""
+    return min(-(-max(needed, held + max(BLOCK, held // 4)) // ALIGNED) * ALIGNED, limit)
+
+
 class Cache:
-    """Active rows come first; each begins at its own column, and a mask hides the columns before it.
+    """Active rows come first; each begins at its own column, all have their next token at the same, and a mask hides
+    the columns before a row's beginning and those to come.
 
     Keys are rotated already, so a row may begin at any column. Memory is one tensor per layer. It grows with the
-    columns in use, a layer at a time, and only for the rows that are still to come.
+    columns in use, in few steps, a layer at a time, and only for the rows that are still to come: in between a token
+    is written and read at the same addresses, in tensors of the same shape. On a CPU
+    columns that no row uses are not read.
     """
 
     def __init__(
@@ -49,13 +60,12 @@ class Cache:
             dtype: of keys and values.
             device: where they lie.
         """
-        self.pairs, self.rows = pairs, rows
-        self.limit = longest + max(longest // 8, SLACK)
-        self.memory = [torch.zeros(2, rows * pairs, 0, width, dtype=dtype, device=device) for _ in range(layers)]
-        self.hidden = torch.zeros(rows, 1, self.limit, dtype=dtype, device=device)  # -inf before a row's beginning
+        self.rows, self.limit, self.cuts = rows, most_columns(longest), device.type == "cpu"
+        self.memory = [torch.zeros(2, rows, pairs, 0, width, dtype=dtype, device=device) for _ in range(layers)]
+        self.hidden = torch.full((rows, 1, self.limit), -torch.inf, dtype=dtype, device=device)  # 0 where a row has one
+        self.column = torch.zeros(1, dtype=torch.long, device=device)  # of the next token
         self.begin: list[int] = []
         self.end = 0
-        self.first = 0  # column that is visible to any row
 
     @property
     def full(self) -> bool:
@@ -65,27 +75,30 @@ class Cache:
     @property
     def columns(self) -> int:
         """That there is memory for."""
-        return self.memory[0].shape[2]
+        return self.memory[0].shape[3]
 
-    def enter(self, prompts: Sequence[tuple[Tensor, int]], longest: int = 0) -> None:
+    @property
+    def seen(self) -> slice:
+        """Columns that a step reads."""
+        return slice(min(self.begin), self.end) if self.cuts else slice(0, self.columns)
+
+    def enter(self, cached: Tensor, count: int, longest: int) -> None:
         """Add rows.
 
         Args:
-            prompts: keys and values [layers, 2, K, L, W] of each, and the number of rows that begin with it.
+            cached: keys and values [layers, 2, K, L, W] that they begin with.
+            count: of rows.
             longest: columns of the longest prompt that will enter before the next token.
         """
-        longest = max(longest, *(cached.shape[3] for cached, _ in prompts))
         if longest > self.end:
             self._shift(longest)
         self._reserve(self.end)
-        for cached, count in prompts:
-            row, start = len(self.begin), self.end - cached.shape[3]
-            for layer, own in zip(self.memory, cached, strict=True):
-                target = layer[:, row * self.pairs : (row + count) * self.pairs, start : self.end]
-                target.unflatten(1, (count, self.pairs)).copy_(own[:, None])
-            self.hidden[row : row + count, 0, :start] = -torch.inf
-            self.hidden[row : row + count, 0, start:] = 0
-            self.begin += [start] * count
+        rows, start = slice(len(self.begin), len(self.begin) + count), self.end - cached.shape[3]
+        for layer, own in zip(self.memory, cached, strict=True):
+            layer[:, rows, :, start : self.end] = own[:, None]
+        self.hidden[rows] = -torch.inf
+        self.hidden[rows, :, start : self.end] = 0
+        self.begin += [start] * count
 
     def keep(self, rows: Sequence[int], waiting: int = 0) -> None:
         """Drop all rows but these.
@@ -98,48 +111,35 @@ class Cache:
         used = slice(min((self.begin[row] for row in rows), default=self.end), self.end)
         if first < len(rows):
             index = torch.tensor(rows[first:], dtype=torch.long, device=self.hidden.device)
-            pairs = (index[:, None] * self.pairs + torch.arange(self.pairs, device=index.device)).flatten()
-            target = slice(first * self.pairs, len(rows) * self.pairs)
             for layer in self.memory:  # one after the other, so that only one is there twice
-                layer[:, target, used] = layer[:, :, used].index_select(1, pairs)
+                layer[:, first : len(rows), :, used] = layer[..., used, :].index_select(1, index)
             self.hidden[first : len(rows)] = self.hidden.index_select(0, index)
         self.begin = [self.begin[row] for row in rows]
         self.rows = min(self.rows, len(rows) + waiting)
 
     def read(self, row: int, columns: int) -> Tensor:
         """A copy of the keys and values [layers, 2, K, columns, W] that a row begins with."""
-        own, first = slice(row * self.pairs, (row + 1) * self.pairs), self.begin[row]
-        return torch.stack([layer[:, own, first : first + columns] for layer in self.memory])
+        first = self.begin[row]
+        return torch.stack([layer[:, row, :, first : first + columns] for layer in self.memory])
 
-    def advance(self) -> Tensor:
-        """Add a column for the next token of every row; returns the additive mask [B K, 1, C] of visible columns."""
+    def advance(self) -> None:
+        """Add a column for the next token of every row."""
         if self.full:
             self._shift(0)
+        self.column.fill_(self.end)
+        self.hidden[: len(self.begin), :, self.end] = 0
         self.end += 1
         self._reserve(self.end)
-        self.first = min(self.begin)
-        mask = self.hidden[: len(self.begin), :, self.first : self.end]
-        return mask if self.pairs == 1 else mask.repeat_interleave(self.pairs, 0)
-
-    def window(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values [B K, C, W] of every layer for the visible columns; the last is that of the next token."""
-        rows, columns = len(self.begin) * self.pairs, self.end - self.first
-        found = []
-        for layer in self.memory:
-            keys, values = layer.narrow(1, 0, rows).narrow(2, self.first, columns).unbind(0)
-            found.append((keys, values))
-        return found
 
     def _reserve(self, columns: int) -> None:
         """Have memory for as many columns."""
         if columns <= self.columns:
             return
-        grown = min(max(columns, self.columns + max(BLOCK, self.columns // 4)), self.limit)
-        held, rows = self.columns, self.rows * self.pairs
+        held = self.columns
         for number, old in enumerate(self.memory):
             # zeros: a column that a row doesn't use is multiplied with a weight of 0, which doesn't hide NaN
-            new = old.new_zeros(2, rows, grown, old.shape[3])
-            new[:, :, :held] = old[:, :rows]
+            new = old.new_zeros(2, self.rows, old.shape[2], grown(held, columns, self.limit), old.shape[4])
+            new[..., :held, :] = old[:, : self.rows]
             self.memory[number] = new
 
     def _shift(self, least: int) -> None:
@@ -149,26 +149,12 @@ class Cache:
         more = max(least - used, 0)
         assert used + more < self.limit, "the cache is too short for a prompt with its response"
         self._reserve(used + more)
-        rows = len(self.begin)
-        for tensor in (*(layer[:, : rows * self.pairs] for layer in self.memory), self.hidden[:rows, 0, :, None]):
+        for tensor in (*self.memory, self.hidden[..., None]):
             tensor[..., more : more + used, :] = tensor[..., start : self.end, :].clone()
-        self.hidden[:rows, :, :more] = -torch.inf
-        self.hidden[:rows, :, more + used :] = 0
+        self.hidden[..., :more] = -torch.inf
+        self.hidden[..., more + used :] = -torch.inf
         self.begin = [begin - start + more for begin in self.begin]
         self.end = more + used
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """The LoRA adapters of fused linear layers."""
-
-    inner: Tensor  # [R, D]
-    outer: Tensor  # [O, R], block-diagonal: 0 where an adapter and an output belong to different layers
-    scale: Tensor  # [O]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Their contribution [N, O] for inputs [N, D]."""
-        return F.linear(F.linear(x, self.inner), self.outer) * self.scale
 
 
 @dataclass(frozen=True)
@@ -177,24 +163,16 @@ class Linear:
 
     weight: Tensor  # [O, D]
     bias: Tensor | None  # [O]
-    adapter: Adapter | None
-
-    @classmethod
-    def fused(cls, linears: Sequence[Any], dtype: torch.dtype) -> Linear:
-        """Fuse layers. In float32 adapters are merged into the weights; in half precision merging would round them."""
-        separate = dtype != torch.float32
-        bias = None
-        if any(linear.bias is not None for linear in linears):
-            bias = torch.cat([p.bias if p.bias is not None else p.weight.new_zeros(len(p.weight)) for p in linears])
-            bias = bias.to(dtype)
-        weights = [(base(linear) if separate else merged(linear)).to(dtype) for linear in linears]
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-        return cls(weight, bias, _adapter(linears, dtype) if separate else None)
+    adapter: tuple[Tensor, Tensor] | None  # of LoRA: see ``_adapter``
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs [N, O] of inputs [N, D]."""
-        out = F.linear(x, self.weight, self.bias)
-        return out if self.adapter is None else out + self.adapter(x)
+        if self.bias is None or x.dtype != torch.float32:
+            out = F.linear(x, self.weight, self.bias)
+        else:
+            out = F.linear(x, self.weight).add_(self.bias)  # faster on a CPU than a product with a bias
+        # rounded where the trainer's layers round: see ``burnish.models.linear``
+        return out if self.adapter is None else torch.addmm(out, F.linear(x, self.adapter[0]), self.adapter[1])
 
 
 @dataclass(frozen=True)
@@ -212,29 +190,50 @@ class Called:
 
 def fused(linears: Sequence[Any], dtype: torch.dtype) -> Linear | Called:
     """Linear layers of the same input as one, if their weights can be joined."""
-    scaled = dtype != torch.float32 and any(
-        name in linear.lora_magnitude_vector for linear in linears for name in _active_adapters(linear)
-    )
+    adapters = [(linear, name) for linear in linears for name in _active_adapters(linear)]
+    scaled = any(name in linear.lora_magnitude_vector for linear, name in adapters)
     if scaled or any(is_quantized(base(linear)) for linear in linears):
         return Called(linears, dtype)
-    return Linear.fused(linears, dtype)
+    bias = None
+    if any(linear.bias is not None for linear in linears):
+        bias = torch.cat([p.bias if p.bias is not None else p.weight.new_zeros(len(p.weight)) for p in linears])
+        bias = bias.to(dtype)
+    weights = [base(linear).to(dtype) for linear in linears]
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+    return Linear(weight, bias, _adapter(linears, dtype) if adapters else None)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMS norm over the last axis: Llama's, which rounds before it multiplies, or Gemma's, whose gain is 1 + weight."""
+
+    gain: Tensor  # [D], or [H, D] of heads
+    eps: float
+    beside_one: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Of x [.., D]."""
+        if self.beside_one:
+            return F.rms_norm(x.float(), x.shape[-1:], None, self.eps).mul_(self.gain).type_as(x)
+        return self.gain * F.rms_norm(x, x.shape[-1:], None, self.eps)
 
 
 @dataclass(frozen=True)
 class Layer:
     """Weights of one layer."""
 
-    attention_norm: Tensor  # [D]
+    attention_norm: Norm
     qkv: Linear | Called  # [D] to [(H + 2 K) W]
-    q_norm: Tensor | None  # [W]
-    k_norm: Tensor | None
+    qk_norm: Norm | None  # [H + K, W]
     out: Linear | Called  # [H W] to [D]
-    mlp_norm: Tensor  # [D]
+    mlp_norm: Norm
     gate_up: Linear | Called | None  # [D] to [2 I]; None: the module computes it
     down: Linear | Called | None  # [I] to [D]
-    mlp: nn.Module
+    after: tuple[Norm, Norm] | None  # of what attention and MLP add to the states, in Gemma
+    mlp: Any
     attention: nn.Module
     window: int | None  # tokens of a sliding window, the current one included; None: full attention
+    rotation: int  # which one turns its queries and keys
 
 
 @dataclass(frozen=True)
@@ -283,58 +282,67 @@ class Layers:
         config = decoder.config
         self.compute = compute if compute != torch.float32 else head.dtype
         self.heads, self.pairs = config.num_attention_heads, config.num_key_value_heads
-        self.layers = [self._layer(layer) for layer in decoder.layers]
         self.width = decoder.layers[0].self_attn.o_proj.in_features // self.heads
         self.scale = decoder.layers[0].self_attn.scaling
-        self.eps = config.rms_norm_eps
-        self.norm = decoder.norm.weight
-        self.head = head
-        self.rotary = decoder.rotary_emb
+        self.head, self.rotary, self.eps = head, decoder.rotary_emb, config.rms_norm_eps
+        weight = decoder.norm.weight
+        with outside_inference():
+            self.beside_one = float((decoder.norm(torch.ones_like(weight)) - weight).mean()) > 0.5
+        self.dtype = weight.dtype  # of what turns queries and keys
+        by_kind = "layer_type" in inspect.signature(self.rotary.forward).parameters
+        self.kinds = list(dict.fromkeys(config.layer_types)) if by_kind else [None]
+        self.norm = self._norm(decoder.norm)
+        self.layers = [self._layer(layer) for layer in decoder.layers]
+
+    @property
+    def static(self) -> bool:
+        """Whether nothing depends on values: experts and quantised layers may wait for the device, or make tensors."""
+        return all(isinstance(one, Linear) for x in self.layers for one in (x.qkv, x.out, x.gate_up, x.down))
+
+    def _norm(self, *norms: Any, heads: Sequence[int] = ()) -> Norm:
+        """One or, with the heads that each is for, several of them as one."""
+        gains = [1 + norm.weight.float() if self.beside_one else norm.weight for norm in norms]
+        if heads:
+            gains = [torch.cat([gain.expand(count, -1) for gain, count in zip(gains, heads, strict=True)])]
+        return Norm(gains[0], self.eps, self.beside_one)
 
     def _layer(self, layer: Any) -> Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        plain = hasattr(mlp, "gate_proj") and mlp.config.hidden_act == "silu" and mlp.down_proj.bias is None
+        plain, normed = hasattr(mlp, "gate_proj"), hasattr(attention, "q_norm")
+        after = hasattr(layer, "post_feedforward_layernorm")
         return Layer(
-            attention_norm=layer.input_layernorm.weight,
+            attention_norm=self._norm(layer.input_layernorm),
             qkv=fused([attention.q_proj, attention.k_proj, attention.v_proj], self.compute),
-            q_norm=attention.q_norm.weight if hasattr(attention, "q_norm") else None,
-            k_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
+            qk_norm=self._norm(attention.q_norm, attention.k_norm, heads=(self.heads, self.pairs)) if normed else None,
             out=fused([attention.o_proj], self.compute),
-            mlp_norm=layer.post_attention_layernorm.weight,
+            mlp_norm=self._norm(layer.pre_feedforward_layernorm if after else layer.post_attention_layernorm),
             gate_up=fused([mlp.gate_proj, mlp.up_proj], self.compute) if plain else None,
             down=fused([mlp.down_proj], self.compute) if plain else None,
+            after=(self._norm(layer.post_attention_layernorm), self._norm(layer.post_feedforward_layernorm))
+            if after
+            else None,
             mlp=mlp,
             attention=attention,
             window=window_of(attention),
+            rotation=self.kinds.index(attention.layer_type) if self.kinds != [None] else 0,
         )
 
     def rotation(self, positions: Tensor) -> Tensor:
-        """Cosine and signed sine [N, 2 W] of positions [A, 1, N] or [1, N]."""
-        cos, sin = self.rotary(self.norm.new_zeros(1, dtype=torch.float32), positions)
-        half = self.width // 2
-        return torch.cat([cos, -sin[..., :half], sin[..., half:]], -1)[0].to(self.norm.dtype)
+        """Cosine and signed sine [N, 2 W] of positions [A, 1, N] or [1, N]; [N, 4 W] where layers turn in two ways."""
+        half, found = self.width // 2, []
+        for kind in self.kinds:
+            given = [] if kind is None else [kind]
+            cos, sin = self.rotary(positions.new_zeros(1, dtype=torch.float32), positions, *given)
+            found += [cos, -sin[..., :half], sin[..., half:]]
+        return torch.cat(found, -1)[0].to(self.dtype)
 
-    def _normal(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMS norm over the last axis."""
-        if self.compute == torch.float32:
-            return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return weight * wide.to(x.dtype)
-
-    def _attention_input(self, layer: Layer, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+    def _attention_input(self, layer: Layer, x: Tensor, factors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [N, H, W], rotated keys [N, K, W] and values [N, K, W]."""
-        normal = self._normal(x, layer.attention_norm).to(self.compute)
-        if self.compute == torch.float32 and isinstance(layer.qkv, Linear) and layer.qkv.bias is not None:
-            joined = F.linear(normal, layer.qkv.weight).add_(layer.qkv.bias)  # faster than a product with a bias
-        else:
-            joined = layer.qkv(normal)
+        joined = layer.qkv(layer.attention_norm(x).to(self.compute))
         qk, values = joined.view(len(x), -1, self.width).split([self.heads + self.pairs, self.pairs], 1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = self._normal(qk[:, : self.heads], layer.q_norm)
-            k = self._normal(qk[:, self.heads :], layer.k_norm)
-            qk = torch.cat([q, k], 1)
-        cos, sin = rotation
+        if layer.qk_norm is not None:
+            qk = layer.qk_norm(qk)
+        cos, sin = factors[2 * layer.rotation], factors[2 * layer.rotation + 1]
         swapped = qk.roll(self.width // 2, -1)
         if self.compute == torch.float32:
             qk = (qk * cos).addcmul_(swapped, sin)
@@ -343,28 +351,20 @@ class Layers:
         q, k = qk.split([self.heads, self.pairs], 1)
         return q, k, values
 
-    def _factors(self, rotation: Tensor) -> Rotation:
-        """Cosine and signed sine [N, 1, W] of a rotation [N, 2 W], once for all layers."""
-        cos, sin = rotation.unsqueeze(1).split(self.width, -1)
-        return cos, sin
-
     def _rest(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
         """The rest of a layer after attention [N, H W]."""
-        x = x + layer.out(attended)
-        normal = self._normal(x, layer.mlp_norm)
+        added = layer.out(attended)
+        x = x + (added if layer.after is None else layer.after[0](added))
+        normal = layer.mlp_norm(x)
         if layer.gate_up is None or layer.down is None:
             # in the trainer's precision, so that experts are routed and computed as in training
             with torch.autocast(x.device.type, self.compute, enabled=self.compute != torch.float32):
                 out = layer.mlp(normal[None])
-            experts: Tensor = (out[0] if isinstance(out, tuple) else out)[0]
-            return x + experts
-        gate, up = layer.gate_up(normal.to(self.compute)).chunk(2, -1)
-        return x + layer.down(F.silu(gate).mul_(up))
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Logits [N, V] float32 of states [N, D] before the final norm."""
-        normal = self._normal(x, self.norm)
-        return F.linear(normal.to(self.head.dtype), self.head).float()
+            added = (out[0] if isinstance(out, tuple) else out)[0]
+        else:
+            gate, up = layer.gate_up(normal.to(self.compute)).chunk(2, -1)
+            added = layer.down(layer.mlp.act_fn(gate).mul_(up))
+        return x + (added if layer.after is None else layer.after[1](added))
 
     def prefill(
         self,
@@ -390,11 +390,11 @@ class Layers:
         Returns:
             States [P, D], and keys and values [layers, 2, K, M, W] of the complete prompts.
         """
-        rotation = self._factors(self.rotation(positions))
+        factors = self.rotation(positions).unsqueeze(1).split(self.width, -1)
         total = len(x) if before is None else len(before.new) + len(before.old)
         cached = x.new_empty(len(self.layers), 2, self.pairs, total, self.width, dtype=self.compute)
         for number, layer in enumerate(self.layers):
-            q, k, v = (tensor.transpose(0, 1)[None] for tensor in self._attention_input(layer, x, rotation))
+            q, k, v = (tensor.transpose(0, 1)[None] for tensor in self._attention_input(layer, x, factors))
             if before is None:
                 cached[number, 0], cached[number, 1] = k[0], v[0]
             else:
@@ -404,57 +404,52 @@ class Layers:
                 attended = attended[:, before.new]
             if layer is self.layers[-1]:
                 # of the last layer nothing else is needed
-                return self._rest(layer, x[last], attended[0, last].flatten(1)), cached
+                x = self._rest(layer, x[last], attended[0, last].flatten(1))
+                return self.norm(x).to(self.head.dtype), cached
             x = self._rest(layer, x, attended[0].flatten(1))
             if number < len(deep):
                 x = x.index_put((slots,), deep[number].to(x.dtype), accumulate=True)
         raise AssertionError("a decoder without layers")
 
     def step(self, x: Tensor, rotation: Tensor, cache: Cache) -> Tensor:
-        """Run one more token per row.
+        """Run one more token per row, without reading from the device.
 
         Args:
             x: [B, D] embeddings.
             rotation: [B, 2 W] of their positions.
-            cache: of the rows; the token's keys and values are added.
+            cache: of the rows, advanced by a column, where the token's keys and values are written.
 
         Returns:
             States [B, D].
         """
-        count, mask, factors = len(x), cache.advance(), self._factors(rotation)
-        for layer, (keys, values) in zip(self.layers, cache.window(), strict=True):
+        count, factors, seen = len(x), rotation.unsqueeze(1).split(self.width, -1), cache.seen
+        masks: dict[int | None, Tensor] = {None: cache.hidden[:count, :, seen]}
+        for window in {layer.window for layer in self.layers if layer.window is not None}:
+            near = torch.arange(seen.start, seen.stop, device=x.device) > cache.column - window
+            masks[window] = masks[None].where(near, -torch.inf)
+        if self.compute == torch.float32:
+            masks = {window: mask.repeat_interleave(self.pairs, 0) for window, mask in masks.items()}
+        for layer, memory in zip(self.layers, cache.memory, strict=True):
             q, k, v = self._attention_input(layer, x, factors)
-            keys.select(1, -1).view(k.shape).copy_(k)
-            values.select(1, -1).view(v.shape).copy_(v)
-            q, near_mask = q.reshape(count * self.pairs, self.heads // self.pairs, self.width), mask
-            if layer.window is not None and layer.window < keys.shape[1]:
-                near = slice(-layer.window, None)  # all rows end at the last column
-                near_mask, keys, values = mask[..., near], keys[:, near], values[:, near]
+            keys, values = memory[:, :count].unbind()
+            keys.index_copy_(2, cache.column, k[:, :, None])
+            values.index_copy_(2, cache.column, v[:, :, None])
+            keys, values, mask = keys[:, :, seen], values[:, :, seen], masks[layer.window]
+            q = q.unflatten(1, (self.pairs, -1))
             if self.compute == torch.float32:
-                scores = torch.baddbmm(near_mask, q, keys.transpose(1, 2), alpha=self.scale)
+                q, keys, values = q.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1)
+                scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=self.scale)
                 attended = torch.bmm(scores.softmax(-1), values)
             else:
                 # keeps scores and softmax in float32, where separate products would round them
-                attended = F.scaled_dot_product_attention(
-                    q[:, None], keys[:, None], values[:, None], attn_mask=near_mask[:, None], scale=self.scale
-                )
-            x = self._rest(layer, x, attended.view(count, -1))
-        return x
+                attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask[:, None], scale=self.scale)
+            x = self._rest(layer, x, attended.reshape(count, -1))
+        return self.norm(x).to(self.head.dtype)
 
 
 def base(linear: Any) -> Tensor:
     """The weight of a linear layer without adapters."""
     weight: Tensor = linear.get_base_layer().weight if hasattr(linear, "lora_A") else linear.weight
-    return weight
-
-
-def merged(linear: Any) -> Tensor:
-    """The weight of a linear layer with its active adapters merged."""
-    weight = base(linear)
-    for name in _active_adapters(linear):
-        weight = weight + linear.get_delta_weight(name).to(weight.dtype)
-        if name in linear.lora_magnitude_vector:
-            weight = weight * (linear.lora_magnitude_vector[name].weight / weight.norm(dim=1))[:, None]
     return weight
 
 
@@ -464,22 +459,11 @@ def _active_adapters(linear: Any) -> list[str]:
     return [name for name in linear.active_adapters if name in linear.lora_A]
 
 
-def _adapter(linears: Sequence[Any], dtype: torch.dtype) -> Adapter | None:
-    """The active adapters of fused layers; None if there are none."""
-    inner, outer, scale, rows = [], [], [], 0
+def _adapter(linears: Sequence[Any], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Scale times A [R, D] of the active adapters of fused layers, and B^T [R, O], 0 where a layer has another's."""
+    inner, outer = [], []
     for linear in linears:
-        count = len(base(linear))
-        for name in _active_adapters(linear):
-            inner.append(linear.lora_A[name].weight.to(dtype))
-            outer.append((rows, linear.lora_B[name].weight.to(dtype)))
-            scale.append((rows, count, linear.scaling[name]))
-        rows += count
-    if not inner:
-        return None
-    fused = inner[0].new_zeros(rows, sum(map(len, inner)))
-    scales, column = fused.new_ones(rows), 0
-    for (row, own), (_, count, factor) in zip(outer, scale, strict=True):
-        fused[row : row + count, column : column + own.shape[1]] = own
-        scales[row : row + count] = factor
-        column += own.shape[1]
-    return Adapter(torch.cat(inner), fused, scales)
+        weight, names = base(linear), _active_adapters(linear)
+        inner += [linear.lora_A[name].weight * linear.scaling[name] for name in names]
+        outer.append(torch.cat([weight.new_zeros(len(weight), 0), *(linear.lora_B[name].weight for name in names)], 1))
+    return torch.cat(inner).to(dtype), torch.block_diag(*outer).T.to(dtype)

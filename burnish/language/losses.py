@@ -10,91 +10,49 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-from burnish.rl.preference import preference_loss
 from burnish.rl.surrogates import masked
 
 Values = dict[str, Tensor]
 
 
-def dpo(
-    chosen: Tensor,
-    rejected: Tensor,
-    reference_chosen: Tensor,
-    reference_rejected: Tensor,
-    *,
-    beta: float,
-    label_smoothing: float = 0.0,
-) -> tuple[Tensor, Values]:
-    """DPO (Rafailov et al. 2023, eq. 7), with smoothed labels conservative DPO (Mitchell 2023, eq. 3).
-
-    Args:
-        chosen, rejected, reference_chosen, reference_rejected: [P] summed log-probs of the responses.
-        beta: strength of the pull to the reference.
-        label_smoothing: probability that a pair is the wrong way round, in [0, 0.5).
-
-    Returns:
-        Loss [P], and values [P]: ``rewards/chosen``, ``rewards/rejected``, ``rewards/margins``,
-        ``rewards/accuracies`` (the chosen one is ahead).
-    """
-    won, lost = _log_ratio(chosen, reference_chosen), _log_ratio(rejected, reference_rejected)
-    return preference_loss(won - lost, beta=beta, label_smoothing=label_smoothing), _values(beta, won, lost)
-
-
-def ipo(
-    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, *, beta: float
-) -> tuple[Tensor, Values]:
-    """IPO: the margin of log-ratios is drawn to 1 / (2 beta) (Azar et al. 2023, eq. 17).
-
-    Args:
-        chosen, rejected, reference_chosen, reference_rejected: [P] log-probs of the responses; published results
-            use both sums over tokens and means.
-        beta: above 0.
-
-    Returns:
-        As ``dpo``.
-    """
-    won, lost = _log_ratio(chosen, reference_chosen), _log_ratio(rejected, reference_rejected)
-    return preference_loss(won - lost, beta=beta, kind="ipo"), _values(beta, won, lost)
-
-
-def simpo(chosen: Tensor, rejected: Tensor, *, beta: float, margin: float) -> tuple[Tensor, Values]:
+def simpo(won: Tensor, lost: Tensor, *, beta: float, margin: float) -> Tensor:
     """SimPO: the likelihood per token is the reward, with a target margin (Meng et al. 2024, arXiv:2405.14734, eq. 6).
 
-    -log sigmoid(beta (chosen - rejected) - margin)
+    -log sigmoid(beta (won - lost) - margin)
 
     Args:
-        chosen, rejected: [P] mean log-probs of the responses' tokens.
+        won, lost: [P] mean log-probs of the tokens of the chosen and of the rejected responses.
         beta: scale of the reward.
         margin: by which the chosen one's reward is to be ahead.
 
     Returns:
-        As ``dpo``.
+        [P].
     """
-    nothing = torch.zeros_like(chosen)
-    won, lost = _log_ratio(chosen, nothing), _log_ratio(rejected, nothing)
-    return -logsigmoid(beta * (won - lost) - margin), _values(beta, won, lost)
+    return -logsigmoid(beta * (won - lost) - margin)
 
 
-def bco(
-    chosen: Tensor,
-    rejected: Tensor,
-    reference_chosen: Tensor,
-    reference_rejected: Tensor,
-    *,
-    beta: float,
-    shift: Tensor,
-) -> Tensor:
+def bco(won: Tensor, lost: Tensor, *, beta: float, shift: Tensor) -> Tensor:
     """BCO on pairs: each response is told to be good or bad by itself (Jung et al. 2024, arXiv:2404.04656): [P].
 
     -log sigmoid(r(chosen) - shift) - log sigmoid(-(r(rejected) - shift)), where r is beta times the log-ratio.
 
     Args:
-        chosen, rejected, reference_chosen, reference_rejected: [P] summed log-probs of the responses.
+        won, lost: [P] log pi - log pi_ref of the chosen and of the rejected responses, summed over tokens.
         beta: scale of the reward.
         shift: [P] or [], mean of the rewards so far.
     """
-    won, lost = beta * _log_ratio(chosen, reference_chosen), beta * _log_ratio(rejected, reference_rejected)
-    return -logsigmoid(won - shift) - logsigmoid(shift - lost)
+    return -logsigmoid(beta * won - shift) - logsigmoid(shift - beta * lost)
+
+
+def implicit_rewards(won: Tensor, lost: Tensor, *, beta: float) -> Values:
+    """What is reported of pairs, [P] each, from log pi - log pi_ref of the chosen and of the rejected responses."""
+    won, lost = beta * won.detach(), beta * lost.detach()
+    return {
+        "rewards/chosen": won,
+        "rewards/rejected": lost,
+        "rewards/margins": won - lost,
+        "rewards/accuracies": (won > lost).float(),
+    }
 
 
 def kto(
@@ -120,7 +78,7 @@ def kto(
         Loss [N], and values [N]: ``rewards/chosen`` and ``rewards/rejected``, NaN where a sample is of the other
         kind.
     """
-    ratio = _log_ratio(logprob, reference)
+    ratio = logprob - reference
     ahead = beta * torch.where(desirable, ratio - kl.detach(), kl.detach() - ratio)
     weight = torch.where(desirable, desirable_weight, undesirable_weight)
     reward = beta * ratio.detach()
@@ -141,31 +99,6 @@ def kto_reference_point(log_ratio: Tensor) -> Tensor:
         [].
     """
     return log_ratio.detach().mean().clamp_min(0) if len(log_ratio) else torch.zeros(())
-
-
-def sft(logprob: Tensor, mask: Tensor) -> Tensor:
-    """Negative log-likelihood of demonstrated tokens, [B, T], 0 where masked.
-
-    Args:
-        logprob: [B, T].
-        mask: [B, T] bool, tokens to imitate: the responses only.
-    """
-    return -masked(logprob, mask)
-
-
-def _log_ratio(logprob: Tensor, reference: Tensor) -> Tensor:
-    at_least = torch.promote_types(logprob.dtype, torch.float32)
-    return logprob.to(at_least) - reference.to(at_least)
-
-
-def _values(beta: float, won: Tensor, lost: Tensor) -> Values:
-    won, lost = beta * won.detach(), beta * lost.detach()
-    return {
-        "rewards/chosen": won,
-        "rewards/rejected": lost,
-        "rewards/margins": won - lost,
-        "rewards/accuracies": (won > lost).float(),
-    }
 
 
 Ties = Literal["rao_kupper", "davidson"]
@@ -244,19 +177,6 @@ def regression(score: Tensor, target: Tensor, *, kind: Literal["mse", "bce"]) ->
     else:
         loss = binary_cross_entropy_with_logits(score, given, reduction="none")
     return torch.where(known, loss, 0.0)
-
-
-def entropy(logits: Tensor) -> Tensor:
-    """Shannon entropy in nats of softmax(logits); forbidden tokens (-inf) add nothing and get no gradient.
-
-    Args:
-        logits: [..., V].
-
-    Returns:
-        [...] float32.
-    """
-    logprob = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    return -(logprob.exp() * logprob.masked_fill(logprob == -torch.inf, 0.0)).sum(-1)
 
 
 def high_entropy_mask(

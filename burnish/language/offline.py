@@ -11,11 +11,11 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from burnish.language.model.universal import LanguageModel
-from burnish.language.records import JudgedRecord, ResponseRecord
+from burnish.language.records import ResponseRecord
 from burnish.types.batch import Gathered
-from burnish.types.completion import Completion, Encoded, OfflineJudgements, ResponseRows, read_at
+from burnish.types.completion import Completion, Encoded, ResponseRows, read_at
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import OfflineResponses
+from burnish.types.rollout import OfflineJudgements, OfflineResponses
 
 
 class ResponseData:
@@ -29,7 +29,7 @@ class ResponseData:
     ) -> None:
         self.records, self.model, self.encode = list(records), model, encode
 
-    def batch(self, records: Sequence[Any], *, update: int, seed: int) -> Any:
+    def batch(self, records: Sequence[ResponseRecord], *, update: int, seed: int) -> Any:
         """Records as tensors, in order.
 
         Args:
@@ -37,38 +37,21 @@ class ResponseData:
             update: policy update that trains on them.
             seed: of the run.
         """
-        rows = [row for record in records for row in record.rows]
-        prompts = self.encode([prompt for prompt, _ in rows])
-        trace = offline_completion(self.model, prompts, [self.model.response_ids(text) for _, text in rows])
-        return OfflineResponses(
-            answers=ResponseRows(trace=trace, members=len(records[0].responses)),
-            good=torch.tensor([record.good for record in records]),
-            update=update,
-            version=update - 1,
-            seed=seed,
-        )
-
-
-class JudgementData(ResponseData):
-    """Records with labels, for a reward model."""
-
-    def batch(self, records: Sequence[JudgedRecord], *, update: int, seed: int) -> OfflineJudgements:
-        rows = [row for record in records for row in record.rows]
+        rows, members = [row for record in records for row in record.rows], len(records[0].responses)
+        prompts, texts = self.encode([prompt for prompt, _ in rows]), [text for _, text in rows]
+        run: Any = {"update": update, "version": update - 1, "seed": seed}
+        if not records[0].target:
+            trace = offline_completion(self.model, prompts, [self.model.response_ids(text) for text in texts])
+            good = torch.tensor([record.good for record in records])
+            return OfflineResponses(answers=ResponseRows(trace=trace, members=members), good=good, **run)
         ends = [record.ends or None for record in records for _ in record.rows]
-        prompts = self.encode([prompt for prompt, _ in rows])
-        trace = judged_completion(self.model, prompts, [text for _, text in rows], ends)
+        trace = judged_completion(self.model, prompts, texts, ends)
         steps = max(len(record.target) for record in records)
-        heads = len(records[0].margin)
-        nothing = (math.nan,) * heads
+        nothing = (math.nan,) * len(records[0].margin)
         target = [[*record.target, *[nothing] * (steps - len(record.target))] for record in records]
-        return OfflineJudgements(
-            answers=ResponseRows(trace=trace, members=len(records[0].responses)),
-            target=torch.tensor(target),
-            margin=torch.tensor([[record.margin] * steps for record in records]),
-            update=update,
-            version=update - 1,
-            seed=seed,
-        )
+        margin = torch.tensor([[record.margin] * steps for record in records])
+        answers = ResponseRows(trace=trace, members=members)
+        return OfflineJudgements(answers=answers, target=torch.tensor(target), margin=margin, **run)
 
 
 def judged_completion(

@@ -8,16 +8,17 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Any
 
 from burnish.data.conversation import ONLY_TEXT, asked, response_of, response_text
-from burnish.data.language.prompts import conversation_of, converse_with_media, fit_of, prompt_of, question, text_at
 from burnish.data.pictures import BEGINNING, KEYS, picture_at
 from burnish.data.pictures import Holds as Pictures
-from burnish.data.pixels import images_of
+from burnish.data.pixels import all_of
+from burnish.data.questions import conversation_of, converse_with_media, fit_of, prompt_of, question
 from burnish.data.records import PROMPT, RESPONSE, Record, read_files
-from burnish.data.values import find, listed, number_of, shown, templated
+from burnish.data.values import find, listed, number_of, shown, templated, text_at
+from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.model.reward_head import about_picture
 from burnish.options.language import LanguageDataOptions
 from burnish.types.messages import unwritable
@@ -25,16 +26,23 @@ from burnish.types.prompt import Message, Prompt, about_media
 from burnish.utils.json_text import parse_json
 
 LABEL = ("label", "kto_tag")
-Holds = Literal["demonstrations", "preferences", "judgements"]
+OUTCOMES = {"chosen": 1.0, "rejected": -1.0, "tie": 0.0}
+SCORES = ("scores", "score", "rating")
+STEPS = ("steps", "completions")
 
 
 @dataclass(frozen=True)
 class ResponseRecord:
-    """A prompt with one response, or with a chosen and a rejected one."""
+    """A prompt with one response, or with a chosen and a rejected one, and what people said of them."""
 
     prompt: Prompt
     responses: tuple[str, ...]
     good: bool = True
+    # labels of each step by each head, where a reward model learns
+    target: tuple[tuple[float, ...], ...] = ()  # [S][H]; 1, 0, -1 of a pair, else scores; nan where nobody said
+    margin: tuple[float, ...] = ()  # [H]
+    ends: tuple[int, ...] = ()  # characters of the response at which its steps end; none: it is judged as a whole
+    asked: tuple[Prompt, ...] = ()  # of records of pictures: the question about each, which has no response
 
     @property
     def where(self) -> str:
@@ -44,35 +52,45 @@ class ResponseRecord:
     @property
     def rows(self) -> list[tuple[Prompt, str]]:
         """Each of its responses, with what it answers."""
-        return [(self.prompt, text) for text in self.responses]
+        prompts = self.asked or (self.prompt,) * len(self.responses)
+        return list(zip(prompts, self.responses, strict=True))
 
     @cached_property
     def uid(self) -> str:
         """A hash of its content."""
-        return hashlib.blake2b(json.dumps(self.content, ensure_ascii=False).encode(), digest_size=8).hexdigest()
+        content: list[Any] = [self.prompt.uid, *self.responses, self.good]
+        if self.target:
+            content += [repr(self.target), self.margin, self.ends]
+        if self.asked:
+            content.append([prompt.uid for prompt in self.asked])
+        return hashlib.blake2b(json.dumps(content, ensure_ascii=False).encode(), digest_size=8).hexdigest()
 
-    @property
-    def content(self) -> list[Any]:
-        """What makes it the record that it is."""
-        return [self.prompt.uid, *self.responses, self.good]
 
-
-def read_responses(files: str | Sequence[str], options: LanguageDataOptions, holds: Holds) -> list[ResponseRecord]:
-    """Read records with responses.
+def read_records(files: Any, options: LanguageDataOptions, needs: LanguageNeeds) -> list[ResponseRecord]:
+    """Read records with responses, and with the labels that the algorithm, which has these needs, learns from.
 
     ``demonstrations``: a question and its response, or messages; every message of the assistant becomes a record of
     its own, with the messages before it as its prompt. ``preferences``: pairs under chosen and rejected, as texts,
     messages of the assistant, or two full conversations. ``judgements``: a question, its response, and a label that is
     true or false (KTO).
 
+    For reward models, ``comparisons``: pairs as for DPO, with ``tie: true``, ``preference`` (chosen, rejected or tie,
+    or one of them by head) and ``margin`` (a number, or one by head) where they have them. ``scores``: a response with
+    its score, or its scores by head. With a question both have pictures in place of responses, as ``drawn`` reads them.
+    ``steps``: a list of steps with as many needs.
+
     Raises:
         UserError: as ``read_questions``.
     """
-    read = {"demonstrations": _demonstrations, "preferences": _preference, "judgements": _judgement}[holds]
-    return read_files(files, lambda record: list(read(record, options)), media_folder=options.media_folder)
+    readers = {
+        "demonstrations": _demonstrations, "preferences": _preference, "judgements": _judgement,
+        "comparisons": _comparison, "scores": _score, "steps": _steps,
+    }  # fmt: skip
+    read = readers[needs.data]
+    return read_files(files, lambda record: list(read(record, options, needs)), media_folder=options.media_folder)
 
 
-def _demonstrations(record: Record, options: LanguageDataOptions) -> Iterator[ResponseRecord]:
+def _demonstrations(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
     response = one_response(record, options)
     if response is not None:
         yield ResponseRecord(question(record, options), (response,))
@@ -96,7 +114,7 @@ def _demonstrations(record: Record, options: LanguageDataOptions) -> Iterator[Re
         yield ResponseRecord(prompt, (_not_empty(message.text, "content"),))
 
 
-def _preference(record: Record, options: LanguageDataOptions) -> Iterator[ResponseRecord]:
+def _preference(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
     if record.values.get("tie") or record.values.get("preference") not in (None, "chosen"):
         raise ValueError("is no pair with a winner under chosen, which only reward models learn from; leave it out")
     yield ResponseRecord(*preferred_pair(record, options))
@@ -108,6 +126,8 @@ def preferred_pair(record: Record, options: LanguageDataOptions) -> tuple[Prompt
     Raises:
         ValueError: one of them is missing, or both are the same.
     """
+    chosen: Any
+    rejected: Any
     if record.values.get("rejected_response") is not None:  # beside a response, or a dialogue that ends with it
         chosen, rejected = last_response(record, options), record.values["rejected_response"]
     else:
@@ -117,23 +137,22 @@ def preferred_pair(record: Record, options: LanguageDataOptions) -> tuple[Prompt
         chosen, rejected = (response_of(record.values[key]) for key in ("chosen", "rejected"))
     if asked(record.values, PROMPT, options.prompt_key)[0]:
         prompt = question(record, options)
-    else:
-        prompt, chosen, rejected = _common_prompt(record, options, chosen, rejected)
+    else:  # of two full conversations all but the last messages
+        pair = (chosen, rejected)
+        if not all(isinstance(one, list) and one[:-1] for one in pair) or chosen[:-1] != rejected[:-1]:
+            raise ValueError(
+                "has no prompt, and chosen and rejected are no conversations that differ in the last message"
+            )
+        common = converse_with_media(record, chosen[:-1], options)
+        prompt = prompt_of(record, common, common.messages, options)
+        chosen, rejected = chosen[-1:], rejected[-1:]
     better, worse = response_text(chosen, "chosen"), response_text(rejected, "rejected")
     if better == worse:
         raise ValueError("has the same text as chosen and as rejected, which prefers nothing")
     return prompt, (better, worse)
 
 
-def _common_prompt(record: Record, options: LanguageDataOptions, chosen: Any, rejected: Any) -> tuple[Prompt, Any, Any]:
-    """The prompt that two full conversations begin with, and their last messages."""
-    if not (isinstance(chosen, list) and isinstance(rejected, list) and chosen[:-1] and chosen[:-1] == rejected[:-1]):
-        raise ValueError("has no prompt, and chosen and rejected are no conversations that differ in the last message")
-    common = converse_with_media(record, chosen[:-1], options)
-    return prompt_of(record, common, common.messages, options), chosen[-1:], rejected[-1:]
-
-
-def _judgement(record: Record, options: LanguageDataOptions) -> Iterator[ResponseRecord]:
+def _judgement(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
     response = last_response(record, options)
     if response is None:
         raise ValueError(f"has no response; give one under {options.response_key or ', '.join(RESPONSE)}")
@@ -172,65 +191,10 @@ def _not_empty(text: str, key: str) -> str:
     return text
 
 
-Judged = Literal["comparisons", "scores", "steps"]
-OUTCOMES = {"chosen": 1.0, "rejected": -1.0, "tie": 0.0}
-SCORES = ("scores", "score", "rating")
-STEPS = ("steps", "completions")
-
-NOTHING = math.nan  # a label that nobody gave
-
-
-@dataclass(frozen=True)
-class JudgedRecord(ResponseRecord):
-    """A prompt with one or two responses, and labels of each step by each head."""
-
-    target: tuple[tuple[float, ...], ...] = ()  # [S][H]; 1, 0, -1 of a pair, else scores; nan where nobody said
-    margin: tuple[float, ...] = ()  # [H]
-    ends: tuple[int, ...] = ()  # characters of the response at which its steps end; none: it is judged as a whole
-    asked: tuple[Prompt, ...] = ()  # of records of pictures: the question about each, which has no response
-
-    @property
-    def rows(self) -> list[tuple[Prompt, str]]:
-        prompts = self.asked or (self.prompt,) * len(self.responses)
-        return list(zip(prompts, self.responses, strict=True))
-
-    @property
-    def content(self) -> list[Any]:
-        asked = [[prompt.uid for prompt in self.asked]] if self.asked else []
-        return [*super().content, repr(self.target), self.margin, self.ends, *asked]
-
-
-@dataclass(frozen=True)
-class Labels:
-    """Which labels a reward model learns from."""
-
-    holds: Judged
-    heads: tuple[str, ...]
-    ties: bool = False  # whether pairs without a winner can be learned
-    shares: bool = False  # whether scores have to be from 0 to 1
-    separator: str = ""  # between steps
-    question: str = ""  # about pictures, which are judged in place of responses
-
-
-def read_judgements(files: str | Sequence[str], options: LanguageDataOptions, labels: Labels) -> list[JudgedRecord]:
-    """Read records with labels.
-
-    ``comparisons``: pairs under chosen and rejected as for DPO, with ``tie: true``, ``preference`` (chosen, rejected
-    or tie, or one of them by head) and ``margin`` (a number, or one by head) where they have them. ``scores``: a
-    response with its score, or its scores by head. With a question both have pictures in place of responses, as
-    ``drawn`` reads them. ``steps``: a list of steps with as many labels.
-
-    Raises:
-        UserError: as ``read_questions``.
-    """
-    read = {"comparisons": _comparison, "scores": _score, "steps": _steps}[labels.holds]
-    return read_files(files, lambda record: list(read(record, options, labels)), media_folder=options.media_folder)
-
-
-def _comparison(record: Record, options: LanguageDataOptions, labels: Labels) -> Iterator[JudgedRecord]:
+def _comparison(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
     asked: tuple[Prompt, ...] = ()
-    if labels.question:
-        prompt, asked = drawn(record, options, labels.question, "pairs")
+    if needs.question:
+        prompt, asked = drawn(record, options, needs.question, "pairs")
         responses = ("", "")
     else:
         prompt, responses = preferred_pair(record, options)
@@ -239,38 +203,40 @@ def _comparison(record: Record, options: LanguageDataOptions, labels: Labels) ->
         raise ValueError(f"'tie' is {shown(tie)}; it must be true or false")
     if tie and preference is not None:
         raise ValueError("has 'tie' and 'preference'; keep one")
-    outcome = dict.fromkeys(labels.heads, 0.0 if tie else 1.0)
+    outcome = dict.fromkeys(needs.heads, 0.0 if tie else 1.0)
     if preference is not None:
-        outcome = _by_head(preference, "preference", labels.heads, _outcome)
-    if 0.0 in outcome.values() and not labels.ties:
+        outcome = _by_head(preference, "preference", needs.heads, _outcome)
+    if 0.0 in outcome.values() and not needs.ties:
         raise ValueError("is a tie, which algorithm.ties=null can't learn; set it to rao_kupper or davidson")
-    margin = _by_head(record.values.get("margin"), "margin", labels.heads, _margin)
-    yield JudgedRecord(
+    margin = _by_head(
+        record.values.get("margin"), "margin", needs.heads, partial(_label, least=0.0, must="it must not be negative")
+    )
+    yield ResponseRecord(
         prompt,
         responses,
-        target=(tuple(outcome[head] for head in labels.heads),),
-        margin=tuple(0.0 if math.isnan(margin[head]) else margin[head] for head in labels.heads),
+        target=(tuple(outcome[head] for head in needs.heads),),
+        margin=tuple(0.0 if math.isnan(margin[head]) else margin[head] for head in needs.heads),
         asked=asked,
     )
 
 
-def _score(record: Record, options: LanguageDataOptions, labels: Labels) -> Iterator[JudgedRecord]:
+def _score(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
     key, value = find(record.values, SCORES)
     if not key:
         raise ValueError(f"has no score; give one under {' or '.join(SCORES)}")
-    scores = _by_head(value, key, labels.heads, _share if labels.shares else _number)
-    target, margin = (tuple(scores[head] for head in labels.heads),), (0.0,) * len(labels.heads)
-    if labels.question:
-        prompt, asked = drawn(record, options, labels.question, "pictures")
-        yield JudgedRecord(prompt, ("",), target=target, margin=margin, asked=asked)
+    scores = _by_head(value, key, needs.heads, SHARE if needs.shares else _label)
+    target, margin = (tuple(scores[head] for head in needs.heads),), (0.0,) * len(needs.heads)
+    if needs.question:
+        prompt, asked = drawn(record, options, needs.question, "pictures")
+        yield ResponseRecord(prompt, ("",), target=target, margin=margin, asked=asked)
         return
     response = one_response(record, options)
     if response is None:
         raise ValueError("has no response; give one under response, completion or output")
-    yield JudgedRecord(question(record, options), (response,), target=target, margin=margin)
+    yield ResponseRecord(question(record, options), (response,), target=target, margin=margin)
 
 
-def _steps(record: Record, options: LanguageDataOptions, labels: Labels) -> Iterator[JudgedRecord]:
+def _steps(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
     key, steps = find(record.values, STEPS)
     given = record.values.get("labels")
     if not isinstance(steps, list) or not steps:
@@ -279,35 +245,35 @@ def _steps(record: Record, options: LanguageDataOptions, labels: Labels) -> Iter
         raise ValueError(f"'labels' is {shown(given)}; it must be a list with one label for each of {len(steps)} steps")
     texts = [response_text(step, key) for step in steps]
     for text in texts:
-        if not text.strip() or labels.separator in text.strip(labels.separator):
+        if not text.strip() or needs.separator in text.strip(needs.separator):
             raise ValueError(
                 f"{key!r} has the step {shown(text)}; it must have text, and algorithm.separator "
-                f"{labels.separator!r} may stand at its end alone"
+                f"{needs.separator!r} may stand at its end alone"
             )
     text, ends = "", []
     for number, step in enumerate(texts):
-        text += step if step.endswith(labels.separator) or number + 1 == len(texts) else step + labels.separator
+        text += step if step.endswith(needs.separator) or number + 1 == len(texts) else step + needs.separator
         ends.append(len(text))
-    read = _share if labels.shares else _number
-    by_step = [_by_head(one, "labels", labels.heads, read) for one in given]
-    yield JudgedRecord(
+    read = SHARE if needs.shares else _label
+    by_step = [_by_head(one, "labels", needs.heads, read) for one in given]
+    yield ResponseRecord(
         question(record, options), (text,),
-        target=tuple(tuple(one[head] for head in labels.heads) for one in by_step),
-        margin=(0.0,) * len(labels.heads), ends=tuple(ends),
+        target=tuple(tuple(one[head] for head in needs.heads) for one in by_step),
+        margin=(0.0,) * len(needs.heads), ends=tuple(ends),
     )  # fmt: skip
 
 
 def _by_head(value: Any, key: str, heads: Sequence[str], read: Any) -> dict[str, float]:
     """A label for each head; nan where there is none. One that is given alone is of every head."""
     if value is None:
-        return dict.fromkeys(heads, NOTHING)
+        return dict.fromkeys(heads, math.nan)
     if not isinstance(value, Mapping):
         if len(heads) > 1:
             raise ValueError(f"{key!r} is {shown(value)}; with heads {', '.join(heads)} it must have one for each")
         return dict.fromkeys(heads, read(value, key))
     if unknown := [name for name in value if name not in heads]:
         raise ValueError(f"{key!r} has {unknown[0]!r}; algorithm.heads has {', '.join(heads)}")
-    found = {head: NOTHING if value.get(head) is None else read(value[head], key) for head in heads}
+    found = {head: math.nan if value.get(head) is None else read(value[head], key) for head in heads}
     if all(math.isnan(one) for one in found.values()):
         raise ValueError(f"{key!r} has nothing for any of the heads {', '.join(heads)}")
     return found
@@ -319,24 +285,14 @@ def _outcome(value: Any, key: str) -> float:
     return OUTCOMES[value]
 
 
-def _number(value: Any, key: str) -> float:
-    if isinstance(value, bool) and key == "labels":
-        return float(value)
-    return number_of(value, key)
-
-
-def _share(value: Any, key: str) -> float:
-    number = _number(value, key)
-    if not 0 <= number <= 1:
-        raise ValueError(f"{key!r} is {shown(value)}; with algorithm.kind=bce it must be from 0 to 1")
+def _label(value: Any, key: str, *, most: float = math.inf, least: float = -math.inf, must: str = "") -> float:
+    number = float(value) if isinstance(value, bool) and key == "labels" else number_of(value, key)
+    if not least <= number <= most:
+        raise ValueError(f"{key!r} is {shown(value)}; {must}")
     return number
 
 
-def _margin(value: Any, key: str) -> float:
-    number = _number(value, key)
-    if number < 0:
-        raise ValueError(f"{key!r} is {shown(value)}; it must not be negative")
-    return number
+SHARE = partial(_label, least=0.0, most=1.0, must="with algorithm.kind=bce it must be from 0 to 1")
 
 
 TEXT = ("prompt", "text", "caption")
@@ -371,7 +327,7 @@ def drawn(
         raise ValueError("has the same picture as chosen and as rejected, which prefers nothing")
     _, before = find(record.values, BEGINNING[holds], options.images_key, "images_key")
     fit = fit_of(options)
-    begun = () if before is None else images_of(before, record.folder)
+    begun = () if before is None else all_of(before, "image", record.folder)
     begun, after = (tuple(replace(media, fit=fit) for media in some) for some in (begun, pictures))
     source = text_at(record.values, "data_source") or "default"
     every = replace(about_media(value, (*begun, *after)), source=source, where=record.where, part=record.part)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch import Tensor
 from burnish.language.model.universal import LanguageModel
 from burnish.options.language import TokenTeacher
 from burnish.rl.surrogates import LEAST
-from burnish.types.batch import to_device
 from burnish.types.completion import Completion
 from burnish.utils.errors import UserError
 from burnish.utils.http import HttpError, Servers, read_token, request
@@ -25,19 +23,6 @@ RETRIES, PATIENCE = 3, 120.0  # of a request, and seconds that one may take
 LARGEST = 256 << 20  # bytes of a reply
 SENTENCE = "The quick brown fox jumps over 13 lazy dogs."  # whose tokens are compared
 Answer = tuple[Tensor, Tensor]  # ids [T, K] and log-probs [T, K] of the tokens of a response
-
-
-@dataclass(frozen=True)
-class ServedReading:
-    """What a server thinks of the tokens of some responses: log-probs of the likeliest ones."""
-
-    ids: Tensor  # [R, K]
-    values: Tensor  # [R, K]
-    banned: Tensor
-    vocabulary: int
-
-    def logprobs(self, rows: Tensor) -> Tensor:
-        return self.values.index_select(0, rows)
 
 
 class ServedTeacher:
@@ -86,30 +71,25 @@ class ServedTeacher:
             future.cancel()
         self._asked.clear()
 
-    def ask(self, seen: Completion, top_k: int) -> None:
-        """Ask about responses in the background."""
-        self._futures(seen, top_k)
-
-    def read(self, seen: Completion, top_k: int, device: torch.device) -> ServedReading:
-        """What the server thinks of responses, whose prompts are those that it reads."""
-        answers = [future.result() for future in self._futures(seen, top_k)]
+    def read(self, seen: Completion, top_k: int) -> Answer:
+        """What the server thinks of the tokens of responses, whose prompts are those that it reads: [R, K] both."""
+        answers = [future.result() for future in self.ask(seen, top_k)]
         mask = [seen.mask[row, : int(seen.length[row])] for row in range(len(seen))]
         ids = torch.cat([one[keep] for (one, _), keep in zip(answers, mask, strict=True)])
         values = torch.cat([one[keep] for (_, one), keep in zip(answers, mask, strict=True)])
         # what the student can't write counts with all the rest
-        values = values.masked_fill(torch.isin(ids, self.student.banned), LEAST)
-        banned = to_device(self.student.banned, device)
-        return ServedReading(to_device(ids, device), to_device(values, device), banned, self.student.vocabulary)
+        return ids, values.masked_fill(torch.isin(ids, self.student.banned), LEAST)
 
     def chosen(self, seen: Completion) -> Tensor:
         """Log-prob of each token of the responses: [B, T]."""
         found = torch.zeros(seen.mask.shape)
-        for row, future in enumerate(self._futures(seen, 0)):
+        for row, future in enumerate(self.ask(seen, 0)):
             _, values = future.result()
             found[row, : len(values)] = values[:, 0]
         return found
 
-    def _futures(self, seen: Completion, top_k: int) -> list[Future[Answer]]:
+    def ask(self, seen: Completion, top_k: int) -> list[Future[Answer]]:
+        """Ask about responses in the background."""
         found = []
         for row, prompt in enumerate(seen.prompts.index.tolist()):
             before = seen.prompts.table.ids[prompt].tolist()
@@ -151,7 +131,14 @@ class ServedTeacher:
             raise self._silent(error) from error
         choices = answer.get("choices") or [{}]
         found: Any = choices[0].get("prompt_logprobs") or answer.get("prompt_logprobs")
-        if not isinstance(found, list) or len(found) != len(ids) or not all(map(_has, ids[1:], found[1:])):
+        if (
+            not isinstance(found, list)
+            or len(found) != len(ids)
+            or any(
+                not isinstance(entry, dict) or str(token) not in entry
+                for token, entry in zip(ids[1:], found[1:], strict=True)
+            )
+        ):
             raise UserError(
                 f"{self.option}.url is {self.url}, which returns no prompt_logprobs; serve the teacher with vLLM "
                 "(vllm serve MODEL), or give its directory as path"
@@ -160,7 +147,3 @@ class ServedTeacher:
 
     def _silent(self, error: Exception) -> UserError:
         return UserError(f"{self.option}.url is {self.url}, which does not answer: {error}; look after the server")
-
-
-def _has(token: int, entry: Any) -> bool:
-    return isinstance(entry, dict) and str(token) in entry

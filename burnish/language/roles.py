@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,14 +14,21 @@ from torch import Tensor, nn
 
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.batches import trace_of
-from burnish.language.logprobs import TokenScores, response_states, score
+from burnish.language.logprobs import (
+    ResponseStates,
+    TokenScores,
+    cheapest_for_all,
+    multiplications,
+    response_states,
+    score,
+)
 from burnish.language.losses import load_balancing
 from burnish.language.model.reward_head import judged, new_head
 from burnish.language.model.universal import LanguageModel
-from burnish.language.packing import ResponseStates, cheapest_for_all, multiplications
 from burnish.language.teachers import Teachers
 from burnish.models.adapters import adapter_weights
-from burnish.models.lora import adapter_parameters, merging_rounds
+from burnish.models.linear import joined
+from burnish.models.lora import adapter_parameters, lora_layers, merging_rounds
 from burnish.models.targets import language_targets
 from burnish.options.cluster import ShardingOptions
 from burnish.options.language import CriticOptions, LanguageLoraOptions, TokenTeacher
@@ -32,27 +40,12 @@ from burnish.training.sharding import local_shard
 from burnish.types.batch import numbers
 from burnish.types.completion import Completion
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredResponses
-from burnish.utils import random
 from burnish.utils.errors import UserError
 
 Layout = Literal["auto", "padded", "packed", "shared"]
 
 
-class TokenRole:
-    """Scores responses as one of the networks."""
-
-    def __init__(self, roles: LanguageRoles, name: str) -> None:
-        self.roles, self.name = roles, name
-
-    def __call__(self, completion: Completion) -> TokenScores:
-        """Log-prob and entropy [B, T] of every token that the policy chose."""
-        roles = self.roles
-
-        def run(network: nn.Module) -> tuple[Tensor, Tensor]:
-            scores = roles.score(network, roles.states(network, completion), completion)
-            return scores.logprob, scores.entropy
-
-        return TokenScores(*roles.run(self.name, run))
+TokenRole = Callable[[Completion], TokenScores]  # scores responses as one of the networks
 
 
 class LanguageRoles(TrainedRoles):
@@ -102,6 +95,8 @@ class LanguageRoles(TrainedRoles):
             # a reference that is refreshed begins as the model without adapters, too
             self._go_on(adapter_weights(lora), ("policy", *(critics if own_trunk else ())))
         if lora is not None:
+            if model.compute != torch.float32:
+                joined(lora_layers(model.network))
             model.network.requires_grad_(False)
             for name in ("policy", *(critics if own_trunk else ())):
                 for parameter in adapter_parameters(model.network, name).values():
@@ -109,9 +104,13 @@ class LanguageRoles(TrainedRoles):
         elif own_trunk:
             self._networks["critic"].requires_grad_(True)
         self._freeze(freeze)
-        self.value_head = self._make_value_head(seed) if needs.critic else None
+        self.value_head = None
+        if needs.critic:
+            # near 0, as the rewards to come of an unknown policy
+            self.value_head = new_head(model, 1, seed, purpose="value head", std=1e-2)
         self.reward_head = new_head(model, len(needs.heads), seed) if needs.heads else None
-        self.policy, self.reference = TokenRole(self, "policy"), TokenRole(self, "reference")
+        self.policy: TokenRole = partial(self._scores, "policy")
+        self.reference: TokenRole = partial(self._scores, "reference")
         self.teachers = Teachers(self, needs.teachers, load_teacher)
         if router_aux_loss_coef:
             learning = ("policy", *(critics if own_trunk else ()))
@@ -148,36 +147,29 @@ class LanguageRoles(TrainedRoles):
                     f"model.freeze is {list(patterns)}, which leaves nothing to train; leave some parts out of it"
                 )
 
-    def _make_value_head(self, seed: int) -> nn.Linear:
-        weight = self.model.head(self.model.network).weight
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(random.key(seed, "value head") % 2**32)
-            # drawn on the CPU: a GPU has a generator of its own, with other numbers
-            head = nn.Linear(weight.shape[1], 1, dtype=torch.float32)
-            # small, so that the first values are near 0, as the rewards to come of an unknown policy
-            nn.init.normal_(head.weight, std=1e-2)
-            nn.init.zeros_(head.bias)
-        return head.to(self.device)
+    def _scores(self, name: str, completion: Completion) -> TokenScores:
+        """Log-prob and entropy [B, T] of every token that the policy chose, by one of the networks."""
+
+        def run(network: nn.Module) -> tuple[Tensor, Tensor]:
+            scores = self.score(network, self.states(network, completion), completion)
+            return scores.logprob, scores.entropy
+
+        return TokenScores(*self.run(name, run))
 
     def states(self, network: nn.Module, completion: Completion) -> ResponseStates:
         """States that the tokens of the policy were chosen from."""
         layout = self._settled or self.layout
 
-        def run() -> ResponseStates:
-            return response_states(self.model, network, completion, layout=layout)
-
-        def counted() -> ResponseStates:
-            if self.meter is None or not self.meter.active:
-                return run()
+        run: Callable[[], ResponseStates] = partial(response_states, self.model, network, completion, layout=layout)
+        if self.meter is not None and self.meter.active:
             size = multiplications(completion, self.model, layout)
-            return self.meter.run((id(network), self.active_adapter(), layout), run, size)
-
-        return counted() if self.balance is None else self.balance.through(self._role_of(network), counted)
-
-    def _role_of(self, network: nn.Module) -> str:
-        """Which role a network runs for; nothing for none of this run's own."""
-        name = next((name for name, one in self._networks.items() if one is network), "")
-        return self._active if name == "policy" else name
+            run = partial(self.meter.run, (id(network), self.active_adapter(), layout), run, size)
+        if self.balance is None:
+            return run()
+        # which role the network runs for; nothing for none of this run's own
+        role = next((name for name, one in self._networks.items() if one is network), "")
+        states: ResponseStates = self.balance.through(self._active if role == "policy" else role, run)
+        return states
 
     def score(self, network: nn.Module, states: ResponseStates, completion: Completion) -> TokenScores:
         """Log-probs and entropies from states."""
@@ -213,7 +205,7 @@ class LanguageRoles(TrainedRoles):
 
     def _blocks(self, network: nn.Module) -> list[nn.Module]:
         # layers of a vision tower are no blocks: a rank without pictures does not run them
-        return self.model.layers(network)
+        return list(self.model.layers(network))
 
     def _called_with(self, name: str) -> list[nn.Module]:
         if self.reward_head is not None:

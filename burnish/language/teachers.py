@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from burnish.language.algorithms.base import token_budget_batches
-from burnish.language.logprobs import Head, TokenScores, response_states, rows_at_once, scaled_logits, score
+from burnish.language.algorithms.base import in_parts
+from burnish.language.encode import Encoder
+from burnish.language.logprobs import (
+    Head,
+    ResponseStates,
+    TokenScores,
+    response_states,
+    rows_at_once,
+    scaled_logits,
+    score,
+)
 from burnish.language.model.loading import check_files, load_language_model, read_config
 from burnish.language.model.universal import LanguageModel
-from burnish.language.packing import ResponseStates
-from burnish.language.remote_teacher import ServedReading, ServedTeacher
+from burnish.language.remote_teacher import ServedTeacher
 from burnish.options.language import LanguageModelOptions, TokenTeacher
 from burnish.types.batch import to_device
 from burnish.types.completion import Completion
@@ -24,7 +33,6 @@ from burnish.types.prompt import Part, Prompt
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from burnish.language.encode import Encoder
     from burnish.language.roles import LanguageRoles
 
 
@@ -34,17 +42,19 @@ Load = Callable[[TokenTeacher, str], tuple[LanguageModel, set[int]]]
 
 @dataclass(frozen=True)
 class Distributions:
-    """Distributions over all tokens that student and teacher share, from states."""
+    """Distributions over all tokens that student and teacher share, from states, or what a server knows of them."""
 
-    states: Tensor  # [R, D]
+    states: Tensor  # [R, D], or of a server log-probs [R, K] of the tokens ``ids``
     head: Head | None
     logits: Tensor | None  # [R, V] where the head is more than a product
     temperature: float
     banned: Tensor  # [K] long
     vocabulary: int  # tokens that both have
-    ids: Tensor | None = None
+    ids: Tensor | None = None  # [R, K]
 
     def logprobs(self, rows: Tensor) -> Tensor:
+        if self.ids is not None:
+            return self.states.index_select(0, rows)
         hidden = self.states if self.logits is None else self.logits
         return self.of(hidden.index_select(0, rows))
 
@@ -61,7 +71,81 @@ class Distributions:
         return logits.log_softmax(-1)
 
 
-Reading = Distributions | ServedReading
+class Teacher:
+    """One of a run's teachers: a network of this process, a server, or the policy itself."""
+
+    def __init__(self, roles: LanguageRoles, options: TokenTeacher, option: str, load: Load | None) -> None:
+        self.roles, self.options = roles, options
+        self.model, self.unknown = roles.model, set[int]()
+        self.server: ServedTeacher | None = None
+        if options.path is not None:
+            assert load is not None, "a run that does not train asks no teacher"
+            self.model, self.unknown = load(options, option)
+            if odd := [one for one in roles.model.stop if one in self.unknown]:
+                raise UserError(
+                    f"{option}.path is {options.path}, to which token {odd[0]}, by which the student's "
+                    "responses end, means something else; take a teacher with the same chat template"
+                )
+        elif options.url is not None:
+            self.server = ServedTeacher(options, option, roles.model)
+            self.server.check()
+        self.encode = Encoder(self.model)
+
+    def own(self, prompts: Sequence[Prompt]) -> Tensor:
+        """Rows of the prompts that it is for, in order."""
+        label = self.options.label
+        own = [i for i, prompt in enumerate(prompts) if label is None or prompt.label == label]
+        return torch.tensor(own, dtype=torch.long)
+
+    def seen(self, prompts: Sequence[Prompt], trace: Completion, rows: Tensor) -> Completion:
+        """Some of the responses behind the prompts that it reads, by its own processor."""
+        key, trace = self.options.prompt_key, trace.select(rows)
+        own = [prompts[row] for row in rows.tolist()]
+        encoded = self.encode(own if key is None else [privileged(prompt, key) for prompt in own])
+        same = Completion.of_text(encoded, trace.ids, trace.length, axes=self.model.axes, finished=trace.finished)
+        return replace(same, mask=trace.mask)
+
+    def chosen(self, seen: Completion) -> Tensor:
+        """Its log-prob of each token that the student chose: [B, T]."""
+        if self.server is not None:
+            return self.server.chosen(seen)
+
+        def run(network: nn.Module) -> tuple[Tensor, Tensor]:
+            states = response_states(self.model, network, seen)
+            scores = score(self.model, network, states, seen, temperature=self.roles.temperature)
+            return scores.logprob, scores.entropy
+
+        logprob: Tensor = self._run(run)[0]
+        return logprob
+
+    def read(self, seen: Completion, top_k: int) -> Distributions:
+        """What it thinks of the tokens of responses."""
+        model, roles = self.model, self.roles
+        if self.server is not None:
+            ids, values = (to_device(one, roles.device) for one in self.server.read(seen, top_k))
+            banned = to_device(model.banned, roles.device)
+            return Distributions(values, None, None, 1.0, banned, model.vocabulary, ids)
+
+        def run(network: nn.Module) -> tuple[Tensor, Tensor, Tensor | None, float, float | None]:
+            states = response_states(model, network, seen)
+            if states.logits is not None:
+                return states.hidden, states.hidden[:0], states.logits, 1.0, None
+            head = model.head(network)
+            return states.hidden, head.weight.detach(), None, head.scale, head.cap
+
+        with torch.no_grad():
+            hidden, weight, logits, scale, cap = self._run(run)
+        vocabulary = min(model.vocabulary, roles.model.vocabulary)
+        without = {*model.banned.tolist(), *roles.model.banned.tolist(), *self.unknown}
+        shared = torch.tensor(sorted(one for one in without if one < vocabulary), dtype=torch.long)
+        head = None if logits is not None else Head(weight, scale, cap)
+        return Distributions(hidden, head, logits, roles.temperature, to_device(shared, hidden.device), vocabulary)
+
+    def _run(self, function: Callable[[nn.Module], Any]) -> Any:
+        """What a function makes of its network."""
+        if not self.options.is_policy:
+            return function(self.model.network)
+        return self.roles.run("policy" if self.options.weights == "current" else "reference", function)
 
 
 class Teachers:
@@ -69,18 +153,18 @@ class Teachers:
 
     def __init__(self, roles: LanguageRoles, teachers: Sequence[TokenTeacher], load: Load | None) -> None:
         self.roles, self.teachers, self._load = roles, teachers, load
-        self._models: dict[int, tuple[LanguageModel, set[int]]] = {}
-        self._encoders: dict[int, Encoder] = {}
-        self._served: dict[int, ServedTeacher] = {}
+
+    @cached_property
+    def all(self) -> list[Teacher]:
+        """Each, loaded or found to answer."""
+        return [
+            Teacher(self.roles, options, f"algorithm.teachers[{number}]", self._load)
+            for number, options in enumerate(self.teachers)
+        ]
 
     def load(self) -> None:
         """Load those that are models, before anything is learned."""
-        for number, teacher in enumerate(self.teachers):
-            if teacher.path is not None:
-                self._model(number)
-            elif teacher.url is not None:
-                self._served[number] = ServedTeacher(teacher, f"algorithm.teachers[{number}]", self.roles.model)
-                self._served[number].check()
+        _ = self.all
 
     def begin(self, prompts: Sequence[Prompt], trace: Completion, top_k: int) -> None:
         """Servers are asked about all responses at once, while the policy begins to learn.
@@ -88,47 +172,41 @@ class Teachers:
         Networks of this process are asked when their answer is needed, and of several ranks each asks about its own
         responses alone.
         """
-        for number, server in self._served.items():
-            server.forget()
-            own = taught_by(self.teachers[number], prompts)
-            if len(own) and self.roles.shards.ranks.size == 1:
-                asked = [prompts[i] for i in own.tolist()]
-                server.ask(self._seen(number, self.roles.model, asked, trace.select(own)), top_k)
+        for teacher in self.all:
+            if teacher.server is not None:
+                teacher.server.forget()
+                own = teacher.own(prompts)
+                if len(own) and self.roles.shards.ranks.size == 1:
+                    teacher.server.ask(teacher.seen(prompts, trace, own), top_k)
 
     def worth(
         self, prompts: Sequence[Prompt], trace: Completion, measure: Callable[[Tensor, Tensor], Tensor]
     ) -> Tensor:
         """A measure of the sampler's and of the teachers' log-probs of each token, summed by weight: [B, T]."""
 
-        def run(rows: list[int]) -> Tensor:
+        def run(rows: list[int]) -> list[Tensor]:
             part, asked = trace.select(rows), [prompts[i] for i in rows]
             total = torch.zeros(part.mask.shape)
-            for number, teacher in enumerate(self.teachers):
-                own = taught_by(teacher, asked)
+            for teacher in self.all:
+                own = teacher.own(asked)
                 if len(own):
-                    logprob = self._chosen(number, [asked[i] for i in own.tolist()], part.select(own))
+                    logprob = teacher.chosen(teacher.seen(asked, part, own))
                     worth = measure(part.logprob[own], logprob.cpu()) * part.mask[own]
-                    total[own] += teacher.weight * worth
-            return total
+                    total[own] += teacher.options.weight * worth
+            return [total]
 
-        with torch.no_grad():
-            batches = list(token_budget_batches(trace, self.roles.micro_batch_size))
-            parts = self.roles.distribute(run, batches)
-        order = torch.tensor([row for rows in batches for row in rows]).argsort()
-        return torch.cat(parts)[order] if parts else torch.zeros(trace.mask.shape)
+        return in_parts(run, trace, self.roles)[0] if len(trace) else torch.zeros(trace.mask.shape)
 
     def compare(
         self, prompts: Sequence[Prompt], trace: Completion, measure: Measure, top_k: int
     ) -> tuple[TokenScores, Tensor]:
         """What the policy thinks of responses, and how far it is from the teachers, [B, T], with gradients."""
-        readings: list[tuple[float, Tensor, Reading]] = []
-        for number, teacher in enumerate(self.teachers):
-            own = taught_by(teacher, prompts)
-            if len(own):
-                asked = [prompts[i] for i in own.tolist()]
-                reading = self._read(number, asked, trace.select(own), top_k)
-                readings.append((teacher.weight, own, reading))
         roles = self.roles
+        readings = [
+            (teacher.options.weight, own, teacher.read(teacher.seen(prompts, trace, own), top_k))
+            for teacher in self.all
+            if len(own := teacher.own(prompts))
+        ]
 
         def run(network: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
             states = roles.states(network, trace)
@@ -144,7 +222,7 @@ class Teachers:
         return TokenScores(logprob, entropy), apart
 
     def _apart(
-        self, network: nn.Module, states: ResponseStates, here: Tensor, reading: Reading, measure: Measure
+        self, network: nn.Module, states: ResponseStates, here: Tensor, reading: Distributions, measure: Measure
     ) -> Tensor:
         """The measure at the states ``here`` [n], by chunks whose logits are computed again in the backward pass."""
         head = None if states.logits is not None else self.roles.model.head(network)
@@ -165,85 +243,6 @@ class Teachers:
             found.append(checkpoint(piece, hidden, rows, use_reentrant=False) if torch.is_grad_enabled()
                          else piece(hidden, rows))  # fmt: skip
         return torch.cat(found)
-
-    def _read(self, number: int, prompts: Sequence[Prompt], trace: Completion, top_k: int) -> Reading:
-        """What a teacher thinks of responses."""
-        roles, teacher = self.roles, self.teachers[number]
-        if teacher.url is not None:
-            seen = self._seen(number, roles.model, prompts, trace)
-            return self._served[number].read(seen, top_k, roles.device)
-        if teacher.is_policy:
-            model, unknown = roles.model, set[int]()
-        else:
-            model, unknown = self._model(number)
-        seen = self._seen(number, model, prompts, trace)
-
-        def run(network: nn.Module) -> tuple[Tensor, Tensor, Tensor | None, float, float | None]:
-            states = response_states(model, network, seen)
-            if states.logits is not None:
-                return states.hidden, states.hidden[:0], states.logits, 1.0, None
-            head = model.head(network)
-            return states.hidden, head.weight.detach(), None, head.scale, head.cap
-
-        with torch.no_grad():
-            if teacher.is_policy:
-                role = "policy" if teacher.weights == "current" else "reference"
-                hidden, weight, logits, scale, cap = roles.run(role, run)
-            else:
-                hidden, weight, logits, scale, cap = run(model.network)
-        vocabulary = min(model.vocabulary, roles.model.vocabulary)
-        banned = {*model.banned.tolist(), *roles.model.banned.tolist(), *unknown}
-        shared = torch.tensor(sorted(one for one in banned if one < vocabulary), dtype=torch.long)
-        head = None if logits is not None else Head(weight, scale, cap)
-        return Distributions(hidden, head, logits, roles.temperature, to_device(shared, hidden.device), vocabulary)
-
-    def _chosen(self, number: int, prompts: Sequence[Prompt], trace: Completion) -> Tensor:
-        """A teacher's log-prob of each token that the student chose: [B, T]."""
-        roles, teacher = self.roles, self.teachers[number]
-        if teacher.url is not None:
-            return self._served[number].chosen(self._seen(number, roles.model, prompts, trace))
-        model = roles.model if teacher.is_policy else self._model(number)[0]
-        seen = self._seen(number, model, prompts, trace)
-
-        def run(network: nn.Module) -> tuple[Tensor, Tensor]:
-            states = response_states(model, network, seen)
-            scores = score(model, network, states, seen, temperature=roles.temperature)
-            return scores.logprob, scores.entropy
-
-        if not teacher.is_policy:
-            return run(model.network)[0]
-        return roles.run("policy" if teacher.weights == "current" else "reference", run)[0]
-
-    def _model(self, number: int) -> tuple[LanguageModel, set[int]]:
-        if number not in self._models:
-            assert self._load is not None, "a run that does not train asks no teacher"
-            option = f"algorithm.teachers[{number}]"
-            model, unknown = self._load(self.teachers[number], option)
-            if odd := [one for one in self.roles.model.stop if one in unknown]:
-                raise UserError(
-                    f"{option}.path is {self.teachers[number].path}, to which token {odd[0]}, by which the student's "
-                    "responses end, means something else; take a teacher with the same chat template"
-                )
-            self._models[number] = model, unknown
-        return self._models[number]
-
-    def _seen(self, number: int, model: LanguageModel, prompts: Sequence[Prompt], trace: Completion) -> Completion:
-        """The responses behind the prompts that a teacher reads, by its own processor."""
-        from burnish.language.encode import Encoder
-
-        key = self.teachers[number].prompt_key
-        if number not in self._encoders:
-            self._encoders[number] = Encoder(model)
-        asked = prompts if key is None else [privileged(prompt, key) for prompt in prompts]
-        encoded = self._encoders[number](asked)
-        same = Completion.of_text(encoded, trace.ids, trace.length, axes=model.axes, finished=trace.finished)
-        return replace(same, mask=trace.mask)
-
-
-def taught_by(teacher: TokenTeacher, prompts: Sequence[Prompt]) -> Tensor:
-    """Rows of the prompts that a teacher is for, in order."""
-    own = [i for i, prompt in enumerate(prompts) if teacher.label is None or prompt.label == teacher.label]
-    return torch.tensor(own, dtype=torch.long)
 
 
 def privileged(prompt: Prompt, key: str) -> Prompt:

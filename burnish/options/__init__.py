@@ -28,7 +28,9 @@ SCORED = ReadIf("scored", why="{run.algorithm.name} samples nothing")  # that re
 SAMPLED = ReadIf("online", why="{run.algorithm.name} samples nothing to learn from here")
 ON_RAY = ReadIf("runtime", "ray", why="runtime is local, which is a single process; add runtime=ray")
 UNVALIDATED = "nothing is validated, as validation.every is null and validation.before false; set validation.every"
-VALIDATED, EVALUATED = ReadIf("validates", why=UNVALIDATED), ReadIf("evaluates", why=UNVALIDATED)
+VALIDATED = ReadIf("validates", why=UNVALIDATED)
+# or the untrained model is, as a baseline
+EVALUATED = ReadIf(lambda section, run: run.validates or run.reference_guidance is not None, why=UNVALIDATED)
 
 
 def _not_vanishing(value: float) -> float:
@@ -58,7 +60,6 @@ Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False), A
 Seconds = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
 Temperature = Annotated[float, Field(gt=0, le=1000), AfterValidator(_not_too_cold)]
 TemperatureOrGreedy = Annotated[float, Field(ge=0, le=1000), AfterValidator(_not_too_cold)]
-LearningRate = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False), AfterValidator(_not_vanishing)]
 Several = Annotated[int, Field(ge=2, le=MOST)]
 Guidance = Annotated[float, Field(ge=1, le=1000)]  # classifier-free; 1 is none
 SomeGuidance = Annotated[float, Field(gt=1, le=1000)]
@@ -108,7 +109,7 @@ class OptimizerOptions:
     name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     """adamw; adamw_8bit keeps its moments in 8 bits, a quarter of their memory (bitsandbytes); muon steps along
     orthogonalised momentum for matrices, at AdamW's scale, and takes AdamW for embeddings, heads and the rest."""
-    lr: LearningRate = 3e-4
+    lr: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False), AfterValidator(_not_vanishing)] = 3e-4
     """Peak learning rate."""
     min_lr: Annotated[NonNegative, ReadIf("schedule", "linear", "cosine")] = 0.0
     """linear, cosine: learning rate that the decay ends at."""
@@ -396,7 +397,12 @@ class CheckpointOptions:
     resume=ADDRESS goes on from there."""
     copy_keep: Annotated[Count | None, ReadIf("copy_to")] = None
     """Newest N copies are kept at copy_to, and with keep_best the best; null keeps all."""
-    wait: Annotated[NonNegative, ReadIf("makes_copies", why="never read when export and copy_to are null")] = 600.0
+    wait: Annotated[
+        NonNegative,
+        ReadIf(
+            lambda section, run: section.export or section.copy_to, why="never read when export and copy_to are null"
+        ),
+    ] = 600.0
     """Seconds at the end of a run, or a stop, in which export and copy_to may be finished; 10 at most if it fails."""
 
     @field_validator("copy_to")
@@ -405,11 +411,6 @@ class CheckpointOptions:
         if value is not None and (complaint := address_complaint(value)):
             raise ValueError(f"copy_to is {value}, {complaint}")
         return value
-
-    @property
-    def makes_copies(self) -> bool:
-        """Whether a process beside the run makes something of checkpoints."""
-        return self.export is not None or self.copy_to is not None
 
     def contradictions(self, run: RunConfig) -> Rules:
         return [(
@@ -435,12 +436,10 @@ class ProfilerOptions:
     """Processes to profile with runtime=ray; a local run profiles its single process."""
     ranks: Annotated[list[Whole] | None, ON_RAY] = None
     """Ranks of each role to profile, counted from 0; null is all."""
-    record_shapes: Annotated[bool, ReadIf("tool", "torch")] = False
-    """torch: also record the shapes of inputs."""
-    with_stack: Annotated[bool, ReadIf("tool", "torch")] = False
-    """torch: also record Python stacks; traces become large."""
-    profile_memory: Annotated[bool, ReadIf("tool", "torch")] = False
-    """torch: also record allocations."""
+    contents: Annotated[list[Literal["shapes", "stack", "memory"]], ReadIf("tool", "torch")] = Field(
+        default_factory=list
+    )
+    """torch: also record shapes of inputs, Python stacks (traces become large), allocations."""
 
     def contradictions(self, run: RunConfig) -> Rules:
         return [

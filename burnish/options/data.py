@@ -12,18 +12,35 @@ from burnish.registry import MayChange, ReadIf, options
 if TYPE_CHECKING:
     from burnish.config.run import RunConfig
 
+INPUTS = (
+    "mask_image", "control_image", "last_image", "reference_image", "ip_adapter_image", "video", "control_video",
+    "mask_video",
+)  # fmt: skip
 Epochs = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
 @options
 class RecordOptions:
-    """What is made of a record."""
+    """What is made of a record, and under which keys it has what."""
 
     template: str | None = None
     """Jinja template of the question's text, or a file of one (.jinja, .txt): the record's keys are its variables, and
     content is the text that the record has as its question. It runs in a sandbox. null takes that text as it is."""
     media_folder: str | None = None
     """Folder that relative paths of pictures, videos and sounds begin at; null is the folder of the file."""
+    prompt_key: str | None = None
+    """Key of the prompt or question, text or chat messages; null looks for prompt, text, caption, messages, and for
+    language models also for question, problem, query. Dots lead into nested objects (extra_info.question)."""
+    images_key: str | None = None
+    """Key of the images that a prompt begins from (editing, image to video) or that a question is about; null looks
+    for images and image."""
+    answer_key: str | None = None
+    """Key of the right answer; null looks for answer, ground_truth, target, reward_model.ground_truth, and for language
+    models also for solution, reference."""
+    label_key: str | None = None
+    """Key of a label that chooses or weights the rewards of a prompt; null reads label where that is text."""
+    extra_keys: list[str] = Field(default_factory=lambda: ["extra_info"])
+    """Keys that are part of what a prompt is, and so of its seeds. Rewards read these and all others as prompt.info."""
 
 
 @options
@@ -32,6 +49,8 @@ class OrderOptions:
 
     train_files: str | list[str]
     """Training records."""
+    val_files: str | list[str] | None = None
+    """Records for validation; null validates on the training records, with a warning."""
     train_max_samples: Count | None = None
     """Train on N of the records: drawn by the seed with shuffle, else the first ones; null takes all."""
     mix: list[Positive] | None = None
@@ -43,13 +62,14 @@ class OrderOptions:
     epochs: Annotated[Epochs | None, MayChange()] = None
     """Passes over the training records, which decide steps; null takes steps as it is given."""
 
-    shuffle: Annotated[bool, ReadIf("shuffles", why="data.sampler chooses the records")] = True
+    shuffle: Annotated[
+        bool,
+        ReadIf(
+            lambda section, run: section.sampler is None or section.train_max_samples is not None,
+            why="data.sampler chooses the records",
+        ),
+    ] = True
     """Shuffle the records anew every epoch; false keeps their order."""
-
-    @property
-    def shuffles(self) -> bool:
-        """Whether the seed has a say in which records come when."""
-        return self.sampler is None or self.train_max_samples is not None
 
     def contradictions(self, run: RunConfig) -> Rules:
         entries = [self.train_files] if isinstance(self.train_files, str) else self.train_files
@@ -69,27 +89,11 @@ class OrderOptions:
 
 @options
 class PromptOptions(RecordOptions):
-    """Under which keys records have what."""
+    """What is made of a record for a generator."""
 
-    prompt_key: str | None = None
-    """Key of the prompt, text or chat messages; null looks for prompt, text, caption, messages. Dots lead into nested
-    objects."""
-    images_key: str | None = None
-    """Key of the images that a prompt begins from (editing, image to video); null looks for images and image."""
-    input_keys: list[str] = Field(
-        default_factory=lambda: [
-            "mask_image", "control_image", "last_image", "reference_image", "ip_adapter_image", "video",
-            "control_video", "mask_video",
-        ]
-    )  # fmt: skip
+    input_keys: list[str] = Field(default_factory=lambda: list(INPUTS))
     """Keys of further images and videos (those with video in their names), each given to the pipeline as the argument
     of that name."""
-    answer_key: str | None = None
-    """Key of the right answer; null looks for answer, ground_truth, target, reward_model.ground_truth."""
-    label_key: str | None = None
-    """Key of a prompt's label, by which rewards may be weighted; null reads label where that is text."""
-    extra_keys: list[str] = Field(default_factory=lambda: ["extra_info"])
-    """Keys that are part of what a prompt is, and so of its seeds. Rewards read these and all others as prompt.info."""
 
 
 @options

@@ -35,28 +35,19 @@ DRAWN = ReadIf("temperature", why="temperature is 0, which always takes the like
 class LanguageLoraOptions(LoraOptions):
     """LoRA adapters. The reference policy is the model with the adapters disabled."""
 
-    targets: list[str] | None = None
-    """Suffixes of the names of linear layers that get an adapter, anywhere in the model; one that matches nothing is an
-    error. null uses all linear layers of the language model but its head and the routers of experts."""
-    vision: Annotated[bool, ReadIf("chooses", why="targets are given; list layers of the vision tower there")] = False
+    vision: Annotated[bool, ReadIf("targets", None, why="targets are given; list layers of the vision tower there")] = (
+        False
+    )
     """Also adapt every linear layer of the vision tower and its projector."""
     modules_to_save: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Suffixes of the names of modules that are trained in full beside the adapters and saved with them: lm_head,
     embed_tokens, norm. They get no adapters."""
-
-    @property
-    def chooses(self) -> bool:
-        """Whether Burnish chooses the layers that get adapters."""
-        return self.targets is None
 
 
 @options
 class LanguageModelOptions(CommonModelOptions):
     """Which model is trained, and which of its weights."""
 
-    path: str
-    """Directory in transformers layout, or a GGUF file; org/name downloads that model of the Hugging Face hub;
-    burnish:NAME is one that ships with Burnish, package:NAME/FILE one inside of an installed Python package."""
     tokenizer: str | None = None
     """Directory, or name on the hub, of a tokenizer in the place of the model's own, with its chat template, and its
     processor if there is one. It is checked against the model's vocabulary, and exported with the weights."""
@@ -64,11 +55,6 @@ class LanguageModelOptions(CommonModelOptions):
     """Branch, tag or commit of a tokenizer of the hub; null is its default branch. A run records the commit."""
     chat_template: str | None = None
     """Chat template (Jinja) in the place of the tokenizer's own: a file, or the template itself."""
-    family: str = "auto"
-    """Class that runs the model: auto is Burnish's, for every class of transformers; NAME, file.py:Class or
-    package.module:Class is one of yours."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the forward pass; log-probs and losses are always float32."""
     lora: LanguageLoraOptions | None = None
     """Train low-rank adapters with these options; null trains all weights that are not frozen."""
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"] = "auto"
@@ -128,10 +114,6 @@ class LanguageRolloutOptions(SamplingOptions):
 class LanguageTrainerOptions(StepOptions):
     """Optimizer steps of an update."""
 
-    mini_batch_size: Count | None = None
-    """Responses per optimizer step; null uses all responses of the update (one step, strictly on-policy)."""
-    epochs: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Passes over the responses of one update."""
     rollouts_per_update: Count = 1
     """Rollouts (data.train_batch_size prompts each, sampled with the same weights) per policy update."""
     micro_batch_tokens: Annotated[Batch, MayChange()] = "auto"
@@ -185,13 +167,6 @@ class LanguageDataOptions(OrderOptions, RecordOptions):
     """Records: .jsonl, .json (a list), .csv, .tsv, .parquet, .txt (a question a line), a folder of the datasets
     library, a data set of the hub as org/name@split, or code of yours as file.py:NAME; lists are concatenated, or mixed
     by data.mix."""
-    val_files: str | list[str] | None = None
-    """Records for validation; null validates on the training records, with a warning."""
-    prompt_key: str | None = None
-    """Key of the question, plain text or chat messages; null looks for prompt, messages, question, problem, query.
-    Dots lead into nested objects (extra_info.question)."""
-    images_key: str | None = None
-    """Key of the pictures; null looks for images and image."""
     videos_key: str | None = None
     """Key of the videos; null looks for videos and video."""
     audios_key: str | None = None
@@ -211,16 +186,11 @@ class LanguageDataOptions(OrderOptions, RecordOptions):
     unmarked: Literal["first", "last", "error"] = "first"
     """Position of pictures, videos and sounds in records without placeholders: before the first user message's text, as
     in TRL's data sets, or after it; error refuses such records."""
-    answer_key: str | None = None
-    """Key of the right answer; null looks for answer, solution, ground_truth, reward_model.ground_truth, reference,
-    target."""
-    response_key: Annotated[str | None, ReadIf("reads_responses", why="this run reads no responses")] = None
+    response_key: Annotated[
+        str | None,
+        ReadIf(lambda section, run: not run.online or run.ptx is not None, why="this run reads no responses"),
+    ] = None
     """Key of the response in demonstrations and judgements; null looks for response, completion, output."""
-    label_key: str | None = None
-    """Key of the label that chooses the rewards of a question; null reads label where that is text."""
-    extra_keys: list[str] = Field(default_factory=lambda: ["extra_info"])
-    """Keys that are part of what a question is, and so of its seeds. Rewards read these and all others as
-    prompt.info."""
     system_prompt: str | None = None
     """System message of questions that have none; null adds none."""
     train_batch_size: Count = 32

@@ -25,8 +25,8 @@ class LoraOptions:
     alpha: Positive | None = None
     """LoRA alpha: adapters are scaled by alpha / rank; null is 2 x rank, as in Flow-GRPO."""
     targets: list[str] | None = None
-    """Suffixes of the names of linear layers that get an adapter; one that matches nothing is an error. null uses the
-    usual target modules of the model's family: for any pipeline, all linear layers of attention."""
+    """Suffixes of the names of linear layers that get an adapter; one that matches nothing is an error. null takes of a
+    pipeline all linear layers of attention, of a language model all but those of its head and of routers of experts."""
     exclude: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Layers that get none though they are targets: suffixes of their names, or patterns with * (*.layers.0.*). One
     that matches no target is an error."""
@@ -100,14 +100,15 @@ class CommonModelOptions:
     """Which model is trained, and which of its weights."""
 
     path: str
-    """Directory in diffusers layout; org/name downloads that model of the Hugging Face hub; burnish:NAME is one that
-    ships with Burnish (burnish:quickstart/model)."""
+    """Directory in the layout of diffusers or transformers, or a language model's GGUF file; org/name downloads that
+    model of the Hugging Face hub; burnish:NAME is one that ships with Burnish (burnish:quickstart/model),
+    package:NAME/FILE one inside of an installed Python package."""
     revision: str | None = None
     """Branch, tag or commit of a model of the hub; null is its default branch. A run records the commit, and resumes
     with it."""
     family: str = "auto"
-    """What runs the model: pipeline runs any pipeline's own code, other names are of plugins; auto takes a plugin's for
-    its class of pipelines, else pipeline."""
+    """What runs the model: auto is Burnish's own, for every pipeline of diffusers and every class of transformers, or a
+    plugin's for its class of pipelines; NAME, file.py:Class or package.module:Class is one of yours."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the forward pass; latents, log-probs and losses are always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

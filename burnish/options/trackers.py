@@ -2,116 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from burnish.options import EVALUATED, Address, NonNegative, Whole
-from burnish.registry import ReadIf, options
-from burnish.utils.addresses import secret_in
+from burnish.options import EVALUATED, NonNegative, Rules, Whole
+from burnish.registry import ReadIf, fields, options
+from burnish.utils.addresses import SECRET, secret_in
 
-SHOWN = ReadIf("shows", why="never read without a tracker; set trackers.wandb={{}}")
+if TYPE_CHECKING:
+    from burnish.config.run import RunConfig
+
+SHOWN = ReadIf(
+    lambda section, run: section.tensorboard or section.libraries(),
+    why="never read without a tracker; set trackers.wandb={{}}",
+)
+LACKS = {"mlflow": ["mode"], "trackio": ["mode", "tags"]}  # options that a library has nothing for
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
 @options
 class TrackerOptions:
-    """Where a tracker shows the run."""
+    """How a tracker shows the run. Who you are is said by the library's own login, or variables of the environment."""
 
     project: Name = "burnish"
-    """Project of the run."""
+    """Project of the run; MLflow's experiment."""
     name: Name | None = None
     """Name of the run; null takes the name of output_dir."""
-
-
-@options
-class SweepOptions(TrackerOptions):
-    """The same, with what tells runs of a project apart."""
-
     group: Name | None = None
-    """Group of the run, such as a sweep."""
+    """Group of the run, such as a sweep; a tag in MLflow and ClearML, which have no groups."""
     tags: list[Name] = Field(default_factory=list)
     """Tags of the run."""
     mode: Literal["online", "offline"] = "online"
     """offline writes below output_dir/trackers, for the library's own command or function to send."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of what opens the run, by name: entity of wandb.init, workspace of swanlab.init, space_id of
+    trackio.init, tracking_uri of MlflowClient, and so on."""
 
-
-@options
-class WandbOptions(SweepOptions):
-    """Weights & Biases. WANDB_API_KEY, or `wandb login`, says who you are."""
-
-    entity: Name | None = None
-    """User or team of the project; null takes WANDB_ENTITY, or yours."""
-
-
-@options
-class SwanlabOptions(SweepOptions):
-    """SwanLab. SWANLAB_API_KEY, or `swanlab login`, says who you are."""
-
-    workspace: Name | None = None
-    """Organisation of the project; null is yours."""
-
-
-@options
-class MlflowOptions:
-    """MLflow. MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN, say who you are."""
-
-    experiment: Name = "burnish"
-    """Experiment of the run."""
-    uri: Address | None = None
-    """Tracking server, http://HOST:PORT; null takes MLFLOW_TRACKING_URI, or without that files below
-    output_dir/trackers/mlflow."""
-    name: Name | None = None
-    """Name of the run; null takes the name of output_dir."""
-    tags: dict[Name, Name] = Field(default_factory=dict)
-    """Tags of the run."""
-
-    @field_validator("uri")
+    @field_validator("arguments")
     @classmethod
-    def _uri_fits(cls, value: str | None) -> str | None:
-        if value is not None and value != "databricks" and "://" not in value:
-            raise ValueError(f"uri is {value}, which is no address; give http://HOST:PORT, or leave it out for files")
-        if value is not None and (held := secret_in(value)):
+    def _hold_no_secret(cls, value: dict[str, Any]) -> dict[str, Any]:
+        held = [name for name, one in value.items() if SECRET.search(name) or (isinstance(one, str) and secret_in(one))]
+        if held:
             raise ValueError(
-                f"uri contains {held}, which would be saved; set MLFLOW_TRACKING_USERNAME and "
-                "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+                f"arguments has {held[0]} with a secret, which would be saved; set the library's variable of the "
+                "environment, such as WANDB_API_KEY or MLFLOW_TRACKING_PASSWORD"
             )
         return value
-
-
-@options
-class TrackioOptions(TrackerOptions):
-    """Trackio. HF_TOKEN, or `hf auth login`, says who you are where a space is given."""
-
-    space: Name | None = None
-    """Space of the hub, as USER/NAME, that the run is shown in; null writes to TRACKIO_DIR on this machine."""
-    group: Name | None = None
-    """Group of the run, such as a sweep."""
-
-
-@options
-class ClearmlOptions(TrackerOptions):
-    """ClearML. CLEARML_API_ACCESS_KEY and CLEARML_API_SECRET_KEY, or `clearml-init`, say who you are."""
-
-    tags: list[Name] = Field(default_factory=list)
-    """Tags of the run."""
-    mode: Literal["online", "offline"] = "online"
-    """offline writes below output_dir/trackers/clearml, for Task.import_offline_session."""
 
 
 @options
 class TrackersOptions:
     """Where else metrics, samples of validations and alarms are shown. One that fails never stops or slows the run."""
 
-    wandb: WandbOptions | None = None
+    wandb: TrackerOptions | None = None
     """Weights & Biases; null leaves it out."""
-    swanlab: SwanlabOptions | None = None
+    swanlab: TrackerOptions | None = None
     """SwanLab; null leaves it out."""
-    mlflow: MlflowOptions | None = None
-    """MLflow; null leaves it out."""
-    trackio: TrackioOptions | None = None
-    """Trackio; null leaves it out."""
-    clearml: ClearmlOptions | None = None
+    mlflow: TrackerOptions | None = None
+    """MLflow: the server of MLFLOW_TRACKING_URI, or files below output_dir/trackers/mlflow; null leaves it out."""
+    trackio: TrackerOptions | None = None
+    """Trackio: in TRACKIO_DIR on this machine, or in a space; null leaves it out."""
+    clearml: TrackerOptions | None = None
     """ClearML; null leaves it out."""
     tensorboard: bool = False
     """Also write samples of validations, and alarms, for TensorBoard, beside the curves that it always gets."""
@@ -120,13 +72,17 @@ class TrackersOptions:
     wait: Annotated[NonNegative, SHOWN] = 30.0
     """Seconds at the end of a run in which trackers may send what is left; a stopped run waits 10 at most."""
 
-    @property
-    def shows(self) -> bool:
-        """Whether there is any tracker."""
-        return self.tensorboard or bool(self.libraries())
-
     def libraries(self) -> list[str]:
         """Trackers that are asked for and that need a library of their own, by the names of both."""
+        return [name for name in fields(self) if isinstance(getattr(self, name), TrackerOptions)]
+
+    def contradictions(self, run: RunConfig) -> Rules:
+        plain = TrackerOptions()
         return [
-            name for name in ("wandb", "swanlab", "mlflow", "trackio", "clearml") if getattr(self, name) is not None
+            (
+                getattr(getattr(self, name), option) != getattr(plain, option),
+                f"trackers.{name}.{option} is given, but {name} has no such thing; leave it out",
+            )
+            for name in self.libraries()
+            for option in LACKS.get(name, ())
         ]

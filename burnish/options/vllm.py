@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from burnish.options import Count, Positive, Seconds, Whole
+from burnish.options import Count, Positive, Rules, Seconds, Whole
 from burnish.registry import options
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
+    from burnish.config.run import RunConfig
     from burnish.options.language import LanguageLoraOptions
 
 OURS = {
@@ -79,18 +80,24 @@ class VllmOptions:
             if name in FIXED:
                 raise UserError(f"rollout.vllm.arguments has {name}, which Burnish sets itself; leave it out")
 
-    def complaints(self, *, fire_temperature: float | None, lora: LanguageLoraOptions | None) -> Iterator[str]:
-        """Options that vLLM does not support."""
-        if self.adapter != "auto" and lora is None:
-            yield f"rollout.vllm.adapter is {self.adapter}, but model.lora is null: there is no adapter; leave it out"
-        elif self.adapter == "request" and lora is not None:
-            for what in unreadable(lora):
-                yield f"rollout.vllm.adapter is request, but {what}; set rollout.vllm.adapter=folded"
-        if fire_temperature is not None:
-            yield (
-                f"rollout.fire_temperature is {fire_temperature}, but vLLM has one temperature for all tokens; "
-                "leave it out, or use Burnish's own engine"
-            )
+    def contradictions(self, run: RunConfig) -> Rules:
+        lora, fire = run.model.lora, run.rollout.fire_temperature
+        unread = unreadable(lora) if self.adapter == "request" and lora is not None else ()
+        return [
+            (
+                self.adapter != "auto" and lora is None,
+                f"rollout.vllm.adapter is {self.adapter}, but model.lora is null: there is no adapter; leave it out",
+            ),
+            *(
+                (True, f"rollout.vllm.adapter is request, but {what}; set rollout.vllm.adapter=folded")
+                for what in unread
+            ),
+            (
+                fire is not None,
+                f"rollout.fire_temperature is {fire}, but vLLM has one temperature for all tokens; leave it out, or "
+                "use Burnish's own engine",
+            ),
+        ]
 
 
 def sends_adapter(adapter: str, lora: LanguageLoraOptions | None, dtype: str) -> bool:

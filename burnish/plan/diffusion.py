@@ -21,8 +21,8 @@ from burnish.diffusion.roles import FlowRoles
 from burnish.plan.counter import BATCH, HOST, STORED, WEIGHTS, LiveBytes, Peak
 from burnish.plan.made_up import MadeUpPictures, made_up_prompts
 from burnish.plan.measure import LOAD, Half, Once
-from burnish.types.clips import Clip
 from burnish.types.prompt import Prompts
+from burnish.types.samples import Clip
 from burnish.utils.errors import UserError
 
 PICTURE = (1024, 1024)  # height and width of what samples begin from, where no data is at hand
@@ -81,6 +81,10 @@ class GeneratorHalf(Half):
         model = vars(self.assembly.roles.model)
         return [tape._results for tape in model["_tapes"].values()] if "_tapes" in model else ()
 
+    def begin(self) -> None:
+        if self.assembly.finished:  # whose layout the first prompt's own run tells
+            self.assembly.engine.latent_shape(self.assembly.train_prompts[0])
+
     def prepare(self) -> None:
         roles: FlowRoles = self.assembly.roles
         model: Any = roles.model
@@ -108,7 +112,7 @@ class GeneratorHalf(Half):
             setattr(roles, name, self._stored(getattr(roles, name)))
         engine: Any = self.assembly.engine
         engine.sample = self._labelled(engine.sample)
-        for data in self.assembly.finished:
+        for data in self.assembly.finished.values():
             data.check()  # which ranks that learn from the same pictures rely on
 
     @property

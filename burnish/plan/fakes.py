@@ -76,12 +76,15 @@ class Pretending(TorchDispatchMode):
         nn.Module._apply = _apply  # type: ignore[method-assign]
         for name, method in OWN_METHODS.items():
             setattr(FakeTensor, name, method)
+        draw = nn.init._no_grad_trunc_normal_
+        nn.init._no_grad_trunc_normal_ = lambda tensor, *_, **__: tensor  # which draws until values fit
         try:
             with warnings.catch_warnings(), self:
                 warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
                 yield self
         finally:
             nn.Module._apply = apply  # type: ignore[method-assign]
+            nn.init._no_grad_trunc_normal_ = draw
             for name in OWN_METHODS:
                 delattr(FakeTensor, name)
             hook.remove()

@@ -19,7 +19,7 @@ from burnish.evaluation.prompts import data_options
 from burnish.language import decoding
 from burnish.language.assembly import LanguageAssembly
 from burnish.language.engine import LanguageEngine, ResponseJob
-from burnish.language.layers import BLOCK, SLACK
+from burnish.language.layers import grown, most_columns
 from burnish.language.roles import LanguageRoles
 from burnish.plan.counter import CACHES, LiveBytes
 from burnish.plan.fakes import Pretending, is_fake
@@ -68,6 +68,9 @@ class LanguageHalf(Half):
         tokens = rows * (self.engine.encode.length + config.longest if config.online else 1)
         return float(config.trainer.micro_batch_tokens / tokens)
 
+    def begin(self) -> None:
+        """Nothing: outlines of prompts are known without a forward pass."""
+
     def prepare(self) -> None:
         roles, config = self.assembly.roles, self.assembly.config
         self.engine.begin(roles, config.data)
@@ -99,7 +102,7 @@ class LanguageHalf(Half):
         elif not assembly.has_separate_engine:  # which answers with the memory that it has taken
             super().validate()
 
-    def begin(self, evaluation: Any) -> None:
+    def turn_to(self, evaluation: Any) -> None:
         self.engine.begin(self.assembly.roles, data_options(evaluation.suite))
 
     def draw(self, job: ResponseJob) -> None:
@@ -210,9 +213,10 @@ def cache_bytes(model: Any, rows: int, prompt: int, written: int) -> int:
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
     tokens = prompt + written
     if model.capabilities.fast:  # see ``burnish.language.layers``
-        limit, columns = tokens + max(tokens // 8, SLACK), prompt
+        limit = most_columns(tokens)
+        columns = grown(0, prompt, limit)
         while columns < tokens:
-            columns = min(max(columns + 1, columns + max(BLOCK, columns // 4)), limit)
+            columns = grown(columns, columns + 1, limit)
         held = [columns] * len(kinds)
     elif model.capabilities.cache == "none":
         return 0

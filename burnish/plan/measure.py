@@ -78,6 +78,9 @@ class Half:
         """Everything that has weights."""
         yield from self.assembly.roles._networks.values()
 
+    def begin(self) -> None:
+        """Do what a run does before ranks share its networks out."""
+
     def prepare(self) -> None:
         """Have what is done many times alike done once."""
         raise NotImplementedError
@@ -100,14 +103,14 @@ class Half:
         """Sample the first batch of a job."""
         raise NotImplementedError
 
-    def begin(self, evaluation: Evaluation) -> None:
+    def turn_to(self, evaluation: Evaluation) -> None:
         """A suite is next."""
 
     def validate(self) -> None:
         """Sample the first batch of the held-out prompts and of every suite, each as large as any that follows."""
         self.draw(held_out(self.assembly))
         for evaluation, job in suite_jobs(self.assembly, lambda count: self.made_up(count)["train_prompts"]):
-            self.begin(evaluation)
+            self.turn_to(evaluation)
             self.draw(job)
 
     def baseline(self) -> None:
@@ -330,6 +333,7 @@ def load(assembly: Assembly, counter: LiveBytes, half: Half, rests: Rests, *, tr
         counter.label(WEIGHTS, [(*part.parameters(), *part.buffers()) for part in half.parts()])
         counter.label(rests.shards, [one.parameters for one in roles.shards.networks.values()])
         if trains:
+            half.begin()
             _ = assembly.workers
         if trains and assembly.ema is not None:
             counter.label(rests.average, assembly.ema.average)

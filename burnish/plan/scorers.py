@@ -90,7 +90,8 @@ def loaded_by(rewards: Mapping[str, AnyReward], processes: int, section: str) ->
             unknown.append(f"{section}.{label}")
             continue
         size = int((count + sum(map(float, filter(None, further)))) * WIDTHS[options.get("dtype", "bfloat16")])
-        always, scoring = (always, scoring + size) if reward.puts_away else (always + size, scoring)
+        # one process scores on a device, by one reward after the other
+        always, scoring = (always, max(scoring, size)) if reward.puts_away else (always + size, scoring)
     if (seen or unknown) and processes:
         always += CONTEXT
     return Scorers(always, scoring, tuple(unknown))

@@ -148,7 +148,7 @@ def card(folder: RunFolder, weights: Weights, *, samples: bool = True) -> tuple[
     about = {
         "card": True, "title": weights.repo.partition("/")[2], "head": Markup(f"{_head(folder, run, weights)}\n"),
         "lead": _lead(run, weights), "facts": list(_facts(run, weights)), "numbers": numbers(run),
-        "verdict": [{"word": point.kind, "text": point.text} for point in verdict(run)], "warnings": run.warnings(),
+        "verdict": [{"word": kind, "text": text} for kind, text in verdict(run)], "warnings": run.warnings(),
         "remark": f"These weights are of update {weights.update}; the newest validation before it was after "
                   f"{last[STEP]}." if last is not None and stale else "",
         "curves": CURVES if CURVES in files and last is not None else "", "gallery": run.words.samples.capitalize(),

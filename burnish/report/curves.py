@@ -16,7 +16,7 @@ from burnish.report.samples import MOST_POINTS, MOST_SCORED, Interval, Points, c
 from burnish.report.statistics import REWARD, Measure, by_source, over_sources, value_of
 from burnish.report.summary import Summary
 from burnish.utils.images import RIGHT, WRONG
-from burnish.utils.records import RECORD, fresh, is_number, read_records
+from burnish.utils.records import RECORD, cached, is_number, read_records, stamp
 
 VALIDATION, WATCHED, MEMORY, REST = "Validation", "Watched statistics", "Memory", "Other metrics"
 TRAINED = {
@@ -38,7 +38,6 @@ SECTIONS = TRAINED | {
     "timing_per_": "Time per sample",
 }
 ORDER = [VALIDATION, WATCHED, *TRAINED.values(), MEMORY, *list(SECTIONS.values())[len(TRAINED) :], REST]
-MOST_CHARTS, MOST_SOURCES = 1000, 12
 DRAWN = 4  # charts of a picture: the reward and the first measures beside it
 GREY = "#9a9a9a"
 EXPLAINED = {  # the first pattern that matches
@@ -139,7 +138,7 @@ def charts(folder: RunFolder, run: Summary, *, most: int = MOST_POINTS) -> dict[
             note = next((text for pattern, text in EXPLAINED.items() if fnmatchcase(name, pattern)), "")
             line = series("training", "training", points, most=most)
             alike[key] = {"title": name, "part": _part(name), "note": note, "also": [], "series": [line]}
-    listed += list(alike.values())[: MOST_CHARTS - len(listed)]
+    listed += alike.values()
     listed.sort(key=lambda chart: ORDER.index(chart["part"]))
     return {"last": run.updates, "charts": listed, "constant": constant}
 
@@ -183,7 +182,7 @@ def _validation(folder: RunFolder, run: Summary, most: int) -> Iterator[dict[str
         names = list(dict.fromkeys(name for means in sources.values() for name in means))
         if len(names) > 1:
             chart["sources"] = []
-            for name in names[:MOST_SOURCES]:
+            for name in names:
                 own = [(update, *means[name]) for update, means in sources.items() if name in means]
                 values: Points = [(update, value) for update, value, _ in own]
                 chart["sources"].append(series(name, "source", values, [one[2] for one in own], most=most))
@@ -209,7 +208,7 @@ def time_data(folder: RunFolder, run: Summary, update: int | None = None) -> dic
     seconds = {name: [row.get(f"timing_s/{name}") or 0.0 for row in rows] for name in names}
     parts = [name for name in names if name != "step" and "/" not in name]  # those of a phase are not counted twice
     phases = {name: [short(seconds[name][place]) for place in places] for name in parts}
-    spans = fresh(_read_timeline, folder.timeline)
+    spans = _read_timeline(folder.timeline)
     updates = sorted(spans)
     wanted = updates[-1] if update is None and updates else update
     lanes = spans.get(wanted or 0, {})
@@ -220,6 +219,7 @@ def time_data(folder: RunFolder, run: Summary, update: int | None = None) -> dic
     }  # fmt: skip
 
 
+@cached(stamp)
 def _read_timeline(file: Path) -> dict[int, dict[str, list[tuple[str, float, float]]]]:
     return {line.update: line.lanes for line in read_records(file, _TIMELINE, file.parent)}
 

@@ -7,8 +7,9 @@ import io
 import itertools
 import wave
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageSequence
@@ -18,8 +19,9 @@ from burnish.report.prompts import of_prompt
 from burnish.report.samples import read_samples
 from burnish.types.media import evenly_spaced
 from burnish.utils.images import grid, strip, waveform
+from burnish.utils.media import choose_frames, read_sound
 from burnish.utils.records import leads_out
-from burnish.utils.video import clip_format, encode_clip, encode_sound, read_clip
+from burnish.utils.video import encode_clip, encode_sound
 
 LONGEST = 256  # pixels: larger images and clips are scaled down
 HEAVIEST = 1 << 20  # bytes of a file that is taken as it is
@@ -27,10 +29,9 @@ PLAYED = 1 << 17  # bytes of a clip, and of a sound, that is taken as it is
 BUDGET = 14 << 20  # characters of all media on a page
 FRAMES = 120  # of a clip that are read
 SECONDS = 10  # of a sound that are read
-LOW_RATE = 16000  # samples per second of a sound that is too large
+AUDIO_RATE, LOW_RATE = 48000, 16000  # samples per second of a sound that is too large
 PROMPTS, EACH = 6, 3  # rows of a sheet, and samples of each side of a row
 CLIPS, STRIP = (".mp4", ".webp"), 3  # frames of a clip, of which one is shown on a side
-LABEL = 200  # characters of a prompt beside its row
 UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, wave.Error, Image.DecompressionBombError, ImportError)
 
 Embedded = dict[str, Any]  # addresses of an image, a video and a sound, and the size in pixels
@@ -52,58 +53,68 @@ def embedded(folder: Path, names: Iterable[str]) -> dict[str, Embedded]:
     return media
 
 
+class Medium(NamedTuple):
+    """What a file holds: a picture is a frame, and a sound by itself has none."""
+
+    frames: list[np.ndarray]  # uint8 [H, W, 3]
+    rate: float  # of frames, per second
+    sound: tuple[np.ndarray, int] | None  # [channels, N] in [-1, 1], and samples per second
+
+
+def read_medium(path: Path, most: int = FRAMES) -> Medium:
+    """The first frames of a picture or a clip, or the beginning of a sound."""
+    match path.suffix:
+        case ".wav":
+            with wave.open(str(path)) as file:
+                content = file.readframes(SECONDS * file.getframerate())
+                if file.getsampwidth() != 2 or not content:
+                    raise ValueError("no sound of 16 bits")
+                values = np.frombuffer(content, "<i2").reshape(-1, file.getnchannels()) / 32767
+                return Medium([], 0.0, (values.T, file.getframerate()))
+        case ".mp4":
+            content, sound = path.read_bytes(), None
+            frames, rate, _ = choose_frames(content, lambda count, rate: range(min(count, most)))
+            with suppress(OSError):  # it has none
+                mono = read_sound(content, AUDIO_RATE)[: round(len(frames) / rate * AUDIO_RATE)]
+                sound = mono[None], AUDIO_RATE
+            return Medium(frames, rate, sound)
+    with Image.open(path, formats=["PNG", "WEBP"]) as image:
+        rate = 1000 / (image.info.get("duration") or 100)
+        shown = itertools.islice(ImageSequence.Iterator(image), most)
+        return Medium([np.asarray(frame.convert("RGB")) for frame in shown], rate, None)
+
+
 def _embed(path: Path) -> Embedded:
-    content = path.read_bytes()
-    if path.suffix == ".mp4":
-        return _clip(content)
+    content, medium = path.read_bytes(), read_medium(path)
     if path.suffix == ".wav":
-        with wave.open(io.BytesIO(content)) as file:
-            values, rate = values_of(file), file.getframerate()
-        drawn = Image.fromarray(waveform(values.T))
-        return _picture(drawn) | {"sound": _address(_sound(content, values, rate), "audio/wav")}
-    with Image.open(io.BytesIO(content), formats=["PNG", "WEBP"]) as image:
-        small = len(content) <= HEAVIEST and (image.format == "WEBP" or max(image.size) <= LONGEST)
-        kind, size = (image.format or "").lower(), image.size
-        made = {"image": _address(content, f"image/{kind}"), "size": size} if small else _picture(image)
+        values, rate = medium.sound or (np.zeros((1, 1)), 1)
+        if len(content) > PLAYED:  # one channel, at a lower rate
+            step = max(1, round(rate / LOW_RATE))
+            lower = values.mean(0)[: values.shape[1] // step * step].reshape(1, -1, step).mean(2)
+            content = encode_sound(lower.astype(np.float32), rate // step)
+        return _picture(waveform(values)) | {"sound": _address(content, "audio/wav")}
+    height, width = medium.frames[0].shape[:2]
+    if path.suffix == ".mp4":
+        small = np.stack([np.asarray(_smaller(frame)) for frame in medium.frames])
+        if max(height, width) > LONGEST or len(content) > PLAYED:
+            content = encode_clip(small, medium.rate, medium.sound, quality="28")
+        size, audible = small.shape[2:0:-1], medium.sound is not None
+        return {"video": _address(content, "video/mp4"), "size": size, "audible": audible}
+    small_file = len(content) <= HEAVIEST and (path.suffix == ".webp" or max(height, width) <= LONGEST)
+    kept = {"image": _address(content, f"image/{path.suffix[1:]}"), "size": (width, height)}
+    made = kept if small_file else _picture(medium.frames[0])
     beside = path.with_suffix(".wav")
     return made | ({"sound": _embed(beside)["sound"]} if path.suffix == ".webp" and beside.is_file() else {})
 
 
-def _clip(content: bytes) -> Embedded:
-    if clip_format() != "mp4":  # PyAV, which could make it smaller, is missing here
-        return {"video": _address(content, "video/mp4"), "size": [None, None]} if len(content) <= HEAVIEST else {}
-    frames, rate, sound = read_clip(content, FRAMES)
-    small = np.stack([np.asarray(_smaller(Image.fromarray(frame))) for frame in frames])
-    if max(frames.shape[1:3]) > LONGEST or len(content) > PLAYED:
-        content = encode_clip(small, rate, sound, quality="28")
-    return {"video": _address(content, "video/mp4"), "size": small.shape[2:0:-1], "audible": sound is not None}
-
-
-def _sound(content: bytes, values: np.ndarray, rate: int) -> bytes:
-    """A large sound in one channel and at a lower rate."""
-    if len(content) <= PLAYED:
-        return content
-    step = max(1, round(rate / LOW_RATE))
-    mono = values.mean(1)
-    lower = mono[: len(mono) // step * step].reshape(-1, step).mean(1)
-    return encode_sound(lower[None].astype(np.float32), rate // step)
-
-
-def values_of(file: wave.Wave_read) -> np.ndarray:
-    """The beginning of a sound of 16 bits: float [N, channels] in [-1, 1]."""
-    content = file.readframes(SECONDS * file.getframerate())
-    if file.getsampwidth() != 2 or not content:
-        raise ValueError("no sound of 16 bits")
-    return np.frombuffer(content, "<i2").reshape(-1, file.getnchannels()) / 32767
-
-
-def _smaller(image: Image.Image) -> Image.Image:
+def _smaller(frame: np.ndarray) -> Image.Image:
+    image = Image.fromarray(frame)
     image.thumbnail((LONGEST, LONGEST), Image.Resampling.LANCZOS)
     return image
 
 
-def _picture(image: Image.Image) -> Embedded:
-    small = _smaller(image.convert("RGB"))
+def _picture(frame: np.ndarray) -> Embedded:
+    small = _smaller(frame)
     return {"image": _address(encoded(small, quality=85), "image/jpeg"), "size": small.size}
 
 
@@ -141,7 +152,7 @@ def sheet(folder: RunFolder, before: int, after: int) -> bytes | None:
             continue
         columns = len(row)
         cells += [picture for picture in row if picture is not None]
-        labels.append(sides[1][0].prompt[:LABEL])
+        labels.append(sides[1][0].prompt)
         verdicts += [None] * len(begun) + [sample.exact for side in sides for sample in side]
     if not cells:
         return None
@@ -151,36 +162,15 @@ def sheet(folder: RunFolder, before: int, after: int) -> bytes | None:
 def still(path: Path) -> np.ndarray | None:
     """A sample as one picture, uint8 [H, W, 3]: some frames of a clip, a sound over time; None if it can't be read."""
     try:
-        match path.suffix:
-            case ".mp4" | ".webp":
-                frames, _ = frames_of(path)
-                return strip([frames[i] for i in evenly_spaced(len(frames), STRIP)])
-            case ".wav":
-                with wave.open(str(path)) as file:
-                    return waveform(values_of(file).T)
-        with Image.open(path, formats=["PNG"]) as image:
-            return np.asarray(image.convert("RGB"))
+        frames, _, sound = read_medium(path)
     except UNREADABLE:
         return None
-
-
-def frames_of(path: Path, most: int = FRAMES) -> tuple[list[np.ndarray], float]:
-    """The frames of a clip, uint8 [H, W, 3], and how many of them a second has."""
-    if path.suffix == ".mp4":
-        frames, rate, _ = read_clip(path.read_bytes(), most)
-        return list(frames), rate
-    with Image.open(path, formats=["WEBP"]) as image:
-        rate = 1000 / (image.info.get("duration") or 100)
-        return [
-            np.asarray(frame.convert("RGB")) for frame in itertools.islice(ImageSequence.Iterator(image), most)
-        ], rate
+    if sound is not None and not frames:
+        return waveform(sound[0])
+    return strip([frames[i] for i in evenly_spaced(len(frames), STRIP)]) if path.suffix in CLIPS else frames[0]
 
 
 def png(path: Path) -> bytes | None:
     """A picture of a prompt as a small PNG file; None if it can't be read."""
     picture = still(path)
-    if picture is None:
-        return None
-    image = Image.fromarray(picture)
-    image.thumbnail((256, 256))
-    return encoded(image, "PNG", optimize=True)
+    return None if picture is None else encoded(_smaller(picture), "PNG", optimize=True)

@@ -12,8 +12,7 @@ from typing import Any
 from burnish.alarms.detectors import LAST
 from burnish.alarms.record import Raised, amount, number
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.evaluation.records import HEADER, RECORDS, Folder, Header
-from burnish.evaluation.results import ByTask, by_task, changes, result_of
+from burnish.evaluation.records import HEADER, RECORDS, ByTask, Folder, Header, by_task, changes, result_of
 from burnish.report.prompts import of_prompt, prompt_data, sample_data
 from burnish.report.samples import MOST_SCORED, chosen, cut, read_samples, relative, series
 from burnish.report.statistics import PLUS_MINUS, REWARD, SPACE, Measure, mean
@@ -21,7 +20,7 @@ from burnish.report.summary import Summary, next_steps
 from burnish.report.verdict import headline, verdict
 from burnish.utils.errors import UserError
 from burnish.utils.paths import SUITES
-from burnish.utils.records import fresh, leads_out, stamp
+from burnish.utils.records import cached, leads_out, stamp
 
 WORDS = {
     "gained": ("good", "+ gained"),
@@ -29,8 +28,6 @@ WORDS = {
     "lost": ("bad", "− lost"),
     "weigh": ("", "to weigh"),
 }
-LONGEST, LONGEST_TEXT = 1 << 20, 4000  # characters of a configuration, and of a response to an alarm
-QUOTES = 16  # responses of an update to an alarm
 PICTURES, RESPONSES = 4, 3  # prompts that are shown first of all
 CHOSEN = "The first validation prompts, not cherry-picked."
 ALARMS_ABOUT = (
@@ -45,14 +42,13 @@ def overview(folder: RunFolder, run: Summary) -> dict[str, Any]:
         "title": folder.path.resolve().name, "sentence": run.sentence(), "headline": headline(run),
         "glimpse": glimpse(folder, run), "chosen": CHOSEN, "same": run.words.same,
         "numbers": numbers(run), "sources": sources(run),
-        "verdict": [dict(zip(("kind", "word"), WORDS[point.kind], strict=True), text=point.text)
-                    for point in verdict(run)],
+        "verdict": [dict(zip(("kind", "word"), WORDS[kind], strict=True), text=text) for kind, text in verdict(run)],
         "warnings": run.warnings(), "alarms_about": ALARMS_ABOUT,
         "alarms": [_alarm(folder, run, raised) for raised in (*run.active, *run.over)],
         "suites": suite_data(folder), "suites_about": SUITES_ABOUT,
         "updates": run.updates, "steps": run.planned, "samples": run.words.samples, "gallery": run.words.gallery,
         "unit": run.words.unit, "validations": folder.validations(),
-        "config": folder.config.read_text(encoding="utf-8")[:LONGEST] if folder.config.is_file() else "",
+        "config": folder.config.read_text(encoding="utf-8") if folder.config.is_file() else "",
         "next": [{"what": what, "command": command} for what, command in next_steps(folder, run)],
     }  # fmt: skip
 
@@ -89,8 +85,7 @@ def _alarm(folder: RunFolder, run: Summary, raised: Raised) -> dict[str, Any]:
         "name": raised.name.replace("_", " "), "texts": texts, "over": raised.over is not None,
         "sheets": [{"title": title, "file": file} for title, file in zip(titles, files, strict=False) if file],
         "quotes": [{"title": title, "said": [
-            {"prompt": cut(quote.prompt, LONGEST_TEXT), "response": cut(quote.response, LONGEST_TEXT),
-             "reward": quote.reward} for quote in quotes[:QUOTES]
+            {"prompt": cut(quote.prompt), "response": cut(quote.response), "reward": quote.reward} for quote in quotes
         ]} for title, quotes in zip(titles, raised.quotes, strict=False)],
     }  # fmt: skip
 
@@ -216,13 +211,14 @@ def suite_data(folder: RunFolder) -> list[dict[str, Any]]:
     tables = []
     for _, by_update in sorted(places.items()):
         updates = chosen(list(by_update), MOST_SCORED)
-        read = {update: one for update in updates if (one := fresh(_read, by_update[update], HEADER, RECORDS))}
+        read = {update: one for update in updates if (one := _read(by_update[update]))}
         if read:
             last = read[max(read)]
             tables.append(_table({update: one for update, one in read.items() if one.key == last.key}))
     return tables
 
 
+@cached(lambda place: stamp(place / HEADER, place / RECORDS))
 def _read(place: Path) -> Evaluation | None:
     """What is there; None where it is not complete, or was not written by a run."""
     try:

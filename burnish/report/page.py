@@ -17,7 +17,7 @@ from burnish.report.card import markdown
 from burnish.report.curves import charts, time_data
 from burnish.report.media import embedded
 from burnish.report.overview import overview
-from burnish.report.prompts import groups, of_prompt, prompt_data, prompt_table, sample_data, trained_prompts
+from burnish.report.prompts import groups, prompt_table, trained_prompts, walk
 from burnish.report.runs import run_row
 from burnish.report.samples import chosen, read_samples
 from burnish.report.summary import Summary
@@ -28,12 +28,9 @@ SCRIPTS = (
     "base", "chart", "media", "overview", "curves", "gallery", "prompts", "groups", "time", "compare", "runs", "main",
 )  # fmt: skip
 POINTS = 200  # of a curve
-TEXTS = 12  # validations whose responses are in the file
-OPEN, BETWEEN = 4, 3  # prompts of which pictures between are in the file, and validations between
-MOST, GLIMPSE = 8, 2  # samples of a prompt: of the first and the last validation, and of others
+BETWEEN = 6  # validations between the first and the last one whose samples are in the file
 MOST_PROMPTS = 1000
 LARGEST = 4_000_000  # characters beside the media
-LONGEST = 4000  # characters of a response
 NOTHING: dict[str, Any] = {"updates": [], "prompts": [], "kept": []}
 
 
@@ -97,23 +94,9 @@ def _walks(folder: RunFolder, run: Summary) -> dict[str, Any]:
     """Samples by prompt: of the first and the last validation, and of some between."""
     ends = [row[STEP] for row in (run.before, run.after) if row is not None]
     last = read_samples(folder.validation(ends[-1])) if ends else {}
-    written = any(sample.response is not None for sample in last.values())
     between = [update for update in folder.validations() if 0 < update < ends[-1]] if ends else []
-    walks = {}
-    for row, index in enumerate(sorted({prompt for prompt, _ in last})):
-        way = chosen(between, TEXTS if written else BETWEEN) if written or row < OPEN else ()
-        updates = []
-        for update in sorted({*ends, *way}):
-            own = of_prompt(folder, update, index)[: MOST if update in ends else GLIMPSE]
-            samples = [sample_data(folder, sample) for sample in own]
-            for sample in samples:
-                if len(sample.get("response") or "") > LONGEST:
-                    sample["response"] = f"{sample['response'][:LONGEST]}…"
-            updates += [{"update": update, "samples": samples}] if samples else []
-        walks[str(index)] = {"index": index, "updates": updates} | prompt_data(
-            folder, of_prompt(folder, ends[-1], index)[0]
-        )
-    return walks
+    updates = sorted({*ends, *chosen(between, BETWEEN)})
+    return {str(index): walk(folder, index, updates) for index in sorted({prompt for prompt, _ in last})}
 
 
 def _groups(folder: RunFolder) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,8 @@ from burnish.report.samples import (
 )
 from burnish.report.statistics import mean
 from burnish.utils.paths import RECORDS
-from burnish.utils.records import RECORD, fresh, read_records
+from burnish.utils.records import RECORD, cached, read_records, stamp
 
-MOST_PROMPTS, MOST_TRAINED = 20_000, 5000  # of validations and of training in a table
-MOST_GROUPS = 64  # of an update
 SPARK = 24  # values of the small curve of a prompt
 LABEL = 400  # characters of a prompt in a table
 NOTE = 2000  # characters of a note
@@ -84,30 +82,30 @@ def prompt_table(folder: RunFolder) -> dict[str, Any]:
     rows = [
         row | {"index": index, "prompt": cut(texts.get(index, {}).get("prompt", ""), LABEL)}
         | {"answer": cut(texts.get(index, {}).get("answer"), LABEL)}
-        for index, row in sorted(_rows(scored, MOST_PROMPTS).items())
+        for index, row in sorted(_rows(scored).items())
     ]  # fmt: skip
     return {"updates": updates, "prompts": rows, "kept": sorted({index for index, _ in newest_samples(folder)})}
 
 
 def trained_prompts(folder: RunFolder) -> dict[str, Any]:
     """Every recorded training prompt with the rewards of its groups over the updates."""
-    recorded = fresh(_read_groups, folder.groups)
+    recorded = _read_groups(folder.groups)
     groups = [(update, group) for update in sorted(recorded) for group in recorded[update]]
     texts = {group.uid: cut(group.prompt, LABEL) for _, group in groups}
-    table = _rows(((update, group.uid, group.source, group.rewards) for update, group in groups), MOST_TRAINED)
+    table = _rows((update, group.uid, group.source, group.rewards) for update, group in groups)
     rows = [
         row | {"index": index, "prompt": texts[uid], "answer": None} for index, (uid, row) in enumerate(table.items())
     ]
     return {"updates": sorted(recorded), "prompts": rows, "kept": []}
 
 
-def _rows(scored: Iterable[tuple[int, Any, str, list[float | None]]], most: int) -> dict[Any, dict[str, Any]]:
+def _rows(scored: Iterable[tuple[int, Any, str, list[float | None]]]) -> dict[Any, dict[str, Any]]:
     """How each prompt went, as a table shows it, from rewards by update, prompt and source."""
     rewards: dict[Any, dict[int, list[float]]] = {}
     sources: dict[Any, str] = {}
     for update, prompt, source, values in scored:
         known = [value for value in values if value is not None]
-        if known and (prompt in rewards or len(rewards) < most):
+        if known:
             rewards.setdefault(prompt, {}).setdefault(update, []).extend(known)
             sources[prompt] = source
     highest = max((value for prompt in rewards.values() for values in prompt.values() for value in values), default=0.0)
@@ -141,15 +139,14 @@ def _alike(value: float, other: float) -> bool:
     return math.isclose(value, other, rel_tol=ROUNDING)
 
 
-def walk(folder: RunFolder, index: int) -> dict[str, Any]:
-    """The samples of a validation prompt at every update, made with the same noise."""
-    updates, prompt = [], {}
-    for update in chosen(folder.validations()):
-        own = of_prompt(folder, update, index)
-        if own:
-            updates.append({"update": update, "samples": [sample_data(folder, sample) for sample in own]})
+def walk(folder: RunFolder, index: int, updates: Sequence[int] | None = None) -> dict[str, Any]:
+    """The samples of a validation prompt at some updates, or at all, made with the same noise."""
+    shown, prompt = [], {}
+    for update in chosen(folder.validations()) if updates is None else updates:
+        if own := of_prompt(folder, update, index):
+            shown.append({"update": update, "samples": [sample_data(folder, sample) for sample in own]})
             prompt = prompt_data(folder, own[0])
-    return {"index": index, "updates": updates} | prompt
+    return {"index": index, "updates": shown} | prompt
 
 
 def of_prompt(folder: RunFolder, update: int, index: int) -> list[Sample]:
@@ -180,12 +177,12 @@ def sample_data(folder: RunFolder, sample: Sample) -> dict[str, Any]:
 
 def groups(folder: RunFolder, update: int | None = None) -> dict[str, Any]:
     """The groups of an update, the last one if None, and of which updates there are some."""
-    recorded = fresh(_read_groups, folder.groups)
+    recorded = _read_groups(folder.groups)
     updates = sorted(recorded)
     wanted = updates[-1] if update is None and updates else update
     kept = {} if wanted is None else _kept(folder, wanted)
     shown = []
-    for group in recorded.get(wanted or 0, [])[:MOST_GROUPS]:
+    for group in recorded.get(wanted or 0, []):
         samples = [
             {"sample": number, "reward": reward, "advantage": advantage} | kept.get((group.uid, number), {})
             for number, reward, advantage in zip(group.samples, group.rewards, group.advantages, strict=False)
@@ -196,6 +193,7 @@ def groups(folder: RunFolder, update: int | None = None) -> dict[str, Any]:
     return {"updates": updates, "update": wanted, "groups": shown, "kept": with_files}
 
 
+@cached(stamp)
 def _read_groups(file: Path) -> dict[int, list[Group]]:
     """By update; of one that was repeated after a crash, those that count."""
     return {line.update: line.groups for line in read_records(file, _GROUPS, file.parent)}

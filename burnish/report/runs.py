@@ -7,25 +7,24 @@ import os
 import re
 import socket
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from burnish.config.run_folder import LARGEST_METRICS, LONGEST_ROW, STEP, RunFolder, is_row
-from burnish.config.yaml_text import LARGEST, parse
-from burnish.report.samples import Points, cut, prompt_texts, read_samples, relative, series
+from burnish.config.run_folder import STEP, RunFolder, is_row
+from burnish.config.yaml_text import parse
+from burnish.report.samples import cut, prompt_texts, read_samples, relative, series
 from burnish.report.statistics import REWARD
 from burnish.utils.errors import ConfigError, UserError
-from burnish.utils.json_text import parse_json
+from burnish.utils.json_text import flattened, parse_json
 from burnish.utils.paths import CLAIM, CONFIG, METRICS
-from burnish.utils.reading import read_long, read_text
-from burnish.utils.records import fresh, is_number, stamp
+from burnish.utils.reading import read_text
+from burnish.utils.records import cached, is_number, stamp
 
 LABEL = 200  # characters of a prompt and of a response in the table
 DEEPEST = 4  # folders below the one that is looked through
-MOST_RUNS, MOST_FOLDERS = 1000, 20_000
+MOST_RUNS = 1000  # of which something is kept in memory
 QUIET = 300.0  # seconds without a line after which a run of another machine counts as stopped
 WITHIN = {
     "validation", "reference", "checkpoints", "samples", "validation_samples", "tensorboard", "profiles", "earlier",
@@ -53,8 +52,6 @@ def read_configuration(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     try:
-        if file.stat().st_size > LARGEST:
-            raise ConfigError(f"it has {file.stat().st_size} bytes")
         content: dict[str, Any] = parse(read_text(file))
         for name, kinds in OPTIONS.items():
             value: Any = content
@@ -72,12 +69,9 @@ def read_configuration(file: Path) -> dict[str, Any]:
     return content
 
 
-def configuration(folder: RunFolder) -> dict[str, Any]:
-    """A run's options, read again only when they have changed; only {"error": ...} where they can't be read."""
-    return fresh(_read_configuration, folder.config, most=MOST_RUNS)
-
-
-def _read_configuration(file: Path) -> dict[str, Any]:
+@cached(stamp, MOST_RUNS)
+def configuration(file: Path) -> dict[str, Any]:
+    """A run's options; only {"error": ...} where they can't be read."""
     try:
         return read_configuration(file)
     except UserError as error:
@@ -87,30 +81,23 @@ def _read_configuration(file: Path) -> dict[str, Any]:
 def find_runs(root: Path) -> dict[str, Path]:
     """Folders of runs by their path from ``root``, which may be one itself."""
     runs: dict[str, Path] = {}
-    waiting, seen = deque([(root, 0)]), 0
-    while waiting and len(runs) < MOST_RUNS and seen < MOST_FOLDERS:
-        folder, depth = waiting.popleft()
-        seen += 1
+    for place, below, _ in os.walk(root):  # links are not followed
+        folder = Path(place)
         files = [folder / CONFIG, folder / METRICS]
+        name = folder.relative_to(root)
+        below[:] = sorted(one for one in below if one not in WITHIN and not one.startswith("."))
         if any(file.is_file() for file in files) and not any(file.is_symlink() for file in files):
-            runs[folder.relative_to(root).as_posix()] = folder
-        elif depth < DEEPEST:
-            waiting += [(below, depth + 1) for below in _folders(folder)]
+            runs[name.as_posix()] = folder
+            below.clear()
+        elif len(name.parts) >= DEEPEST:
+            below.clear()
     return runs
-
-
-def _folders(folder: Path) -> Iterator[Path]:
-    """Folders in which runs may be; links are not followed."""
-    with suppress(OSError):
-        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-            if entry.name not in WITHIN and not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
-                yield Path(entry.path)
 
 
 def run_row(name: str, path: Path) -> dict[str, Any]:
     """What the table of runs says of one."""
     folder = RunFolder(path)
-    config, progress = configuration(folder), fresh(_read_progress, folder.metrics, most=MOST_RUNS)
+    config, progress = configuration(folder.config), _read_progress(folder.metrics)
     updates, rewards = progress["updates"], progress["rewards"]
     planned = config.get("steps") or updates
     best = max(rewards, key=lambda one: (one[1], -one[0]), default=None)
@@ -140,25 +127,21 @@ def _thumbnail(folder: RunFolder) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
+@cached(stamp, MOST_RUNS)
 def _read_progress(file: Path) -> dict[str, Any]:
     """Validation rewards, updates and seconds; other lines are not parsed, so that many runs are listed at once."""
-    seconds = 0.0
-    kept: list[bytes] = []
-    last = deque[bytes](maxlen=3)  # the newest line may be half written
-    with suppress(UserError):  # it is no file
-        for _, line in read_long(file, LONGEST_ROW, LARGEST_METRICS):
-            seconds += sum(value for text in TIME.findall(line) if (value := float(text)) < 1e9)
-            (kept if b'"val-core/' in line else last).append(line)
-    rewards: Points = []
+    lines = file.read_bytes().splitlines() if file.is_file() else []
+    seconds = sum(value for line in lines for text in TIME.findall(line) if (value := float(text)) < 1e9)
+    rewards: dict[int, float | None] = {}
     updates = 0
-    for line in [*kept, *last]:
+    for line in [*(line for line in lines if b'"val-core/' in line), *lines[-2:]]:  # the last may be half written
         with suppress(ValueError):
             row = parse_json(line)
             if is_row(row) and type(row.get(STEP)) is int:
                 updates = max(updates, row[STEP])
-                reward = REWARD.of(row)
-                rewards += [] if reward is None else [(row[STEP], reward)]
-    return {"rewards": rewards, "updates": updates, "seconds": seconds}
+                if (reward := REWARD.of(row)) is not None:
+                    rewards[row[STEP]] = reward
+    return {"rewards": list(rewards.items()), "updates": updates, "seconds": seconds}
 
 
 def state(folder: RunFolder, updates: int, planned: int) -> str:
@@ -191,14 +174,9 @@ def _locked(file: Path, process: int) -> bool:
 # several runs beside each other
 
 
-def flat(config: Any, path: str = "") -> dict[str, str]:
+def flat(config: Mapping[str, Any]) -> dict[str, str]:
     """A configuration as text by dotted option."""
-    if isinstance(config, dict) and config:
-        options: dict[str, str] = {}
-        for key, value in config.items():
-            options |= flat(value, f"{path}.{key}" if path else str(key))
-        return options
-    return {path: json.dumps(config, ensure_ascii=False, default=str)} if path else {}
+    return {name: json.dumps(value, ensure_ascii=False, default=str) for name, value in flattened(config)}
 
 
 def differences(options: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:

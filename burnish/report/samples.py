@@ -12,7 +12,8 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from burnish.config.run_folder import RunFolder
-from burnish.utils.records import RECORD, fresh, leads_out, read_records
+from burnish.types.media import evenly_spaced
+from burnish.utils.records import RECORD, cached, leads_out, read_records, stamp
 
 SAMPLES, SCORES, PROMPTS = "samples.jsonl", "scores.jsonl", "prompts.jsonl"
 
@@ -100,13 +101,10 @@ Scores = Mapping[Place, Score]
 _SAMPLE, _SCORE, _PROMPT = TypeAdapter(Sample), TypeAdapter(Score), TypeAdapter(AskedPrompt)
 
 
+@cached(lambda validation: stamp(validation / SAMPLES))
 def read_samples(validation: Path) -> Samples:
-    """Samples in the folder of a validation, read again only when they have changed."""
-    return fresh(_read_samples, validation, SAMPLES)
-
-
-def _read_samples(validation: Path) -> Samples:
-    records = read_records(validation / SAMPLES, _SAMPLE, validation.parents[1], most=1 << 40)
+    """Samples in the folder of a validation."""
+    records = read_records(validation / SAMPLES, _SAMPLE, validation.parents[1])
     return {(sample.index, sample.sample): sample for sample in records if _with_media(sample, validation)}
 
 
@@ -116,13 +114,10 @@ def _with_media(sample: Sample, validation: Path) -> bool:
     return not any(leads_out(path, validation.parents[1]) for path in (sample.picture, *sample.shown))
 
 
+@cached(lambda validation: stamp(validation / SCORES))
 def read_scores(validation: Path) -> Scores:
-    """Scores of a validation, read again only when they have changed."""
-    return fresh(_read_scores, validation, SCORES)
-
-
-def _read_scores(validation: Path) -> Scores:
-    records = read_records(validation / SCORES, _SCORE, validation.parents[1], most=1 << 40)
+    """Scores of a validation."""
+    records = read_records(validation / SCORES, _SCORE, validation.parents[1])
     return {(score.index, score.sample): score for score in records}
 
 
@@ -135,9 +130,10 @@ def newest_samples(folder: RunFolder) -> Samples:
 def prompt_texts(folder: RunFolder) -> dict[int, dict[str, Any]]:
     """Text and right answer of the validation prompts, by index, as the newest validation has them."""
     validations = map(folder.validation, reversed(folder.validations()))
-    return next(filter(None, (fresh(_read_prompts, validation, PROMPTS) for validation in validations)), {})
+    return next(filter(None, map(_read_prompts, validations)), {})
 
 
+@cached(lambda validation: stamp(validation / PROMPTS))
 def _read_prompts(validation: Path) -> dict[int, dict[str, Any]]:
     records = read_records(validation / PROMPTS, _PROMPT, validation.parents[1])
     return {prompt.index: {"prompt": prompt.prompt, "answer": prompt.answer} for prompt in records}
@@ -173,9 +169,7 @@ def cut(text: str | None, most: int = LONGEST_TEXT) -> str | None:
 
 def chosen(items: Sequence[T], most: int = MOST_UPDATES) -> Sequence[T]:
     """Evenly spaced ones, the first and the last among them."""
-    if len(items) <= most:
-        return items
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+    return [items[place] for place in evenly_spaced(len(items), most)]
 
 
 def relative(file: Path, folder: RunFolder) -> str | None:

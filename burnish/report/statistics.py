@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from burnish.report.samples import Interval, Sample, Samples, Score, Scores
-from burnish.types.statistics import MARKS, TAG
+from burnish.types.samples import MARKS, TAG
 
 SPACE = "\N{NO-BREAK SPACE}"
 PLUS_MINUS = f"{SPACE}±{SPACE}"

@@ -60,14 +60,6 @@ FORMED = {
 
 
 @dataclass(frozen=True)
-class Point:
-    """A sentence of the verdict."""
-
-    kind: Kind
-    text: str
-
-
-@dataclass(frozen=True)
 class Change:
     """A measure before and after training, with what of it may be chance."""
 
@@ -104,14 +96,10 @@ class Change:
         return form.format(before=show(self.before), after=show(self.after), change=change, **more)
 
 
-def verdict(run: Summary) -> list[Point]:
+def verdict(run: Summary) -> Iterator[tuple[Kind, str]]:
     """The sentences, most important first; none before there are two validations."""
     if run.before is None or run.after is None:
-        return []
-    return [Point(kind, text) for kind, text in _sentences(run)]
-
-
-def _sentences(run: Summary) -> Iterator[tuple[Kind, str]]:
+        return
     yield from _of_measure(run, REWARD, REWARDED)
     yield from _of_measure(run, run.exact, RIGHT)
     yield from _form(run)

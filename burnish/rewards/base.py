@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from burnish.options import Count, Finite, Whole
 from burnish.options.mixing import Gate, Schedule
-from burnish.registry import Named, options
-from burnish.types.clips import Clip, Kind, is_finite, kind
+from burnish.registry import Named, ReadIf, options
 from burnish.types.media import evenly_spaced
+from burnish.types.samples import Clip, Kind, is_finite, kind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -186,25 +187,26 @@ class AnyReward(Named, ABC):
         """Load what scoring needs before the first batch."""
 
 
+REDUCED: dict[str, Callable[[Sequence[float]], float]] = {"median": median, "min": min, "max": max}
+SEVERAL = ReadIf("reduce", "mean", "median", "min", "max")
+
+
 @options
 class FrameOptions:
     """Frames of a clip that a reward on images scores."""
 
-    every: Count | None = None
+    every: Annotated[Count | None, SEVERAL] = None
     """Score every Nth frame, from the first on."""
-    count: Count | None = None
+    count: Annotated[Count | None, SEVERAL] = None
     """Score N frames, evenly spaced from the first to the last; null with every null too scores 8."""
     reduce: Literal["mean", "median", "min", "max", "first", "last"] = "mean"
     """Value of the clip: the mean, median, minimum or maximum over these frames, or the value of the clip's first or
     last frame, which is then the only one that is scored."""
 
     @model_validator(mode="after")
-    def _all_are_read(self) -> Self:
-        given = [name for name in ("every", "count") if getattr(self, name) is not None]
-        if len(given) > 1:
+    def _one_chooses(self) -> Self:
+        if self.every is not None and self.count is not None:
             raise ValueError("every and count both choose the frames; give one of them")
-        if given and self.reduce in ("first", "last"):
-            raise ValueError(f"{given[0]} is never read when reduce is {self.reduce}; leave it out")
         return self
 
     def chosen(self, total: int) -> list[int]:
@@ -216,20 +218,13 @@ class FrameOptions:
         return evenly_spaced(total, self.count or FRAMES)
 
     def reduced(self, values: Sequence[float]) -> float:
-        """The clip's value of its frames' values."""
-        import numpy as np
-
-        if self.reduce in ("first", "last"):
-            return values[0]
-        column = np.asarray(values, dtype=np.float64)
-        return float(np.median(column) if self.reduce == "median" else getattr(column, self.reduce)())
+        """The clip's value of its frames' values, of which the first or last is the only one."""
+        return REDUCED.get(self.reduce, fmean)(values)
 
     def reduced_tensor(self, values: Tensor) -> Tensor:
         """The clips' values [B] of their frames' values [B, K], with gradients."""
-        if self.reduce == "median":
-            ordered, middle = values.sort(1).values, values.shape[1]
-            return (ordered[:, (middle - 1) // 2] + ordered[:, middle // 2]) / 2
-        return {"mean": values.mean(1), "min": values.amin(1), "max": values.amax(1)}.get(self.reduce, values[:, 0])
+        kinds = {"median": values.quantile(0.5, 1), "min": values.amin(1), "max": values.amax(1)}
+        return kinds.get(self.reduce, values.mean(1))
 
 
 @options
@@ -283,7 +278,7 @@ class Reward(AnyReward):
 
         Args:
             images: uint8 arrays [H, W, 3], RGB, whose sizes may differ; where ``reads`` names others, clips and sounds
-                as in ``burnish.types.clips``.
+                as in ``burnish.types.samples``.
             prompts: of each picture.
 
         Returns:

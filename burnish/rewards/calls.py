@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from burnish.rewards.base import NOTHING, AnyReward, RewardInputs, Score
-from burnish.types.statistics import FAILED, RETRIED, TIMED_OUT
+from burnish.types.samples import FAILED, RETRIED, TIMED_OUT
 from burnish.utils.supervisor import ChildDied, Server
 from burnish.utils.user_code import OURS, place_of
 
@@ -120,7 +120,7 @@ def with_retries(
     inputs: RewardInputs,
     ask: Callable[[list[int]], list[Score] | Score],
 ) -> tuple[list[Score], list[int]]:
-    """Scores on some samples, and how each came about (see ``types.statistics``), by the one rule for failures.
+    """Scores on some samples, and how each came about (see ``types.samples``), by the one rule for failures.
 
     A batch that fails, or whose process dies, is halved until single samples fail; or single groups, where the reward
     compares samples. What fails alone is asked about ``retries`` times more, and is then missing. One deadline holds
@@ -199,8 +199,7 @@ class Worker(threading.Thread):
             ChildDied: the process ended.
             CancelledError: the worker was killed.
         """
-        answer: list[Score] | Score = self._ask(until, label, list(rows), samples)
-        return answer
+        return self._ask(until, label, list(rows), samples)  # type: ignore[no-any-return]
 
     def _ask(self, until: float, label: str = "", rows: Sequence[int] = (), samples: bytes = b"") -> Any:
         with self._lock:

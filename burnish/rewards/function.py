@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
@@ -19,7 +20,7 @@ from burnish.registry import options, register
 from burnish.rewards.base import NOTHING, AnyReward, Compared, Reward, RewardInputs, Score
 from burnish.rewards.calls import failed, missing
 from burnish.rewards.text.base import LanguageReward
-from burnish.types.clips import Kind
+from burnish.types.samples import Kind
 from burnish.utils.errors import UserError
 from burnish.utils.user_code import awaited, load_object
 
@@ -97,10 +98,10 @@ ACCEPTED = (
 class Form:
     """How another library calls a reward function: parameters that tell it, and what they get of each sample."""
 
-    library: str
-    told_by: frozenset[str]
-    single: bool
-    values: dict[str, Callable[[Row], Any]]
+    library: str = ""
+    told_by: frozenset[str] = frozenset()
+    single: bool = False
+    values: dict[str, Callable[[Row], Any]] = field(default_factory=dict)
 
 
 def _text_or_messages(row: Row) -> Any:
@@ -172,39 +173,35 @@ def call_of(thing: Any, half: Half, arguments: Mapping[str, Any]) -> Call:
     Raises:
         UserError: it asks for what nobody has, or doesn't take the arguments.
     """
-    own = {} if isinstance(thing, type) else arguments
-    if isinstance(thing, type):
+    made = isinstance(thing, type)
+    if made:
         if issubclass(thing, AnyReward):
             raise UserError(
                 f"{place(thing)} is a reward itself: give its path as name of the reward, not of a function"
             )
         _bind(thing, inspect.signature(thing), "is made as", [], arguments)
     try:
-        signature = inspect.signature(_target(thing))
+        signature = inspect.signature(thing.__call__ if made else thing)
     except (TypeError, ValueError):  # written in C: only a call can tell
         return Call()
-    parameters = list(signature.parameters.values())[1 if isinstance(thing, type) else 0 :]
-    named = [
-        parameter
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
-    free = {parameter.name: parameter.default for parameter in named if parameter.name not in own}
-    form = next((form for form in FORMS if form.told_by <= free.keys()), None)
-    known = VALUES | {name: VALUES[one] for name, one in PLURAL.items()} | (form.values if form else {})
+    parameters, own = list(signature.parameters.values())[made:], {} if made else arguments
+    signature = signature.replace(parameters=parameters)
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    free = {one.name: one.default for one in parameters if one.kind in by_name and one.name not in own}
+    form = next((form for form in FORMS if form.told_by <= free.keys()), Form())
+    known = VALUES | {name: VALUES[one] for name, one in PLURAL.items()} | form.values
     values = {name: known[name] for name in free if name in known}
     if foreign := [name for name in values if name in OF["said" if half == "drawn" else "drawn"]]:
         what, wanted = ("a generator draws", "images") if half == "drawn" else ("a language model says", "responses")
         raise UserError(f"{place(thing)} asks for {', '.join(foreign)}, but scores what {what}; ask for {wanted}")
-    signature, called = signature.replace(parameters=parameters), "is called as"
     if not values.keys() & OF[half]:
-        _bind(thing, signature, called, ["images" if half == "drawn" else "responses", "prompts"], own)
+        _bind(thing, signature, "is called as", ["images" if half == "drawn" else "responses", "prompts"], own)
         return Call()
-    _bind(thing, signature, called, [], {**own, **free})
+    _bind(thing, signature, "is called as", [], {**own, **free})
     rest = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
     columns = {name: default for name, default in free.items() if name not in values}
-    single = form.single if form else _is_single(thing, list(values))
-    return Call(single, values, columns, rest, form.library if form else "")
+    single = form.single if form.library else _is_single(thing, list(values))
+    return Call(single, values, columns, rest, form.library)
 
 
 def _is_single(thing: Any, names: Sequence[str]) -> bool:
@@ -234,27 +231,21 @@ def _bind(
         ) from None
 
 
-def _target(thing: Any) -> Any:
-    """What is called: a class is made into an object first, whose ``__call__`` it is."""
-    return thing.__call__ if isinstance(thing, type) else thing
-
-
 def compared_by(thing: Any) -> Compared:
     """What a function or class says that it compares: its attribute ``compares``.
 
     Raises:
         UserError: it says something else.
     """
-    said: Any = getattr(thing, "compares", "samples")
-    if said not in get_args(Compared):
-        raise UserError(f"{place(thing)}: compares is {said!r}; it must be 'samples', 'pairs' or 'groups'")
-    compared: Compared = said
-    return compared
+    compared: Any = getattr(thing, "compares", "samples")
+    if compared not in get_args(Compared):
+        raise UserError(f"{place(thing)}: compares is {compared!r}; it must be 'samples', 'pairs' or 'groups'")
+    return compared  # type: ignore[no-any-return]
 
 
 def place(thing: Any) -> str:
     """A function or class of the user with its file and line, as far as they are known."""
-    target = _target(thing)
+    target = thing.__call__ if isinstance(thing, type) else thing
     code = getattr(getattr(target, "__func__", target), "__code__", None)
     line = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
     return f"reward {'class' if isinstance(thing, type) else 'function'} {getattr(thing, '__name__', thing)}{line}"
@@ -275,19 +266,17 @@ def scores_of(returned: Any, who: str, tokens: Sequence[int | None]) -> list[Sco
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
         returned, further = returned
     elif isinstance(returned, Mapping):
-        keys = [name for name in (*LISTS, *SCORE) if name in returned]
-        if not keys:
+        key = next((name for name in (*LISTS, *SCORE) if name in returned), None)
+        if key is None:
             raise ValueError(f"it returned a dict without {' or '.join(LISTS)}; its keys are {', '.join(returned)}")
-        further = {name: values for name, values in returned.items() if name != keys[0]}
-        returned = returned[keys[0]]
+        returned, further = returned[key], {name: values for name, values in returned.items() if name != key}
     values = list(returned)
     if len(values) != len(tokens):
         why = f"{who} returned {len(values)} values for {len(tokens)} samples"
         return [missing(why, why)] * len(tokens)
     if further:
-        columns = [list(column) for column in further.values()]
-        each = [dict(zip(further, row, strict=True)) for row in zip(*columns, strict=True)]
-        values = [{"score": value} | more for value, more in zip(values, each, strict=True)]
+        columns = zip(values, *further.values(), strict=True)
+        values = [dict(zip(("score", *further), row, strict=True)) for row in columns]
     return [score_of(value, who, count) for value, count in zip(values, tokens, strict=True)]
 
 
@@ -296,10 +285,8 @@ def score_of(value: Any, who: str, tokens: int | None = None) -> Score:
 
     A dict has one score; ``steps`` or ``tokens`` that it is made of; further numbers by name; texts as notes; ``pred``.
     """
-    if isinstance(value, Score | float):
-        return value if isinstance(value, Score) else Score(value)
-    if value is None:
-        return missing(f"{who} gave no value")
+    if isinstance(value, Score):
+        return value
     further = dict(value) if isinstance(value, Mapping) else {"score": value}
     try:
         steps = tuple((int(end), _number(worth, "steps")) for end, worth in further.pop("steps", None) or ())
@@ -310,8 +297,7 @@ def score_of(value: Any, who: str, tokens: int | None = None) -> Score:
         if each and tokens != len(each):
             known = "it has to ask for response_ids" if tokens is None else f"the response has {tokens}"
             raise ValueError(f"values for {len(each)} tokens; {known}")
-        total = sum(worth for _, worth in steps) + sum(each)
-        score = further.pop(key) if key else total
+        score = further.pop(key) if key else sum(worth for _, worth in steps) + sum(each)
         notes = {name: text[:TEXT] for name, text in further.items() if isinstance(text, str)}
         numbers = {
             name: _number(number, name) for name, number in further.items() if name not in notes and number is not None
@@ -394,19 +380,17 @@ class FunctionReward(AnyReward):
         _ = self._callable
 
     def score(self, samples: Sequence[Any], prompts: Sequence[Prompt], inputs: RewardInputs = NOTHING) -> list[Score]:
-        compared = self.compares()
         rows = [
             Row(sample, prompt, {name: values[i] for name, values in inputs.columns.items()})
             for i, (sample, prompt) in enumerate(zip(samples, prompts, strict=True))
         ]
         if self._call.single:
             return self._each(rows)
-        if compared == "samples":
-            return self._batch(rows)
+        compared = self.compares()
         scores: dict[int, Score] = {}
-        for group in inputs.groups(prompts):
+        for group in [range(len(rows))] if compared == "samples" else inputs.groups(prompts):
             own = [rows[row] for row in group]
-            scores |= zip(group, self._batch(own) if compared == "groups" else self._means(own), strict=True)
+            scores |= zip(group, self._means(own) if compared == "pairs" else self._batch(own), strict=True)
         return [scores[row] for row in range(len(rows))]
 
     def _called(self, rows: Sequence[Row], *, single: bool = False) -> Any:
@@ -415,7 +399,7 @@ class FunctionReward(AnyReward):
         if not self._call.values:
             return self._callable([row.sample for row in rows], [row.prompt for row in rows], **own)
         arguments = self._call.arguments(rows)
-        return self._callable(**{name: values[0] for name, values in arguments.items()} if single else arguments, **own)
+        return self._callable(**{name: values[0] if single else values for name, values in arguments.items()}, **own)
 
     def _each(self, rows: Sequence[Row]) -> list[Score]:
         """The scores of a function that takes one sample; the calls of an async one wait at the same time."""
@@ -457,7 +441,7 @@ class Function(FunctionReward, Reward):
     references, latents, condition_images, extra_info, keys of the record (docs/rewards.md).
 
     It returns a number per sample, None where there is none, or a dict with a score and further values. Of a model
-    that draws clips ``images`` are ``burnish.types.clips.Clip``, or the frames that ``frames`` names.
+    that draws clips ``images`` are ``burnish.types.samples.Clip``, or the frames that ``frames`` names.
     """
 
     takes: ClassVar[str] = "images, prompts"
@@ -498,12 +482,11 @@ def _mean(scores: Sequence[Score]) -> Score:
     known = [score for score in scores if score.value is not None]
     if not known:
         return scores[0]
-    names = dict.fromkeys(name for score in known for name in score.numbers)
-    columns = {name: [score.numbers[name] for score in known if name in score.numbers] for name in names}
-    return Score(
-        sum(score.value or 0.0 for score in known) / len(known),
-        numbers={name: sum(values) / len(values) for name, values in columns.items()},
-    )
+    numbers = {
+        name: fmean(score.numbers[name] for score in known if name in score.numbers)
+        for name in dict.fromkeys(name for score in known for name in score.numbers)
+    }
+    return Score(fmean(score.value or 0.0 for score in known), numbers=numbers)
 
 
 def _lengths(rows: Sequence[Row]) -> list[int | None]:

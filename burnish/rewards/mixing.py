@@ -63,28 +63,25 @@ def mix(
     from burnish.types.rollout import Scores
 
     names = component_names(rewards)
-    values: list[list[float]] = []
-    counted: list[list[float]] = []
-    applied: list[list[float]] = []
+    values, counted, applied = list[list[float]](), list[list[float]](), list[list[float]]()
     for label, reward in rewards.items():
         own = scores[label]
         values.append([nan if score.value is None else score.value for score in own])
         counted.append(_counted(values[-1], reward, scores))
         pairs = zip(own, prompts, strict=True)
         applied.append([reward.weight_for(prompt, update) if score.applicable else 0.0 for score, prompt in pairs])
-        for name in reward.numbers:
-            values.append([nan if score.value is None else score.numbers[name] for score in own])
-            counted.append(values[-1])
-            applied.append([0.0] * len(own))
+        further = [[nan if score.value is None else score.numbers[name] for score in own] for name in reward.numbers]
+        values, counted = [*values, *further], [*counted, *further]
+        applied += [[0.0] * len(own)] * len(further)
     value, weight = (torch.tensor(columns, dtype=torch.float64).T.contiguous() for columns in (counted, applied))
     rows = [dict(zip(rewards, row, strict=True)) for row in zip(*(scores[label] for label in rewards), strict=True)]
-    further = [_further(row, rewards, names) for row in rows]
+    more = [_further(row, rewards, names) for row in rows]
     weights = [dict(zip(names, row, strict=True)) for row in zip(*applied, strict=True)]
     total = combined(value, weight, mixing)
     whys: dict[int, Score] = {}  # why the rule itself has no value for a sample
     if mixing.path is not None:
-        known = [dict(zip(names, row, strict=True)) | more
-                 for row, more in zip(zip(*counted, strict=True), further, strict=True)]  # fmt: skip
+        known = [dict(zip(names, row, strict=True)) | one
+                 for row, one in zip(zip(*counted, strict=True), more, strict=True)]  # fmt: skip
         total, whys = _by_function(mixing.path, known, weights, prompts)
     elif mixing.rule == "product":
         for row, column in ((value < 0) & (weight != 0)).nonzero().tolist():
@@ -99,7 +96,7 @@ def mix(
         applied=weight,
         names=names,
         weights=tuple(w for reward in rewards.values() for w in (reward.weight, *[0.0] * len(reward.numbers))),
-        further=further,
+        further=more,
         answers=[{label: score.answer for label, score in row.items() if score.answer is not None} for row in rows],
         notes=list(map(_note, noted)),
         faults=list(map(_fault, noted)),

@@ -14,10 +14,10 @@ from pydantic import BaseModel, Field, PlainSerializer, ValidationError
 from burnish.rewards.base import Score
 from burnish.rewards.calls import printable
 from burnish.rewards.text.base import Response
-from burnish.types.clips import Clip, Sound
 from burnish.types.media import HIGHEST_RATE, Media
 from burnish.types.messages import read_calls, read_more
 from burnish.types.prompt import Message, Part, Prompt
+from burnish.types.samples import Clip, Sound
 from burnish.utils.media import as_rgb
 
 NOTE = 1000  # characters of a note that are sent
@@ -74,10 +74,9 @@ class SampleData(_Sent):
             return cls(sound=SoundData(rate=sample.rate, safetensors=_packed(sound=sample.samples)))
         if not isinstance(sample, Clip):
             return cls(image=Media.array(np.asarray(sample)).read())
-        if sample.sound is None:
-            return cls(clip=ClipData(fps=sample.fps, safetensors=_packed(frames=sample.frames)))
-        data = _packed(frames=sample.frames, sound=sample.sound.samples)
-        return cls(clip=ClipData(fps=sample.fps, rate=sample.sound.rate, safetensors=data))
+        tensors = {"frames": sample.frames} | ({"sound": sample.sound.samples} if sample.sound else {})
+        rate = sample.sound.rate if sample.sound else None
+        return cls(clip=ClipData(fps=sample.fps, rate=rate, safetensors=_packed(**tensors)))
 
     def sample(self, most: int) -> Any:
         if len(self.model_fields_set - {"finished"}) != 1:
@@ -165,15 +164,13 @@ class Request(_Sent):
         """
         if len(self.samples) != len(self.prompts):
             raise ValueError(f"there are {len(self.samples)} samples, but {len(self.prompts)} prompts")
-        samples, prompts = [], []
+        samples, prompts = list[Any](), list[Any]()
         for number, (sample, prompt) in enumerate(zip(self.samples, self.prompts, strict=True)):
-            try:
-                where = "samples"
-                samples.append(sample.sample(most))
-                where = "prompts"
-                prompts.append(prompt.prompt(most))
-            except ValueError as error:
-                raise ValueError(f"{where}.{number}: {error}") from None
+            for where, read, made in (("samples", sample.sample, samples), ("prompts", prompt.prompt, prompts)):
+                try:
+                    made.append(read(most))
+                except ValueError as error:
+                    raise ValueError(f"{where}.{number}: {error}") from None
         return samples, prompts
 
 

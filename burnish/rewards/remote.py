@@ -7,16 +7,16 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from burnish.options import Count, Seconds, Threads, Whole
 from burnish.registry import ReadIf, options, register
 from burnish.rewards.base import Reward, Score
 from burnish.rewards.text.base import LanguageReward
-from burnish.types.clips import Kind
 from burnish.types.prompt import kinds_of
+from burnish.types.samples import Kind
 from burnish.utils.errors import UserError
 from burnish.utils.http import Servers, check_url, read_token, servers
 
@@ -32,7 +32,7 @@ class ServerOptions:
 
     name: ClassVar[str]
 
-    url: Url | list[Url]
+    url: Url | Annotated[list[Url], Field(min_length=1)]
     """URL of the server, or of several that do the same work: requests go to the one with the fewest under way, and one
     that fails rests for a while."""
     token_variable: str | None = None
@@ -63,8 +63,6 @@ class ServerOptions:
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Refuse addresses and tokens that can't be used."""
-        if not self.urls:
-            raise UserError(f"url of reward {self.name} is empty; give the URL of a server")
         for url in self.urls:
             check_url(url, f"url of reward {self.name}")
         self._servers()
@@ -148,12 +146,8 @@ class LanguageRemote(RemoteOptions, LanguageReward):
     read {rewards}: a number per response, or null. burnish is that of burnish serve-reward; give its address only."""
     score_key: Annotated[str, ReadIf("protocol", "lightrft", "openrlhf")] = "rewards"
     """lightrft, openrlhf: key of the list of numbers in the reply."""
-
-    @model_validator(mode="after")
-    def _options_are_read(self) -> Self:
-        if self.protocol == "openrlhf" and not self.images:
-            raise ValueError("images is never read when protocol is openrlhf, which sends none; leave it out")
-        return self
+    images: Annotated[bool, ReadIf("protocol", "lightrft", "burnish")] = True
+    """Send the images of the prompts, in base64; openrlhf sends none."""
 
     @property
     def path(self) -> str:

@@ -112,13 +112,10 @@ class RewardModel(HeadOptions, LanguageReward):
         network, tokenizer = self.load()
         rows = [_tokenized(tokenizer, r.text, p) for r, p in zip(responses, prompts, strict=True)]
         lengths = [len(row["input_ids"]) for row in rows]
-        scores = [Score(None, f"{n} tokens exceed max_length={self.max_length}") for n in lengths]
-        short = [i for i, n in enumerate(lengths) if n <= self.max_length]
-        short.sort(key=lengths.__getitem__)  # batches of similar length need little padding
-        values = self.in_batches(network, short, lambda batch: _logits(network, [rows[i] for i in batch]))
-        for i, value in zip(short, values, strict=True):
-            scores[i] = Score(value)
-        return scores
+        values = self.by_length(
+            network, lengths, self.max_length, lambda batch: _logits(network, [rows[i] for i in batch])
+        )
+        return [Score(None, value) if isinstance(value, str) else Score(value) for value in values]
 
 
 @register("flow reward", "reward_model")
@@ -162,30 +159,26 @@ def _tokenized(tokenizer: Any, response: str, prompt: Prompt) -> dict[str, list[
 
 def _logits(network: Any, rows: Sequence[dict[str, list[int]]]) -> list[float]:
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
     config = network.config.get_text_config()
-    longest = max(len(row["input_ids"]) for row in rows)
     used = {token for row in rows for token in row["input_ids"]}
     # The network finds the end of a row by its padding token. If it has none, use a token that is in no row: the usual
     # choice, the end-of-text token, would make it read one token too early.
     known = config.pad_token_id
     filler = known if known is not None else next(i for i in range(config.vocab_size) if i not in used)
+    columns = {name: [torch.tensor(row[name]) for row in rows] for name in rows[0]}
+    columns["attention_mask"] = [torch.ones(len(row["input_ids"]), dtype=torch.long) for row in rows]
     padded = {
-        name: torch.tensor(
-            [row[name] + [filler if name == "input_ids" else 0] * (longest - len(row[name])) for row in rows]
-        )
-        for name in rows[0]
+        name: pad_sequence(column, batch_first=True, padding_value=filler if name == "input_ids" else 0)
+        for name, column in columns.items()
     }
-    padded["attention_mask"] = torch.tensor(
-        [[i < len(row["input_ids"]) for i in range(longest)] for row in rows]
-    ).long()
     config.pad_token_id = filler
     try:
         logits = network(**{name: value.to(network.device) for name, value in padded.items()}).logits
     finally:
         config.pad_token_id = known
-    scores: list[float] = logits[:, 0].float().tolist()
-    return scores
+    return logits[:, 0].float().tolist()  # type: ignore[no-any-return]
 
 
 @cache
@@ -194,12 +187,9 @@ def _load(folder: Path, dtype: str, device: str) -> tuple[Any, Any]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    try:
-        network = load_network(
-            AutoModelForSequenceClassification, folder, dtype=getattr(torch, dtype), trust_remote_code=False
-        )
-    except UserError as error:
-        raise UserError(f"{folder} can't be loaded as a reward model: {error}") from None
+    network = load_network(
+        AutoModelForSequenceClassification, folder, dtype=getattr(torch, dtype), trust_remote_code=False
+    )
     if network.config.num_labels != 1:
         raise UserError(f"{folder} has {network.config.num_labels} labels; a reward model must have one")
     return frozen(network, folder, device), tokenizer

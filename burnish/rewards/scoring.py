@@ -16,16 +16,15 @@ from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import pairwise
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from burnish.options import ScoringOptions
 from burnish.options.mixing import MixingOptions
 from burnish.rewards.base import NOTHING, AnyReward, Compared, RewardInputs, Score, fields_required
 from burnish.rewards.calls import Tasks, Worker, call_reward, missing, with_retries
 from burnish.rewards.mixing import SUM, component_names, mix
-from burnish.types.clips import writable
 from burnish.types.prompt import Prompt, Prompts
-from burnish.types.statistics import DROPS, FAILED, REPEATED, TIMED_OUT, Ran
+from burnish.types.samples import DROPS, REPEATED, Ran, writable
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ log = logging.getLogger(__name__)
 
 POLL = 0.5  # seconds between checks of what is waited for
 WARNINGS = 10  # different reasons of one reward that are logged; a thousand would hide the first
-LATE = 2  # requests in a row that time out, after which those that waited behind them are not asked any more
 TOKENS = 8  # of a made-up response
 
 
@@ -43,12 +41,7 @@ class RewardsFailing(UserError):
     """A reward failed more often than the run allows; what was learned is saved before the run ends."""
 
 
-class PendingScores(Protocol):
-    """Samples that are scored by a worker of the reward pool; see ``burnish.runtime.calls.Call``."""
-
-    def wait(self, seconds: float) -> bool: ...
-
-    def result(self) -> Any: ...
+Pending: TypeAlias = "Future[Scores] | Any"  # or what a worker of the reward pool scores; see ``burnish.runtime.calls``
 
 
 @dataclass(eq=False)
@@ -81,30 +74,15 @@ class Batch:
 
 
 class Breaker:
-    """Counts the failures of one reward: too many end the run, and requests behind some that hang are not asked.
+    """Counts the failures of one reward, too many of which end the run. A value that it leaves out itself is none."""
 
-    A value that the reward itself leaves out is no failure.
-    """
-
-    def __init__(self, label: str, reward: AnyReward, options: ScoringOptions) -> None:
-        self.label, self.reward, self.options = label, reward, options
-        self._failures = self._late = 0  # in a row: samples that failed, requests that timed out
-        self._last = 0.0  # when the last one timed out
+    def __init__(self, label: str, reward: AnyReward, most: int | None) -> None:
+        self.label, self.reward, self.most = label, reward, most
+        self._failures = 0  # samples in a row
         self._warned: set[str] = set()
 
-    def skips(self, submitted: float) -> str:
-        """Why a request is not asked: it waited behind others that timed out, and would keep the run waiting."""
-        if self._late < LATE or submitted > self._last:
-            return ""
-        return f"was not asked, because {self._late} requests before it timed out after {self.options.timeout:g} s each"
-
-    def observe(
-        self, scores: Sequence[Score], outcomes: Sequence[int], prompts: Sequence[Prompt]
-    ) -> RewardsFailing | None:
+    def observe(self, scores: Sequence[Score], prompts: Sequence[Prompt]) -> RewardsFailing | None:
         """Take the scores of one request, and log new reasons for missing ones; the error that ends the run."""
-        late = any(outcome & TIMED_OUT for outcome in outcomes)
-        self._late, self._last = (self._late + 1, time.monotonic()) if late else (0, 0.0)
-        most = self.options.max_failures
         for score, prompt in zip(scores, prompts, strict=True):
             if not score.applicable:
                 continue
@@ -116,8 +94,10 @@ class Breaker:
                 log.warning("reward %s is missing: %s; first for %s", self.label, score.note, prompt.name)
             if self.reward.on_failure == "raise":
                 problem = f"has no value for {prompt.name}, and its on_failure is raise"
-            elif most is not None and self._failures >= most:
-                problem = f"failed for {self._failures} samples in a row (scoring.max_failures={most}), the last time"
+            elif self.most is not None and self._failures >= self.most:
+                problem = (
+                    f"failed for {self._failures} samples in a row (scoring.max_failures={self.most}), the last time"
+                )
             else:
                 continue
             return RewardsFailing(
@@ -154,7 +134,7 @@ class Scorer:
         self._closed = False
         self._waiting: set[Batch] = set()
         self._failing: RewardsFailing | None = None
-        self._breakers = {label: Breaker(label, reward, options) for label, reward in rewards.items()}
+        self._breakers = {label: Breaker(label, reward, options.max_failures) for label, reward in rewards.items()}
 
     def __enter__(self) -> Self:
         self.start()
@@ -257,12 +237,9 @@ class Scorer:
         copies = batch.copies if reward.deterministic and not reward.required_fields() else {}
         own = [row for row in rows if row not in copies]
         prompts, inputs = [batch.prompts[row] for row in own], batch.inputs.select(own)
-        if why := self._breakers[label].skips(batch.submitted):
-            scores, outcomes = [missing(why, why)] * len(own), [FAILED | TIMED_OUT] * len(own)
-        else:
-            scores, outcomes = with_retries(
-                reward, prompts, inputs, lambda asked: ask(label, [own[i] - rows.start for i in asked], until)
-            )
+        scores, outcomes = with_retries(
+            reward, prompts, inputs, lambda asked: ask(label, [own[i] - rows.start for i in asked], until)
+        )
         answers = dict(zip(own, zip(scores, outcomes, strict=True), strict=True))
         for copy, first in copies.items():
             if first in answers:
@@ -276,7 +253,7 @@ class Scorer:
         with self._lock:
             batch.open -= 1
             if not batch.inputs.made_up:
-                self._failing = self._failing or self._breakers[label].observe(scores, outcomes, prompts)
+                self._failing = self._failing or self._breakers[label].observe(scores, prompts)
             failing, waiting = self._failing, [batch, *self._waiting]
         if failing is not None:
             for waiter in waiting:
@@ -331,7 +308,7 @@ def _content(sample: Any) -> Any:
     return None
 
 
-def awaited(scores: PendingScores | Future[Scores], check_cancelled: Callable[[], None]) -> Scores:
+def awaited(scores: Pending, check_cancelled: Callable[[], None]) -> Scores:
     """Wait for what ``submit`` gave; ``check_cancelled`` is called before and meanwhile, and may end it by an error."""
     check_cancelled()
     while not (wait([scores], timeout=POLL).done if isinstance(scores, Future) else scores.wait(POLL)):
@@ -372,7 +349,7 @@ class Collector:
         self._samples: dict[int, Any] = {}  # that are not submitted yet: all of them would fill the memory
         self._there: set[int] = set()
         self._inputs: dict[str, dict[int, Any]] = {}
-        self._pending: list[tuple[list[int], PendingScores | Future[Scores]]] = []
+        self._pending: list[tuple[list[int], Pending]] = []
         rewards = list(scorer.rewards.values())
         self._at_the_end = any(reward.puts_away for reward in rewards) or (one_by_one and not scorer.overlaps)
         self._by_group = any(

@@ -27,7 +27,7 @@ from burnish.rewards.base import RewardInputs
 from burnish.rewards.scoring import Scorer
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
-from burnish.types.statistics import OUTCOMES, execution_of
+from burnish.types.samples import OUTCOMES, execution_of
 from burnish.utils.http import is_loopback
 
 AT_ONCE = 2  # batches under way, one of which is scored while the next one is sent; and requests that are decoded

@@ -17,7 +17,15 @@ from burnish.models.tiny.language.build import draw_weights
 from burnish.models.tiny.tokenizers import clip, sentence_pieces, t5, vocabulary
 from burnish.models.tiny.words import TEXT
 from burnish.rewards.images.headed import ABOUT, ADAPTER, HPSV3, REST
-from burnish.rewards.images.learned import AESTHETIC_FILES, BLIP_FILE, BLIP_HEAD, BLIP_NAMES, RELEASES, blip_towers
+from burnish.rewards.images.learned import (
+    AESTHETIC_FILES,
+    BLIP_FILE,
+    BLIP_HEAD,
+    BLIP_NAMES,
+    BLIP_SIZES,
+    RELEASES,
+    blip_towers,
+)
 from burnish.rewards.networks.contrastive import OPEN_CLIP, OPEN_CLIP_NAMES, TURNED
 from burnish.rewards.networks.headed import FRAME, WRAPPED, Parts
 from burnish.rewards.networks.inputs import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
@@ -59,8 +67,7 @@ class TinyScorer:
 
     def given(self, folder: Path) -> dict[str, Any]:
         """The options for a folder."""
-        placed: dict[str, Any] = json.loads(json.dumps(self.options).replace("DIR", json.dumps(str(folder))[1:-1]))
-        return placed
+        return json.loads(json.dumps(self.options).replace("DIR", json.dumps(str(folder))[1:-1]))  # type: ignore[no-any-return]
 
 
 def _clip(folder: Path, seed: int, act: str = "quick_gelu", wide: int = TOWER["intermediate_size"]) -> Any:
@@ -169,7 +176,9 @@ def _image_reward(folder: Path, seed: int) -> None:
     reader.save_pretrained(folder)
     tower = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
     reads = {"vocab_size": len(reader) + 2, "max_position_embeddings": 64, "encoder_hidden_size": WIDTH}
-    network = _made(lambda: blip_towers({**tower, "image_size": SIZE, "patch_size": PATCH}, {**tower, **reads}), seed)
+    sizes = {"vision": {**tower, "image_size": SIZE, "patch_size": PATCH}, "text": {**tower, **reads}}
+    (folder / BLIP_SIZES).write_text(json.dumps(sizes))
+    network = _made(lambda: blip_towers(**sizes), seed)
     # half as large, so that what differs by the rounding of pixels stays small
     state = {name: value / 2 if value.ndim > 1 else value for name, value in network.state_dict().items()}
     weights = {published_name(name, BLIP_NAMES): value for name, value in state.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, get_type_hints
@@ -38,7 +37,12 @@ class AdvantagePart:
     steps: ClassVar[bool] = False  # compares rewards of the steps of responses
     advantage_aggregation = "sum"
     turn_rewards = False
-    samples: ClassVar[int] = 1  # of a prompt that it needs
+    least: ClassVar[str] = ""  # its option that says how many samples of a prompt it needs
+
+    @property
+    def samples(self) -> int:
+        """Samples of a prompt that it needs."""
+        return int(getattr(self, self.least)) if self.least else 1
 
 
 @options
@@ -318,9 +322,8 @@ class PolicyGradient(Algorithm):
 
 def call(part: Any, *tensors: Any) -> Any:
     """The function of a part on tensors, with the part's options."""
-    function = part.function if callable(part.function) else pkgutil.resolve_name(part.function)
     given = {one.name: getattr(part, one.name) for one in dataclasses.fields(part) if one.name != "name"}
-    return function(*tensors, **given)
+    return part.function(*tensors, **given)
 
 
 def advantages_of(algorithm: Algorithm, rewards: Rewards) -> Advantages:

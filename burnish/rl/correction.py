@@ -63,26 +63,19 @@ class RolloutCorrection:
 
     @model_validator(mode="after")
     def _rules_have_bounds(self) -> RolloutCorrection:
-        if (self.reject is None) != (self.reject_above is None):
+        given = [self.reject, self.reject_above, self.reject_below]
+        if len({len(bounds or []) for bounds in given[:2]} | {len(bounds) for bounds in given if bounds}) > 1:
+            shown = [("null" if bounds is None else ", ".join(map(str, bounds))) for bounds in given]
             raise ValueError(
-                f"reject is {_shown(self.reject)} and reject_above is {_shown(self.reject_above)}: "
-                "a rule needs a bound, and a bound a rule; give both or neither"
+                f"reject is {shown[0]}, reject_above is {shown[1]} and reject_below is {shown[2]}: "
+                f"{len(self.reject or [])} rules need as many bounds each; give one for each rule, in order"
             )
-        if self.reject is None and self.reject_below is not None:
-            raise ValueError("reject_below is read by the rules of k1 alone; leave it out")
-        count = len(self.reject or [])
-        if len(set(self.reject or [])) < count:
-            raise ValueError(f"reject is {_shown(self.reject)}; each rule may be there once")
-        for name, bounds in (("reject_above", self.reject_above), ("reject_below", self.reject_below)):
-            if bounds is not None and len(bounds) != count:
-                raise ValueError(
-                    f"reject has {count} rules and {name} {len(bounds)} bounds; give one for each, in order"
-                )
         for rule, high, low in self.rules:
-            if low is not None and not rule.endswith("k1"):
-                raise ValueError("reject_below is read by the rules of k1 alone; leave it out (null in a list)")
-            if low is not None and low > high:
-                raise ValueError(f"reject_below is {low} and reject_above is {high}: nothing lies between; swap them")
+            if low is not None and (low > high or not rule.endswith("k1")):
+                raise ValueError(
+                    f"reject_below is {low} and reject_above is {high} with {rule}: only rules of k1 have a lower "
+                    "bound, which is below the upper one; give null for the others"
+                )
         return self
 
     @property
@@ -121,16 +114,15 @@ class RolloutCorrection:
         nats = ratio if scale is None else ratio * scale
         metrics = importance.correction_metrics(learner, sampled, mask, time=time, scale=scale)
         weights = mask.to(learner.dtype)
+        if not mask.any():
+            return weights, kept, metrics
         if self.weights != "none":
-            level, upper, lower, whole = self.weights, self.upper, self.lower, self.batch_normalise
-            weights = importance.importance_weights(
-                nats, mask, level=level, upper=upper, lower=lower, batch_normalise=whole
-            )
-            metrics |= importance.weight_metrics(
-                nats, mask, level=level, upper=upper, lower=lower, batch_normalise=whole
-            )
+            how: Any = {"level": self.weights, "upper": self.upper, "lower": self.lower}
+            how["batch_normalise"] = self.batch_normalise
+            weights = importance.importance_weights(nats, mask, **how)
+            metrics |= importance.weight_metrics(nats, mask, **how)
             if scale is not None:
-                metrics |= importance.joint_metrics(nats, mask, level=level, applied=weights)
+                metrics |= importance.joint_metrics(nats, mask, level=self.weights, applied=weights)
             if self.mode == "bypass" and compares:
                 weights = weights / ratio_of(masked(ratio, mask))
         for rule, high, low in self.rules:
@@ -139,7 +131,3 @@ class RolloutCorrection:
         if self.rules:
             metrics |= importance.rejected_fractions(kept, mask)
         return weights, kept, metrics
-
-
-def _shown(values: list[Any] | None) -> str:
-    return "null" if values is None else ", ".join(map(str, values))

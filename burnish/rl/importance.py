@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from burnish.options import Rule
-from burnish.rl.surrogates import LOG_RATIO_MAX, ratio_of
+from burnish.rl.surrogates import LOG_RATIO_MAX, masked, ratio_of
+from burnish.rl.surrogates import sequence_mean as row_mean
 
 Level = Literal["step", "sample"]
 
@@ -35,11 +36,7 @@ def importance_weights(
 
     Returns:
         [B, K] without gradient, 0 outside the mask.
-
-    Raises:
-        ValueError: the bounds are not positive and rising.
     """
-    check_bounds(lower, upper)
     raw = raw_weights(log_ratio, mask, level)
     if lower is None:
         weights = raw.clamp(max=upper)
@@ -63,9 +60,6 @@ def rejection_mask(log_ratio: Tensor, mask: Tensor, *, rule: Rule, upper: float,
 
     Returns:
         [B, K] bool, the mask without what was rejected.
-
-    Raises:
-        ValueError: the bounds are not positive and rising, or a rule is given one that it never reads.
     """
     low, high = rejection_bounds(rule, upper, lower)
     statistic = rejection_statistic(log_ratio, mask, rule)
@@ -88,12 +82,9 @@ def mean_weight(weights: Tensor, mask: Tensor, level: Level) -> Tensor:
 
 def rejection_bounds(rule: Rule, upper: float, lower: float | None) -> tuple[float, float]:
     """Smallest and largest allowed value of a rule's statistic."""
-    check_bounds(lower, upper)
-    if rule.endswith("k1"):
-        return math.log(1 / upper if lower is None else lower), math.log(upper)
-    if lower is not None:
-        raise ValueError(f"lower is {lower}, but {rule} is never negative and has only an upper bound; leave it out")
-    return -math.inf, upper
+    if not rule.endswith("k1"):
+        return -math.inf, upper
+    return math.log(1 / upper if lower is None else lower), math.log(upper)
 
 
 def rejection_statistic(log_ratio: Tensor, mask: Tensor, rule: Rule) -> Tensor:
@@ -112,27 +103,9 @@ def rejection_statistic(log_ratio: Tensor, mask: Tensor, rule: Rule) -> Tensor:
     return row[:, None].expand_as(value)
 
 
-def check_bounds(lower: float | None, upper: float) -> None:
-    """Refuse bounds that no weight can lie between."""
-    if upper <= 0:
-        raise ValueError(f"upper is {upper}; it bounds a positive quantity from above, so it must be > 0")
-    if lower is not None and not 0 < lower <= upper:
-        raise ValueError(f"lower is {lower} and upper is {upper}; it must be 0 < lower <= upper")
-
-
-def masked(value: Tensor, mask: Tensor) -> Tensor:
-    """The value where the mask is true, else 0, whatever stands there."""
-    return torch.where(mask, value, torch.zeros_like(value))
-
-
 def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
     """Mean over what counts; 0 if nothing does."""
     return masked(value, mask).sum() / mask.sum().clamp_min(1)
-
-
-def row_mean(value: Tensor, mask: Tensor) -> Tensor:
-    """Mean along each sample [B]; 0 for one without anything that counts."""
-    return masked(value, mask).sum(1) / mask.sum(1).clamp_min(1)
 
 
 PREFIX = "rollout_corr/"
@@ -156,7 +129,7 @@ def correction_metrics(
         ``rollout_corr/``.
     """
     rows = mask.any(1)
-    if not bool(rows.any()):
+    if not rows.any():
         return {}
     log_ratio = masked(logprob.detach() - sampled, mask)
     ours, theirs = (-row_mean(value.detach(), mask)[rows] for value in (logprob, sampled))
@@ -204,8 +177,6 @@ def weight_metrics(
     are divided by their mean.
     """
     rows = mask.any(1)
-    if not bool(rows.any()):
-        return {}
     raw = raw_weights(log_ratio, mask, level)
     weights = importance_weights(log_ratio, mask, level=level, upper=upper, lower=lower)
     low = 1 / upper if lower is None else lower
@@ -252,11 +223,8 @@ def joint_metrics(log_ratio: Tensor, mask: Tensor, *, level: Level, applied: Ten
         The effective sample size, (mean w)^2 / mean w^2, as a share: ``rollout_is_eff_sample_size`` of the unbounded
         weights, ``rollout_is_applied_eff_sample_size`` of those that are applied.
     """
-    rows = mask.any(1)
-    if not bool(rows.any()):
-        return {}
     known = masked(log_ratio.detach(), mask).double()
-    logs = known[mask] if level == "step" else known.sum(1)[rows]
+    logs = known[mask] if level == "step" else known.sum(1)[mask.any(1)]
     return _named(
         {
             "rollout_is_eff_sample_size": _effective_share((logs - logs.max()).exp()),
@@ -270,8 +238,6 @@ def rejection_metrics(
 ) -> dict[str, float]:
     """What a rule measures and how much it rejects. Arguments as for ``rejection_mask``."""
     rows = mask.any(1)
-    if not bool(rows.any()):
-        return {}
     low, high = rejection_bounds(rule, upper, lower)
     statistic = rejection_statistic(log_ratio, mask, rule)
     kept = rejection_mask(log_ratio, mask, rule=rule, upper=upper, lower=lower)
@@ -309,12 +275,12 @@ def rejected_fractions(kept: Tensor, mask: Tensor) -> dict[str, float]:
         kept: [B, K] bool, the product of the rules' masks.
         mask: [B, K] bool, what counted before.
     """
-    rows = mask.any(1)
-    if not bool(rows.any()):
-        return {}
     lost = mask & ~kept
     return _named(
-        {"rollout_rs_masked_fraction": _share(lost[mask]), "rollout_rs_seq_masked_fraction": _share(lost.any(1)[rows])}
+        {
+            "rollout_rs_masked_fraction": _share(lost[mask]),
+            "rollout_rs_seq_masked_fraction": _share(lost.any(1)[mask.any(1)]),
+        }
     )
 
 
@@ -333,20 +299,3 @@ def _share(yes: Tensor) -> Tensor:
 
 def _std(value: Tensor) -> Tensor:
     return value.std() if len(value) > 1 else value.new_zeros(())
-
-
-def variance_proxies(advantage: Tensor, score_power: Tensor) -> dict[str, Tensor]:
-    """Of terms with a known score, verl's proxies of the variance of the gradient, before its norm is known.
-
-    Args:
-        advantage: [M].
-        score_power: [M] squared norm of the gradient of the log-prob.
-
-    Returns:
-        One value per term, [M] each.
-    """
-    return {
-        "variance_proxy/proxy2_total_power": advantage.square() * score_power,
-        "variance_proxy/expected_a_squared": advantage.square(),
-        "variance_proxy/expected_w": score_power,
-    }

@@ -1,13 +1,21 @@
-"""How far one policy has moved from another: of steps, of tokens, and the coefficient that this costs."""
+"""How far one policy has moved from another: estimates, what it costs, and the coefficient of that cost.
+
+PyTorch is imported when one is called: configurations are read without it.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from torch import Tensor
+from pydantic import BeforeValidator, ValidationInfo, model_validator
 
-from burnish.rl.surrogates import log_ratio
+from burnish.options import Count, Positive
+from burnish.registry import ReadIf, known, lookup, names, options
+from burnish.rl.algorithm import call
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 K3_MAX = 10.0  # as in verl: e^20 of one token would drown all others
 Kind = Literal["k1", "k2", "k3", "k1+", "k3+", "unbiased"]
@@ -34,9 +42,8 @@ def kl_estimate(logprob: Tensor, reference: Tensor, mask: Tensor, kind: Kind, *,
     Returns:
         [B, T] float32, 0 where masked.
     """
-    if (kind == "unbiased") != (old is not None):
-        raise ValueError(f"the KL kind is {kind} and old is {'given' if old is not None else 'missing'}: only unbiased "
-                         "corrects for the policy that sampled, and it needs its log-probs")  # fmt: skip
+    from burnish.rl.surrogates import log_ratio
+
     d = log_ratio(logprob, reference, mask)
     if kind == "k1":
         return d
@@ -45,7 +52,8 @@ def kl_estimate(logprob: Tensor, reference: Tensor, mask: Tensor, kind: Kind, *,
     if kind == "k1+":
         return _value_of(d, d)
     k3 = (-d).exp() - 1 + d
-    if old is not None:
+    if kind == "unbiased":
+        assert old is not None, "it corrects for the policy that sampled"
         return log_ratio(logprob, old, mask).exp() * k3
     bounded = k3.clamp(max=K3_MAX)
     return _value_of(bounded, d) if kind == "k3+" else bounded
@@ -57,24 +65,9 @@ def _value_of(estimate: Tensor, d: Tensor) -> Tensor:
     return estimate.detach() + k2 - k2.detach()
 
 
-class FixedKl:
-    """A coefficient that stays what it is."""
-
-    def __init__(self, coef: float) -> None:
-        self.coef = coef
-
-    def update(self, current: float, samples: int) -> None:
-        """Nothing changes."""
-
-    def state_dict(self) -> dict[str, float]:
-        return {"coef": self.coef}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self.coef = state["coef"]
-
-
-class AdaptiveKl(FixedKl):
-    """A coefficient that rises while the KL is above its target and falls below it (Ziegler et al. 2019, sec. 2.2).
+class KlController:
+    """The coefficient of a KL, which rises while the KL is above its target and falls below it (Ziegler et al. 2019,
+    sec. 2.2); without a target it stays what it is.
 
     Args:
         coef: at the start.
@@ -82,11 +75,8 @@ class AdaptiveKl(FixedKl):
         horizon: samples over which the coefficient can change by a fifth.
     """
 
-    def __init__(self, coef: float, *, target: float, horizon: float) -> None:
-        if min(target, horizon) <= 0:
-            raise ValueError(f"target is {target} and horizon is {horizon}; an adaptive KL needs both above 0")
-        super().__init__(coef)
-        self.target, self.horizon = target, horizon
+    def __init__(self, coef: float, *, target: float | None = None, horizon: float = math.inf) -> None:
+        self.coef, self.target, self.horizon = coef, target, horizon
 
     def update(self, current: float, samples: int) -> None:
         """Move the coefficient after ``samples`` samples whose KL was ``current``; a non-finite KL says nothing."""
@@ -95,6 +85,103 @@ class AdaptiveKl(FixedKl):
                 f"the KL horizon is {self.horizon} with {samples} samples per update: one step could make the "
                 f"coefficient negative; set it above {samples // 5}"
             )
-        if math.isfinite(current):
+        if self.target is not None and math.isfinite(current):
             error = min(max(current / self.target - 1, -0.2), 0.2)
             self.coef *= 1 + error * samples / self.horizon
+
+    def state_dict(self) -> dict[str, float]:
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.coef = state["coef"]
+
+
+HORIZON = 10_000.0
+
+
+KL_KINDS = ("k1", "k2", "k3", "k1+", "k3+", "unbiased")
+
+
+def one_of(*more: str) -> BeforeValidator:
+    """Accepts the name of an estimator, or one of some more."""
+
+    def check(kind: Any, info: ValidationInfo) -> Any:
+        ours = (*more, *KL_KINDS)
+        if isinstance(kind, str) and kind not in ours and not known("kl estimator", kind):
+            raise ValueError(
+                f"{info.field_name} is {kind}; it must be one of {', '.join([*ours, *names('kl estimator')])}, or the "
+                "name of a KL estimator that a plug-in registers"
+            )
+        return kind
+
+    return BeforeValidator(check)
+
+
+KlKind = Annotated[str, one_of()]
+
+
+@options
+class TokenKl:
+    """What it costs the policy to leave the reference, which is the policy before training."""
+
+    route: Literal["loss", "reward"] = "loss"
+    """loss: a term of the loss, with a gradient. reward: taken off the reward of every token (InstructGPT)."""
+    kind: KlKind | None = None
+    """Estimate of the KL per token; null takes k1 in the reward and k3 in the loss. As a loss k1 has no gradient on
+    average, k2 has that of the KL; k1+ and k3+ have their own value and k2's gradient; unbiased corrects k3 for the
+    policy that sampled. Or the name of a registered KL estimator."""
+    coef: Positive = 1e-3
+    """Weight of the KL; with controller=adaptive the one at the start."""
+    controller: Literal["fixed", "adaptive"] = "fixed"
+    """adaptive raises the weight while the KL is above its target, and lowers it below."""
+    target: Annotated[Positive | None, ReadIf("controller", "adaptive")] = None
+    """KL that is kept by controller=adaptive, summed over the tokens of a response."""
+    horizon: Annotated[Positive, ReadIf("controller", "adaptive")] = HORIZON
+    """Responses over which controller=adaptive can change the weight by a fifth."""
+    refresh_every: Count | None = None
+    """Policy updates after which the policy becomes the new reference, again and again; null keeps the first one."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.route == "reward" and self.kind in ("k1+", "k3+", "unbiased"):
+            raise ValueError(
+                f"kind is {self.kind} and route is reward: only its value counts there, which is that of "
+                f"{self.value_kind}; choose k1, k2 or k3"
+            )
+        adaptive = self.controller == "adaptive"
+        if adaptive and self.target is None:
+            raise ValueError("controller is adaptive and target is null; give the KL per response that is to be kept")
+        return self
+
+    @property
+    def early(self) -> bool:
+        """Whether its value is needed before the policy learns."""
+        return self.route == "reward" or self.controller == "adaptive"
+
+    @property
+    def value_kind(self) -> str:
+        """The plain estimator that has the same value on samples of the policy itself."""
+        chosen = self.kind or ("k1" if self.route == "reward" else "k3")
+        return {"k1+": "k1", "k3+": "k3", "unbiased": "k3"}.get(chosen, chosen)
+
+    def estimate(self, logprob: Tensor, reference: Tensor, mask: Tensor, *, old: Tensor) -> Tensor:
+        """The KL of each action [B, K] with the gradient that was chosen; ``old`` are log-probs of the sampler."""
+        kind = self.kind or self.value_kind
+        return estimate(logprob, reference, mask, kind, old=old if kind == "unbiased" else None)
+
+    def value(self, logprob: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+        """The KL of each action [B, K], where its gradient is not read."""
+        return estimate(logprob, reference, mask, self.value_kind)
+
+    def make_controller(self) -> KlController:
+        """The coefficient, as it changes over a run."""
+        return KlController(self.coef, target=self.target, horizon=self.horizon if self.target else math.inf)
+
+
+def estimate(logprob: Tensor, reference: Tensor, mask: Tensor, kind: str, *, old: Tensor | None = None) -> Tensor:
+    """KL of each action [B, K] by the name of an estimator, ours or a registered one."""
+    from burnish.rl.surrogates import masked
+
+    if kind in KL_KINDS:
+        return kl_estimate(logprob, reference, mask, kind, old=old)  # type: ignore[arg-type]
+    return masked(call(lookup("kl estimator", kind)(), logprob, reference, mask), mask)

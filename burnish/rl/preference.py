@@ -146,12 +146,7 @@ def centred_distillation(
 
     Returns:
         [M].
-
-    Raises:
-        ValueError: the temperature is not positive.
     """
-    if temperature is not None and temperature <= 0:
-        raise ValueError(f"temperature is {temperature}; it must be > 0, or None for equal weights")
     target = target.detach()
     logits = [torch.zeros_like(target)] if temperature is None else [target / temperature, -target / temperature]
     losses = []

@@ -121,8 +121,6 @@ def clip_values(values: Tensor, lowest: float, highest: float, mask: Tensor | No
     Returns:
         The clipped values, and the fraction in [0, 1], 0 if there are none.
     """
-    if lowest > highest:
-        raise ValueError(f"values are clipped to [{lowest}, {highest}]; the first must not be above the second")
     mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
     values = masked(values, mask)
     outside = ((values < lowest) | (values > highest)) & mask
@@ -154,10 +152,6 @@ def overlong_penalty(length: Tensor, *, max_length: int, buffer: int, factor: fl
     Returns:
         [B] float32, to be added to the reward before anything compares samples.
     """
-    if not 0 < buffer < max_length:
-        raise ValueError(
-            f"the overlong buffer is {buffer} of {max_length} tokens; it must be at least 1 and below that"
-        )
     over = (length.float() - (max_length - buffer)) / buffer
     return -factor * over.clamp_min(0)
 
@@ -199,11 +193,7 @@ def select_best(reward: Tensor, group: Tensor, missing: Tensor, keep: int) -> Te
     Returns:
         Rows [M], rising.
     """
-    kept: list[int] = []
-    for rows in _groups(group, missing):
-        order = reward[rows].argsort(descending=True, stable=True).tolist()
-        kept += [rows[i] for i in order[:keep]]
-    return torch.tensor(sorted(kept), dtype=torch.long, device=reward.device)
+    return _select(reward, group, missing, keep, 0)
 
 
 def select_best_worst(reward: Tensor, group: Tensor, missing: Tensor, keep: int) -> Tensor:
@@ -217,18 +207,15 @@ def select_best_worst(reward: Tensor, group: Tensor, missing: Tensor, keep: int)
 
     Returns:
         Rows [M], rising.
-
-    Raises:
-        ValueError: fewer than two are to be kept.
     """
-    if keep < 2:
-        raise ValueError(f"keep is {keep}; the best and the worst of a group are two samples, so it must be >= 2")
+    return _select(reward, group, missing, keep - keep // 2, keep // 2)
+
+
+def _select(reward: Tensor, group: Tensor, missing: Tensor, best: int, worst: int) -> Tensor:
     kept: list[int] = []
     for rows in _groups(group, missing):
         order = reward[rows].argsort(descending=True, stable=True).tolist()
-        if len(rows) > keep:
-            order = order[: keep - keep // 2] + order[-(keep // 2) :]
-        kept += [rows[i] for i in order]
+        kept += [rows[i] for place, i in enumerate(order) if place < best or place >= len(rows) - worst]
     return torch.tensor(sorted(kept), dtype=torch.long, device=reward.device)
 
 

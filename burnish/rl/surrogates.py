@@ -32,8 +32,6 @@ def divergence(student: Tensor, teacher: Tensor, kind: Divergence, *, mix: float
         return (student.exp() * (student - teacher)).sum(-1)
     if kind == "forward":
         return (teacher.exp() * (teacher - student)).sum(-1)
-    if not 0 < mix < 1:
-        raise ValueError(f"mix is {mix}; a mixture of both needs it between 0 and 1")
     middle = torch.logaddexp(teacher + math.log(mix), student + math.log(1 - mix))
     of_teacher = (teacher.exp() * (teacher - middle)).sum(-1)
     return mix * of_teacher + (1 - mix) * (student.exp() * (student - middle)).sum(-1)
@@ -116,63 +114,6 @@ def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
     return masked(values, mask).sum(-1) / mask.sum(-1).clamp_min(1)
 
 
-def ppo_clip(
-    logprob: Tensor,
-    old: Tensor,
-    advantage: Tensor,
-    mask: Tensor,
-    *,
-    clip: float,
-    clip_high: float | None = None,
-    dual_clip: float | None = None,
-) -> Surrogate:
-    """PPO's clipped surrogate (Schulman et al. 2017, eq. 7), with DAPO's two clip ranges and dual clipping.
-
-    Args:
-        logprob, old, advantage: [B, K] under the policy, under the one that acted, and the advantage.
-        mask: [B, K] bool.
-        clip, clip_high: the ratio counts within [1 - clip, 1 + clip_high]; clip_high None is clip.
-        dual_clip: above 1; an action of negative advantage costs at most this many times it (Ye et al. 2020).
-
-    Returns:
-        The loss, with ``actor/pg_clipfrac`` (actions whose clipping acts, as verl counts), its part
-        ``actor/pg_clipfrac_lower`` where dual clipping acts, and ``actor/ppo_kl`` (old - new log-prob).
-    """
-    if dual_clip is not None and dual_clip <= 1:
-        raise ValueError(f"dual_clip is {dual_clip}; it bounds a ratio that starts at 1, so it must be above 1")
-    difference, advantage = log_ratio(logprob, old, mask), masked(advantage, mask)
-    loss, ratio = clipped_loss(difference, advantage, clip, clip_high)
-    clipped, bounded = loss > -advantage * ratio, torch.zeros_like(mask)
-    if dual_clip is not None:
-        bounded = (advantage < 0) & (loss > -advantage * dual_clip)
-        loss = torch.where(bounded, -advantage * dual_clip, loss)
-    found = reported(loss, difference, clipped, mask)
-    found.metrics["actor/pg_clipfrac_lower"] = bounded.float()
-    return found
-
-
-def flow_clip(
-    logprob: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, *, clip: float, clip_high: float | None = None
-) -> Surrogate:
-    """The same as Flow-GRPO and DanceGRPO report it (Liu et al. 2025, arXiv:2505.05470, eq. 5).
-
-    Returns:
-        The loss, with ``actor/pg_clipfrac`` (ratio outside the range, whether clipping acts or not) and its parts
-        ``_higher`` and ``_lower``, and ``actor/ppo_kl``.
-    """
-    loss, ratio = clipped_loss(log_ratio(logprob, old, mask), masked(advantage, mask), clip, clip_high)
-    ratio = ratio.detach()
-    high = clip if clip_high is None else clip_high
-    higher, lower = (mask & (ratio > 1 + high)).float(), (mask & (ratio < 1 - clip)).float()
-    metrics = {
-        "actor/pg_clipfrac": higher + lower,
-        "actor/pg_clipfrac_higher": higher,
-        "actor/pg_clipfrac_lower": lower,
-        "actor/ppo_kl": masked((old - logprob).detach(), mask),
-    }
-    return Surrogate(masked(loss, mask), masked(ratio, mask), metrics)
-
-
 def clipped_loss(difference: Tensor, advantage: Tensor, clip: float, clip_high: float | None) -> tuple[Tensor, Tensor]:
     """PPO's loss of log-ratios, and their ratios, of one shape."""
     ratio = difference.exp()
@@ -202,13 +143,6 @@ def weights(mask: Tensor, mode: Aggregation, constant: float | None = None) -> T
     Returns:
         [B, K] float32, 0 where masked.
     """
-    if (mode == "seq-mean-token-sum-norm") != (constant is not None):
-        raise ValueError(
-            f"constant is {constant} with {mode}: seq-mean-token-sum-norm divides by it and no other mode does; "
-            "give the largest response length with that mode only"
-        )
-    if constant is not None and not constant > 0:
-        raise ValueError(f"constant is {constant}; token sums are divided by it, so it must be above 0")
     weight = mask.float()
     if mode == "seq-mean-token-mean":
         return weight / mask.sum(-1, keepdim=True).clamp_min(1)
@@ -221,182 +155,6 @@ def terms(mask: Tensor, mode: Aggregation) -> Tensor:
     A sample without such an action says nothing, and is not counted as having said zero.
     """
     return mask.sum() if mode == "token-mean" else mask.any(-1).sum()
-
-
-def gspo(
-    logprob: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, *, clip: float, clip_high: float | None = None
-) -> Surrogate:
-    """GSPO: the ratio of the sequence, geometric mean over its tokens, is clipped as one (arXiv 2507.18071).
-
-    In its token form: every token has the sequence's ratio as value and its own log-prob as gradient, so
-    that advantages may differ between tokens. With ``seq-mean-token-mean`` and one advantage it is the paper's.
-
-    Args:
-        logprob, old, advantage, mask: [B, K].
-        clip, clip_high: around the ratio of the sequence; thousandfold smaller than for tokens.
-    """
-    difference = log_ratio(logprob, old, mask)
-    own = masked(logprob, mask)
-    sequence = own - own.detach() + sequence_mean(difference, mask).detach()[:, None]
-    advantage = masked(advantage, mask)
-    loss, ratio = clipped_loss(sequence, advantage, clip, clip_high)
-    return reported(loss, difference, loss > -advantage * ratio, mask)
-
-
-def gmpo(
-    logprob: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, *, clip: float, clip_high: float | None = None
-) -> Surrogate:
-    """GMPO: geometric mean of token ratios, each clipped in log space before the mean (arXiv 2507.20673).
-
-    Every token carries its sequence's loss; ``seq-mean-token-mean`` counts each sequence once, as the paper does.
-
-    Args:
-        logprob, old, mask: [B, K].
-        advantage: [B, K]; its mean over a sequence counts.
-        clip, clip_high: ratios of actions count within [exp(-clip), exp(clip_high)], on the side that the advantage
-            pushes to; clip_high None is clip.
-    """
-    clip_high = clip if clip_high is None else clip_high
-    difference = log_ratio(logprob, old, mask)
-    credit = sequence_mean(advantage, mask)
-    inside = torch.where(credit[:, None] > 0, difference.clamp(max=clip_high), difference.clamp(min=-clip))
-    loss = -credit * sequence_mean(inside, mask).exp()
-    return reported(loss[:, None].expand_as(difference), difference, inside != difference, mask)
-
-
-def cispo(
-    logprob: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, *, clip: float, clip_high: float | None = None
-) -> Surrogate:
-    """CISPO: policy gradient with a clipped importance weight, so no token loses its gradient (arXiv 2506.13585).
-
-    Args:
-        logprob, old, advantage, mask: [B, K].
-        clip, clip_high: the weight lies within [1 - clip, 1 + clip_high]; the paper leaves it open below, which is
-            clip 1. clip_high None is clip.
-    """
-    difference = log_ratio(logprob, old, mask)
-    ratio = difference.detach().exp()
-    weight = ratio.clamp(1 - clip, 1 + (clip if clip_high is None else clip_high))
-    loss = -weight * masked(advantage, mask) * masked(logprob, mask)
-    return reported(loss, difference, weight != ratio, mask)
-
-
-def sapo(logprob: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, *, tau_pos: float, tau_neg: float) -> Surrogate:
-    """SAPO: a soft gate, 4/tau sigmoid(tau (ratio - 1)), in place of clipping (arXiv 2511.20347).
-
-    At ratio 1 its slope is that of the ratio. Its ``actor/pg_clipfrac`` counts tokens whose gradient is less than
-    half of what it would be without a gate.
-
-    Args:
-        logprob, old, advantage, mask: [B, K].
-        tau_pos, tau_neg: above 0; how fast the gate closes for positive advantages and for the rest.
-    """
-    if min(tau_pos, tau_neg) <= 0:
-        raise ValueError(f"tau_pos is {tau_pos} and tau_neg is {tau_neg}; a gate closes, so both must be above 0")
-    difference, advantage = log_ratio(logprob, old, mask), masked(advantage, mask)
-    tau = torch.where(advantage > 0, tau_pos, tau_neg)
-    gate = torch.sigmoid(tau * (difference.exp() - 1))
-    closed = 4 * gate.detach() * (1 - gate.detach()) < 0.5
-    return reported(-4 / tau * gate * advantage, difference, closed, mask)
-
-
-def cpgd(
-    logprob: Tensor,
-    old: Tensor,
-    advantage: Tensor,
-    mask: Tensor,
-    *,
-    clip: float,
-    clip_high: float | None = None,
-    drift_coef: float = 0.0,
-    drift_clip: float = 0.2,
-) -> Surrogate:
-    """CPGD: policy gradient with a clipped log-ratio and a penalty for leaving the old policy (arXiv 2505.12504).
-
-    -advantage x log-prob, where the log-prob counts no further than log(1 + clip_high) above the old one for a
-    positive advantage and log(1 - clip) below it otherwise: no ratio multiplies the gradient. The penalty is the
-    k3 estimate of KL(old || policy), whose gradient (ratio - 1) x that of the log-prob is bounded.
-
-    Args:
-        logprob, old, advantage, mask: [B, K].
-        clip, clip_high: clip is below 1; clip_high None is clip.
-        drift_coef: of the penalty; 0 is none.
-        drift_clip: bound of ratio - 1 in the penalty's gradient.
-
-    Returns:
-        The loss, with ``actor/policy_drift``: the k3 estimate before its coefficient.
-    """
-    if not 0 <= clip < 1:
-        raise ValueError(f"clip is {clip}; a log-ratio is clipped at log(1 - clip), so it must be in [0, 1)")
-    difference, advantage = log_ratio(logprob, old, mask), masked(advantage, mask)
-    own, before = masked(logprob, mask), masked(old, mask)
-    highest, lowest = before + math.log1p(clip if clip_high is None else clip_high), before + math.log1p(-clip)
-    bound = torch.where(advantage > 0, highest, lowest)
-    clipped = torch.where(advantage > 0, own > bound, own < bound)
-    loss = -torch.where(clipped, bound, own) * advantage
-    excess = difference.detach().exp() - 1
-    estimate = excess - difference.detach()
-    if drift_coef:
-        loss = loss + drift_coef * (estimate + excess.clamp(max=drift_clip) * (own - own.detach()))
-    found = reported(loss, difference, clipped, mask)
-    found.metrics["actor/policy_drift"] = masked(estimate, mask)
-    return found
-
-
-def reinforce(logprob: Tensor, old: Tensor, advantage: Tensor, mask: Tensor) -> Surrogate:
-    """-advantage x log-prob: the policy gradient itself (Williams 1992). Nothing is corrected or clipped.
-
-    Args:
-        logprob, old, advantage, mask: [B, K]; ``old`` is only reported on.
-    """
-    loss = -masked(advantage, mask) * masked(logprob, mask)
-    return Surrogate(loss, None, {"actor/ppo_kl": -log_ratio(logprob, old, mask)})
-
-
-def plain_ratio(logprob: Tensor, old: Tensor, advantage: Tensor, mask: Tensor) -> Surrogate:
-    """-advantage x ratio: importance sampling without a bound."""
-    difference = log_ratio(logprob, old, mask)
-    return reported(-masked(advantage, mask) * difference.exp(), difference, torch.zeros_like(mask), mask)
-
-
-def dppo(
-    logprob: Tensor,
-    old: Tensor,
-    advantage: Tensor,
-    mask: Tensor,
-    *,
-    divergence: Literal["tv", "kl"],
-    divergence_limit: float,
-    ratio_limit: float,
-) -> Surrogate:
-    """DPPO's binary forms: a trust region of probabilities, not of their ratio (Qi et al. 2026, arXiv:2602.04879).
-
-    With p the probability of an action and q the one that it was sampled with, an action is left out where
-
-        advantage > 0, p > q, D > limit    or    advantage < 0, p < q, D > limit
-
-    and has the loss -advantage x min(p / q, ratio_limit), no gradient through the weight, x log p otherwise. D is
-    |p - q| (tv), or q log(q / p) + (1 - q) log((1 - q) / (1 - p)) (kl): an unlikely action may multiply its
-    probability, a likely one may not fall far.
-
-    Args:
-        logprob, old, advantage, mask: [B, K].
-        divergence, divergence_limit: D and its limit.
-        ratio_limit: bounds the importance weight.
-    """
-    difference, advantage = log_ratio(logprob, old, mask), masked(advantage, mask)
-    with torch.no_grad():
-        moved = difference.detach()
-        p, q = masked(logprob, mask).exp(), masked(old, mask).exp()
-        if divergence == "tv":
-            apart = (p - q).abs()
-        else:
-            rest_p, rest_q = ((1 - one).clamp_min(torch.finfo(p.dtype).eps) for one in (p, q))
-            apart = -q * moved + rest_q * (rest_q.log() - rest_p.log())
-        onward = ((advantage > 0) & (moved > 0)) | ((advantage < 0) & (moved < 0))
-        out = onward & (apart > divergence_limit)
-        weight = torch.where(out, 0.0, moved.exp().clamp(max=ratio_limit))
-    return reported(-weight * advantage * masked(logprob, mask), difference, out, mask)
 
 
 def guard_log_ratio(
@@ -496,3 +254,20 @@ def squared_distance(value: Tensor, other: Tensor, share: Tensor | float = 1.0) 
         [M].
     """
     return (value - other).square().flatten(1).mean(1) / share
+
+
+def variance_proxies(advantage: Tensor, score_power: Tensor) -> dict[str, Tensor]:
+    """Of terms with a known score, verl's proxies of the variance of the gradient, before its norm is known.
+
+    Args:
+        advantage: [M].
+        score_power: [M] squared norm of the gradient of the log-prob.
+
+    Returns:
+        One value per term, [M] each.
+    """
+    return {
+        "variance_proxy/proxy2_total_power": advantage.square() * score_power,
+        "variance_proxy/expected_a_squared": advantage.square(),
+        "variance_proxy/expected_w": score_power,
+    }

@@ -40,7 +40,6 @@ class Handle(Protocol):
         Raises:
             TimeoutError: it is not finished after ``timeout`` seconds; the message says what is missing.
         """
-        ...
 
 
 class AsyncRolloutWorker(Protocol):
@@ -51,7 +50,6 @@ class AsyncRolloutWorker(Protocol):
 
     def submit(self, request: RolloutRequest) -> Handle:
         """Start on a request as soon as there is capacity for it."""
-        ...
 
 
 class Filling:
@@ -93,7 +91,7 @@ class Filling:
         try:
             if before is not None:
                 before._future.result(before._patience)
-            rollouts = self.schedule.batch(self._generate, self.update, self.version)
+            rollouts = self.schedule.filled(self._generate, self.update, self.version)
             self.after = self.schedule.stream.position
         except BaseException as error:
             self._future.set_exception(error)  # raised where the batch is waited for

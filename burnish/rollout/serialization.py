@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,20 @@ from burnish.types.completion import Completion, Encoded, Features
 from burnish.types.media import Fit, Media
 from burnish.types.prompt import Message, Part, Prompt
 from burnish.types.rollout import Denoising, Failure, Requests, Rollouts, Scored, ScoredResponses, Scores
-from burnish.types.statistics import Execution, Quote, ResponseStats
-from burnish.utils.spool import Unread
+from burnish.types.samples import Execution, Quote, ResponseStats
+from burnish.utils.media import Unread
 
 _TYPES = (
     Completion, Denoising, Encoded, Execution, Failure, Features, Fit, Gathered, Media, Message, Part,
     Prompt, Quote, Requests, ResponseStats, Scored, ScoredResponses, Scores,
 )  # fmt: skip
-KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in _TYPES}
+MADE: dict[str, Callable[..., Any]] = {kind.__name__: kind for kind in _TYPES} | {
+    "dict": dict,
+    "tuple": lambda **items: tuple(items.values()),
+    "bytes": lambda data: data.numpy().tobytes(),
+}
 ONCE = (Features, Media, Prompt)  # rows may share these: they are stored once
+ELSEWHERE: dict[type, Callable[[Any], Any]] = {Column: Column.values, LazyTensors: dict, Unread: lambda one: one.read()}
 
 
 def serialize(rollouts: Rollouts) -> dict[str, Any]:
@@ -47,34 +53,32 @@ class _Packing:
         self._place: dict[int, int] = {}  # of objects that are stored once, by their identity
 
     def plain(self, value: Any) -> Any:
-        if isinstance(value, Column):
-            value = value.values()
-        if isinstance(value, LazyTensors):
-            value = dict(value)
-        if isinstance(value, Unread):
-            value = value.read()
-        if isinstance(value, ONCE):
-            if id(value) not in self._place:
-                stored = self._fields(value)
-                self._place[id(value)] = len(self.shared)
-                self.shared.append(stored)
-            return {"kind": "shared", "place": self._place[id(value)]}
-        if type(value) in KINDS.values():
-            return self._fields(value)
+        value = next((read(value) for kind, read in ELSEWHERE.items() if isinstance(value, kind)), value)
         if isinstance(value, list):
             return [self.plain(item) for item in value]
-        if isinstance(value, tuple):
-            return {"kind": "tuple", "items": [self.plain(item) for item in value]}
-        if isinstance(value, dict):
-            return {"kind": "dict", "items": {name: self.plain(item) for name, item in value.items()}}
-        if isinstance(value, bytes):
-            return {"kind": "bytes", "data": torch.from_numpy(np.frombuffer(value, np.uint8).copy())}
-        assert value is None or isinstance(value, Tensor | bool | int | float | str), f"{type(value)} can't be saved"
-        return value
+        if not isinstance(value, ONCE):
+            return self._fields(value)
+        if id(value) not in self._place:
+            stored = self._fields(value)
+            self._place[id(value)] = len(self.shared)
+            self.shared.append(stored)
+        return {"place": self._place[id(value)]}
 
-    def _fields(self, value: Any) -> dict[str, Any]:
-        fields = {field.name: self.plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"kind": type(value).__name__, "fields": fields}
+    def _fields(self, value: Any) -> Any:
+        if isinstance(value, bytes):
+            fields: dict[str, Any] = {"data": torch.from_numpy(np.frombuffer(value, np.uint8).copy())}
+        elif isinstance(value, tuple):
+            fields = {str(place): item for place, item in enumerate(value)}
+        elif isinstance(value, dict):
+            fields = value
+        elif isinstance(value, _TYPES):
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        else:
+            assert value is None or isinstance(value, Tensor | bool | int | float | str), (
+                f"{type(value)} can't be saved"
+            )
+            return value
+        return {"kind": type(value).__name__, "fields": {name: self.plain(item) for name, item in fields.items()}}
 
 
 def _object(plain: Any, shared: list[Any]) -> Any:
@@ -82,13 +86,6 @@ def _object(plain: Any, shared: list[Any]) -> Any:
         return [_object(item, shared) for item in plain]
     if not isinstance(plain, dict):
         return plain
-    kind: str = plain["kind"]
-    if kind == "shared":
+    if "place" in plain:
         return shared[plain["place"]]
-    if kind == "tuple":
-        return tuple(_object(item, shared) for item in plain["items"])
-    if kind == "dict":
-        return {name: _object(item, shared) for name, item in plain["items"].items()}
-    if kind == "bytes":
-        return plain["data"].numpy().tobytes()
-    return KINDS[kind](**{name: _object(value, shared) for name, value in plain["fields"].items()})
+    return MADE[plain["kind"]](**{name: _object(value, shared) for name, value in plain["fields"].items()})

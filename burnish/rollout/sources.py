@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -27,7 +27,7 @@ from burnish.types.rollout import (
     Rollouts,
     Scored,
 )
-from burnish.types.statistics import Execution, joined
+from burnish.types.samples import Execution, joined
 from burnish.utils.errors import UserError
 from burnish.utils.timer import Stopwatch
 
@@ -52,7 +52,6 @@ class RolloutWorker(Protocol):
 
     def generate(self, request: RolloutRequest) -> Any:
         """The scored rollouts, in the order of the request's rows."""
-        ...
 
 
 def numbered(
@@ -71,16 +70,12 @@ def numbered(
         Prompts [B], group [B] long, sample [B] long.
     """
     seen = Counter() if seen is None else seen
-    rows: list[Prompt] = []
-    group: list[int] = []
     sample: list[int] = []
-    for g, prompt in enumerate(prompts):
-        first = seen[prompt.uid]
+    for prompt in prompts:
+        sample += range(seen[prompt.uid], seen[prompt.uid] + n)
         seen[prompt.uid] += n
-        rows += [prompt] * n
-        group += [g] * n
-        sample += range(first, first + n)
-    return rows, torch.tensor(group), torch.tensor(sample)
+    rows = [prompt for prompt in prompts for _ in range(n)]
+    return rows, torch.arange(len(prompts)).repeat_interleave(n), torch.tensor(sample, dtype=torch.long)
 
 
 def group_starts(group: Tensor) -> list[int]:
@@ -109,14 +104,12 @@ def join(parts: Sequence[R]) -> R:
     # what has lost all of its rows may have been sampled in other steps than the rest
     there = [part for part in parts if len(part)] or list(parts[:1])
     metrics, counts = _joined(parts)
-    failures = [failure for part in parts for failure in part.failures]
+    lists: Any = {
+        name: list(chain.from_iterable(getattr(part, name) for part in parts))
+        for name in ("failures", "glimpses", "quotes")
+    }
     ran = joined(part.execution for part in parts)
-    glimpses = [glimpse for part in parts for glimpse in part.glimpses]
-    quotes = [quote for part in parts for quote in part.quotes]
-    return replace(
-        type(parts[0]).cat(there), metrics=metrics, counts=counts, failures=failures, execution=ran, glimpses=glimpses,
-        quotes=quotes,
-    )  # fmt: skip
+    return replace(type(parts[0]).cat(there), metrics=metrics, counts=counts, execution=ran, **lists)
 
 
 def _joined(parts: Sequence[Rollouts]) -> tuple[dict[str, float], dict[str, float]]:
@@ -155,15 +148,11 @@ def fill(draw: Callable[[], R], wanted: int, most: int) -> R:
         metrics tell how many batches were drawn, what was dropped, and the mean reward of all that was sampled.
     """
     parts: list[R] = []
-    drawn, groups, dropped, spare, rewards = 0, 0, 0, 0, []
-    failures: list[Failure] = []
-    ran: list[Mapping[str, Execution]] = []
-    while drawn < most and groups < wanted:
+    sampled: list[tuple[Tensor, list[Failure], dict[str, Execution]]] = []  # of all, without their traces
+    groups, dropped, spare = 0, 0, 0
+    while len(sampled) < most and groups < wanted:
         batch = draw()
-        drawn += 1
-        rewards.append(batch.scores.reward[~batch.scores.missing])
-        failures += batch.failures
-        ran.append(batch.execution)
+        sampled.append((batch.scores.reward[~batch.scores.missing], batch.failures, batch.execution))
         kept = batch.select(varied(batch))
         ids, label = torch.unique(kept.group, return_inverse=True)
         dropped += len(torch.unique(batch.group)) - len(ids)
@@ -172,17 +161,18 @@ def fill(draw: Callable[[], R], wanted: int, most: int) -> R:
         if len(rows):
             parts.append(replace(kept.select(rows), group=label[rows] + groups))
         groups += len(ids) - spare
-    everything = torch.cat(rewards)
-    metrics = {
-        "train/num_gen_batches": float(drawn),
+    known, failures, ran = zip(*sampled, strict=True)
+    rewards = torch.cat(known)
+    metrics = batch.metrics | {
+        "train/num_gen_batches": float(len(sampled)),
         "train/kept_groups": float(groups),
         "train/dropped_groups": float(dropped),
         "train/spare_groups": float(spare),
     }
-    if len(everything):
-        metrics["train/sampled_reward/mean"] = float(everything.mean())
+    if len(rewards):
+        metrics["train/sampled_reward/mean"] = float(rewards.mean())
     whole = type(batch).cat(parts) if parts else batch.select([])
-    return replace(whole, metrics=batch.metrics | metrics, failures=failures, execution=joined(ran))
+    return replace(whole, metrics=metrics, failures=list(chain.from_iterable(failures)), execution=joined(ran))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,30 +194,27 @@ class PromptSchedule:
             ahead=self.stream.peek(self.rollouts) if self.tells else [],
         )  # fmt: skip
 
-    def batch(self, generate: Callable[[RolloutRequest], R], update: int, version: int) -> R:
-        """Rollouts of an update; if groups are filtered, ``generate`` is called until enough of them are kept."""
+    def filled(self, generate: Callable[[RolloutRequest], R], update: int, version: int) -> R:
+        """Rollouts of an update whose groups are filtered: ``generate`` is called until enough of them are kept."""
         seen: Counter[str] = Counter()
-        if self.filtering is None:
+
+        def draw() -> R:
             drawn = generate(self.request(update, version, seen))
             self.learn(update, drawn)
             return drawn
 
-        def draw() -> R:
-            some = generate(self.request(update, version, seen))
-            self.learn(update, some)
-            return some
-
+        assert self.filtering is not None, "one round makes a batch full"
         return fill(draw, self.stream.batch_size * self.rollouts, self.filtering.max_num_gen_batches)
 
     def learn(self, update: int, sampled: Rollouts) -> None:
         """Tell a sampler of the user what was rewarded in an update."""
         if self.stream.sampler is not None:
-            self.stream.sampler.history.add(update, sampled)
+            self.stream.sampler.add(update, sampled)
 
     def history(self, last: int | None = None) -> dict[str, Any]:
         """What a sampler has been told of updates up to ``last``, for a checkpoint; nothing where there is none."""
         sampler = self.stream.sampler
-        return {} if sampler is None else {"history": sampler.history.state(last)}
+        return {} if sampler is None else {"history": sampler.state(last)}
 
 
 def refuse_ahead(state: dict[str, Any]) -> None:
@@ -256,25 +243,15 @@ class Source(Protocol):
         Raises:
             Cancelled: the run is to stop. What is saved now is as it was before: a resumed run collects the same.
         """
-        ...
 
 
-class SavedSource(Source, Protocol):
-    """A source that a run resumes from."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with the next batch."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class StreamSource(SavedSource, Protocol):
+class StreamSource(Source):
     """One that draws from a stream in this process, which is all of its state unless it says otherwise."""
 
     stream: Stream[Any]  # of prompts or records
 
     def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to go on with the next batch."""
         return self.stream.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -293,7 +270,12 @@ class OnlineSource(StreamSource):
         self._after = self.stream.position, schedule.history()
 
     def rollout(self, update: int) -> Rollouts:
-        collected: Rollouts = self.schedule.batch(self.rollout_worker.generate, update, version=update - 1)
+        collected: Rollouts
+        if self.schedule.filtering is None:
+            collected = self.rollout_worker.generate(self.schedule.request(update, update - 1, Counter()))
+            self.schedule.learn(update, collected)
+        else:
+            collected = self.schedule.filled(self.rollout_worker.generate, update, update - 1)
         self._after = self.stream.position, self.schedule.history(update)
         return collected if self.normaliser is None else self.normaliser.learned(collected)
 

@@ -53,21 +53,17 @@ class WorkerProcess:
             with contextlib.suppress(Exception):  # it is raised again by the first call
                 self.build(*rebuild)
 
-    def start(self) -> int:
-        """Its process id."""
-        return os.getpid()
-
     @ray.method(concurrency_group=LIFE)
     def live(self) -> None:
         """Never return: the driver's reference to the answer is ready when this process is dead."""
         threading.Event().wait()
 
-    def rendezvous(self) -> tuple[str, int]:
-        """Address and a free port of its machine."""
+    def start(self) -> tuple[int, str, int]:
+        """Its process id, and the address and a free port of its machine."""
         address = ray.util.get_node_ip_address()
         with socket.socket() as free:
             free.bind((address, 0))
-            return address, free.getsockname()[1]
+            return os.getpid(), address, free.getsockname()[1]
 
     def build(self, kind: Callable[..., Any], rank_info: RankInfo, arguments: Sequence[Any]) -> None:
         """Make the object that answers calls."""

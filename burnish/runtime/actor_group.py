@@ -78,12 +78,7 @@ class ActorGroup:
             "max_concurrency": max(1, stateless),
         }
         try:
-            try:
-                self._start(range(pool.size))
-            except WorkerDied as error:
-                log.warning("a fresh worker is replaced: %s", error)
-                self.ended = error
-                self._replace(range(pool.size))
+            self._replace(range(pool.size), restart=False)
         except BaseException:
             self.end()
             raise
@@ -184,9 +179,10 @@ class ActorGroup:
         """Replace all workers by fresh ones in the same places, with a new rendezvous; raises as ``restart``."""
         self._replace(range(len(self)))
 
-    def _replace(self, ranks: Sequence[int]) -> None:
+    def _replace(self, ranks: Sequence[int], *, restart: bool = True) -> None:
         while True:
-            self._count_restart()
+            if restart:
+                self._count_restart()
             for rank in ranks:
                 self._kill(rank)
             machines = self.pool.machines()
@@ -195,8 +191,8 @@ class ActorGroup:
                 return
             except WorkerDied as error:
                 log.warning("a fresh worker is replaced: %s", error)
-                self.ended = error
-                if self.pool.lost(machines):
+                self.ended, restart = error, True
+                if self.pool.lost(machines) and self._counted:
                     self._counted.pop()  # it was sent to a machine whose death Ray had not noticed yet
 
     def _count_restart(self) -> None:
@@ -223,13 +219,13 @@ class ActorGroup:
             self.handles[rank] = actor.remote(*self._build(rank)) if self.stateless else actor.remote()
         starts = {rank: self.handles[rank].start.remote() for rank in ranks}
         self._await_capacity(list(starts.values()))
-        for rank, pid in zip(ranks, self._call("start", starts, seconds, option).results(), strict=True):
+        started = self._call("start", starts, seconds, option).results()
+        for rank, (pid, _, _) in zip(ranks, started, strict=True):
             self.pids[rank] = pid
             if not self.stateless:
                 self._lives[rank] = self.handles[rank].live.remote()
         if len(ranks) == len(self):
-            first = {0: self.handles[0].rendezvous.remote()}
-            self.address, self._port = self._call("rendezvous", first, seconds, option).result()
+            _, self.address, self._port = started[0]
         built = {rank: self.handles[rank].build.remote(*self._build(rank)) for rank in ranks}
         self.ended = None
         self._call("__init__", built, seconds, option).results()

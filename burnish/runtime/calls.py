@@ -90,35 +90,37 @@ class Call:
     option: str  # where the user sets that
     kept: dict[int, ray.ObjectRef[Any]] = field(default_factory=dict)  # by rank: second halves, which are never fetched
     start: float = field(default_factory=time.monotonic)
-    _fine: set[ray.ObjectRef[Any]] = field(default_factory=set)  # responses that are there and are no errors
+    _found: dict[int, Any] = field(default_factory=dict)  # by rank
+    _errors: dict[int, BaseException] = field(default_factory=dict)  # by rank, in their order
 
     @property
     def left(self) -> float:
         """Seconds until its deadline."""
         return max(0.0, self.start + self.seconds - time.monotonic())
 
-    def done(self) -> bool:
-        """Whether ``results`` returns, or raises, at once: all have responded, one has failed, or it is too late."""
-        every = list(self.responses.values())
-        ready, pending = ray.wait(every, num_returns=len(every), timeout=0)
-        if not pending or any(self._failed(reference) for reference in ready):
-            return True
-        watched = list(self.group.watched())
-        return not self.left or bool(watched and ray.wait(watched, timeout=0)[0])
+    def pending(self) -> dict[ray.ObjectRef[Any], int]:
+        """What is waited for, by rank: responses, and deaths that would prevent them."""
+        settled = self._found.keys() | self._errors.keys()
+        return {ref: rank for rank, ref in self.responses.items() if rank not in settled} | self.group.watched()
 
     def wait(self, seconds: float) -> bool:
-        """The same, after a worker has been waited for for N seconds."""
-        ray.wait(list(self.responses.values()), timeout=max(0.0, min(seconds, self.left)))
-        return self.done()
+        """Whether ``results`` returns, or raises, at once, after a worker has been waited for for N seconds."""
+        while not self._errors and len(self._found) < len(self.responses):
+            if not self._settle(min(seconds, self.left)):
+                return not self.left
+        return True
 
-    def _failed(self, reference: ray.ObjectRef[Any]) -> bool:
-        if reference not in self._fine:
+    def _settle(self, seconds: float) -> bool:
+        """Take in the next response or death; False if there is none within N seconds."""
+        pending = self.pending()
+        ready, _ = ray.wait(list(pending), timeout=max(0.0, seconds))
+        for reference in ready:
+            rank = pending[reference]
             try:
-                ray.get(reference, timeout=POLL)
-            except RayError:
-                return True
-            self._fine.add(reference)
-        return False
+                self._found[rank] = ray.get(reference, timeout=max(self.left, POLL))
+            except RayError as error:
+                self._errors[rank] = self._local(rank, error)
+        return bool(ready)
 
     def result(self) -> Any:
         """What the one worker that was called returns; see ``results``."""
@@ -133,32 +135,24 @@ class Call:
             WorkerTimeout: they are not there in time.
             Exception: what a worker raised, as it is; a note says which worker.
         """
-        pending = {reference: rank for rank, reference in self.responses.items()}
-        watched = self.group.watched()
-        found: dict[int, Any] = {}
-        errors: list[tuple[int, BaseException]] = []
-        until = self.start + self.seconds
-        while pending:
-            left = until - time.monotonic()
-            ready, _ = ray.wait([*pending, *watched], timeout=max(0.0, min(POLL, left)))
-            if not ready and left <= 0:
-                break
-            for reference in ready:
-                rank = pending.pop(reference) if reference in pending else watched.pop(reference)
-                try:
-                    found[rank] = ray.get(reference, timeout=max(self.left, POLL))
-                except RayError as error:
-                    errors.append((rank, self._local(rank, error)))
-                    died = isinstance(errors[-1][1], WorkerDied)
-                    until = min(until, time.monotonic() + (0.0 if died else GRACE))
-        if not errors and pending:
-            late = sorted(pending.values())
-            errors = [(late[0], self._timeout(late))]
-        if errors:
-            rank, first = next((one for one in errors if isinstance(one[1], WorkerDied)), errors[0])
+        while not self.wait(POLL):
+            pass
+        if self._errors or len(self._found) < len(self.responses):
+            rank, first = self._error()
             self.group.failed(rank, first)
             raise first
-        return [found[rank] for rank in self.responses]
+        return [self._found[rank] for rank in self.responses]
+
+    def _error(self) -> tuple[int, BaseException]:
+        """The first error with its rank; a death before others, which shows a moment later than what comes of it."""
+        until = time.monotonic() + GRACE
+        while self._errors:
+            death = next((one for one in self._errors.items() if isinstance(one[1], WorkerDied)), None)
+            over = len(self._found) + len(self._errors) >= len(self.responses)
+            if death or over or not self._settle(until - time.monotonic()):
+                return death or next(iter(self._errors.items()))
+        late = sorted(rank for rank in self.responses if rank not in self._found)
+        return late[0], self._timeout(late)
 
     def _local(self, rank: int, error: RayError) -> BaseException:
         """What went wrong, as an error of this process."""
@@ -190,14 +184,11 @@ def first_done(calls: Sequence[Call], check_cancelled: Callable[[], None] = lamb
     assert calls, "nothing to wait for"
     while True:
         check_cancelled()
-        done = [call for call in calls if call.done()]
+        done = [call for call in calls if call.wait(0.0)]
         if done:
             return done
-        pending = [reference for call in calls for reference in call.responses.values()]
-        pending += [life for group in {call.group for call in calls} for life in group.watched()]
-        _, rest = ray.wait(pending, num_returns=len(pending), timeout=0)
-        if rest:
-            ray.wait(rest, timeout=min([POLL, *(call.left for call in calls)]))
+        pending = dict.fromkeys(reference for call in calls for reference in call.pending())
+        ray.wait(list(pending), timeout=min([POLL, *(call.left for call in calls)]))
 
 
 def all_done(calls: Sequence[Call], check_cancelled: Callable[[], None] = lambda: None) -> None:

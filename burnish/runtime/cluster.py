@@ -208,77 +208,44 @@ class Pool:
         remove_placement_group(self._group)
 
 
-class Cluster:
-    """The machines of a run and the pools on them."""
+@contextmanager
+def reserved(options: RayOptions, pools: PoolsOptions, *, started: bool) -> Iterator[dict[str, Pool]]:
+    """Wait until the machines can hold the pools, as more may join a running cluster, and reserve that meanwhile.
 
-    def __init__(self, options: RayOptions, pools: PoolsOptions, *, started: bool) -> None:
-        self.options, self.started = options, started
-        self._wanted = pools
-        self.pools: dict[str, Pool] = {}
+    Raises:
+        Unschedulable: they can't, in time; at once on a cluster of the run's own. Or others hold it for too long.
+    """
+    wanted: list[Need] = []
 
-    def nodes(self) -> list[Node]:
-        """The machines that are alive."""
-        return [
-            Node(
-                address=node["NodeManagerAddress"],
-                cpus=node["Resources"].get("CPU", 0.0),
-                gpus=node["Resources"].get("GPU", 0.0),
-            )
+    def lack() -> str:
+        nodes = [
+            Node(node["NodeManagerAddress"], node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))
             for node in ray.nodes()
             if node["Alive"]
         ]
+        wanted[:] = needs(pools, gpus_there=any(node.gpus for node in nodes))
+        return "; ".join(lacking(wanted, nodes))
 
-    @property
-    def needs(self) -> list[Need]:
-        """What every pool takes of these machines."""
-        return needs(self._wanted, gpus_there=any(node.gpus for node in self.nodes()))
-
-    def lacking(self) -> str:
-        """Why the pools can't be placed, as far as that is certain; nothing otherwise."""
-        return "; ".join(lacking(self.needs, self.nodes()))
-
-    def check(self) -> None:
-        """Wait until the machines can hold the pools: more may join a running cluster.
-
-        Raises:
-            Unschedulable: they can't, in time; at once on a cluster of the run's own.
-        """
-        deadline = time.monotonic() + (0 if self.started else self.options.placement_timeout)
-        said = ""
-        while why := self.lacking():
-            if time.monotonic() >= deadline:
-                waited = f" (waited {self.options.placement_timeout:g} s: ray.placement_timeout)"
-                raise Unschedulable(why + ("" if self.started else waited))
-            if why != said:
-                log.warning(
-                    "waiting up to %g s (ray.placement_timeout) for machines to join: %s",
-                    self.options.placement_timeout,
-                    why,
-                )
-            said = why
-            time.sleep(POLL)
-
-    def open(self) -> None:
-        """Reserve capacity for every pool.
-
-        Raises:
-            Unschedulable: others hold it for too long.
-        """
-        self.check()
-        for need in self.needs:
-            self.pools[need.pool] = Pool(need, self.options, self.lacking)
-        for pool in self.pools.values():
+    seconds = 0.0 if started else options.placement_timeout
+    deadline, said = time.monotonic() + seconds, ""
+    while why := lack():
+        if time.monotonic() >= deadline:
+            raise Unschedulable(why + (f" (waited {seconds:g} s: ray.placement_timeout)" if seconds else ""))
+        if why != said:
+            log.warning("waiting up to %g s (ray.placement_timeout) for machines to join: %s", seconds, why)
+        said = why
+        time.sleep(POLL)
+    with ExitStack() as stack:
+        opened = [Pool(need, options, lack) for need in wanted]
+        for pool in opened:
+            stack.callback(pool.close)
+        for pool in opened:
             pool.wait()
-
-    def close(self) -> None:
-        """Give the capacity back; processes that still run there are killed."""
-        for pool in self.pools.values():
-            pool.close()
-        self.pools.clear()
+        yield {pool.name: pool for pool in opened}
 
 
 @contextmanager
-def cluster(options: RayOptions, pools: PoolsOptions) -> Iterator[Cluster]:
+def cluster(options: RayOptions, pools: PoolsOptions) -> Iterator[dict[str, Pool]]:
     """Connect to Ray and reserve capacity for the pools; at the end give everything back and stop what was started.
 
     Raises:
@@ -290,8 +257,13 @@ def cluster(options: RayOptions, pools: PoolsOptions) -> Iterator[Cluster]:
     address = options.address or os.environ.get("RAY_ADDRESS") or LOCAL
     with ExitStack() as stack:
         stack.callback(ray.shutdown)
-        if address != LOCAL:
-            _check_reachable(address)
+        try:
+            _reach(address)  # Ray itself takes a minute to find out that nobody is there
+        except OSError as error:
+            raise UserError(
+                f"no Ray cluster at {address} (ray.address, or RAY_ADDRESS of the environment): {error}; start one "
+                "with `ray start --head`, or give ray.address=local for one of the run's own"
+            ) from None
         handler = signal.getsignal(signal.SIGTERM)
         try:
             _connect(address, options, pools)
@@ -304,33 +276,26 @@ def cluster(options: RayOptions, pools: PoolsOptions) -> Iterator[Cluster]:
         stack.callback(closed.set)
         head = ray.get_runtime_context().gcs_address
         threading.Thread(target=_watch_head, args=(head, closed), name="ray-head", daemon=True).start()
-        found = Cluster(options, pools, started=address == LOCAL)
-        stack.callback(found.close)
-        found.open()
-        yield found
+        yield stack.enter_context(reserved(options, pools, started=address == LOCAL))
 
 
-def _check_reachable(address: str) -> None:
-    """Ray itself takes a minute to find out that nobody is there."""
+def _reach(address: str) -> None:
+    """Connect to HOST:PORT.
+
+    Raises:
+        OSError: nobody is there.
+    """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():  # auto, say, which Ray looks up
-        return
-    try:
+    if host and port.isdigit():  # or auto, say, which Ray looks up
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
-    except OSError as error:
-        raise UserError(
-            f"no Ray cluster at {address} (ray.address, or RAY_ADDRESS of the environment): {error}; start one "
-            "with `ray start --head`, or give ray.address=local for one of the run's own"
-        ) from None
 
 
 def _watch_head(address: str, closed: threading.Event) -> None:
     """Report a head that is gone: Ray waits for another one without a word, and ends the process if none comes."""
-    host, _, port = address.rpartition(":")
     errors: list[OSError] = []  # in a row
     while len(errors) < 3 and not closed.wait(POLL):
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
+            _reach(address)
             errors.clear()
         except OSError as error:
             errors.append(error)

@@ -19,16 +19,15 @@ from burnish.controller import Controller
 from burnish.rewards.scoring import RewardsFailing
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.pipelined import PipelinedSource
-from burnish.rollout.sources import OnlineSource, RolloutRequest, SavedSource, Source, split
+from burnish.rollout.sources import OnlineSource, RolloutRequest, Source, split
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import Call, RestartLimit, Unschedulable, WorkerDied, WorkerTimeout, all_done
 from burnish.runtime.cluster import Pool, cluster
-from burnish.runtime.reward_pool import reward_group
 from burnish.runtime.rollout_pool import RolloutPool
 from burnish.runtime.transfer import PromptNumbers, joined
 from burnish.runtime.weight_sync import WeightSync
 from burnish.runtime.weights import Mismatch
-from burnish.runtime.workers import RolloutActor, TrainerActor
+from burnish.runtime.workers import RolloutActor, TrainerActor, reward_group
 from burnish.training.profiling import nsight
 from burnish.training.ranks import RanksLost
 from burnish.types.rollout import Collected, RemoteBatch, Rollouts
@@ -160,7 +159,7 @@ class RayController(Controller):
         self.workers: TrainerGroup
         self._saving = 0.0
         self._numbers = PromptNumbers(lambda: self.assembly.train_prompts)
-        self._source: SavedSource
+        self._source: OnlineSource | PipelinedSource | RankSource
         self.trainers: ActorGroup
         self.samplers: RolloutPool | None = None
         self._end: Exception | None = None  # of a weight sync, until somebody is to sample
@@ -185,7 +184,7 @@ class RayController(Controller):
     @cached_property
     def _pools(self) -> dict[str, Pool]:
         """Capacity of the cluster, which is reserved by the first use."""
-        return self._stack.enter_context(cluster(self.config.ray, self.config.pools)).pools
+        return self._stack.enter_context(cluster(self.config.ray, self.config.pools))
 
     def gpu_memory(self) -> dict[str, int]:
         networks = [pool for name, pool in self._pools.items() if name != "reward"]
@@ -243,7 +242,7 @@ class RayController(Controller):
         """Have the ranks load everything: each returns the number of training prompts or records."""
         return self.trainers.submit("check", seconds=self.config.ray.start_timeout, option="ray.start_timeout")
 
-    def _make_source(self) -> SavedSource:
+    def _make_source(self) -> OnlineSource | PipelinedSource | RankSource:
         config, assembly = self.config, self.assembly
         if not config.online:
             return RankSource(self.trainers)

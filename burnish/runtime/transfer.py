@@ -25,12 +25,11 @@ from burnish.types.completion import Features, Lengths
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Denoising, Rollouts
-from burnish.utils.spool import Unread
+from burnish.utils.media import Unread
 from burnish.utils.timer import Span
 
 SMALL = 4096  # bytes; shorter tensors travel inside the head
 SMALL_ROW = 64  # bytes; shorter rows are numbers, which all ranks read
-LONG = 10**6  # seconds that rows of a batch may be waited for where nobody said otherwise
 T = TypeVar("T")
 
 
@@ -86,20 +85,16 @@ class Packed:
 
     head: np.ndarray  # uint8: everything but the long tensors
     arrays: list[np.ndarray]  # uint8, their bytes
-    heavy: list[np.ndarray]  # uint8 [N, bytes of a row]: states, embeddings and pixels, which whoever uses a row reads
     rows: int
 
-    def unpack(self, stored: Stored | None = None, seconds: float = LONG) -> Any:
-        """The batch, bit for bit, on the CPU, with columns in place of what is heavy.
+    def unpack(self) -> Any:
+        """The batch, bit for bit, on the CPU, with columns in place of what is heavy: states, embeddings and pixels.
 
         Its tensors are copies. What lies in the store belongs to every process of the machine, and a tensor on top
-        of it could be written to, by an in-place operation of whoever learns from it.
-
-        Args:
-            stored: where columns read their rows; None reads them here.
-            seconds: that each reading may take.
+        of it could be written to, by an in-place operation of whoever learns from it. Of columns, rows are copied
+        where they are used.
         """
-        return _Unpickler(self, stored, seconds).load()
+        return pickle.loads(self.head.data, buffers=self.arrays)
 
 
 def pack(batch: Batch) -> Packed:
@@ -110,9 +105,8 @@ def pack(batch: Batch) -> Packed:
         arrays.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
 
     head = io.BytesIO()
-    pickler = _Pickler(head, keep)
-    pickler.dump(with_columns(batch))
-    return Packed(np.frombuffer(head.getbuffer(), dtype=np.uint8), arrays, pickler.heavy, len(batch))
+    _Pickler(head, keep).dump(with_columns(batch))
+    return Packed(np.frombuffer(head.getbuffer(), dtype=np.uint8), arrays, len(batch))
 
 
 def with_columns(value: Any, done: dict[int, Any] | None = None) -> Any:
@@ -130,41 +124,62 @@ def with_columns(value: Any, done: dict[int, Any] | None = None) -> Any:
     return done[id(value)]
 
 
+@dataclass(frozen=True, eq=False)
+class Lying:
+    """A tensor whose bytes lie in the object store, where whoever uses a row reads it."""
+
+    array: np.ndarray  # uint8 [N, bytes of a row]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Lying:
+        flat = tensor.detach().cpu().contiguous()
+        rows = flat.view(len(flat), flat.numel() // max(len(flat), 1))
+        array = (rows.view(torch.uint8) if rows.numel() else rows.to(torch.uint8)).numpy()
+        return cls(array, flat.dtype, tuple(flat.shape))
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Copies of these rows, and of no others."""
+        if not self.array.size:
+            return torch.empty(len(rows), *self.shape[1:], dtype=self.dtype)
+        return torch.from_numpy(self.array[rows.numpy()]).view(self.dtype).view(len(rows), *self.shape[1:])
+
+
+@dataclass(frozen=True, eq=False)
+class Content(Unread):
+    """The bytes of a picture, a video or a sound inside of a prompt, read by whoever uses that prompt."""
+
+    array: np.ndarray  # uint8
+
+    def read(self) -> bytes:
+        return self.array.tobytes()
+
+
 class _Pickler(pickle.Pickler):
-    """Writes tensors as bytes, and what is heavy beside them; the rest as usual."""
+    """Writes tensors as arrays of bytes, each once; the rest as usual."""
 
     def __init__(self, file: io.BytesIO, keep: Callable[[pickle.PickleBuffer], None]) -> None:
         super().__init__(file, protocol=5, buffer_callback=keep)
-        self.heavy: list[np.ndarray] = []
-        self._places: dict[int, tuple[Any, ...]] = {}
-        self._contents: dict[str, tuple[Any, ...]] = {}  # of media inside of prompts, by digest
-        self._alive: list[Any] = []  # or an identity might be given twice
-
-    def persistent_id(self, value: Any) -> Any:
-        if isinstance(value, Content):
-            return self._content(value.media)
-        if not isinstance(value, Here | InStore):
-            return None
-        key = id(value.tensor) if isinstance(value, Here) else id(value)
-        if key not in self._places:
-            self._alive.append(value)
-            whole = value.tensor if isinstance(value, Here) else value.take(torch.arange(value.shape[0]))
-            rows = whole.detach().cpu().contiguous().view(len(whole), whole.numel() // max(len(whole), 1))
-            self._places[key] = len(self.heavy), whole.dtype, tuple(whole.shape)
-            self.heavy.append((rows.view(torch.uint8) if rows.numel() else rows.to(torch.uint8)).numpy())
-        return self._places[key]
-
-    def _content(self, media: Media) -> Any:
-        key = media.digest
-        if key not in self._contents:
-            data = np.frombuffer(media.read(), dtype=np.uint8)
-            self._contents[key] = len(self.heavy), torch.uint8, (1, len(data))
-            self.heavy.append(data[None])
-        return self._contents[key]
+        self._lying: dict[int, tuple[Tensor, Lying]] = {}  # by identity, which must not be given twice meanwhile
+        self._contents: dict[str, Content] = {}  # of media inside of prompts, by digest
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Here):
+            key = id(value.tensor)
+            if key not in self._lying:
+                self._lying[key] = value.tensor, Lying.of(value.tensor)
+            return _itself, (self._lying[key][1],)
         if isinstance(value, Media) and value.data is not None:
-            return _media, (dataclasses.replace(value, data=None), Content(value))
+            if value.digest not in self._contents:
+                self._contents[value.digest] = Content(np.frombuffer(value.read(), dtype=np.uint8))
+            return _media, (dataclasses.replace(value, data=None), self._contents[value.digest])
+        if isinstance(value, Content):
+            return Content, (value.array,)
         if isinstance(value, Features) and (sources := _sources(value)):
             return _features, (sources, value.axes, value.kinds, value.sizes)
         if not isinstance(value, Tensor):
@@ -172,6 +187,10 @@ class _Pickler(pickle.Pickler):
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         content = flat.tobytes() if flat.nbytes < SMALL else pickle.PickleBuffer(flat)  # type: ignore[arg-type]
         return _tensor, (content, value.dtype, tuple(value.shape))
+
+
+def _itself(value: T) -> T:
+    return value
 
 
 def _tensor(content: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -193,76 +212,8 @@ def _features(sources: dict[str, Any], *about: Any) -> Features:
     return Features(LazyTensors(sources), *about)
 
 
-@dataclass(frozen=True, eq=False)
-class Content:
-    """The bytes of a picture, a video or a sound inside of a prompt."""
-
-    media: Media
-
-
-@dataclass(frozen=True, eq=False)
-class ContentInStore(Unread):
-    """Those of a stored batch, read by whoever uses that prompt."""
-
-    source: Here | InStore
-
-    def read(self) -> bytes:
-        return self.source.take(torch.zeros(1, dtype=torch.long)).numpy().tobytes()
-
-
-def _media(bare: Media, source: Here | InStore) -> Media:
-    content = ContentInStore(source)
-    return dataclasses.replace(bare, data=content.read() if isinstance(source, Here) else content)
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads what ``_Pickler`` wrote."""
-
-    def __init__(self, packed: Packed, stored: Stored | None, seconds: float) -> None:
-        super().__init__(io.BytesIO(packed.head.tobytes()), buffers=packed.arrays)
-        self._packed, self._stored, self._seconds = packed, stored, seconds
-        self._found: dict[int, Any] = {}
-
-    def persistent_load(self, place: tuple[int, torch.dtype, tuple[int, ...]]) -> Any:
-        number, dtype, shape = place
-        if number not in self._found:
-            self._found[number] = (
-                Here(rows_of(self._packed.heavy[number], torch.arange(shape[0]), dtype, shape))
-                if self._stored is None
-                else InStore(self._stored, number, dtype, shape, self._seconds)
-            )
-        return self._found[number]
-
-
-def rows_of(heavy: np.ndarray, rows: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Copies of some rows of an array of bytes, without a copy of the others."""
-    if not heavy.size:
-        return torch.empty(len(rows), *shape[1:], dtype=dtype)
-    return torch.from_numpy(heavy[rows.numpy()]).view(dtype).view(len(rows), *shape[1:])
-
-
-@dataclass(frozen=True, eq=False)
-class InStore:
-    """A tensor of a stored batch, whose rows are read by whoever uses them."""
-
-    stored: Stored
-    number: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    seconds: float  # that a reading may take
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def take(self, rows: Tensor) -> Tensor:
-        """Copies of these rows, and of no others.
-
-        Raises:
-            ray.exceptions.GetTimeoutError, ray.exceptions.ObjectLostError: see ``Stored.read``.
-        """
-        packed: Packed = ray.get(self.stored.reference, timeout=self.seconds)
-        return rows_of(packed.heavy[self.number], rows, self.dtype, self.shape)
+def _media(bare: Media, content: Content) -> Media:
+    return dataclasses.replace(bare, data=content)
 
 
 @dataclass(frozen=True)
@@ -285,7 +236,7 @@ class Stored:
             ray.exceptions.GetTimeoutError: it does not come in time.
             ray.exceptions.ObjectLostError: the machine that held it, or its owner, is gone.
         """
-        return ray.get(self.reference, timeout=seconds).unpack(self, seconds)
+        return ray.get(self.reference, timeout=seconds).unpack()
 
 
 @dataclass(kw_only=True)

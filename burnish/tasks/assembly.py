@@ -11,18 +11,15 @@ from copy import deepcopy
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from burnish.config import RunConfig
 from burnish.data.pixels import check_media
 from burnish.data.stream import Stream, limited
 from burnish.data.values import check_keys
 from burnish.evaluation.suite import suites_of
-from burnish.options.language import LanguageLoraOptions
-from burnish.options.model import CommonModelOptions
 from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore, saved
 from burnish.rewards.scoring import Scorer, probe
@@ -31,14 +28,12 @@ from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule,
 from burnish.tasks.evaluate import Evaluation
 from burnish.tasks.job import Stop, steps_of_an_update
 from burnish.tasks.sample_files import SampleFiles
-from burnish.training.ema import Ema
 from burnish.training.flop_counter import device_peak
-from burnish.training.optimizer import ParameterGroup
+from burnish.training.optimizer import Ema, ParameterGroup
 from burnish.training.profiling import PhaseMemory
 from burnish.training.ranks import SINGLE_RANK, Ranks, group_of_one
 from burnish.training.roles import Publisher
 from burnish.training.trainer import AuxiliaryLoss, Trainer
-from burnish.types.media import Media
 from burnish.types.prompt import Prompts
 from burnish.utils.allocator import grow_segments, keep_freed_memory
 from burnish.utils.errors import UserError
@@ -54,33 +49,31 @@ T = TypeVar("T")
 
 
 class Assembly:
-    """Everything between a configuration and the loop, built when first used. A task adds its own parts.
+    """Everything between a configuration and the loop, built when first used.
 
     Networks are loaded by the first use of ``roles``, ``engine``, ``workers`` or ``identity``; prompts, rewards and
-    checks of data need none.
+    checks of data need none. A task adds its own parts:
+
+    * ``load_roles()``: the networks, or those of a model that is given; ``outline``: the model without memory, and
+      ``match_layers(outline)``, which refuses options about layers that it lacks, but those of adapters
+    * ``engine``, which samples; ``rollout_worker``, which samples and scores in this process
+    * ``evaluation``, and ``suite_runner`` of suites, also where a validation is of judgements
+    * ``read(files)``: prompts, checked by the rewards; ``media()``: pictures and videos of the data, each with where it
+      is named; ``dummy_sample()``, to try the rewards on
+    * ``records`` of the data set, where nothing is sampled; ``prepare(records, update)``: some of them as the model has
+      them
+    * ``trial()``: samples once, so that options that the network can't work with fail before training
+    * ``weight_files()``: kind of the model, and files of its untrained weights; ``save(folder, weights)``: writes the
+      complete model as ``library`` does; ``loading_lines(base, adapter)``: Python that loads what was exported
     """
 
-    config: Any  # the task's own class of configuration
-    engine: Any  # samples
-    evaluation: type[Evaluation]
-    suite_runner: type[Evaluation]  # of suites, also where a validation is of judgements
-    library: str  # that loads what is exported
-    records: Any  # of the data set, where nothing is sampled
-    rollout_worker: Any  # samples and scores in this process
-    load_roles: Callable[..., Any]  # the networks, in full; or those of a model that is given
-    outline: Callable[[], Any]  # the model without memory: its names, its shapes, and what reads prompts
-    match_layers: Callable[[Any], None]  # refuses options about layers that an outline lacks, but those of adapters
-    prepare: Callable[[list[Any], int], Any]  # some of the records as the model has them, for a policy update
-    read: Callable[[Any], Prompts]  # prompts from files, checked by the rewards
-    media: Callable[[], Iterator[tuple[str, Media]]]  # pictures and videos of the data, each with where it is named
-    dummy_sample: Callable[[], Any]  # a placeholder sample, to try the rewards on
-    trial: Callable[[], None]  # samples once, so that options that the network can't work with fail before training
-    weight_files: Callable[[], tuple[str, list[Path]]]  # kind of the model, and files of its untrained weights
-    save: Callable[[Path, dict[str, Tensor]], None]  # writes the complete model with these weights, as its library does
-    loading_lines: Callable[[Path, Path | None], list[str]]  # Python that loads what was exported, and an adapter
     measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
     reads_ahead = False  # whether other threads read what prompts show before it is needed
     has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
+    config: Any  # the task's own class of configuration
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(
         self,
@@ -101,7 +94,8 @@ class Assembly:
         needs: Any = config.algorithm.needs()
         self.needs = needs.to_sample() if only_samples else needs
         self.stop = Stop()
-        self._given_scorer = scorer
+        if scorer is not None:
+            self.scorer = scorer
         self.tell: Callable[[int, int], None] = lambda done, of: None  # how many samples of a validation are there
         self._until_closed = ExitStack()
         if config.deterministic:
@@ -135,7 +129,7 @@ class Assembly:
         """Held-out prompts; the training prompts where there are no others."""
         files = self.config.data.val_files
         prompts = self.read(files) if files else self.train_prompts
-        return prompts[: self.config.validation.max_prompts]
+        return Prompts(prompts.rows[: self.config.validation.max_prompts])
 
     @cached_property
     def learnable_prompts(self) -> Prompts:
@@ -151,9 +145,7 @@ class Assembly:
     def scorer(self) -> Scorer:
         """Scores samples with the run's rewards."""
         config = self.config
-        return self._given_scorer or Scorer(
-            config.rewards, config.scoring, config.mixing, around=lambda: self.stop.around()
-        )
+        return Scorer(config.rewards, config.scoring, config.mixing, around=lambda: self.stop.around())
 
     @cached_property
     def normaliser(self) -> Normaliser | None:
@@ -244,7 +236,8 @@ class Assembly:
 
     def evaluate(self, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
         """Sample and score held-out prompts; see ``Evaluation``. Ranks call it together."""
-        return self.evaluation(self)(target, n=n, guidance=guidance)
+        evaluation: Evaluation = self.evaluation(self)
+        return evaluation(target, n=n, guidance=guidance)
 
     @cached_property
     def sample_files(self) -> SampleFiles | None:
@@ -357,11 +350,8 @@ class Assembly:
     @contextmanager
     def trained_weights(self) -> Iterator[None]:
         """The weights that are evaluated and exported: their average where one is kept."""
-        if self.ema is None:
+        with nullcontext() if self.ema is None else self.ema.applied():
             yield
-        else:
-            with self.ema.applied():
-                yield
 
     def save_adapter(self, target: Path) -> None:
         """Write the trained adapter alone, as peft loads it."""
@@ -380,35 +370,21 @@ def check_layers(assembly: Assembly) -> None:
     Raises:
         UserError: an option names layers that the network doesn't have, or an adapter is of other ones.
     """
-    model = assembly.config.model
-    if not _names_layers(model):
+    config, lora = deepcopy(assembly.config), assembly.config.model.lora
+    named = {name: getattr(lora, name, None) for name in ("targets", "exclude", "path", "modules_to_save", "vision")}
+    counted = not isinstance(config.model.gradient_checkpointing, bool)
+    if not (counted or any(named.values()) or config.model.quantization or getattr(config.model, "freeze", ())):
         return
     from accelerate import init_empty_weights
 
     try:
-        outline = assembly.outline()
+        outline = assembly.outline
     except UserError as error:
         log.debug("layers are matched when weights are loaded: %s", error)  # which says what is wrong with the files
         return
     assembly.match_layers(outline)
     outline.device = torch.device("meta")
-    with init_empty_weights():
-        _without_forwards(assembly).load_roles(outline)
-
-
-def _names_layers(model: CommonModelOptions) -> bool:
-    """Whether options of a model stand for layers or blocks that it may not have; a family's own do not."""
-    lora, blocks = model.lora, model.gradient_checkpointing
-    named = [] if lora is None else [lora.targets is not None, lora.exclude, lora.path]
-    if isinstance(lora, LanguageLoraOptions):
-        named += [lora.modules_to_save, lora.vision]
-    counted = not isinstance(blocks, bool)
-    return counted or model.quantization is not None or any(named) or bool(getattr(model, "freeze", ()))
-
-
-def _without_forwards(assembly: Assembly) -> Assembly:
-    """The like of an assembly, but that nothing is asked for which the networks would have to be run for."""
-    config = deepcopy(assembly.config)
     if hasattr(config.model, "router_aux_loss_coef"):
         config.model.router_aux_loss_coef = 0.0  # how its class can be run is found out by running it
-    return type(assembly)(config)
+    with init_empty_weights():
+        type(assembly)(config).load_roles(outline)

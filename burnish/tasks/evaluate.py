@@ -15,13 +15,12 @@ from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
 from burnish.evaluation.prompts import prompts_digest, read_suite_prompts
-from burnish.evaluation.records import Folder, Header, Record, Shard
-from burnish.evaluation.results import metrics_of, result_of
+from burnish.evaluation.records import Folder, Header, Record, Shard, metrics_of, result_of
 from burnish.evaluation.sanity_checks import questions, rows, unwatched, wrong_answers
 from burnish.evaluation.suite import REWARD, Suite, check_task
 from burnish.metrics import validation_metrics
@@ -60,9 +59,22 @@ class Evaluated:
 
 
 class Evaluation:
-    """Samples and scores prompts; keeps scores of all samples, and the samples of the first prompts."""
+    """Samples and scores prompts; keeps scores of all samples, and the samples of the first prompts.
+
+    A task adds its own parts:
+
+    * ``job(n, guidance=None)``: ``n`` samples of every prompt, by ``groups``; ``settings``: how a suite is sampled
+    * ``sampled(job)``: sample and score in this process, as ``Evaluated``; there is at least one prompt
+    * ``metrics(job, evaluated)``: what this task reports besides rewards
+    * ``keep(target, job, n, evaluated, shown)``: write what the first samples show; what is recorded of each of them
+    * ``keep_file(folder, job, evaluated, row)``: write one sample in full; what is recorded of it
+    * ``keep_of_suite(folder, stem, evaluated, row)``: the same of a sample of a suite, if it is shown
+    """
 
     suite: Any  # None is a validation
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, assembly: Any, suite: Suite | None = None, prompts: Sequence[Prompt] | None = None) -> None:
         """A validation of a run, or a suite on its model.
@@ -90,10 +102,6 @@ class Evaluation:
         files = None if self.suite else self.assembly.validation_files
         return SHOWN if files is None else max(SHOWN, files.options.prompts)
 
-    def job(self, n: int, guidance: float | None = None) -> Job:
-        """``n`` samples of every prompt; see ``groups``."""
-        raise NotImplementedError
-
     def groups(self, kind: type[J], n: int, **how: Any) -> J:
         """A job of the task's engine, which samples as ``how`` says."""
         job = kind.groups(
@@ -103,34 +111,9 @@ class Evaluation:
         # of a suite, a sample's seeds depend on nothing else that is in it
         return replace(job, sample=job.sample % n) if self.suite else job
 
-    def sampled(self, job: Any) -> Evaluated:
-        """Sample and score in this process; there is at least one prompt."""
-        raise NotImplementedError
-
-    def metrics(self, job: Job, evaluated: Evaluated) -> Metrics:
-        """What this task reports besides rewards."""
-        raise NotImplementedError
-
     def measured(self, job: Job, evaluated: Evaluated) -> Mapping[str, Sequence[float]]:
         """What is known of each sample besides its scores, by name; NaN where it is not."""
         return {}
-
-    def keep(self, target: Path, job: Job, n: int, evaluated: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
-        """Write what the first samples show; what is recorded of each of them."""
-        raise NotImplementedError
-
-    def keep_file(self, folder: Path, job: Job, evaluated: Evaluated, row: int) -> Mapping[str, Any]:
-        """Write one sample in full; what is recorded of it."""
-        raise NotImplementedError
-
-    def keep_of_suite(self, folder: Path, stem: str, evaluated: Evaluated, row: int) -> dict[str, Any]:
-        """Write one sample of a suite if it is shown; what is recorded of it."""
-        raise NotImplementedError
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """How a suite is sampled, in full."""
-        raise NotImplementedError
 
     def __call__(self, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
         """Validate. Several ranks share the prompts out, and all of them get the metrics; the first one keeps samples.
@@ -158,10 +141,10 @@ class Evaluation:
                     lambda folder, row: self.keep_file(folder, job, evaluated, row),
                     version=update, drawn=job.seeds(assembly.config.seed),
                 )  # fmt: skip
-        missing = evaluated.scores.missing
+        missing, more = evaluated.scores.missing, self.metrics(job, evaluated)
         return (
             validation_metrics(evaluated.scores, job.prompts)
-            | self.metrics(job, evaluated)
+            | dict(more)
             | {"val-aux/missing": float(missing.float().mean()), "val-aux/num_samples": float(len(missing))}
         )
 
@@ -189,7 +172,7 @@ class Evaluation:
         def work() -> Evaluated | None:
             if not share.prompts:
                 return None
-            evaluated = self.sampled(share)
+            evaluated: Evaluated = self.sampled(share)
             shown.extend(evaluated.shown)
             return replace(evaluated, shown=[])
 
@@ -238,7 +221,7 @@ class Evaluation:
         *,
         source: str,
         update: int | None,
-        shard: Shard | None = None,
+        shard: Shard = (1, 1),
         progress: Callable[[int, int], None] = lambda done, of: None,
     ) -> dict[str, Any]:
         """Evaluate a suite, or go on with an evaluation that was stopped; what came of it.
@@ -247,18 +230,18 @@ class Evaluation:
             target: folder of the records.
             source: of the model, for readers of the result.
             update: policy updates behind the weights, where that is known.
-            shard: which part of the suite; None is all of it.
+            shard: which part of the suite, as its number and how many there are.
             progress: called after every batch.
 
         Raises:
             Cancelled: on all ranks, where one was cancelled; what is recorded stays.
             UserError: the folder holds something else.
         """
-        every, folder = self.assembly.ranks, Folder(target)
-        ranks, header = every.rows, self._header(source, update, shard)
+        every, folder = self.assembly.ranks, Folder(target, shard)
+        ranks, header = every.rows, self._header(source, update)
         job = self.job(header.n)
         left = every.first(lambda: folder.begin(header))
-        total = len(header.own())
+        total = len(range(shard[0] - 1, header.units, shard[1]))
         for start in range(0, len(left), ranks.size):
             units = left[start : start + ranks.size]
             own = units[ranks.rank : ranks.rank + 1]
@@ -268,11 +251,13 @@ class Evaluation:
                 progress(total - len(left) + start + len(units), total)
         if every.rank:
             return {}
-        result = result_of(*folder.complete())
-        folder.finish(result)
+        header, records, missing = folder.found()
+        result = result_of(header, records)
+        if not missing:
+            folder.finish(result)
         return result
 
-    def _header(self, source: str, update: int | None, shard: Shard | None) -> Header:
+    def _header(self, source: str, update: int | None) -> Header:
         """What is evaluated, and what the sanity checks say."""
         suite, assembly = self.suite, self.assembly
         wrong, unasked = assembly.ranks.first(lambda: self.sanity_checks)
@@ -282,7 +267,7 @@ class Evaluation:
             primary_metric=suite.primary_metric, aggregation=suite.aggregation, alive=suite.alive, unit=self.unit,
             settings=self.settings,
             source=source, model=assembly.identity | _weights(assembly), update=update,
-            shard=None if shard is None else list(shard), wrong=wrong, unwatched=unasked,
+            wrong=wrong, unwatched=unasked,
         )  # fmt: skip
 
     @cached_property

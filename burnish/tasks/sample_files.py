@@ -25,7 +25,7 @@ from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.json_text import parse_json
-from burnish.utils.paths import LARGEST_RECORDS, RECORDS
+from burnish.utils.paths import RECORDS
 from burnish.utils.reading import read_file
 from burnish.utils.video import clip_format, encode_clip
 
@@ -116,7 +116,7 @@ def write_index(folder: Path) -> None:
     for place in sorted(folder.iterdir()) if folder.is_dir() else ():
         if place.name.startswith(".") or not (place / RECORDS).is_file():
             continue
-        for record in map(parse_json, read_file(place / RECORDS, LARGEST_RECORDS).splitlines()):
+        for record in map(parse_json, read_file(place / RECORDS).splitlines()):
             for kind in ("images", "videos", "audios"):
                 record[kind] = [f"{place.name}/{name}" for name in record[kind] or ()]
             if record.get("file_name") is not None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import zip_longest
 from logging import INFO, WARNING
 from pathlib import Path
 from secrets import token_hex
@@ -97,6 +98,12 @@ def _media(library: Any, sample: Sample, clip: Callable[[Path, str], Any]) -> An
     return library.Audio(str(file), caption=caption)
 
 
+def _rows(step: int, samples: Sequence[Sample], media: Sequence[Any] = ()) -> list[list[Any]]:
+    """Samples as rows of ``COLUMNS``: what was generated, or its file's name where it is no medium there."""
+    outputs = [output_of(sample) if medium is None else medium for sample, medium in zip_longest(samples, media)]
+    return [[step, one.prompt, output, one.reward] for one, output in zip(samples, outputs, strict=True)]
+
+
 class Wandb(Library):
     """A run of W&B, of one id over all resumptions; offline each of them is a folder of its own with that id."""
 
@@ -107,7 +114,7 @@ class Wandb(Library):
         if options["mode"] == "offline":  # what tables show waits for wandb sync there
             os.environ.setdefault("WANDB_DATA_DIR", str(run.folder / "data"))
         super().__init__(AccelerateWandb(
-            options["project"], entity=options["entity"], name=run.name, group=options["group"],
+            options["project"], **options["arguments"], name=run.name, group=options["group"],
             tags=options["tags"] or None, mode=options["mode"], config=dict(run.config), dir=run.folder, id=self.id,
             resume="allow", reinit="finish_previous",
             # the command line and the remote of a repository may have a token in them
@@ -127,9 +134,9 @@ class Wandb(Library):
         with_prompt = any(prompts)
         table = wandb.Table(columns=[*COLUMNS[:2], *(["shown"] if with_prompt else []), *COLUMNS[2:]])
         media = [_media(wandb, sample, self._clip) for sample in samples]
-        for sample, pictures, medium in zip(samples, prompts, media, strict=True):
+        for row, pictures in zip(_rows(step, samples, media), prompts, strict=True):
             shown = [wandb.Image(str(pictures[0])) if pictures else None] if with_prompt else []
-            table.add_data(step, sample.prompt, *shown, output_of(sample) if medium is None else medium, sample.reward)
+            table.add_data(*row[:2], *shown, *row[2:])
         generated = [medium for medium in media if medium is not None]
         self._run.log({GENERATIONS: table} | ({SAMPLES: generated} if generated else {}), step=step)
 
@@ -158,7 +165,7 @@ class Swanlab(Library):
 
         options, self.id = run.options, run.id or token_hex(8)
         super().__init__(SwanLabTracker(
-            options["project"], workspace=options["workspace"], name=run.name, group=options["group"],
+            options["project"], **options["arguments"], name=run.name, group=options["group"],
             tags=options["tags"] or None, mode=options["mode"], config=dict(run.config), log_dir=str(run.folder),
             id=self.id, resume="allow", reinit=True,
             settings=swanlab.Settings(
@@ -174,8 +181,7 @@ class Swanlab(Library):
         import swanlab
 
         table = swanlab.echarts.Table()
-        rows = [[step, sample.prompt, output_of(sample), sample.reward] for sample in samples]
-        table.add(headers=list(COLUMNS), rows=rows)
+        table.add(headers=list(COLUMNS), rows=_rows(step, samples))
         # it plays GIFs alone
         media = [_media(swanlab, sample, lambda file, caption: swanlab.Video(gif(file), caption)) for sample in samples]
         generated = [medium for medium in media if medium is not None]
@@ -196,9 +202,9 @@ class Trackio(Library):
 
     def __init__(self, run: TrackedRun) -> None:
         options, self._folder = run.options, run.folder
-        self.id, space = run.id or f"{run.name}-{token_hex(3)}", options["space"]
+        self.id, space = run.id or f"{run.name}-{token_hex(3)}", options["arguments"].get("space_id")
         super().__init__(TrackioTracker(
-            options["project"], name=self.id, group=options["group"], space_id=space, config=dict(run.config),
+            options["project"], **options["arguments"], name=self.id, group=options["group"], config=dict(run.config),
             resume="allow", embed=False,
         ))  # fmt: skip
         self.url = f"https://huggingface.co/spaces/{space}" if space and "/" in space else None
@@ -210,12 +216,8 @@ class Trackio(Library):
             return trackio.Video(str(playable(file, self._folder)), caption=caption)
 
         media = [_media(trackio, sample, clip) for sample in samples]
-        rows = [
-            [step, sample.prompt, output_of(sample) if medium is None else medium, sample.reward]
-            for sample, medium in zip(samples, media, strict=True)
-        ]
         generated = {f"{SAMPLES}/{index}": medium for index, medium in enumerate(media) if medium is not None}
-        table = trackio.Table(columns=list(COLUMNS), data=rows)
+        table = trackio.Table(columns=list(COLUMNS), data=_rows(step, samples, media))
         self.tracker.run.log({GENERATIONS: table, **generated}, step=step)
 
     def log_alarm(self, alarm: AlarmEvent) -> None:
@@ -241,7 +243,7 @@ class Clearml(Library):
         if run.id is not None:  # 0: steps are counted as they are, and not from the last one
             resume = {"reuse_last_task_id": run.id, "continue_last_task": 0}
         super().__init__(ClearMLTracker(
-            project_name=options["project"], task_name=run.name, tags=list(options["tags"]),
+            project_name=options["project"], task_name=run.name, tags=_with_group(options), **options["arguments"],
             auto_connect_arg_parser=False, auto_connect_frameworks=dict.fromkeys(CLEARML_RECORDS, False),
             auto_resource_monitoring=False, auto_connect_streams=False, **resume,
         ))  # fmt: skip
@@ -257,13 +259,13 @@ class Clearml(Library):
             self._log.report_scalar(title, series or title, value=value, iteration=step)
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        rows: list[list[Any]] = [list(COLUMNS)]
         for index, sample in enumerate(samples):
-            rows.append([step, sample.prompt, output_of(sample), sample.reward])
             if (file := file_of(sample)) is not None:
                 report = self._log.report_image if kind_of(file) == "picture" else self._log.report_media
                 report(SAMPLES, str(index), iteration=step, local_path=str(file))
-        self._log.report_table(GENERATIONS, "samples", iteration=step, table_plot=rows)
+        self._log.report_table(
+            GENERATIONS, "samples", iteration=step, table_plot=[list(COLUMNS), *_rows(step, samples)]
+        )
 
     def log_alarm(self, alarm: AlarmEvent) -> None:
         text = f"alarms/{alarm.name}, update {alarm.update}: {alarm.title}: {alarm.text}"
@@ -288,19 +290,20 @@ class Mlflow(Library):
         from mlflow.entities import Param
 
         options = run.options
-        address = options["uri"] or os.environ.get("MLFLOW_TRACKING_URI")
+        address = options["arguments"].get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI")
         if address is None:  # files: a new database takes seconds to make, and is broken if killed meanwhile
             os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
             address = run.folder.as_uri()
-        self._client: Any = MlflowClient(tracking_uri=address)
+        self._client: Any = MlflowClient(**options["arguments"] | {"tracking_uri": address})
         self.url = address if address.startswith("http") else None
+        tags = dict.fromkeys(_with_group(options), "true")
         if run.id is not None:
             self.id = run.id
             self._client.update_run(self.id, status="RUNNING")
             return
-        experiment = self._client.get_experiment_by_name(options["experiment"])
-        number = experiment.experiment_id if experiment else self._client.create_experiment(options["experiment"])
-        self.id = self._client.create_run(number, run_name=run.name, tags=dict(options["tags"])).info.run_id
+        experiment = self._client.get_experiment_by_name(options["project"])
+        number = experiment.experiment_id if experiment else self._client.create_experiment(options["project"])
+        self.id = self._client.create_run(number, run_name=run.name, tags=tags).info.run_id
         texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in flattened(run.config)}
         params = [Param(_allowed(name), text[:MLFLOW_PARAM]) for name, text in texts.items()]
         for begin in range(0, len(params), MLFLOW_PARAMS):
@@ -313,10 +316,7 @@ class Mlflow(Library):
         self._client.log_batch(self.id, metrics=[Metric(_allowed(name), v, now, step) for name, v in values.items()])
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        rows = [
-            dict(zip(COLUMNS, (step, sample.prompt, output_of(sample), sample.reward), strict=True))
-            for sample in samples
-        ]
+        rows = [dict(zip(COLUMNS, row, strict=True)) for row in _rows(step, samples)]
         for index, sample in enumerate(samples):
             if (file := file_of(sample)) is not None and kind_of(file) == "picture":
                 self._client.log_image(self.id, Image.open(file), key=f"{SAMPLES}/{index}", step=step)
@@ -331,6 +331,11 @@ class Mlflow(Library):
     def finish(self, outcome: Outcome) -> None:
         status = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}[outcome]
         self._client.set_terminated(self.id, status=status)
+
+
+def _with_group(options: Mapping[str, Any]) -> list[str]:
+    """Tags of a tracker that has no groups."""
+    return [*options["tags"], *([] if options["group"] is None else [options["group"]])]
 
 
 def _allowed(name: str) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from PIL import Image
 
 from burnish.alarms.record import read_alarms
-from burnish.report.media import frames_of
+from burnish.report.media import read_medium
 from burnish.report.samples import Sample, read_samples
 
 LARGEST = 32 << 20  # bytes of a picture, clip or sound that is sent
@@ -21,34 +20,29 @@ Kind = Literal["picture", "clip", "sound"]
 KINDS: dict[str, Kind] = {".png": "picture", ".mp4": "clip", ".webp": "clip", ".wav": "sound"}  # as validations write
 
 
-@dataclass(frozen=True, kw_only=True)
-class AlarmEvent:
+class AlarmEvent(NamedTuple):
     """An alarm that was raised, or one that is over."""
 
     update: int
     name: str
-    reason: str  # why it was raised
+    title: str
+    text: str
     over: bool
-
-    @property
-    def title(self) -> str:
-        """One line."""
-        return f"alarm {self.name} is over" if self.over else f"alarm {self.name}"
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return f"over since update {self.update}; raised because {self.reason}" if self.over else self.reason
 
 
 def read_alarm_events(file: Path, update: int) -> list[AlarmEvent]:
     """Alarms that were raised at an update, and those that were over."""
-    events = []
-    for raised in read_alarms(file):
-        for at, over in ((raised.update, False), (raised.over, True)):
-            if at == update:
-                events.append(AlarmEvent(update=update, name=raised.name, reason=raised.text, over=over))
-    return events
+    alarms = read_alarms(file)
+    return [
+        *(AlarmEvent(update, one.name, f"alarm {one.name}", one.text, False) for one in alarms if one.update == update),
+        *(
+            AlarmEvent(
+                update, one.name, f"alarm {one.name} is over",
+                f"over since update {update}; raised because {one.text}", True,
+            )
+            for one in alarms if one.over == update
+        ),
+    ]  # fmt: skip
 
 
 def first_samples(validation: Path, most: int) -> list[Sample]:
@@ -86,7 +80,7 @@ def kind_of(file: Path) -> Kind:
 
 def gif(file: Path) -> bytes:
     """A clip as an animated GIF, which every tracker plays."""
-    arrays, rate = frames_of(file, FRAMES)
+    arrays, rate, _ = read_medium(file, FRAMES)
     frames = [Image.fromarray(array) for array in arrays]
     for frame in frames:
         frame.thumbnail((LONGEST_SIDE, LONGEST_SIDE))

@@ -21,10 +21,6 @@ class Cost(NamedTuple):
     forward: float = 0.0
     backward: float = 0.0
 
-    def plus(self, other: Cost, times: float = 1.0) -> Cost:
-        """The sum with N of another."""
-        return Cost(self.forward + times * other.forward, self.backward + times * other.backward)
-
 
 class FlopCounter(TorchDispatchMode):
     """A mode that counts products, convolutions and attention by PyTorch's own formulas.
@@ -58,7 +54,8 @@ class FlopCounter(TorchDispatchMode):
         out = _experts(*args) if fake else func(*args, **kwargs)
         if kind in self.formulas:
             flops = float(self.formulas[kind](*args, **kwargs, out_val=out))
-            self.cost = self.cost.plus(Cost(flops, flops * self._gradients(kind, args)))
+            back = flops * self._gradients(kind, args)
+            self.cost = Cost(self.cost.forward + flops, self.cost.backward + back)
         return out
 
     def _gradients(self, kind: Any, args: Any) -> float:

@@ -1,11 +1,12 @@
-"""Optimizers, and groups of parameters with a learning rate and a schedule of their own."""
+"""Optimizers, groups of parameters with a learning rate and schedule of their own, the moving average of weights."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -168,7 +169,7 @@ def make_optimizers(parameters: Mapping[str, nn.Parameter], options: OptimizerOp
         rest = {name: one for name, one in parameters.items() if name not in matrices}
         kinds = [(matrices, _muon), (rest, _adamw)]
     else:
-        kinds = [(dict(parameters), _adamw_8bit if options.name == "adamw_8bit" else _adamw)]
+        kinds = [(dict(parameters), _adamw)]
     return [
         HostStates(some, partial(make, options=options)) if options.offload else make(some, options)
         for some, make in kinds
@@ -182,13 +183,12 @@ def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
 
 
 def _adamw(parameters: Mapping[str, nn.Parameter], options: OptimizerOptions) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(list(parameters.values()), **_rates(options), fused=True)
-
-
-def _adamw_8bit(parameters: Mapping[str, nn.Parameter], options: OptimizerOptions) -> torch.optim.Optimizer:
+    rates: Any = {name: getattr(options, name) for name in ("lr", "betas", "eps", "weight_decay")}
+    if options.name != "adamw_8bit":
+        return torch.optim.AdamW(list(parameters.values()), **rates, fused=True)
     from bitsandbytes.optim import AdamW8bit
 
-    optimizer: torch.optim.Optimizer = AdamW8bit(list(parameters.values()), **_rates(options))
+    optimizer: torch.optim.Optimizer = AdamW8bit(list(parameters.values()), **rates)
     return optimizer
 
 
@@ -198,12 +198,6 @@ def _muon(parameters: Mapping[str, nn.Parameter], options: OptimizerOptions) -> 
         list(parameters.values()), lr=options.lr, weight_decay=options.weight_decay, momentum=options.momentum,
         adjust_lr_fn="match_rms_adamw",
     )  # fmt: skip
-
-
-def _rates(options: OptimizerOptions) -> dict[str, Any]:
-    return {
-        "lr": options.lr, "betas": options.betas, "eps": options.eps, "weight_decay": options.weight_decay,
-    }  # fmt: skip
 
 
 def learning_rate(step: int, options: OptimizerOptions, total_steps: int) -> float:
@@ -219,8 +213,7 @@ def learning_rate(step: int, options: OptimizerOptions, total_steps: int) -> flo
         return options.lr * (step + 1) / warm_up
     if options.schedule == "constant":
         return options.lr
-    done = (step - warm_up) / max(total_steps - warm_up, 1)
-    done = min(done, 1.0)
+    done = min((step - warm_up) / max(total_steps - warm_up, 1), 1.0)
     left = 1 - done if options.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return options.min_lr + (options.lr - options.min_lr) * left
 
@@ -235,16 +228,113 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -
         return torch.tensor(0.0)
     gradients = [local_shard(gradient) for gradient in found]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([g.float() for g in gradients])))
-    if is_sharded(found[0]):
-        norm = _over_ranks(norm, found[0])
+    if is_sharded(found[0]):  # over all shards; replicas of the weights are not counted again
+        example: Any = found[0]
+        square = norm.square()
+        torch.distributed.all_reduce(square, group=example.device_mesh.get_group("shard"))
+        norm = square.sqrt()
     norm = norm.cpu()  # once: every comparison on a GPU would synchronise
     if max_norm is not None and norm > max_norm and torch.isfinite(norm):
         torch._foreach_mul_(gradients, float(max_norm / norm))
     return norm
 
 
-def _over_ranks(norm: Tensor, example: Any) -> Tensor:
-    """Norm over all shards; replicas of the weights are not counted again."""
-    square = norm.square()
-    torch.distributed.all_reduce(square, group=example.device_mesh.get_group("shard"))
-    return square.sqrt()
+DecaySchedule = Literal["constant", "power", "linear", "piecewise_linear", "cosine", "warmup_cosine"]
+
+
+class Ema:
+    """Averages parameters once per optimizer step, with the decay of ``decay_at``; it starts as a copy of them."""
+
+    def __init__(
+        self, parameters: Mapping[str, Tensor], decay: float, *, offload: bool = False, **schedule: Any
+    ) -> None:
+        """Args: ``offload`` keeps the average in CPU memory.
+
+        Raises:
+            UserError: the weights are there already.
+        """
+        if offload and any(value.device.type == "cpu" for value in parameters.values()):
+            raise UserError("ema.offload is true, but the weights are on the CPU already; leave it out")
+        self.parameters, self.decay, self.schedule, self.steps = dict(parameters), decay, schedule, 0
+        where = "cpu" if offload else None
+        self.average = {name: value.detach().to(where, torch.float32, copy=True) for name, value in parameters.items()}
+
+    def update(self) -> None:
+        """Update the average with the current weights."""
+        decay = decay_at(self.steps, self.decay, **self.schedule)
+        average = [local_shard(value) for value in self.average.values()]
+        present = [
+            local_shard(value).detach().to(own.device, torch.float32)
+            for own, value in zip(average, self.parameters.values(), strict=True)
+        ]
+        torch._foreach_lerp_(average, present, 1 - decay)
+        self.steps += 1
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Use the average as the network's weights in this context; the trained weights are restored bit for bit.
+
+        They wait where the average was, so that nothing is held twice, but for weights of less precision than that.
+        """
+        alike = [name for name, value in self.parameters.items() if value.dtype == self.average[name].dtype]
+        rounded = {name: value.detach().clone() for name, value in self.parameters.items() if name not in alike}
+        self._exchange(alike)
+        try:
+            self._write({name: self.average[name] for name in rounded})
+            yield
+        finally:
+            self._exchange(alike)
+            self._write(rounded)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "average": self.average}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+        for name, value in self.average.items():
+            copy_full(value, state["average"][name])
+
+    def _write(self, values: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in values.items():
+                local_shard(self.parameters[name]).copy_(local_shard(value))
+
+    def _exchange(self, names: Sequence[str]) -> None:
+        """Put weights where their averages are, and these where they are."""
+        with torch.no_grad():
+            for name in names:
+                weight, average = local_shard(self.parameters[name]), local_shard(self.average[name])
+                kept = weight.clone()
+                weight.copy_(average)
+                average.copy_(kept)
+
+
+def decay_at(
+    step: int,
+    decay: float,
+    *,
+    kind: DecaySchedule = "power",
+    initial: float = 0.0,
+    warm_up: int = 10,
+    steps: int = 1000,
+) -> float:
+    """EMA decay at an optimizer step, with the schedules of Flow-Factory.
+
+    Args:
+        step: counted from 0.
+        decay: final value, which ``constant`` has at once.
+        kind: see ``EmaOptions``, also for the arguments below.
+        initial, warm_up, steps: of the schedules.
+    """
+    if kind == "power":
+        return min((1 + step) / (warm_up + step), decay)
+    if kind == "linear":
+        return initial + (decay - initial) * min(step / warm_up, 1.0)
+    if kind == "piecewise_linear":
+        return min(step / 1000, decay)
+    if kind == "constant":
+        return decay
+    start = warm_up if kind == "warmup_cosine" else 0
+    if step < start:
+        return initial * step / start
+    return initial + (decay - initial) * (1 - math.cos(math.pi * min((step - start) / (steps - start), 1.0))) / 2

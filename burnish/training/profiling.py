@@ -95,7 +95,7 @@ class Usage:
     """MFU by phase: operations are summed over ranks with the other sums of an optimizer step."""
 
     def __init__(self, meter: Meter | None, ranks: int) -> None:
-        self.meter, self.ranks = meter, ranks
+        self.meter, self.ranks = meter or Meter(0.0), ranks  # no network tells that one of anything
         self._seconds: dict[str, float] = {}
         self._here: dict[str, float] = {}  # operations of this rank that no step has summed yet
         self._total: dict[str, float] = {}
@@ -103,9 +103,6 @@ class Usage:
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
         """Count to a phase of an update."""
-        if self.meter is None:
-            yield
-            return
         start = time.perf_counter()
         with self.meter.counting():
             yield
@@ -115,14 +112,11 @@ class Usage:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Work in this context is there for other ranks, and doesn't count."""
-        active = self.meter is not None and self.meter.active
-        if self.meter is not None:
-            self.meter.active = False
+        active, self.meter.active = self.meter.active, False
         try:
             yield
         finally:
-            if self.meter is not None:
-                self.meter.active = active
+            self.meter.active = active
 
     def share(self, phase: str) -> dict[str, float]:
         """This rank's part of the sums of a step: what was counted since the last one."""
@@ -140,14 +134,10 @@ class Usage:
         """The share of the devices' peak that each phase used since the last call."""
         total, seconds = self._total, self._seconds
         self._total, self._seconds, self._here = {}, {}, {}
-        if self.meter is None:
-            return {}
         full = self.meter.peak * self.ranks
         return {f"perf/mfu/{name}": total[name] / (seconds[name] * full) for name in seconds if total.get(name)}
 
     def _taken(self, phase: str) -> dict[str, float]:
-        if self.meter is None:
-            return {}
         counted, self.meter.counted = self.meter.counted, 0.0
         return {phase: counted} if counted else {}
 
@@ -277,9 +267,9 @@ class Profiler:
         with (
             profile(
                 activities=[ProfilerActivity.CPU, *gpu],
-                record_shapes=options.record_shapes,
-                with_stack=options.with_stack,
-                profile_memory=options.profile_memory,
+                record_shapes="shapes" in options.contents,
+                with_stack="stack" in options.contents,
+                profile_memory="memory" in options.contents,
             ) as found,
             self._marked(record_function, update),
         ):

@@ -106,24 +106,19 @@ class TrainedRoles:
         """Begin with the weights of an adapter.
 
         Raises:
-            UserError: it adapts other layers.
+            UserError: it is of another shape.
         """
         for role in roles:
             own = {saved_name(key): value for key, value in TrainedRoles.parameters(self, role).items()}
-            if odd := sorted(given.keys() ^ own.keys()):
-                where = "does not have" if odd[0] in own else "has"
-                more = f", and {len(odd) - 1} more" if len(odd) > 1 else ""
+            odd = sorted(given.keys() ^ own.keys()) or [key for key in own if own[key].shape != given[key].shape]
+            if odd:
                 raise UserError(
-                    f"the adapter in model.lora.path {where} {odd[0]}{more}: it is of other layers than "
-                    "model.lora.targets and model.lora.exclude say; give those that it was trained with"
+                    f"the adapter in model.lora.path and this run's differ in {odd[0]} and {len(odd) - 1} more "
+                    "weights: it is of other layers than model.lora.targets and model.lora.exclude say, of another "
+                    "rank, or of another model than model.path"
                 )
-            for name, weight in own.items():
-                if given[name].shape != weight.shape:
-                    raise UserError(
-                        f"the adapter in model.lora.path has {name} of shape {list(given[name].shape)}, not "
-                        f"{list(weight.shape)}: it is of another model than model.path"
-                    )
-                with torch.no_grad():
+            with torch.no_grad():
+                for name, weight in own.items():
                     weight.copy_(given[name])
 
     @contextmanager

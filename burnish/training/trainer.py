@@ -13,9 +13,8 @@ from torch import Tensor
 
 from burnish.options import StepOptions
 from burnish.rl.algorithm import Algorithm, Metrics
-from burnish.training.ema import Ema
 from burnish.training.exchange import bring, without_others
-from burnish.training.optimizer import ParameterGroup
+from burnish.training.optimizer import Ema, ParameterGroup
 from burnish.training.profiling import Usage
 from burnish.training.ranks import SINGLE_RANK, Ranks, shares
 from burnish.training.roles import Publisher, TrainedRoles
@@ -84,12 +83,6 @@ def _weighted(algorithm: Algorithm, batch: Batch, size: int, ranks: Ranks) -> It
         yield from [(repeated, 0.0)] * missing
 
 
-EXTREMES: dict[str, Callable[[Sequence[float]], float]] = {
-    "max": max,
-    "min": min,
-}  # of what a step reports; over the steps of an update, too
-
-
 def step_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     """Metrics of a mini-batch: ``sum NAME`` by ``count NAME``, and ``report NAME`` as it is."""
     named = [name.removeprefix("sum ") for name in sums if name.startswith("sum ")]
@@ -106,12 +99,9 @@ def step_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 def extreme_of(name: str) -> Callable[[Sequence[float]], float]:
     """What several values of a metric become: of ratio_max and the like the extreme, else the mean."""
-    kind = name.rpartition("_")[2]
-    return EXTREMES[kind] if kind in EXTREMES and "/" in name else _mean
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    extremes: dict[str, Callable[[Sequence[float]], float]] = {"max": max, "min": min}
+    kind = name.rpartition("_")[2] if "/" in name else ""
+    return extremes.get(kind, lambda values: sum(values) / len(values))
 
 
 def length_metrics(tokens: Sequence[int], ranks: int) -> dict[str, float]:
@@ -254,11 +244,12 @@ class Trainer:
             self.roles.optimizer_steps = self.optimizer_steps
             after = self.algorithm.after_update(self.roles, update)
             settle(self.roles.device)
-        means = {name: extreme_of(name)(values) for name, values in metrics.items()}
+        means = {
+            name: extreme_of(name)(values) for name, values in metrics.items()
+            if name not in ("actor/skipped", "actor/empty")
+        }  # fmt: skip
         means["actor/skipped_updates"] = float(skipped or not metrics)  # or there was nothing to learn from
         means["actor/empty_updates"] = float(empty or not metrics)
-        means.pop("actor/skipped", None)
-        means.pop("actor/empty", None)
         return means | after | self.usage.metrics()
 
     def sync_weights(self, version: int) -> None:

@@ -46,12 +46,11 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Self:
         """The same batch with its tensors on ``device``."""
-        moved: dict[str, Any] = {}
-        for name, value in self._movable():
-            if isinstance(value, Tensor):
-                moved[name] = to_device(value, device)
-            elif isinstance(value, Batch):
-                moved[name] = value.to(device)
+        moved = {
+            name: to_device(value, device) if isinstance(value, Tensor) else value.to(device)
+            for name, value in self._movable()
+            if isinstance(value, Tensor | Batch)
+        }
         return dataclasses.replace(self, **moved)  # type: ignore[type-var]
 
     def costs(self) -> list[int]:
@@ -131,19 +130,15 @@ def lies_on(batch: Batch, device: torch.device | str) -> bool:
     """Whether all tensors of a batch are on a device already."""
     wanted = torch.device(device)
     found = {value.device for _, value in batch._movable() if isinstance(value, Tensor)}
-    inner = [value for _, value in batch._rows() if isinstance(value, Batch)]
-    if batch.is_remote:
-        return False
     here = all(one.type == wanted.type and wanted.index in (None, one.index) for one in found)
-    return here and all(lies_on(value, device) for value in inner)
+    inner = [value for _, value in batch._rows() if isinstance(value, Batch)]
+    return here and not batch.is_remote and all(lies_on(value, device) for value in inner)
 
 
 def size_of(batch: Batch) -> int:
     """Bytes of its tensors."""
-    values = [value for _, value in batch._rows()]
-    return sum(value.nbytes for value in values if isinstance(value, Tensor)) + sum(
-        size_of(value) for value in values if isinstance(value, Batch)
-    )
+    values = [value for _, value in batch._rows() if isinstance(value, Tensor | Batch)]
+    return sum(value.nbytes if isinstance(value, Tensor) else size_of(value) for value in values)
 
 
 def in_precision(value: Any, dtype: torch.dtype) -> Any:

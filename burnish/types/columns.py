@@ -34,7 +34,6 @@ class Source(Protocol):
 
     def take(self, rows: Tensor) -> Tensor:
         """The rows [M] long, on the CPU, in that order: [M, ...], the caller's own."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

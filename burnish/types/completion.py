@@ -44,8 +44,8 @@ class Features:
             parts = zip(several, lengths, strict=True)
             kinds[name] = torch.cat([one.kinds.get(name, torch.zeros(n, dtype=torch.long)) for one, n in parts])
         sizes: dict[str, list[tuple[float, ...]]] = {}
-        for one in several:
-            sizes |= {kind: sizes.get(kind, []) + more for kind, more in one.sizes.items()}
+        for kind, more in (item for one in several for item in one.sizes.items()):
+            sizes[kind] = sizes.get(kind, []) + more
         return cls(tensors, axes, kinds, sizes)
 
     def in_precision(self, dtype: torch.dtype) -> Features:
@@ -227,31 +227,6 @@ class ResponseRows(Batch):
         rows = as_positions(index, len(self))
         members = rows[:, None] * self.members + torch.arange(self.members, device=rows.device)
         return dataclasses.replace(self, trace=self.trace.select(members.flatten()))
-
-
-@dataclass(kw_only=True)
-class OfflineJudgements(Batch):
-    """Responses of a data set, M to a row, with labels of S steps by H heads; S is 1 where whole responses are judged.
-
-    Every response has one more token than was written, which nothing reads: the state that would predict it is that of
-    the last token. The mask is true there, or behind each step that is judged.
-    """
-
-    answers: ResponseRows  # [B] rows
-    target: Tensor  # [B, S, H]: a score, or of pairs 1, 0 or -1: the first was preferred, neither, the second; else nan
-    margin: Tensor  # [B, S, H] that the preferred one should be ahead by
-    update: int = shared()
-    version: int = shared()
-    seed: int = shared()
-
-    @property
-    def lengths(self) -> Lengths:
-        """In tokens, of every response."""
-        return self.answers.trace.lengths
-
-    def at_labels(self, values: Tensor) -> Tensor:
-        """Values [B * M, T, H] of tokens as [B * M, S, H] of the steps, in order; 0 for steps that there are not."""
-        return at_steps(values, self.answers.trace.mask, self.target.shape[1])
 
 
 def at_steps(values: Tensor, mask: Tensor, steps: int) -> Tensor:

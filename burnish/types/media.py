@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
+import os
+import stat
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from burnish.types.headers import SIDEWAYS, Header, digest_of, header_of_content, located, seen
 from burnish.utils.media import (
     DEFAULT_FPS,
+    Spool,
+    Unread,
     all_frames,
     as_rgb,
-    check_pixels,
     check_room,
     check_sound,
     check_video,
@@ -24,7 +29,6 @@ from burnish.utils.media import (
     read_sound,
     video_shape,
 )
-from burnish.utils.spool import Spool, Unread
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,7 +85,23 @@ class Fit:
 
 
 AS_IT_IS = Fit()
+ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}  # what stands near the end of a complete file
+TAIL = 64  # bytes in which it is looked for
+ORIENTATION, SIDEWAYS = 0x112, (5, 6, 7, 8)  # of EXIF: those that swap width and height
+TURNS = (b"eXIf", b"exif", b"Exif", b"xmp")  # without any of these a PNG file has no orientation
+
+
+class Header(NamedTuple):
+    """What a picture's file tells without being decoded."""
+
+    width: int  # after its EXIF rotation
+    height: int
+    complete: bool  # it has the end that its format demands
+
+
 _spool = Spool()
+_files: dict[str, tuple[tuple[int, int], str]] = {}  # size, time of the last change and digest, by path
+_headers: dict[str, Header] = {}  # by digest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,17 +122,23 @@ class Media:
 
     @classmethod
     def file(cls, path: str | Path, kind: Kind = "image") -> Media:
-        """A file; it must not move while the run needs it.
+        """A file; it must not move while the run needs it. It is read again only where it has changed.
 
         Raises:
-            OSError: it can't be read.
-            ValueError: the path can't be resolved.
+            OSError: it can't be read, or is a pipe or a device, whose end never comes.
         """
-        try:
-            place = located(path)
-        except RuntimeError as error:  # ~ of an unknown user
-            raise ValueError(f"{path} can't be resolved: {error}; correct the path") from None
-        return cls(kind=kind, digest=seen(place, picture=kind == "image").digest, path=place)
+        place = located(path)
+        about = os.stat(place)
+        if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
+            raise OSError("it is a pipe or a device, not a file")
+        stamp = about.st_size, about.st_mtime_ns
+        if _files.get(place, (None,))[0] != stamp:
+            data = Path(place).read_bytes()
+            _files[place] = stamp, digest_of(data)
+            if kind == "image":
+                with suppress(Exception):  # of any type; who asks for the header gets it
+                    _headers[_files[place][1]] = _header(data)
+        return cls(kind=kind, digest=_files[place][1], path=place)
 
     @classmethod
     def encoded(cls, data: bytes, kind: Kind = "image") -> Media:
@@ -128,10 +154,9 @@ class Media:
         """
         from PIL import Image
 
-        if pixels.dtype.name != "uint8" or pixels.ndim not in (2, 3) or 0 in pixels.shape:
+        shown = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))
+        if pixels.dtype.name != "uint8" or not shown or 0 in pixels.shape:
             raise ValueError(f"an array of {pixels.dtype} {list(pixels.shape)} is not a picture; give uint8 [H, W, 3]")
-        if pixels.ndim == 3 and pixels.shape[2] not in (3, 4):
-            raise ValueError(f"an array {list(pixels.shape)} is not a picture; its last axis must be 3 colours")
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, format="PNG")
         return cls.encoded(buffer.getvalue())
@@ -145,17 +170,19 @@ class Media:
         """
         import numpy as np
 
-        if samples.dtype.kind not in "fiu" or samples.ndim not in (1, 2) or not samples.size:
-            raise ValueError(f"an array of {samples.dtype} {list(samples.shape)} is not a sound")
         if not 0 < rate <= HIGHEST_RATE:
             raise ValueError(
                 f"it has {rate:.6g} samples per second, which is not a sound: that must be from 1 to {HIGHEST_RATE}"
             )
-        wave = np.atleast_2d(samples)
-        if samples.dtype.kind in "iu":
+        wave, kind = np.atleast_2d(samples), samples.dtype.kind
+        right = kind in "fiu" and wave.ndim == 2 and wave.size and len(wave) <= MOST_CHANNELS
+        if not right or not np.isfinite(wave).all():
+            raise ValueError(
+                f"an array of {samples.dtype} {list(samples.shape)} is not a sound, which has up to 8 channels "
+                "[channels, N] of finite numbers"
+            )
+        if kind in "iu":
             wave = wave / np.iinfo(samples.dtype).max
-        if len(wave) > MOST_CHANNELS or not np.isfinite(wave).all():
-            raise ValueError("a sound has up to 8 channels [channels, N] of finite numbers")
         return cls.encoded(_wav(wave.astype("<f4"), rate), "audio")
 
     @classmethod
@@ -228,7 +255,7 @@ class Media:
             for frame in self.frames:
                 frame.check()
         elif self.kind == "image":
-            self._header()
+            self.header()
         elif self.kind == "audio":
             check_sound(self.read())
         else:
@@ -240,56 +267,21 @@ class Media:
         Raises:
             OSError: it can't be read.
         """
-        header = self._header()
-        width, height, turned = header.width, header.height, header.sideways
-        if turned is None:
-            from PIL.ExifTags import Base
+        header = self.header()
+        return self.fit.size(header.width, header.height)
 
-            with open_picture(io.BytesIO(self.read())) as opened:
-                turned = opened.getexif().get(Base.Orientation, 1) in SIDEWAYS
-        return self.fit.size(height, width) if turned else self.fit.size(width, height)
-
-    def outline(self) -> tuple[int, int]:
-        """Width and height before rotation, of a file that has its beginning and its end; others are decoded.
-
-        What is broken in between shows when it is used.
-
-        Raises:
-            OSError, ImportError, ValueError: as ``decode``.
-        """
-        if self.frames:
-            return max(frame.outline() for frame in self.frames)
-        if self.kind != "image":
-            self.check()
-            return 0, 0
-        header = self._header()
-        check_pixels(header.width, header.height)
-        return (header.width, header.height) if header.complete else self.decode()
-
-    def stated(self) -> tuple[int, int]:
-        """Width and height of a picture before rotation, by its header alone.
+    def header(self) -> Header:
+        """Of a picture; equal ones are looked at once.
 
         Raises:
             OSError: it can't be read.
         """
-        header = self._header()
-        return header.width, header.height
+        if self.digest not in _headers:
+            _headers[self.digest] = _header(self.read())
+        return _headers[self.digest]
 
-    def _header(self) -> Header:
-        """Of a picture: what was found where it was read first, unless its file has changed since.
-
-        Raises:
-            OSError: it can't be read.
-        """
-        if self.data is not None:
-            return header_of_content(self.digest, self.read)
-        found = seen(str(self.path), picture=True)
-        if found.header is None:
-            raise OSError(found.problem)
-        return found.header
-
-    def decode(self) -> tuple[int, int]:
-        """Decode all of it once, as cheaply as its format allows; returns width and height before rotation, if it has.
+    def decode(self) -> None:
+        """Decode all of it once, as cheaply as its format allows.
 
         Raises:
             OSError, ImportError, ValueError: as ``image``, ``video`` and ``audio``; decoders may raise others.
@@ -297,27 +289,55 @@ class Media:
         from PIL import ImageOps
 
         if self.frames:
-            sizes = {frame.decode() for frame in self.frames}
-            if len(sizes) != 1:
+            for frame in self.frames:
+                frame.decode()
+            if len(sizes := {frame.header()[:2] for frame in self.frames}) != 1:
                 raise ValueError(f"its frames differ in size: {', '.join(f'{w}x{h}' for w, h in sorted(sizes))}")
-            return sizes.pop()
-        if self.kind == "video":
+        elif self.kind == "video":
             width, height, count, fps = video_shape(self.read())
             check_room(len(self.fit.chosen(count, fps)), width, height)
-            return width, height
-        if self.kind == "audio":
+        elif self.kind == "audio":
             self.audio(CHECKED_RATE)
-            return 0, 0
-        with open_picture(io.BytesIO(self.read())) as opened:
-            width, height = opened.size
-            # JPEG: draft mode reads all of the data, and decodes at an eighth of the size
-            opened.draft("RGB", (max(width // 8, 1), max(height // 8, 1)))
-            ImageOps.exif_transpose(opened, in_place=True)
-            if opened.mode == "RGB":
-                opened.load()  # a copy in another mode would take as much memory again
-            else:
-                as_rgb(opened)
-        return width, height
+        else:
+            with open_picture(io.BytesIO(self.read())) as opened:
+                # JPEG: draft mode reads all of the data, and decodes at an eighth of the size
+                opened.draft("RGB", (max(opened.width // 8, 1), max(opened.height // 8, 1)))
+                ImageOps.exif_transpose(opened, in_place=True)
+                if opened.mode == "RGB":
+                    opened.load()  # a copy in another mode would take as much memory again
+                else:
+                    as_rgb(opened)
+
+
+def digest_of(data: bytes) -> str:
+    """Of the content of a file."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _header(data: bytes) -> Header:
+    """Of a picture in a file."""
+    with open_picture(io.BytesIO(data)) as opened:
+        (width, height), kind = opened.size, str(opened.format)
+        if kind == "PNG" and not any(mark in data for mark in TURNS):
+            opened.verify()  # in place of decoding, which asking for its orientation would mean
+        elif opened.getexif().get(ORIENTATION) in SIDEWAYS:
+            width, height = height, width
+    return Header(width, height, kind in ENDS and ENDS[kind] in data[-TAIL:])
+
+
+def located(path: str | Path) -> str:
+    """The absolute path of a file, without symbolic links."""
+    folder, name = os.path.split(os.path.expanduser(path))
+    if name in ("", ".", ".."):
+        return os.path.realpath(path)
+    place = os.path.join(_real(os.path.join(os.getcwd(), folder)), name)
+    return os.path.realpath(place) if os.path.islink(place) else place
+
+
+@lru_cache(maxsize=1 << 14)
+def _real(folder: str) -> str:
+    """A folder without symbolic links; files of a data set share theirs."""
+    return os.path.realpath(folder)
 
 
 def evenly_spaced(count: int, limit: int | None) -> list[int]:

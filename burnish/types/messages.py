@@ -36,11 +36,16 @@ def _call(value: Any) -> str:
     except (ValueError, TypeError) as error:
         raise ValueError(f"has a call of {name:.60} whose arguments are {arguments!r:.60}: {error}") from None
     call = {"name": name, "arguments": found} | ({"id": given["id"]} if isinstance(given.get("id"), str) else {})
+    return _written(call, f"has a tool call {call!r:.120}")
+
+
+def _written(value: Any, what: str, *, sort_keys: bool = False) -> str:
+    """A value as JSON text, which templates read."""
     try:
-        text = json.dumps(call, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False, sort_keys=sort_keys)
         text.encode()
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"has a tool call {call!r:.120}, which no template could write: {error}") from None
+    except (TypeError, ValueError) as error:  # half of a surrogate pair is a ValueError
+        raise ValueError(f"{what}, which no template could write: {error}") from None
     return text
 
 
@@ -74,12 +79,7 @@ def read_tools(value: Any) -> str:
     if not isinstance(value, list) or not all(map(_function, value)):
         return ""
     schemas = [_without_nothing(one if "function" in one else {"type": "function", "function": one}) for one in value]
-    text = json.dumps(schemas, ensure_ascii=False) if schemas else ""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"'tools' has a schema that can't be written: {error}") from None
-    return text
+    return _written(schemas, "'tools' has a schema") if schemas else ""
 
 
 def _function(value: Any) -> bool:
@@ -113,12 +113,7 @@ def read_more(message: Mapping[str, Any]) -> str:
     for key in THOUGHTS:
         if key in more and not isinstance(more[key], str):
             raise ValueError(f"has a message whose {key!r} is {more[key]!r:.60}; it must be text")
-    try:
-        text = json.dumps(more, ensure_ascii=False, sort_keys=True) if more else ""
-        text.encode()
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"has a message with {', '.join(more)}, which no template could read: {error}") from None
-    return text
+    return _written(more, f"has a message with {', '.join(more)}", sort_keys=True) if more else ""
 
 
 def read_learned(message: Mapping[str, Any]) -> bool:

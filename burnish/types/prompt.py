@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from json.encoder import encode_basestring
-from operator import attrgetter, eq
-from typing import Any, Literal, overload
+from operator import attrgetter
+from typing import Any, Literal
 
 from burnish.types.media import AS_IT_IS, Media
 from burnish.types.messages import as_chat, as_text
@@ -85,9 +85,6 @@ class Prompt:
 
     @property
     def uid(self) -> str:
-        if not (self.messages or self.images or self.videos or self.audios or self.label or self.extra or self.tools
-                or self.inputs):  # fmt: skip
-            return uid_of_text(self.text, self.negative, self.answer, self.source)
         content: list[Any] = [self.text, self.negative, self.answer, self.source]
         said = [
             (
@@ -204,13 +201,7 @@ class Prompts(Sequence[Prompt]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    @overload
-    def __getitem__(self, index: int) -> Prompt: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Prompts: ...
-
-    def __getitem__(self, index: int | slice) -> Prompt | Prompts:
+    def __getitem__(self, index: Any) -> Any:
         return Prompts(self.rows[index]) if isinstance(index, slice) else unpacked(self.rows[index])
 
     def __iter__(self) -> Iterator[Prompt]:
@@ -220,11 +211,6 @@ class Prompts(Sequence[Prompt]):
         joined = Prompts([*self.rows, *other.rows])
         joined._kinds = self._kinds | {kind: row for kind, row in other._kinds.items() if kind not in self._kinds}
         return joined
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
-
-    __hash__ = None  # type: ignore[assignment]
 
     def take(self, places: Iterable[int]) -> Prompts:
         """Those at these places."""

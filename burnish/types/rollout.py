@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from burnish.types.batch import Batch, Gathered, heavy, on_host, shared, to_device
 from burnish.types.columns import CHUNK, Column, read, states_once
-from burnish.types.completion import Completion, Lengths, OfflineJudgements, ResponseRows
+from burnish.types.completion import Completion, Lengths, ResponseRows, at_steps
 from burnish.types.prompt import Prompt
-from burnish.types.statistics import DROPS, UNKNOWN, Execution, Quote, Ran, ResponseStats, execution_of
+from burnish.types.samples import DROPS, UNKNOWN, Execution, Quote, Ran, ResponseStats, execution_of
 
 __all__ = [
     "Collected",
@@ -38,6 +39,10 @@ __all__ = [
 ]
 
 StepRewards = tuple[tuple[int, float], ...]  # where steps of a response end, and what each is worth
+# of a sample of which nothing is said
+NOTHING: dict[str, Callable[[], Any]] = {
+    "faults": str, "steps": tuple, "ran": dict, "tokens": tuple, "further": dict, "answers": dict,
+}  # fmt: skip
 REASONS = 20  # distinct reasons for missing rewards that are kept of a batch
 
 
@@ -164,12 +169,8 @@ class Steps(Batch):
     time: Tensor = on_host()  # [M]
     time_next: Tensor = on_host()  # [M]
     logprob: Tensor  # [M] under the weights that sampled
-    share: Tensor = None  # type: ignore[assignment]  # [M] of a state's elements that are noised; 1 if not given
+    share: Tensor  # [M] of a state's elements that are noised
     time_max: float = shared()  # the schedule's second time: replaces t = 1 in the SDE's noise level
-
-    def __post_init__(self) -> None:
-        if self.share is None:
-            self.share = self.logprob.new_ones(len(self.time))
 
 
 @dataclass(kw_only=True)
@@ -194,12 +195,8 @@ class Scores(Batch):
 
     def __post_init__(self) -> None:
         count = len(self.notes)
-        self.faults = self.faults or [""] * count
-        self.steps = self.steps or [()] * count
-        self.tokens = self.tokens or [()] * count
-        self.further = self.further or [{} for _ in range(count)]
-        self.ran = self.ran or [{} for _ in range(count)]
-        self.answers = self.answers or [{} for _ in range(count)]
+        for name, nothing in NOTHING.items():
+            setattr(self, name, getattr(self, name) or [nothing() for _ in range(count)])
         if self.counted is None:
             self.counted = self.components.double()
         if self.applied is None:
@@ -220,15 +217,16 @@ class Failure:
 
 def failures_of(prompts: Sequence[Prompt], sample: Tensor, scores: Scores) -> list[Failure]:
     """Why rewards of a batch are missing: each reason once, in order of its first sample."""
-    found: dict[str, Failure] = {}
+    rows: defaultdict[str, list[int]] = defaultdict(list)
     for row in scores.missing.nonzero().flatten().tolist():
-        fault, _, trace = scores.faults[row].partition("\n")
-        why = fault or scores.notes[row]
-        if why not in found:
-            name = prompts[row].name
-            found[why] = Failure(prompt=name, sample=int(sample[row]), why=why, traceback=trace, count=0)
-        found[why] = replace(found[why], count=found[why].count + 1)
-    return list(found.values())[:REASONS]
+        rows[scores.faults[row].partition("\n")[0] or scores.notes[row]].append(row)
+    return [
+        Failure(
+            prompt=prompts[first].name, sample=int(sample[first]), why=why,
+            traceback=scores.faults[first].partition("\n")[2], count=1 + len(others),
+        )
+        for why, (first, *others) in list(rows.items())[:REASONS]
+    ]  # fmt: skip
 
 
 def settled(scores: Scores, group: Tensor) -> tuple[Scores, dict[str, Execution]]:
@@ -243,27 +241,33 @@ def settled(scores: Scores, group: Tensor) -> tuple[Scores, dict[str, Execution]
 
 
 @dataclass(kw_only=True)
-class Rollouts(Batch):
+class ForUpdate(Batch):
+    """What a source gives for a policy update."""
+
+    update: int = shared()
+    version: int = shared()  # policy updates behind the weights that sampled
+    seed: int = shared()  # of the run: with update, prompt and sample it seeds every further draw
+
+    @property
+    def lengths(self) -> Lengths | None:
+        """In tokens; None for pictures."""
+        return None
+
+
+@dataclass(kw_only=True)
+class Rollouts(ForUpdate):
     """Scored samples of either kind. Samples of one prompt share a group id."""
 
     prompts: list[Prompt]  # [B]
     group: Tensor  # [B] long
     sample: Tensor  # [B] long: number of the sample within its prompt, part of its seeds
     scores: Scores
-    update: int = shared()  # the policy update that this batch was collected for
-    version: int = shared()  # policy updates behind the weights that sampled
-    seed: int = shared()  # of the run: with update, prompt and sample it seeds every further draw
     metrics: dict[str, float] = shared(default_factory=dict)  # of the rollout
     counts: dict[str, float] = shared(default_factory=dict)  # number of values behind each metric that is a mean
     failures: list[Failure] = shared(default_factory=list)  # of all samples, those that were filtered out included
     glimpses: list[bytes] = shared(default_factory=list)  # small PNG files of one sample of each of the first prompts
     quotes: list[Quote] = shared(default_factory=list)  # of responses, the same
     execution: dict[str, Execution] = shared(default_factory=dict)  # of all samples, by reward: how it was computed
-
-    @property
-    def lengths(self) -> Lengths | None:
-        """In tokens; None for pictures."""
-        return None
 
 
 @dataclass(kw_only=True)
@@ -304,7 +308,7 @@ class ScoredResponses(Rollouts):
 
 
 @dataclass(kw_only=True)
-class OfflineSamples(Batch):
+class OfflineSamples(ForUpdate):
     """Pictures from a data set, M to a row: a single one (SFT), or a chosen and a rejected one (DPO)."""
 
     conditioning: Gathered[Conditioning]
@@ -312,34 +316,45 @@ class OfflineSamples(Batch):
     noised: Tensor = None  # type: ignore[assignment]  # [B, ...] of every member, as ``all_noised`` where not given
     uid: list[str]  # [B] hash of the picture or the pair: with seed and update it seeds every draw
     schedule: Tensor = shared()  # [N + 1] times of the denoising steps that the policy samples with
-    update: int = shared()
-    version: int = shared()
-    seed: int = shared()
 
     def __post_init__(self) -> None:
         if self.noised is None:
             self.noised = all_noised(self.latents[:, 0])
 
-    @property
-    def lengths(self) -> None:
-        """Pictures have no lengths in tokens."""
-        return None
-
 
 @dataclass(kw_only=True)
-class OfflineResponses(Batch):
+class OfflineResponses(ForUpdate):
     """Responses from a data set: single ones (SFT, KTO), or a chosen and a rejected one (DPO)."""
 
     answers: ResponseRows  # [B] rows
     good: Tensor  # [B] bool: the label of single responses, true = desirable
-    update: int = shared()
-    version: int = shared()
-    seed: int = shared()
 
     @property
     def lengths(self) -> Lengths:
         """In tokens, of every response."""
         return self.answers.trace.lengths
+
+
+@dataclass(kw_only=True)
+class OfflineJudgements(ForUpdate):
+    """Responses of a data set, M to a row, with labels of S steps by H heads; S is 1 where whole responses are judged.
+
+    Every response has one more token than was written, which nothing reads: the state that would predict it is that of
+    the last token. The mask is true there, or behind each step that is judged.
+    """
+
+    answers: ResponseRows  # [B] rows
+    target: Tensor  # [B, S, H]: a score, or of pairs 1, 0 or -1: the first was preferred, neither, the second; else nan
+    margin: Tensor  # [B, S, H] that the preferred one should be ahead by
+
+    @property
+    def lengths(self) -> Lengths:
+        """In tokens, of every response."""
+        return self.answers.trace.lengths
+
+    def at_labels(self, values: Tensor) -> Tensor:
+        """Values [B * M, T, H] of tokens as [B * M, S, H] of the steps, in order; 0 for steps that there are not."""
+        return at_steps(values, self.answers.trace.mask, self.target.shape[1])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from burnish.utils.user_code import path_of
-
-TOLD = 3  # things that are lacking, in one message
-
 
 def unfulfilled(given: Any, contract: type) -> list[str]:
     """What a class or a function lacks, as ends of sentences."""
@@ -26,24 +22,14 @@ def unfulfilled(given: Any, contract: type) -> list[str]:
         head = shown("function", wanted).replace("(self, ", "(")
         if isinstance(given, type) or not callable(given):
             return [f"is no function; write one as {where}: {head}"]
-        if not _takes(given, wanted, left_out=True):
-            return [f"is {shown('function', given)}, but is called as {head}; see {where}"]
-        return []
+        fits = _takes(given, wanted, left_out=True)
+        return [] if fits else [f"is {shown('function', given)}, but is called as {head}; see {where}"]
     if not isinstance(given, type):
         return [f"is no class; write one {'as' if protocol else 'that derives from'} {where}"]
     if not protocol and not issubclass(given, contract):
         return [f"does not derive from {where}, whose docstrings say what it has to do"]
     found = [*_variables(given, contract), *_methods(given, contract)]
-    more = [f"and {len(found) - TOLD} more"] if len(found) > TOLD else []
-    return [*found[:TOLD], *more, f"see {where}"] if found else []
-
-
-def place(thing: Any) -> str:
-    """A class or a function, with its file and line where these are known."""
-    try:
-        return f"{thing.__qualname__}, {inspect.getsourcefile(thing)}:{inspect.getsourcelines(thing)[1]}"
-    except (OSError, TypeError):
-        return path_of(thing)
+    return [*found, f"see {where}"] if found else []
 
 
 def shown(name: str, function: Callable[..., Any]) -> str:

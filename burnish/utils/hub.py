@@ -7,8 +7,11 @@ converts the files of a split.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.utils.disk import writing
-from burnish.utils.errors import UserError, first_line
-from burnish.utils.gguf import converted, is_gguf
+from burnish.utils.errors import UserError, first_line, listed
 from burnish.utils.json_text import read_object
 from burnish.utils.paths import PREFIX, resolve
 from burnish.utils.weights import complaints_about, tokenizer_complaint
@@ -142,7 +144,7 @@ class HubModel:
     @contextmanager
     def _explained(self) -> Iterator[None]:
         """Errors of the hub as messages."""
-        from huggingface_hub import errors
+        from huggingface_hub import constants, errors
 
         client: type[Exception] = errors.HfHubHTTPError.__bases__[0]  # the HTTP client's errors, whichever that is
         what = f"{self.option} is {self.name}"
@@ -165,9 +167,10 @@ class HubModel:
             ) from None
         except errors.RemoteEntryNotFoundError:
             raise UserError(f"{what}{at}, which has no {self.index}; give a model that {self._reader} reads") from None
-        except errors.LocalEntryNotFoundError as error:
+        except errors.LocalEntryNotFoundError:
+            offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
             raise UserError(
-                f"{what}{at}, which is not in the cache, and the hub can't be reached{_why(error)}; where it can, run: "
+                f"{what}{at}, which is not in the cache, and the hub can't be reached{offline}; where it can, run: "
                 f"{self.command()}, and set model.path=DIR".replace("model.path", self.option)
             ) from None
         except errors.HfHubHTTPError as error:
@@ -265,12 +268,6 @@ def _beside(option: str) -> str:
     return f"{section}{dot}{'revision' if last == 'path' else f'{last}_revision'}{option.removeprefix(own)}"
 
 
-def _why(error: Exception) -> str:
-    from huggingface_hub import constants
-
-    return " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
-
-
 # a split, of which a part may be named as the datasets library does: train[:950], train[10%:]
 _SET = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*)(?::([\w.-]+))?@([\w.-]+(?:\[(?:\d+%?)?:(?:\d+%?)?\])?)")
 
@@ -354,3 +351,65 @@ def hub_data(path: str) -> HubData | None:
     """
     found = _SET.fullmatch(path)
     return None if found is None else HubData(found[1], found[2], found[3])
+
+
+# GGUF files: read once by transformers' own loader, and kept as a folder that everything else reads
+
+INSTEAD = "give the folder of the model that it was made from"
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is that of a GGUF file."""
+    return path.suffix == ".gguf" and path.is_file()
+
+
+def converted(file: Path, option: str) -> Path:
+    """A language model of a GGUF file as a folder in transformers layout, its weights in float32.
+
+    It lies beside the cache of the Hugging Face hub, and is written once for each state of the file.
+
+    Args:
+        file: with configuration, tokenizer and weights.
+        option: that names it, for messages.
+
+    Raises:
+        UserError: the file can't be read.
+    """
+    from huggingface_hub.constants import HF_HOME
+
+    about = file.stat()
+    state = hashlib.sha256(f"{file.resolve()} {about.st_size} {about.st_mtime_ns}".encode()).hexdigest()[:12]
+    folder = Path(HF_HOME) / "burnish" / f"{file.stem}-{state}"
+    if folder.is_dir():
+        return folder
+    if find_spec("gguf") is None:
+        raise UserError(f"{option} is {file}, which is read with the package gguf: pip install gguf")
+    print(f"Converting {file.name} to {folder} (once)", flush=True)
+    new = folder.with_name(f".{folder.name}.{os.getpid()}")
+    with writing(folder):
+        try:
+            _convert(file, new, option)
+            if not folder.is_dir():  # another process may have been as fast
+                new.rename(folder)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+    return folder
+
+
+def _convert(file: Path, folder: Path, option: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    named: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False, **named)
+        read, report = AutoModelForCausalLM.from_pretrained(
+            file.parent, trust_remote_code=False, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True),
+            output_loading_info=True, **named,
+        )  # fmt: skip
+    except Exception as error:  # the library raises anything for what it can't read
+        raise UserError(f"{option} is {file}, which transformers can't read: {first_line(error)}; {INSTEAD}") from error
+    if report["missing_keys"]:
+        raise UserError(f"{option} is {file}, which lacks {listed(sorted(report['missing_keys']))}; {INSTEAD}")
+    read.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from textwrap import wrap
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-GAP, FRAME, LABEL_WIDTH, FONT_SIZE, LINE = 6, 3, 240, 14, 18
+GAP, FRAME, FONT_SIZE, LINE = 6, 3, 14, 18
+LABEL_WIDTH, LETTERS = 240, 30  # of the text beside a row: pixels, and characters of a line
 SMALL, LARGE = 128, 384  # pixels: smaller images are enlarged to about SMALL, larger ones shrunk to LARGE
 WAVE_WIDTH, WAVE_HEIGHT = 256, 96  # pixels of a drawn sound
 PAPER = (236, 238, 240)  # not white, so that the edge of a white image is visible
@@ -22,9 +24,6 @@ class NonFiniteImage(np.ndarray):
     def of(cls, picture: np.ndarray) -> NonFiniteImage:
         """The same pixels, marked."""
         return picture.view(cls)
-
-
-Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 
 def grid(
@@ -49,7 +48,7 @@ def grid(
     width, height = _size(pictures[0], across)
     cell_w, cell_h = width + 2 * FRAME + GAP, height + 2 * FRAME + GAP
     rows = -(-len(pictures) // columns)
-    left = GAP + _label_width(labels, font)
+    left = GAP + (LABEL_WIDTH + 2 * GAP if labels else 0)
     sheet = Image.new("RGB", (left + columns * cell_w, GAP + rows * cell_h), PAPER)
     draw = ImageDraw.Draw(sheet)
     for i, picture in enumerate(pictures):
@@ -62,7 +61,9 @@ def grid(
         left_over, above = (width - fitted.width) // 2, (height - fitted.height) // 2
         sheet.paste(fitted, (x + FRAME + left_over, y + FRAME + above))
     for row, label in enumerate(labels or ()):
-        _write(draw, label, (GAP, GAP + row * cell_h, left - 3 * GAP, cell_h - GAP), font)
+        lines = wrap(label, LETTERS, max_lines=max(1, (cell_h - GAP) // LINE), placeholder=" …")
+        middle = GAP + row * cell_h + (cell_h - GAP) / 2
+        draw.multiline_text((GAP, middle), "\n".join(lines), fill="black", font=font, anchor="lm")
     return sheet
 
 
@@ -104,36 +105,3 @@ def _size(picture: np.ndarray, across: int) -> tuple[int, int]:
         return max(1, width * largest // longest), max(1, height * largest // longest)
     scale = max(1, round(SMALL / longest))
     return width * scale, height * scale
-
-
-def _label_width(labels: Sequence[str] | None, font: Font) -> int:
-    if not labels:
-        return 0
-    return min(LABEL_WIDTH, max(round(font.getlength(" ".join(label.split()))) for label in labels) + 1) + 2 * GAP
-
-
-def _write(draw: ImageDraw.ImageDraw, text: str, box: tuple[int, int, int, int], font: Font) -> None:
-    """Text wrapped into a box, cut with an ellipsis."""
-    x, y, width, height = box
-    most = max(1, height // LINE)
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if not lines[-1] or draw.textlength(longer, font=font) <= width:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    if len(lines) > most:
-        lines = [*lines[: most - 1], f"{lines[most - 1]} …"]
-    top = y + max(0, (height - len(lines) * LINE) // 2)
-    for i, line in enumerate(lines):
-        draw.text((x, top + i * LINE), _fit(draw, line, width, font), fill="black", font=font)
-
-
-def _fit(draw: ImageDraw.ImageDraw, line: str, width: int, font: Font) -> str:
-    if draw.textlength(line, font=font) <= width:
-        return line
-    line = line.removesuffix(" …")
-    while line and draw.textlength(f"{line}…", font=font) > width:
-        line = line[:-1]
-    return f"{line}…"

@@ -1,4 +1,4 @@
-"""JSON from untrusted files: every defect is a ValueError or a UserError."""
+"""JSON of files: every defect is a ValueError or a UserError."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 from burnish.utils.errors import UserError
 from burnish.utils.reading import read_file
-
-LARGEST = 64 << 20  # bytes of a model's JSON file; vocabularies have a few MB
 
 
 def parse_json(content: str | bytes | bytearray) -> Any:
@@ -31,7 +29,7 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
         if isinstance(value, dict) and value:
             yield from flattened(value, f"{prefix}{name}.")
         else:
-            yield prefix + name, value
+            yield f"{prefix}{name}", value
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -43,9 +41,8 @@ def read_object(file: Path) -> dict[str, Any]:
     """
     if not file.exists():
         raise FileNotFoundError(file)
-    raw = read_file(file, LARGEST)
     try:
-        content = parse_json(raw)
+        content = parse_json(read_file(file))
     except ValueError as error:
         raise UserError(f"{file} is not JSON: {error}; fetch it again") from None
     if not isinstance(content, dict):

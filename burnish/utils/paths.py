@@ -23,7 +23,6 @@ CHECKPOINTS = "checkpoints"
 KEPT = "samples"  # of training, in the folder of a run
 VALIDATED = "validation_samples"  # of validations, in the folder of a run
 RECORDS = "records.jsonl"  # of the samples of a prompt, in a folder of these
-LARGEST_RECORDS = 64 << 20  # bytes of them
 VALIDATION = "validation"  # a folder for each, by its update
 CLAIM = ".claim"  # in the folder of a run: the lock of the process that trains in it
 MARK = ".burnish"  # in a folder that another command wrote: which one

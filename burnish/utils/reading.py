@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from burnish.utils.errors import UserError, out_of_memory
@@ -26,60 +26,24 @@ def checked_path(text: str, what: str = "") -> Path:
     subject = f"{what} is {text}" if what else str(text)
     try:
         path = Path(text).expanduser()
-        os.stat(path)
-    except RuntimeError:
-        raise UserError(f"{subject}, but there is no such user; write the path of the home folder") from None
-    except ValueError as error:  # a NUL, or half of a surrogate pair
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            os.stat(path)
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, a NUL, or half of a surrogate pair
         raise UserError(f"{subject}, which is no path: {error}; give another") from None
-    except OSError as error:
-        if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
-            raise UserError(f"{subject}, which is no path: {error.strerror}; give another") from None
     return path
 
 
-def read_file(path: Path, largest: int | None = None) -> bytes:
-    """The content of a file, of at most ``largest`` bytes.
+def read_file(path: Path) -> bytes:
+    """The content of a file.
 
     Raises:
-        UserError: it can't be read, or is too large.
+        UserError: it can't be read.
     """
-    with _readable(path):
-        if largest is not None:
-            _check_size(path, largest)
-        return path.read_bytes()
-
-
-def _check_size(path: Path, largest: int) -> None:
-    if (size := path.stat().st_size) > largest:
-        raise UserError(f"{path} has {size} bytes, too many (limit {largest}); restore it")
-
-
-def read_long(path: Path, longest: int, largest: int) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that may be too large for memory, counted from 1; of longer ones ``longest`` + 1 bytes.
-
-    Raises:
-        UserError: it can't be read, or has more than ``largest`` bytes.
-    """
-    with _readable(path), path.open("rb") as file:
-        _check_size(path, largest)
-        number = 0
-        while line := file.readline(longest + 1):
-            number += 1
-            rest = line
-            while len(rest) > longest and not rest.endswith(b"\n"):
-                rest = file.readline(longest + 1)
-            yield number, line
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn what the system says of a file into a UserError."""
     try:
-        yield
-    except FileNotFoundError:
-        raise UserError(f"{path} can't be read: there is no such file; give another, or restore it") from None
+        return path.read_bytes()
     except OSError as error:
-        raise UserError(f"{path} can't be read: {error.strerror}; give another, or restore it") from None
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise UserError(f"{path} can't be read: {why}; give another, or restore it") from None
 
 
 def read_text(path: Path) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
+from contextlib import suppress
+from functools import wraps
 from pathlib import Path
-from threading import Lock
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -13,30 +14,20 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 T = TypeVar("T")
 RECORD = ConfigDict(strict=True, allow_inf_nan=False)  # of dataclasses that lines are read into
 MOST = 400  # places of which content is kept
-_KEPT: dict[Callable[[Path], Any], dict[Path, tuple[Hashable, Any]]] = {}
-_LOCK = Lock()
 
 
-def read_records(file: Path, kind: TypeAdapter[T], folder: Path, most: int = 64 << 20) -> list[T]:
-    """The records of a file of a run, of the last ``most`` bytes; lines that no run wrote are left out.
+def read_records(file: Path, kind: TypeAdapter[T], folder: Path) -> list[T]:
+    """The records of a file of a run; lines that no run wrote are left out.
 
     Args:
         file: of lines; none and one that links lead to from elsewhere have no records.
         kind: of a record.
         folder: of the run.
-        most: bytes.
     """
-    if not file.is_file() or leads_out(file, folder):
-        return []
-    with file.open("rb") as opened:
-        opened.seek(max(0, opened.seek(0, 2) - most))
-        lines = opened.read().split(b"\n")
     records = []
-    for line in filter(None, lines):
-        try:
+    for line in file.read_bytes().split(b"\n") if file.is_file() and not leads_out(file, folder) else ():
+        with suppress(ValidationError):
             records.append(kind.validate_json(line))
-        except ValidationError:
-            continue
     return records
 
 
@@ -65,19 +56,26 @@ def stamp(*files: Path) -> tuple[int, ...]:
     return tuple(found)
 
 
-def fresh(read: Callable[[Path], T], place: Path, *files: str, most: int = MOST) -> T:
-    """What a function reads from a place, read again only when it, or files in it, have changed."""
-    return latest(read, place, stamp(*(place / name for name in files or ("",))), most)
+def cached(
+    changed: Callable[[Path], Hashable], most: int = MOST
+) -> Callable[[Callable[[Path], T]], Callable[[Path], T]]:
+    """Decorates what reads something from a place: it is read again only when what ``changed`` gives has changed.
 
+    Of the last ``most`` places the content is kept.
+    """
 
-def latest(read: Callable[[Path], T], place: Path, changed: Hashable, most: int = MOST) -> T:
-    """The same, with what says that it has changed. Of each function the last ``most`` places are kept."""
-    with _LOCK:
-        known = _KEPT.setdefault(read, {}).pop(place, None)
-    content: T = known[1] if known is not None and known[0] == changed else read(place)
-    with _LOCK:
-        kept = _KEPT[read]
-        kept[place] = changed, content
-        for old in list(kept)[: max(len(kept) - most, 0)]:
-            del kept[old]
-    return content
+    def decorated(read: Callable[[Path], T]) -> Callable[[Path], T]:
+        kept: dict[Path, tuple[Hashable, T]] = {}
+
+        @wraps(read)
+        def latest(place: Path) -> T:
+            now, known = changed(place), kept.pop(place, None)
+            content = known[1] if known is not None and known[0] == now else read(place)
+            kept[place] = now, content
+            for old in list(kept)[: max(len(kept) - most, 0)]:
+                kept.pop(old, None)
+            return content
+
+        return latest
+
+    return decorated

@@ -40,7 +40,6 @@ class Child:
 
     def __init__(
         self,
-        wire: Callable[[socket.socket], Any],
         code: str,
         *,
         python: str = sys.executable,
@@ -50,7 +49,6 @@ class Child:
         """Start it.
 
         Args:
-            wire: makes of a socket the owner's end of the connection, with ``fileno`` and ``close``.
             code: what it runs, with the descriptor of its end and its parent's process id as arguments.
             python: the interpreter.
             environment: all of its variables; None passes on those of this process.
@@ -60,7 +58,7 @@ class Child:
             OSError: ``python`` can't be run.
         """
         ours, theirs = socket.socketpair()
-        self.wire: Any = wire(ours)
+        self.wire = Connection(ours.detach())
         with theirs:
             try:
                 self.process = subprocess.Popen(
@@ -157,9 +155,7 @@ class Server(Child):
             output: takes what it prints; None leaves that to this process's own streams.
         """
         self._load, self._loaded = (load, argument), False
-        super().__init__(
-            lambda end: Connection(end.detach()), START, environment=os.environ | dict(environment or {}), output=output
-        )
+        super().__init__(START, environment=os.environ | dict(environment or {}), output=output)
 
     def load(self, seconds: float, message: str) -> None:
         """Wait until it is ready to answer; at once where it is.
@@ -187,32 +183,9 @@ class Server(Child):
             return self._exchange(arguments)
 
     def _exchange(self, message: Any) -> Any:
-        """The answer to a message, which has its number: one that was not asked for is never taken for another.
-
-        Numbers are drawn, so that nobody has the next one before it is asked for.
-
-        Raises:
-            ChildDied: what came is not the answer to this message.
-        """
-        asked = int.from_bytes(os.urandom(8))
-        if self.wire.poll():
-            self._receive()
-            raise ChildDied("it answered although nothing was asked")
-        self.wire.send((asked, message))
+        self.wire.send(message)
         self.await_message()
-        number, answer = self._receive()
-        if number != asked:
-            raise ChildDied("it answered another request than the one that it was asked")
-        return answer
-
-    def _receive(self) -> tuple[int, Any]:
-        try:
-            number, answer = self.wire.recv()
-        except (EOFError, OSError):
-            raise
-        except Exception as error:  # two processes wrote at the same time
-            raise ChildDied(f"its answer can't be read: {error}") from error
-        return number, answer
+        return self.wire.recv()
 
 
 def serve(pipe: Connection, parent: int) -> None:
@@ -228,23 +201,22 @@ def serve(pipe: Connection, parent: int) -> None:
     os.register_at_fork(after_in_child=pipe.close)
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
 
-    def answer(number: int, value: Any) -> None:
+    def answer(value: Any) -> None:
         if os.getpid() != own:
             os._exit(0)  # a process that the function has forked, and that came back from it
-        pipe.send((number, value))
+        pipe.send(value)
 
     # a closed pipe: the parent is gone, or wants no more
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        number, (load, argument) = pipe.recv()
+        load, argument = pipe.recv()
         try:
             function = load(argument)
         except Exception as error:
-            answer(number, str(error))
+            answer(str(error))
             return
-        answer(number, None)
+        answer(None)
         while True:
-            number, arguments = pipe.recv()
-            answer(number, function(*arguments))
+            answer(function(*pipe.recv()))
 
 
 def _follow(parent: int) -> None:

@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,29 @@ def console(**options: Any) -> Console:
                 yield Segment(text if control else printable(text), style, control)
 
     return Terminal(**options)
+
+
+def say(*parts: str | tuple[str, str]) -> None:
+    """Print a line: words as they are, with a style beside them where they have one."""
+    from rich.text import Text
+
+    console(highlight=False).print(Text.assemble(*parts), soft_wrap=True)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+    """Print rows of words, or of rich's texts; columns of numbers stand on the right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[cell if isinstance(cell, Text) else Text(str(cell)) for cell in row] for row in rows]
+    drawn = Table(title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False)
+    drawn.show_header = any(heads)
+    for head, *column in zip(heads, *cells, strict=True):
+        are_numbers = bool(column) and all(cell.plain[:1] in "0123456789+-–" for cell in column)
+        drawn.add_column(Text(head), justify="right" if are_numbers else "left", overflow="fold")
+    for row in cells:
+        drawn.add_row(*row)
+    console(highlight=False).print(drawn)
 
 
 def redraws(console: Console) -> bool:

@@ -59,18 +59,15 @@ class Stopwatch:
 
     def drain(self) -> dict[str, float]:
         """Seconds since the last call, by name."""
-        seconds = dict(self._seconds)
-        self._seconds.clear()
-        return seconds
+        seconds, self._seconds = self._seconds, defaultdict(float)
+        return dict(seconds)
 
     def take_spans(self) -> list[Span]:
         """What this process measured since the last call, in order of its ends."""
-        spans = list(self._spans)
-        self._spans.clear()
-        return spans
+        spans, self._spans = self._spans, deque(maxlen=MOST_SPANS)
+        return list(spans)
 
     def take_lanes(self) -> dict[str, list[Span]]:
         """What other processes measured since the last call."""
-        lanes = dict(self._lanes)
-        self._lanes.clear()
-        return lanes
+        lanes, self._lanes = self._lanes, defaultdict(list)
+        return dict(lanes)

@@ -6,7 +6,6 @@ import io
 import wave
 from fractions import Fraction
 from importlib.util import find_spec
-from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -14,8 +13,7 @@ from PIL import Image
 
 QUALITY = "16"  # x264's rate factor: the difference can't be seen
 WEBP_QUALITY = 90
-AUDIO_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)  # Hz that AAC has
-PIXELS = 1 << 28  # of all frames that are read of a file
+AUDIO_RATE = 48000  # Hz of the sound of a clip
 BLOCK = 1024  # samples of sound in a packet
 
 
@@ -49,47 +47,6 @@ def encode_sound(samples: np.ndarray, rate: int) -> bytes:
     return buffer.getvalue()
 
 
-def read_clip(data: bytes, most: int) -> tuple[np.ndarray, float, tuple[np.ndarray, int] | None]:
-    """Frames uint8 [F, H, W, 3] of an mp4 file, at most the first ``most``, their rate, and the sound.
-
-    Raises:
-        ValueError: it can't be decoded.
-        ImportError: PyAV is missing.
-    """
-    import av
-
-    try:
-        # a named format, because others, such as lists of addresses, would have files and servers opened
-        with av.open(io.BytesIO(data), "r", format="mp4") as container:
-            rate, size = float(container.streams.video[0].average_rate or 0), None
-            frames: list[np.ndarray] = []
-            for frame in islice(container.decode(video=0), most):
-                size = size or (frame.width, frame.height)
-                if (frame.width, frame.height) != size or frame.width * frame.height * (len(frames) + 1) > PIXELS:
-                    raise ValueError("its frames differ in size, or are too large")
-                frames.append(frame.to_ndarray(format="rgb24"))
-            if not frames or not rate:
-                raise ValueError("it has no frames")
-            container.seek(0)
-            sound = _heard(container, len(frames) / rate) if container.streams.audio else None
-    except (av.FFmpegError, IndexError) as error:
-        raise ValueError(f"it can't be decoded: {error}") from None
-    return np.stack(frames), rate, sound
-
-
-def _heard(container: Any, seconds: float) -> tuple[np.ndarray, int] | None:
-    """The sound of a file, of the first ``seconds``."""
-    rate = container.streams.audio[0].rate
-    parts, length = [], 0
-    for frame in container.decode(audio=0):
-        parts.append(frame.to_ndarray())
-        length += parts[-1].shape[-1]
-        if length >= seconds * rate:
-            break
-    planar = [part for part in parts if part.dtype == np.float32]
-    return (np.concatenate(planar, axis=1)[:, : round(seconds * rate)], rate) if planar else None
-
-
 def _webp(frames: np.ndarray, fps: float) -> bytes:
     buffer = io.BytesIO()
     first, *others = map(Image.fromarray, frames)
@@ -107,7 +64,8 @@ def _mp4(frames: np.ndarray, fps: float, sound: tuple[np.ndarray, int] | None, q
     # bitexact: without the versions of libraries
     with av.open(buffer, "w", format="mp4", options={"fflags": "+bitexact"}) as container:
         video = _video_stream(av, container, frames, fps, quality)
-        audio = _audio_stream(container, *sound) if sound is not None else None
+        if sound is not None:
+            audio = container.add_stream("aac", rate=AUDIO_RATE, layout="mono" if len(sound[0]) == 1 else "stereo")
         height, width = frames.shape[1:3]  # the pixel format wants even ones: the last row and column are repeated
         even = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
         for number, pixels in enumerate(even):
@@ -115,7 +73,7 @@ def _mp4(frames: np.ndarray, fps: float, sound: tuple[np.ndarray, int] | None, q
             frame.pts, frame.time_base = number, video.codec_context.time_base
             container.mux(video.encode(frame))
         container.mux(video.encode())
-        if sound is not None and audio is not None:
+        if sound is not None:
             for frame in _audio_frames(av, *sound):
                 container.mux(audio.encode(frame))
             container.mux(audio.encode())
@@ -135,22 +93,11 @@ def _video_stream(av: Any, container: Any, frames: np.ndarray, fps: float, quali
     return stream
 
 
-def _audio_stream(container: Any, samples: np.ndarray, rate: int) -> Any:
-    stream = container.add_stream("aac", rate=_audio_rate(rate))
-    stream.layout = "mono" if len(samples) == 1 else "stereo"
-    return stream
-
-
-def _audio_rate(rate: int) -> int:
-    """The nearest rate that AAC has and that loses nothing; the highest one above."""
-    return next((one for one in AUDIO_RATES if one >= rate), AUDIO_RATES[-1])
-
-
 def _audio_frames(av: Any, samples: np.ndarray, rate: int) -> Any:
     """The sound at the rate of its stream; of more than two channels, the first two."""
     channels = np.ascontiguousarray(samples[:2])
     layout = "mono" if len(channels) == 1 else "stereo"
-    resampler = av.AudioResampler(format="fltp", layout=layout, rate=_audio_rate(rate), frame_size=BLOCK)
+    resampler = av.AudioResampler(format="fltp", layout=layout, rate=AUDIO_RATE, frame_size=BLOCK)
     frame = av.AudioFrame.from_ndarray(channels, format="fltp", layout=layout)
     frame.sample_rate, frame.pts = rate, 0
     yield from resampler.resample(frame)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from burnish.registry import lookup
-from burnish.rl.surrogates import cispo, cpgd, flow_clip, gmpo, gspo, ppo_clip, reinforce, sapo
+from burnish.rl.objectives import cispo, cpgd, flow_clip, gmpo, gspo, ppo_clip, reinforce, sapo
 from burnish.types.rollout import Denoising, Prompt, Scored, Scores
 from tests.conformance import case
 from tests.support.schedules import plain, schedule

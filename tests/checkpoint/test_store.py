@@ -121,7 +121,6 @@ def test_leftovers_of_a_kill_go_and_nothing_else_does(copy):
     ours, others = folder / ".saving-00000002-0123abcd", folder / ".saving-mine"
     for one in (ours, others):
         (one / "part").mkdir(parents=True)
-    newest(copy).rename(folder / ".replaced-00000003-0123abcd")  # killed while it was replaced
     copy.train("steps=4")
     assert not ours.exists()
     assert sorted(path.name for path in folder.iterdir()) == [

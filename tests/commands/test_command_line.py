@@ -98,7 +98,7 @@ SLIPS = {  # words, and what the answer names
     "tiny pickscor folder": ["pickscore"], "tiny flux folder --seed -1": ["--seed"],
     "data prepare genval": ["genval", "geneval"], "data show": ["recipe"], "data mend": ["'mend'"],
     "check-reward clip --weights nowhere": ["clip", "nowhere"],
-    "board no_such": ["no_such"], "eval": ["SOURCE"], "eval --merge a": ["--merge", "--output"],
+    "board no_such": ["no_such"], "eval": ["SOURCE"],
     "eval quickstart --suite quickstart --shard 3/2 -o x": ["i from 1 to n"],
     "eval quickstart --suite quickstart suite.stpes=8": ["stpes"],
     "eval vlm_quickstart --suite quickstart": ["text-to-image"], "eval --compare nowhere nowhere": ["nowhere"],

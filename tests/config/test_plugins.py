@@ -95,6 +95,6 @@ def test_a_report_runs_no_code_of_a_folder_and_sampling_says_first_what_it_would
     for command, warns in ((["sample", "other", "a"], True), (["export", "other", "-o", "x"], False)):
         caplog.clear()
         burnish(*command, status=2)
-        for words in ("rewards.mine.path=mine.py:score", "environment.path=g.py:Game"):
+        for words in ("rewards.mine (mine.py:score)", "environment (g.py:Game)"):
             assert (words in caplog.text) == warns
         assert not Path("ran").exists()

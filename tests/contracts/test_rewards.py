@@ -14,9 +14,9 @@ from burnish.registry import lookup, names, options
 from burnish.rewards.base import Reward, Score
 from burnish.rewards.text.base import Response
 from burnish.testing import check_reward
-from burnish.types.clips import Clip, Kind, Sound
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
+from burnish.types.samples import Clip, Kind, Sound
 from tests.support.processes import holds_nothing_up
 from tests.support.scorers import scorer_named, tiny_reward
 from tests.support.tiny_run import burnish

@@ -15,8 +15,8 @@ import pytest
 from PIL import EpsImagePlugin, Image
 
 from burnish import load
-from burnish.types.clips import Sound, is_finite, writable
 from burnish.types.media import Fit, Media
+from burnish.types.samples import Sound, is_finite, writable
 from tests.support.clips import clip_file, moving_square
 from tests.support.records import GENERATOR, LANGUAGE, refused, write
 
@@ -73,7 +73,7 @@ def test_a_picture_of_16_bits_keeps_its_greys_and_others_are_converted_as_pil_do
         found = Media.encoded(buffer.getvalue()).image()
         np.testing.assert_array_equal(found, Image.open(buffer).convert("RGB"), mode)
     fractions = Media.encoded(encoded("TIFF", (RAMP / 2**16).astype(np.float32)))  # nobody knows what is white
-    for look in (fractions.outline, fractions.decode, fractions.image):
+    for look in (fractions.decode, fractions.image):
         with pytest.raises(OSError, match="8 bits"):
             look()
 
@@ -83,7 +83,7 @@ def test_postscript_is_refused_and_never_run(monkeypatch):
     monkeypatch.setattr(subprocess, "check_call", lambda *_, **__: pytest.fail("a program was started"))
     head = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
     media = Media.encoded(head + b"(x) (w) file\nshowpage\n%%EOF\n")
-    for look in (media.check, media.size, media.outline, media.decode, media.image):
+    for look in (media.check, media.size, media.decode, media.image):
         with pytest.raises(OSError, match="PNG"):
             look()
 
@@ -95,7 +95,7 @@ def test_a_picture_of_too_many_pixels_is_refused_by_its_header():
 
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", 13_000, 13_000, 8, 2, 0, 0, 0))
     media = Media.encoded(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b""))
-    for look in (media.outline, media.decode, media.image):
+    for look in (media.check, media.decode, media.image):
         with pytest.raises(OSError, match="13000 x 13000"):
             look()
 

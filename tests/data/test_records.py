@@ -15,7 +15,7 @@ from tests.support.records import picture, prompts, questions, shade, write
 from tests.support.shown import ROOT
 from tests.support.tiny_run import burnish
 
-PAGE = (ROOT / "docs" / "data_forms.md").read_text()
+PAGE = (ROOT / "docs" / "data_formats.md").read_text()
 EXAMPLES = re.findall(r"^`([a-z]\w*\.\w+)`.*?\n```\w+\n(.*?)```\n```text\n(.*?)```", PAGE, re.S | re.M)
 
 

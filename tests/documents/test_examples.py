@@ -54,7 +54,8 @@ def test_the_commands_on_tiny_models_run(tmp_path, monkeypatch):
     Path("data/pickscore").mkdir(parents=True)
     for name in ("train", "test"):
         Path(f"data/pickscore/{name}.jsonl").write_text('{"prompt": "a red fox"}\n{"prompt": "two apples"}\n')
-    shown = commands((ROOT / "docs" / "tiny.md").read_text())
+    section = (ROOT / "docs" / "models.md").read_text().partition("## Tiny models")[2].partition("\n## ")[0]
+    shown = commands(section)
     assert [words(line)[0] for line in shown] == ["tiny"] * 5 + ["train", "sample"]
     for line in shown:
         run(*words(line))
@@ -90,6 +91,46 @@ def test_the_cells_of_the_notebook_run(tmp_path):
     assert (tmp_path / "runs" / "notebook" / "report.html").exists()
 
 
+SEARCHED = {  # what newcomers type, and the pages of which one has to be among the first three
+    "multi_gpu": ("multi node", "multi gpu", "slurm", "kubernetes"),
+    "troubleshooting": ("OOM", "CUDA out of memory", "NaN", "training hangs", "reward does not rise"),
+    "memory": ("quantization", "gradient checkpointing", "batch size auto"),
+    "recovery": ("resume training", "checkpoint every"),
+    "models": ("LoRA rank", "export model", "push to hub", "bfloat16 precision"),
+    "vllm": ("vllm tensor parallel",), "asynchronous": ("async rollout", "importance correction"),
+    "rewards": ("reward hacking", "weight of several rewards"), "own_reward": ("custom reward function",),
+    "learned_rewards": ("pickscore hpsv2",), "judges": ("LLM judge", "reward server"),
+    "monitoring": ("wandb", "board"), "data": ("curriculum", "custom dataset"), "data_formats": ("sharegpt llava",),
+    "environments": ("tool calling", "multi turn"), "evaluation": ("geneval benchmark",), "speed": ("profiler nsight",),
+    "sampling": ("classifier free guidance",), "coming_from": ("migrate from verl", "easyr1"),
+    "algorithms/language": ("GRPO", "KL penalty"), "algorithms/policy_gradients": ("flow grpo",),
+    "algorithms/index": ("learning rate",), "install": ("docker",), "python": ("jupyter notebook",),
+}  # fmt: skip
+
+
+def missed(site: Path) -> list[str]:
+    """Queries that the site's search answers by other pages; as lunr.js does it, with the separator of mkdocs.yml."""
+    lunr = pytest.importorskip("lunr", reason="needs lunr: pip install 'burnish[docs]'")
+    parts = json.loads((site / "search" / "search_index.json").read_text())
+    separator = re.compile(parts["config"]["separator"])
+
+    def clean(text: str) -> str:
+        return separator.sub(" ", re.sub(r"<[^>]+>", " ", text))
+
+    fields = [{"field_name": "title", "boost": 1000}, {"field_name": "text", "boost": 1}]
+    documents = [
+        {"at": one["location"], **{key: clean(one[key]) for key in ("title", "text")}} for one in parts["docs"]
+    ]
+    index = lunr.lunr(ref="at", fields=fields, documents=documents)
+    found = []
+    for page, queries in SEARCHED.items():
+        for query in queries:
+            pages = list(dict.fromkeys(one["ref"].partition("#")[0] for one in index.search(clean(query))))
+            if f"{page}.html" not in pages[:3]:
+                found.append(f"{query}: {pages[:3]}")
+    return found
+
+
 @pytest.mark.thorough
 def test_the_site_has_every_option_recipe_and_version_and_fetches_nothing(tmp_path):
     pytest.importorskip("mkdocs", reason="needs mkdocs: pip install 'burnish[docs]'")
@@ -112,3 +153,4 @@ def test_the_site_has_every_option_recipe_and_version_and_fetches_nothing(tmp_pa
         part = text.partition(f"<code>{folder}/*</code>")[2].partition("</table>")[0] if folder else text
         assert f"<code>{last}</code>" in part, name
     assert "burnish.rl.surrogates" in pages["reference/mathematics.html"]
+    assert missed(site) == []

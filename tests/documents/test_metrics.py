@@ -83,7 +83,10 @@ def test_missing_rewards_are_counted_and_left_out():
         "critic/rewards/std": 0.5,
         "critic/rewards/std_mean": 0.5,
         "critic/rewards/group_size": 2.0,
+        "critic/rewards/solved_ratio": 0.0,
+        "critic/rewards/dead_ratio": 0.0,
         "critic/a/mean": 0.5,
+        "critic/a/std": pytest.approx((1 / 6) ** 0.5),
     }
     nothing = reward_metrics(scores([0.0, 0.0], missing=[True, True]), torch.tensor([0, 0]))
     assert nothing == {"critic/missing_count": 2.0, "critic/missing_ratio": 1.0}

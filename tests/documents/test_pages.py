@@ -31,11 +31,10 @@ PAGES = [*BESIDE, ROOT / "CHANGELOG.md", *DOCS]
 QUICKSTARTS = ("quickstart", "vlm_quickstart", "video_quickstart")
 # text that nothing reads; formulas in docs/algorithms are text, too
 TEXTS = {
-    "alarms.md": "what the run in tests/system/test_learning.py says",
-    "data_forms.md": "what records are read as, which tests/data/test_records.py compares",
-    "plan.md": "of a machine that is not here",
-    "rewards_language.md": "a protocol of others",
-    **dict.fromkeys(("loop.md", "reward_service.md"), "compared below"),
+    "monitoring.md": "what the run in tests/system/test_learning.py says",
+    "data_formats.md": "what records are read as, which tests/data/test_records.py compares",
+    "memory.md": "of a machine that is not here",
+    **dict.fromkeys(("loop.md", "judges.md"), "compared below"),
 }
 # Python whose imports are looked up instead of run
 NOT_RUN = {
@@ -134,7 +133,7 @@ def records(block: Block, page: Path, place: Path) -> None:
         Image.new("RGB", (8, 8), f"#{len(name):06}").save(name)
     if page in OWN_PAGES:  # whose keys a recipe of its own names
         return
-    sees = page.name in ("data_language.md", "data_forms.md")
+    sees = page.name == "data_formats.md" or "<image>" in block.text
     recipe = "vlm_quickstart" if sees else "sd35/diffusion_dpo" if '"chosen"' in block.text else "quickstart"
     run("data", "show", path, "--recipe", recipe)
 
@@ -175,7 +174,7 @@ def resolve(text: str) -> None:
 def text(block: Block, page: Path, place: Path) -> None:
     hollow = HOLLOW.findall(block.text)
     assert hollow == [], f"it shows {hollow} in the place of a value"
-    known = page.parent.name in ("algorithms", "language") or page.name in TEXTS or page in OWN_PAGES
+    known = page.parent.name == "algorithms" or page.name in TEXTS or page in OWN_PAGES
     assert known, "what reads this text? Say so in TEXTS"
     hidden = [line for line in block.text.splitlines() if line.startswith(("burnish ", "make ", "python ", "pip "))]
     assert hidden == [], "commands belong in a block of bash"
@@ -258,6 +257,16 @@ def wrong_links(page: Path, text: str) -> Iterator[str]:
             yield link
 
 
+def long_sentences(page: Path, text: str) -> Iterator[str]:
+    """Sentences, or parts between semicolons and colons, of more than thirty words; code and addresses don't count."""
+    if page.name in ("generators.md", "language_models.md"):  # which commands write
+        return
+    prose = re.sub(r"`[^`]*`|\]\([^)]*\)|<!--.*?-->", " ", FENCED.sub("\n\n", text), flags=re.S)
+    for piece in re.split(r"\n\s*\n|\n(?=[|*#-] ?|\d+\. )|\||(?<=[.!?:;])\s+", prose):
+        if len(re.findall(r"[A-Za-z][\w'-]*", piece)) > 30:
+            yield " ".join(piece.split())
+
+
 def sections(page: Path) -> set[str]:
     """The names by which a page's headings can be linked to."""
     headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.M)
@@ -266,6 +275,7 @@ def sections(page: Path) -> set[str]:
 
 READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
     "command": wrong_commands, "name": wrong_names, "option": wrong_options, "link": wrong_links,
+    "sentence": long_sentences,
 }  # fmt: skip
 
 
@@ -275,7 +285,7 @@ def in_helps() -> Iterator[tuple[str, str]]:
         for line in re.findall(r"^ *#.*?(?:# +|: )((?:burnish|python) .*)$", file.read_text(), re.M):
             yield file.relative_to(ROOT).as_posix(), line
     for name, verb in VERBS.items():
-        for line in re.findall(r"^ +(burnish .*?)(?:  .*)?$", verb.examples, re.M):
+        for line in re.findall(r"^ +(burnish .*?)(?:  .*)?$", verb.section("Examples"), re.M):
             yield f"burnish {name} --help", line
 
 
@@ -316,6 +326,7 @@ def test_a_recipe_of_a_published_model_fits_the_gpu_beside_it(page, block, place
     ("`rollout.num_inference_step`", "num_inference_step"),
     ("`optimizer.schedule=cosin`", "cosin"),
     ("[a](nowhere.md)", "nowhere.md"),
+    ("and so on " * 11, "sentence"),
 ])  # fmt: skip
 def test_what_is_not_so_is_found(broken, said, place):
     page = ROOT / "docs" / "broken.md"
@@ -327,9 +338,8 @@ def test_what_is_not_so_is_found(broken, said, place):
 
 
 def shown(page: str) -> str:
-    """The only block of text of a page."""
-    (text,) = [block.text for block in blocks(ROOT / "docs" / page) if block.kind == "text"]
-    return text
+    """The last block of text of a page."""
+    return [block.text for block in blocks(ROOT / "docs" / page) if block.kind == "text"][-1]
 
 
 def test_the_files_of_a_run_are_those_that_the_page_on_the_loop_names(files):
@@ -342,7 +352,7 @@ def test_the_files_of_a_run_are_those_that_the_page_on_the_loop_names(files):
 
 
 def test_a_reward_service_answers_so():
-    asked, answered, health, _ = shown("reward_service.md").splitlines()
+    asked, answered, health, _ = shown("judges.md").splitlines()
     body, reply = (json.loads(line[line.index("{") :].replace(", ...", "")) for line in (asked, answered))
     with served("numeric") as service:
         assert post(f"{service.url}/score", body)[:2] == (200, reply)

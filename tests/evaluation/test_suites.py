@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import statistics
 
 import pytest
@@ -192,7 +191,7 @@ def test_evaluations_are_compared_by_prompt_and_what_differs_is_said(suites):
     said = burnish("eval", "--compare", suites.folder / "before", suites.folder / "newer", status=2).message
     assert "version is 1" in said
     header = suites.folder / "before" / "suite.json"
-    for change in ({"suite": 3}, {"unit": 0}, {"prompts": 10**12}, {"shard": [1]}, {"aggregation": "all"}):
+    for change in ({"suite": 3}, {"unit": 0}, {"prompts": 10**12}, {"aggregation": "all"}):
         sound = header.read_text()
         header.write_text(json.dumps(json.loads(sound) | change))
         said = burnish("eval", "--compare", suites.folder / "before", suites.folder / "after", status=2).message
@@ -210,24 +209,15 @@ def test_another_evaluation_is_not_mixed_in(suites):
     assert suites.evaluate("out") == first  # nothing that decides samples is another
 
 
-def test_parts_that_are_not_all_or_of_another_evaluation_are_not_merged(suites):
-    folder = suites.folder
-    suites.write()
-    for number in (1, 2):
-        suites.evaluate(f"part{number}", "--shard", f"{number}/2")
+def test_shards_meet_in_one_folder_and_are_complete_together(suites):
     suites.write(n=2)
-    suites.evaluate("other", "--shard", "2/2")
-    shutil.copytree(folder / "part1", folder / "cut")
-    records = folder / "cut" / "samples.jsonl"
+    whole = suites.evaluate("whole")
+    part = suites.folder / "both"
+    with pytest.raises(FileNotFoundError):
+        suites.evaluate("both", "--shard", "2/2")
+    said = burnish("eval", "--compare", part, part, status=2).message
+    assert "not complete: 3 of 6 batches" in said
+    assert suites.evaluate("both", "--shard", "1/2") == whole
+    records = part / "samples-2-of-2.jsonl"
     records.write_bytes(records.read_bytes()[:-20])
-    for parts, words in (
-        (["part1"], "1/2"),
-        (["part1", "part1"], "of 6"),
-        (["part1", "other"], " is "),
-        (["cut", "part2"], "not complete"),
-    ):
-        named = [folder / part for part in parts]
-        assert words in burnish("eval", "--merge", *named, "--output", folder / "both", status=2).message
-    both = [folder / "part1", folder / "part2"]
-    said = burnish("eval", "--merge", *both, "--output", folder / "part1", status=2).message
-    assert "holds an evaluation" in said
+    assert "not complete: 1 of 6" in burnish("eval", "--compare", part, part, status=2).message

@@ -84,7 +84,7 @@ def test_a_full_disk_ends_in_one_message_and_the_run_goes_on_where_there_is_room
         run.options[-1] = f"output_dir={disk / 'run'}"
         said = run.train(status=2).message
         assert "Traceback" not in said
-        assert f"no space is left in {disk / 'run' / 'checkpoints'}" in said
+        assert f"no space is left for {disk / 'run' / 'checkpoints'}" in said
         saved = sorted(path.name for path in (disk / "run" / "checkpoints").iterdir())
         assert saved, "the disk is too small for a single one"
         assert all(name.isdecimal() for name in saved), "nothing is left half done"

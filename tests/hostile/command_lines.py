@@ -11,19 +11,18 @@ from tests.hostile.bench import Case, Expect, Place
 # {drawing}, {seeing}: recipes; {run}, {answers}: finished runs; {model}: a pipeline; {place}: where all of it is
 STANDS = {
     "{long}": "x" * 100_000, "{esc}": "\x1b", "{bell}": "\x07", "{half}": "\udce4", "{lines}": "a\n" * 12,
-    "{deep}": "[" * 5000 + "]" * 5000, "{dots}": ".".join(["a"] * 3000), "{nines}": "9" * 1000,
-    "{question}": "What? " * 200, "{hundred}": ",".join(map(str, range(1, 101))),
+    "{deep}": "[" * 5000 + "]" * 5000, "{nines}": "9" * 1000,
+    "{question}": "What? " * 200,
     "{forty}": " ".join(f"option{number}={number}" for number in range(40)),
 }  # fmt: skip
 # how commands begin, and each of their ends
 REFUSED = r"""
  | trian | {esc}[31mtrain | обучить | {long} | '' | train '' | train {long} | train /dev/null | train {half}.yaml
  | train '{esc}]0;title{bell}.yaml' | train {lines}.yaml | eval {model} | push {run} | report {run} steps=3
-train {drawing} | ..=3 | ste{esc}[31mps=3 | шаги=3 | output_dir={half} | {long}=3 | steps={long} | {dots}=3
+train {drawing} | ..=3 | ste{esc}[31mps=3 | шаги=3 | output_dir={half} | {long}=3 | steps={long}
 train {drawing} | steps={deep} | 'steps={a: &a [x,x,x,x,x,x,x,x], b: &b [*a,*a,*a,*a,*a,*a,*a,*a]}'
 train {drawing} | 'model.path="a\0b"' | model.path=/dev/zero | data.train_files=/dev/zero | output_dir=/dev/null
 train {drawing} | resume={answers}/checkpoints/00000002 | rewards.brightness.path={long}.py:x | {forty}
-train {drawing} | --sweep seed={hundred} steps={hundred} rollout.n={hundred}
 eval {run} | -o {place}/prompts.txt | -o /proc/x | --suite {run}/config.yaml
 sample {run} | 'a cat' -n 1000000000000 | 'a cat' -n ² | 'a cat' --guidance 1e300 | 'a cat' --seed {nines}
 sample {run} | -p /dev/zero | 'a cat' -o {place}/prompts.txt | 'a cat' --height 100000000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -51,12 +50,10 @@ ANY: dict[str, Damage] = {
     "noise": _rewrite(lambda content, draw: draw.randbytes(1000)),
     "a folder": _replace(lambda path: path.mkdir()),
     "a loop": _replace(lambda path: path.symlink_to(path.name)),
-    "a pipe": _replace(lambda path: os.mkfifo(path)),
 }
 TEXT: dict[str, Damage] = {
     "not UTF-8": _rewrite(lambda content, draw: content.replace(b"a", b"\xe4")),
     "NUL": _rewrite(lambda content, draw: content[:9] + b"\0" + content[9:]),
-    "a huge line": _rewrite(lambda content, draw: content + b"x" * 3_000_000 + b"\n"),
     "deep": _rewrite(lambda content, draw: b"[" * 100_000 + b"]" * 100_000),
     **{text: _rewrite(lambda content, draw, text=text: text.encode()) for text in ("null", "[]", "3", "{}")},
 }
@@ -72,11 +69,8 @@ def _split(pattern: str) -> Damage:
     })  # fmt: skip
 
 
-MANY = b"{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
 SPECIAL: dict[str, dict[str, Damage]] = {  # of single files
     "chat_template.jinja": {
-        "text without end": _rewrite(lambda content, draw: b"{{ 'a' * 100000000 }}" + content),
-        "memory without end": _rewrite(lambda content, draw: MANY + content),
         "parentheses": _put(b"{{ " + b"(" * 100_000 + b"1" + b")" * 100_000 + b" }}"),
         "recursion": _rewrite(lambda content, draw: b"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}" + content),
     },
@@ -86,7 +80,7 @@ SPECIAL: dict[str, dict[str, Damage]] = {  # of single files
         "SVG": _put(b'<svg xmlns="http://www.w3.org/2000/svg" width="9999999" height="9999999"/>'),
     },
 }
-ODD: list[Any] = [None, "x", -1, 10**9, 1.5, [], {}, [None], {"x": [1]}, True, 10**30, ""]
+ODD: list[Any] = [None, "x", -1, 1.5, [], {}, [None], {"x": [1]}, True, ""]
 
 
 def damages(file: str) -> Iterator[tuple[str, Damage]]:

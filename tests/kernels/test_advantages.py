@@ -10,20 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.metrics import hacking_metrics
+from burnish.metrics import reward_metrics
 from burnish.registry import lookup
 from burnish.rl.advantages import (
     depthwise_advantages,
     group_advantages,
     group_statistics,
-    group_steps,
     normalise_each,
-    optimal_baseline,
     optimality,
-    pass_at_k,
 )
 from burnish.rl.algorithm import advantages_of
 from burnish.rl.rewards import Rewards
+from burnish.rl.rules import group_steps, optimal_baseline, pass_at_k
 from burnish.types.rollout import Scores
 from tests.conformance import Case, case, cases, labels
 
@@ -341,5 +339,5 @@ def test_what_is_only_watched_is_correlated_with_the_reward_within_groups():
     apart = [
         np.concatenate([np.array(one)[rows] - np.array(one)[rows].mean() for rows in group]) for one in (paid, watched)
     ]
-    found = hacking_metrics(scores, torch.tensor([0, 0, 0, 1, 1]))
-    assert found == {"critic/watched/reward_correlation": pytest.approx(np.corrcoef(*apart)[0, 1], rel=1e-5)}
+    found = reward_metrics(scores, torch.tensor([0, 0, 0, 1, 1]))["critic/watched/reward_correlation"]
+    assert found == pytest.approx(np.corrcoef(*apart)[0, 1], rel=1e-5)

@@ -13,8 +13,10 @@ from torch.nn.functional import logsigmoid
 
 from burnish.diffusion.losses import advantage_weighted_matching, awm_logprob
 from burnish.diffusion.steps import diffuse
+from burnish.language.losses import implicit_rewards
 from burnish.registry import lookup
 from burnish.rl.advantages import optimality
+from burnish.rl.objectives import flow_clip
 from burnish.rl.preference import (
     centred_distillation,
     diffusion_dpo,
@@ -22,7 +24,7 @@ from burnish.rl.preference import (
     hold_clipped,
     preference_loss,
 )
-from burnish.rl.surrogates import flow_clip, gaussian_kl, guard_log_ratio, squared_distance
+from burnish.rl.surrogates import gaussian_kl, guard_log_ratio, squared_distance
 from burnish.types.rollout import Steps
 from tests.conformance import case, cases
 
@@ -72,7 +74,7 @@ def test_distillation_by_velocity():
     unread: Any = torch.zeros(len(student))
     part = Steps(
         conditioning=unread, state=student, next_state=student, time=unread, time_next=unread,
-        logprob=unread, time_max=1.0,
+        logprob=unread, share=torch.ones(len(student)), time_max=1.0,
     )  # fmt: skip
     roles: Any = SimpleNamespace(policy=lambda *asked: student, teachers=[lambda *asked: teacher])
     loss = lookup("flow algorithm", "distill")().loss(part, roles)
@@ -285,8 +287,8 @@ def test_preference_of_sequences(c):
     given, kind = c.inputs, c.id.split("/")[1]
     smoothing = {"label_smoothing": given["label_smoothing"]} if kind == "sigmoid" else {}
     made = lookup("language algorithm", {"sigmoid": "dpo"}.get(kind, kind))(beta=given["beta"], **smoothing)
-    sides = [given[f"{who}_{which}"] for who in ("pi", "ref") for which in ("chosen", "rejected")]
-    loss, values = made.preferred(*sides, torch.zeros(len(sides[0])))
+    won, lost = (given[f"pi_{which}"] - given[f"ref_{which}"] for which in ("chosen", "rejected"))
+    loss, values = made.preferred(won, lost, torch.zeros(len(won)))[0], implicit_rewards(won, lost, beta=given["beta"])
     c.close(loss.mean(), c.expected["loss"])
     names = {"chosen": "chosen_rewards", "rejected": "rejected_rewards", "margins": "reward_margin",
              "accuracies": "reward_accuracy"}  # fmt: skip

@@ -12,7 +12,7 @@ from burnish.language import attention
 from burnish.language import logprobs as head
 from burnish.language.algorithms.base import token_budget_batches
 from burnish.language.attention import Plan, Segment, attend, has_kernel
-from burnish.language.packing import estimate
+from burnish.language.logprobs import estimate
 from tests.support.language_samples import encode_all, model_of, responses
 from tests.support.pretend_gpu import PretendGpu
 

@@ -74,16 +74,11 @@ def test_clipping_counts_what_was_outside_before():
     assert fraction == pytest.approx(2 / 4)
     assert clip_values(clipped, -1.0, 1.0, mask)[1] == 0
     assert clip_values(values, -1.0, 1.0, mask & False)[1] == 0
-    with pytest.raises(ValueError, match="must not be above"):
-        clip_values(values, 1.0, -1.0)
 
 
 def test_the_overlong_penalty_falls_in_a_line():
     penalty = overlong_penalty(torch.tensor([0, 6, 8, 10]), max_length=10, buffer=4, factor=2.0)
     assert penalty.tolist() == [0, 0, -1, -2]
-    for buffer in (0, 10):
-        with pytest.raises(ValueError, match=f"overlong buffer is {buffer}"):
-            overlong_penalty(torch.tensor([1]), max_length=10, buffer=buffer)
 
 
 def present(values) -> torch.Tensor:

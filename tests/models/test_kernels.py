@@ -68,4 +68,4 @@ def test_an_attention_backend_is_compared_and_taken(files, monkeypatch, caplog):
 @pytest.mark.parametrize("model", ["flux", "llama"])
 def test_compiled_blocks_compute_the_same(model, files):
     compiled, _ = numbers(files, model, "model.compile=true", steps=2)
-    same(compiled, numbers(files, model, steps=2)[0], rel=1e-3, abs=1e-4)
+    same(compiled, numbers(files, model, steps=2)[0], rel=1e-3, abs=3e-4)

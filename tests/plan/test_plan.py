@@ -143,7 +143,7 @@ VLLM = ["rollout.engine=vllm", "rollout.max_new_tokens=2048", "rollout.batch_siz
 def test_a_gpu_that_is_shared_with_vllm_holds_both(large):
     given = {"python": "python", "memory_fraction": 0.5, "max_model_len": 3072}
     found = large(*VLLM, f"rollout.vllm={json.dumps(given)}", "memory=24GiB").said
-    assert "128 of 128" in found
+    assert "256 of 256" in found
     assert "beside 12.0 GiB of vLLM" in found
     given["memory_fraction"] = 0.05
     assert (

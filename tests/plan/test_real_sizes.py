@@ -23,14 +23,14 @@ ALL = ["model.lora=null", "ema=null", "algorithm.kl_coef=0.04", *EIGHT, "shardin
 SIZES = {
     "SDXL, few steps": ("sdxl/flow_grpo", FEW, "24GB"), "SDXL": ("sdxl/flow_grpo", [], "24GB"),
     "Qwen2.5-VL, LoRA": ("qwen25_vl/grpo", ["model.lora.rank=64", "rollout.batch_size=64", *LENGTHS], "48GB"),
-    "FLUX.1, LoRA": ("flux/flow_grpo", SMALL, "40GiB"),
+    "FLUX.1, LoRA": ("flux/flow_grpo", SMALL, "48GB"),
     "FLUX.1, LoRA, quantised base": ("flux/flow_grpo", [*SMALL, *QUANTISED], "22GiB"),
     "SD3.5-M": ("sd35/flow_grpo", [], "80GB"), "Qwen-Image": ("qwen_image/flow_grpo", [], "80GB"),
     "Wan 2.2 A14B": ("wan22/flow_grpo", [*EIGHT, "model.offload=true"], "80GB"),
     "Qwen2.5-VL, PPO": (
         "qwen25_vl/ppo", [*EIGHT, "sharding.gather=compute", "rollout.batch_size=32", *LENGTHS], "80GB",
     ),
-    "FLUX.1, all weights": ("flux/flow_grpo", ALL, "60GiB"),
+    "FLUX.1, all weights": ("flux/flow_grpo", ALL, "61GiB"),
 }  # fmt: skip
 
 

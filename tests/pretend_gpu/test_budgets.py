@@ -8,14 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from burnish.config import load
 from burnish.diffusion.engine import FlowJob
+from burnish.diffusion.options import ModelOptions
+from burnish.language.decoding import Sampling, decode
+from burnish.language.model.loading import load_language_model
 from burnish.models.tiny import describe
 from burnish.tasks import assemble
+from burnish.types.completion import Completion
+from tests.support.language_samples import encode_all
 from tests.support.optional import seldom
 from tests.support.pretend_gpu import PretendGpu
+from tests.support.tiny_language import tiny_language
 from tests.support.tiny_run import TinyRun
 
 pytestmark = pytest.mark.slow
@@ -93,3 +100,32 @@ def test_an_expert_comes_once_in_a_rollout(files: Path) -> None:
         expert.bring = noted
         list(assembly.engine.sample(job))
     assert len(came) == 1
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2_5_vl"])
+def test_tokens_are_replayed_at_the_addresses_they_were_captured_with(family: str, tmp_path: Path) -> None:
+    """Rows that end, that wait for room, and that nobody saw end: what a graph recorded once gives the CPU's tokens."""
+    folder, found, counts = tiny_language(tmp_path, family), {}, {}
+    options = {"top_p": 0.9, "repetition_penalty": 1.1, "min_new_tokens": 3, "stop": tuple("aeiou")}
+    for device in ("cpu", "cuda"):
+        with PretendGpu() as gpu:
+            model = load_language_model(ModelOptions(path=str(folder), device=device))
+            prompts = encode_all(model, family)
+            index = [row for row in range(len(prompts)) for _ in range(12)]
+
+            def sample(tokens: int, rows: int, **more: Any) -> Completion:
+                sampling = Sampling(max_new_tokens=tokens, **more)
+                return decode(model, model.network, prompts, index, range(len(index)), sampling, batch_size=rows)  # noqa: B023
+
+            found[device] = sample(64, 5, **options)
+            for tokens in (FEW, FEW + 64):
+                before = Counter({kind: gpu.count(kind) for kind in ("replay", "sync")})
+                sample(tokens, 64, min_new_tokens=tokens)
+                counts[tokens] = {kind: gpu.count(kind) - number for kind, number in before.items()}
+    assert torch.equal(found["cuda"].ids, found["cpu"].ids)
+    assert torch.equal(found["cuda"].finished, found["cpu"].finished)
+    torch.testing.assert_close(found["cuda"].logprob, found["cpu"].logprob, rtol=0, atol=1e-5)
+    assert len(set(found["cpu"].length.tolist())) > 3, "all end alike"
+    further = {kind: number - counts[FEW][kind] for kind, number in counts[FEW + 64].items()}
+    assert further["sync"] <= 64 / 8
+    assert further["replay"] >= 2 * 64 - 4, "shapes change in between"

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from burnish.registry import lookup
-from burnish.types.clips import Clip
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
+from burnish.types.samples import Clip
 from tests.support.pretend_gpu import PretendGpu
 from tests.support.scorers import tiny_reward
 from tests.support.tiny_language import tiny_language

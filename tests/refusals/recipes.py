@@ -17,7 +17,7 @@ RECIPES: dict[str, tuple[str, list[str]]] = {
     "unknown": ("stpes: 3", ["stpes is 3", "steps", "broken.yaml"]),
     "variants of nothing": ("variants: {flow_gpro: {steps: 3}}", ["variants.flow_gpro", "flow_grpo"]),
     "variant is a number": ("variants: {flow_grpo: 3}", ["variants.flow_grpo is 3"]),
-    "variant of another": ("variants: {flow_grpo: {algorithm: diffusion_nft}}", ["variants.flow_grpo.algorithm"]),
+    "variant of another": ("variants: {flow_grpo: {algorithm: diffusion_nft}}", ["variants.flow_grpo is"]),
     "variants are a list": ("variants: [flow_grpo]", ["variants is [flow_grpo]"]),
     "label of a reward": ("rewards: {a.b: {name: ocr}}", ["letters", "a.b"]),
     "algorithm is a list": ("algorithm: {name: [flow_grpo]}", ["algorithm is [flow_grpo]", "broken.yaml"]),

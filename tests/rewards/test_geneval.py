@@ -89,7 +89,7 @@ def by_hand(classes, masks, padded, size, original):
 
 
 def test_detections_are_read_by_mmdets_rule():
-    from burnish.rewards.networks.mask2former import read_detections
+    from burnish.rewards.networks.mask2former import CLASSES, read_detections
 
     generator = np.random.default_rng(3)
     classes = generator.normal(0, 3, (6, 9)).astype(np.float32)
@@ -99,9 +99,9 @@ def test_detections_are_read_by_mmdets_rule():
     expected = [each for each in by_hand(classes, masks, *sizes) if each[0] > 0.2]
     assert len(expected) >= 3
     for row, (score, label, box) in enumerate(expected):
-        assert float(found.scores[row]) == pytest.approx(score, abs=1e-5)
-        assert (int(found.labels[row]), found.boxes[row].tolist()) == (label, box)
-    assert found.masks.shape[1:] == (25, 34)
+        assert found[row].score == pytest.approx(score, abs=1e-5)
+        assert (found[row].name, [*found[row].box]) == (CLASSES[label], box)
+    assert found[0].mask.shape == (25, 34)
 
 
 def test_what_is_found_is_judged_by_the_record():

@@ -14,9 +14,9 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from burnish.types.clips import Clip
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
+from burnish.types.samples import Clip
 from tests.support.scorers import checkpoint, tiny_reward
 
 CAT, FOX = Prompt(text="a cat"), Prompt(text='a red fox, "running"')

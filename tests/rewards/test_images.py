@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.types.clips import Clip
 from burnish.types.prompt import Prompt
+from burnish.types.samples import Clip
 from tests.conformance import case
 from tests.support.asked import flow_reward
 from tests.support.drawing import line, noise, scene

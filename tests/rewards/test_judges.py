@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 
 from burnish.rewards.text.base import Response
-from burnish.types.clips import Clip
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
+from burnish.types.samples import Clip
 from tests.support.asked import flow_reward, reward
 from tests.support.chat_server import listing, pictures_of, question_of, writing
 from tests.support.http_servers import json_server
@@ -275,7 +275,6 @@ def test_it_sees_pictures_and_what_it_does_not_say_or_read_is_missing():
     ("judge", "options", "why"),
     [
         (reward, {"pattern": "(x)", "normalise": False}, "normalise"),
-        (reward, {"form": "yes", "normalise": False}, "form answers"),
         (reward, {"question_file": "plain.txt"}, r"\{response\}"),
         (endpoint, {"store": "no/such/folder/s"}, "store.*no/such/folder/s"),
     ],

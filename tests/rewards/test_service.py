@@ -17,9 +17,9 @@ from PIL import Image
 from safetensors.numpy import save
 
 from burnish.rewards.text.base import Response
-from burnish.types.clips import Clip, Sound
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
+from burnish.types.samples import Clip, Sound
 from tests.support.asked import flow_reward, reward
 from tests.support.clips import brightness_of_clips
 from tests.support.drawing import line, noise

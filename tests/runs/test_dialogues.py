@@ -11,8 +11,7 @@ import torch
 
 from burnish.environments.base import Environment, Observation
 from burnish.language.decoding import Sampling
-from burnish.language.logprobs import response_logprobs
-from burnish.language.packing import unfolded
+from burnish.language.logprobs import response_logprobs, unfolded
 from burnish.registry import options
 from burnish.rewards.text.base import POLICY, Response
 from tests.support.asked import reward

@@ -74,9 +74,6 @@ def test_a_run_learns_what_it_learns_with_burnish_s_own_engine(case, vllm, files
     assert ("sleep" in told) == (case == "pictures")
     adapters = [(one["settings"]["target_modules"], one["settings"]["r"]) for one in asked if one["what"] == "adapter"]
     assert len(set(map(str, adapters))) == (case == "an adapter, greedy")
-    prompts, scored = ([one["ids"] for one in asked if one["what"] == what] for what in ("sample", "score"))
-    last = max(len(scored[-1]) - len(one) for one in prompts if scored[-1][: len(one)] == one)
-    assert case == "conversations" or last <= 5, "what was sampled is compared, and nothing longer that is made up"
     assert {kind for each in asked for kind in each.get("media", {})} == (set() if model == "llama" else {"image"})
     start = asked[0]["arguments"]
     assert start["load_format"] == ("auto" if adapters else "dummy")

@@ -20,11 +20,11 @@ import ray
 from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.calls import RestartLimit, Unschedulable, WorkerDied, WorkerTimeout, first_done
-from burnish.runtime.cluster import Cluster, cluster
-from burnish.runtime.reward_pool import PooledScorer
+from burnish.runtime.cluster import cluster, reserved
 from burnish.runtime.transfer import Pointers, Stored
 from burnish.runtime.weight_sync import WeightSync
 from burnish.runtime.weights import Mismatch
+from burnish.runtime.workers import PooledScorer
 from burnish.utils.errors import ConfigError, UserError
 from tests.runtime.test_batches import everything
 from tests.support.equality import same
@@ -59,12 +59,8 @@ def pools(connection: None) -> Callable:
     @contextmanager
     def make(options: RayOptions = OPTIONS, **processes: int) -> Iterator[dict]:
         sizes = {name: PoolOptions(processes=count, cpus=0.5) for name, count in processes.items()}
-        opened = Cluster(options, PoolsOptions(**sizes), started=True)
-        opened.open()
-        try:
-            yield opened.pools
-        finally:
-            opened.close()
+        with reserved(options, PoolsOptions(**sizes), started=True) as opened:
+            yield opened
 
     return make
 
@@ -242,25 +238,17 @@ def test_what_a_cluster_lacks_is_told_before_or_when_time_is_up(connection, capl
         (PoolsOptions(train=PoolOptions(device="cuda")), "pool train needs a machine with 1 CPU and 1 GPU"),
     ):
         with pytest.raises(Unschedulable, match=words):
-            Cluster(RayOptions(), pools, started=True).open()
+            reserved(RayOptions(), pools, started=True).__enter__()
     options = RayOptions(placement_timeout=0.3)  # a running cluster gets time for machines to join
     with pytest.raises(Unschedulable, match=r"pool train needs .* 0\.3 s.* ray\.placement_timeout"):
-        Cluster(options, PoolsOptions(train=PoolOptions(processes=99)), started=False).open()
+        reserved(options, PoolsOptions(train=PoolOptions(processes=99)), started=False).__enter__()
     assert "0.3 s (ray.placement_timeout)" in caplog.text
     pools = PoolsOptions(train=PoolOptions(processes=9, cpus=0.49))  # more than half of all
-    first = Cluster(RayOptions(), pools, started=True)
-    first.open()
-    second = Cluster(RayOptions(placement_timeout=1.0), pools, started=True)
-    try:
+    with reserved(RayOptions(), pools, started=True):
         with pytest.raises(Unschedulable, match=r"after 1 s .* place pool train.* others use what it needs"):
-            second.open()
-        first.close()
-        second.close()
-        second = Cluster(RayOptions(placement_timeout=60.0), pools, started=True)
-        second.open()  # what one gives back is there for the other
-    finally:
-        second.close()
-        first.close()
+            reserved(RayOptions(placement_timeout=1.0), pools, started=True).__enter__()
+    with reserved(RayOptions(placement_timeout=60.0), pools, started=True):
+        pass  # what one gives back is there for the other
 
 
 def run(module: str, found: Path, *arguments: str) -> dict:

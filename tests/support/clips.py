@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from burnish.types.clips import Clip, Sound
+from burnish.types.samples import Clip, Sound
 
 
 def moving_square(frames: int = 6, *, size: int = 32, fps: float = 4.0, sound: bool = False, **changes: Any) -> Clip:

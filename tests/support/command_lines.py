@@ -9,7 +9,6 @@ import shlex
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
 
 from burnish import load
 from burnish.cli import VERBS
@@ -84,20 +83,9 @@ def accept_name(command: str) -> None:
     _, verb, *given = command.split()
     if verb not in VERBS:
         raise ValueError(f"{verb!r} is no command")
-    flags = _parser(verb)._option_string_actions
+    flags = VERBS[verb].parser(verb)._option_string_actions
     if unknown := [word for word in given if word.startswith("-") and word not in flags]:
         raise ValueError(f"burnish {verb} knows no {unknown}")
-
-
-def _parser(verb: str) -> argparse.ArgumentParser:
-    parser = _Parser(prog=f"burnish {verb}", allow_abbrev=False)
-    VERBS[verb].arguments(parser)
-    return parser
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{self.prog}: {message}")
 
 
 def accept(command: str) -> None:
@@ -109,7 +97,7 @@ def accept(command: str) -> None:
     verb, *given = words(command)
     if verb not in VERBS:
         raise ValueError(f"{verb!r} is no command")
-    args = _parser(verb).parse_intermixed_args(given)
+    args = VERBS[verb].parser(verb).parse_intermixed_args(given)
     if verb in COMPOSED:
         COMPOSED[verb](args)
 

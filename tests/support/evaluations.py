@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from burnish.evaluation.records import Folder, Header
-from burnish.evaluation.results import result_of
+from burnish.evaluation.records import Folder, Header, result_of
 
 HEADER_OF = Header(
     suite="mine", version=1, changed=[], digest="d", prompts_digest="p", prompts=12, n=1, primary_metric="ocr",

@@ -15,8 +15,7 @@ from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions
 from burnish.registry import options
 from burnish.rewards.base import Reward, Score
-from burnish.training.ema import Ema
-from burnish.training.optimizer import ParameterGroup
+from burnish.training.optimizer import Ema, ParameterGroup
 from burnish.training.ranks import SINGLE_RANK
 from burnish.training.trainer import Trainer
 from burnish.types.rollout import Denoising, Prompt, Scored, Scores

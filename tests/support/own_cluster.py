@@ -26,7 +26,7 @@ def main() -> None:
     with (
         watched(os.getpid()) as seen,
         cluster(options, PoolsOptions(train=PoolOptions(cpus=0.5))) as found,
-        ActorGroup(found.pools["train"], Toy, collective=True) as group,
+        ActorGroup(found["train"], Toy, collective=True) as group,
     ):
         group.call("sleep", 0.01)
         time.sleep(2.0)  # Ray hands events on once a second

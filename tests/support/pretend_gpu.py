@@ -13,6 +13,8 @@ What it stands in for:
   GPU tensor. So are a CPU generator, ``.numpy()``, and a GPU tensor as the index of a CPU tensor.
 * *Waiting.* ``.item()``, ``.cpu()``, ``bool()``, ``nonzero``, boolean indices, ``equal``, and copies that are not
   ``non_blocking`` are counted, with the line of the package that asked for them; so are the bytes that are copied.
+* *Graphs.* What is captured is recorded and not run, and what waits is refused then. A replay runs the operators on the
+  tensors that they were recorded with, whatever has become of the program's variables since.
 * *Precision.* ``torch.autocast("cuda")`` casts by CUDA's lists, which differ from the CPU's: norms, softmax, exp and
   sums come out in float32. Kernels are the CPU's.
 
@@ -28,7 +30,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,13 +63,19 @@ class PretendGpu:
         self.on = False
         self.counts: Counter[tuple[str, str]] = Counter()  # by kind and line of the package
         self.draws: Counter[str] = Counter()  # operators that drew from the GPU's own generator
+        self.graph: PretendGraph | None = None  # that is being captured: operators are recorded, and not run
         self.inside = False  # a call that a pretended tensor takes part in: its meta tensors are pretended ones
         self._functions, self._operators = _Functions(self), _Operators(self)
         self._stack = ExitStack()
 
     def __enter__(self) -> PretendGpu:
         self._stack = ExitStack()
-        for name, value in (_CUDA | {"synchronize": lambda *_: self.note("sync")}).items():
+        ours = {
+            "synchronize": lambda *_: self.note("sync"),
+            "CUDAGraph": partial(PretendGraph, self),
+            "graph": self._capture,
+        }
+        for name, value in (_CUDA | ours).items():
             self._stack.enter_context(mock.patch.object(torch.cuda, name, value))
         self._stack.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", self._run_backward))
         flash = mock.patch.object(torch.backends.cuda, "is_flash_attention_available", return_value=True)
@@ -82,6 +92,14 @@ class PretendGpu:
     def __exit__(self, *error: Any) -> None:
         self.on = False
         self._stack.close()
+
+    @contextmanager
+    def _capture(self, graph: PretendGraph, **_: Any) -> Iterator[None]:
+        self.graph = graph
+        try:
+            yield
+        finally:
+            self.graph = None
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """The modes rest while a function is handled, but backward passes call functions of their own."""
@@ -104,6 +122,10 @@ class PretendGpu:
     def note(self, kind: str, size: int | None = None, *, waits: bool = True) -> None:
         """Something crossed between CPU and GPU, or the CPU waited."""
         line = _line()
+        if self.graph is not None:
+            raise RuntimeError(
+                f"CUDA error: operation not permitted when stream is capturing ({kind}, {line}, pretended)"
+            )
         if size is not None:
             self.counts[kind, line] += 1
             self.counts[f"bytes {kind}", line] += size
@@ -147,15 +169,23 @@ class PretendGpu:
         if about.name == "histc" and not plain[0].is_floating_point():
             result = func(plain[0].float(), *plain[1:], **named).to(plain[0].dtype)  # the CPU has none of integers
         else:
-            result = STAND_INS.get(about.name, func)(*plain, **named)
+            result = self._computed(about, partial(STAND_INS.get(about.name, func), *plain, **named))
         if about.writes:
-            return _written(about, args, kwargs, result)
+            return _written(about, args, kwargs)
         if not target:
             return result
         if about.views and torch.is_inference_mode_enabled() and not args[0].is_inference():
             with torch.inference_mode(False):  # what shows a part of a weight is no tensor of inference mode
                 return self._dressed(result)
         return self._dressed(result)
+
+    def _computed(self, about: SimpleNamespace, call: Callable[[], Any]) -> Any:
+        """What an operator gives; while a graph is captured, values that replays will fill in."""
+        if self.graph is None or about.views:
+            return call()
+        result = None if about.writes else call()
+        self.graph.calls.append((call, result))
+        return result
 
     def _dressed(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -170,14 +200,14 @@ class PretendGpu:
             waits = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
             for target, source in pairs:
                 self._note_move(source, is_pretended(target), target.dtype, waits=waits)
-            func(*_bare(args), **kwargs)
+            self._computed(about, partial(func, *_bare(args), **kwargs))
             return args[0] if about.name == "copy" else None
         source, device = args[0], kwargs.get("device")
         target = is_pretended(source) if device is None else torch.device(device) != torch.device("cpu")
         dtype = kwargs.get("dtype") or source.dtype
         self._note_move(source, target, dtype, waits=not kwargs.get("non_blocking"))
         plain = {name: value for name, value in kwargs.items() if name in ("dtype", "layout", "memory_format")}
-        copied = func(*_bare(args), **plain)
+        copied = self._computed(about, partial(func, *_bare(args), **plain))
         return PretendTensor(copied, self) if target else copied
 
     def _note_move(self, source: torch.Tensor, target: bool, dtype: torch.dtype, *, waits: bool) -> None:
@@ -207,6 +237,24 @@ class PretendGpu:
                     self.note("to host", 8)  # how many are true
 
 
+class PretendGraph:
+    """Operators with the tensors that they were captured with: a replay runs them, and nothing else of a program."""
+
+    def __init__(self, gpu: PretendGpu) -> None:
+        self.gpu = gpu
+        self.calls: list[tuple[Callable[[], Any], Any]] = []  # with what they gave, where that was not in place
+
+    def replay(self) -> None:
+        self.gpu.counts["replay", _line()] += 1
+        for call, result in self.calls:
+            new = call()
+            for target, source in zip(tensors_in([result]), tensors_in([new]), strict=False):  # none, if in place
+                target.copy_(source)
+
+    def pool(self) -> None:
+        """Memory for what is computed on the way: it stays with the graph."""
+
+
 def _bare(value: Any) -> Any:
     if is_pretended(value):
         return value.inner
@@ -215,7 +263,7 @@ def _bare(value: Any) -> Any:
     return value
 
 
-def _written(about: SimpleNamespace, args: Any, kwargs: Any, result: Any) -> Any:
+def _written(about: SimpleNamespace, args: Any, kwargs: Any) -> Any:
     """What an operator that writes into its arguments returns: those very arguments."""
     found = [args[i] if i is not None and i < len(args) else kwargs[name] for i, name in about.writes]
     for one in tensors_in(found):

@@ -18,7 +18,7 @@ from burnish.config import dump, load
 from burnish.config.run_folder import RunFolder
 from burnish.diffusion.rollouts import write_sample
 from burnish.metrics import timing_metrics
-from burnish.types.clips import Sample
+from burnish.types.samples import Sample
 from tests.support.tiny_run import burnish
 
 VOID = {"meta", "img"}

@@ -85,7 +85,7 @@ def track(
             hook(update, dict(values))
     for hook in (metrics, trackers):
         hook.finish()
-    for closing in (trackers, metrics, alarms):
+    for closing in (trackers, metrics):
         closing.close()
     folder.close()
 

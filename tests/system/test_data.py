@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 import burnish as package
-from burnish.types.clips import Clip
 from burnish.types.media import Media
+from burnish.types.samples import Clip
 from tests.support.optional import seldom
 from tests.support.runs import last_state
 from tests.support.tiny_run import TinyRun, burnish

@@ -133,7 +133,7 @@ def test_empty_answers_that_please_a_broken_scorer_are_noticed(tmp_path, caplog)
         )  # fmt: skip
     length = alarmed(caplog, "response_length fell")
     assert "the reward pays for it" in length
-    (shown,) = [block.text for block in blocks(ROOT / "docs" / "alarms.md") if block.kind == "text"]
+    (shown,) = [block.text for block in blocks(ROOT / "docs" / "monitoring.md") if block.kind == "text"]
     assert words_of(shown) == words_of(length)
     assert "best rewarded at first: " in length
     (file,) = (tmp_path / "run").rglob("alarms.jsonl")

@@ -63,7 +63,7 @@ def test_mlflow(tmp_path, monkeypatch):
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    run = interrupted(tmp_path / "run", monkeypatch, "trackers.mlflow.experiment=mine")
+    run = interrupted(tmp_path / "run", monkeypatch, "trackers.mlflow.project=mine")
     client = MlflowClient((run / "trackers" / "mlflow").as_uri())
     (found,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
     assert (found.info.run_name, found.info.status) == ("run", "FINISHED")

@@ -101,15 +101,3 @@ def test_one_that_always_fails_says_so_once_and_at_the_end_and_shows_no_secret(t
     assert KEY not in caplog.text
     for file in run.output.rglob("*"):
         assert not file.is_file() or KEY.encode() not in file.read_bytes()
-
-
-def test_more_than_the_queue_holds_is_left_to_the_next_start_of_the_run(tracked, caplog, monkeypatch):
-    monkeypatch.setattr("burnish.hooks.trackers.MOST", 1)
-    run = tracked("trackers.wait=0.5", init=lambda: time.sleep(3600))
-    run.train()
-    assert caplog.text.count("1 updates wait; later ones are sent when the run is started again") == 1
-    assert "trackers.wandb: 4 updates are not sent" in caplog.text
-    tracked()
-    run.options.remove("trackers.wait=0.5")
-    run.train()
-    assert rows(run) == every(run)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from burnish.options import EmaOptions
-from burnish.training.ema import Ema, decay_at
+from burnish.training.optimizer import Ema, decay_at
 from tests.conformance import cases
 
 

@@ -93,7 +93,7 @@ QUERIES = ["?model=a&key=hush", "?api_key=hush", "?access_token=hush", "?X-Amz-S
 ADDRESSES = [*(f"http://h/v1{query}" for query in QUERIES), "http://me:hush@h", "http://me:hush@[x",
              "http://me:hush@h:99999", "http://[x", "http://", "http://h:99999/x", "http://h:x"]  # fmt: skip
 DOORS = {
-    "trackers.mlflow.uri": ["quickstart", "trackers.mlflow.uri='{}'"],
+    "trackers.mlflow": ["quickstart", "trackers.mlflow.arguments={{tracking_uri: '{}'}}"],
     "algorithm.teachers": ["vlm_quickstart", "algorithm=distill", "algorithm.teachers=[{{url: '{}'}}]"],
     "rewards.judge.url": ["vlm_quickstart", "rewards.judge={{name: remote, url: '{}'}}"],
 }

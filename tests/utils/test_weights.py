@@ -294,7 +294,7 @@ def test_what_is_no_gguf_file_is_refused(tmp_path, monkeypatch):
 
     assert "model.norm.weight" in said("part.gguf")
     assert "no.gguf" in said("no.gguf")
-    monkeypatch.setattr("burnish.utils.gguf.find_spec", lambda name: None)
+    monkeypatch.setattr("burnish.utils.hub.find_spec", lambda name: None)
     assert "pip install gguf" in said("no.gguf")
 
 

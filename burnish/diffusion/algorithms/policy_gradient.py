@@ -14,7 +14,7 @@ from burnish.diffusion.windows import Window
 from burnish.options import NonNegative, Positive, Several
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Metrics, PolicyGradient, advantages_of, refuse_of_responses
-from burnish.rl.choices import estimate, one_of
+from burnish.rl.kl import estimate, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -206,8 +206,7 @@ class StepPolicyGradient(PolicyGradient):
         )
 
     def loss(self, part: StepTerms, roles: Roles) -> Loss:
-        from burnish.rl.importance import variance_proxies
-        from burnish.rl.surrogates import extremes_of
+        from burnish.rl.surrogates import extremes_of, variance_proxies
         from burnish.types.rollout import Loss
 
         count = len(part)

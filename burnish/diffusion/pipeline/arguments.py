@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from burnish.types.clips import Clip, Kind, Sound
 from burnish.types.prompt import kinds_of
+from burnish.types.samples import Clip, Kind, Sound
 from burnish.utils.errors import UserError
 from burnish.utils.images import NonFiniteImage
 from burnish.utils.lru_cache import LruCache

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from burnish.diffusion.options import ModelOptions, RolloutOptions
     from burnish.options.model import LoraOptions
     from burnish.types.batch import Gathered
-    from burnish.types.clips import Kind
     from burnish.types.prompt import Prompt
     from burnish.types.rollout import Conditioning
+    from burnish.types.samples import Kind
     from burnish.utils.random import Part
     from burnish.utils.weights import Agreed
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from burnish.diffusion.options import ModelOptions, RolloutOptions
     from burnish.options.model import LoraOptions
-    from burnish.types.clips import Kind
     from burnish.types.prompt import Prompt
+    from burnish.types.samples import Kind
 
 
 class LoadedPipeline:

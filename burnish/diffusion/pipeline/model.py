@@ -61,7 +61,7 @@ from burnish.utils.lru_cache import ENCODED, LruCache
 
 if TYPE_CHECKING:
     from burnish.diffusion.options import ModelOptions, RolloutOptions
-    from burnish.types.clips import Kind
+    from burnish.types.samples import Kind
 
 log = logging.getLogger(__name__)
 

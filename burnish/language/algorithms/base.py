@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from burnish.options import Rules
 from burnish.options.language import TokenTeacher
+from burnish.registry import options
+from burnish.rl.algorithm import Algorithm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,21 +48,37 @@ class LanguageNeeds:
         return replace(self, reference=False, refreshed=False, critic=False, teachers=())
 
 
+def refuse(rules: Rules) -> None:
+    """Refuse options that contradict one another, by the first complaint whose condition holds."""
+    for wrong, complaint in rules:
+        if wrong:
+            raise ValueError(complaint)
+
+
+@options
+class RowsOfResponses(Algorithm):
+    """Base of those that learn from rows of one or more responses, which no micro-batch parts."""
+
+    def micro_batches(self, batch: Any, size: int) -> Iterator[Any]:
+        answers = batch.answers
+        return (batch.select(rows) for rows in token_budget_batches(answers.trace, size, together=answers.members))
+
+    def size(self, batch: Any) -> int:
+        return len(batch)
+
+
 def in_parts(
-    function: Callable[[Completion], Sequence[Tensor]], trace: Completion, roles: LanguageRoles
+    function: Callable[[list[int]], Sequence[Tensor]], trace: Completion, roles: LanguageRoles
 ) -> list[Tensor]:
-    """Tensors [B, T] that ``function`` makes of micro-batches of tokens, without gradients, joined again.
+    """Tensors [B, T] that ``function`` makes of the rows of micro-batches of tokens, without gradients, joined again.
 
     The micro-batches are shared out among the ranks, and all ranks get all of them.
     """
     import torch
 
-    def run(some: list[int]) -> list[Tensor]:
-        return [value.cpu() for value in function(trace.select(some))]
-
     with torch.no_grad():
         batches = list(token_budget_batches(trace, roles.micro_batch_size))
-        parts = roles.distribute(run, batches)
+        parts = roles.distribute(lambda rows: [value.cpu() for value in function(rows)], batches)
     order = torch.tensor([row for some in batches for row in some]).argsort()
     return [torch.cat(list(column))[order] for column in zip(*parts, strict=True)]
 

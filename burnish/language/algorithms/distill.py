@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.language.algorithms.base import LanguageNeeds
+from burnish.language.algorithms.base import LanguageNeeds, refuse
 from burnish.language.algorithms.policy_gradient import TokenPolicyGradient
 from burnish.options import Count, NonNegative, Positive
 from burnish.options.language import TokenTeacher
-from burnish.registry import register
+from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Metrics
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
     divergence: Literal["reverse", "forward", "jsd"] = "reverse"
     """reverse: KL(student || teacher), which seeks a mode of the teacher; forward: KL(teacher || student), which covers
     all that it does; jsd: between them, see jsd_mix."""
-    jsd_mix: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    jsd_mix: Annotated[float, Field(gt=0, lt=1), ReadIf("divergence", "jsd")] = 0.5
     """jsd: share of the teacher in the mixture that both are compared with (GKD's beta)."""
     over: Literal["full", "top_k", "sampled"] = "full"
     """What is compared at each token: all tokens; the teacher's top_k and the rest as one; or the token that was
     sampled alone, by a policy gradient."""
-    top_k: Count | None = None
+    top_k: Annotated[Count | None, ReadIf("over", "top_k")] = None
     """over=top_k: how many; null is 64."""
     distill_coef: Positive = 1.0
     """Weight of the divergence, or of the advantage that stands for it."""
@@ -58,33 +58,29 @@ class Distill(TokenPolicyGradient, advantage="group", surrogate="clip"):
 
     @model_validator(mode="after")
     def _options_of_distillation_are_read(self) -> Self:
-        if self.divergence != "jsd" and self.jsd_mix != 0.5:
-            raise ValueError(f"jsd_mix is read by jsd alone, and divergence is {self.divergence}; leave it out")
-        if self.over != "top_k" and self.top_k is not None:
-            raise ValueError(f"top_k is {self.top_k}, and over is {self.over}, which never reads it; leave it out")
-        if self.over == "sampled" and self.divergence == "jsd":
-            raise ValueError("over is sampled, which estimates reverse and forward; divergence jsd needs full or top_k")
-        if self.over == "full" and any(teacher.url for teacher in self.teachers):
-            raise ValueError(
-                "over is full, but a server returns few log-probs of each token; set over to top_k or sampled"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _rewards_count_where_they_are_shaped(self) -> Self:
         """Without rewards there is nothing to shape and to compare, and without a sampled token nothing to clip."""
-        if self.reward_coef:
-            return self
         idle = {*SHAPING, *(one.name for one in fields(self.parts["advantage"]) if one.name != "name")}
         if self.over != "sampled":
             idle |= {*CLIPPING, *(one.name for one in fields(self.parts["surrogate"]) if one.name != "name")}
         defaults = type(self).__pydantic_fields__  # type: ignore[attr-defined]
-        for name in sorted(idle):
-            if getattr(self, name) != defaults[name].default:
-                raise ValueError(
+        refuse([
+            (
+                self.over == "sampled" and self.divergence == "jsd",
+                "over is sampled, which estimates reverse and forward; divergence jsd needs full or top_k",
+            ),
+            (
+                self.over == "full" and any(teacher.url for teacher in self.teachers),
+                "over is full, but a server returns few log-probs of each token; set over to top_k or sampled",
+            ),
+            *(
+                (
+                    not self.reward_coef and getattr(self, name) != defaults[name].default,
                     f"{name} is {getattr(self, name)}, but reward_coef is 0: rewards are only watched; leave it "
-                    "out, or set reward_coef"
+                    "out, or set reward_coef",
                 )
+                for name in sorted(idle)
+            ),
+        ])  # fmt: skip
         return self
 
     def complaints(self, samples: int, longest: int) -> Iterator[str]:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.language.algorithms.base import LanguageNeeds, in_parts, token_budget_batches
+from burnish.language.algorithms.base import LanguageNeeds, in_parts, refuse, token_budget_batches
 from burnish.options import Count, Finite, NonNegative, Positive, clip_range
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Memory, Metrics, PolicyGradient, advantages_of
-from burnish.rl.choices import TokenKl
+from burnish.rl.kl import TokenKl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from burnish.language.batches import AnnotatedTokens, TokenBatch
     from burnish.language.logprobs import TokenScores
     from burnish.language.roles import LanguageRoles
-    from burnish.rl.choices import TokenKl
+    from burnish.rl.kl import TokenKl
     from burnish.rl.rewards import Rewards
     from burnish.types.completion import Completion
     from burnish.types.rollout import Loss, ScoredResponses
@@ -75,53 +75,56 @@ class TokenPolicyGradient(PolicyGradient):
     """What seq-mean-token-sum-norm divides by; null takes rollout.max_new_tokens."""
 
     @model_validator(mode="after")
-    def _options_are_read(self) -> Self:
+    def _options_fit(self) -> Self:
         clip_range("reward_clip", self.reward_clip_low, self.reward_clip)
-        for option, unset in (("high_entropy_per", "batch"), ("high_entropy_count", "all")):
-            if self.high_entropy_fraction == 1 and getattr(self, option) != unset:
-                raise ValueError(f"{option} is never read when high_entropy_fraction is 1; leave it out")
-        if self.high_entropy_count != "all" and "token-sum" in self.loss_agg_mode:
-            raise ValueError(
-                f"high_entropy_count is {self.high_entropy_count}, but loss_agg_mode {self.loss_agg_mode} "
-                "divides by no number of tokens; leave it out"
-            )
-        if self.rollout_correction is not None and self.rollout_correction.measure != "joint":
-            raise ValueError(
-                f"rollout_correction.measure is {self.rollout_correction.measure}, which is read for denoising steps "
-                "alone: a token's log-prob is no mean over elements; leave it out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _rewards_can_be_shaped(self) -> Self:
-        advantage = self.part("advantage")
+        advantage, correction, count = self.part("advantage"), self.rollout_correction, self.high_entropy_count
+        measure = "joint" if correction is None else correction.measure
         bounds = ("reward_clip", "reward_clip_low")
         scaled = [*(["reward_norm"] if self.reward_norm else []), *(n for n in bounds if getattr(self, n) is not None)]
-        if advantage.turn_rewards and scaled:
-            raise ValueError(
-                f"turn_rewards is true, but {scaled[0]} changes the sum of the turns, not the turns; leave one of them "
-                "out"
-            )
-        if advantage.steps and scaled:
-            raise ValueError(
-                f"advantage is {advantage.name}, but {scaled[0]} changes the sum of the steps, not the steps; leave it "
-                "out"
-            )
         shaped = [*scaled, *(["overlong"] if self.overlong else [])]
         shaped += ["kl.route=reward"] if self.kl and self.kl.route == "reward" else []
-        if advantage.advantage_aggregation != "sum" and shaped:
-            raise ValueError(
+        scales, shapes = "".join(scaled[:1]), "".join(shaped[:1])
+        what = "reads a value network, and only ppo trains one" if advantage.critic else "reads no value network"
+        every = self.high_entropy_fraction == 1
+        unread = "is never read when high_entropy_fraction is 1; leave it out"
+        refuse([
+            (every and self.high_entropy_per != "batch", f"high_entropy_per {unread}"),
+            (every and count != "all", f"high_entropy_count {unread}"),
+            (
+                count != "all" and "token-sum" in self.loss_agg_mode,
+                f"high_entropy_count is {count}, but loss_agg_mode {self.loss_agg_mode} divides by no number of "
+                "tokens; leave it out",
+            ),
+            (
+                measure != "joint",
+                f"rollout_correction.measure is {measure}, which is read for denoising steps alone: a token's log-prob "
+                "is no mean over elements; leave it out",
+            ),
+            (
+                advantage.turn_rewards and scaled,
+                f"turn_rewards is true, but {scales} changes the sum of the turns, not the turns; leave one of "
+                "them out",
+            ),
+            (
+                advantage.steps and scaled,
+                f"advantage is {advantage.name}, but {scales} changes the sum of the steps, not the steps; leave it "
+                "out",
+            ),
+            (
+                advantage.advantage_aggregation != "sum" and shaped,
                 f"advantage_aggregation is {advantage.advantage_aggregation}, which compares each reward by itself, "
-                f"but {shaped[0]} changes their sum; leave one of them out"
-            )
-        if advantage.critic != self.learns_values:
-            what = "reads a value network, and only ppo trains one" if advantage.critic else "reads no value network"
-            raise ValueError(f"advantage is {advantage.name}, which {what}; choose another, or another algorithm")
-        if advantage.greedy and self.overlong is not None:
-            raise ValueError(
+                f"but {shapes} changes their sum; leave one of them out",
+            ),
+            (
+                advantage.critic != self.learns_values,
+                f"advantage is {advantage.name}, which {what}; choose another, or another algorithm",
+            ),
+            (
+                advantage.greedy and self.overlong is not None,
                 f"overlong is set, but the greedy response that {self.name} compares with is judged by its reward "
-                "alone; leave overlong out"
-            )
+                "alone; leave overlong out",
+            ),
+        ])  # fmt: skip
         return self
 
     def needs(self) -> LanguageNeeds:
@@ -168,7 +171,7 @@ class TokenPolicyGradient(PolicyGradient):
         reference = trace.logprob[:, :0]
         if needs.reference:
             with roles.clock("ref"):
-                (reference,) = in_parts(lambda part: [roles.reference(part).logprob], trace, roles)
+                (reference,) = in_parts(lambda rows: [roles.reference(trace.select(rows)).logprob], trace, roles)
         old = learner if recomputed else trace.logprob
         return AnnotatedTokens(
             scored=scored,
@@ -322,7 +325,8 @@ def difference(trace: Completion, roles: LanguageRoles) -> float:
 def forward(trace: Completion, roles: LanguageRoles, *, logprob: bool, critic: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probs, entropies and values before the policy learns, each [B, T], or [B, 0] where nobody reads it."""
 
-    def read(part: Completion) -> list[Tensor]:
+    def read(rows: list[int]) -> list[Tensor]:
+        part = trace.select(rows)
         if not logprob:
             return [roles.values(part)]
         scores, *value = roles.scores_and_values(part) if critic else (roles.policy(part),)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.language.algorithms.base import LanguageNeeds
+from burnish.language.algorithms.base import LanguageNeeds, refuse
 from burnish.language.algorithms.sft import ReferenceAlgorithm
 from burnish.options import Finite, NonNegative, Positive
 from burnish.registry import ReadIf, options, register
-from burnish.rl.algorithm import Memory, Metrics, range_metrics
+from burnish.rl.algorithm import Memory, Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,64 +41,44 @@ class Paired(ReferenceAlgorithm):
             atom="pair",
         )  # fmt: skip
 
-    def preferred(
-        self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, point: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of each pair and what it reports, [P] each, from log-probs of responses.
+    def preferred(self, won: Tensor, lost: Tensor, point: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of each pair and what else it reports, [P] each.
 
-        ``point`` [P] is what rewards are measured from, where ``compute_logprobs`` has found one.
+        Args:
+            won, lost: [P] log pi - log pi_ref of the chosen and of the rejected responses.
+            point: [P] what rewards are measured from, where ``compute_logprobs`` has found one.
         """
         raise NotImplementedError
+
+    def sampled_rows(self, scored: ScoredResponses) -> tuple[Tensor, Tensor]:
+        import torch
+
+        from burnish.rl.rewards import pairs
+
+        scores = scored.scores
+        rows = torch.stack(pairs(scores.reward, scored.group, scores.missing, margin=self.min_margin), 1)
+        return rows, rows[:, 0] >= 0
 
     def compute_logprobs(
         self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles
     ) -> AnnotatedResponses:
-        import torch
+        from dataclasses import replace
 
-        from burnish.language.batches import AnnotatedResponses, trace_of
+        annotated = self.annotated(collected)
+        if self.reference_free:
+            return annotated
+        with roles.clock("ref"):
+            return replace(annotated, reference=self.logprobs_of(roles.reference, annotated, roles))
 
-        trace = trace_of(collected)
-        reference = torch.zeros(len(trace))
-        if not self.reference_free:
-            # of a group only the two that may be compared
-            rows = torch.cat(self._pairs(collected)) if self.online else torch.arange(len(trace))
-            with roles.clock("ref"):
-                reference[rows] = self.response_logprobs(roles.reference, trace.select(rows), roles)
-        return AnnotatedResponses(collected=collected, reference=reference, drift=torch.zeros(0))
-
-    def _pairs(self, answered: Any) -> tuple[Tensor, Tensor]:
-        """Rows of the chosen and of the rejected responses."""
-        from burnish.rl.rewards import pairs
-
-        scores = answered.scores
-        return pairs(scores.reward, answered.group, scores.missing, margin=self.min_margin)
-
-    def compute_advantages(self, annotated: AnnotatedResponses) -> tuple[ResponseBatch, Metrics]:
-        import torch
-
-        from burnish.language.batches import ResponseBatch
-        from burnish.types.completion import ResponseRows
-        from burnish.types.rollout import OfflineResponses
-
-        collected, metrics = annotated.collected, {}
-        if isinstance(collected, OfflineResponses):
-            answers, reference = collected.answers, annotated.reference.view(-1, 2)
-        else:
-            chosen, rejected = self._pairs(collected)
-            members = torch.stack([chosen, rejected], 1)
-            answers = ResponseRows(trace=collected.trace.select(members.flatten()), members=2)
-            reference = annotated.reference[members]
-            reward = collected.scores.reward
-            judged = reward[~collected.scores.missing]
-            metrics = range_metrics(score=judged, rewards=judged)
-            if len(chosen):
-                metrics["train/pair_margin"] = float((reward[chosen] - reward[rejected]).mean())
-        metrics["train/pairs"] = float(len(answers))
-        good = torch.ones(len(answers), dtype=torch.bool)
-        point = torch.full((len(answers),), annotated.point)
-        return ResponseBatch(answers=answers, reference=reference, good=good, point=point), metrics
+    def reported(self, annotated: AnnotatedResponses) -> Metrics:
+        metrics = {"train/pairs": float(len(annotated.rows))}
+        if self.online and len(annotated.rows):
+            chosen, rejected = annotated.collected.scores.reward[annotated.rows].unbind(1)  # type: ignore[union-attr]
+            metrics["train/pair_margin"] = float((chosen - rejected).mean())
+        return metrics
 
     def loss(self, part: ResponseBatch, roles: LanguageRoles) -> Loss:
+        from burnish.language.losses import implicit_rewards
         from burnish.rl.surrogates import sequence_mean
         from burnish.types.batch import to_device
         from burnish.types.rollout import Loss
@@ -106,8 +86,10 @@ class Paired(ReferenceAlgorithm):
         trace = part.answers.trace
         logprob = roles.policy(trace).logprob
         mask = to_device(trace.mask, logprob.device)
-        whole, reference = self.response_logprob(logprob, mask).view(-1, 2), part.reference
-        loss, values = self.preferred(whole[:, 0], whole[:, 1], reference[:, 0], reference[:, 1], part.point)
+        whole = self.response_logprob(logprob, mask).view(-1, 2)
+        won, lost = (whole - part.reference).unbind(1)
+        loss, values = self.preferred(won, lost, part.point)
+        values |= implicit_rewards(won, lost, beta=self.beta)
         values |= {f"actor/{self.name}_loss": loss, "logps/chosen": whole[:, 0], "logps/rejected": whole[:, 1]}
         if self.rpo_alpha > 0:
             unlikely = -sequence_mean(logprob[::2], mask[::2])
@@ -123,15 +105,10 @@ class DPO(Paired):
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Probability that chosen and rejected were mixed up (conservative DPO)."""
 
-    def preferred(
-        self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, point: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        from burnish.language.losses import dpo
+    def preferred(self, won: Tensor, lost: Tensor, point: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        from burnish.rl.preference import preference_loss
 
-        return dpo(
-            chosen, rejected, reference_chosen, reference_rejected,
-            beta=self.beta, label_smoothing=self.label_smoothing,
-        )  # fmt: skip
+        return preference_loss(won - lost, beta=self.beta, label_smoothing=self.label_smoothing), {}
 
 
 @register("language algorithm", "ipo")
@@ -141,12 +118,10 @@ class IPO(Paired):
     average_log_prob: bool = True
     """Count the mean log-prob of a response's tokens, as TRL does, instead of their sum, as the paper writes it."""
 
-    def preferred(
-        self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, point: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        from burnish.language.losses import ipo
+    def preferred(self, won: Tensor, lost: Tensor, point: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        from burnish.rl.preference import preference_loss
 
-        return ipo(chosen, rejected, reference_chosen, reference_rejected, beta=self.beta)
+        return preference_loss(won - lost, beta=self.beta, kind="ipo"), {}
 
 
 @register("language algorithm", "simpo")
@@ -168,12 +143,10 @@ class SimPO(Paired):
             raise ValueError("simpo is reference_free and has average_log_prob: leave both out, or take dpo")
         return self
 
-    def preferred(
-        self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, point: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def preferred(self, won: Tensor, lost: Tensor, point: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         from burnish.language.losses import simpo
 
-        return simpo(chosen, rejected, beta=self.beta, margin=self.target_margin)
+        return simpo(won, lost, beta=self.beta, margin=self.target_margin), {}
 
 
 @register("language algorithm", "mpo")
@@ -193,13 +166,17 @@ class MPO(Paired):
 
     @model_validator(mode="after")
     def _something_is_preferred(self) -> Self:
-        if self.preference_weight == self.quality_weight == 0:
-            raise ValueError("preference_weight and quality_weight are 0: nothing is compared; take algorithm=sft")
-        if self.reference_free and self.quality_weight:
-            raise ValueError(
+        refuse([
+            (
+                self.preference_weight == self.quality_weight == 0,
+                "preference_weight and quality_weight are 0: nothing is compared; take algorithm=sft",
+            ),
+            (
+                self.reference_free and self.quality_weight,
                 "reference_free is true, but the quality loss judges by the log-ratio to the reference; leave it out, "
-                "or set quality_weight to 0"
-            )
+                "or set quality_weight to 0",
+            ),
+        ])  # fmt: skip
         return self
 
     def make_memory(self) -> Memory:
@@ -214,28 +191,23 @@ class MPO(Paired):
 
         import torch
 
-        from burnish.language.batches import trace_of
-
         annotated = super().compute_logprobs(collected, roles)
         if not self.quality_weight:
             return annotated
-        trace = trace_of(collected)
-        rows = torch.cat(self._pairs(collected)) if self.online else torch.arange(len(trace))
-        policy = self.response_logprobs(roles.policy, trace.select(rows), roles)
-        rewards = self.beta * (policy - annotated.reference[rows])
+        rewards = self.beta * (self.logprobs_of(roles.policy, annotated, roles) - annotated.reference)
+        rewards = (rewards.T if self.online else rewards).flatten()
         roles.memory["rewards"].update(rewards, torch.ones(len(rewards), dtype=torch.bool))
-        return replace(annotated, point=float(roles.memory["rewards"].known.mean))
+        point = torch.full(annotated.point.shape, float(roles.memory["rewards"].known.mean))
+        return replace(annotated, point=point)
 
-    def preferred(
-        self, chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, point: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        from burnish.language.losses import bco, dpo
+    def preferred(self, won: Tensor, lost: Tensor, point: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        from burnish.language.losses import bco
+        from burnish.rl.preference import preference_loss
 
-        given = (chosen, rejected, reference_chosen, reference_rejected)
-        preference, values = dpo(*given, beta=self.beta)
-        quality = bco(*given, beta=self.beta, shift=point)
-        values |= {"actor/preference_loss": preference, "actor/quality_loss": quality}
-        return self.preference_weight * preference + self.quality_weight * quality, values
+        preference = preference_loss(won - lost, beta=self.beta)
+        quality = bco(won, lost, beta=self.beta, shift=point)
+        loss = self.preference_weight * preference + self.quality_weight * quality
+        return loss, {"actor/preference_loss": preference, "actor/quality_loss": quality}
 
 
 @register("language algorithm", "kto")
@@ -245,7 +217,7 @@ class KTO(ReferenceAlgorithm):
     online: bool = True
     """Learn from own responses, which their rewards make good or bad; false learns from the judged ones in
     data.train_files."""
-    threshold: Finite | None = None
+    threshold: Annotated[Finite | None, ReadIf("online")] = None
     """online: from this reward on a response is good, below it is bad; null takes the mean of the responses to the
     prompt, and leaves out those that are at it."""
     desirable_weight: Positive = 1.0
@@ -257,91 +229,54 @@ class KTO(ReferenceAlgorithm):
     belong to other prompts; for good responses that at bad ones and the other way round, as LightRFT has it; or
     nothing, which saves those forward passes."""
 
-    @model_validator(mode="after")
-    def _threshold_is_read(self) -> Self:
-        if not self.online and self.threshold is not None:
-            raise ValueError(
-                f"threshold is {self.threshold:g}, but online is false: the judgements are given; leave it out"
-            )
-        return self
-
     def needs(self) -> LanguageNeeds:
         return LanguageNeeds(
             data="prompts" if self.online else "judgements", reference=True,
             groups=self.online and self.threshold is None,
         )  # fmt: skip
 
+    def sampled_rows(self, scored: ScoredResponses) -> tuple[Tensor, Tensor]:
+        from burnish.rl.advantages import group_statistics
+
+        scores = scored.scores
+        if self.threshold is not None:
+            rows = (~scores.missing).nonzero()
+            return rows, scores.reward[rows[:, 0]] >= self.threshold
+        groups = group_statistics(scores.reward, scored.group, scores.missing)
+        ahead = scores.reward.double() - groups.mean[groups.label]
+        rows = (~scores.missing & ~groups.constant[groups.label] & (ahead != 0)).nonzero()
+        return rows, ahead[rows[:, 0]] > 0
+
     def compute_logprobs(
         self, collected: ScoredResponses | OfflineResponses, roles: LanguageRoles
     ) -> AnnotatedResponses:
+        from dataclasses import replace
+
         import torch
 
-        from burnish.language.batches import AnnotatedResponses, mismatched, trace_of
-
-        trace = trace_of(collected)
-        rows, _ = self._judgements(collected)
-        reference, drift = torch.zeros(len(trace)), torch.zeros(0)
-        with roles.clock("ref"):
-            reference[rows] = self.response_logprobs(roles.reference, trace.select(rows), roles)
-        if self.reference_point == "opposite":
-            drift = self.response_logprobs(roles.policy, trace.select(rows), roles) - reference[rows]
-        if self.reference_point == "mismatched":
-            others = mismatched(trace.select(rows))
-            drift = self.response_logprobs(roles.policy, others, roles) - self.response_logprobs(
-                roles.reference, others, roles
-            )
-        return AnnotatedResponses(collected=collected, reference=reference, drift=drift)
-
-    def _judgements(self, collected: ScoredResponses | OfflineResponses) -> tuple[Tensor, Tensor]:
-        """Rows of the responses that are good or bad, and which they are: [J] long and [J] bool."""
-        import torch
-
-        from burnish.rl.advantages import group_statistics
-        from burnish.types.rollout import OfflineResponses
-
-        if isinstance(collected, OfflineResponses):
-            return torch.arange(len(collected)), collected.good
-        scores = collected.scores
-        if self.threshold is not None:
-            rows = (~scores.missing).nonzero().flatten()
-            return rows, scores.reward[rows] >= self.threshold
-        groups = group_statistics(scores.reward, collected.group, scores.missing)
-        ahead = scores.reward.double() - groups.mean[groups.label]
-        rows = (~scores.missing & ~groups.constant[groups.label] & (ahead != 0)).nonzero().flatten()
-        return rows, ahead[rows] > 0
-
-    def compute_advantages(self, annotated: AnnotatedResponses) -> tuple[ResponseBatch, Metrics]:
-
-        from burnish.language.batches import ResponseBatch, trace_of
-        from burnish.types.completion import ResponseRows
-        from burnish.types.rollout import ScoredResponses
-
-        collected, drift, metrics = annotated.collected, annotated.drift, {}
-        rows, good = self._judgements(collected)
-        if isinstance(collected, ScoredResponses):
-            judged = collected.scores.reward[~collected.scores.missing]
-            metrics = range_metrics(score=judged, rewards=judged)
-        point = self._points(drift, good)
-        metrics |= {
-            "train/judged": float(len(rows)),
-            "actor/reference_point": float(point.mean()) if len(rows) else 0.0,
-        }
-        if len(rows):
-            metrics["train/desirable_ratio"] = float(good.float().mean())
-        answers = ResponseRows(trace=trace_of(collected).select(rows), members=1)
-        return ResponseBatch(
-            answers=answers, reference=annotated.reference[rows, None], good=good, point=point
-        ), metrics
-
-    def _points(self, drift: Tensor, good: Tensor) -> Tensor:
-        """What each of the judged responses [J] is measured from, by log-ratios of policy and reference."""
-        import torch
-
+        from burnish.language.batches import mismatched, trace_of
         from burnish.language.losses import kto_reference_point
 
-        if self.reference_point != "opposite":
-            return kto_reference_point(drift).expand(len(good))
-        return torch.where(good, kto_reference_point(drift[~good]), kto_reference_point(drift[good]))
+        annotated = self.annotated(collected)
+        with roles.clock("ref"):
+            reference = self.logprobs_of(roles.reference, annotated, roles)
+        good, point = annotated.good, annotated.point
+        if self.reference_point == "opposite":
+            drift = (self.logprobs_of(roles.policy, annotated, roles) - reference)[:, 0]
+            point = torch.where(good, kto_reference_point(drift[~good]), kto_reference_point(drift[good]))
+        if self.reference_point == "mismatched":
+            others = mismatched(trace_of(collected).select(annotated.rows[:, 0]))
+            policy, base = (self.response_logprobs(role, others, roles) for role in (roles.policy, roles.reference))
+            point = kto_reference_point(policy - base).expand(len(good))
+        return replace(annotated, reference=reference, point=point)
+
+    def reported(self, annotated: AnnotatedResponses) -> Metrics:
+        count = len(annotated.rows)
+        metrics = {"train/judged": float(count), "actor/reference_point": 0.0}
+        if count:
+            metrics["actor/reference_point"] = float(annotated.point.mean())
+            metrics["train/desirable_ratio"] = float(annotated.good.float().mean())
+        return metrics
 
     def loss(self, part: ResponseBatch, roles: LanguageRoles) -> Loss:
         import torch

@@ -6,28 +6,26 @@ al. 2025, arXiv:2501.13918) or by Davidson (1970).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.language.algorithms.base import LanguageNeeds, token_budget_batches
+from burnish.language.algorithms.base import LanguageNeeds, RowsOfResponses
 from burnish.options import NonNegative, Positive
 from burnish.registry import ReadIf, options, register
-from burnish.rl.algorithm import Algorithm, Metrics
+from burnish.rl.algorithm import Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from burnish.language.roles import LanguageRoles
-    from burnish.types.completion import OfflineJudgements
-    from burnish.types.rollout import Loss
+    from burnish.types.rollout import Loss, OfflineJudgements
 
 Head = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 
 
 @options
-class RewardTraining(Algorithm):
+class RewardTraining(RowsOfResponses):
     """Base of what trains a reward model: scalar heads on the last hidden state of a response."""
 
     heads: list[Head] = Field(default_factory=lambda: ["reward"], min_length=1)
@@ -47,10 +45,6 @@ class RewardTraining(Algorithm):
     def compute_advantages(self, annotated: OfflineJudgements) -> tuple[OfflineJudgements, Metrics]:
         known = ~annotated.target.isnan()
         return annotated, {"train/labels": float(known.sum())}
-
-    def micro_batches(self, batch: OfflineJudgements, size: int) -> Iterator[OfflineJudgements]:
-        answers = batch.answers
-        return (batch.select(rows) for rows in token_budget_batches(answers.trace, size, together=answers.members))
 
     def size(self, batch: OfflineJudgements) -> int:
         return int((~batch.target.isnan()).sum())

@@ -2,38 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import model_validator
-
-from burnish.language.algorithms.base import LanguageNeeds, in_parts, token_budget_batches
+from burnish.language.algorithms.base import LanguageNeeds, RowsOfResponses, in_parts
 from burnish.options import Count, Finite, Positive
-from burnish.registry import options, register
-from burnish.rl.algorithm import Algorithm, Metrics, range_metrics
+from burnish.registry import ReadIf, options, register
+from burnish.rl.algorithm import Metrics, range_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.language.batches import ResponseBatch
+    from burnish.language.batches import AnnotatedResponses, ResponseBatch
     from burnish.language.roles import LanguageRoles, TokenRole
     from burnish.types.completion import Completion
     from burnish.types.rollout import Loss, OfflineResponses, ScoredResponses
 
 
 @options
-class ResponseAlgorithm(Algorithm):
+class ResponseAlgorithm(RowsOfResponses):
     """Base of those that learn from sampled responses or from given ones."""
 
     online: bool = True
     """Learn from own responses and their rewards; false learns from the responses in data.train_files."""
 
-    def micro_batches(self, batch: ResponseBatch, size: int) -> Iterator[ResponseBatch]:
-        answers = batch.answers
-        return (batch.select(rows) for rows in token_budget_batches(answers.trace, size, together=answers.members))
+    def sampled_rows(self, scored: ScoredResponses) -> tuple[Tensor, Tensor]:
+        """Rows [R, M] of the own responses that are learned from, M together, and which are good ones [R]."""
+        raise NotImplementedError
 
-    def size(self, batch: ResponseBatch) -> int:
-        return len(batch)
+    def annotated(self, collected: ScoredResponses | OfflineResponses) -> AnnotatedResponses:
+        """The responses that are learned from, as if there were no reference."""
+        import torch
+
+        from burnish.language.batches import AnnotatedResponses
+        from burnish.types.rollout import OfflineResponses
+
+        if isinstance(collected, OfflineResponses):
+            answers, good = collected.answers, collected.good
+            rows = torch.arange(len(answers.trace)).view(-1, answers.members)
+        else:
+            rows, good = self.sampled_rows(collected)
+        nothing = torch.zeros(rows.shape)
+        return AnnotatedResponses(collected, rows, good, reference=nothing, point=nothing[:, 0])
+
+    def compute_advantages(self, annotated: AnnotatedResponses) -> tuple[ResponseBatch, Metrics]:
+        from burnish.language.batches import ResponseBatch, trace_of
+        from burnish.types.completion import ResponseRows
+        from burnish.types.rollout import ScoredResponses
+
+        collected, rows, metrics = annotated.collected, annotated.rows, self.reported(annotated)
+        if isinstance(collected, ScoredResponses):
+            reward = collected.scores.reward[~collected.scores.missing]
+            metrics |= range_metrics(score=reward, rewards=reward)
+        answers = ResponseRows(trace=trace_of(collected).select(rows.flatten()), members=rows.shape[1])
+        batch = ResponseBatch(
+            answers=answers, reference=annotated.reference, good=annotated.good, point=annotated.point
+        )  # fmt: skip
+        return batch, metrics
+
+    def reported(self, annotated: AnnotatedResponses) -> Metrics:
+        """What there is to report of the responses that are learned from."""
+        raise NotImplementedError
 
 
 @options
@@ -51,13 +79,20 @@ class ReferenceAlgorithm(ResponseAlgorithm):
 
         return sequence_mean(logprob, mask) if self.average_log_prob else masked(logprob, mask).sum(-1)
 
+    def logprobs_of(self, role: TokenRole, annotated: AnnotatedResponses, roles: LanguageRoles) -> Tensor:
+        """Log-probs [R, M] of the responses that are learned from, under a network, without gradient."""
+        from burnish.language.batches import trace_of
+
+        rows = annotated.rows
+        return self.response_logprobs(role, trace_of(annotated.collected).select(rows.flatten()), roles).view(
+            rows.shape
+        )
+
     def response_logprobs(self, role: TokenRole, trace: Completion, roles: LanguageRoles) -> Tensor:
         """Log-probs of responses under a network, without gradient: [B]."""
-        import torch
-
         if not len(trace):
-            return torch.zeros(0)
-        (logprob,) = in_parts(lambda part: [role(part).logprob], trace, roles)
+            return trace.logprob.sum(-1)
+        (logprob,) = in_parts(lambda rows: [role(trace.select(rows)).logprob], trace, roles)
         return self.response_logprob(logprob, trace.mask)
 
 
@@ -67,56 +102,37 @@ class SFT(ResponseAlgorithm):
 
     online: bool = False
     """Imitate the best of the own responses to a prompt; false imitates the responses in data.train_files."""
-    best: Count = 1
+    best: Annotated[Count, ReadIf("online")] = 1
     """online: the N best responses to a prompt are imitated."""
-    min_reward: Finite | None = None
+    min_reward: Annotated[Finite | None, ReadIf("online")] = None
     """online: and only those with at least this reward; null takes the best, however good they are."""
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
     """How the losses of tokens become one: their mean over the batch, or the mean over responses of their means or
     sums."""
 
-    @model_validator(mode="after")
-    def _choice_is_read(self) -> Self:
-        if not self.online and (self.best != 1 or self.min_reward is not None):
-            raise ValueError(
-                "best and min_reward are never read when online is false: the responses are given; leave them out"
-            )
-        return self
-
     def needs(self) -> LanguageNeeds:
         return LanguageNeeds(data="prompts" if self.online else "demonstrations", groups=self.online)
 
-    def compute_advantages(self, annotated: ScoredResponses | OfflineResponses) -> tuple[ResponseBatch, Metrics]:
-        import torch
-
-        from burnish.language.batches import ResponseBatch
-        from burnish.types.completion import ResponseRows
-        from burnish.types.rollout import OfflineResponses
-
-        metrics: Metrics = {}
-        if isinstance(annotated, OfflineResponses):
-            answers = annotated.answers
-        else:
-            rows = self._best(annotated)
-            answers = ResponseRows(trace=annotated.trace.select(rows), members=1)
-            judged = annotated.scores.reward[~annotated.scores.missing]
-            metrics = range_metrics(score=judged, rewards=judged) | {"train/imitated": float(len(rows))}
-            if len(rows):
-                metrics["train/imitated_reward"] = float(annotated.scores.reward[rows].mean())
-        count = len(answers)
-        nothing, good = torch.zeros(count), torch.ones(count, dtype=torch.bool)
-        return ResponseBatch(answers=answers, reference=nothing[:, None], good=good, point=nothing), metrics
-
-    def _best(self, answered: ScoredResponses) -> Tensor:
-        """Rows of the responses that are imitated."""
+    def sampled_rows(self, scored: ScoredResponses) -> tuple[Tensor, Tensor]:
         from burnish.rl.rewards import select_best
 
-        scores = answered.scores
-        rows = select_best(scores.reward, answered.group, scores.missing, self.best)
-        return rows if self.min_reward is None else rows[scores.reward[rows] >= self.min_reward]
+        scores = scored.scores
+        rows = select_best(scores.reward, scored.group, scores.missing, self.best)
+        rows = rows if self.min_reward is None else rows[scores.reward[rows] >= self.min_reward]
+        return rows[:, None], rows >= 0
+
+    def compute_advantages(self, annotated: Any) -> tuple[ResponseBatch, Metrics]:
+        return super().compute_advantages(self.annotated(annotated))
+
+    def reported(self, annotated: AnnotatedResponses) -> Metrics:
+        if not self.online:
+            return {}
+        reward = annotated.collected.scores.reward[annotated.rows]  # type: ignore[union-attr]
+        return {"train/imitated": float(len(reward))} | (
+            {"train/imitated_reward": float(reward.mean())} if len(reward) else {}
+        )
 
     def loss(self, part: ResponseBatch, roles: LanguageRoles) -> Loss:
-        from burnish.language.losses import sft
         from burnish.rl.surrogates import masked, weights
         from burnish.types.batch import to_device
         from burnish.types.rollout import Loss
@@ -124,7 +140,7 @@ class SFT(ResponseAlgorithm):
         trace = part.answers.trace
         scores, tokens = roles.policy(trace), int(trace.mask.sum())
         mask = to_device(trace.mask, scores.logprob.device)
-        total = (sft(scores.logprob, mask) * weights(mask, self.loss_agg_mode)).sum()
+        total = (-masked(scores.logprob, mask) * weights(mask, self.loss_agg_mode)).sum()
         entropy = masked(scores.entropy, mask).detach().sum()
         return Loss(total, {"actor/sft_loss": (total.detach(), self.size(part)), "actor/entropy": (entropy, tokens)})
 

@@ -15,15 +15,14 @@ from burnish.language.decoding import Sampling, decode
 from burnish.language.logprobs import response_logprobs
 from burnish.language.model.base import NOTHING, Shown
 from burnish.language.model.class_cache import Cache, further
-from burnish.language.model.collation import Conversation, samples
-from burnish.language.model.forwards import HeadUnusedError, has_plan, switch
+from burnish.language.model.forwards import Conversation, HeadUnusedError, samples, switch
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.utils.errors import UserError, first_line
 
 if TYPE_CHECKING:
+    from burnish.language.logprobs import Layout
     from burnish.language.model.universal import LanguageModel
-    from burnish.language.packing import Layout
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ class Capabilities:
     packed: bool = False  # the decoder runs packed and shared prompts under Burnish's plan
     padded: bool = False  # rows of different lengths share a forward, padded on the right; else each is alone
     mixes: bool = True  # with other kinds of media, too
-    fast: bool = False  # of packed ones: its layers are Llama's, and responses are decoded by Burnish's own decoder
+    fast: bool = False  # its layers are Llama's or Gemma's, and responses are decoded by Burnish's own decoder
     cache: Cache = "none"  # how the others are decoded
     unpacked: frozenset[str] = frozenset()  # media with which prompts are not packed
     scale: float = 1.0  # of the head's product
@@ -57,17 +56,6 @@ class Capabilities:
         rows = "packed rows" if self.packed else "padded rows" if self.padded else "one row a forward"
         caches = {"padded": "its own cache", "alone": "its own cache, prompt by prompt", "none": "no cache"}
         return f"{rows}, responses by {'our own decoder' if self.fast else caches[self.cache]}"
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Prompts with responses, and what the class's own forward of each makes of them."""
-
-    completion: Completion  # two responses to each prompt
-    expected: Tensor  # [B, T] log-probs, 0 beyond the length
-
-    def select(self, rows: Sequence[int]) -> Probe:
-        return Probe(self.completion.select(rows), self.expected[list(rows)])
 
 
 def check(model: LanguageModel) -> Capabilities:
@@ -86,29 +74,31 @@ def check(model: LanguageModel) -> Capabilities:
             f"{said} doesn't call the head that get_output_embeddings() names, so that its states can't be read; give "
             "another model"
         ) from None
-    probe = Probe(completion, own_logprobs(model, model.network, completion, known.fill))
+    own = own_logprobs(model, model.network, completion, known.fill)
     if not _causal(model, completion, known.fill):
         raise UserError(
             f"{said} can't be trained, as its tokens read those that come after them, as those of an encoder; give a "
             "decoder"
         )
-    differences: dict[str, float] = {}
+    differences, everything = dict[str, float](), range(len(completion))
     slack = EXACT if model.compute == torch.float32 else ROUNDED
     failed: Exception | None = None
 
-    def agrees(what: str, tried: Capabilities, run: Callable[[Completion], Completion], part: Probe = probe) -> bool:
+    def agrees(
+        what: str, tried: Capabilities, run: Callable[[Completion], Completion], rows: Sequence[int] = everything
+    ) -> bool:
         """Whether log-probs are those of the class's own forward, which is asked for other responses too."""
         nonlocal failed
+        part, expected = completion.select(rows), own[list(rows)]
         model.capabilities = tried
         try:
             with torch.no_grad():
-                found = run(part.completion)
+                found = run(part)
         except SLIPS as error:  # whatever a class makes of a form that it was not written for
             log.info("%s: %s: %s", what, type(error).__name__, error)
             differences[what], failed = float("inf"), error
             return False
-        expected = part.expected
-        if found.ids is not part.completion.ids:
+        if found.ids is not part.ids:
             expected = own_logprobs(model, model.network, found, known.fill)
         off = (found.logprob - expected).abs()[found.mask]
         # in half precision single tokens round far apart
@@ -128,7 +118,7 @@ def check(model: LanguageModel) -> Capabilities:
     cached = next((one for one in caches if agrees(f"cache: {one.cache}", one, partial(_decoded, model))), None)
     if cached is None:
         raise UserError(_refusal(said, "decoding token by token", differences["cache: none"], failed))
-    known = _packed(model, cached, probe, agrees)
+    known = _packed(model, cached, completion, agrees)
     model.capabilities = known
     shown = ", ".join(f"{what} {value:.1g}" for what, value in differences.items())
     log.warning("%s: %s (differences from its own forward of one row, in nats: %s)", name, known.name, shown)
@@ -142,29 +132,34 @@ def _refusal(said: str, what: str, off: float, failed: Exception | None) -> str:
     return f"{said} can't be trained, as {what} {why}; give another model"
 
 
-def _packed(model: LanguageModel, known: Capabilities, probe: Probe, agrees: Callable[..., bool]) -> Capabilities:
+def _packed(
+    model: LanguageModel, known: Capabilities, completion: Completion, agrees: Callable[..., bool]
+) -> Capabilities:
     """With packed rows, and Burnish's decoder, where they agree: for all media, or for pictures alone."""
     if not plannable(model, known):
         return known
     decoder = model.text(model.network)
-    features = probe.completion.prompts.rows().features
+    features = completion.prompts.rows().features
     moving = frozenset(name for one in features for name in one.tensors if any(kind in name for kind in MOVING))
     for unpacked in dict.fromkeys((frozenset[str](), moving)):
         switch(model.network, decoder, on=True, tower=not unpacked)
-        part = probe.select([row for row, one in enumerate(features) if not unpacked & one.tensors.keys()])
+        rows = [row for row, one in enumerate(features) if not unpacked & one.tensors.keys()]
         tried = replace(known, packed=True, unpacked=unpacked)
         layouts: tuple[Layout, ...] = ("packed", "shared")
-        if all(agrees(f"{layout} rows", tried, partial(_scored, model, layout), part) for layout in layouts):
-            plain = tried.scale == 1 and tried.cap is None
+        if all(agrees(f"{layout} rows", tried, partial(_scored, model, layout), rows) for layout in layouts):
             fast = replace(tried, fast=True)
-            return fast if plain and agrees("own decoder", fast, partial(_decoded, model), part) else tried
+            return fast if agrees("own decoder", fast, partial(_decoded, model), rows) else tried
     switch(model.network, decoder, on=False)
-    return known
+    fast = replace(known, fast=True)
+    return fast if agrees("own decoder", fast, partial(_decoded, model)) else known
 
 
 def plannable(model: LanguageModel, known: Capabilities) -> bool:
     """Whether packed rows are worth a try; a window has to be shorter than the longest prompt."""
-    return not known.own_logits and has_plan(model.text(model.network)) and window_of(model.config) <= LONGEST
+    config = model.text(model.network).config
+    kinds = set(getattr(config, "layer_types", None) or [])
+    has_plan = config._attn_implementation == "sdpa" and kinds <= {"full_attention", "sliding_attention"}
+    return not known.own_logits and has_plan and window_of(model.config) <= LONGEST
 
 
 def _scored(model: LanguageModel, layout: Layout, completion: Completion) -> Completion:
@@ -245,8 +240,7 @@ def any_responses(model: LanguageModel) -> Completion:
     if "audio" in model.readable:
         sounds = samples("audio", model.audio_rate or 0)
         tried += [("What do you hear?", Shown(audios=sounds[:1])), ("And here?", Shown(audios=sounds[1:2]))]
-    encoded, first = [], None
-    failed, seen = dict[str, Exception](), set[str]()
+    encoded, failed, seen = [], dict[str, Exception](), set[str]()
     for words, shown in tried:
         brought = list(shown.sizes) or ["text"]
         parts: list[dict[str, str]] = [{"type": kind} for kind, sizes in shown.sizes.items() for _ in sizes]
@@ -260,18 +254,16 @@ def any_responses(model: LanguageModel) -> Completion:
         except HeadUnusedError:
             raise
         except Exception as error:  # processors and towers raise anything for what they don't take
-            first = first or error
-            failed = dict.fromkeys(brought, error) | failed
+            failed |= {kind: error for kind in brought if kind not in failed}
     if not encoded:
-        why = failed.get("image", first)  # some take none without a picture
-        assert why is not None
+        why = failed.get("image", failed["text"])  # some take none without a picture
         name = type(model.network).__name__
         raise UserError(
             f"model.path is {model.path}: {name} takes no prompt: {first_line(why)}; give a model that "
             "transformers runs on text or media alone, or fetch this one again"
         ) from why
-    if first:
-        log.warning("%s: not compared on all kinds of prompts: %s", model.path, first)
+    if failed:
+        log.warning("%s: not compared on all kinds of prompts: %s", model.path, next(iter(failed.values())))
     model.unread = {kind: str(error) for kind, error in failed.items() if kind not in seen}
     table = Encoded.cat(encoded)
     banned = set(model.banned.tolist()) | set(model.stop)

@@ -57,7 +57,7 @@ class ChatTokenizer:
         chat = [self._turn(message, mark) for message in messages]
         if self.tokenizer.chat_template is None:
             return "\n".join(plain(message["content"]) for message in chat), mark
-        return self._apply(chat, tools, prompt=prompt), mark
+        return apply_template(self.path, self.tokenizer, chat, tools, prompt=prompt), mark
 
     def refusal(self, messages: Chat, tools: Tools = ()) -> str:
         """Why messages can't be asked, found once for messages of a shape; "" if they can."""
@@ -152,9 +152,6 @@ class ChatTokenizer:
         full: list[int] = self.tokenizer("a").input_ids
         return full[: next(start for start in range(len(full)) if full[start:][: len(bare)] == bare)]
 
-    def _apply(self, chat: Sequence[dict[str, Any]], tools: Tools = (), *, prompt: bool) -> str:
-        return apply_template(self.path, self.tokenizer, chat, tools, prompt=prompt)
-
     def _turn(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
         more = {key: value for key, value in message.items() if key not in OWN}
         for key in THOUGHTS:  # under the name that the template knows
@@ -183,7 +180,9 @@ class ChatTokenizer:
         for form in forms:  # an id of Mistral's length
             said = {"role": "assistant", "content": content, "tool_calls": [form(call)]}
             try:
-                written = self._apply([{"role": "user", "content": content}, said], prompt=False)
+                written = apply_template(
+                    self.path, self.tokenizer, [{"role": "user", "content": content}, said], prompt=False
+                )
             except UserError:
                 refusing.append(form)
                 continue
@@ -209,9 +208,9 @@ class ChatTokenizer:
         unknown = "role-that-nobody-has"
         content: Any = [{"type": "text", "text": "a"}] if self.reads_parts else "a"
         chat = [{"role": role, "content": content} for role in ("user", "assistant", "tool")]
-        text = self._apply(chat, prompt=True)
+        text = apply_template(self.path, self.tokenizer, chat, prompt=True)
         try:
-            other = self._apply([*chat[:-1], chat[-1] | {"role": unknown}], prompt=True)
+            other = apply_template(self.path, self.tokenizer, [*chat[:-1], chat[-1] | {"role": unknown}], prompt=True)
         except UserError:
             return True
         return other.lower().replace(unknown, "tool") != text.lower()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from burnish.language.decoding import IDLE, DecodingRows
-from burnish.language.model.collation import Conversation, Inputs
-from burnish.language.model.forwards import Forwards, caching
+from burnish.language.decoding import IDLE, DecodingRows, Live
+from burnish.language.model.forwards import Conversation, Inputs, caching
+
+if TYPE_CHECKING:
+    from burnish.language.model.universal import LanguageModel
 
 Cache = Literal["padded", "alone", "none"]  # prompts share it, padded on the left; one has it; each token is read anew
 
@@ -19,16 +21,17 @@ Cache = Literal["padded", "alone", "none"]  # prompts share it, padded on the le
 class Cached:
     """Rows that share a cache: prompts first, then tokens of responses. Each ends at the last column."""
 
-    def __init__(self, forwards: Forwards, network: Any, prompts: Sequence[Conversation]) -> None:
+    def __init__(self, model: LanguageModel, network: Any, prompts: Sequence[Conversation]) -> None:
         """Run prompts."""
-        self.forwards, self.network = forwards, network
-        inputs = forwards.inputs(network, prompts, side="left")
+        self.forwards, self.network = model.forwards, network
+        inputs = self.forwards.inputs(network, prompts, side="left")
         self.ids: Tensor = inputs.pop("input_ids")  # [B, T] that were run
         self.logits = torch.empty(len(self.ids), 0)  # [B, V] of the last token of each row
         self.arguments = inputs | {"use_cache": True} | self._new()  # of the next forward, beside them
         self._run(is_first_iteration=True)
         kept = {"attention_mask", "position_ids", "use_cache", *caches()}
-        aligned = {name for name in forwards.collation.rows | forwards.collation.per_token if name in inputs}
+        joins = self.forwards.collation
+        aligned = {name for name in joins.rows | joins.per_token if name in inputs}
         kinds = {name for prompt in prompts for name in prompt.features.kinds}
         self.arguments = {name: value for name, value in self.arguments.items() if name in kept | aligned | kinds}
 
@@ -66,12 +69,8 @@ class Cached:
 class Uncached:
     """Rows of which every token is computed with all that stand before it; in the place of ``Cached``."""
 
-    def __init__(
-        self, forwards: Forwards, network: Any, prompts: Sequence[Conversation], kinds: dict[str, int], *, padded: bool
-    ) -> None:
-        """Args: ``kinds`` are those of the policy's tokens; ``padded``: rows share a forward."""
-        self._forwards, self._network, self._rows = forwards, network, list(prompts)
-        self._kinds, self._padded = kinds, padded
+    def __init__(self, model: LanguageModel, network: Any, prompts: Sequence[Conversation]) -> None:
+        self._model, self._network, self._rows = model, network, list(prompts)
         self.logits = self._last()
 
     def select(self, rows: Tensor) -> None:
@@ -80,15 +79,17 @@ class Uncached:
 
     def step(self, tokens: Tensor) -> None:
         added = tokens.cpu()
-        self._rows = [row.followed_by(own, self._kinds) for row, own in zip(self._rows, added, strict=True)]
+        self._rows = [
+            row.followed_by(own, self._model.capabilities.fill) for row, own in zip(self._rows, added, strict=True)
+        ]
         self.logits = self._last()
 
     def _last(self) -> Tensor:
-        found: dict[int, Tensor] = {}
-        for group in self._forwards.collation.groups(self._rows, together=self._padded):
+        found, forwards = dict[int, Tensor](), self._model.forwards
+        for group in forwards.collation.groups(self._rows, together=self._model.capabilities.padded):
             rows = [self._rows[row] for row in group]
-            inputs = self._forwards.inputs(self._network, rows) | {"use_cache": False}
-            out, _ = self._forwards.call(self._network, inputs, logits="all")
+            inputs = forwards.inputs(self._network, rows) | {"use_cache": False}
+            out, _ = forwards.call(self._network, inputs, logits="all")
             for place, (number, row) in enumerate(zip(group, rows, strict=True)):
                 found[number] = out.logits[place, len(row.ids) - 1].float()
         return torch.stack([found[row] for row in range(len(self._rows))])
@@ -107,61 +108,43 @@ def caches() -> tuple[str, ...]:
     return tuple(ALL_CACHE_NAMES)
 
 
-class ClassDecoder:
-    """Decodes rows by a class's own forward, batch by batch; rows that have ended are dropped from it."""
-
-    def __init__(
-        self,
-        forwards: Forwards,
-        rows: DecodingRows,
-        begin: Callable[[Sequence[Conversation]], Cached | Uncached],
-        *,
-        together: bool,
-    ) -> None:
-        """Args: ``begin`` runs prompts; ``together``: prompts of different lengths share it."""
-        self.forwards, self.rows, self.begin, self.together = forwards, rows, begin, together
-        self.prompts = Conversation.prompts(rows.prompts)
-
-    def run(self, network: Any, batch_size: int, check_cancelled: Callable[[], None]) -> None:
-        """Decode all rows."""
-        with caching(network):
-            for batch in self._batches(batch_size):
-                self._decode(batch, check_cancelled)
-
-    def _batches(self, size: int) -> Iterator[list[int]]:
-        """Rows whose prompts can share a forward."""
-        index = self.rows.index
-        for start in range(0, len(self.rows.waiting), size):
-            rows = self.rows.waiting[start : start + size]
-            needed = list(dict.fromkeys(index[row] for row in rows))
-            prompts = [self.prompts[prompt] for prompt in needed]
-            for group in self.forwards.collation.groups(prompts, together=self.together):
-                chosen = {needed[number] for number in group}
-                yield [row for row in rows if index[row] in chosen]
-
-    def _decode(self, batch: list[int], check_cancelled: Callable[[], None]) -> None:
-        rows, device = self.rows, self.rows.device
-        needed = list(dict.fromkeys(rows.index[row] for row in batch))
-        place = {prompt: number for number, prompt in enumerate(needed)}
-        live = rows.enter(batch)
-        with outside_inference():
-            cached = self.begin([self.prompts[prompt] for prompt in needed])
-            cached.select(torch.tensor([place[rows.index[row]] for row in batch], device=device))
-        while True:
-            check_cancelled()
-            tokens = rows.next_tokens(cached.logits.clone(), live)
-            done = live.over
-            rows.tell_ended(live, done)
-            if done >= IDLE * len(live.row):
-                rows.store_lengths(live)
-                unfinished = (~live.done).nonzero().flatten()
-                live, tokens = live.keep(unfinished), tokens[unfinished]
-                if not len(live.row):
-                    return
+def decode_by_class(
+    model: LanguageModel, network: Any, rows: DecodingRows, batch_size: int, check_cancelled: Callable[[], None]
+) -> None:
+    """Decode rows by the forward of their class, batch by batch; those that have ended are dropped from it."""
+    prompts, index, known = Conversation.prompts(rows.prompts), rows.index, model.capabilities
+    with caching(network):
+        for start in range(0, len(rows.waiting), batch_size):
+            some = rows.waiting[start : start + batch_size]
+            needed = list(dict.fromkeys(index[row] for row in some))
+            alike = [prompts[prompt] for prompt in needed]
+            for group in model.forwards.collation.groups(alike, together=known.cache != "alone"):
+                place = {needed[number]: n for n, number in enumerate(group)}
+                batch = [row for row in some if index[row] in place]
                 with outside_inference():
-                    cached.select(unfinished.clone())
+                    chosen = [alike[number] for number in group]
+                    kind = Uncached if known.cache == "none" else Cached
+                    cached = kind(model, network, chosen)
+                    cached.select(torch.tensor([place[index[row]] for row in batch], device=rows.device))
+                _decode(cached, rows, batch, check_cancelled)
+
+
+def _decode(
+    cached: Cached | Uncached, rows: DecodingRows, batch: list[int], check_cancelled: Callable[[], None]
+) -> None:
+    live = Live(len(batch), rows.device)
+    rows.enter(batch, live)
+    while True:
+        check_cancelled()
+        rows.next_tokens(cached.logits.clone(), live)
+        if rows.look(live) >= IDLE * live.size:
+            unfinished = rows.drop_done(live)
+            if not live.size:
+                return
             with outside_inference():
-                cached.step(tokens[:, None].clone())
+                cached.select(unfinished.clone())
+        with outside_inference():
+            cached.step(live.token[:, None].clone())
 
 
 @contextmanager

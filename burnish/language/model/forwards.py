@@ -1,22 +1,238 @@
-"""The forward of a class of transformers, as it is: its arguments, and the states that its head is given."""
+"""The forward of a class of transformers, as it is: its arguments, in which conversations are padded and their media
+joined as its processor joins them, and the states that its head is given."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from burnish.language.attention import Plan, attend
-from burnish.language.model.base import Embedded
-from burnish.language.model.collation import Collation, Conversation, Inputs
-from burnish.language.packing import ResponseStates
+from burnish.language.logprobs import ResponseStates
+from burnish.language.model.base import Audio, Embedded, Shown, Video
 from burnish.types.batch import to_device
-from burnish.types.completion import Completion, Features
+from burnish.types.completion import Completion, Encoded, Features, pad_and_cat
 from burnish.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from burnish.language.model.capabilities import Capabilities
+
+
+TEXT = ("input_ids", "attention_mask", "labels", "position_ids")  # what a processor returns beside media and kinds
+KINDS = "token_type_ids"  # how the names of kinds of tokens end
+Inputs = dict[str, Any]
+SIZES = ((60, 44), (44, 76), (96, 52))  # width and height in pixels: no two alike
+FRAMES = (4, 8, 6)
+SECONDS = (1.5, 1.0, 2.5)
+
+Process = Callable[[list[str], Sequence[Shown]], Inputs]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A prompt, or a prompt with its response."""
+
+    ids: Tensor  # [L] long
+    features: Features
+
+    def followed_by(self, tokens: Tensor, fill: dict[str, int]) -> Conversation:
+        """The same with further tokens [N] of the policy; ``fill`` are their kinds."""
+        kinds = {
+            name: torch.cat([kind, torch.full_like(tokens, fill.get(name, 0))])
+            for name, kind in self.features.kinds.items()
+        }
+        return Conversation(torch.cat([self.ids, tokens]), replace(self.features, kinds=kinds))
+
+    @classmethod
+    def of(cls, completion: Completion, fill: dict[str, int]) -> list[Conversation]:
+        """Each prompt with its response; ``fill`` are the kinds of the policy's tokens."""
+        prompts, found = completion.prompts, []
+        for row, length in enumerate(completion.length.tolist()):
+            prompt, own = int(prompts.index[row]), completion.features[row]
+            opening = prompts.table.features[prompt]
+            kinds = {
+                name: torch.cat([kind, own.kinds.get(name, torch.full((length,), fill.get(name, 0)))])
+                for name, kind in opening.kinds.items()
+            }
+            media = Features.joined([opening, own])
+            ids = torch.cat([prompts.table.ids[prompt], completion.ids[row, :length].cpu()])
+            found.append(cls(ids, Features(media.tensors, media.axes, kinds)))
+        return found
+
+    @classmethod
+    def prompts(cls, encoded: Encoded) -> list[Conversation]:
+        """Prompts alone."""
+        return [cls(ids, features) for ids, features in zip(encoded.ids, encoded.features, strict=True)]
+
+
+@dataclass(frozen=True)
+class Collation:
+    """How media of several conversations become one tensor, as learned from the processor."""
+
+    axes: dict[str, int] = field(default_factory=dict)  # along which conversations follow one another
+    rows: frozenset[str] = frozenset()  # tensors that have one entry per conversation, also for those without media
+    mixes: bool = True  # conversations with other kinds of media can be in one forward
+    # tensors [1, L, ...] with an entry for each token of a prompt, as where text attends to pictures in layers of its
+    # own (Mllama): responses go on with the last entry, as they do in the class's own decoding
+    per_token: frozenset[str] = frozenset()
+    within: dict[str, int] = field(default_factory=dict)  # axes along which further media of the same prompt follow
+    # kinds of media that it reads, and whether media of later turns can follow those before, as all of them are at once
+    appends: dict[str, bool] = field(default_factory=dict)
+
+    def groups(self, conversations: Sequence[Conversation], *, together: bool) -> list[list[int]]:
+        """Which conversations are in one forward: those whose media can be joined, or each alone."""
+        groups: dict[Any, list[int]] = {}
+        for number, conversation in enumerate(conversations):
+            names = frozenset(conversation.features.tensors)
+            joined = together and names <= self.axes.keys()
+            key = number if not joined else "all" if self.mixes else names
+            groups.setdefault(key, []).append(number)
+        return list(groups.values())
+
+    def padded(self, conversations: Sequence[Conversation], pad: int, *, side: Literal["left", "right"]) -> Inputs:
+        """Arguments of a forward, without positions."""
+        longest = max(len(one.ids) for one in conversations)
+
+        def row(tokens: Tensor, value: int) -> Tensor:
+            missing = longest - len(tokens)
+            return F.pad(tokens, (missing, 0) if side == "left" else (0, missing), value=value)
+
+        inputs: Inputs = {
+            "input_ids": torch.stack([row(one.ids, pad) for one in conversations]),
+            "attention_mask": torch.stack([row(torch.ones_like(one.ids), 0) for one in conversations]),
+        }
+        for name in dict.fromkeys(name for one in conversations for name in one.features.kinds):
+            nothing = [one.features.kinds.get(name, torch.zeros_like(one.ids)) for one in conversations]
+            inputs[name] = torch.stack([row(kinds, 0) for kinds in nothing])
+        return inputs | {
+            name: self._as_long(value, longest) if name in self.per_token else value
+            for name, value in self.media([one.features for one in conversations]).items()
+        }
+
+    @staticmethod
+    def _as_long(value: Tensor, length: int) -> Tensor:
+        """Entries [1, L, ...] of a conversation of that length, which is alone in its forward."""
+        missing = length - value.shape[1]
+        return torch.cat([value, value[:, -1:].expand(-1, missing, *value.shape[2:])], 1) if missing else value
+
+    def media(self, features: Sequence[Features]) -> Inputs:
+        """The media of several conversations as arguments of a forward."""
+        inputs: Inputs = {}
+        for name in dict.fromkeys(name for one in features for name in one.tensors):
+            axis = self.axes.get(name, 0)
+            example = next(one.tensors[name] for one in features if name in one.tensors)
+            blank = example.new_zeros([int(n == axis) for n in range(example.ndim)])
+            tensors = [one.tensors.get(name, blank if name in self.rows else None) for one in features]
+            inputs[name] = pad_and_cat([tensor for tensor in tensors if tensor is not None], axis)
+        return inputs
+
+
+def learn(ask: Callable[[Sequence[str]], str], process: Process, audio_rate: int | None) -> Collation:
+    """How the tensors of all media that a processor reads are joined, from a few of its own batches.
+
+    Args:
+        ask: the text of a prompt with media of these kinds.
+        process: what the processor returns for texts and their media.
+        audio_rate: samples per second of sounds; None if the model hears none.
+    """
+    found = Collation()
+    for kind in ("image", "video", "audio") if audio_rate is not None else ("image", "video"):
+        media = samples(kind, audio_rate or 0)
+
+        def made(*prompts: Sequence[int], kind: str = kind, media: list[Any] = media) -> Inputs:
+            """Of prompts with some of the media each, by their numbers; nothing where the processor refuses them."""
+            shown = [Shown(**{f"{kind}s": [media[number] for number in prompt]}) for prompt in prompts]
+            try:
+                return process([ask([kind] * len(prompt)) for prompt in prompts], shown)
+            except Exception:
+                return {}
+
+        first, second, more = made([0]), made([1]), made([1, 2])
+        one, single, two, three = map(media_of, (first, second, more, made([0, 1, 2])))
+        if not one:  # it refuses them, or leaves them out without a word (videos of Gemma 3)
+            continue
+        together, mixed = media_of(made([0], [1, 2] if two else [1])), media_of(made([], [0]))
+        aligned = _per_token(first) & _per_token(more or second)
+        # one without an axis keeps its conversation alone
+        axes = {
+            name: _axis(one[name], (two or single)[name], together.get(name)) for name in one if name not in aligned
+        }
+        known = {name: axis for name, axis in axes.items() if axis is not None}
+        sizes = {
+            name: (one[name].shape[axis], mixed[name].shape[axis]) for name, axis in known.items() if name in mixed
+        }
+        rows = {name for name, (alone, beside) in sizes.items() if beside > alone}
+        whole = {name: _axis(one[name], two[name], three[name]) for name in one.keys() & two.keys() & three.keys()}
+        within = {name: axis for name, axis in whole.items() if axis is not None}
+        appends = bool(three) and all(
+            name in within and torch.equal(pad_and_cat([one[name], two[name]], within[name]), expected)
+            for name, expected in three.items()
+        )
+        found = Collation(
+            found.axes | known, found.rows | rows, per_token=found.per_token | aligned, within=found.within | within,
+            appends=found.appends | {kind: appends},
+        )  # fmt: skip
+    return found
+
+
+def media_of(inputs: Inputs) -> dict[str, Tensor]:
+    """The media among what a processor returns."""
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim}
+    return {name: value for name, value in tensors.items() if name not in TEXT and not name.endswith(KINDS)}
+
+
+def _per_token(inputs: Inputs) -> set[str]:
+    """Names of media whose second axis is as long as the text."""
+    tokens = inputs["input_ids"].shape[1]
+    return {name for name, value in media_of(inputs).items() if value.ndim > 2 and value.shape[1] == tokens}
+
+
+def kinds_of(inputs: Inputs) -> dict[str, Tensor]:
+    """The kinds [L] of the tokens of one prompt among what a processor returns."""
+    return {name: value[0].long() for name, value in inputs.items() if name.endswith(KINDS)}
+
+
+def _axis(first: Tensor, second: Tensor, both: Tensor | None) -> int | None:
+    """The axis along which two tensors were joined; None if it can't be told."""
+    if both is None or not first.ndim == second.ndim == both.ndim:
+        return None
+    for axis in range(both.ndim):
+        rest = [n for n in range(both.ndim) if n != axis]
+        if both.shape[axis] == first.shape[axis] + second.shape[axis] and all(
+            both.shape[n] == max(first.shape[n], second.shape[n]) for n in rest
+        ):
+            return axis
+    return None
+
+
+def loses(process: Process, ask: Callable[[Sequence[str]], str]) -> bool:
+    """Whether a processor returns less of a picture and a video in one prompt than of both apart (SmolVLM)."""
+    picture, video = Shown(images=samples("image")[:1]), Shown(videos=samples("video")[:1])
+    apart = [media_of(process([ask([kind])], [shown])) for kind, shown in (("image", picture), ("video", video))]
+    try:
+        both = media_of(process([ask(["image", "video"])], [Shown(picture.images, video.videos)]))
+    except Exception:  # so it says itself
+        return False
+    return sum(one.numel() for one in both.values()) < sum(one.numel() for each in apart for one in each.values())
+
+
+def samples(kind: str, rate: int = 0) -> list[Any]:
+    """Three media of a kind, of unequal sizes; sounds at a rate."""
+    from PIL import Image
+
+    draw = np.random.default_rng(0)
+    if kind == "image":
+        return [Image.fromarray(draw.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in SIZES]
+    if kind == "audio":
+        return [Audio(draw.normal(0, 0.1, round(s * rate)).astype(np.float32), rate) for s in SECONDS]
+    return [Video(draw.integers(0, 256, (count, 48, 64, 3), dtype=np.uint8), 2.0) for count in FRAMES]
 
 
 class Forwards:
@@ -47,24 +263,20 @@ class Forwards:
         out, states = self.call(network, inputs | {"use_cache": False}, logits="all" if logits else "last")
         return states, out.logits if logits else None
 
-    def responses(
-        self, network: Any, completion: Completion, *, fill: dict[str, int], together: bool, logits: bool, single: bool
-    ) -> ResponseStates:
+    def responses(self, network: Any, completion: Completion, known: Capabilities, *, single: bool) -> ResponseStates:
         """States of the policy's tokens: each response with its prompt, padded on the right.
 
         Args:
             network: that runs them.
             completion: prompts and responses.
-            fill: kinds of the policy's tokens.
-            together: rows share a forward; else each is alone.
-            logits: of the class's head too.
+            known: whether rows share a forward, and logits of the class's head are needed.
             single: all of them must be in one forward.
 
         Raises:
             UserError: they can't be.
         """
-        conversations = Conversation.of(completion, fill)
-        groups = self.collation.groups(conversations, together=together)
+        conversations, logits = Conversation.of(completion, known.fill), known.own_logits
+        groups = self.collation.groups(conversations, together=known.padded)
         if single and len(groups) > 1:
             raise UserError(
                 f"{type(network).__name__} can't have the media of a micro-batch in one forward, which sharded weights "
@@ -84,10 +296,10 @@ class Forwards:
                 start += states.shape[1]
         order = to_device(torch.cat([index[row] for row in range(len(conversations))]).to(torch.long), device)
         return ResponseStates(
-            _joined(hidden).index_select(0, order),
+            torch.cat(hidden).index_select(0, order),
             to_device(completion.mask, device),
             order,
-            logits=_joined(scores).index_select(0, order) if logits else None,
+            logits=torch.cat(scores).index_select(0, order) if logits else None,
         )
 
     def embed(
@@ -106,28 +318,24 @@ class Forwards:
         inputs |= self.placed(network, self.collation.media(features))
         if "position_ids" in self.accepted:  # they are given to the decoder itself
             inputs["position_ids"] = torch.arange(len(ids), device=ids.device)[None]
-        given = self._reached(network, decoder, inputs)
-        deep, mask = given.pop("deepstack_visual_embeds", None), given.pop("visual_pos_masks", None)
-        others = [name for name, value in given.items() if isinstance(value, Tensor | list) and name not in GIVEN]
-        if others or given.get("inputs_embeds") is None:
-            raise ValueError(f"the decoder is given {', '.join(others) or 'no embeddings'}")
-        return Embedded(given["inputs_embeds"][0], slots if mask is None else mask[0], list(deep or []))
-
-    def _reached(self, network: Any, decoder: nn.Module, inputs: Inputs) -> Inputs:
-        """What the class's forward gives to its decoder."""
 
         def stop(module: nn.Module, args: Any, given: Inputs) -> None:
             raise ReachedError(dict(given))
 
         hook = decoder.register_forward_pre_hook(stop, with_kwargs=True)
+        given: Inputs = {}
         try:
             with self.precision(inputs):
                 network(**inputs)
         except ReachedError as reached:
-            return reached.given
+            given = reached.given
         finally:
             hook.remove()
-        raise ValueError("the forward doesn't call the decoder")
+        deep, mask = given.pop("deepstack_visual_embeds", None), given.pop("visual_pos_masks", None)
+        others = [name for name, value in given.items() if isinstance(value, Tensor | list) and name not in GIVEN]
+        if others or given.get("inputs_embeds") is None:
+            raise ValueError(f"the decoder is given {', '.join(others) or 'no embeddings'}")
+        return Embedded(given["inputs_embeds"][0], slots if mask is None else mask[0], list(deep or []))
 
     def packed(self, decoder: Any, embedding: Embedded, source: Tensor, positions: Tensor, plan: Plan) -> Tensor:
         """Last hidden states [N, D] of a packed sequence ``source`` [N] of a table, at positions [A, N]."""
@@ -168,10 +376,6 @@ class Forwards:
         return out, seen[0]
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
-
-
 def accepted(kind: type) -> Iterator[str]:
     """Names of the arguments of a class's forward; where it passes others on, those of the classes above it too."""
     for one in kind.__mro__:
@@ -188,17 +392,12 @@ class HeadUnusedError(Exception):
     """The forward of a class doesn't call the module that it names as its head."""
 
 
-def recomputing(network: nn.Module) -> list[nn.Module]:
-    """Layers that are computed again in the backward pass; they keep nothing in a cache."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return [layer for layer in network.modules() if isinstance(layer, GradientCheckpointingLayer) and layer.training]
-
-
 @contextmanager
 def caching(network: nn.Module) -> Iterator[None]:
     """Layers keep what they add to a cache, also those that drop it under gradient checkpointing."""
-    layers = recomputing(network)
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [layer for layer in network.modules() if isinstance(layer, GradientCheckpointingLayer) and layer.training]
     for layer in layers:
         layer.training = False
     try:
@@ -209,7 +408,6 @@ def caching(network: nn.Module) -> Iterator[None]:
 
 
 DECODER, TOWER = "burnish_planned", "burnish_flash"  # towers hand boundaries of pictures to what is called flash
-FORMS = {"full_attention", "sliding_attention"}  # of layers, that a plan can have
 GIVEN = ("position_ids", "attention_mask", "inputs_embeds", "input_ids")
 
 
@@ -247,10 +445,3 @@ def switch(network: Any, decoder: Any, *, on: bool, tower: bool = True) -> None:
     vision: Any = getattr(network.config, "vision_config", None)
     if getattr(vision, "_attn_implementation", None) in ("sdpa", TOWER):
         vision._attn_implementation = TOWER if on and tower else "sdpa"
-
-
-def has_plan(decoder: Any) -> bool:
-    """Whether the configuration of a decoder says that its attention is of a kind that a plan can have."""
-    config = decoder.config
-    kinds = set(getattr(config, "layer_types", None) or [])
-    return config._attn_implementation == "sdpa" and kinds <= FORMS

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.language.model.tokenizer import check_vocabulary, overlaid
+from burnish.language.model.tokenizer import overlaid
 from burnish.models.adapters import check_adapter_files
 from burnish.models.loading import block_count, placement_of, quietly, read_folder
 from burnish.models.lora import AsInForward
@@ -50,11 +50,6 @@ def read_config(options: CommonModelOptions) -> tuple[Path, dict[str, Any]]:
     return (overlaid(options, path) if isinstance(options, LanguageModelOptions) else path), config
 
 
-def check_words(options: LanguageModelOptions) -> None:
-    """Refuse a tokenizer of the user's that doesn't fit the model; see ``overlaid.check_vocabulary``."""
-    check_vocabulary(options, read_folder(options, "config.json", "transformers", "model")[0])
-
-
 def check_experts(options: LanguageModelOptions) -> None:
     """Refuse a router loss for a model without experts, by config.json alone.
 
@@ -77,29 +72,24 @@ def class_of(options: CommonModelOptions) -> Any:
     return lookup(KIND, UNIVERSAL if options.family == "auto" else options.family)
 
 
-def _refuse_unknown(options: CommonModelOptions, config: dict[str, Any]) -> None:
-    import transformers
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    written = config.get("model_type")
-    if not isinstance(written, str) or written not in CONFIG_MAPPING:
-        own = ", and the code that it brings (auto_map) is not run" if config.get("auto_map") else ""
-        raise UserError(
-            f"model.path is {options.path}, whose model_type is {written!s:.80}, which transformers "
-            f"{transformers.__version__} doesn't know{own}; upgrade transformers, or give another model"
-        )
-
-
 def check_files(options: CommonModelOptions) -> None:
     """Refuse a directory without weights, tokenizer or processor, or with a model_type that transformers doesn't know.
 
     Raises:
         UserError: files are missing or truncated; the message lists all.
     """
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     path, config = read_config(options)
     refuse_quantized(config, f"model.path is {options.path}")
-    if options.family in ("auto", UNIVERSAL):
-        _refuse_unknown(options, config)
+    written = config.get("model_type")
+    if options.family in ("auto", UNIVERSAL) and (not isinstance(written, str) or written not in CONFIG_MAPPING):
+        own = ", and the code that it brings (auto_map) is not run" if config.get("auto_map") else ""
+        raise UserError(
+            f"model.path is {options.path}, whose model_type is {written!s:.80}, which transformers "
+            f"{transformers.__version__} doesn't know{own}; upgrade transformers, or give another model"
+        )
     found = list(complaints_about(path))
     if complaint := tokenizer_complaint(path):
         found.append(complaint)
@@ -157,8 +147,8 @@ def load_language_model(
         if not shared:
             _quantize(model, options)
             model.place()
-        if (attention := attention_of(options)) != "auto":
-            choose_attention(model.network, attention, compute=compute)
+        if isinstance(options, LanguageModelOptions) and options.attention != "auto":
+            choose_attention(model.network, options.attention, compute=compute)
         model.try_out()
     if options.gradient_checkpointing:
         _checkpoint(model, options.gradient_checkpointing)
@@ -260,11 +250,6 @@ def _checkpoint(model: Any, blocks: bool | int) -> None:
 REFERENCE = "sdpa"
 TOLERATED = {"float32": 1e-3, "bfloat16": 5e-2}  # largest difference of states after all layers, relative
 TOKENS = 40  # of what is compared
-
-
-def attention_of(options: CommonModelOptions) -> str:
-    """The attention implementation of a language model; auto where nothing is chosen."""
-    return options.attention if isinstance(options, LanguageModelOptions) else "auto"
 
 
 def choose_attention(network: Any, name: str, *, compute: torch.dtype) -> None:

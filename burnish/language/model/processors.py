@@ -12,6 +12,7 @@ from typing import Any
 from burnish.models.loading import quietly
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
+from burnish.utils.reading import understood
 
 COMBINED, PICTURES, VIDEOS = "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"
 DESCRIBED = (COMBINED, PICTURES, VIDEOS, "tokenizer_config.json")  # files that name the class, the first that does wins
@@ -36,26 +37,19 @@ def load_processor(path: Path) -> Any | None:
         path: of the model.
 
     Raises:
-        UserError: its class needs what is not installed; the message names the class and the package.
+        UserError: it can't be loaded, or needs what is not installed; the message names the class.
     """
     if not any((path / name).is_file() for name in (COMBINED, PICTURES, VIDEOS)):
         return None
     named = _class_name(path)
-    try:
-        with quietly("transformers"):
-            if find_spec("torchvision") is not None:
-                from transformers import AutoProcessor
+    with understood(f"{path} has the processor {named}, which can't be loaded"), quietly("transformers"):
+        if find_spec("torchvision") is not None:
+            from transformers import AutoProcessor
 
-                return AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-            return class_without_torchvision(named, path).from_pretrained(
-                path, local_files_only=True, trust_remote_code=False
-            )
-    except ImportError as error:
-        said = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"{path} has the processor {named}, which needs a package that is not installed: {said} "
-            "(for torchvision: pip install torchvision)"
-        ) from error
+            return AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return class_without_torchvision(named, path).from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
 
 
 def _class_name(path: Path) -> str:

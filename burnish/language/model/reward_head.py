@@ -6,17 +6,19 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from burnish.types.prompt import Prompt, about_media
 from burnish.utils.errors import UserError
-from burnish.utils.json_text import parse_json, read_object
+from burnish.utils.json_text import read_object
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from burnish.language.logprobs import ResponseStates
     from burnish.language.model.universal import LanguageModel
-    from burnish.language.packing import ResponseStates
     from burnish.types.media import Media
 
 HEAD = "score.weight"  # as sequence classifiers of transformers call it
@@ -28,7 +30,7 @@ ALONE = "reward_head.safetensors"  # the head beside an adapter
 class HeadFile:
     """What ``reward_head.json`` says of the heads."""
 
-    heads: list[str]
+    heads: Annotated[list[str], Field(min_length=1)]
     squashed: bool = False  # a value is sigmoid(score)
     separator: str = ""  # between the steps that are judged one by one; "": responses are judged as a whole
     question: str = ""  # about a picture, with {prompt} in it; "": responses are judged
@@ -41,8 +43,18 @@ def about_picture(question: str, prompt: str, images: tuple[Media, ...]) -> Prom
     return about_media(question.replace("{prompt}", prompt), images)
 
 
-def new_head(model: LanguageModel, count: int, seed: int) -> nn.Linear:
-    """``count`` heads on the last hidden state, without bias; small, so that the first scores are near 0."""
+def new_head(
+    model: LanguageModel, count: int, seed: int, *, purpose: str = "reward head", std: float | None = None
+) -> nn.Linear:
+    """``count`` heads on the last hidden state; small, so that the first scores are near 0.
+
+    Args:
+        model: whose states they read.
+        count: how many.
+        seed: of the run.
+        purpose: with the seed, what they are drawn from.
+        std: of the weights; None is less than 1 by the width, without a bias.
+    """
     import torch
 
     from burnish.utils import random
@@ -50,10 +62,12 @@ def new_head(model: LanguageModel, count: int, seed: int) -> nn.Linear:
     weight = model.head(model.network).weight
     width = weight.shape[1]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(random.key(seed, "reward head") % 2**32)
+        torch.manual_seed(random.key(seed, purpose) % 2**32)
         # drawn on the CPU: a GPU has a generator of its own, with other numbers
-        head = torch.nn.Linear(width, count, bias=False, dtype=torch.float32)
-        torch.nn.init.normal_(head.weight, std=1 / (width + 1))
+        head = torch.nn.Linear(width, count, bias=std is not None, dtype=torch.float32)
+        torch.nn.init.normal_(head.weight, std=std or 1 / (width + 1))
+        if head.bias is not None:
+            torch.nn.init.zeros_(head.bias)
     return head.to(model.device)
 
 
@@ -66,30 +80,14 @@ def judged(head: Callable[[Tensor], Tensor], states: ResponseStates) -> Tensor:
     return out.masked_scatter(states.mask[:, :, None].expand_as(out), values)
 
 
-def write_head(folder: Path, head: Tensor, about: HeadFile) -> None:
-    """Complete the folder of a model to a reward model's: the head becomes one more tensor of its weights.
+def write_about(folder: Path, about: HeadFile) -> None:
+    """Complete the folder of a model to a reward model's, whose head is one more tensor of its weights.
 
     Where transformers has a sequence classifier of the same kind of model, config.json names it, and it reads the head.
     """
-    from safetensors import safe_open
-    from safetensors.torch import save_file
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as CLASSIFIERS
 
     (folder / FILE).write_text(json.dumps(asdict(about), indent=1) + "\n")
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        listed = parse_json(index.read_bytes())
-    else:
-        # its tensors stay in one file, which gets another name: beside model.safetensors no index is read
-        first = _shard(1, 2)
-        (folder / "model.safetensors").rename(folder / first)
-        with safe_open(folder / first, framework="pt") as opened:
-            listed = {"metadata": {}, "weight_map": dict.fromkeys(opened.keys(), first)}
-    number = len(set(listed["weight_map"].values())) + 1
-    listed["weight_map"][HEAD] = _shard(number, number)
-    weight = head.detach().float().cpu().contiguous()
-    save_file({HEAD: weight}, folder / listed["weight_map"][HEAD], metadata={"format": "pt"})
-    index.write_text(json.dumps(listed, indent=1) + "\n")
     config: dict[str, Any] = read_object(folder / "config.json")
     classifier = CLASSIFIERS.get(config.get("model_type", ""))
     if classifier is not None:
@@ -97,10 +95,6 @@ def write_head(folder: Path, head: Tensor, about: HeadFile) -> None:
         config |= {"architectures": [classifier], "id2label": {str(number): name for number, name in labels.items()}}
         config["label2id"] = {name: number for number, name in labels.items()}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-
-
-def _shard(number: int, of: int) -> str:
-    return f"model-{number:05d}-of-{of:05d}.safetensors"
 
 
 def write_head_of_adapter(folder: Path, head: Tensor, about: HeadFile, model_type: str) -> None:
@@ -133,19 +127,9 @@ def read_about(folder: Path) -> HeadFile:
         UserError: the file is damaged.
     """
     try:
-        told = read_object(folder / FILE)
-        about = HeadFile(
-            [str(name) for name in told["heads"]],
-            bool(told.get("squashed")),
-            str(told.get("separator", "")),
-            str(told.get("question", "")),
-            *(None if told.get(name) is None else int(told[name]) for name in ("min_pixels", "max_pixels")),
-        )
-        if not about.heads:
-            raise ValueError("it names no head")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return TypeAdapter(HeadFile).validate_python(read_object(folder / FILE))
+    except (OSError, ValueError) as error:
         raise UserError(f"{folder / FILE} can't be read: {error}; export the reward model again") from error
-    return about
 
 
 def read_head(folder: Path) -> Tensor:
@@ -185,7 +169,7 @@ def reward_loading_lines(base: Path, adapter: Path | None, kind: str, model_type
         return [load, f'model = peft.PeftModel.from_pretrained(model, "{adapter}")']
     lines = [f'model = {kind}.from_pretrained("{base}")']
     lines += [] if adapter is None else [f'model = peft.PeftModel.from_pretrained(model, "{adapter}")']
-    file = ALONE if adapter is not None else _shard(2, 2)
+    file = ALONE if adapter is not None else "model.safetensors"
     return [
         *lines,
         f'head = safetensors.torch.load_file("{folder / file}")["{HEAD}"]  # or the last of more files',

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -32,7 +31,6 @@ TOKENIZER = (
 TEMPLATE = ("chat_template.*", "additional_chat_templates")
 PROCESSOR = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 SEEN = ("image", "video", "audio", "vision")  # in names of tokens that stand for media, in config.json
-GENERATION = re.compile(r"\b(end)?generation\b(?=\s*[-+]?%})")  # a tag of transformers' own, around responses
 LONGEST = 1 << 20  # characters of a template
 
 
@@ -59,8 +57,6 @@ def tokenizer_folder(options: LanguageModelOptions) -> Path | None:
     folder = model_folder(
         options.tokenizer, options.tokenizer_revision, index=INDEX, option="model.tokenizer", files=WORDS
     )
-    if not folder.is_dir():
-        raise UserError(f"{said}, which is not a directory; give one as a tokenizer's save_pretrained writes it")
     if not (folder / INDEX).is_file():
         raise UserError(f"{said}, which has no {INDEX}; give a directory as a tokenizer's save_pretrained writes it")
     if complaint := tokenizer_complaint(folder):
@@ -74,7 +70,8 @@ def template_of(given: str) -> str:
     Raises:
         UserError: there is no such file, or it is no template.
     """
-    from jinja2 import Environment, TemplateSyntaxError
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import _compile_jinja_template
 
     inline = "{%" in given or "{{" in given
     if not inline and not checked_path(given, "model.chat_template").is_file():
@@ -86,17 +83,13 @@ def template_of(given: str) -> str:
     if len(text) > LONGEST:
         raise UserError(f"model.chat_template{where} has {len(text)} characters, more than {LONGEST}")
     try:
-        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(GENERATION.sub(_plain, text))
+        _compile_jinja_template(text)
     except TemplateSyntaxError as error:
         raise UserError(f"model.chat_template{where} is no template of Jinja: line {error.lineno}: {error}") from None
     return text
 
 
-def _plain(tag: re.Match[str]) -> str:
-    return "endif" if tag[1] else "if true"
-
-
-def check_vocabulary(options: LanguageModelOptions, model: Path) -> None:
+def check_vocabulary(options: LanguageModelOptions) -> None:
     """Refuse a tokenizer whose tokens the model doesn't have, or for which those of media are others.
 
     Raises:
@@ -107,10 +100,13 @@ def check_vocabulary(options: LanguageModelOptions, model: Path) -> None:
         return
     from transformers import AutoTokenizer
 
+    from burnish.models.loading import read_folder
+
     def read(path: Path) -> Any:
         return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 
-    own, other, config = read(model), read(folder), read_object(model / "config.json")
+    model, config = read_folder(options, "config.json", "transformers", "model")
+    own, other = read(model), read(folder)
     text = config.get("text_config") or config
     highest = max(other.get_vocab().values())
     if highest >= text.get("vocab_size", highest + 1):

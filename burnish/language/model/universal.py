@@ -6,13 +6,13 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from burnish.language.model.base import NOTHING, Positions, Shown
 from burnish.language.model.chat import ChatTokenizer, joined
 from burnish.language.model.processors import COMBINED, PICTURES, audio_rate_of, load_processor, picture_tokens
+from burnish.language.model.reward_head import HEAD
 from burnish.models.loading import quietly
 from burnish.models.lora import adapter_state
 from burnish.models.placing import load_mapped, place
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from burnish.language.decoding import DecodingRows
-    from burnish.language.logprobs import Head
+    from burnish.language.logprobs import Head, Layout, ResponseStates
     from burnish.language.model.base import Audio, Chat, Tools, Video
-    from burnish.language.model.collation import Collation, Conversation, Inputs
-    from burnish.language.packing import Layout, ResponseStates
+    from burnish.language.model.forwards import Collation, Inputs
     from burnish.types.completion import Completion, Encoded, Features
 
 CUT = "\ue0f0\ue0f1"  # a token where texts are split before they become tokens; it is taken out again
@@ -50,7 +49,8 @@ class LanguageModel:
         import torch
 
         from burnish.language.model.capabilities import Capabilities
-        from burnish.language.model.forwards import Forwards
+        from burnish.language.model.forwards import Forwards, loses
+        from burnish.types.completion import Features
 
         self.path, self.tokenizer = path, tokenizer
         self.compute = compute  # precision of the forward pass
@@ -76,23 +76,22 @@ class LanguageModel:
         self.readable_ids = max(self.vocabulary, network.get_input_embeddings().weight.shape[0])
         # the limit of a prompt with its response, and what that is called in its configuration
         self.max_positions, self.position_limit = positions_within(text)
-        self._within: dict[str, int] = {}  # axis along which further media of a prompt follow, by name of a tensor
-        self._one_kind = False  # the processor loses pictures beside videos
-        self._appends: dict[str, bool] = {}  # whether media of later turns can follow those before, by kind
         self._single_forward = False
         self._nested = True  # whether pictures are given in a list for each prompt
         self.unread: dict[str, str] = {}  # what it says of prompts with media of a kind, or of text alone
-        collation = self._learn_media()
-        self._counts = self._counts_pictures()
         pad = tokenizer.pad_token_id
         pad = self.stop[0] if pad is None or pad in self.banned.tolist() else pad
-        self.forwards = Forwards(network, collation, pad=pad, compute=compute)
+        self.forwards = Forwards(network, self._learn_media(), pad=pad, compute=compute)
+        # the processor loses pictures beside videos
+        self._one_kind = {"image", "video"} <= self.readable and loses(self._processed, self._asked)
+        self._counts = self._counts_pictures()
         decoder = self.text(network)
         # weights that each token is multiplied with, and multiplications per pair of tokens
         self.parameters_per_token = sum(parameter.numel() for parameter in decoder.parameters())
         layers = getattr(text, "num_hidden_layers", len(self.layers(network)))  # BLT names none for all of its parts
         self.attention_width = layers * getattr(text, "hidden_size", network.get_input_embeddings().weight.shape[-1])
-        self.axes = self._count_axes()  # numbers per position: 3 for time, height and width, 1 along the text
+        self.axes = 3  # numbers per position: for time, height and width, or 1 along the text
+        self.axes = len(self._positions(torch.tensor(self.stop[:1] * 2), Features.none()))
         self.capabilities = Capabilities()  # beside a forward of one row: see ``try_out``
 
     @classmethod
@@ -144,13 +143,10 @@ class LanguageModel:
 
     def first_layers(self) -> Any:
         """A copy of the network with its first layers, among them one of each kind: no GPU may have room for all."""
-        from torch.nn import ModuleList
-
         from burnish.models.placing import twin
 
         found: Any = twin(self.network)
-        lists = [one for one in self.text(found).modules() if isinstance(one, ModuleList)]
-        layers: Any = max(lists, key=len)
+        layers = self.layers(found)
         types = getattr(found.config.get_text_config(), "layer_types", None) or [""] * len(layers)
         kinds = [(types[i], frozenset(map(type, layer.modules()))) for i, layer in enumerate(layers)]
         del layers[max(TRIED, *map(kinds.index, kinds)) + 1 :]
@@ -222,7 +218,7 @@ class LanguageModel:
     def turn(self, response: Sequence[int], messages: Chat, shown: Shown = NOTHING, tools: Tools = ()) -> Encoded:
         """What follows a response when the environment says ``messages``; its positions count from 0."""
         for kind in shown.sizes:
-            if not self._appends.get(kind, False):
+            if not self.forwards.collation.appends.get(kind, False):
                 raise UserError(
                     f"an environment shows a {kind} in a later turn, but the processor of {self.path} processes all "
                     f"{kind}s of a conversation together, so that none can follow; give environment.history=template, "
@@ -262,7 +258,7 @@ class LanguageModel:
     def _encode(self, text: str, mark: str, shown: Shown, before: Sequence[int] = ()) -> Encoded:
         import torch
 
-        from burnish.language.model.collation import kinds_of, media_of
+        from burnish.language.model.forwards import kinds_of, media_of
         from burnish.types.completion import Encoded, Features
 
         self._refuse_unread(shown)
@@ -274,9 +270,9 @@ class LanguageModel:
             ids = found["input_ids"][0].long()
             kept = ids != self.processor.tokenizer.convert_tokens_to_ids(CUT)
             kinds = {name: kind[kept] for name, kind in kinds_of(found).items()}
-            aligned = self.forwards.collation.per_token
+            aligned, within = self.forwards.collation.per_token, self.forwards.collation.within
             media = {n: value[:, kept] if n in aligned else value for n, value in media_of(found).items()}
-            axes = {name: self._within[name] for name in media if name in self._within}
+            axes = {name: within[name] for name in media if name in within}
             ids, features = ids[kept], Features(media, axes, kinds, shown.sizes)
         return Encoded(ids=[ids], positions=[self._positions(ids, features)], features=[features])
 
@@ -299,29 +295,20 @@ class LanguageModel:
                 "prompts of either"
             )
 
-    def _count_axes(self) -> int:
-        """Numbers per position of the class: time, height and width, or one along the text."""
-        import torch
-
-        if "position_ids" not in self.forwards.accepted:
-            return 1
-        network: Any = self.network
-        ids = torch.tensor([self.stop[:1] * 2])
-        found = network._prepare_position_ids_for_generation(ids, {"attention_mask": torch.ones_like(ids)})
-        # Reformer has none for its first tokens; where there are four, the first counts along the text
-        return 3 if found is not None and found.ndim == 3 else 1
-
     def _positions(self, ids: Tensor, features: Features) -> Tensor:
-        """Positions [A, L] of tokens [L], from 0: what a plan needs of the class's own."""
+        """Positions [A, L] of tokens [L], from 0: time, height and width, or one along the text."""
         import torch
 
-        if self.axes == 1:
-            return torch.arange(len(ids))[None]
-        inputs = {"attention_mask": torch.ones_like(ids)[None], **features.tensors}
-        inputs |= {name: kinds[None] for name, kinds in features.kinds.items()}
-        network: Any = self.network
-        found: Tensor = network._prepare_position_ids_for_generation(ids[None], inputs)[-self.axes :, 0]
-        return found.long()
+        if self.axes > 1 and "position_ids" in self.forwards.accepted:
+            inputs = {"attention_mask": torch.ones_like(ids)[None], **features.tensors}
+            inputs |= {name: kinds[None] for name, kinds in features.kinds.items()}
+            network: Any = self.network
+            found = network._prepare_position_ids_for_generation(ids[None], inputs)
+            # Reformer has none for its first tokens; where there are four, the first counts along the text
+            if found is not None and found.ndim == 3:
+                own: Tensor = found[-3:, 0].long()
+                return own
+        return torch.arange(len(ids))[None]
 
     def _processed(self, texts: list[str], shown: Sequence[Shown]) -> Inputs:
         """What the processor returns for texts with their media."""
@@ -347,21 +334,18 @@ class LanguageModel:
     @property
     def readable(self) -> frozenset[str]:
         """Kinds of media that the processor was seen to read."""
-        return frozenset(self._appends)
+        return frozenset(self.forwards.collation.appends)
 
     def _learn_media(self) -> Collation:
         """How the processor joins media, from a few of its own batches."""
-        from burnish.language.model.collation import Collation, learn_all, loses
+        from burnish.language.model.forwards import Collation, learn
 
         if self.processor is None:
             return Collation()
-        learned = partial(learn_all, self._asked, self._processed, self.audio_rate)
-        collation, self._within, self._appends = learned()
-        if "image" not in self._appends and hasattr(self.processor, "image_processor"):
+        collation = learn(self._asked, self._processed, self.audio_rate)
+        if "image" not in collation.appends and hasattr(self.processor, "image_processor"):
             self._nested = False  # lists of lists are pages of one picture for GOT-OCR 2
-            collation, self._within, self._appends = learned()
-        if {"image", "video"} <= self._appends.keys():
-            self._one_kind = loses(self._processed, self._asked)
+            collation = learn(self._asked, self._processed, self.audio_rate)
         return collation
 
     def _asked(self, kinds: Sequence[str]) -> str:
@@ -371,9 +355,9 @@ class LanguageModel:
 
     def _counts_pictures(self) -> bool:
         """Whether the processor tells the tokens of a picture from its size, as seen of a few."""
-        from burnish.language.model.collation import samples
+        from burnish.language.model.forwards import samples
 
-        if "image" not in self._appends:
+        if "image" not in self.readable:
             return False
         text = self._asked(["image"])
         around = len(self.chat.ids(text, CUT)) - 1
@@ -403,12 +387,11 @@ class LanguageModel:
             decoder = decoder.model
         return decoder
 
-    def layers(self, network: nn.Module) -> list[nn.Module]:
-        """The decoder's layers, in order."""
+    def layers(self, network: nn.Module) -> Any:
+        """The ``ModuleList`` of the decoder's layers, in order."""
         from torch.nn import ModuleList
 
-        lists = [list(module) for module in self.text(network).modules() if isinstance(module, ModuleList)]
-        return max(lists, key=len)
+        return max((module for module in self.text(network).modules() if isinstance(module, ModuleList)), key=len)
 
     def require_single_forward(self) -> None:
         """Run every micro-batch in one forward pass from now on: ranks that share weights run their layers together.
@@ -432,15 +415,11 @@ class LanguageModel:
         Each prompt's media are encoded once per forward pass. ``layout`` changes values by rounding only; a model that
         can't run one takes the nearest that it can.
         """
-        known = self.capabilities
         if layout != "padded" and self._packs(completion.prompts.rows().features + completion.features):
-            from burnish.language.packing import packed_states
+            from burnish.language.logprobs import packed_states
 
             return packed_states(self, network, completion, layout=layout)
-        return self.forwards.responses(
-            network, completion,
-            fill=known.fill, together=known.padded, logits=known.own_logits, single=self._single_forward,
-        )  # fmt: skip
+        return self.forwards.responses(network, completion, self.capabilities, single=self._single_forward)
 
     def _packs(self, features: Sequence[Features]) -> bool:
         """Whether prompts with these media are packed."""
@@ -450,27 +429,20 @@ class LanguageModel:
     @property
     def keeps_turns(self) -> bool:
         """Whether decoding can go on from what it has computed of a conversation (``DecodingRows.turn``)."""
-        return self.capabilities.fast
+        return self.capabilities.fast and self.capabilities.packed
 
     def decode_rows(
         self, network: nn.Module, rows: DecodingRows, *, batch_size: int, check_cancelled: Callable[[], None]
     ) -> None:
         """Choose tokens for all rows, ``batch_size`` at a time, until they have ended or reached their limits."""
         from burnish.language.fast_decoder import FastDecoder
-        from burnish.language.model.class_cache import Cached, ClassDecoder, Uncached
+        from burnish.language.model.class_cache import decode_by_class
 
         known = self.capabilities
-        if known.fast and self._packs(rows.prompts.features):
-            FastDecoder(self, network, rows).run(batch_size, check_cancelled)
-            return
-
-        def begin(prompts: Sequence[Conversation]) -> Cached | Uncached:
-            if known.cache == "none":
-                return Uncached(self.forwards, network, prompts, known.fill, padded=known.padded)
-            return Cached(self.forwards, network, prompts)
-
-        decoder = ClassDecoder(self.forwards, rows, begin, together=known.cache != "alone")
-        decoder.run(network, batch_size, check_cancelled)
+        if known.fast and (not known.packed or self._packs(rows.prompts.features)):
+            FastDecoder(self, network, rows, batch_size).run(check_cancelled)
+        else:
+            decode_by_class(self, network, rows, batch_size, check_cancelled)
 
     def head(self, network: nn.Module) -> Head:
         """The language head."""
@@ -479,8 +451,11 @@ class LanguageModel:
         module: Any = network.get_output_embeddings()  # type: ignore[operator]
         return Head(module.weight, self.capabilities.scale, self.capabilities.cap)
 
-    def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
-        """Write the full model directory with other weights, as transformers' ``from_pretrained`` reads it."""
+    def save(self, folder: Path, weights: dict[str, Tensor], *, head: Tensor | None = None) -> None:
+        """Write the full model directory with other weights, as transformers' ``from_pretrained`` reads it.
+
+        ``head`` is the one of a reward model.
+        """
         import torch
 
         with torch.device("meta"):
@@ -489,7 +464,8 @@ class LanguageModel:
         plain.load_state_dict(weights, assign=True)
         plain.tie_weights()
         with quietly("transformers"):
-            plain.save_pretrained(folder)
+            own = {} if head is None else {HEAD: head.detach().float().cpu()}
+            plain.save_pretrained(folder, state_dict=plain.state_dict() | own)
         # how to generate stays as it is: transformers refuses to write values that it reads
         written = {path.name for path in folder.iterdir()} - {"generation_config.json"}
         for path in sorted(self.path.iterdir()):

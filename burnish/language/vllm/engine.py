@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,6 @@ from burnish.language.decoding import Ended, Sampling, Turn
 from burnish.language.encode import CACHED, Encoder
 from burnish.language.engine import Respond, ResponseEngine, ResponseJob
 from burnish.language.logprobs import response_logprobs
-from burnish.language.model.universal import LanguageModel
 from burnish.language.roles import LanguageRoles
 from burnish.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
 from burnish.language.vllm.weights import SharedWeights, adapter_of, settings_of, weights_of
@@ -40,7 +39,7 @@ class VllmEngine(ResponseEngine):
     """vLLM in a process of its own, which starts with random weights and samples with none but published ones.
 
     What a weight sync does not reach stays random, and shows at once: after each of them, both sides score the same
-    responses.
+    responses to an example.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class VllmEngine(ResponseEngine):
         path: Path,
         seed: int,
         cached: int = CACHED,
-        example: Callable[[], Prompt | None] = lambda: None,
+        example: Callable[[], Prompt],
         lora: LanguageLoraOptions | None = None,
     ) -> None:
         """Start vLLM; it gets ready while the caller goes on.
@@ -62,8 +61,7 @@ class VllmEngine(ResponseEngine):
             path: directory of the model, of which vLLM reads all but the weights.
             seed: of the run.
             cached: bytes of encoded prompts that are kept.
-            example: a prompt to compare the two sides with before anything was sampled. Without one that is done while
-                the first responses are sampled, for which ranks that share weights would have to meet again.
+            example: a prompt that the two sides are compared with.
             lora: of the policy.
         """
         self.roles, self.model, self.options, self.seed = roles, roles.model, options, seed
@@ -76,12 +74,8 @@ class VllmEngine(ResponseEngine):
         self._adapter = lora if sends_adapter(options.adapter, lora, dtype) else None
         self._first = {"arguments": self._arguments(path), "banned": self.model.banned.tolist()}
         self._weights = SharedWeights()
-        self._probe: Completion | None = None
-        # a model that is shared out over GPUs is compared on the CPU, where only a short text is done in seconds
-        self._short = options.tensor_parallel > 1 and roles.device.type == "cpu"
         self._example = example
         self._resting = False
-        self._compared = False
         self._cancelled = False  # the run is to stop: nothing is sampled any more
         self._process = self._started()
 
@@ -95,7 +89,10 @@ class VllmEngine(ResponseEngine):
             Cancelled: the run is to stop; what vLLM still sends is dropped.
         """
         try:
-            self._be_ready(job)
+            job.check_cancelled()
+            self._insist(lambda: self._process.ready(job.check_cancelled))  # it may still be starting
+            if self._weights.message is None:
+                self.sync_weights(0)
 
             def respond(
                 prompts: Encoded, index: Sequence[int], keys: Sequence[int], *,
@@ -104,27 +101,21 @@ class VllmEngine(ResponseEngine):
                 # vLLM finds by itself what it has computed of a conversation
                 rows = Gathered(table=prompts, index=torch.tensor(index, dtype=torch.long))
                 most = [job.sampling.max_new_tokens] * len(index) if limits is None else limits
-                completion = self._insist(lambda: self._sample(job, rows, keys, most, on_ended))
-                if not self._short:
-                    self._probe = remembered(completion) or self._probe
-                return completion
+                return self._insist(lambda: self._sample(job, rows, keys, most, on_ended))
 
             yield respond
         except Cancelled:
             self._cancelled = True
             raise
 
-    def _be_ready(self, job: ResponseJob) -> None:
-        """Have vLLM up, with weights that were published and compared."""
-        job.check_cancelled()
-        self._insist(lambda: self._process.ready(job.check_cancelled))  # it may still be starting
-        if self._probe is None:
-            self._probe = imagined(self.model, self.encode(job.prompts).table, self.seed)
-        if self._weights.message is None:
-            self.sync_weights(0)
-        elif not self._compared:
-            with self.roles.sampling(merge=self._adapter is None) as network:
-                self._compare(network)
+    @cached_property
+    def _probe(self) -> Completion:
+        """A response of arbitrary tokens to the example."""
+        model, prompt = self.model, self.encode([self._example()])
+        banned = set(model.banned.tolist())
+        allowed = torch.tensor([token for token in range(model.vocabulary) if token not in banned])
+        ids = allowed[torch.tensor(random.permutation(len(allowed), self.seed, "probe", 0)[:PROBED])]
+        return Completion.of_text(prompt, ids[None], torch.tensor([len(ids)]), axes=model.axes)
 
     def sync_weights(self, version: int) -> None:
         """Sample with the policy's present weights from now on.
@@ -135,17 +126,13 @@ class VllmEngine(ResponseEngine):
         if self._cancelled:
             return
         begun = time.monotonic()
-        if self._probe is None and (example := self._example()) is not None:
-            self._probe = imagined(self.model, self.encode([example]).table, self.seed)
         with self.roles.sampling(merge=self._adapter is None) as network:
             # what vLLM lacks of a version: the adapter, or all weights with the adapter folded in
             weights = weights_of(network) if self._adapter is None else adapter_of(network)
             settings = None if self._adapter is None else settings_of(self._adapter, weights)
             self._weights.write(weights, version, dtype=self.model.compute, settings=settings)
-            self._compared = False
             self._insist(self._load)
-            if self._probe is not None:
-                self._compare(network)
+            self._compare(network)
         self.metrics |= {
             "timing_s/update_weights_vllm": time.monotonic() - begun,
             "vllm/restarts": float(self.restarts),
@@ -156,10 +143,6 @@ class VllmEngine(ResponseEngine):
         if self.options.sleep and not self._resting and not self._cancelled:
             self._insist(lambda: self._process.ask("rest", {"do": "rest"}))
             self._resting = True
-
-    def score(self, completion: Completion, *, temperature: float) -> Tensor:
-        """vLLM's log-probs [B, T] float32 of tokens that the policy chose, 0 elsewhere."""
-        return self._insist(lambda: self._score(completion, temperature))
 
     def close(self) -> None:
         """End vLLM and free the memory of its weights."""
@@ -236,7 +219,7 @@ class VllmEngine(ResponseEngine):
         told: Ended | None,
     ) -> Completion:  # fmt: skip
         sampling = job.sampling
-        self._check(sampling, prompts, limits)
+        self._check_room(prompts, limits)
         message = {
             "do": "sample", "prompts": packed(prompts.table), "temperature": sampling.scored_at,
             "sampling": parameters(sampling, self.model.stop),
@@ -246,8 +229,9 @@ class VllmEngine(ResponseEngine):
         ids, logprob, length, finished = unpacked(responses)
         return Completion.of_text(prompts, ids, length, axes=self.model.axes, logprob=logprob, finished=finished)
 
-    def _score(self, completion: Completion, temperature: float) -> Tensor:
-        message = {"do": "score", "prompts": packed(with_responses(completion)), "temperature": temperature}
+    def _score(self, completion: Completion) -> Tensor:
+        """vLLM's log-probs [B, T] float32 of tokens that the policy chose, 0 elsewhere."""
+        message = {"do": "score", "prompts": packed(with_responses(completion)), "temperature": 1.0}
         responses = self._rows(f"log-probs of {len(completion)} responses", message, len(completion))
         scores = torch.zeros(completion.ids.shape)
         for row, (length, response) in enumerate(zip(completion.length.tolist(), responses, strict=True)):
@@ -273,12 +257,7 @@ class VllmEngine(ResponseEngine):
                 told([response["row"]], [response["ids"].tolist()], [response["finished"]])
         return [rows[row] for row in range(count)]
 
-    def _check(self, sampling: Sampling, prompts: Gathered[Encoded], limits: Sequence[int]) -> None:
-        if sampling.first_temperature is not None:
-            raise UserError(
-                f"rollout.fire_temperature is {sampling.first_temperature}, but vLLM has one temperature for all "
-                "tokens; sample with Burnish's own engine, or leave it out"
-            )
+    def _check_room(self, prompts: Gathered[Encoded], limits: Sequence[int]) -> None:
         longest = self._process.ready()["longest"]
         lengths = prompts.table.lengths
         before, own = max(
@@ -298,10 +277,9 @@ class VllmEngine(ResponseEngine):
             VllmFailedError: they differ by more than the tolerance.
         """
         probe = self._probe
-        assert probe is not None
         assert self._weights.message is not None
         ours = response_logprobs(self.model, network, probe, temperature=1.0).logprob.cpu()
-        difference = (ours - self.score(probe, temperature=1.0))[probe.mask].abs()
+        difference = (ours - self._insist(lambda: self._score(probe)))[probe.mask].abs()
         mean, largest = float(difference.mean()), float(difference.max())
         self.metrics |= {"vllm/logprob_abs_diff_mean": mean, "vllm/logprob_abs_diff_max": largest}
         if not mean <= self._tolerance:
@@ -310,7 +288,6 @@ class VllmEngine(ResponseEngine):
                 f"trainer's by {mean:.2g} on average, more than rollout.vllm.tolerance = {self._tolerance:g}: it has "
                 "kept some of its old weights, or computes this model otherwise; use Burnish's own engine"
             )
-        self._compared = True
 
 
 def parameters(sampling: Sampling, stop: tuple[int, ...]) -> dict[str, Any]:
@@ -333,57 +310,7 @@ def parameters(sampling: Sampling, stop: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-RESPONSES = 4
-TOKENS = 64  # of a response that was sampled, at most
-IMAGINED = 8  # tokens of a response that was not
-
-
-def imagined(model: LanguageModel, prompts: Encoded, seed: int) -> Completion:
-    """Responses of arbitrary tokens to a few of the prompts, for the time before there are real ones."""
-    table = prompts.select(_telling(prompts))
-    count, banned = len(table), set(model.banned.tolist())
-    allowed = torch.tensor([token for token in range(model.vocabulary) if token not in banned])
-    rows = [random.permutation(len(allowed), seed, "probe", row)[:IMAGINED] for row in range(count)]
-    ids = allowed[torch.tensor(rows)]
-    positions = torch.tensor(table.next_position)[:, None] + torch.arange(ids.shape[1])
-    return Completion(
-        prompts=Gathered(table=table, index=torch.arange(count)),
-        ids=ids,
-        mask=torch.ones_like(ids, dtype=torch.bool),
-        logprob=torch.zeros(ids.shape),
-        positions=positions[:, None].expand(-1, model.axes, -1),
-        length=torch.full((count,), ids.shape[1]),
-        finished=torch.zeros(count, dtype=torch.bool),
-        features=[Features.none()] * count,
-    )
-
-
-def remembered(completion: Completion) -> Completion | None:
-    """Some of what was just sampled: comparisons should be about what is read and written. None if all are empty."""
-    first: dict[int, int] = {}
-    for row, (prompt, length) in enumerate(
-        zip(completion.prompts.index.tolist(), completion.length.tolist(), strict=True)
-    ):
-        if length:
-            first.setdefault(prompt, row)
-    if not first:
-        return None
-    prompts = list(first)
-    chosen = _telling(completion.prompts.table.select(prompts))
-    kept = completion.select([first[prompts[number]] for number in chosen])
-    return replace(
-        kept,
-        ids=kept.ids[:, :TOKENS],
-        mask=kept.mask[:, :TOKENS],
-        logprob=kept.logprob[:, :TOKENS],
-        positions=kept.positions[:, :, :TOKENS],
-        length=kept.length.clamp_max(TOKENS),
-    )
-
-
-def _telling(prompts: Encoded) -> list[int]:
-    """A few prompts, those with the most pixels first: they take the longest way through the network."""
-    return sorted(range(len(prompts)), key=lambda row: -prompts.features[row].size)[:RESPONSES]
+PROBED = 8  # tokens of the response that both sides score
 
 
 def packed(prompts: Encoded) -> list[dict[str, Any]]:

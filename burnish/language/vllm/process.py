@@ -6,7 +6,6 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +52,7 @@ class VllmProcess(Child):
         self._log = tempfile.NamedTemporaryFile(prefix="burnish-vllm-", suffix=".log")  # noqa: SIM115 (until close)
         try:
             super().__init__(
-                lambda end: Connection(end.detach()), START,
-                python=python, environment=_environment(devices), output=self._log.file,
+                START, python=python, environment=_environment(devices), output=self._log.file,
             )  # fmt: skip
         except OSError as error:
             raise UserError(

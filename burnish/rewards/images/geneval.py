@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 from statistics import mean
 from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.registry import register
 from burnish.rewards.base import Score
 from burnish.rewards.images.learned import LearnedReward
-from burnish.rewards.networks.contrastive import contrastive_complaint, load_contrastive, of_length_one
+from burnish.rewards.networks.contrastive import clip_complaint, load_contrastive, of_length_one
 from burnish.rewards.networks.inputs import tokenizer_of
-from burnish.rewards.networks.loading import Source, awake, batches
-from burnish.rewards.networks.mask2former import CLASSES, Box, Found, detect, detector_complaint, load_detector
+from burnish.rewards.networks.loading import Source, awake, batches, network_complaint
+from burnish.rewards.networks.mask2former import CLASSES, Box, Found, detect, load_detector
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -205,12 +204,8 @@ class GenevalMask2Former(LearnedReward):
     Flow-GRPO's training reward, the mean of how well each clause is met. All three are logged."""
 
     def sources(self) -> tuple[Source, ...]:
-        return Source(), Source("clip", "clip_revision")
-
-    def complaint(self, source: Source, place: Path) -> str:
-        if source.option == "path":
-            return detector_complaint(place)
-        return contrastive_complaint(place, (), ("clip",))
+        detector = partial(network_complaint, families=("mask2former",))
+        return Source(complaint=detector), Source("clip", "clip_revision", complaint=clip_complaint)
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         super().check(prompts)

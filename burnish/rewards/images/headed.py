@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from burnish.options import Finite
 from burnish.registry import register
 from burnish.rewards.base import Score
-from burnish.rewards.networks.headed import BASE_FILES, HeadedReward, Question, QuestionReader, score_with
-from burnish.rewards.networks.loading import CONFIG, Source, batches, refusal, weight_files
-from burnish.types.clips import Clip, Kind
+from burnish.rewards.networks.headed import HeadedReward, Question, QuestionReader, score_with
+from burnish.rewards.networks.loading import Source, batches, weight_files
 from burnish.types.prompt import kinds_of
+from burnish.types.samples import Clip, Kind
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.weights import complaints_about
@@ -31,6 +31,7 @@ HPSV3 = "HPSv3.safetensors"
 ABOUT = "model_config.json"
 COMPLETE, ADAPTER, REST = "model.pth", "adapter_model.safetensors", "non_lora_state_dict.pth"
 NAMES: tuple[Literal["vq", "mq", "ta"], ...] = ("vq", "mq", "ta")
+PARTS = ("mean", "std")
 FEWEST, MOST = 4, 768  # frames, as the published preprocessing has them
 SMALLEST = 128 * 28 * 28  # pixels of a frame
 
@@ -40,14 +41,13 @@ class HPSv3(HeadedReward):
     """HPSv3 (Ma et al. 2025, arXiv:2508.03789): what people prefer, as the mean of a normal distribution, about 0 to
     15, by Qwen2-VL-7B with a head; its std is logged."""
 
+    published: ClassVar[tuple[str, ...]] = (HPSV3,)
+
     path: str = "MizzenAI/HPSv3"
     """Directory or file, or org/name on the Hugging Face hub, of the weights: HPSv3.safetensors."""
     template: str
     """Text file with the instruction of the checkpoint's own repository, with {prompt} and <|Reward|> where it has
     them; copies of it differ in line breaks, which change the score."""
-
-    def sources(self) -> tuple[Source, ...]:
-        return Source(index=HPSV3, files=(HPSV3,)), Source("base", "base_revision", CONFIG, BASE_FILES)
 
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Score]:
         (template,) = self.questions()
@@ -122,6 +122,7 @@ class VideoAlign(HeadedReward):
     alignment (ta) of a clip, and their sum, by Qwen2-VL with a head."""
 
     tokens: ClassVar[tuple[str, ...]] = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")
+    published: ClassVar[tuple[str, ...]] = (ABOUT, "checkpoint-*/*")
     reads: ClassVar[tuple[Kind, ...]] = ("clip",)
 
     path: str
@@ -143,16 +144,15 @@ class VideoAlign(HeadedReward):
         return self
 
     def sources(self) -> tuple[Source, ...]:
-        return Source(index=ABOUT, files=(ABOUT, "checkpoint-*/*")), Source("base", "base_revision")
+        return super().sources()[0], Source("base", "base_revision", complaint=self.base_complaint)
 
-    def complaint(self, source: Source, place: Path) -> str:
-        if why := super().complaint(source, place):
-            return why
-        if source.option == "path":
-            return refusal(settings, place)
-        return "; ".join(complaints_about(place)) if len(self.files(self.folder())) > 1 else ""
+    def base_complaint(self, place: Path) -> str:
+        why = super().base_complaint(place)
+        adapted = len(self.files(self.folder())) > 1  # it changes the base's weights
+        return why or ("; ".join(complaints_about(place)) if adapted else "")
 
     def files(self, place: Path) -> tuple[Path, ...]:
+        settings(place)
         folder = _checkpoint(place)
         if not (folder / ADAPTER).is_file():
             return weight_files(folder, (COMPLETE,))
@@ -198,8 +198,7 @@ def sampled(clip: Clip, *, fps: float, frames: int | None = None) -> np.ndarray:
     most = max(min(MOST, total) // 2 * 2, 1)
     wanted = frames if frames is not None else min(max(total / clip.fps * fps, FEWEST), most)
     count = min(max(round(wanted / 2) * 2, 1), total)
-    chosen: np.ndarray = clip.frames[np.linspace(0, total - 1, count).round().astype(int)]
-    return chosen
+    return clip.frames[np.linspace(0, total - 1, count).round().astype(int)]  # type: ignore[no-any-return]
 
 
 def _about(place: Path) -> Path:
@@ -241,14 +240,11 @@ def settings(place: Path) -> Settings:
             f"{file} is of a checkpoint that reads no tokens of its own, or samples frames otherwise than evenly; give "
             "VideoReward's published one, which does neither"
         )
-
-    def number(section: Mapping[str, Any], name: str) -> float:
-        value = section.get(name)
-        if not isinstance(value, int | float):
-            raise UserError(
-                f"{file} lacks {name}, by which clips are read and scores standardised; fetch the checkpoint again"
-            )
-        return float(value)
-
-    means, stds = ([number(norm, f"{name.upper()}_{what}") for name in NAMES] for what in ("mean", "std"))
-    return Settings(means, stds, number(data, "fps"), data.get("num_frames"), int(number(data, "max_frame_pixels")))
+    numbers = {name: data.get(name) for name in ("fps", "max_frame_pixels")}
+    numbers |= {f"{name.upper()}_{what}": norm.get(f"{name.upper()}_{what}") for name in NAMES for what in PARTS}
+    if lacking := [name for name, value in numbers.items() if not isinstance(value, int | float)]:
+        raise UserError(
+            f"{file} lacks {lacking[0]}, by which clips are read and scores standardised; fetch the checkpoint again"
+        )
+    means, stds = ([float(numbers[f"{name.upper()}_{what}"]) for name in NAMES] for what in PARTS)
+    return Settings(means, stds, float(numbers["fps"]), data.get("num_frames"), int(numbers["max_frame_pixels"]))

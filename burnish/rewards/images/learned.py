@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.registry import options, register
+from burnish.registry import ReadIf, options, register
 from burnish.rewards.base import Reward, Score
-from burnish.rewards.networks.contrastive import Contrastive, contrastive_complaint, load_contrastive
+from burnish.rewards.networks.contrastive import Contrastive, clip_complaint, load_contrastive
 from burnish.rewards.networks.inputs import Preprocessing, as_open_clip, as_siglip, token_ids, tokenizer_of
 from burnish.rewards.networks.loading import (
+    CONFIG,
     NetworkOptions,
     Source,
+    file_complaint,
     filled,
     frozen,
     linear_layers,
+    network_complaint,
     read_weights,
     refusal,
     renamed,
@@ -28,6 +30,7 @@ from burnish.rewards.networks.loading import (
 )
 from burnish.utils.errors import UserError
 from burnish.utils.hub import WORDS
+from burnish.utils.json_text import read_object
 from burnish.utils.weights import tokenizer_complaint
 
 if TYPE_CHECKING:
@@ -84,8 +87,7 @@ class PixelReward(LearnedReward):
 
     def values(self, model: Any, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Values [B] of preprocessed pixels [B, 3, S, S], which are where the network is."""
-        value: Tensor = model.value(pixels)
-        return value
+        return model.value(pixels)  # type: ignore[no-any-return]
 
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Score]:
         model = self.load()
@@ -107,14 +109,8 @@ class PromptedReward(PixelReward):
 
     tokenizer: str | None = None
     """Directory, or org/name on the hub, of the tokenizer; null takes the one beside the weights."""
-    tokenizer_revision: str | None = None
+    tokenizer_revision: Annotated[str | None, ReadIf("tokenizer")] = None
     """Branch, tag or commit of the tokenizer, if it is one of the hub."""
-
-    @model_validator(mode="after")
-    def _names_what_it_is_of(self) -> Self:
-        if self.tokenizer is None and self.tokenizer_revision is not None:
-            raise ValueError("tokenizer_revision is given without tokenizer; leave it out")
-        return self
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -128,14 +124,12 @@ class PromptedReward(PixelReward):
         return place if place.is_dir() else place.parent
 
     def sources(self) -> tuple[Source, ...]:
-        weights = Source(index=self.names[0], files=self.names) if self.names else Source()
+        weights = Source(index=self.names[0] if self.names else CONFIG, files=self.names, complaint=self._complaint)
         if self.tokenizer is None:
             return (weights,)
-        return weights, Source("tokenizer", "tokenizer_revision", "tokenizer_config.json", WORDS)
+        return weights, Source("tokenizer", "tokenizer_revision", "tokenizer_config.json", WORDS, tokenizer_complaint)
 
-    def complaint(self, source: Source, place: Path) -> str:
-        if source.option == "tokenizer":
-            return tokenizer_complaint(place)
+    def _complaint(self, place: Path) -> str:
         why = self.network_complaint(place)
         if not why and self.tokenizer is None and tokenizer_complaint(self.vocabulary):
             return f"{self.vocabulary} has no tokenizer beside the weights; give one as tokenizer"
@@ -162,7 +156,9 @@ class ContrastiveReward(PromptedReward):
         return text
 
     def network_complaint(self, place: Path) -> str:
-        return contrastive_complaint(place, self.names, self.families)
+        return (
+            network_complaint(place, self.families) if "siglip" in self.families else clip_complaint(place, self.names)
+        )
 
     def load(self) -> Contrastive:
         tokenizer_of(self.vocabulary)
@@ -285,7 +281,17 @@ BLIP_NAMES = (
 # of BLIP's pre-training, and a buffer
 BLIP_UNUSED = ("blip.vision_proj.", "blip.text_proj.", "blip.text_encoder.embeddings.position_ids")
 BLIP_HEAD = "mlp."
-BLIP_WIDTH = 64  # of an attention head, in both towers
+BLIP_SIZES = "blip_config.json"  # beside weights of another size than the published ones, which have these
+BLIP_LARGE: dict[str, dict[str, int]] = {
+    "vision": {
+        "hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24, "intermediate_size": 4096,
+        "patch_size": 16, "image_size": 224,
+    },
+    "text": {
+        "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "intermediate_size": 3072,
+        "vocab_size": 30524, "max_position_embeddings": 512, "encoder_hidden_size": 1024,
+    },
+}  # fmt: skip
 BLIP_TOKENS = 35  # of a prompt that are read; the rest is cut off
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of ImageReward's raw values on its authors' data
 
@@ -316,24 +322,20 @@ class ImageReward(PromptedReward):
 
         texts, reader = [prompt.text for prompt in prompts], tokenizer_of(self.vocabulary)
         ids, mask = (to_device(one, pixels.device) for one in token_ids(reader, texts, BLIP_TOKENS))
-        value: Tensor = (model.value(pixels, ids, mask) - MEAN) / STD
-        return value
+        return (model.value(pixels, ids, mask) - MEAN) / STD  # type: ignore[no-any-return]
 
 
 @cache
 def _load_blip(file: Path, dtype: str, device: str) -> PixelModel:
-    """A picture's encoder, a text encoder that looks at it, and a head on the first token, in float32. Of what size the
-    network is, its weights tell."""
+    """A picture's encoder, a text encoder that looks at it, and a head on the first token, in float32."""
     published = {name: one for name, one in read_weights(file).items() if not name.startswith(BLIP_UNUSED)}
     head = {name: one for name, one in published.items() if name.startswith(BLIP_HEAD)}
     weights = {renamed(name, BLIP_NAMES): one for name, one in published.items() if name not in head}
-    try:
-        sizes = _blip_sizes(weights)
-    except (KeyError, IndexError, ValueError) as error:
-        raise UserError(f"{file} is not ImageReward's: it lacks or misshapes {error}; give {BLIP_FILE}") from None
-    network: Any = filled(lambda: blip_towers(*sizes), weights, file, dtype)
+    beside = file.parent / BLIP_SIZES
+    sizes = read_object(beside) if beside.is_file() else BLIP_LARGE
+    network: Any = filled(lambda: blip_towers(**sizes), weights, file, dtype)
     network["head"] = linear_layers(head, file)
-    preprocessing = Preprocessing(size=sizes[0]["image_size"], rounded=True)
+    preprocessing = Preprocessing(size=sizes["vision"]["image_size"], rounded=True)
     return PixelModel(frozen(network, file, device), preprocessing, partial(_blip_value, network))
 
 
@@ -344,8 +346,7 @@ def _blip_value(network: Any, pixels: Tensor, ids: Tensor, mask: Tensor) -> Tens
         input_ids=ids, attention_mask=mask, encoder_hidden_states=seen,
         is_decoder=False,  # tokens see each other both ways
     )  # fmt: skip
-    value: Tensor = network["head"](read.last_hidden_state[:, 0].float())[:, 0]
-    return value
+    return network["head"](read.last_hidden_state[:, 0].float())[:, 0]  # type: ignore[no-any-return]
 
 
 def blip_towers(vision: Mapping[str, int], text: Mapping[str, int]) -> Any:
@@ -359,41 +360,6 @@ def blip_towers(vision: Mapping[str, int], text: Mapping[str, int]) -> Any:
     )
     sees: Any = BlipVisionConfig(**vision, layer_norm_eps=1e-6, hidden_act="gelu")
     return torch.nn.ModuleDict({"vision": BlipVisionModel(sees), "text": BlipTextModel(reads, add_pooling_layer=False)})
-
-
-def _blip_sizes(weights: Mapping[str, Tensor]) -> tuple[dict[str, int], dict[str, int]]:
-    """Of the picture's encoder and of the text's, by the shapes of their weights.
-
-    Raises:
-        KeyError, IndexError, ValueError: they are not BLIP's.
-    """
-    kernel, places = (weights[f"vision.embeddings.{name}"] for name in ("patch_embedding.weight", "position_embedding"))
-    patch = kernel.shape[-1]
-    words, layer = weights["text.embeddings.word_embeddings.weight"], "text.encoder.layer.0"
-    vision = {
-        **_width(kernel.shape[0]), "patch_size": patch, "image_size": round((places.shape[1] - 1) ** 0.5) * patch,
-        "num_hidden_layers": _count(weights, r"vision\.encoder\.layers\.(\d+)\."),
-        "intermediate_size": weights["vision.encoder.layers.0.mlp.fc1.weight"].shape[0],
-    }  # fmt: skip
-    text = {
-        **_width(words.shape[1]), "vocab_size": words.shape[0],
-        "max_position_embeddings": weights["text.embeddings.position_embeddings.weight"].shape[0],
-        "num_hidden_layers": _count(weights, r"text\.encoder\.layer\.(\d+)\."),
-        "intermediate_size": weights[f"{layer}.intermediate.dense.weight"].shape[0],
-        "encoder_hidden_size": weights[f"{layer}.crossattention.self.key.weight"].shape[1],
-    }  # fmt: skip
-    return vision, text
-
-
-def _width(width: int) -> dict[str, int]:
-    if width % BLIP_WIDTH:
-        raise ValueError(f"a width of {width}, no multiple of {BLIP_WIDTH}")
-    return {"hidden_size": width, "num_attention_heads": width // BLIP_WIDTH}
-
-
-def _count(weights: Mapping[str, Tensor], layer: str) -> int:
-    """Layers, of which there is at least one."""
-    return len({match[1] for name in weights if (match := re.match(layer, name))})
 
 
 ON_HUB = "aesthetic-model.pth"
@@ -422,12 +388,9 @@ class Aesthetic(PixelReward):
     """Branch, tag or commit of the layers, if they are of the hub."""
 
     def sources(self) -> tuple[Source, ...]:
-        return Source(), Source("head", "head_revision", ON_HUB, (ON_HUB,))
-
-    def complaint(self, source: Source, place: Path) -> str:
-        if source.option == "head":
-            return refusal(weight_file, place, AESTHETIC_FILES[self.version])
-        return contrastive_complaint(place, (), ("siglip",) if self.version == "v2.5" else ("clip",))
+        network = partial(network_complaint, families=("siglip",)) if self.version == "v2.5" else clip_complaint
+        layers = file_complaint(AESTHETIC_FILES[self.version])
+        return Source(complaint=network), Source("head", "head_revision", ON_HUB, (ON_HUB,), layers)
 
     def load(self) -> PixelModel:
         head = weight_file(self.folder(self.sources()[1]), AESTHETIC_FILES[self.version])

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from burnish.registry import register
 from burnish.rewards.base import Reward, Score
-from burnish.types.clips import Clip, Kind
+from burnish.types.samples import Clip, Kind
 from burnish.utils.errors import UserError
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -14,9 +14,9 @@ from burnish.rewards.base import NOTHING, Compared, RewardInputs, Score
 from burnish.rewards.images.learned import LearnedReward, PixelReward
 from burnish.rewards.networks.contrastive import Embedder, load_contrastive
 from burnish.rewards.networks.inputs import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, read_preprocessing
-from burnish.rewards.networks.loading import CONFIG, NetworkOptions, Source, load_strictly
-from burnish.types.clips import Clip, Kind
+from burnish.rewards.networks.loading import CONFIG, NetworkOptions, Source, load_strictly, network_complaint
 from burnish.types.media import Media, evenly_spaced
+from burnish.types.samples import Clip, Kind
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 
@@ -54,11 +54,8 @@ def _embedder(folder: Path, dtype: str, device: str) -> Embedder:
 class Embedding(NetworkOptions):
     """What both rewards load."""
 
-    def complaint(self, source: Source, place: Path) -> str:
-        if why := super().complaint(source, place):
-            return why
-        kind, known = read_object(place / CONFIG).get("model_type"), (*CONTRASTIVE, *DINO)
-        return "" if kind in known else f"{place} is a {kind}; give one of {', '.join(known)}"
+    def sources(self) -> tuple[Source, ...]:
+        return (Source(complaint=partial(network_complaint, families=(*CONTRASTIVE, *DINO))),)
 
     def load(self) -> Embedder:
         return _embedder(self.folder(), self.dtype, self.resting)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from burnish.options import Count, Fraction
 from burnish.registry import options, register
 from burnish.rewards.base import NOTHING, Compared, Reward, RewardInputs, Score
-from burnish.types.clips import LUMA, Kind, Sample, coarse
+from burnish.types.samples import LUMA, Kind, Sample, coarse
 
 if TYPE_CHECKING:
     import numpy as np
@@ -238,5 +238,4 @@ def luminance(image: np.ndarray) -> np.ndarray:
     """Of a picture's pixels, [H, W] float32 from 0, black, to 1, white."""
     import numpy as np
 
-    shade: np.ndarray = image @ (np.array(LUMA, dtype=np.float32) / np.float32(255))
-    return shade
+    return image @ (np.array(LUMA, dtype=np.float32) / np.float32(255))  # type: ignore[no-any-return]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import permutations
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from burnish.rewards.base import Score
 from burnish.rewards.judges.parsers import PAIRS, PARSERS, Parser, by_pattern, parsed
@@ -56,17 +56,9 @@ class Reply:
     fault: str = ""  # set where asking failed, as of a server that can't be reached
 
 
-class Oracle(Protocol):
-    """Whoever answers questions."""
-
-    def replies(self, shown: Sequence[Prompt], questions: Sequence[Question]) -> list[Reply]:
-        """One per question, in order; what can't be answered has a problem, and nothing raises for it.
-
-        Args:
-            shown: text and pictures of each question.
-            questions: whether it writes, and which probabilities are read.
-        """
-        ...
+# whoever answers: a reply per question, in order, given text and pictures of each, and whether it writes or which
+# probabilities are read; what can't be answered has a problem, and nothing raises for it
+Ask = Callable[[Sequence[Prompt], Sequence[Question]], list[Reply]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,9 +211,7 @@ class Subject:
         return about_media(PLACES.sub(lambda place: words.get(place[1], place[0]), template), images, self.videos)
 
 
-def scored(
-    oracle: Oracle, form: Form, template: str, subjects: Sequence[Subject], prompts: Sequence[Prompt]
-) -> list[Score]:
+def scored(ask: Ask, form: Form, template: str, subjects: Sequence[Subject], prompts: Sequence[Prompt]) -> list[Score]:
     """Scores on samples, each by itself: all of their questions are asked at once."""
     questions = [form.questions(prompt) for prompt in prompts]
     rows = [
@@ -229,12 +219,12 @@ def scored(
         for subject, own in zip(subjects, questions, strict=True)
         for question in own
     ]
-    replies = iter(oracle.replies([shown for shown, _ in rows], [question for _, question in rows]))
+    replies = iter(ask([shown for shown, _ in rows], [question for _, question in rows]))
     return [_score(form, [next(replies) for _ in own], prompt) for own, prompt in zip(questions, prompts, strict=True)]
 
 
 def compared(
-    oracle: Oracle, form: Form, template: str, subjects: Sequence[Subject], prompts: Sequence[Prompt],
+    ask: Ask, form: Form, template: str, subjects: Sequence[Subject], prompts: Sequence[Prompt],
     groups: Sequence[Sequence[int]],
 ) -> list[Score]:  # fmt: skip
     """Scores on samples against all others of their groups: the share of comparisons that each wins.
@@ -246,7 +236,7 @@ def compared(
     shown = [
         subjects[i].asked(template, question, subjects[j]) for (i, j), question in zip(pairs, questions, strict=True)
     ]
-    replies = oracle.replies(shown, questions)
+    replies = ask(shown, questions)
     first = {pair: _score(form, [reply], prompts[pair[0]]) for pair, reply in zip(pairs, replies, strict=True)}
     shares = {
         i: _share([(first[i, j], first[j, i]) for j in rows if j != i]) for rows in groups for i in rows

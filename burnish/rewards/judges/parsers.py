@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from statistics import mean
 from typing import Any
 
@@ -110,13 +111,11 @@ def by_pattern(pattern: str, answers: Mapping[str, float]) -> Parser:
         if not matches:
             return None
         last = matches[-1]
-        try:
-            value = answers[last] if last in answers else float(last)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            return Score(None, f"the judge's verdict is {last!r}, neither a number nor one of its answers")
-        return Score(value, last)
+        with suppress(ValueError):
+            value = float(answers.get(last, last))
+            if math.isfinite(value):
+                return Score(value, last)
+        return Score(None, f"the judge's verdict is {last!r}, neither a number nor one of its answers")
 
     return parse
 

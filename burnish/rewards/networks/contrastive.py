@@ -15,6 +15,7 @@ from burnish.rewards.networks.loading import (
     filled,
     frozen,
     load_strictly,
+    network_complaint,
     read_weights,
     refusal,
     renamed,
@@ -23,7 +24,6 @@ from burnish.rewards.networks.loading import (
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 from burnish.utils.lru_cache import LruCache
-from burnish.utils.weights import complaints_about
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -228,14 +228,6 @@ def _is_of_transformers(place: Path) -> bool:
     return (place / CONFIG).is_file() and not (place / OPEN_CLIP).is_file()
 
 
-def contrastive_complaint(place: Path, names: tuple[str, ...], families: Sequence[str]) -> str:
-    """Why a folder or a file can't be loaded as one of these families, or "": seen without loading it."""
-    if _is_of_transformers(place):
-        family = read_object(place / CONFIG).get("model_type")
-        if family not in families:
-            more = "; of SigLIP 2 take a model of one resolution, not NaFlex" if family == "siglip2" else ""
-            return f"{place} is a {family}, but this reward takes {' or '.join(families)}{more}"
-        return "; ".join(complaints_about(place))
-    if "clip" not in families:
-        return f"{place} has no {CONFIG}; give the folder of a model of transformers"
-    return refusal(weight_file, place, names)
+def clip_complaint(place: Path, names: Sequence[str] = ()) -> str:
+    """Why a folder or a file can't be loaded as CLIP, or "": seen without loading it."""
+    return network_complaint(place, ("clip",)) if _is_of_transformers(place) else refusal(weight_file, place, names)

@@ -123,8 +123,7 @@ class Headed:
 
     def outputs(self, questions: Sequence[Question], head: int = 0) -> Tensor:
         """Outputs [B, K, O] of a head at the K tokens of the reward."""
-        values: Tensor = self.modules["heads"][head](self.reader.states(self.modules["body"], questions))
-        return values
+        return self.modules["heads"][head](self.reader.states(self.modules["body"], questions))  # type: ignore[no-any-return]
 
 
 @cache
@@ -193,8 +192,7 @@ class Geometry:
         """Sides in whole tokens, within bounds of their pixels, as near to the shape as they can be."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-        sides: tuple[int, int] = smart_resize(height, width, self.patch * self.merge, least, most)
-        return sides
+        return smart_resize(height, width, self.patch * self.merge, least, most)  # type: ignore[no-any-return]
 
     def picture(self, image: np.ndarray) -> Patches:
         """A picture uint8 [H, W, 3], resized by Pillow."""
@@ -320,8 +318,7 @@ class QuestionReader:
         }
         out = network(input_ids=ids.to(device), position_ids=positions.to(device), use_cache=False, **pixels)
         ends = torch.tensor([question.ends for question in questions], device=device)
-        states: Tensor = out.last_hidden_state[torch.arange(len(questions), device=device)[:, None], ends].float()
-        return states
+        return out.last_hidden_state[torch.arange(len(questions), device=device)[:, None], ends].float()  # type: ignore[no-any-return]
 
 
 @options
@@ -331,6 +328,7 @@ class HeadedReward(LearnedReward):
     family: ClassVar[str] = "qwen2_vl"
     heads: ClassVar[tuple[str, ...]] = ("rm_head.",)
     tokens: ClassVar[tuple[str, ...]] = ("<|Reward|>",)
+    published: ClassVar[tuple[str, ...]] = ()  # files of the repository, that by which it is found first
 
     base: str = "Qwen/Qwen2-VL-7B-Instruct"
     """Directory, or org/name on the hub, of the model that it was trained on: its configuration and tokenizer; and its
@@ -345,11 +343,14 @@ class HeadedReward(LearnedReward):
     """Precision of the network, as published; its heads are float32."""
 
     def sources(self) -> tuple[Source, ...]:
-        return Source(), Source("base", "base_revision", CONFIG, BASE_FILES)
+        index = self.published[0] if self.published else CONFIG
+        return (
+            Source(index=index, files=self.published, complaint=lambda place: refusal(self.files, place)),
+            Source("base", "base_revision", CONFIG, BASE_FILES, self.base_complaint),
+        )
 
-    def complaint(self, source: Source, place: Path) -> str:
-        if source.option == "path":
-            return refusal(self.files, place)
+    def base_complaint(self, place: Path) -> str:
+        """Why the base can't be read."""
         if not (place / CONFIG).is_file():
             return f"{place} has no {CONFIG}; give the folder of the model that the reward was trained on"
         return tokenizer_complaint(place)
@@ -360,7 +361,7 @@ class HeadedReward(LearnedReward):
         Raises:
             UserError: there are none, or several that may be meant.
         """
-        return weight_files(place, self.sources()[0].files)
+        return weight_files(place, self.published)
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         super().check(prompts)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import model_validator
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from burnish.types.batch import Gathered
     from burnish.types.completion import Encoded
     from burnish.types.prompt import Prompt
+
+V = TypeVar("V")
 
 
 def encode(model: LanguageModel, prompts: Sequence[Prompt], *, media: bool = True) -> Gathered[Encoded]:
@@ -74,10 +76,7 @@ def load_reader(folder: Path, dtype: str, device: str) -> LanguageModel:
         UserError: it can't be loaded.
     """
     options: dict[str, Any] = {"path": str(folder), "dtype": dtype, "device": device}
-    try:
-        return load_language_model(LanguageModelOptions(**options), frozen=True)
-    except UserError as error:
-        raise UserError(f"{folder} can't be loaded to score with: {error}") from None
+    return load_language_model(LanguageModelOptions(**options), frozen=True)
 
 
 @cache
@@ -100,6 +99,23 @@ class LoadedOptions(NetworkOptions):
 
     def load(self) -> Any:
         return load_reader(self.folder(), self.dtype, self.resting)
+
+    def by_length(
+        self, network: Any, lengths: Sequence[int], longest: int, score: Callable[[Sequence[int]], Iterable[V]]
+    ) -> list[V | str]:
+        """What is scored of rows, those of similar length together, which need little padding; or why one is not.
+
+        Args:
+            network: that reads them.
+            lengths: of the rows, in tokens.
+            longest: that is read.
+            score: scores some rows, by their numbers.
+        """
+        results: list[V | str] = [f"{n} tokens exceed max_length={longest}" for n in lengths]
+        rows = sorted((i for i, n in enumerate(lengths) if n <= longest), key=lengths.__getitem__)
+        for i, value in zip(rows, self.in_batches(network, rows, score), strict=True):
+            results[i] = value
+        return results
 
 
 @options

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from burnish.models.loading import quietly
 from burnish.options import Count
-from burnish.registry import options
+from burnish.registry import ReadIf, options
 from burnish.utils.errors import UserError, first_line, listed
 from burnish.utils.hub import model_folder
+from burnish.utils.json_text import read_object
 from burnish.utils.weights import PICKLED, complaints_about, load_network, refuse_non_finite
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Source:
     revision: str = "revision"  # the option with the branch, tag or commit, where that is one of the hub
     index: str = CONFIG  # the file of the repository by which it is found
     files: tuple[str, ...] = ()  # of the repository that are fetched; none for those that transformers reads
+    complaint: Callable[[Path], str] | None = None  # why what is there can't be loaded; None: see ``network_complaint``
 
 
 @options
@@ -61,14 +62,8 @@ class NetworkOptions:
     """Precision of the network; scores are computed from its outputs in float32."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device of the network."""
-    put_away: bool = False
+    put_away: Annotated[bool, ReadIf("device", "cuda")] = False
     """Keep the weights in CPU memory while nothing is scored, so that a GPU is shared with training."""
-
-    @model_validator(mode="after")
-    def _is_put_away_from_a_gpu(self) -> Self:
-        if self.put_away and self.device == "cpu":
-            raise ValueError("put_away is true, but device is cpu, where the weights are anyway; leave it out")
-        return self
 
     @property
     def resting(self) -> str:
@@ -110,18 +105,21 @@ class NetworkOptions:
         """Refuse what can't be loaded, seen without loading it."""
         for source in self.sources():
             place = self.folder(source)
-            why = self.complaint(source, place) if place.exists() else f"{place} does not exist; give a directory"
-            if why:
+            complaint = source.complaint or network_complaint
+            if why := complaint(place) if place.exists() else f"{place} does not exist; give a directory":
                 raise UserError(f"{source.option} of reward {self.name}: {why}")
         super().check(prompts)  # type: ignore[misc]
 
-    def complaint(self, source: Source, place: Path) -> str:
-        """Why what is there can't be loaded, or "": seen without loading it."""
-        if source.files:
-            return refusal(weight_file, place, source.files)
-        if not (place / CONFIG).is_file():
-            return f"{place} has no {CONFIG}; give the folder of a model of transformers, or its name on the hub"
-        return "; ".join(complaints_about(place))
+
+def network_complaint(place: Path, families: Sequence[str] = ()) -> str:
+    """Why a folder can't be loaded as a network of transformers, of one of these families, or "": seen without loading
+    it."""
+    if not (place / CONFIG).is_file():
+        return f"{place} has no {CONFIG}; give the folder of a model of transformers, or its name on the hub"
+    family = read_object(place / CONFIG).get("model_type")
+    if families and family not in families:
+        return f"{place} is a {family}; give one of {', '.join(families)}"
+    return "; ".join(complaints_about(place))
 
 
 def refusal(function: Callable[..., Any], *given: Any) -> str:
@@ -131,6 +129,11 @@ def refusal(function: Callable[..., Any], *given: Any) -> str:
     except UserError as error:
         return str(error)
     return ""
+
+
+def file_complaint(names: Sequence[str]) -> Callable[[Path], str]:
+    """That of a file of weights which is published under these names."""
+    return lambda place: refusal(weight_file, place, names)
 
 
 @cache
@@ -212,21 +215,14 @@ def filled(make: Callable[[], T], weights: Mapping[str, Tensor], where: Path | s
 
     with init_empty_weights():
         network: Any = make()
-    wanted = network.state_dict()
-    if missing := sorted(wanted.keys() - weights.keys()):
-        raise UserError(
-            f"{where} lacks {listed(missing)}, which its network needs; give a complete file, or another base"
-        )
-    if further := sorted(weights.keys() - wanted.keys()):
-        raise UserError(f"{where} has {listed(further)}, which its network does not have; give the file of this scorer")
-    for name, value in weights.items():
-        if value.shape != wanted[name].shape:
-            raise UserError(
-                f"{where} does not fit: {name} is {list(value.shape)}, not {list(wanted[name].shape)}; give the file "
-                "of this scorer, or the configuration that belongs to it"
-            )
     cast = {name: value.to(getattr(torch, dtype)) for name, value in weights.items()}
-    network.load_state_dict(cast, strict=True, assign=True)
+    try:
+        network.load_state_dict(cast, strict=True, assign=True)
+    except RuntimeError as error:
+        raise UserError(
+            f"{where} does not fit: {textwrap.shorten(str(error), 400)}; give the complete file of this scorer, or the "
+            "configuration or base that belongs to it"
+        ) from None
     return network  # type: ignore[no-any-return]
 
 

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.rewards.networks.inputs import IMAGENET_MEAN, IMAGENET_STD
-from burnish.rewards.networks.loading import CONFIG, frozen
+from burnish.rewards.networks.loading import frozen
 from burnish.utils.errors import UserError
-from burnish.utils.json_text import read_object
-from burnish.utils.weights import complaints_about, load_network
+from burnish.utils.weights import load_network
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +32,6 @@ CLASSES = (
     "computer keyboard", "cell phone", "microwave", "oven", "toaster", "sink", "refrigerator", "book", "clock",
     "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
 )  # fmt: skip
-MODEL_TYPE = "mask2former"
 SHORTEST, LONGEST, MULTIPLE = 800, 1333, 32  # pixels of the detector's input
 MOST = 100  # detections of a picture
 LEAST = 0.05  # score of what is kept, far below what any rule reads
@@ -52,30 +50,6 @@ class Found:
     mask: Any = None  # bool [H, W], which the colour is read from
 
 
-@dataclass(frozen=True)
-class Detections:
-    """What was found in a picture, the most confident ones first."""
-
-    scores: Tensor  # [N]
-    labels: Tensor  # [N] long
-    masks: Tensor  # [N, H, W] bool
-    boxes: Tensor  # [N, 4] left, top, right, bottom; the last two are one pixel further
-
-
-def detector_complaint(folder: Path) -> str:
-    """Why a folder can't be loaded as a detector of GenEval's classes, or "": seen without loading it."""
-    if not (folder / CONFIG).is_file():
-        return f"{folder} has no {CONFIG}; give the folder of a Mask2Former, or its name on the hub"
-    config = read_object(folder / CONFIG)
-    if config.get("model_type") != MODEL_TYPE:
-        return f"{folder} is a {config.get('model_type')}; give a {MODEL_TYPE} for instances of COCO"
-    labels = config.get("id2label")
-    if not isinstance(labels, dict) or len(labels) != len(CLASSES):
-        count = len(labels) if isinstance(labels, dict) else 2
-        return f"{folder} knows {count} classes, not COCO's {len(CLASSES)}; give one that was trained on its instances"
-    return "; ".join(complaints_about(folder))
-
-
 @cache
 def load_detector(folder: Path, dtype: str, device: str) -> Any:
     """The network of a folder, loaded once.
@@ -86,10 +60,12 @@ def load_detector(folder: Path, dtype: str, device: str) -> Any:
     import torch
     from transformers import Mask2FormerForUniversalSegmentation
 
-    try:
-        network = load_network(Mask2FormerForUniversalSegmentation, folder, dtype=getattr(torch, dtype))
-    except UserError as error:
-        raise UserError(f"{folder} can't be loaded as a detector: {error}") from None
+    network = load_network(Mask2FormerForUniversalSegmentation, folder, dtype=getattr(torch, dtype))
+    if network.config.num_labels != len(CLASSES):
+        raise UserError(
+            f"{folder} knows {network.config.num_labels} classes, not COCO's {len(CLASSES)}; give a detector that was "
+            "trained on its instances"
+        )
     return frozen(network, folder, device)
 
 
@@ -101,14 +77,7 @@ def detect(network: Any, image: np.ndarray, device: str) -> list[Found]:
     with torch.no_grad():
         out = network(pixel_values=pixels.to(device, network.dtype))
     classes, masks = (logits[0].float() for logits in (out.class_queries_logits, out.masks_queries_logits))
-    detections = read_detections(classes, masks, tuple(pixels.shape[-2:]), size, image.shape[:2])
-    return [
-        Found(CLASSES[int(label)], float(score), tuple(box), mask)
-        for score, label, box, mask in zip(
-            detections.scores.tolist(), detections.labels.tolist(), detections.boxes.tolist(),
-            detections.masks.cpu().numpy(), strict=True,
-        )
-    ]  # fmt: skip
+    return read_detections(classes, masks, tuple(pixels.shape[-2:]), size, image.shape[:2])
 
 
 def preprocessed(image: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
@@ -132,8 +101,8 @@ def preprocessed(image: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
 
 def read_detections(
     classes: Tensor, masks: Tensor, padded: Sequence[int], size: Sequence[int], original: Sequence[int]
-) -> Detections:
-    """Detections from a network's outputs, by mmdet's rule.
+) -> list[Found]:
+    """The objects that a network's outputs show, by mmdet's rule, the most confident ones first.
 
     Args:
         classes: logits [Q, C + 1]; the last class is none.
@@ -154,16 +123,19 @@ def read_detections(
     inside = logits > 0
     scores = scores * (logits.sigmoid() * inside).flatten(1).sum(1) / (inside.flatten(1).sum(1) + 1e-6)
     order = scores.argsort(descending=True, stable=True)
-    return Detections(scores[order], (places % share.shape[1])[order], inside[order], extents(inside[order]))
+    return [
+        Found(CLASSES[label], score, box, mask)
+        for score, label, box, mask in zip(
+            scores[order].tolist(), (places % share.shape[1])[order].tolist(), extents(inside[order]),
+            inside[order].cpu().numpy(), strict=True,
+        )
+    ]  # fmt: skip
 
 
-def extents(masks: Tensor) -> Tensor:
-    """Boxes [N, 4] around masks [N, H, W]; zeros of an empty one."""
-    import torch
-
-    boxes = torch.zeros(len(masks), 4)
-    for row, mask in enumerate(masks):
-        down, across = mask.any(1).nonzero().flatten(), mask.any(0).nonzero().flatten()
-        if len(down):
-            boxes[row] = torch.tensor([across[0], down[0], across[-1] + 1, down[-1] + 1], dtype=torch.float32)
+def extents(masks: Tensor) -> list[Box]:
+    """Boxes around masks [N, H, W]: left, top, and one pixel beyond right and bottom; zeros of an empty one."""
+    boxes: list[Box] = []
+    for mask in masks:
+        down, across = (mask.any(axis).nonzero().flatten().tolist() or [0, -1] for axis in (1, 0))
+        boxes.append((across[0], down[0], across[-1] + 1, down[-1] + 1))
     return boxes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,10 @@ def _layout(weight: Tensor) -> Tensor:
     return weight.contiguous(memory_format=torch.channels_last) if weight.ndim == 4 else weight
 
 
-def _same_padding(x: Tensor, a: Attributes, value: float) -> Tensor:
-    """ONNX's SAME_UPPER padding: inputs / stride outputs, with odd padding at the end."""
+def _padded(x: Tensor, a: Attributes, value: float) -> Tensor:
+    """With ONNX's SAME_UPPER padding, where that is asked for: inputs / stride outputs, and odd padding at the end."""
+    if a.get("auto_pad") != b"SAME_UPPER":
+        return x
     sides: list[int] = []
     for length, kernel, stride in zip(x.shape[2:], a["kernel_shape"], a["strides"], strict=True):
         padding = max((-(-length // stride) - 1) * stride + kernel - length, 0)
@@ -72,85 +75,52 @@ def _same_padding(x: Tensor, a: Attributes, value: float) -> Tensor:
     return F.pad(x, sides, value=value)
 
 
-def _padded(x: Tensor, a: Attributes, value: float) -> Tensor:
-    if a.get("auto_pad") == b"SAME_UPPER":
-        return _same_padding(x, a, value)
+def _sides(a: Attributes) -> tuple[int, ...]:
+    """Padding of height and width, which is the same on both sides in these networks."""
     top, left, bottom, right = a.get("pads", (0, 0, 0, 0))
-    return F.pad(x, (left, right, top, bottom), value=value) if top or left or bottom or right else x
+    assert (top, left) == (bottom, right), "padding on one side is not supported"
+    return top, left
 
 
 def _conv(given: Sequence[Any], a: Attributes) -> Tensor:
     x, weight, *bias = given
-    pads = a.get("pads", (0, 0, 0, 0))
-    if a.get("auto_pad") != b"SAME_UPPER" and list(pads[:2]) == list(pads[2:]):
-        padding = tuple(pads[:2])
-    else:
-        x, padding = _padded(x, a, 0.0), (0, 0)
     return F.conv2d(
-        x, weight, bias[0] if bias else None,
-        tuple(a["strides"]), padding, tuple(a.get("dilations", (1, 1))), a.get("group", 1),
+        _padded(x, a, 0.0), weight, bias[0] if bias else None,
+        tuple(a["strides"]), _sides(a), tuple(a.get("dilations", (1, 1))), a.get("group", 1),
     )  # fmt: skip
 
 
-def _max_pool(given: Sequence[Any], a: Attributes) -> Tensor:
-    return F.max_pool2d(_padded(given[0], a, -torch.inf), tuple(a["kernel_shape"]), tuple(a["strides"]))
-
-
 def _average_pool(given: Sequence[Any], a: Attributes) -> Tensor:
-    assert "auto_pad" not in a
     assert not any(a.get("pads", ())), "padding is not supported"
     return F.avg_pool2d(given[0], tuple(a["kernel_shape"]), tuple(a["strides"]))
 
 
-def _batch_norm(given: Sequence[Any], a: Attributes) -> Tensor:
-    x, scale, shift, mean, variance = given
-    return F.batch_norm(x, mean, variance, scale, shift, eps=a.get("epsilon", 1e-5))
-
-
 def _slice(given: Sequence[Any], a: Attributes) -> Tensor:
-    x: Tensor
     x, starts, ends, *axes = given
     for axis, start, end in zip(axes[0].tolist() if axes else range(len(starts)), starts.tolist(), ends.tolist(),
                                 strict=True):  # fmt: skip
         x = x[(slice(None),) * axis + (slice(start, end),)]
-    return x
-
-
-def _reshape(given: Sequence[Any], a: Attributes) -> Tensor:
-    x: Tensor
-    x, shape = given
-    return x.reshape([x.shape[i] if length == 0 else length for i, length in enumerate(shape.tolist())])
-
-
-def _unsqueeze(given: Sequence[Any], a: Attributes) -> Tensor:
-    x: Tensor = given[0]
-    for axis in sorted(a["axes"]):
-        x = x.unsqueeze(axis)
-    return x
-
-
-def _divide(given: Sequence[Any], a: Attributes) -> Tensor:
-    x: Tensor
-    x, by = given
-    return x / by if x.is_floating_point() else x.div(by, rounding_mode="trunc")
+    return x  # type: ignore[no-any-return]
 
 
 OPERATORS: dict[str, Operator] = {
     "Add": lambda x, a: x[0] + x[1],
     "AveragePool": _average_pool,
-    "BatchNormalization": _batch_norm,
+    "BatchNormalization": lambda x, a: F.batch_norm(x[0], x[3], x[4], x[1], x[2], eps=a.get("epsilon", 1e-5)),
     "Concat": lambda x, a: torch.cat(list(x), a["axis"]),
     "Conv": _conv,
-    "Div": _divide,
+    "Div": lambda x, a: x[0].div(x[1], rounding_mode=None if x[0].is_floating_point() else "trunc"),
     "Erf": lambda x, a: x[0].erf(),
     "HardSigmoid": lambda x, a: (x[0] * a.get("alpha", 0.2) + a.get("beta", 0.5)).clamp(0, 1),
     "MatMul": lambda x, a: x[0] @ x[1],
-    "MaxPool": _max_pool,
+    "MaxPool": lambda x, a: F.max_pool2d(
+        _padded(x[0], a, -torch.inf), tuple(a["kernel_shape"]), tuple(a["strides"]), _sides(a)
+    ),
     "Mul": lambda x, a: x[0] * x[1],
     "Pow": lambda x, a: x[0] ** x[1],
     "ReduceMean": lambda x, a: x[0].mean(tuple(a["axes"]), keepdim=bool(a.get("keepdims", 1))),
     "Relu": lambda x, a: x[0].relu(),
-    "Reshape": _reshape,
+    "Reshape": lambda x, a: x[0].reshape([x[0].shape[i] if n == 0 else n for i, n in enumerate(x[1].tolist())]),
     "Shape": lambda x, a: torch.tensor(x[0].shape),
     "Sigmoid": lambda x, a: x[0].sigmoid(),
     "Slice": _slice,
@@ -159,7 +129,7 @@ OPERATORS: dict[str, Operator] = {
     "Squeeze": lambda x, a: x[0].squeeze(tuple(a["axes"])),
     "Sub": lambda x, a: x[0] - x[1],
     "Transpose": lambda x, a: x[0].permute(a["perm"]),
-    "Unsqueeze": _unsqueeze,
+    "Unsqueeze": lambda x, a: reduce(torch.unsqueeze, sorted(a["axes"]), x[0]),
 }
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.registry import register
+from burnish.registry import ReadIf, register
 from burnish.rewards.base import Score
 from burnish.rewards.text.answers import enclosed
 from burnish.rewards.text.base import LanguageReward, Response
@@ -37,20 +37,16 @@ class Format(LanguageReward):
 
     form: Form = "answer"
     """The form; pattern uses your regular expression."""
-    pattern: str | None = None
+    pattern: Annotated[str | None, ReadIf("form", "pattern")] = None
     """Regular expression that the full response must match; a dot also matches line ends."""
 
     @model_validator(mode="after")
-    def _pattern_belongs_to_its_form(self) -> Self:
-        if (self.pattern is not None) != (self.form == "pattern"):
-            raise ValueError(
-                f"form is {self.form!r} and pattern is {self.pattern!r}; set form=pattern, or leave pattern out"
-            )
-        if self.pattern is not None:
-            try:
-                re.compile(self.pattern)
-            except re.error as error:
-                raise ValueError(f"pattern is {self.pattern!r}, which is not a regular expression: {error}") from None
+    def _pattern_is_one(self) -> Self:
+        try:
+            if self.form == "pattern":
+                _ = self._whole
+        except (re.error, TypeError) as error:
+            raise ValueError(f"pattern is {self.pattern!r}, which is not a regular expression: {error}") from None
         return self
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Score]:
@@ -63,17 +59,17 @@ class Format(LanguageReward):
             if thought is None or conclusion is None:
                 return False
             return thought[1] + len("</think>") <= conclusion[0] - len(opening)
-        if self.pattern is None:
+        if self.form != "pattern":
             return _in_order(text, FORMS[self.form])
         return self._whole.fullmatch(text) is not None
 
     @property
     def endless(self) -> str:
-        return "" if self.pattern is None else "pattern"
+        return "pattern" if self.form == "pattern" else ""
 
     @cached_property
     def _whole(self) -> re.Pattern[str]:
-        return re.compile(self.pattern or "", re.DOTALL)
+        return re.compile(self.pattern, re.DOTALL)  # type: ignore[arg-type]
 
 
 def _in_order(text: str, marks: Sequence[str]) -> bool:

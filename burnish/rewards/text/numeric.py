@@ -7,13 +7,15 @@ around one number. Anything else (variables, comparisons, several numbers among 
 
 from __future__ import annotations
 
+import ast
 import math
+import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.options import NonNegative
 from burnish.registry import register
@@ -45,6 +47,7 @@ PLAINER: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\^\s*(?:\{\s*deg\s*\}|deg)", " deg "),
     (r"\bdeg\s+([CF])\b", r"deg\1"),
     (r"frac\s*(\d)\s*(\d)", r"frac{\1}{\2}"),
+    (r"(?<![\d.])(\d+)\s*frac\s*\{(\d+)\}\s*\{(\d+)\}", r"\1 \2/\3 "),
     (r"\*\*", "^"),
     (r"(?<=\d)\s*[xX]\s*(?=\d)", "*"),
     (r"(?<![\d.])0*(\d{1,3}(?: \d{3})+)(?![ \d])", lambda thousands: thousands[1].replace(" ", ",")),
@@ -73,95 +76,61 @@ CHANGING = re.compile(  # words that change the number beside them
 NAME = re.compile(r"\\?[^\d\W][^+*^/√\-]*|\\?[^\d\W]+\s*\([^()]*\)")  # what may stand before an equals sign
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf}
 NUMBER = rf"(?:{THOUSANDS}(?:\.\d+)?|{PLAIN})(?:[eE][-+]?\d+)?"
-MIXED = r"\d+(?:\s+\d+\s*/\s*\d+(?!\d)|\s*frac\s*\{\d+\}\s*\{\d+\})"  # 1 1/2, 1\frac{1}{2}
-TOKEN = re.compile(rf"\s*(?:(?P<mixed>{MIXED})|(?P<number>{NUMBER})|(?P<sign>\\?[^\W\d_]+|\S))")
-PAIRS = {"(": ")", "{": "}", "[": "]"}
+MIXED = r"\d+\s+\d+\s*/\s*\d+(?!\d)"  # 1 1/2
+WORD_OF_MATH = r"(?:sqrt|pi|inf|e)(?![^\W\d_])"
+TOKEN = re.compile(
+    rf"(?P<mixed>{MIXED})|(?P<number>{NUMBER})|{WORD_OF_MATH}|[-+*/^)%]|\((?:(?![^\W\d_])|(?={WORD_OF_MATH}))"
+)
+EXPRESSION = re.compile(rf"(?:\s*(?:{re.sub('[?]P<[a-z]+>', '?:', TOKEN.pattern)}))+")
+PYTHON = {"^": "**", "%": "/100 "}
+OPERATORS: dict[type, Callable[[float, float], float]] = {
+             ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+             ast.Pow: operator.pow}  # fmt: skip
 
 
 class Unreadable(ValueError):
     """A text without a number, or with more than can be compared; the message completes "the text ..."."""
 
 
-class Expression:
-    """The arithmetic expression without variables at the beginning of a text; ``at`` is where it ends."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
-
-    def value(self) -> tuple[float, int | None]:
-        """The number, and the integer if it is written as one."""
-        try:
-            value = self._sum()
-        except (OverflowError, ZeroDivisionError):
-            raise Unreadable("is not a number that can be computed") from None
-        if isinstance(value, complex):
-            raise Unreadable("is not a real number")
-        written = re.fullmatch(rf"\s*([-+]?(?:{THOUSANDS}|\d+))\.?\s*", self.text[: self.at])
-        return value, int(written[1].replace(",", "")) if written else None
-
-    def _next(self, *signs: str) -> str:
-        """The next token if it is one of these."""
-        token = TOKEN.match(self.text, self.at)
-        return token["sign"] if token is not None and token["sign"] in signs else ""
-
-    def _take(self, *signs: str) -> str:
-        """The same, and what follows is read from there."""
-        if sign := self._next(*signs):
-            self.at = TOKEN.match(self.text, self.at).end()  # type: ignore[union-attr]
-        return sign
-
-    def _sum(self) -> float:
-        total = -self._product() if self._take("+", "-") == "-" else self._product()
-        while sign := self._take("+", "-"):
-            total += self._product() if sign == "+" else -self._product()
-        return total
-
-    def _product(self) -> float:
-        total = self._power()
-        while (sign := self._take("*", "/")) or self._next("sqrt", "frac", "pi", "(", "{"):  # 2 sqrt(3)
-            factor = self._power()
-            total = total / factor if sign == "/" else total * factor
-        return total
-
-    def _power(self) -> float:
-        base = self._base()
-        if self._take("^"):
-            base = base ** self._grouped(lambda: -self._base() if self._take("-") else self._base())
-        while self._take("%"):
-            base /= 100
-        return base
-
-    def _grouped(self, otherwise: Callable[[], float], *brackets: str) -> float:
-        """An expression in brackets, or ``otherwise`` without brackets."""
-        opening = self._take(*(brackets or ("(", "{")))
-        if not opening:
-            return otherwise()
-        value = self._sum()
-        if not self._take(PAIRS[opening]):
-            raise Unreadable("has a bracket that is not closed")
-        return value
-
-    def _base(self) -> float:
-        token = TOKEN.match(self.text, self.at)
-        if token is not None and not token["sign"]:
-            self.at = token.end()
-            if token["number"]:
-                return float(token["number"].replace(",", ""))
-            number, above, below = (int(digits) for digits in re.findall(r"\d+", token["mixed"]))
-            if above >= below:
-                raise Unreadable("has several numbers")
-            return number + above / below
-        if constant := self._take(*CONSTANTS):
-            return CONSTANTS[constant]
-        if self._take("sqrt"):
-            root = self._grouped(lambda: 2.0, "[")
-            radicand = self._grouped(self._base)
-            return math.sqrt(radicand) if root == 2 and radicand >= 0 else radicand ** (1 / root)
-        if self._take("frac"):
-            return self._grouped(self._base) / self._grouped(self._base)
-        if self._next("(", "{"):
-            return self._grouped(self._base)
+def expression(text: str) -> tuple[float, int | None, int]:
+    """The arithmetic expression without variables at the beginning of a text: its value, the integer if it is written
+    as one, and where it ends."""
+    found = EXPRESSION.match(text)
+    if found is None:
         raise Unreadable("is not a number alone")
+    text = found[0][: next((i for i, depth in enumerate(_depths(found[0])) if depth < 0), found.end())]
+    python = re.sub(r"(?<!sqrt)(?<=[\w)])\s*(?=(?:sqrt|pi)\b|\()", "*", TOKEN.sub(_in_python, text).strip())
+    try:
+        value = _value(ast.parse(python, mode="eval").body)
+    except (OverflowError, ZeroDivisionError):
+        raise Unreadable("is not a number that can be computed") from None
+    except (SyntaxError, KeyError, AttributeError):
+        raise Unreadable("is not a number alone") from None
+    if isinstance(value, complex):
+        raise Unreadable("is not a real number")
+    written = re.fullmatch(rf"\s*([-+]?(?:{THOUSANDS}|\d+))\.?\s*", text)
+    return value, int(written[1].replace(",", "")) if written else None, len(text)
+
+
+def _in_python(token: re.Match[str]) -> str:
+    if token["mixed"]:
+        number, above, below = (int(digits) for digits in re.findall(r"\d+", token["mixed"]))
+        if above >= below:
+            raise Unreadable("has several numbers")
+        return repr(number + above / below)
+    if token["number"]:
+        return repr(float(token["number"].replace(",", "")))
+    return PYTHON.get(token[0], token[0])
+
+
+def _value(node: Any) -> float:
+    if isinstance(node, ast.BinOp):
+        return OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    if isinstance(node, ast.UnaryOp):
+        return -_value(node.operand) if isinstance(node.op, ast.USub) else _value(node.operand)
+    if isinstance(node, ast.Call):
+        return _value(node.args[0]) ** 0.5  # type: ignore[no-any-return]
+    return CONSTANTS[node.id] if isinstance(node, ast.Name) else float(node.value)
 
 
 @register("language reward", "numeric")
@@ -230,7 +199,7 @@ def read(text: str) -> Sequence[Answer]:
     if max(_depths(text), default=0) > DEEPEST:
         raise Unreadable("has too many brackets")
     readings = [_answer(text)]
-    if text[:1] in OPENING and re.search(THOUSANDS, text):
+    if text[:1] in OPENING and text[-1:] in CLOSING and re.search(THOUSANDS, text):
         readings.append(_answer(text.replace(",", ", ")))
     return readings
 
@@ -376,35 +345,26 @@ def _without_leading_words(text: str) -> str:
 
 def _number(text: str, *, last: bool) -> Quantity:
     """One number with its unit, or several that are added: 1 h 30 min."""
-    found: Quantity | None = None
     currency = re.match(r"\s*(-?)\s*([$€£¥])\s*(?=[\d.-])", text)
     if currency:
         text = currency[1] + text[currency.end() :]
-    while True:
-        expression = Expression(text)
-        value, whole = expression.value()
-        rest = text[expression.at :]
-        scale = re.match(rf"\s*({'|'.join(SCALES)})s?\b", rest)
-        if scale:
-            factor, rest = SCALES[scale[1]], rest[scale.end() :]
-            value, whole = value * factor, None if whole is None or factor < 1 else int(whole * factor)
-        unit, end = read_unit(rest)
-        if currency and unit is None:
-            unit = UNITS[currency[2]]
-        part = Quantity(value, whole, unit)
-        if found is not None:
-            if found.unit is None or unit is None or found.unit.powers != unit.powers:
-                raise Unreadable("has several numbers")
-            part = Quantity(found.value + value * unit.factor / found.unit.factor, None, found.unit)
-        found, rest = part, rest[end:]
-        more = re.match(r"\s*(?:,|and\b)?\s*(?=\d)", rest)
-        if not (more and end and rest.strip()):
-            break
-        text = rest[more.end() :]
-    _end(rest, words=last)
-    if not (math.isfinite(found.value) or "inf" in text):
+    value, whole, end = expression(text)
+    rest = text[end:]
+    if scale := re.match(rf"\s*({'|'.join(SCALES)})s?\b", rest):
+        factor, rest = SCALES[scale[1]], rest[scale.end() :]
+        value, whole = value * factor, None if whole is None or factor < 1 else int(whole * factor)
+    unit, end = read_unit(rest)
+    if currency and unit is None:
+        unit = UNITS[currency[2]]
+    if end and (more := re.match(r"\s*(?:,|and\b)?\s*(?=\d)", rest[end:])):
+        following = _number(rest[end + more.end() :], last=last)
+        if unit is None or following.unit is None or following.unit.powers != unit.powers:
+            raise Unreadable("has several numbers")
+        return Quantity(value + following.value * following.unit.factor / unit.factor, None, unit)
+    _end(rest[end:], words=last)
+    if not (math.isfinite(value) or "inf" in text):
         raise Unreadable("is too large")
-    return found
+    return Quantity(value, whole, unit)
 
 
 def _end(rest: str, *, words: bool) -> None:
@@ -425,7 +385,24 @@ def tidy(text: str) -> str:
     text = _layout(text).translate(_SIGNS)
     for pattern, plain in PLAINER:
         text = re.sub(pattern, plain, text)
+    while (inner := _BRACES.sub(_without_braces, text)) != text:
+        text = inner
     return text.strip()
+
+
+_BRACES = re.compile(
+    r"frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}|sqrt\s*(?:\[([^\[\]]*)\])?\s*(?:\{([^{}]*)\}|([\d.]+))|\^\s*\{([^{}]*)\}"
+)
+
+
+def _without_braces(match: re.Match[str]) -> str:
+    """LaTeX's fractions, roots and powers with parentheses."""
+    above, below, root, inner, number, power = match.groups()
+    if above is not None:
+        return f" (({above})/({below}))"
+    if power is not None:
+        return f"^{power} " if power.isdecimal() else f"^({power})"
+    return f" sqrt({inner or number})" if root is None else f" (({inner or number})^(1/({root})))"
 
 
 def _layout(text: str) -> str:

@@ -58,13 +58,20 @@ def same(found: Answer, wanted: Answer, tolerance: float) -> bool:
     """Whether two answers are equal; answers of different kinds are not, whatever their numbers."""
     if found.name and wanted.name and found.name != wanted.name:
         return False
-    if isinstance(found, Quantity) and isinstance(wanted, Quantity):
-        return _same_number(found, wanted, tolerance)
-    if isinstance(found, Quantity) or isinstance(wanted, Quantity):
-        return _ratio_is_fraction(found, wanted, tolerance)
+    match found, wanted:
+        case Quantity(), Quantity():
+            return _same_number(found, wanted, tolerance)
+        case (Quantity(unit=None) as number, Several(":", (Quantity() as above, Quantity() as below))) | (
+            Several(":", (Quantity() as above, Quantity() as below)), Quantity(unit=None) as number
+        ):  # fmt: skip
+            return below.value != 0 and close(above.value / below.value, number.value, tolerance)  # 3:4 and 3/4
+        case (Several(), Several()) if len(found.members) == len(wanted.members):
+            return _same_members(found, wanted, tolerance)
+    return False
+
+
+def _same_members(found: Several, wanted: Several, tolerance: float) -> bool:
     kinds = {found.kind, wanted.kind}
-    if len(found.members) != len(wanted.members):
-        return False
     if ("{}" in kinds and kinds <= {"{}", ","}) or kinds == {"union"}:
         return _same_in_any_order(list(found.members), list(wanted.members), tolerance)
     if kinds == {":"}:
@@ -72,9 +79,12 @@ def same(found: Answer, wanted: Answer, tolerance: float) -> bool:
     if len(kinds) > 1 and kinds != {":", "clock"}:
         return False
     order = {member.name: member for member in found.members}
-    if len(order) == len(wanted.members) and order.keys() == {member.name for member in wanted.members}:
-        return all(same(order[member.name], member, tolerance) for member in wanted.members)
-    return all(same(one, other, tolerance) for one, other in zip(found.members, wanted.members, strict=True))
+    named = len(order) == len(wanted.members) and order.keys() == {member.name for member in wanted.members}
+    pairs = [
+        (order[member.name] if named else one, member)
+        for one, member in zip(found.members, wanted.members, strict=True)
+    ]
+    return all(same(one, other, tolerance) for one, other in pairs)
 
 
 def normal(answer: Answer) -> str:
@@ -102,15 +112,6 @@ def _same_number(found: Quantity, wanted: Quantity, tolerance: float) -> bool:
     if found.whole is not None and wanted.whole is not None and tolerance <= ROUNDING:
         return found.whole == wanted.whole
     return close(found.value, wanted.value, tolerance)
-
-
-def _ratio_is_fraction(one: Answer, other: Answer, tolerance: float) -> bool:
-    """Whether a ratio and a number are equal: 3:4 and 3/4."""
-    number, ratio = (one, other) if isinstance(one, Quantity) else (other, one)
-    if not (isinstance(number, Quantity) and isinstance(ratio, Several) and ratio.kind == ":" and not number.unit):
-        return False
-    above, *below = (member.value for member in ratio.members if isinstance(member, Quantity))
-    return len(below) == 1 and below[0] != 0 and close(above / below[0], number.value, tolerance)
 
 
 def _proportional(found: Several, wanted: Several, tolerance: float) -> bool:

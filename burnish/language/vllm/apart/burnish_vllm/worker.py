@@ -113,8 +113,8 @@ class Server:
             self.engine.wake_up(["weights"])
         missing: set[str] = set()
         if message["adapter"] is None:
-            names = self._everywhere("burnish_load", message["path"], message["size"], message["places"])
-            missing = set().union(*names)
+            places = (message["path"], message["size"], message["places"])
+            missing = set().union(*self.engine.collective_rpc("burnish_load", args=places))
         else:
             self._adapt(message)
         if resting:
@@ -199,27 +199,19 @@ class Server:
             self.channel.send({"row": row, "version": self.version, "logprob": np.asarray(scores, dtype=np.float32)})
         self.channel.send({"done": True})
 
-    @property
-    def _processing(self) -> Any:
-        if self._processor is None and self.engine.model_config.is_multimodal_model:
-            from vllm.multimodal import MULTIMODAL_REGISTRY
-
-            self._processor = MULTIMODAL_REGISTRY.create_processor(self.engine.model_config)
-        return self._processor
-
     def _read(self, message: dict[str, Any]) -> tuple[list[Prompt], list[Any]]:
         """Prompts, and what the engine takes of them; all workers know the temperature, and the positions of media."""
         if self.version is None:
             raise RuntimeError("no weights have been published")
         prompts = [Prompt(**prompt) for prompt in message["prompts"]]
-        inputs = [prompt.engine_input(self._processing) for prompt in prompts]
-        positions = {prompt.key: prompt.positions for prompt in prompts if prompt.sizes}
-        self._everywhere("burnish_begin", message["temperature"], positions)
-        return prompts, inputs
+        if self._processor is None and self.engine.model_config.is_multimodal_model:
+            from vllm.multimodal import MULTIMODAL_REGISTRY
 
-    def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
-        answers: list[Any] = self.engine.collective_rpc(method, args=arguments)
-        return answers
+            self._processor = MULTIMODAL_REGISTRY.create_processor(self.engine.model_config)
+        inputs = [prompt.engine_input(self._processor) for prompt in prompts]
+        positions = {prompt.key: prompt.positions for prompt in prompts if prompt.sizes}
+        self.engine.collective_rpc("burnish_begin", args=(message["temperature"], positions))
+        return prompts, inputs
 
     def _run(self, requests: list[tuple[Any, Any]]) -> Iterator[tuple[int, Any]]:
         """Work off requests: the number of each, and what came of it."""

@@ -1,0 +1,201 @@
+"""Questions for a language model from files. Every problem is reported with its file and row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from burnish.data.conversation import DIALOGUES, Conversation, asked, beside, converse, media_in
+from burnish.data.packing import Packer
+from burnish.data.records import ANSWER, AUDIOS, IMAGES, PROMPT, VIDEOS, Record, data_error, read_files, read_records
+from burnish.data.values import find, listed, templated, text_of
+from burnish.options.language import LanguageDataOptions
+from burnish.types.media import Fit, Kind
+from burnish.types.messages import read_tools
+from burnish.types.prompt import Message, Prompt, Prompts
+
+
+def read_questions(files: str | Sequence[str], options: LanguageDataOptions) -> Prompts:
+    """Read the questions of all files, in order.
+
+    Raises:
+        UserError: a file can't be read, holds nothing, or has wrong records; the message names file and row of the
+            first ones and counts the others.
+    """
+    lines = options.prompt_key or PROMPT[0]
+    pack = Packer(lambda record: question(record, options), by_text=options.template is not None)
+    return Prompts(read_files(files, pack, lambda path: read_records(path, lines), media_folder=options.media_folder))
+
+
+def question(record: Record, options: LanguageDataOptions) -> Prompt:
+    """One question with its media, its right answer and the keys that rewards read.
+
+    A whole dialogue that ends with the assistant's turn is asked up to there; that turn is the right answer, if the
+    record has no other.
+
+    Raises:
+        ValueError: a value has the wrong type, or media and placeholders don't match.
+    """
+    key, value = _asked(record, options)
+    plain = isinstance(value, str) and "<" not in value and options.system_prompt is None
+    if plain and not any(found is not None for _, found in _media(record, options).values()):
+        return _prompt(record, options, key, text_of(value, key))
+    conversation = converse_with_media(record, value, options)
+    messages = conversation.messages
+    if messages[-1].role != "assistant":
+        return prompt_of(record, conversation, messages, options)
+    if key not in DIALOGUES or len(messages) == 1:
+        raise ValueError("has a prompt that ends with a message of the assistant; remove that message")
+    prompt = prompt_of(record, conversation, messages[:-1], options)
+    return prompt if prompt.answer is not None else replace(prompt, answer=messages[-1].said)
+
+
+def conversation_of(record: Record, options: LanguageDataOptions) -> Conversation:
+    """The messages of a record.
+
+    Raises:
+        ValueError: as ``question``.
+    """
+    return converse_with_media(record, _asked(record, options)[1], options)
+
+
+def _asked(record: Record, options: LanguageDataOptions) -> tuple[str, Any]:
+    """The key of a record's question, and the question by the template, text or messages."""
+    key, value = asked(record.values, PROMPT, options.prompt_key)
+    if not key:
+        wanted = options.prompt_key or " or ".join(PROMPT)
+        raise ValueError(f"has no {wanted}; {listed(record.values)}")
+    value = templated(options.template, value, record.values)
+    if isinstance(value, str) and not value.strip():
+        raise ValueError("has an empty prompt")
+    return key, value
+
+
+def converse_with_media(record: Record, value: Any, options: LanguageDataOptions) -> Conversation:
+    """A question or messages of a record, with the record's media in their places.
+
+    Raises:
+        ValueError: as ``question``.
+    """
+    media = media_in(record, _media(record, options))
+    return converse(value, media, record.folder, system=options.system_prompt, unmarked=options.unmarked)
+
+
+def _media(record: Record, options: LanguageDataOptions) -> dict[Kind, tuple[str, Any]]:
+    """The keys and values of a record's pictures, videos and sounds; None for what it does not have."""
+    return {
+        "image": find(record.values, IMAGES, options.images_key, "images_key"),
+        "video": find(record.values, VIDEOS, options.videos_key, "videos_key"),
+        "audio": find(record.values, AUDIOS, options.audios_key, "audios_key"),
+    }
+
+
+def prompt_of(
+    record: Record, conversation: Conversation, messages: Sequence[Message], options: LanguageDataOptions
+) -> Prompt:
+    """A prompt of the first ``messages`` of a conversation, with the record's answer.
+
+    Raises:
+        ValueError: as ``question``.
+    """
+    kinds = [part.kind for message in messages for part in message.parts]
+    fit = fit_of(options)
+    media = {
+        kind: [replace(one, fit=one.wanted.over(fit)) for one in own[: kinds.count(kind)]]
+        for kind, own in conversation.media.items()
+    }
+    key, value = asked(record.values, PROMPT, options.prompt_key)
+    one = len(messages) == 1 and messages[0].role == "user" and not messages[0].more
+    plain = one and not any(media.values())
+    return _prompt(
+        record, options, key, Conversation(list(messages), media).text(),
+        messages=() if plain else tuple(messages), conversational=isinstance(value, list),
+        **{f"{kind}s": tuple(own) for kind, own in media.items()},
+    )  # fmt: skip
+
+
+def _prompt(record: Record, options: LanguageDataOptions, key: str, text: str, **shown: Any) -> Prompt:
+    """A prompt whose text was under a key, with all that its record says beside."""
+    left_out = (*IMAGES, *VIDEOS, *AUDIOS, options.images_key, options.videos_key, options.audios_key)
+    about = beside(record, key, options, answers=ANSWER, left_out=left_out)
+    return Prompt(text=text, tools=read_tools(record.values.get("tools")), **about, **shown)
+
+
+def fit_of(options: LanguageDataOptions) -> Fit:
+    """The size of pictures and videos that the options ask for."""
+    return Fit(
+        min_pixels=options.min_pixels,
+        max_pixels=options.max_pixels,
+        fps=options.video_fps,
+        max_frames=options.video_max_frames,
+        video_max_pixels=options.video_max_pixels,
+    )
+
+
+def within_length(prompts: Prompts, lengths: Sequence[int], options: LanguageDataOptions) -> Prompts:
+    """The prompts that are short enough; none is truncated.
+
+    Args:
+        prompts: questions.
+        lengths: tokens of each, vision tokens included.
+        options: the limit, and what to do with longer ones.
+
+    Raises:
+        UserError: some are too long and ``overlong`` is error, or all of them are.
+    """
+    limit = options.max_prompt_length
+    if limit is None:
+        return prompts
+    kept = [place for place, length in enumerate(lengths) if length <= limit]
+    if len(kept) < len(prompts) and (options.overlong == "error" or not kept):
+        over = (place for place, length in enumerate(lengths) if length > limit)
+        longer = sorted(((lengths[place], prompts[place].name) for place in over), reverse=True)
+        raise data_error(
+            [f"{length} tokens: {name}" for length, name in longer],
+            f"data.max_prompt_length is {limit}, but {len(longer)} of {len(prompts)} prompts are longer; raise it, or "
+            "leave them out with data.overlong=filter",
+        )
+    return prompts.take(kept)
+
+
+def check_positions(
+    prompts: Prompts,
+    longest: int,
+    length: Callable[[Prompt], int],
+    *,
+    limit: str,
+    room: int,
+    more: Callable[[Prompt], int],
+    instead: str,
+) -> None:
+    """Refuse questions that take more of the model's positions than the longest response leaves.
+
+    Most questions are shorter in bytes already, and a token has at least one byte.
+
+    Args:
+        prompts: questions.
+        longest: positions of the model.
+        length: tokens of a question.
+        limit: what ``longest`` is called.
+        room: tokens of a response at most.
+        more: tokens of a question at most, but for those of its text: of its template, and of what it shows.
+        instead: what else can be done, for messages.
+
+    Raises:
+        UserError: there are such questions; the message names the first ones.
+    """
+    found = []
+    for prompt in prompts.longer(longest - room):
+        bound = prompt.size + room
+        if bound + more(prompt) > longest and (count := length(prompt)) + room > longest:
+            found.append((count, prompt))
+    if found:
+        most = max(count for count, _ in found)
+        lower = f"lower rollout.max_new_tokens to {longest - most}, " if most < longest else ""
+        response = "a response" if room == 1 else f"responses of {room} tokens (rollout.max_new_tokens)"
+        raise data_error(
+            [f"{count} tokens: {prompt.name}" for count, prompt in found],
+            f"{len(found)} of {len(prompts)} questions leave no room for {response}: the model has {longest} "
+            f"({limit}), and the longest question {most} tokens; {lower}shorten them, or {instead}",
+        )
