@@ -201,11 +201,6 @@ class RunConfig:
         return self.shardable and not self.sharding.replicates
 
     @property
-    def gathers(self) -> bool:
-        """Whether weights are brought together for a forward pass: from other ranks, or from CPU memory."""
-        return self.shards or self.sharding.offload
-
-    @property
     def unsharded(self) -> str:
         """Why weights are not sharded, for messages."""
         if self.ranks > 1:

@@ -17,7 +17,7 @@ STARTED = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 
 AHEAD = ReadIf("depth")
 RANKS = ReadIf("shardable", why="{run.unsharded}: nothing is sharded")
-SHARDED = ReadIf("gathers", why="{run.unsharded}: nothing is sharded")
+SHARDED = ReadIf(lambda section, run: run.shards or section.offload, why="{run.unsharded}: nothing is sharded")
 
 
 @options

@@ -99,7 +99,7 @@ class LanguageHalf(Half):
         elif not assembly.has_separate_engine:  # which answers with the memory that it has taken
             super().validate()
 
-    def begin(self, evaluation: Any) -> None:
+    def turn_to(self, evaluation: Any) -> None:
         self.engine.begin(self.assembly.roles, data_options(evaluation.suite))
 
     def draw(self, job: ResponseJob) -> None:

@@ -103,14 +103,14 @@ class Half:
         """Sample the first batch of a job."""
         raise NotImplementedError
 
-    def begin(self, evaluation: Evaluation) -> None:
+    def turn_to(self, evaluation: Evaluation) -> None:
         """A suite is next."""
 
     def validate(self) -> None:
         """Sample the first batch of the held-out prompts and of every suite, each as large as any that follows."""
         self.draw(held_out(self.assembly))
         for evaluation, job in suite_jobs(self.assembly, lambda count: self.made_up(count)["train_prompts"]):
-            self.begin(evaluation)
+            self.turn_to(evaluation)
             self.draw(job)
 
     def baseline(self) -> None:
