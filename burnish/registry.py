@@ -7,6 +7,7 @@ onnxruntime inside the methods that need them, so that a command line can be che
 from __future__ import annotations
 
 import ast
+import dataclasses
 import difflib
 import importlib
 import importlib.metadata
@@ -352,8 +353,17 @@ def _of_function(function: Callable[..., Any], name: str, base: str) -> type:
         body["__annotations__"][option] = hint
         body[option] = pydantic.Field(description=words[0] if words else told.get(option, ""), **given)
 
-    body |= {"__qualname__": function.__qualname__, "__doc__": inspect.getdoc(function) or ""}
+    def reduced(self: Any) -> tuple[Any, ...]:  # the class has the function's name, by which pickle would find that
+        return _remade, (function, {field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+
+    body |= {"__qualname__": function.__qualname__, "__doc__": inspect.getdoc(function) or "", "__reduce__": reduced}
     return type(function.__name__, (_load(base),), body | {"function": staticmethod(function)})
+
+
+def _remade(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """Options of a registered function, in another process."""
+    every = (kind.entries.get(options["name"]) for kind in KINDS.values())
+    return next(one for one in every if getattr(one, "function", None) is function)(**options)
 
 
 def _load(path: str) -> Any:

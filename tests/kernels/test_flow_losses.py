@@ -49,8 +49,9 @@ def roles_that_say(policy: Tensor, reference: Tensor, old: Tensor | None = None)
         return lambda *asked, **guidance: velocity
 
     return SimpleNamespace(
-        policy=says(policy), reference=says(reference), lagged=lambda name: says(old), is_policy=lambda name: False
-    )
+        policy=says(policy), reference=says(reference), is_policy=lambda name: False,
+        lagged=lambda name: says(reference if name == "reference" else old),
+    )  # fmt: skip
 
 
 def by_name(name: str, part: Any, roles: Any, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
