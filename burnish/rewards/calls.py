@@ -147,7 +147,10 @@ def with_retries(
             late = missing(str(error), str(error))
             unanswered = {*rows, *(row for others, _ in waiting for group in others for row in group)}
             for row in unanswered:
-                scores[row], outcomes[row] = late, outcomes[row] | TIMED_OUT
+                if reward.applies_to(prompts[row]):
+                    scores[row], outcomes[row] = late, outcomes[row] | TIMED_OUT
+                else:
+                    scores[row] = NOT_APPLICABLE
             break
         if isinstance(answer, Score) and len(together) > 1:
             half = len(together) // 2
