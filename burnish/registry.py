@@ -16,7 +16,7 @@ import json
 import pkgutil
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from itertools import pairwise
@@ -362,7 +362,7 @@ def _of_function(function: Callable[..., Any], name: str, base: str) -> type:
 
 def _remade(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     """Options of a registered function, in another process."""
-    every = (kind.entries.get(options["name"]) for kind in KINDS.values())
+    every: Iterable[Any] = (kind.entries.get(options["name"]) for kind in KINDS.values())
     return next(one for one in every if getattr(one, "function", None) is function)(**options)
 
 
