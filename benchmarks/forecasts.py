@@ -48,6 +48,7 @@ class _Exchange:
 
     def __init__(self, func: Any) -> None:
         self.func, self.namespace, self.name = func, func.namespace, func.name
+        self.overloadpacket, self._schema = func.overloadpacket, func._schema
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         originals: dict[int, Tensor] = {}
