@@ -98,9 +98,7 @@ class GeneratorHalf(Half):
                 part.forward = _first(come, part, once(part.forward))
 
         def held() -> Any:
-            """Full weights that this rank has for a while; of other networks every call gathers those of a block."""
-            gathered = [sharded.is_gathered for sharded in roles.shards.networks.values()]
-            return tuple(gathered), model.unverified if isinstance(model, PipelineModel) else None
+            return self.gathered(), model.unverified if isinstance(model, PipelineModel) else None
 
         model.predict = once(_in_some_form(model), held=held)
         model.verify = lambda *args, **kwargs: None
@@ -122,7 +120,7 @@ class GeneratorHalf(Half):
 
     def _stored(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def stored(each: Callable[..., Any], parts: Any) -> Any:
-            found = function(Once(each, self.counter), parts)
+            found = function(Once(each, self.counter, self.gathered), parts)
             if self._waits:
                 self.counter.label(STORED, found)
             return found

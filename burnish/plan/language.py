@@ -87,7 +87,7 @@ class LanguageHalf(Half):
 
         replaced: Any = roles
         replaced.run = known
-        replaced.distribute = lambda function, parts: every(Once(function, self.counter), parts)
+        replaced.distribute = lambda function, parts: every(Once(function, self.counter, self.gathered), parts)
         object.__setattr__(config.algorithm, "compute_advantages", credited)
 
     def validate(self) -> None:

@@ -85,6 +85,10 @@ class Half:
         """Have what is done many times alike done once."""
         raise NotImplementedError
 
+    def gathered(self) -> Any:
+        """Which networks this rank has in full for a while; of others every call gathers those of a block."""
+        return tuple((one.is_gathered, one.is_full) for one in self.assembly.roles.shards.networks.values())
+
     def learned_at_once(self, rows: int) -> float:
         """Prompts with so many rows each that fill a micro-batch."""
         raise NotImplementedError

@@ -97,6 +97,7 @@ class Sharded:
         self.unit: Any = unit
         self.keeps, self._reductions = keeps, reductions
         self._gathered, self._kept = 0, False
+        self.is_full = False  # whether weights that were gathered for a call are there for the next one
         self._learned: set[str] = set()
         self.unit(tuple)  # FSDP takes the module that is called first as the root, in sampling that may be a block
         self._observe()
@@ -127,6 +128,7 @@ class Sharded:
         found: T = self.unit(run)
         if self.keeps and not (torch.is_grad_enabled() or self._gathered or self._kept):
             self._reshard()  # there is no backward pass that would, and the weights may change
+        self.is_full = self.keeps and self._kept
         return found
 
     @contextmanager
@@ -144,7 +146,6 @@ class Sharded:
         for reduction in self._reductions:
             reduction.last = last
         self.unit.set_requires_all_reduce(last)
-        self.unit.set_reshard_after_backward(last or not self.keeps)
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -173,6 +174,7 @@ class Sharded:
         return learned
 
     def _reshard(self) -> None:
+        self.is_full = False
         for module in self._modules():
             module.reshard()
 
@@ -315,6 +317,7 @@ def shard(
             module.set_custom_reduce_scatter(reductions[-1])  # type: ignore[arg-type]  # which it is in all but name
     # a rank without images or without response tokens still takes part in the reduction of every gradient
     unit.set_reduce_scatter_unused_params(True)
+    unit.set_reshard_after_backward(not keeps)
     _in_one_order(unit, blocks)
     return Sharded(unit, reductions, keeps=keeps)
 
