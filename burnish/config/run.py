@@ -36,15 +36,14 @@ from burnish.utils.addresses import address_complaint, is_address
 from burnish.utils.errors import ConfigError
 from burnish.utils.user_code import load_object, names_code
 
+if TYPE_CHECKING:
+    from burnish.config.batches import Sizes
+    from burnish.config.tasks import Words
+
 
 @options
 class RunConfig:
-    """Everything that decides what a run does. A task adds its model, its data, its sampling and its validation.
-
-    It also has ``samples_from``: which options the number of samples comes from, for messages; ``words``: how to speak
-    of what is trained; ``batch_sizes()``: sizes of batches that change no result, by their options; and
-    ``check_model(folder)``, which refuses a model whose files are damaged or don't fit the options.
-    """
+    """Everything that decides what a run does. A task adds its model, its data, its sampling and its validation."""
 
     needs: ClassVar[type]  # what ``algorithm.needs()`` gives for this task
     algorithm_kind: ClassVar[str]  # whose names ``algorithm`` and ``rewards`` choose from
@@ -56,10 +55,6 @@ class RunConfig:
     grouped_sections: ClassVar[tuple[str, ...]] = ("filter_groups",)  # of rollout, which compare samples of a prompt
     watched: ClassVar[tuple[str, ...]] = ()  # statistics of samples whose drift is an alarm, by its name
     prompt_file: ClassVar[str]  # what holds prompts, for messages
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
 
     task: str
     """What is trained: text-to-image models that draw, or image-text-to-text models that see."""
@@ -216,6 +211,11 @@ class RunConfig:
         return self.pools.train.size + (self.pools.rollout.size if self.pools.rollout is not None else 0)
 
     @property
+    def samples_from(self) -> str:
+        """Which options that number comes from, for messages."""
+        raise NotImplementedError
+
+    @property
     def rows_per_group(self) -> int:
         """Samples of an update that credit puts into one row of a batch, which no mini-batch parts."""
         return 1
@@ -271,6 +271,15 @@ class RunConfig:
         return None
 
     @property
+    def words(self) -> Words:
+        """How to speak of what is trained."""
+        raise NotImplementedError
+
+    def batch_sizes(self) -> dict[str, Sizes]:
+        """Sizes of batches that change no result, by their options."""
+        raise NotImplementedError
+
+    @property
     def trainer_config(self) -> RunConfig:
         """The configuration of the trainer's ranks where a pool of workers samples."""
         return self
@@ -279,6 +288,14 @@ class RunConfig:
     def sampler_config(self) -> RunConfig:
         """The configuration of those workers."""
         return self
+
+    def check_model(self, folder: Path) -> None:
+        """Refuse a model whose files are damaged, or don't fit the options; no weights are loaded.
+
+        Raises:
+            UserError: with every complaint.
+        """
+        raise NotImplementedError
 
     def user_code(self) -> dict[str, list[str]]:
         """Paths of functions of the user that the run calls, by the section that names them."""

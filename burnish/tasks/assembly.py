@@ -11,9 +11,10 @@ from copy import deepcopy
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from burnish.config import RunConfig
 from burnish.data.pixels import check_media
@@ -34,6 +35,7 @@ from burnish.training.profiling import PhaseMemory
 from burnish.training.ranks import SINGLE_RANK, Ranks, group_of_one
 from burnish.training.roles import Publisher
 from burnish.training.trainer import AuxiliaryLoss, Trainer
+from burnish.types.media import Media
 from burnish.types.prompt import Prompts
 from burnish.utils.allocator import grow_segments, keep_freed_memory
 from burnish.utils.errors import UserError
@@ -49,31 +51,34 @@ T = TypeVar("T")
 
 
 class Assembly:
-    """Everything between a configuration and the loop, built when first used.
+    """Everything between a configuration and the loop, built when first used. A task adds its own parts.
 
     Networks are loaded by the first use of ``roles``, ``engine``, ``workers`` or ``identity``; prompts, rewards and
-    checks of data need none. A task adds its own parts:
-
-    * ``load_roles()``: the networks, or those of a model that is given; ``outline``: the model without memory, and
-      ``match_layers(outline)``, which refuses options about layers that it lacks, but those of adapters
-    * ``engine``, which samples; ``rollout_worker``, which samples and scores in this process
-    * ``evaluation``, and ``suite_runner`` of suites, also where a validation is of judgements
-    * ``read(files)``: prompts, checked by the rewards; ``media()``: pictures and videos of the data, each with where it
-      is named; ``dummy_sample()``, to try the rewards on
-    * ``records`` of the data set, where nothing is sampled; ``prepare(records, update)``: some of them as the model has
-      them
-    * ``trial()``: samples once, so that options that the network can't work with fail before training
-    * ``weight_files()``: kind of the model, and files of its untrained weights; ``save(folder, weights)``: writes the
-      complete model as ``library`` does; ``loading_lines(base, adapter)``: Python that loads what was exported
+    checks of data need none.
     """
 
+    config: Any  # the task's own class of configuration
+    engine: Any  # samples
+    evaluation: type[Evaluation]
+    suite_runner: type[Evaluation]  # of suites, also where a validation is of judgements
+    finished: Any  # data to learn from as the model has it, where nothing is sampled
+    library: str  # that loads what is exported
+    records: Any  # of the data set, where nothing is sampled
+    rollout_worker: Any  # samples and scores in this process
+    outline: Any  # the model without memory: its names, its shapes, and what reads prompts
+    load_roles: Callable[..., Any]  # the networks, or those of a model that is given
+    match_layers: Callable[[Any], None]  # refuses options about layers that an outline lacks, but those of adapters
+    prepare: Callable[[list[Any], int], Any]  # some of the records as the model has them, for a policy update
+    read: Callable[[Any], Prompts]  # prompts from files, checked by the rewards
+    media: Callable[[], Iterator[tuple[str, Media]]]  # pictures and videos of the data, each with where it is named
+    dummy_sample: Callable[[], Any]  # a placeholder sample, to try the rewards on
+    trial: Callable[[], None]  # samples once, so that options that the network can't work with fail before training
+    weight_files: Callable[[], tuple[str, list[Path]]]  # kind of the model, and files of its untrained weights
+    save: Callable[[Path, dict[str, Tensor]], None]  # writes the complete model with these weights, as its library does
+    loading_lines: Callable[[Path, Path | None], list[str]]  # Python that loads what was exported, and an adapter
     measures_prompts = False  # whether only the model's processor can tell which prompts are short enough
     reads_ahead = False  # whether other threads read what prompts show before it is needed
     has_separate_engine = False  # whether the engine has weights of its own, so that these stay sharded
-    config: Any  # the task's own class of configuration
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(
         self,

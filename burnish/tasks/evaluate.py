@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from PIL import Image
 
@@ -59,22 +59,9 @@ class Evaluated:
 
 
 class Evaluation:
-    """Samples and scores prompts; keeps scores of all samples, and the samples of the first prompts.
-
-    A task adds its own parts:
-
-    * ``job(n, guidance=None)``: ``n`` samples of every prompt, by ``groups``; ``settings``: how a suite is sampled
-    * ``sampled(job)``: sample and score in this process, as ``Evaluated``; there is at least one prompt
-    * ``metrics(job, evaluated)``: what this task reports besides rewards
-    * ``keep(target, job, n, evaluated, shown)``: write what the first samples show; what is recorded of each of them
-    * ``keep_file(folder, job, evaluated, row)``: write one sample in full; what is recorded of it
-    * ``keep_of_suite(folder, stem, evaluated, row)``: the same of a sample of a suite, if it is shown
-    """
+    """Samples and scores prompts; keeps scores of all samples, and the samples of the first prompts."""
 
     suite: Any  # None is a validation
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, assembly: Any, suite: Suite | None = None, prompts: Sequence[Prompt] | None = None) -> None:
         """A validation of a run, or a suite on its model.
@@ -102,6 +89,10 @@ class Evaluation:
         files = None if self.suite else self.assembly.validation_files
         return SHOWN if files is None else max(SHOWN, files.options.prompts)
 
+    def job(self, n: int, guidance: float | None = None) -> Any:
+        """``n`` samples of every prompt; see ``groups``."""
+        raise NotImplementedError
+
     def groups(self, kind: type[J], n: int, **how: Any) -> J:
         """A job of the task's engine, which samples as ``how`` says."""
         job = kind.groups(
@@ -111,9 +102,34 @@ class Evaluation:
         # of a suite, a sample's seeds depend on nothing else that is in it
         return replace(job, sample=job.sample % n) if self.suite else job
 
+    def sampled(self, job: Any) -> Evaluated:
+        """Sample and score in this process; there is at least one prompt."""
+        raise NotImplementedError
+
+    def metrics(self, job: Job, evaluated: Evaluated) -> Metrics:
+        """What this task reports besides rewards."""
+        raise NotImplementedError
+
     def measured(self, job: Job, evaluated: Evaluated) -> Mapping[str, Sequence[float]]:
         """What is known of each sample besides its scores, by name; NaN where it is not."""
         return {}
+
+    def keep(self, target: Path, job: Job, n: int, evaluated: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
+        """Write what the first samples show; what is recorded of each of them."""
+        raise NotImplementedError
+
+    def keep_file(self, folder: Path, job: Job, evaluated: Evaluated, row: int) -> Mapping[str, Any]:
+        """Write one sample in full; what is recorded of it."""
+        raise NotImplementedError
+
+    def keep_of_suite(self, folder: Path, stem: str, evaluated: Evaluated, row: int) -> dict[str, Any]:
+        """Write one sample of a suite if it is shown; what is recorded of it."""
+        raise NotImplementedError
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How a suite is sampled, in full."""
+        raise NotImplementedError
 
     def __call__(self, target: Path | None, *, n: int, guidance: float | None = None) -> Metrics:
         """Validate. Several ranks share the prompts out, and all of them get the metrics; the first one keeps samples.
