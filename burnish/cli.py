@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from burnish import __version__
 from burnish.commands.verbs import EXIT_CODES, VERBS, Parser
-from burnish.hooks.stop import EXIT_INTERRUPTED, ignore_further_signals
+from burnish.hooks import EXIT_INTERRUPTED, ignore_further_signals
 from burnish.utils.errors import UserError, out_of_memory
 from burnish.utils.terminal import console, message, prepare
 

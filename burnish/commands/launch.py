@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from burnish.hooks.stop import EXIT_STOPPED, StopRequest, end_with_parent
+from burnish.hooks import EXIT_STOPPED, StopRequest, end_with_parent
 from burnish.utils import terminal
 from burnish.utils.errors import Cancelled, ConfigError, UserError
 

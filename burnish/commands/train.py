@@ -18,10 +18,10 @@ from burnish.commands.messages import closing_message, opening_message
 from burnish.config import RunConfig
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.controller import Controller
-from burnish.hooks import Hook
+from burnish.hooks import EXIT_STOPPED, Expiry, Hook, ReclaimTime, StopRequest, reclaim_time
 from burnish.hooks.alarms import Alarms, FirstUpdates
 from burnish.hooks.beside import Beside, Copies, Follower
-from burnish.hooks.checkpoints import Checkpoints, Expiry, ReclaimTime, Validation, reclaim_time
+from burnish.hooks.checkpoints import Checkpoints, Validation
 from burnish.hooks.log import (
     Epochs,
     Failures,
@@ -33,7 +33,6 @@ from burnish.hooks.log import (
     Timeline,
 )
 from burnish.hooks.progress import Progress
-from burnish.hooks.stop import EXIT_STOPPED, StopRequest
 from burnish.hooks.trackers import Trackers
 from burnish.loop import run
 from burnish.options import MOST

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from burnish.hooks.checkpoints import Expiry, ReclaimTime
-from burnish.hooks.stop import StopRequest
+from burnish.hooks import Expiry, ReclaimTime, StopRequest
 from tests.support.tiny_run import TinyRun
 
 # an announced end of the machine
