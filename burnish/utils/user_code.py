@@ -51,7 +51,7 @@ class _Files(importlib.abc.MetaPathFinder):
 
 
 if not any(type(finder).__name__ == _Files.__name__ for finder in sys.meta_path):
-    sys.meta_path.insert(0, _Files())
+    sys.meta_path.append(_Files())  # the last: no other import passes through it
 
 
 def is_file(where: str) -> bool:
