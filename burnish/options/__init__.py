@@ -197,10 +197,6 @@ class OptimizerOptions:
         """Whether the learning rate of a step depends on how many there are."""
         return self.schedule != "constant" or self.warmup_ratio > 0
 
-    def warm_up(self, total_steps: int) -> int:
-        """Optimizer steps of the warm-up, of N in all."""
-        return self.warmup_steps or int(self.warmup_ratio * total_steps)
-
 
 @options
 class StepOptions:
@@ -465,16 +461,3 @@ class ProfilerOptions:
                 "not profiled; set scoring.processes=0, or leave it out",
             ),
         ]
-
-
-def clip_range(name: str, low: float | None, high: float | None) -> tuple[float, float]:
-    """The range of an option ``name`` and its ``name_low``: symmetric if low is None, open where nothing bounds it.
-
-    Raises:
-        ValueError: it is empty.
-    """
-    if low is None:
-        low = -math.inf if high is None else -high
-    elif high is not None and low >= high:
-        raise ValueError(f"{name}_low is {low:g} and {name} is {high:g}: nothing lies between; lower {name}_low")
-    return low, math.inf if high is None else high

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, get_type_hints
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, S
 import pydantic
 from pydantic import model_validator
 
-from burnish.options import Finite, Positive, clip_range
+from burnish.options import Finite, Positive
 from burnish.registry import Choice, explanation, lookup, options
 from burnish.rl.correction import RolloutCorrection
 from burnish.utils.user_code import path_of
@@ -345,3 +346,16 @@ def weighted(found: Surrogate, weight: Tensor) -> tuple[Tensor, dict[str, Tensor
     if found.ratio is not None:
         values |= {"actor/ratio_mean": found.ratio, "actor/ratio_square": found.ratio.square()}
     return found.loss * weight, values
+
+
+def clip_range(name: str, low: float | None, high: float | None) -> tuple[float, float]:
+    """The range of an option ``name`` and its ``name_low``: symmetric if low is None, open where nothing bounds it.
+
+    Raises:
+        ValueError: it is empty.
+    """
+    if low is None:
+        low = -math.inf if high is None else -high
+    elif high is not None and low >= high:
+        raise ValueError(f"{name}_low is {low:g} and {name} is {high:g}: nothing lies between; lower {name}_low")
+    return low, math.inf if high is None else high

@@ -11,9 +11,17 @@ from pydantic import Field, model_validator
 
 from burnish.diffusion.algorithms.base import Lag, Needs, Role
 from burnish.diffusion.algorithms.policy_gradient import EXACT
-from burnish.options import Count, Finite, Fraction, NonNegative, Positive, clip_range
+from burnish.options import Count, Finite, Fraction, NonNegative, Positive
 from burnish.registry import Choice, ReadIf, options
-from burnish.rl.algorithm import Algorithm, Metrics, advantage_metrics, advantages_of, chosen, refuse_of_responses
+from burnish.rl.algorithm import (
+    Algorithm,
+    Metrics,
+    advantage_metrics,
+    advantages_of,
+    chosen,
+    clip_range,
+    refuse_of_responses,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,10 +19,9 @@ from burnish.options import (
     OptimizerOptions,
     Positive,
     SomeGuidance,
-    clip_range,
 )
 from burnish.registry import Choice, register
-from burnish.rl.algorithm import Algorithm, Metrics, chosen, refuse_of_responses
+from burnish.rl.algorithm import Algorithm, Metrics, chosen, clip_range, refuse_of_responses
 
 if TYPE_CHECKING:
     from torch import Tensor

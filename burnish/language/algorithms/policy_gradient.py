@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from burnish.language.algorithms.base import LanguageNeeds, in_parts, refuse, token_budget_batches
-from burnish.options import Count, Finite, NonNegative, Positive, clip_range
+from burnish.options import Count, Finite, NonNegative, Positive
 from burnish.registry import ReadIf, options, register
-from burnish.rl.algorithm import Memory, Metrics, PolicyGradient, advantages_of
+from burnish.rl.algorithm import Memory, Metrics, PolicyGradient, advantages_of, clip_range
 from burnish.rl.kl import TokenKl
 
 if TYPE_CHECKING:
