@@ -31,7 +31,7 @@ from burnish.hooks.checkpoints import Checkpoints, Validation
 from burnish.hooks.log import MetricsLog
 from burnish.hooks.progress import Progress
 from burnish.loop import run
-from burnish.utils.timer import Stopwatch
+from burnish.metrics import Stopwatch
 
 AIM = 0.05
 PHASES = {

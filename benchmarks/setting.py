@@ -17,13 +17,13 @@ from burnish.diffusion.options import ModelOptions, RolloutOptions, TrainerOptio
 from burnish.diffusion.pipeline.model import PipelineModel
 from burnish.diffusion.pipeline.networks import PixelSpace
 from burnish.diffusion.roles import FlowRoles
+from burnish.metrics import Stopwatch
 from burnish.options import OptimizerOptions
 from burnish.options.model import LoraOptions
 from burnish.training.optimizer import ParameterGroup
 from burnish.training.trainer import Trainer
 from burnish.types.rollout import Denoising, Prompt, Scored, Scores
 from burnish.utils import random
-from burnish.utils.timer import Stopwatch
 
 JOINT, POOLED = 64, 64  # widths of the prompt embeddings
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from burnish.metrics import collected_metrics, timing_metrics
+from burnish.metrics import Stopwatch, collected_metrics, timing_metrics
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.sources import Source
 from burnish.types.rollout import Collected
-from burnish.utils.timer import Stopwatch
 
 
 class Workers(Protocol):

@@ -20,7 +20,7 @@ from burnish.diffusion.engine import FlowEngine, FlowJob
 from burnish.diffusion.options import RolloutOptions
 from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.steps import diffuse
-from burnish.metrics import group_diversity
+from burnish.metrics import Stopwatch, group_diversity
 from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import Scorer
 from burnish.rl.algorithm import Metrics
@@ -37,7 +37,6 @@ from burnish.types.rollout import Conditioning, Denoising, Scored, failures_of, 
 from burnish.types.samples import Clip, Sample, Sound, coarse, joined
 from burnish.utils import random
 from burnish.utils.images import PAPER, grid, strip, waveform
-from burnish.utils.timer import Stopwatch
 from burnish.utils.video import clip_format, encode_clip, encode_sound
 
 

@@ -16,6 +16,7 @@ from burnish.config import RunConfig
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks import Hook
 from burnish.hooks.checkpoints import validation_reward
+from burnish.metrics import Stopwatch
 from burnish.options import StepOptions
 from burnish.report.page import write_report
 from burnish.tasks.sample_files import write_index
@@ -25,7 +26,6 @@ from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.reading import read_file
-from burnish.utils.timer import Stopwatch
 
 log = logging.getLogger(__name__)
 

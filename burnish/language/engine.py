@@ -24,6 +24,7 @@ from burnish.language.logprobs import response_logprobs
 from burnish.language.model.universal import LanguageModel
 from burnish.language.offline import token_ends
 from burnish.language.roles import LanguageRoles
+from burnish.metrics import Stopwatch
 from burnish.options.language import LanguageValidationOptions
 from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import Collector, Scorer
@@ -40,7 +41,6 @@ from burnish.types.rollout import ScoredResponses, Scores, StepRewards, failures
 from burnish.types.samples import Quote, ResponseStats, outline, reflections
 from burnish.utils import random
 from burnish.utils.errors import UserError
-from burnish.utils.timer import Stopwatch
 
 Finished = Callable[[Sequence[int], Sequence[Response]], None]
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from burnish.data.stream import PromptStream, Stream
+from burnish.metrics import Stopwatch
 from burnish.options.data import FilterOptions
 from burnish.rewards.normalising import Normaliser, restore, saved
 from burnish.rl.advantages import group_statistics
@@ -29,7 +30,6 @@ from burnish.types.rollout import (
 )
 from burnish.types.samples import Execution, joined
 from burnish.utils.errors import UserError
-from burnish.utils.timer import Stopwatch
 
 R = TypeVar("R", bound=Rollouts)
 

@@ -16,6 +16,7 @@ from burnish.checkpoint.files import Checkpoint
 from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.controller import Controller
+from burnish.metrics import Stopwatch
 from burnish.rewards.scoring import RewardsFailing
 from burnish.rl.algorithm import Metrics
 from burnish.rollout.pipelined import PipelinedSource
@@ -32,7 +33,6 @@ from burnish.training.profiling import nsight
 from burnish.training.ranks import RanksLost
 from burnish.types.rollout import Collected, RemoteBatch, Rollouts
 from burnish.utils.errors import Cancelled
-from burnish.utils.timer import Stopwatch
 
 log = logging.getLogger(__name__)
 

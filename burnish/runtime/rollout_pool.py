@@ -16,6 +16,7 @@ from typing import Any
 
 import ray
 
+from burnish.metrics import Span
 from burnish.options.cluster import RayOptions
 from burnish.rollout.sources import RolloutRequest, split
 from burnish.runtime.actor_group import ActorGroup
@@ -24,7 +25,6 @@ from burnish.runtime.transfer import PromptNumbers, RolloutResult, joined
 from burnish.runtime.weight_sync import Broken, WeightSync
 from burnish.types.rollout import Rollouts
 from burnish.utils.errors import Cancelled
-from burnish.utils.timer import Span
 
 log = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ import ray
 import torch
 from torch import Tensor
 
+from burnish.metrics import Span
 from burnish.rollout.serialization import deserialize, serialize
 from burnish.rollout.sources import RolloutRequest, join
 from burnish.tasks import Assembly
@@ -26,7 +27,6 @@ from burnish.types.media import Media
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Denoising, Rollouts
 from burnish.utils.media import Unread
-from burnish.utils.timer import Span
 
 SMALL = 4096  # bytes; shorter tensors travel inside the head
 SMALL_ROW = 64  # bytes; shorter rows are numbers, which all ranks read

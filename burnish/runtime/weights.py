@@ -15,11 +15,11 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn.functional import pad
 
+from burnish.metrics import Stopwatch
 from burnish.runtime.channel import Channel, place_of
 from burnish.training.ranks import open_store, reach_store
 from burnish.training.sharding import local_shard
 from burnish.types.batch import is_sharded
-from burnish.utils.timer import Stopwatch
 
 BUCKET = 64 << 20  # bytes that travel at a time
 ALIGNMENT = 8  # bytes: where tensors begin in a bucket

@@ -15,7 +15,7 @@ from burnish.checkpoint.store import CheckpointStore
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
 from burnish.controller import Controller
-from burnish.metrics import collected_metrics
+from burnish.metrics import Span, Stopwatch, collected_metrics
 from burnish.options import ScoringOptions
 from burnish.rewards.base import NOTHING, AnyReward, RewardInputs
 from burnish.rewards.normalising import restore, with_first
@@ -35,7 +35,6 @@ from burnish.types.prompt import Prompt
 from burnish.types.rollout import Collected, RemoteBatch, Scores
 from burnish.utils.errors import Cancelled
 from burnish.utils.random import in_one_order
-from burnish.utils.timer import Span, Stopwatch
 
 
 def _pooled(config: RunConfig, judges: Sequence[Any], place: RankInfo) -> PooledScorer | None:

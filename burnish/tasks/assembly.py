@@ -21,6 +21,7 @@ from burnish.data.pixels import check_media
 from burnish.data.stream import Stream, limited
 from burnish.data.values import check_keys
 from burnish.evaluation.suite import suites_of
+from burnish.metrics import Stopwatch
 from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore, saved
 from burnish.rewards.scoring import Scorer, probe
@@ -43,7 +44,6 @@ from burnish.utils.hub import model_folder
 from burnish.utils.paths import KEPT, VALIDATED
 from burnish.utils.random import in_one_order
 from burnish.utils.reading import understood
-from burnish.utils.timer import Stopwatch
 
 log = logging.getLogger(__name__)
 

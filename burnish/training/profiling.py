@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from burnish.metrics import Stopwatch
 from burnish.options import ProfilerOptions
 from burnish.training.flop_counter import Cost, FlopCounter
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
-from burnish.utils.timer import Stopwatch
 
 T = TypeVar("T")
 

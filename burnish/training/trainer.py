@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from burnish.metrics import Stopwatch
 from burnish.options import StepOptions
 from burnish.rl.algorithm import Algorithm, Metrics
 from burnish.training.exchange import bring, without_others
@@ -22,7 +23,6 @@ from burnish.types.batch import Batch, numbers, settle
 from burnish.types.rollout import Collected, OfflineResponses, OfflineSamples
 from burnish.utils import random
 from burnish.utils.errors import UserError
-from burnish.utils.timer import Stopwatch
 
 
 def mini_batches(batch: Batch, options: StepOptions, seed: int, update: int) -> Iterator[Batch]:

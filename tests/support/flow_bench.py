@@ -9,6 +9,7 @@ from burnish.diffusion.engine import FlowEngine, FlowJob
 from burnish.diffusion.options import ModelOptions, RolloutOptions, TrainerOptions
 from burnish.diffusion.pipeline.loading import load_model
 from burnish.diffusion.roles import FlowRoles
+from burnish.metrics import Stopwatch
 from burnish.options import OptimizerOptions
 from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions
@@ -18,7 +19,6 @@ from burnish.training.optimizer import Ema, ParameterGroup
 from burnish.training.ranks import SINGLE_RANK
 from burnish.training.trainer import Trainer
 from burnish.types.rollout import Denoising, Prompt, Scored, Scores
-from burnish.utils.timer import Stopwatch
 
 WINDOW = Window(kind="random", size=2, scattered=True)
 MOVING = Window(kind="progressive", size=2, stride=1, every=1)
