@@ -28,9 +28,9 @@ from burnish.options import (
     Threads,
 )
 from burnish.options.cluster import AsyncRolloutOptions, PoolsOptions, RayOptions, ShardingOptions
-from burnish.options.mixing import MixingOptions
 from burnish.options.trackers import TrackersOptions
 from burnish.registry import MayChange, names, options
+from burnish.rewards.mixing import MixingOptions
 from burnish.rl.algorithm import Algorithm
 from burnish.utils.addresses import address_complaint, is_address
 from burnish.utils.errors import ConfigError

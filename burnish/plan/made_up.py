@@ -12,9 +12,8 @@ import numpy as np
 
 from burnish.data.pictures import PictureRecord, ScoredGroup
 from burnish.diffusion.offline import EncodedImages, OfflineImages, ScoredImages
-from burnish.options.mixing import MixingOptions
 from burnish.rewards.base import NOTHING, AnyReward, RewardInputs, Score
-from burnish.rewards.mixing import mix
+from burnish.rewards.mixing import MixingOptions, mix
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt, Prompts
 from burnish.types.rollout import Scores

@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.options import Count, Finite, Whole
-from burnish.options.mixing import Gate, Schedule
+from burnish.options import Count, Finite, NonNegative, Whole
 from burnish.registry import Named, ReadIf, options
 from burnish.types.media import evenly_spaced
 from burnish.types.samples import Clip, Kind, is_finite, kind
@@ -77,6 +77,47 @@ class Score:
     steps: tuple[tuple[int, float], ...] = ()  # rewards of steps, by the character of the response where each ends
     tokens: tuple[float, ...] = ()  # or of its tokens: of both the sum is part of the value
     answer: str | None = None  # that a response gives, in one normal form, for votes; None where no answers are read
+
+
+@options
+class Schedule:
+    """A factor on a reward's weight that changes over the policy updates."""
+
+    points: Annotated[list[tuple[Count, NonNegative]], Field(min_length=1)]
+    """Updates with the factor at each: [[1, 0.0], [200, 1.0]] fades a reward in. Before the first and after the last
+    one it stays the same. Validation always counts with the last one, so that validations can be compared."""
+    between: Literal["linear", "hold"] = "linear"
+    """Between two updates: linear moves from one factor to the next; hold keeps one until the next."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if any(one >= other for (one, _), (other, _) in pairwise(self.points)):
+            raise ValueError(f"points is {self.points}; updates must rise from one to the next")
+        if not any(factor for _, factor in self.points):
+            raise ValueError("points has no factor above 0: the reward would never count; set weight to 0 instead")
+        return self
+
+    def factor(self, update: int) -> float:
+        """At a policy update; 0 is a validation."""
+        last, value = self.points[-1]
+        if update == 0 or update >= last:
+            return value
+        if update <= self.points[0][0]:
+            return self.points[0][1]
+        (start, before), (end, after) = next(pair for pair in pairwise(self.points) if pair[1][0] > update)
+        return before if self.between == "hold" else before + (after - before) * (update - start) / (end - start)
+
+
+@options
+class Gate:
+    """A reward that counts only where another one is high enough."""
+
+    by: str
+    """Which other reward decides, by its label: format."""
+    least: Finite = 1.0
+    """From which of its values on the gate is open."""
+    otherwise: Finite = 0.0
+    """What the reward counts as where the gate is closed, whether it has a value or not."""
 
 
 @options

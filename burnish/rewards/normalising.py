@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from burnish.options.mixing import MixingOptions
 from burnish.rewards.base import AnyReward
-from burnish.rewards.mixing import combined
+from burnish.rewards.mixing import MixingOptions, combined
 from burnish.rl.advantages import Moments, moments
 from burnish.types.rollout import Scores
 

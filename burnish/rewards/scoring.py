@@ -19,10 +19,9 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from burnish.options import ScoringOptions
-from burnish.options.mixing import MixingOptions
 from burnish.rewards.base import NOTHING, AnyReward, Compared, RewardInputs, Score, fields_required
 from burnish.rewards.calls import Tasks, Worker, call_reward, missing, with_retries
-from burnish.rewards.mixing import SUM, component_names, mix
+from burnish.rewards.mixing import SUM, MixingOptions, component_names, mix
 from burnish.types.prompt import Prompt, Prompts
 from burnish.types.samples import DROPS, REPEATED, Ran, writable
 from burnish.utils.errors import UserError
