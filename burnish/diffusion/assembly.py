@@ -41,9 +41,8 @@ from burnish.evaluation.suite import Suite, suites_of
 from burnish.rewards.base import Reward
 from burnish.rollout.sources import RolloutRequest
 from burnish.tasks.assembly import Assembly
-from burnish.tasks.job import learned_in_a_step, learned_in_an_update
 from burnish.training.optimizer import ParameterGroup
-from burnish.training.trainer import AuxiliaryLoss
+from burnish.training.trainer import AuxiliaryLoss, learned_in_a_step, learned_in_an_update
 from burnish.types.media import Media
 from burnish.types.prompt import Prompts
 from burnish.types.rollout import OfflineSamples, Prompt, Scored

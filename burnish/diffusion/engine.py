@@ -19,7 +19,7 @@ from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.steps import Plan, denoise, finished, returning, thinned
 from burnish.models.lora import merging_rounds
 from burnish.options import Solver
-from burnish.tasks.job import Job
+from burnish.rollout.sources import Job
 from burnish.training.ranks import Lockstep
 from burnish.types.batch import Gathered, to_device
 from burnish.types.prompt import Prompt

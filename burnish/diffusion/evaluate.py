@@ -14,8 +14,8 @@ from burnish.diffusion.rollouts import contact_sheet, inputs_of, write_inputs, w
 from burnish.evaluation.records import sampled_settings
 from burnish.metrics import diversities, group_diversity
 from burnish.rl.algorithm import Metrics
+from burnish.rollout.sources import Job, collector
 from burnish.tasks.evaluate import Evaluated, Evaluation
-from burnish.tasks.job import Job, collector
 from burnish.training.ranks import by_first
 from burnish.types.samples import coarse
 from burnish.utils.disk import writing

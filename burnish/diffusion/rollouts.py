@@ -25,9 +25,8 @@ from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import Scorer
 from burnish.rl.algorithm import Metrics
 from burnish.rl.rewards import select_best_worst
-from burnish.rollout.sources import RolloutRequest
+from burnish.rollout.sources import Job, RolloutRequest, collector
 from burnish.tasks.evaluate import prompt_pictures
-from burnish.tasks.job import Job, collector
 from burnish.tasks.sample_files import SampleFiles
 from burnish.training.ranks import by_first
 from burnish.types.batch import Gathered, to_device

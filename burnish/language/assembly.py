@@ -46,11 +46,11 @@ from burnish.language.records import ResponseRecord, read_records
 from burnish.language.roles import LanguageRoles
 from burnish.language.teachers import load_teacher
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
+from burnish.rollout.sources import Job
 from burnish.tasks.assembly import Assembly
-from burnish.tasks.job import Job, learned_in_an_update
 from burnish.training.optimizer import ParameterGroup
 from burnish.training.ranks import own_rows
-from burnish.training.trainer import AuxiliaryLoss
+from burnish.training.trainer import AuxiliaryLoss, learned_in_an_update
 from burnish.types.media import Media
 from burnish.types.prompt import Prompts
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, Prompt

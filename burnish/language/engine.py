@@ -30,9 +30,8 @@ from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import Collector, Scorer
 from burnish.rewards.text.base import Response
 from burnish.rewards.text.environment import turn_rewards
-from burnish.rollout.sources import RolloutRequest
+from burnish.rollout.sources import Job, RolloutRequest, collector
 from burnish.tasks.evaluate import TOKENS, SaidTokens
-from burnish.tasks.job import Job, collector
 from burnish.tasks.sample_files import SampleFiles
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded

@@ -26,8 +26,8 @@ from burnish.language.offline import ResponseData
 from burnish.metrics import given_metrics, length_metrics
 from burnish.rewards.scoring import awaited
 from burnish.rl.algorithm import Metrics
+from burnish.rollout.sources import Job
 from burnish.tasks.evaluate import SAID, SHOWN, Evaluated, Evaluation, prompt_pictures
-from burnish.tasks.job import Job
 from burnish.types.completion import Lengths
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores

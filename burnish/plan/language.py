@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from burnish.plan.made_up import made_up_prompts
 from burnish.plan.measure import Half, Once
 from burnish.plan.prompts import longest_prompt
 from burnish.rewards.text.base import Response
+from burnish.training.ranks import own_rows
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
@@ -95,7 +97,7 @@ class LanguageHalf(Half):
         if assembly.needs.heads:  # a reward model judges responses as it learns from them
             evaluation = assembly.evaluation(assembly)
             with assembly.roles.shards.gathered_late(["policy"]):
-                evaluation.sampled(evaluation.job(1, None).share(assembly.ranks.rows))
+                evaluation.sampled(evaluation.job(1, None).share(partial(own_rows, assembly.ranks.rows)))
         elif not assembly.has_separate_engine:  # which answers with the memory that it has taken
             super().validate()
 

@@ -1,13 +1,14 @@
-"""Where batches come from: which samples are requested, groups that teach nothing, and a state to resume from."""
+"""Where batches come from: which samples are requested of engines, groups that teach nothing, and how to resume."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from burnish.data.stream import PromptStream, Stream
 from burnish.metrics import Stopwatch
 from burnish.options.data import FilterOptions
 from burnish.rewards.normalising import Normaliser, restore, saved
+from burnish.rewards.scoring import Collector, Scorer
 from burnish.rl.advantages import group_statistics
 from burnish.types.batch import Batch, shared
 from burnish.types.rollout import (
@@ -29,7 +31,8 @@ from burnish.types.rollout import (
     Scored,
 )
 from burnish.types.samples import Execution, joined
-from burnish.utils.errors import UserError
+from burnish.utils import random
+from burnish.utils.errors import Cancelled, UserError
 
 R = TypeVar("R", bound=Rollouts)
 
@@ -81,6 +84,79 @@ def numbered(
 def group_starts(group: Tensor) -> list[int]:
     """The row at which each group of [B] numbers begins, in order, and at last B: rows of a group are neighbours."""
     return [0, *torch.unique_consecutive(group, return_counts=True)[1].cumsum(0).tolist()]
+
+
+Purpose = Literal["rollout", "greedy", "validation", "sample", "trial"]  # draws of one are never those of another
+
+
+@dataclass
+class Stop:
+    """Whether sampling is to be cancelled, as nobody would learn from it."""
+
+    asked: Callable[[], bool] = lambda: False
+    around: Callable[[], AbstractContextManager[None]] = nullcontext  # what can't ask: a request ends it, by Cancelled
+
+    def check(self) -> None:
+        """Called between steps of sampling, and while others are waited for.
+
+        Raises:
+            Cancelled: the run is to stop.
+        """
+        if self.asked():
+            raise Cancelled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Which samples to generate. Row i is sample ``sample[i]`` of prompt ``prompts[i]``."""
+
+    prompts: list[Prompt]  # [B]
+    group: Tensor  # [B] long: rows of a prompt stand next to each other
+    sample: Tensor  # [B] long
+    purpose: Purpose
+    update: int
+    check_cancelled: Callable[[], None] = lambda: None  # called before every step or token; what it raises ends the job
+    noise: tuple[random.Part, ...] | None = None  # of a suite: seeds in place of the run's, the same in every run
+
+    def keys(self, seed: int) -> list[tuple[random.Part, ...]]:
+        """What seeds the draws of every row, but for the number of the sample.
+
+        Args:
+            seed: of the run.
+        """
+        if self.noise is None:
+            return [(seed, self.purpose, self.update, prompt.uid) for prompt in self.prompts]
+        return [(*self.noise, prompt.question.uid) for prompt in self.prompts]
+
+    def seeds(self, seed: int) -> dict[str, Any]:
+        """The same for a record: with the prompt and the number of a sample it can be drawn again."""
+        return {"seed": seed, "purpose": self.purpose, "update": self.update}
+
+    @classmethod
+    def groups(cls, prompts: Sequence[Prompt], n: int, **options: Any) -> Self:
+        """``n`` samples of each prompt. A prompt that occurs again gets further samples, not the same ones."""
+        rows, group, sample = numbered(prompts, n)
+        return cls(prompts=rows, group=group, sample=sample, **options)
+
+    def select(self, rows: slice) -> Self:
+        """Some of its rows."""
+        return replace(self, prompts=self.prompts[rows], group=self.group[rows], sample=self.sample[rows])
+
+    def share(self, groups: Callable[[int], slice]) -> Self:
+        """The rows of some prompts, in order; there may be none.
+
+        Args:
+            groups: which of N prompts.
+        """
+        starts = group_starts(self.group)
+        own = groups(len(starts) - 1)
+        return self.select(slice(starts[own.start], starts[own.stop]))
+
+
+def collector(job: Job, scorer: Scorer, *, one_by_one: bool, **more: Any) -> Collector:
+    """Takes a job's samples as they are finished; see ``Collector``. Those of validation belong to no update."""
+    update = job.update if job.purpose == "rollout" else 0
+    return Collector(scorer, job.prompts, job.group.tolist(), update=update, one_by_one=one_by_one, **more)
 
 
 def split(request: RolloutRequest, parts: int) -> list[RolloutRequest]:

@@ -26,16 +26,15 @@ from burnish.rewards.mixing import check_mixing
 from burnish.rewards.normalising import Normaliser, normaliser_of, restore, saved
 from burnish.rewards.scoring import Scorer, probe
 from burnish.rl.algorithm import Metrics
-from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule, RolloutRequest, StreamSource
+from burnish.rollout.sources import OfflineSource, OnlineSource, PromptSchedule, RolloutRequest, Stop, StreamSource
 from burnish.tasks.evaluate import Evaluation
-from burnish.tasks.job import Stop, steps_of_an_update
 from burnish.tasks.sample_files import SampleFiles
 from burnish.training.flop_counter import device_peak
 from burnish.training.optimizer import Ema, ParameterGroup
 from burnish.training.profiling import PhaseMemory
 from burnish.training.ranks import SINGLE_RANK, Ranks, group_of_one
 from burnish.training.roles import Publisher
-from burnish.training.trainer import AuxiliaryLoss, Trainer
+from burnish.training.trainer import AuxiliaryLoss, Trainer, steps_of_an_update
 from burnish.types.media import Media
 from burnish.types.prompt import Prompts
 from burnish.utils.allocator import grow_segments, keep_freed_memory

@@ -27,8 +27,9 @@ from burnish.metrics import validation_metrics
 from burnish.rewards.base import RewardInputs
 from burnish.rewards.scoring import Scorer, awaited
 from burnish.rl.algorithm import Metrics
-from burnish.tasks.job import Job
+from burnish.rollout.sources import Job
 from burnish.tasks.sample_files import known_or_none, scores_of_row, write_lines
+from burnish.training.ranks import own_rows
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
 from burnish.utils.disk import writing
@@ -183,7 +184,7 @@ class Evaluation:
     def _shared_out(self, job: Job) -> Evaluated:
         """What all ranks make of their shares, in their order."""
         ranks = self.assembly.ranks.rows
-        share, shown = job.share(ranks), list[Any]()
+        share, shown = job.share(partial(own_rows, ranks)), list[Any]()
 
         def work() -> Evaluated | None:
             if not share.prompts:

@@ -6,8 +6,8 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -24,6 +24,8 @@ from burnish.types.rollout import Collected, OfflineResponses, OfflineSamples
 from burnish.utils import random
 from burnish.utils.errors import UserError
 
+T = TypeVar("T")
+
 
 def mini_batches(batch: Batch, options: StepOptions, seed: int, update: int) -> Iterator[Batch]:
     """What each optimizer step of a policy update learns from: the rows in order, or in one drawn for each epoch.
@@ -33,12 +35,24 @@ def mini_batches(batch: Batch, options: StepOptions, seed: int, update: int) -> 
     return (batch.select(rows) for rows in _rows_of_minis(len(batch), options, seed, update))
 
 
-def learned_rows(costs: Sequence[int], options: StepOptions, seed: int, update: int, ranks: Ranks) -> list[int]:
-    """The rows of a batch that a rank learns in the mini-batches of an update, if rows have these costs."""
+def steps_of_an_update(config: Any) -> StepOptions:
+    """How a batch of a run becomes optimizer steps; a mini-batch is counted in rows of the batch."""
+    size = config.trainer.mini_batch_size
+    found: StepOptions = replace(config.trainer, mini_batch_size=size and size // config.rows_per_group)
+    return found
+
+
+def learned_in_an_update(records: Sequence[T], costs: Sequence[int], config: Any, ranks: Ranks, update: int) -> list[T]:
+    """Those of a batch of records that a rank learns in the mini-batches of an update."""
     learned: set[int] = set()
-    for rows in _rows_of_minis(len(costs), options, seed, update):
+    for rows in _rows_of_minis(len(costs), steps_of_an_update(config), config.seed, update):
         learned.update(rows[shares([costs[row] for row in rows], ranks.size)[ranks.rank]])
-    return sorted(learned)
+    return [records[row] for row in sorted(learned)]
+
+
+def learned_in_a_step(records: Sequence[T], costs: Sequence[int], ranks: Ranks) -> list[T]:
+    """Those of a batch of records that a rank learns in one optimizer step."""
+    return list(records[shares(costs, ranks.size)[ranks.rank]])
 
 
 def _rows_of_minis(count: int, options: StepOptions, seed: int, update: int) -> Iterator[list[int]]:
