@@ -26,7 +26,7 @@ from burnish.rl.algorithm import call
 if TYPE_CHECKING:
     from burnish.environments.base import Environment, Observation
     from burnish.rewards.base import AnyReward, Score
-    from burnish.rl.rewards import Rewards
+    from burnish.rl.advantages import Rewards
     from burnish.types.prompt import Prompt
 
 ANYTHING = 7.5  # stands where it must not be read
@@ -126,7 +126,7 @@ def check_advantage(part: Any, rewards: Rewards) -> None:
     Raises:
         AssertionError: a promise is not kept.
     """
-    from burnish.rl.rewards import Advantages
+    from burnish.rl.advantages import Advantages
 
     def advantage(rewards: Rewards) -> Tensor:
         found = call(part, rewards)

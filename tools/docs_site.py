@@ -32,7 +32,7 @@ BESIDE = {
     "SECURITY.md": "reporting.md", "CHANGELOG.md": "changelog.md", "benchmarks/README.md": "benchmarks.md",
 }  # fmt: skip
 MATHEMATICS = (
-    "rl.rules", "rl.advantages", "rl.rewards", "rl.objectives", "rl.surrogates", "rl.kl", "rl.importance",
+    "rl.rules", "rl.advantages", "rl.objectives", "rl.surrogates", "rl.kl", "rl.importance",
     "rl.preference", "diffusion.steps", "diffusion.losses", "language.losses",
 )  # fmt: skip
 ALGORITHMS = ROOT / "docs" / "algorithms"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from burnish.diffusion.steps import diffuse
 from burnish.rl.algorithm import OldLogprobs
-from burnish.rl.rewards import select_best_worst
+from burnish.rl.preference import select_best_worst
 from burnish.types.batch import Batch, Gathered, shared, to_device
 from burnish.types.columns import at, read
 from burnish.types.rollout import Conditioning, Denoising, OfflineSamples, Scored, Steps, share_of, unprompted

@@ -24,7 +24,7 @@ from burnish.metrics import Stopwatch, group_diversity
 from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import Scorer
 from burnish.rl.algorithm import Metrics
-from burnish.rl.rewards import select_best_worst
+from burnish.rl.preference import select_best_worst
 from burnish.rollout.sources import Job, RolloutRequest, collector
 from burnish.tasks.evaluate import prompt_pictures
 from burnish.tasks.sample_files import SampleFiles

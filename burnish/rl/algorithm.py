@@ -18,7 +18,7 @@ from burnish.utils.user_code import path_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.rl.rewards import Advantages, Rewards
+    from burnish.rl.advantages import Advantages, Rewards
     from burnish.rl.surrogates import Surrogate
     from burnish.types.batch import Batch
     from burnish.types.rollout import Loss
@@ -426,7 +426,7 @@ class PolicyGradient(Algorithm):
 
     def clipped(self, advantage: Tensor, mask: Tensor) -> tuple[Tensor, Metrics]:
         """Advantages [B, K] within their bounds, and the share that was outside."""
-        from burnish.rl.rewards import clip_values
+        from burnish.rl.advantages import clip_values
 
         if self.advantage_clip is None and self.advantage_clip_low is None:
             return advantage, {}
@@ -449,7 +449,7 @@ def call(part: Any, *tensors: Any) -> Any:
 
 def advantages_of(algorithm: Algorithm, rewards: Rewards) -> Advantages:
     """Advantages by an algorithm's rule; one that gives a number per sample gives it to all of its actions."""
-    from burnish.rl.rewards import Advantages
+    from burnish.rl.advantages import Advantages
 
     part = algorithm.part("advantage") if isinstance(algorithm, PolicyGradient) else chosen(algorithm, "advantage")
     found = call(part, rewards)

@@ -15,7 +15,7 @@ from burnish.registry import KINDS, ReadIf, register
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from burnish.rl.rewards import Advantages, Rewards
+    from burnish.rl.advantages import Advantages, Rewards
 
 DIVIDED = ReadIf("advantage_std", "group", "global")
 WhitenStd = Annotated[Literal["unbiased", "biased", "none"], ReadIf("whiten")]
@@ -144,8 +144,7 @@ def whitened_group(rewards: Rewards, *, whiten: bool = True, whiten_std: WhitenS
         whiten_std: Whiten by the std over n - 1; by that over n, as LightRFT does across its buffer; or by none, which
             only takes the mean off (its no_advantage_std_norm).
     """
-    from burnish.rl.advantages import whitened
-    from burnish.rl.rewards import Advantages
+    from burnish.rl.advantages import Advantages, whitened
 
     found = Advantages.of(centred(rewards), rewards.mask).advantage
     return Advantages(whitened(found, rewards.mask, whiten_std) if whiten else found, found)
@@ -253,8 +252,7 @@ def pass_at_k(
 @register("advantage", "greedy_baseline", greedy=True)
 def greedy_baseline(rewards: Rewards) -> Advantages:
     """ReMax: reward minus that of the greedy response to the same prompt (arXiv:2310.10505)."""
-    from burnish.rl.advantages import returns
-    from burnish.rl.rewards import Advantages
+    from burnish.rl.advantages import Advantages, returns
     from burnish.rl.surrogates import masked
 
     found = returns(rewards.actions, rewards.mask, gamma=1.0)
@@ -281,8 +279,7 @@ def discounted(
         turn_rewards: Each reward of the environment counts from its own turn back, not from the end of the dialogue;
             what else was earned stands at the end as ever.
     """
-    from burnish.rl.advantages import returns, whitened
-    from burnish.rl.rewards import Advantages
+    from burnish.rl.advantages import Advantages, returns, whitened
 
     found = returns(rewards.by_turn if turn_rewards else rewards.actions, rewards.mask, gamma=gamma)
     return Advantages(whitened(found, rewards.mask, whiten_std) if whiten else found, found)
@@ -310,8 +307,7 @@ def generalised(
         turn_rewards: Each reward of the environment counts from its own turn back, not from the end of the dialogue;
             what else was earned stands at the end as ever.
     """
-    from burnish.rl.advantages import gae, whitened
-    from burnish.rl.rewards import Advantages
+    from burnish.rl.advantages import Advantages, gae, whitened
 
     earned = rewards.by_turn if turn_rewards else rewards.actions
     found, learned = gae(earned, rewards.value, rewards.mask, gamma=gamma, lam=lam)

@@ -13,8 +13,8 @@ import torch
 import burnish
 from burnish.config.checks import problems
 from burnish.registry import lookup, names, register
+from burnish.rl.advantages import Rewards
 from burnish.rl.algorithm import advantages_of
-from burnish.rl.rewards import Rewards
 from burnish.types.rollout import Scores
 from burnish.utils.errors import ConfigError
 from tests.golden.language import REWARD_MODELS, RUNS

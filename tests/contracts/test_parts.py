@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from burnish.registry import KINDS, lookup, names, register
-from burnish.rl.rewards import Rewards
+from burnish.rl.advantages import Rewards
 from burnish.testing import check_advantage, check_kl, check_options, check_surrogate
 from burnish.types.rollout import Scores
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from burnish.environments.base import Observation
 from burnish.registry import lookup
-from burnish.rl.rewards import turn_numbers
+from burnish.rl.advantages import turn_numbers
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
 from tests.support.scoring import evaluated

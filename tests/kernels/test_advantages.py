@@ -13,6 +13,7 @@ import torch
 from burnish.metrics import reward_metrics
 from burnish.registry import lookup
 from burnish.rl.advantages import (
+    Rewards,
     depthwise_advantages,
     group_advantages,
     group_statistics,
@@ -20,7 +21,6 @@ from burnish.rl.advantages import (
     optimality,
 )
 from burnish.rl.algorithm import advantages_of
-from burnish.rl.rewards import Rewards
 from burnish.rl.rules import group_steps, optimal_baseline, pass_at_k
 from burnish.types.rollout import Scores
 from tests.conformance import Case, case, cases, labels

@@ -7,16 +7,19 @@ import math
 import pytest
 import torch
 
-from burnish.rl.advantages import Moments, RunningMoments, gae, group_advantages, whitened
-from burnish.rl.rewards import (
+from burnish.rl.advantages import (
+    Moments,
+    RunningMoments,
     clip_values,
+    gae,
+    group_advantages,
     overlong_penalty,
-    pairs,
     place_reward,
     place_step_rewards,
-    select_best_worst,
     turn_numbers,
+    whitened,
 )
+from burnish.rl.preference import pairs, select_best_worst
 from tests.conformance import case, cases, labels
 from tests.support.token_losses import mask_of, spoil
 

@@ -67,7 +67,7 @@ class DiffusionDPO(ForwardProcess):
 
         from burnish.diffusion.batches import judge
         from burnish.rl.algorithm import advantage_metrics
-        from burnish.rl.rewards import pairs
+        from burnish.rl.preference import pairs
 
         scores = scored.scores
         winner, loser = pairs(scores.reward, scored.group, scores.missing, margin=self.min_margin)

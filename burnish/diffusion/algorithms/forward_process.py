@@ -258,7 +258,7 @@ def steps_in(steps: int, fraction: float) -> int:
 
 def bounded_advantages(algorithm: Any, scored: Scored) -> tuple[Tensor, Metrics]:
     """Advantages of samples by an algorithm's rule, within its bounds, [B], and their metrics."""
-    from burnish.rl.rewards import Rewards
+    from burnish.rl.advantages import Rewards
 
     scores = scored.scores
     advantage = advantages_of(algorithm, Rewards.of(scores, scored.group, 1)).advantage[:, 0]

@@ -278,7 +278,7 @@ class StepPolicyGradient(PolicyGradient):
 
     def step_advantages(self, scored: Scored) -> tuple[Tensor, Tensor]:
         """Advantage of each recorded step, [B, K], and whether its sample has a reward, [B, K] bool."""
-        from burnish.rl.rewards import Rewards
+        from burnish.rl.advantages import Rewards
 
         rewards = Rewards.of(scored.scores, scored.group, scored.trace.logprob.shape[1])
         return advantages_of(self, rewards).advantage, rewards.mask

@@ -59,7 +59,7 @@ class SFT(ForwardProcess):
         import torch
 
         from burnish.diffusion.batches import judge
-        from burnish.rl.rewards import select_best
+        from burnish.rl.preference import select_best
 
         scores = scored.scores
         rows = select_best(scores.reward, scored.group, scores.missing, self.best)

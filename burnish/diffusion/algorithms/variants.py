@@ -257,7 +257,7 @@ class BranchGRPO(FlowGRPO):
         """[B] bool."""
         import torch
 
-        from burnish.rl.rewards import select_best_worst
+        from burnish.rl.preference import select_best_worst
 
         scores, keep = scored.scores, torch.zeros(len(scored), dtype=torch.bool)
         if self.keep_leaves is not None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from burnish.language.batches import AnnotatedTokens, TokenBatch
     from burnish.language.logprobs import TokenScores
     from burnish.language.roles import LanguageRoles
+    from burnish.rl.advantages import Rewards
     from burnish.rl.kl import TokenKl
-    from burnish.rl.rewards import Rewards
     from burnish.types.completion import Completion
     from burnish.types.rollout import Loss, ScoredResponses
 
@@ -356,7 +356,7 @@ def shape(algorithm: TokenPolicyGradient, annotated: AnnotatedTokens) -> tuple[R
     """
     import torch
 
-    from burnish.rl.rewards import Rewards, place_reward, place_step_rewards, turn_numbers
+    from burnish.rl.advantages import Rewards, place_reward, place_step_rewards, turn_numbers
 
     scored = annotated.scored
     missing = scored.scores.missing
@@ -391,7 +391,7 @@ def _scaled(
     algorithm: TokenPolicyGradient, annotated: AnnotatedTokens, missing: Tensor
 ) -> tuple[Tensor, Tensor, Metrics]:
     """Rewards of the responses and of the greedy ones, [B] each, by the options of scale."""
-    from burnish.rl.rewards import clip_values, overlong_penalty
+    from burnish.rl.advantages import clip_values, overlong_penalty
 
     scored, metrics = annotated.scored, {}
     reward, greedy = scored.scores.reward.float(), scored.greedy.float()

@@ -53,7 +53,7 @@ class Paired(ReferenceAlgorithm):
     def sampled_rows(self, scored: ScoredResponses) -> tuple[Tensor, Tensor]:
         import torch
 
-        from burnish.rl.rewards import pairs
+        from burnish.rl.preference import pairs
 
         scores = scored.scores
         rows = torch.stack(pairs(scores.reward, scored.group, scores.missing, margin=self.min_margin), 1)

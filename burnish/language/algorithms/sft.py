@@ -114,7 +114,7 @@ class SFT(ResponseAlgorithm):
         return LanguageNeeds(data="prompts" if self.online else "demonstrations", groups=self.online)
 
     def sampled_rows(self, scored: ScoredResponses) -> tuple[Tensor, Tensor]:
-        from burnish.rl.rewards import select_best
+        from burnish.rl.preference import select_best
 
         scores = scored.scores
         rows = select_best(scores.reward, scored.group, scores.missing, self.best)
