@@ -31,8 +31,7 @@ from burnish.options.vllm import VllmOptions, sends_adapter
 from burnish.registry import Choice, ReadIf, options
 from burnish.rewards.function import LanguageFunction
 from burnish.rewards.reward_model import RewardModel
-from burnish.rewards.text.base import LanguageReward
-from burnish.rewards.text.environment import EnvironmentReward
+from burnish.rewards.text.base import EnvironmentReward, LanguageReward
 from burnish.rl.algorithm import Algorithm
 from burnish.types.samples import WATCHED
 from burnish.utils.hub import hub_model

@@ -28,8 +28,7 @@ from burnish.metrics import Stopwatch
 from burnish.options.language import LanguageValidationOptions
 from burnish.rewards.base import fields_required
 from burnish.rewards.scoring import Collector, Scorer
-from burnish.rewards.text.base import Response
-from burnish.rewards.text.environment import turn_rewards
+from burnish.rewards.text.base import Response, turn_rewards
 from burnish.rollout.sources import Job, RolloutRequest, collector
 from burnish.tasks.evaluate import TOKENS, SaidTokens
 from burnish.tasks.sample_files import SampleFiles
