@@ -20,8 +20,8 @@ from pathlib import Path
 from shutil import copytree, ignore_patterns
 
 from benchmarks.forecasts import peaks
+from burnish.plan.fakes import pretend_ranks
 from burnish.plan.measure import LOAD
-from burnish.plan.ranks import pretend_ranks
 from burnish.utils.paths import resolve
 
 FLOW = [

@@ -32,7 +32,7 @@ from burnish.plan.counter import (
     Peak,
 )
 from burnish.plan.diffusion import GeneratorHalf
-from burnish.plan.fakes import CudaPrecision, Pretending
+from burnish.plan.fakes import CudaPrecision, Pretending, pretend_ranks, stored_in_fewer_bits
 from burnish.plan.language import LanguageHalf
 from burnish.plan.measure import (
     ANNOTATE,
@@ -50,8 +50,6 @@ from burnish.plan.measure import (
     train_phases,
 )
 from burnish.plan.published import located
-from burnish.plan.quantized import stored_in_fewer_bits
-from burnish.plan.ranks import pretend_ranks
 from burnish.plan.scorers import loaded_by, scorers_of
 from burnish.plan.vllm import VllmForecast, vllm_forecast
 from burnish.tasks import assemble

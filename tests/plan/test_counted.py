@@ -142,7 +142,7 @@ def on_rank(options, ranks, folder):
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", RANKS)
 def test_every_phase_of_ranks(name, size, tmp_path):
-    from burnish.plan.ranks import pretend_ranks
+    from burnish.plan.fakes import pretend_ranks
 
     options = [*SMALL, *RANKS[name], "runtime=ray", f"pools.train.processes={size}"]
     real = together(partial(on_rank, options), tmp_path, size=size)[0]
