@@ -30,7 +30,7 @@ from burnish.config import load
 from burnish.config.batches import SHARD_SIZE, ZERO_STAGE, layouts, with_sizes
 from burnish.config.hardware import NODE, in_bytes
 from burnish.plan import measure
-from burnish.plan.batches import least_bytes
+from burnish.plan.advice import least_bytes
 from burnish.plan.counter import LiveBytes
 from burnish.plan.forecast import half_of, pretended
 from burnish.plan.published import CONFIG, Published, located, published

@@ -54,7 +54,7 @@ def forecast_recipes(names: Sequence[str]) -> None:
     """Forecast recipes on what they state, and keep what they need."""
     from burnish.config.batches import smallest, with_sizes, written
     from burnish.config.load import load
-    from burnish.plan.batches import choose
+    from burnish.plan.advice import choose
     from burnish.plan.forecast import forecast
 
     for name in names:

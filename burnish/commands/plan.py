@@ -8,8 +8,7 @@ from burnish.config import RunConfig, load
 from burnish.config.batches import smallest, with_sizes, written
 from burnish.config.hardware import Speed, made_for, read_machine
 from burnish.config.load import hardware_of
-from burnish.plan.advice import remedies
-from burnish.plan.batches import choose
+from burnish.plan.advice import choose, remedies
 from burnish.plan.counter import CATEGORIES
 from burnish.plan.forecast import FRAGMENTS, OVERHEAD, PoolForecast, forecast, needed, shown
 from burnish.utils import terminal

@@ -11,8 +11,7 @@ from typing import Any
 
 from burnish.config import RunConfig, dump, load
 from burnish.config.batches import smallest, with_sizes
-from burnish.plan.advice import Tried, remedies
-from burnish.plan.batches import Chosen, choose
+from burnish.plan.advice import Chosen, Tried, choose, remedies
 from burnish.plan.forecast import Forecast, forecast
 from burnish.utils.errors import UserError
 from burnish.utils.supervisor import ChildDied, Server

@@ -8,8 +8,7 @@ import pytest
 
 import burnish as package
 from burnish.commands.fitting import Fit
-from burnish.plan.advice import Tried
-from burnish.plan.batches import Chosen
+from burnish.plan.advice import Chosen, Tried
 from burnish.plan.counter import Peak
 from burnish.plan.forecast import Forecast, PoolForecast
 from burnish.plan.process import NoForecast
