@@ -24,9 +24,8 @@ from burnish.language.layers import grown, most_columns
 from burnish.language.roles import LanguageRoles
 from burnish.plan.counter import CACHES, LiveBytes
 from burnish.plan.fakes import Pretending, is_fake
-from burnish.plan.made_up import made_up_prompts
+from burnish.plan.made_up import longest_prompt, made_up_prompts
 from burnish.plan.measure import Half, Once
-from burnish.plan.prompts import longest_prompt
 from burnish.rewards.text.base import Response
 from burnish.training.ranks import own_rows
 from burnish.types.batch import Gathered

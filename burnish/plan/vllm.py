@@ -8,7 +8,7 @@ from typing import Any
 from burnish.language.config import LanguageConfig
 from burnish.language.model.universal import LanguageModel
 from burnish.plan.language import key_sizes
-from burnish.plan.prompts import TEXT, UNLIMITED
+from burnish.plan.made_up import TEXT, UNLIMITED
 from burnish.utils.errors import UserError
 
 BATCHED = 8192  # tokens of prompts that vLLM computes at once on cards of 70 GB and more
