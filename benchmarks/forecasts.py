@@ -19,11 +19,10 @@ from torch.utils._pytree import tree_map_only
 
 from burnish.config import load
 from burnish.plan import measure
-from burnish.plan.capabilities import known_capabilities
 from burnish.plan.counter import BATCH, STORED, LiveBytes, Peak
 from burnish.plan.fakes import Pretending
 from burnish.plan.forecast import half_of
-from burnish.plan.language import LanguageHalf
+from burnish.plan.language import LanguageHalf, known_capabilities
 from burnish.plan.measure import Rests, train_phases
 from burnish.tasks import assemble
 from burnish.training.ranks import SINGLE_RANK, Ranks

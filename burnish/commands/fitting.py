@@ -91,7 +91,7 @@ class Fit:
         return self._asked
 
     def _refuse(self, asked: Foreteller, pool: PoolForecast, memory: int) -> None:
-        from burnish.plan.forecast import shown
+        from burnish.plan.counter import shown
         from burnish.plan.process import NoForecast
 
         why = f"by forecast {pool.why(memory)}, and its GPUs have {shown(memory)}"
@@ -111,7 +111,7 @@ class Fit:
 
 def conclusion(found: Forecast, memory: Mapping[str, int]) -> str:
     """What a run needs of the GPUs that it has, in one line."""
-    from burnish.plan.forecast import shown
+    from burnish.plan.counter import shown
 
     each = []
     for pool in [pool for pool in found.pools if pool.name in memory]:

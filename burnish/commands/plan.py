@@ -9,8 +9,8 @@ from burnish.config.batches import smallest, with_sizes, written
 from burnish.config.hardware import Speed, made_for, read_machine
 from burnish.config.load import hardware_of
 from burnish.plan.advice import choose, remedies
-from burnish.plan.counter import CATEGORIES
-from burnish.plan.forecast import FRAGMENTS, OVERHEAD, PoolForecast, forecast, needed, shown
+from burnish.plan.counter import CATEGORIES, shown
+from burnish.plan.forecast import FRAGMENTS, OVERHEAD, PoolForecast, forecast, needed
 from burnish.utils import terminal
 
 EXIT_TOO_LARGE = 1

@@ -323,3 +323,8 @@ def _key(tensor: Tensor) -> int:
         return int(_storage(tensor)._cdata)
     except (NotImplementedError, RuntimeError):
         return 0
+
+
+def shown(size: float) -> str:
+    """Bytes in GiB, or in MiB where there are few."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

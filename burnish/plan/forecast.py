@@ -21,7 +21,6 @@ from burnish.config.yaml_text import parse
 from burnish.diffusion.assembly import FlowAssembly
 from burnish.evaluation.suite import check_task, suites_of
 from burnish.options.cluster import PoolOptions
-from burnish.plan.capabilities import known_capabilities
 from burnish.plan.counter import (
     GRADIENTS,
     HOST,
@@ -33,10 +32,11 @@ from burnish.plan.counter import (
     WEIGHTS,
     LiveBytes,
     Peak,
+    shown,
 )
 from burnish.plan.diffusion import GeneratorHalf
 from burnish.plan.fakes import CudaPrecision, Pretending, pretend_ranks, stored_in_fewer_bits
-from burnish.plan.language import LanguageHalf
+from burnish.plan.language import LanguageHalf, VllmForecast, known_capabilities, vllm_forecast
 from burnish.plan.measure import (
     ANNOTATE,
     BACKWARD,
@@ -53,7 +53,6 @@ from burnish.plan.measure import (
     train_phases,
 )
 from burnish.plan.published import CONFIG, FOLDER, located, published_model
-from burnish.plan.vllm import VllmForecast, vllm_forecast
 from burnish.rewards.base import AnyReward
 from burnish.tasks import assemble
 from burnish.utils.errors import UserError
@@ -309,11 +308,6 @@ def _quietly() -> Iterator[None]:
 def needed(peak: int) -> int:
     """Bytes of memory that a GPU must have for a peak, with what no forecast sees."""
     return int(peak * (1 + FRAGMENTS)) + OVERHEAD
-
-
-def shown(size: float) -> str:
-    """Bytes in GiB, or in MiB where there are few."""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 CONTEXT = 1 << 29  # bytes that CUDA takes in the process of the scorers: half a GiB

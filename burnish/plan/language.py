@@ -1,14 +1,18 @@
 """A language model's run, shortened: all prompts are the longest, and two tokens of a batch's responses are decoded.
 
-The cache of keys and values at the responses' greatest length is a sum.
+The cache of keys and values at the responses' greatest length is a sum, and so is what vLLM takes: it is not run. What
+classes of transformers can do beside their own forward is measured on a tiny model of each, as log-probs of a forecast
+have no values that could be compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,18 +23,25 @@ from torch.utils._python_dispatch import _disable_current_modes
 from burnish.evaluation.prompts import data_options
 from burnish.language import decoding
 from burnish.language.assembly import LanguageAssembly
+from burnish.language.config import LanguageConfig
 from burnish.language.engine import LanguageEngine, ResponseJob
 from burnish.language.layers import grown, most_columns
+from burnish.language.model.capabilities import Capabilities, plannable
+from burnish.language.model.forwards import switch
+from burnish.language.model.loading import read_config
+from burnish.language.model.universal import LanguageModel
 from burnish.language.roles import LanguageRoles
-from burnish.plan.counter import CACHES, LiveBytes
+from burnish.language.teachers import options_of
+from burnish.plan.counter import CACHES, WEIGHTS, LiveBytes, shown
 from burnish.plan.fakes import Pretending, is_fake
-from burnish.plan.made_up import longest_prompt, made_up_prompts
+from burnish.plan.made_up import TEXT, UNLIMITED, longest_prompt, made_up_prompts
 from burnish.plan.measure import Half, Once
 from burnish.rewards.text.base import Response
 from burnish.training.ranks import own_rows
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
+from burnish.utils.errors import UserError
 
 SAID = "a response"
 ORDINARY = 7  # a token that no response ends with
@@ -258,3 +269,165 @@ class Repeated:
 def as_zeros(value: Tensor) -> Tensor:
     """Zeros in the place of a tensor without values; any other as it is."""
     return torch.from_numpy(np.zeros(tuple(value.shape), np.float32)) if is_fake(value) else value
+
+
+BATCHED = 8192  # tokens of prompts that vLLM computes at once on cards of 70 GB and more
+GRAPHS = 1 << 30  # bytes of its CUDA graphs and workspaces, about
+
+
+@dataclass(frozen=True)
+class VllmForecast:
+    """What a vLLM of a pool holds on each of its GPUs, in bytes."""
+
+    fraction: float  # of a GPU's memory that is vLLM's
+    shares: bool  # its first GPU with a process of the pool
+    sleeps: bool  # it gives its memory back while the policy learns
+    weights: int
+    working: int  # of a forward pass, with CUDA graphs: a rough figure
+    token: int  # of the cache, for each token
+    cache: int | None  # as it is set; None is what the fraction leaves
+    longest: int  # tokens that a text may have, for which vLLM must have room
+    expected: int  # tokens of the longest prompt and response of the run
+    at_once: int  # responses that are written at once
+
+    def room(self, memory: int) -> int:
+        """What is left for the cache, on GPUs of so many bytes; negative where nothing is."""
+        return int(self.fraction * memory) - self.weights - self.working if self.cache is None else self.cache
+
+    def takes(self, memory: int) -> int:
+        """All of it, on GPUs of so many bytes."""
+        return int(self.fraction * memory) if self.cache is None else self.weights + self.working + self.cache
+
+    def complaint(self, memory: int) -> str:
+        """Why vLLM would not start on GPUs of so many bytes; empty where it would."""
+        room, least = self.room(memory), self.token * self.longest
+        if room >= least:
+            return ""
+        options = "raise rollout.vllm.memory_fraction or rollout.vllm.tensor_parallel"
+        if self.cache is not None:
+            options = "raise rollout.vllm.kv_cache_gb"
+        if self.longest > self.expected:
+            options += f", or set rollout.vllm.max_model_len={self.expected}, which is what this run needs"
+        has = f"{shown(room)} left" if room > 0 else "nothing left"
+        return (
+            f"vLLM has {has} for its cache, beside {shown(self.weights)} of weights and about {shown(self.working)} to "
+            f"compute with, and one text of {self.longest} tokens needs {shown(least)}: {options}"
+        )
+
+    def line(self, memory: int | None) -> str:
+        """What it holds on each of its GPUs, in one line; with their memory also what is left for the cache."""
+        held = f"vLLM holds {shown(self.weights)} of weights on each of its GPUs, and needs {shown(1000 * self.token)}"
+        text = f"{held} of cache for 1,000 tokens; a prompt and a response have up to {self.expected:,}"
+        if memory is None:
+            return f"{text}."
+        room = max(self.room(memory), 0)
+        together = min(room // (self.token * self.expected), self.at_once)
+        return (
+            f"{text}. Of {shown(memory)} it takes {shown(self.takes(memory))}, which leaves {shown(room)} for cache: "
+            f"{together} of {self.at_once} responses (rollout.vllm.max_num_seqs) at once at their greatest length."
+        )
+
+
+def vllm_forecast(config: LanguageConfig, model: LanguageModel, *, apart: bool) -> VllmForecast:
+    """The forecast of one vLLM.
+
+    Args:
+        config: of a run with rollout.vllm.
+        model: the loaded policy's.
+        apart: vLLM is beside a worker that trains nothing.
+
+    Raises:
+        UserError: the model's configuration does not tell the size of its cache.
+    """
+    options = config.rollout.vllm
+    assert options is not None, "rollout.vllm is null"
+    ranks, each = options.tensor_parallel, model.compute.itemsize
+    network: Any = model.network
+    text = network.config.get_text_config()
+    try:
+        # each rank has a head at least
+        token = 2 * each * sum(-(-heads // ranks) * width for heads, width in key_sizes(text))
+        states = 4 * text.hidden_size + 2 * text.intermediate_size // ranks
+        known = options.max_model_len or text.max_position_embeddings
+        logits = 2 * 4 * options.max_num_seqs * text.vocab_size
+    except AttributeError as error:
+        raise UserError(f"what vLLM's cache takes can't be told from config.json: {error}") from None
+    prompt = config.data.max_prompt_length or TEXT + UNLIMITED
+    weights = {id(one): one.numel() for name, one in network.named_parameters() if ".lora_" not in name}
+    return VllmForecast(
+        fraction=options.memory_fraction,
+        shares=options.devices is None and (ranks == 1 or not apart),
+        sleeps=options.sleep,
+        weights=sum(weights.values()) * each // ranks,
+        working=BATCHED * states * each + logits + GRAPHS,
+        token=token,
+        cache=None if options.kv_cache_gb is None else int(options.kv_cache_gb * 2**30),
+        longest=known,
+        expected=min(prompt + config.longest, known),
+        at_once=options.max_num_seqs,
+    )
+
+
+@contextmanager
+def known_capabilities(config: Any, counter: LiveBytes, *, shared: bool) -> Iterator[None]:
+    """Have models take over what was measured, where there is a tiny one of their class.
+
+    Args:
+        config: of a run, with models that can be read here.
+        counter: which will be active.
+        shared: ranks share the networks, so that each holds a copy of their first layers for as long as it compares.
+    """
+    if not isinstance(config, LanguageConfig):
+        yield
+        return
+    known = {kind: found for kind in _kinds(config) if (found := measured(kind)) is not None}
+    replaced: Any = LanguageModel
+    try_out, learn = LanguageModel.try_out, LanguageModel._learn_media
+
+    def tried(self: LanguageModel) -> None:
+        found = known.get(self.config.model_type)
+        if found is None:
+            try_out(self)
+            return
+        if shared:
+            counter.label(WEIGHTS, [torch.empty_like(weight) for weight in self.first_layers().parameters()])
+        self.capabilities = found
+        self.forwards.collation = replace(self.forwards.collation, mixes=found.mixes)
+        if found.packed and not plannable(self, found):
+            self.capabilities = replace(found, packed=False, fast=False)
+        if self.capabilities.packed:
+            switch(self.network, self.text(self.network), on=True, tower=not found.unpacked)
+
+    def learned(self: LanguageModel) -> Any:
+        with _disable_current_modes():  # processors look at values
+            return learn(self)
+
+    replaced.try_out, replaced._learn_media = tried, learned
+    try:
+        yield
+    finally:
+        replaced.try_out, replaced._learn_media = try_out, learn
+
+
+def _kinds(config: LanguageConfig) -> Iterator[str]:
+    """The model_type of every model of a run."""
+    teachers = getattr(config.algorithm, "teachers", None) or ()
+    for options in (config.model, *(options_of(config.model, one) for one in teachers if one.path is not None)):
+        yield str(read_config(options)[1].get("model_type"))
+
+
+@cache
+def measured(model_type: str) -> Capabilities | None:
+    """What a class can do; None without a tiny model of it."""
+    from burnish.models.tiny import LANGUAGE, describe
+    from burnish.models.tiny.language import write
+
+    try:
+        tiny = describe(model_type, LANGUAGE)
+    except UserError:
+        return None
+    with TemporaryDirectory() as folder:
+        write(tiny, Path(folder), seed=0)
+        model = LanguageModel.load(Path(folder), dtype=torch.float32, compute=torch.float32, device="cpu")
+        model.try_out()
+    return model.capabilities
