@@ -1,22 +1,31 @@
-"""Whether a run fits the GPUs that it gets: said in one line before weights are loaded, and refused where it can't."""
+"""Whether a run fits the GPUs that it gets: said in one line before weights are loaded, and refused where it can't.
+
+The forecast is made in a process of its own: its modes, its memory and its time are not those of the run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from burnish.config import RunConfig
+from burnish.config import RunConfig, dump, load
 from burnish.config.batches import smallest, unforeseen, with_sizes, written
 from burnish.controller import Controller
+from burnish.plan.counter import shown
 from burnish.utils import terminal
 from burnish.utils.errors import UserError
+from burnish.utils.supervisor import ChildDied, Server
 
 if TYPE_CHECKING:
+    from burnish.plan.advice import Chosen, Tried
     from burnish.plan.forecast import Forecast, PoolForecast
-    from burnish.plan.process import Foreteller
 
 PATIENCE = 300.0  # seconds that a run waits for its forecast once its data is read
 ADVICE = 120.0  # seconds in which options are tried that would make it fit
@@ -36,9 +45,7 @@ class Fit:
         """
         self.config = config
         self._wanted = config.forecast != "off" and config.model.device != "cpu" and not resumes
-        self._asked: Foreteller | None = None
-        if self._wanted and torch.cuda.is_available():
-            self._ask()
+        self._asked = Foreteller(config) if self._wanted and torch.cuda.is_available() else None
 
     def close(self) -> None:
         """End the process that forecasts."""
@@ -64,9 +71,7 @@ class Fit:
 
     def _forecast(self, memory: Mapping[str, int]) -> dict[str, int]:
         """Sizes of batches for the GPUs of each pool; none where there is no forecast."""
-        from burnish.plan.process import NoForecast
-
-        asked = self._asked or self._ask()  # only now, where the cluster alone has GPUs
+        asked = self._asked = self._asked or Foreteller(self.config)  # only now, where the cluster alone has GPUs
         if not asked.is_ready:
             terminal.say("Forecasting the memory that this run needs (forecast=off leaves that out)")
         try:
@@ -83,17 +88,7 @@ class Fit:
             terminal.say(f"Chosen where auto is set: {' '.join(written(chosen.sizes))}")
         return dict(chosen.sizes)
 
-    def _ask(self) -> Foreteller:
-        # a run on a CPU imports none of this
-        from burnish.plan.process import Foreteller
-
-        self._asked = Foreteller(self.config)
-        return self._asked
-
     def _refuse(self, asked: Foreteller, pool: PoolForecast, memory: int) -> None:
-        from burnish.plan.counter import shown
-        from burnish.plan.process import NoForecast
-
         why = f"by forecast {pool.why(memory)}, and its GPUs have {shown(memory)}"
         if self.config.forecast == "warn":
             terminal.say(f"Warning: {why}: expect it to run out of memory (burnish plan tries what would help)")
@@ -111,8 +106,6 @@ class Fit:
 
 def conclusion(found: Forecast, memory: Mapping[str, int]) -> str:
     """What a run needs of the GPUs that it has, in one line."""
-    from burnish.plan.counter import shown
-
     each = []
     for pool in [pool for pool in found.pools if pool.name in memory]:
         there, needs = memory[pool.name], pool.needs_of(memory[pool.name])
@@ -120,3 +113,112 @@ def conclusion(found: Forecast, memory: Mapping[str, int]) -> str:
         each.append(f"{pool.name} needs {shown(needs)} of {shown(there)} in {pool.highest[0]!r}{tight}")
     more = f"; not counted: {'; '.join(found.left_out)}" if found.left_out else ""
     return f"Memory forecast for each GPU: {'; '.join(each)}{more}"
+
+
+# it computes on a CPU, beside whoever reads data
+ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE",
+    "PYTHONWARNINGS": "ignore",
+}  # fmt: skip
+LONGEST = 1800.0  # seconds after which a forecast is given up
+LAST = 180.0  # seconds more for the option that is being tried when time is up
+CHOOSE, REMEDY = "choose", "remedy"  # what the process is asked for once it has forecast the run
+SHOWN = 300  # characters of an error
+
+
+class NoForecast(Exception):
+    """There is none; the message says why."""
+
+
+class Foreteller:
+    """Starts at once, and forecasts while its owner does something else."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Args: ``config`` is written down, and read by the process as from a file of the user's."""
+        self._folder = TemporaryDirectory(prefix="burnish-forecast-", ignore_cleanup_errors=True)
+        file = Path(self._folder.name) / "config.yaml"
+        file.write_text(dump(config), encoding="utf-8")
+        # what the process leaves behind when it is killed goes with the folder
+        self._server = Server(_foreteller, str(file), ENVIRONMENT | {"TMPDIR": self._folder.name})
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="forecast")
+        self._first: Future[Any] = self._pool.submit(self._ask)
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        self._server.close()
+        self._pool.shutdown()
+        self._folder.cleanup()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the forecast is there."""
+        return self._first.done()
+
+    def choose(self, memory: int, seconds: float) -> Chosen:
+        """The forecast of the run with the largest batches for so many bytes of a GPU, waited for.
+
+        Raises:
+            NoForecast: it failed, or takes longer.
+        """
+        self._result(self._first, seconds)
+        found: Chosen = self._result(self._pool.submit(self._ask, CHOOSE, memory), seconds)
+        return found
+
+    def remedies(self, memory: int, seconds: float) -> Sequence[Tried]:
+        """Options that make the run smaller, as far as they were tried in this time; see ``advice.remedies``.
+
+        Raises:
+            NoForecast: trying them failed, or takes much longer.
+        """
+        found: list[Tried] = self._result(self._pool.submit(self._ask, REMEDY, memory, seconds), seconds + LAST)
+        return found
+
+    def _ask(self, *arguments: Any) -> Any:
+        self._server.load(LONGEST, "it did not start")
+        return self._server.call(LONGEST, f"it took longer than {LONGEST:g} s", *arguments)
+
+    def _result(self, asked: Future[Any], seconds: float) -> Any:
+        try:
+            found = asked.result(seconds)
+        except TimeoutError:
+            raise NoForecast(f"it takes longer than {seconds:g} s") from None
+        except ChildDied as error:
+            raise NoForecast(f"its process ended: {error}") from error
+        if isinstance(found, str):
+            raise NoForecast(found)
+        return found
+
+
+def _foreteller(file: str) -> Callable[..., Any]:
+    """In the process: what answers with a forecast, batches or options that were tried, or with why there is none."""
+    # a run that asks for none imports none of this
+    from burnish.plan.advice import choose, remedies
+    from burnish.plan.forecast import forecast
+
+    least: list[Forecast] = []
+
+    def read(more: Sequence[str]) -> RunConfig:
+        return load(file, more)
+
+    def tried(memory: int, seconds: float) -> list[Tried]:
+        found, begun = [], time.monotonic()
+        for one in remedies(read, least[0], memory):
+            found.append(one)
+            if time.monotonic() - begun > seconds:
+                break
+        return found
+
+    def answer(what: str = "", memory: int = 0, seconds: float = 0.0) -> Any:
+        try:
+            if what == CHOOSE:
+                return choose(read(()), least[0], memory)
+            if what == REMEDY:
+                return tried(memory, seconds)
+            config = read(())
+            least.append(forecast(with_sizes(config, smallest(config))))
+            return None
+        except Exception as error:  # a model that no forecast knows may fail in any way
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            return terminal.cut(kind + " ".join(str(error).split()), SHOWN)
+
+    return answer

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 import burnish as package
-from burnish.commands.fitting import Fit
+from burnish.commands.fitting import Fit, NoForecast
 from burnish.plan.advice import Chosen, Tried
 from burnish.plan.counter import Peak
 from burnish.plan.forecast import Forecast, PoolForecast
-from burnish.plan.process import NoForecast
 from tests.support.tiny_run import TinyRun
 
 GIB = 1 << 30
@@ -41,7 +40,7 @@ class AtOnce:
 
 
 def test_what_fits_is_said_and_what_cannot_is_refused_with_what_would(monkeypatch, capsys):
-    monkeypatch.setattr("burnish.plan.process.Foreteller", AtOnce)
+    monkeypatch.setattr("burnish.commands.fitting.Foreteller", AtOnce)
 
     def settled(gib: int, *options: str, resumes: bool = False):
         fit, card = Fit(package.load("quickstart", *options), resumes=resumes), {"train": gib * GIB}
