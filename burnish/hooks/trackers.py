@@ -1,19 +1,25 @@
-"""Trackers of a run: each follows metrics.jsonl, and gets what it has missed when the run is started again."""
+"""Trackers of a run: each follows metrics.jsonl, is sent samples and alarms, and catches up after a restart."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple
 
+from PIL import Image
+
+from burnish.alarms.record import read_alarms
 from burnish.config import RunConfig, to_dict
 from burnish.config.run_folder import STEP, RunFolder
 from burnish.hooks.beside import Beside, Follower, text_of
-from burnish.trackers.records import first_samples, read_alarm_events
+from burnish.report.media import read_medium
+from burnish.report.samples import Sample, read_samples
 from burnish.utils.addresses import redacted
 from burnish.utils.disk import write_atomically
 from burnish.utils.json_text import parse_json
@@ -67,7 +73,7 @@ class Delivery(Follower):
             raise
 
     def _open(self) -> None:
-        from burnish.trackers.libraries import LIBRARIES, TrackedRun  # seconds
+        from burnish.hooks.libraries import LIBRARIES, TrackedRun  # seconds
 
         folder, section = self.folder.path.absolute(), getattr(self.options, self.kind)
         values = {} if isinstance(section, bool) else asdict(section)
@@ -133,3 +139,90 @@ class Trackers(Beside):
 
     def finish(self) -> None:
         self.outcome = "finished" if self.last >= self.steps else "stopped"
+
+
+LARGEST = 32 << 20  # bytes of a picture, clip or sound that is sent
+FRAMES, LONGEST_SIDE = 64, 512  # of a GIF: frames, and pixels of the longer side
+
+Kind = Literal["picture", "clip", "sound"]
+KINDS: dict[str, Kind] = {".png": "picture", ".mp4": "clip", ".webp": "clip", ".wav": "sound"}  # as validations write
+
+
+class AlarmEvent(NamedTuple):
+    """An alarm that was raised, or one that is over."""
+
+    update: int
+    name: str
+    title: str
+    text: str
+    over: bool
+
+
+def read_alarm_events(file: Path, update: int) -> list[AlarmEvent]:
+    """Alarms that were raised at an update, and those that were over."""
+    alarms = read_alarms(file)
+    return [
+        *(AlarmEvent(update, one.name, f"alarm {one.name}", one.text, False) for one in alarms if one.update == update),
+        *(
+            AlarmEvent(
+                update, one.name, f"alarm {one.name} is over",
+                f"over since update {update}; raised because {one.text}", True,
+            )
+            for one in alarms if one.over == update
+        ),
+    ]  # fmt: skip
+
+
+def first_samples(validation: Path, most: int) -> list[Sample]:
+    """The first sample of each of the first prompts of a validation; none if nothing was kept."""
+    firsts: dict[int, Sample] = {}
+    for (index, _), sample in read_samples(validation).items():
+        firsts.setdefault(index, sample)
+    return list(firsts.values())[:most]
+
+
+def file_of(sample: Sample) -> Path | None:
+    """The file that was generated; None for a response."""
+    return next(iter(sendable([sample.picture])), None) if sample.response is None else None
+
+
+def sendable(files: Sequence[Path]) -> list[Path]:
+    """Those that are there and not too large."""
+    return [file for file in files if file.is_file() and file.stat().st_size <= LARGEST]
+
+
+def output_of(sample: Sample) -> str:
+    """The response, or the name of the file that was generated."""
+    return sample.picture.name if sample.response is None else sample.response
+
+
+def caption_of(sample: Sample) -> str:
+    """One line below a picture."""
+    return f"{'missing' if sample.reward is None else f'{sample.reward:.4g}'} | {sample.prompt}"
+
+
+def kind_of(file: Path) -> Kind:
+    """What a file of a validation holds."""
+    return KINDS[file.suffix]
+
+
+def gif(file: Path) -> bytes:
+    """A clip as an animated GIF, which every tracker plays."""
+    arrays, rate, _ = read_medium(file, FRAMES)
+    frames = [Image.fromarray(array) for array in arrays]
+    for frame in frames:
+        frame.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+    buffer = io.BytesIO()
+    frames[0].save(
+        buffer, format="GIF", save_all=True, append_images=frames[1:], duration=round(1000 / rate), loop=0
+    )  # fmt: skip
+    return buffer.getvalue()
+
+
+def playable(file: Path, folder: Path) -> Path:
+    """A clip as a file that browsers play in a video player: itself, or else a GIF in a folder."""
+    if file.suffix == ".mp4":
+        return file
+    target = folder / f"{file.parent.parent.name}-{file.stem}.gif"
+    target.write_bytes(gif(file))
+    return target

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from burnish.config.run_folder import RunFolder
-from burnish.trackers.records import first_samples, sendable
+from burnish.hooks.trackers import first_samples, sendable
 from tests.support.tracked import validate
 
 

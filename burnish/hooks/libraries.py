@@ -24,8 +24,8 @@ from accelerate.tracking import ClearMLTracker, GeneralTracker, SwanLabTracker, 
 from accelerate.tracking import WandBTracker as AccelerateWandb
 from PIL import Image
 
+from burnish.hooks.trackers import AlarmEvent, caption_of, file_of, gif, kind_of, output_of, playable, sendable
 from burnish.report.samples import Sample
-from burnish.trackers.records import AlarmEvent, caption_of, file_of, gif, kind_of, output_of, playable, sendable
 from burnish.utils.json_text import flattened
 
 GENERATIONS = "val/generations"  # verl's name of the table of validation samples
