@@ -28,8 +28,7 @@ from burnish.config.run_folder import RunFolder
 from burnish.controller import Controller
 from burnish.hooks import Hook
 from burnish.hooks.checkpoints import Checkpoints, Validation
-from burnish.hooks.log import MetricsLog
-from burnish.hooks.progress import Progress
+from burnish.hooks.log import MetricsLog, Progress
 from burnish.loop import run
 from burnish.metrics import Stopwatch
 

@@ -27,11 +27,11 @@ from burnish.hooks.log import (
     GroupLog,
     MetricsLog,
     NothingLearned,
+    Progress,
     ReportWriter,
     SampleIndex,
     Timeline,
 )
-from burnish.hooks.progress import Progress
 from burnish.hooks.trackers import Trackers
 from burnish.loop import run
 from burnish.options import MOST

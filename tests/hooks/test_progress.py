@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from rich.console import Console
 
-from burnish.hooks.progress import Progress
+from burnish.hooks.log import Progress
 from tests.support.tiny_run import TinyRun
 
 VALIDATION = {
