@@ -26,8 +26,7 @@ WEST = (0, 0, 10, 10)
 
 
 def test_the_rules_are_those_of_the_published_table():
-    from burnish.rewards.images.geneval import judge, kept, relations
-    from burnish.rewards.networks.mask2former import Found
+    from burnish.rewards.images.geneval import Found, judge, kept, relations
 
     for first, second, expected in CASES["relations"]:
         assert relations(first, second) == set(expected), (first, second)
@@ -89,7 +88,7 @@ def by_hand(classes, masks, padded, size, original):
 
 
 def test_detections_are_read_by_mmdets_rule():
-    from burnish.rewards.networks.mask2former import CLASSES, read_detections
+    from burnish.rewards.images.geneval import CLASSES, read_detections
 
     generator = np.random.default_rng(3)
     classes = generator.normal(0, 3, (6, 9)).astype(np.float32)
