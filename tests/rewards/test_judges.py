@@ -210,7 +210,7 @@ NONSENSE = [
 
 
 def test_a_score_is_read_as_published_judges_write_it_or_has_no_value():
-    from burnish.rewards.judges.parsers import PARSERS, by_pattern, parsed
+    from burnish.rewards.judges.forms import PARSERS, by_pattern, parsed
 
     for form, text, value in READ:
         found = parsed(PARSERS[form], text)
