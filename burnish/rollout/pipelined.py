@@ -233,7 +233,7 @@ class PipelinedSource:
     def state_dict(self) -> dict[str, Any]:
         """Where the stream goes on, and the finished batches whose weights no resumed run has any more.
 
-        They are as the rollout workers gave them; ``burnish.rollout.serialization`` makes of them what can be written
+        They are as the rollout workers gave them; ``burnish.runtime.transfer`` makes of them what can be written
         to a file, where their tensors are at hand. Unfinished ones are waited for. Batches by the newest weights are
         left out: a resumed run publishes these weights again and samples the very same.
         """

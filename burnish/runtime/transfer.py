@@ -1,4 +1,4 @@
-"""Batches by reference: stored once on the machine that made them, and read where their rows are needed."""
+"""Batches by reference: stored once where they were made, read where rows are needed, and plain for checkpoints."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from burnish.metrics import Span
-from burnish.rollout.serialization import deserialize, serialize
 from burnish.rollout.sources import RolloutRequest, join
 from burnish.tasks import Assembly
-from burnish.types.batch import Batch, shared
+from burnish.types.batch import Batch, Gathered, shared
 from burnish.types.columns import Column, Here, LazyTensors, once_each, those_used
-from burnish.types.completion import Features, Lengths
-from burnish.types.media import Media
-from burnish.types.prompt import Prompt
-from burnish.types.rollout import Denoising, Rollouts
+from burnish.types.completion import Completion, Encoded, Features, Lengths
+from burnish.types.media import Fit, Media
+from burnish.types.prompt import Message, Part, Prompt
+from burnish.types.rollout import Denoising, Failure, Requests, Rollouts, Scored, ScoredResponses, Scores
+from burnish.types.samples import Execution, Quote, ResponseStats
 from burnish.utils.media import Unread
 
 SMALL = 4096  # bytes; shorter tensors travel inside the head
@@ -377,3 +377,75 @@ def _pointing(rollouts: Any, stored: Stored, lengths: Lengths | None) -> Rollout
         pointers = ResponsePointers(part=pointers.part, row=pointers.row, stored=pointers.stored, lengths=lengths)
     found: Rollouts = replace(rollouts, trace=pointers)
     return found
+
+
+_TYPES = (
+    Completion, Denoising, Encoded, Execution, Failure, Features, Fit, Gathered, Media, Message, Part,
+    Prompt, Quote, Requests, ResponseStats, Scored, ScoredResponses, Scores,
+)  # fmt: skip
+MADE: dict[str, Callable[..., Any]] = {kind.__name__: kind for kind in _TYPES} | {
+    "dict": dict,
+    "tuple": lambda **items: tuple(items.values()),
+    "bytes": lambda data: data.numpy().tobytes(),
+}
+ONCE = (Features, Media, Prompt)  # rows may share these: they are stored once
+ELSEWHERE: dict[type, Callable[[Any], Any]] = {Column: Column.values, LazyTensors: dict, Unread: lambda one: one.read()}
+
+
+def serialize(rollouts: Rollouts) -> dict[str, Any]:
+    """Nested dicts and lists of tensors, numbers, strings, booleans and None."""
+    packing = _Packing()
+    whole = packing.plain(rollouts)
+    return {"whole": whole, "shared": packing.shared}
+
+
+def deserialize(plain: dict[str, Any]) -> Any:
+    """The rollouts that ``serialize`` was given."""
+    shared: list[Any] = []
+    for one in plain["shared"]:  # what these share in turn comes before them
+        shared.append(_object(one, shared))
+    return _object(plain["whole"], shared)
+
+
+class _Packing:
+    def __init__(self) -> None:
+        self.shared: list[Any] = []
+        self._place: dict[int, int] = {}  # of objects that are stored once, by their identity
+
+    def plain(self, value: Any) -> Any:
+        value = next((read(value) for kind, read in ELSEWHERE.items() if isinstance(value, kind)), value)
+        if isinstance(value, list):
+            return [self.plain(item) for item in value]
+        if not isinstance(value, ONCE):
+            return self._fields(value)
+        if id(value) not in self._place:
+            stored = self._fields(value)
+            self._place[id(value)] = len(self.shared)
+            self.shared.append(stored)
+        return {"place": self._place[id(value)]}
+
+    def _fields(self, value: Any) -> Any:
+        if isinstance(value, bytes):
+            fields: dict[str, Any] = {"data": torch.from_numpy(np.frombuffer(value, np.uint8).copy())}
+        elif isinstance(value, tuple):
+            fields = {str(place): item for place, item in enumerate(value)}
+        elif isinstance(value, dict):
+            fields = value
+        elif isinstance(value, _TYPES):
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        else:
+            assert value is None or isinstance(value, Tensor | bool | int | float | str), (
+                f"{type(value)} can't be saved"
+            )
+            return value
+        return {"kind": type(value).__name__, "fields": {name: self.plain(item) for name, item in fields.items()}}
+
+
+def _object(plain: Any, shared: list[Any]) -> Any:
+    if isinstance(plain, list):
+        return [_object(item, shared) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    if "place" in plain:
+        return shared[plain["place"]]
+    return MADE[plain["kind"]](**{name: _object(value, shared) for name, value in plain["fields"].items()})

@@ -14,8 +14,8 @@ from burnish.data.stream import PromptStream
 from burnish.options.cluster import AsyncRolloutOptions
 from burnish.options.data import FilterOptions
 from burnish.rollout.pipelined import PipelinedSource
-from burnish.rollout.serialization import deserialize, serialize
 from burnish.rollout.sources import PromptSchedule
+from burnish.runtime.transfer import deserialize, serialize
 from burnish.types.rollout import Denoising, Prompt, Scored, Scores
 from burnish.utils import random
 from tests.support.schedules import plain
