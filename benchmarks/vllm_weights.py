@@ -17,7 +17,7 @@ from statistics import median
 import torch
 
 from burnish.language.vllm.apart.burnish_vllm.extension import kept, tensors
-from burnish.language.vllm.weights import SharedWeights
+from burnish.language.vllm.process import SharedWeights
 
 MATRIX = (2500, 2000)
 

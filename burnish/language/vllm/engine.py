@@ -19,8 +19,15 @@ from burnish.language.encode import CACHED, Encoder
 from burnish.language.engine import Respond, ResponseEngine, ResponseJob
 from burnish.language.logprobs import response_logprobs
 from burnish.language.roles import LanguageRoles
-from burnish.language.vllm.process import VllmDiedError, VllmFailedError, VllmProcess
-from burnish.language.vllm.weights import SharedWeights, adapter_of, settings_of, weights_of
+from burnish.language.vllm.process import (
+    SharedWeights,
+    VllmDiedError,
+    VllmFailedError,
+    VllmProcess,
+    adapter_of,
+    settings_of,
+    weights_of,
+)
 from burnish.options.language import LanguageLoraOptions
 from burnish.options.vllm import RANKS, VllmOptions, sends_adapter
 from burnish.types.batch import Gathered
