@@ -1,11 +1,12 @@
-"""A run that trains a model that draws."""
+"""A run that trains a model that draws: its objects, and how it is evaluated."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from contextlib import closing, nullcontext
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from burnish.data.stream import Stream
 from burnish.diffusion.algorithms.sft import SFT
 from burnish.diffusion.config import DENOISERS, FlowConfig
 from burnish.diffusion.engine import FlowEngine, FlowJob
-from burnish.diffusion.evaluate import FlowEvaluation
 from burnish.diffusion.offline import ImageFiles, OfflineImages, ScoredImages
 from burnish.diffusion.pipeline.base import FlowModel
 from burnish.diffusion.pipeline.contexts import check_contexts
@@ -36,18 +36,91 @@ from burnish.diffusion.pipeline.loading import (
     standard_side,
 )
 from burnish.diffusion.roles import FlowRoles
-from burnish.diffusion.rollouts import FlowRollouts
+from burnish.diffusion.rollouts import FlowRollouts, contact_sheet, inputs_of, write_inputs, write_sample
+from burnish.evaluation.records import sampled_settings
 from burnish.evaluation.suite import Suite, suites_of
+from burnish.metrics import diversities, group_diversity
 from burnish.rewards.base import Reward
-from burnish.rollout.sources import RolloutRequest
+from burnish.rl.algorithm import Metrics
+from burnish.rollout.sources import Job, RolloutRequest, collector
 from burnish.tasks.assembly import Assembly
+from burnish.tasks.evaluate import Evaluated, Evaluation
 from burnish.training.optimizer import ParameterGroup
+from burnish.training.ranks import by_first
 from burnish.training.trainer import AuxiliaryLoss, learned_in_a_step, learned_in_an_update
 from burnish.types.media import Media
 from burnish.types.prompt import Prompts
 from burnish.types.rollout import OfflineSamples, Prompt, Scored
-from burnish.types.samples import Clip, Sample, Sound
+from burnish.types.samples import Clip, Sample, Sound, coarse
+from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
+
+
+class FlowEvaluation(Evaluation):
+    """Draws; shows pictures, clips or sounds, and a sheet of them. What metrics are made of is their structure."""
+
+    def check(self) -> None:
+        super().check()
+        self.assembly.check_suite(self.suite, self.prompts)
+
+    def job(self, n: int, guidance: float | None = None) -> FlowJob:
+        how = self.settings if self.suite else vars(self.assembly.config.validation)
+        return self.groups(
+            FlowJob, n, guidance=how["guidance_scale"] if guidance is None else guidance,
+            steps=how["num_inference_steps"], solver=how["solver"], height=how["height"], width=how["width"],
+        )  # fmt: skip
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        config = self.assembly.config
+        rollout = asdict(config.rollout)
+        own = rollout | {name: value for name, value in asdict(config.validation).items() if value is not None}
+        others = ("batch_size", "embedded_guidance", "schedule", "shift", "max_sequence_length")
+        return (
+            sampled_settings(self.suite, own) | {name: rollout[name] for name in others} | {"dtype": config.model.dtype}
+        )
+
+    def sampled(self, job: FlowJob) -> Evaluated:
+        """In batches, which are scored while the next ones are sampled."""
+        assembly, structures, shown = self.assembly, list[Any](), list[Any]()
+        context = assembly.ranks.context  # ranks that draw the same, of which the first scores and keeps it
+        scoring = collector(job, self.scorer, one_by_one=False, tell=assembly.tell)
+        with closing(assembly.engine.sample(job)) as parts:
+            for rows, trace, samples in parts:
+                if context.rank == 0:
+                    scoring.add(range(rows.start, rows.stop), samples, inputs_of(trace, self.scorer))
+                # no more is kept than is needed: clips would fill the memory
+                kept = (job.group[rows] < (0 if context.rank else self.shown)).tolist()
+                shown += [sample if keep else None for sample, keep in zip(samples, kept, strict=True)]
+                structures += map(coarse, samples)
+        return Evaluated(by_first(context, lambda: scoring.scores(assembly.stop.check)), structures, shown)
+
+    def metrics(self, job: Job, evaluated: Evaluated) -> Metrics:
+        return {"val-aux/variety": group_diversity(evaluated.known, job.group)}
+
+    def measured(self, job: Job, evaluated: Evaluated) -> Mapping[str, Sequence[float]]:
+        varied = diversities(evaluated.known, job.group)
+        return {"variety": [varied.get(number, math.nan) for number in job.group.tolist()]}
+
+    def keep(self, target: Path, job: Job, n: int, evaluated: Evaluated, shown: int) -> Sequence[dict[str, Any]]:
+        records: list[dict[str, Any]] = []
+        with writing(target):
+            for i, sample in enumerate(evaluated.shown[:shown]):
+                group = f"{int(job.group[i]):03d}"
+                if i % n == 0:
+                    inputs = write_inputs(target / "pictures", f"{group}-input", job.prompts[i])
+                file = write_sample(target / "pictures", f"{group}-{i % n:02d}", sample)
+                records.append({"file": file} | ({"images": inputs} if inputs else {}))
+            contact_sheet(evaluated.shown[:shown], job.prompts[:shown:n], n).save(target / "grid.png")
+        return records
+
+    def keep_file(self, folder: Path, job: Job, evaluated: Evaluated, row: int) -> Mapping[str, Any]:
+        return {"file_name": write_sample(folder, f"{int(job.sample[row]):03d}", evaluated.shown[row])}
+
+    def keep_of_suite(self, folder: Path, stem: str, evaluated: Evaluated, row: int) -> dict[str, Any]:
+        sample = evaluated.shown[row]
+        return {} if sample is None else {"file": write_sample(folder, stem, sample)}
+
 
 log = logging.getLogger(__name__)
 
