@@ -14,8 +14,7 @@ from burnish.config.names import Context
 from burnish.config.overrides import merge, nest, read_overrides
 from burnish.config.plugins import open_plugins, with_whole_paths
 from burnish.config.tasks import DEFAULT, TASKS, task_named
-from burnish.options import ScoringOptions
-from burnish.options.service import ServiceOptions
+from burnish.options import ScoringOptions, ServiceOptions
 from burnish.registry import Choice, fields, known, names, options
 from burnish.rewards.mixing import MixingOptions
 from burnish.utils.errors import ConfigError

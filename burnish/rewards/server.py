@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from burnish.options.service import ServiceOptions
+from burnish.options import ServiceOptions
 from burnish.rewards import protocol
 from burnish.rewards.base import RewardInputs
 from burnish.rewards.scoring import Scorer
