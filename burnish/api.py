@@ -16,8 +16,8 @@ from typing import Any
 from burnish import config as configuration
 from burnish.commands.prepare import prepared
 from burnish.config import RunConfig
-from burnish.config.overrides import read_overrides
 from burnish.config.run_folder import RunFolder
+from burnish.config.yaml_text import read_overrides
 from burnish.utils.disk import write_atomically
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.reading import checked_path

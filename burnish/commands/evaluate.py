@@ -14,7 +14,7 @@ from typing import Any
 
 from burnish.commands.opening import open_model, open_run, output_folder
 from burnish.config import RunConfig
-from burnish.config.overrides import read_overrides
+from burnish.config.yaml_text import read_overrides
 from burnish.evaluation.records import Folder, Shard, by_task, changes, check_comparable, result_of
 from burnish.evaluation.suite import read_suite, suite_names
 from burnish.utils import terminal

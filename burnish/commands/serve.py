@@ -14,9 +14,9 @@ from pydantic import Field
 from burnish.config.errors import wrong_choice
 from burnish.config.load import checked, find_recipe, labelled, read_recipe
 from burnish.config.names import Context
-from burnish.config.overrides import merge, nest, read_overrides
 from burnish.config.plugins import open_plugins, with_whole_paths
 from burnish.config.tasks import DEFAULT, TASKS, task_named
+from burnish.config.yaml_text import merge, nest, read_overrides
 from burnish.options import ScoringOptions, ServiceOptions
 from burnish.registry import Choice, fields, known, names, options
 from burnish.rewards.mixing import MixingOptions

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from burnish.config.overrides import read_overrides
-from burnish.config.yaml_text import show
+from burnish.config.yaml_text import read_overrides, show
 from burnish.options import Count, Positive
 from burnish.registry import fields, options, validated
 from burnish.utils.errors import ConfigError

@@ -21,11 +21,10 @@ import pydantic
 from burnish.config.errors import messages, wrong_choice
 from burnish.config.hardware import KEY, Hardware, Origin, read_hardware, read_machine
 from burnish.config.names import Context
-from burnish.config.overrides import merge, nest, read_overrides
 from burnish.config.plugins import chosen_by_path, open_plugins, with_value, with_whole_paths
 from burnish.config.run import RunConfig
 from burnish.config.tasks import chosen_task, task_named
-from burnish.config.yaml_text import parse, show
+from burnish.config.yaml_text import merge, nest, parse, read_overrides, show
 from burnish.registry import fields, known, lookup, named, names, validated, without
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.paths import RECIPES

@@ -14,9 +14,8 @@ import pydantic
 from pydantic import Field, model_validator
 
 from burnish.config.errors import wrong_choice
-from burnish.config.overrides import merge, nest
 from burnish.config.tasks import DEFAULT, TASKS
-from burnish.config.yaml_text import parse
+from burnish.config.yaml_text import merge, nest, parse
 from burnish.options import Count, DenoisingSteps, Guidance, Pixels, Solver, TemperatureOrGreedy, Tokens
 from burnish.options.language import SamplingOptions
 from burnish.registry import fields, known, lookup, names, options, validated, without

@@ -15,7 +15,7 @@ from burnish.cli import VERBS
 from burnish.commands.serve import load_service
 from burnish.config.hardware import read_speed
 from burnish.config.load import context_of
-from burnish.config.overrides import read_overrides
+from burnish.config.yaml_text import read_overrides
 from burnish.evaluation.suite import read_suite
 from burnish.registry import lookup, names
 from tests.support.shown import ROOT, recipe_names, words
