@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.config.tasks import DEFAULT
-from burnish.evaluation.prompts import record_prompt
-from burnish.evaluation.suite import REWARD, SanityCheck, Suite
+from burnish.evaluation.suite import REWARD, SanityCheck, Suite, record_prompt
 from burnish.rewards.text.base import Response
 from burnish.types.prompt import Prompt
 from burnish.utils.errors import UserError

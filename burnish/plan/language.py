@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from burnish.evaluation.prompts import data_options
+from burnish.evaluation.suite import data_options
 from burnish.language import decoding
 from burnish.language.assembly import LanguageAssembly
 from burnish.language.config import LanguageConfig

@@ -21,8 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from burnish.evaluation.prompts import read_suite_prompts
-from burnish.evaluation.suite import suites_of
+from burnish.evaluation.suite import read_suite_prompts, suites_of
 from burnish.plan.counter import (
     BATCH,
     BUFFERS,

@@ -19,10 +19,9 @@ from typing import Any, TypeVar
 
 from PIL import Image
 
-from burnish.evaluation.prompts import prompts_digest, read_suite_prompts
 from burnish.evaluation.records import Folder, Header, Record, Shard, metrics_of, result_of
 from burnish.evaluation.sanity_checks import questions, rows, unwatched, wrong_answers
-from burnish.evaluation.suite import REWARD, Suite, check_task
+from burnish.evaluation.suite import REWARD, Suite, check_task, prompts_digest, read_suite_prompts
 from burnish.metrics import validation_metrics
 from burnish.rewards.base import RewardInputs
 from burnish.rewards.scoring import Scorer, awaited
