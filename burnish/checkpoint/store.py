@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from burnish.checkpoint import tensor_file
+from burnish.checkpoint import state_files
 from burnish.checkpoint.files import (
     Checkpoint,
     FileEntry,
@@ -27,7 +27,7 @@ from burnish.checkpoint.files import (
     reveal,
     temporary,
 )
-from burnish.checkpoint.state import NAME, plain
+from burnish.checkpoint.state_files import NAME, plain
 from burnish.options import CheckpointOptions
 from burnish.rl.algorithm import Metrics
 from burnish.training.ranks import SINGLE_RANK, Ranks
@@ -93,7 +93,7 @@ class CheckpointStore:
         text, tensors = plain(state)
         pieces = {}  # that this rank writes
         for number, (name, tensor) in enumerate(tensors.items()):
-            piece = tensor_file.Piece.of(tensor, rank=self.ranks.rank, number=number)
+            piece = state_files.Piece.of(tensor, rank=self.ranks.rank, number=number)
             if piece is not None:
                 pieces[name] = piece.copied() if copy else piece
         size = len(text) + sum(tensor.nbytes for tensor in tensors.values())  # of what all ranks write
@@ -175,7 +175,7 @@ class CheckpointStore:
         for entry in list(self.folder.iterdir()):
             if TEMPORARY.fullmatch(entry.name):
                 shutil.rmtree(entry)
-        (staged / tensor_file.FOLDER).mkdir(parents=True)
+        (staged / state_files.FOLDER).mkdir(parents=True)
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint; damaged ones are skipped with a warning."""
@@ -196,8 +196,8 @@ class CheckpointStore:
 
     def _publish(self, staged: Path, target: Path, text: bytes, manifest: Manifest) -> None:
         """Complete a folder, whose tensors all ranks have written and hashed, and make it visible."""
-        rest = tensor_file.write_file(staged / NAME, iter([text]))
-        sync(staged / tensor_file.FOLDER)
+        rest = state_files.write_file(staged / NAME, iter([text]))
+        sync(staged / state_files.FOLDER)
         publish_manifest(staged, replace(manifest, files={NAME: rest} | manifest.files))
         reveal(staged, target)
 
@@ -260,10 +260,10 @@ def _in_background(work: Callable[[], None]) -> Future[None]:
     return future
 
 
-def _write_own(folder: Path, rank: int, pieces: Mapping[str, tensor_file.Piece]) -> dict[str, FileEntry]:
+def _write_own(folder: Path, rank: int, pieces: Mapping[str, state_files.Piece]) -> dict[str, FileEntry]:
     """Write this rank's tensors to a file, if there are any: its size and sha256 by name."""
-    name = f"{tensor_file.FOLDER}/rank-{rank:05d}.safetensors"
-    return {name: tensor_file.write(folder / name, pieces)} if pieces else {}
+    name = f"{state_files.FOLDER}/rank-{rank:05d}.safetensors"
+    return {name: state_files.write(folder / name, pieces)} if pieces else {}
 
 
 def _by_all(ranks: Ranks, action: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from burnish.checkpoint import tensor_file
+from burnish.checkpoint import state_files
 from burnish.training.sharding import mesh_of
 from tests.support.checkpoints import IDENTITY, loaded, make
 from tests.support.rank_runs import together
@@ -26,7 +26,7 @@ def disk_full(*_: Any) -> None:
 def saving_together(ranks: Any, folder: Path) -> list[dict[str, Any]]:
     """A checkpoint of weights that change meanwhile; then one for which one rank has no room."""
     weight = distribute_tensor(torch.arange(5.0), mesh_of(ranks, None, "cpu"), [Shard(0)])
-    state, write, found = {"roles": {"policy": {"weight": weight}}, "trainer": {"version": 1}}, tensor_file.write, []
+    state, write, found = {"roles": {"policy": {"weight": weight}}, "trainer": {"version": 1}}, state_files.write, []
     for asynchronous in (False, True):
         place = folder / f"{asynchronous}"
         store = make(place, ranks=ranks, asynchronous=asynchronous, keep_last=3)
@@ -34,11 +34,11 @@ def saving_together(ranks: Any, folder: Path) -> list[dict[str, Any]]:
         weight.add_(10.0)
         sums = {ranks.sum({"a": 1.0})["a"] for _ in range(50)}
         store.wait()
-        tensor_file.write = disk_full if ranks.rank == 1 else write
+        state_files.write = disk_full if ranks.rank == 1 else write
         with pytest.raises(ValueError, match=r"no space is left.*00000001 is intact"):  # noqa: PT012
             store.save(2, state, identity=IDENTITY, score=None)
             store.wait()
-        tensor_file.write = write
+        state_files.write = write
         ranks.max(0)  # both have failed
         weights = loaded(store.open(place / "00000001"))["roles"]["policy"]["weight"].tolist()
         found.append({"sums": sums, "left": [path.name for path in place.iterdir()], "weights": weights})
