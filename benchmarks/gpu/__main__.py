@@ -2,7 +2,7 @@
 
     make gpu                                                     # or python -m benchmarks.gpu --output gpu.json
     python -m benchmarks.gpu --vllm vllm-env/bin/python          # and sampling with vLLM, asleep during updates
-    python -m benchmarks.gpu.table gpu.json                      # writes the figures into docs/gpu.md
+    python -m benchmarks.gpu.table gpu.json                      # writes the figures into benchmarks/README.md
 
 Every part is a process of its own with a deadline: one that fails or runs out of memory leaves the others alone. The
 end says what was skipped, and why; the exit code is 1 if a part failed.
@@ -180,7 +180,7 @@ def _two_cards(suite: Suite) -> str:
 def _with_vllm(suite: Suite) -> str:
     if not suite.cards:
         return "it needs a card"
-    return "" if suite.vllm else "it needs vLLM in an environment of its own: --vllm PYTHON (docs/vllm.md)"
+    return "" if suite.vllm else "it needs vLLM in an environment of its own: --vllm PYTHON (docs/speed.md)"
 
 
 PARTS = (

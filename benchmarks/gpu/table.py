@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "README.md"
 BEGIN, END = "<!-- figures: python -m benchmarks.gpu.table -->", "<!-- end of figures -->"
 HEAD = "| | sampled per s | of peak | learned per s | of peak | load GiB | sampling GiB | update GiB |"
 

@@ -40,7 +40,7 @@ class VllmOptions:
     """vLLM as the rollout engine, in its own process and environment."""
 
     python: str
-    """Python executable of the environment with vLLM (docs/vllm.md): vllm-env/bin/python."""
+    """Python executable of the environment with vLLM (docs/speed.md): vllm-env/bin/python."""
     memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.4
     """Fraction of a GPU's memory that vLLM may use, weights included; a colocated trainer needs the rest."""
     kv_cache_gb: Positive | None = None

@@ -97,14 +97,15 @@ SEARCHED = {  # what newcomers type, and the pages of which one has to be among 
     "memory": ("quantization", "gradient checkpointing", "batch size auto"),
     "recovery": ("resume training", "checkpoint every"),
     "models": ("LoRA rank", "export model", "push to hub", "bfloat16 precision"),
-    "vllm": ("vllm tensor parallel",), "asynchronous": ("async rollout", "importance correction"),
+    "asynchronous": ("async rollout", "importance correction"),
     "rewards": ("reward hacking", "weight of several rewards"), "own_reward": ("custom reward function",),
     "learned_rewards": ("pickscore hpsv2",), "judges": ("LLM judge", "reward server"),
     "monitoring": ("wandb", "board"), "data": ("curriculum", "custom dataset"), "data_formats": ("sharegpt llava",),
-    "environments": ("tool calling", "multi turn"), "evaluation": ("geneval benchmark",), "speed": ("profiler nsight",),
+    "environments": ("tool calling", "multi turn"), "evaluation": ("geneval benchmark",),
+    "speed": ("profiler nsight", "vllm tensor parallel"),
     "sampling": ("classifier free guidance",), "coming_from": ("migrate from verl", "easyr1"),
     "algorithms/language": ("GRPO", "KL penalty"), "algorithms/policy_gradients": ("flow grpo",),
-    "algorithms/index": ("learning rate",), "install": ("docker",), "python": ("jupyter notebook",),
+    "algorithms/index": ("learning rate",), "install": ("docker", "jupyter notebook"),
 }  # fmt: skip
 
 

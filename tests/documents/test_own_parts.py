@@ -26,7 +26,7 @@ from tests.support.tiny_run import burnish as run
 @pytest.mark.slow
 def test_the_example_of_the_page_runs_is_resumed_and_is_opened(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (block,) = (block for block in blocks(ROOT / "docs" / "python.md") if block.kind == "python")
+    (block,) = (block for block in blocks(ROOT / "docs" / "install.md") if block.kind == "python")
     small = "steps=1, data={'train_batch_size': 2}, validation={'n': 1, 'max_prompts': 4, 'reference_guidance': None}"
     assert "steps=3" in block.text
     code = compile(block.text.replace("steps=3", small), "<notebook>", "exec")

@@ -34,11 +34,11 @@ TEXTS = {
     "monitoring.md": "what the run in tests/system/test_learning.py says",
     "data_formats.md": "what records are read as, which tests/data/test_records.py compares",
     "memory.md": "of a machine that is not here",
-    **dict.fromkeys(("loop.md", "judges.md"), "compared below"),
+    **dict.fromkeys(("recovery.md", "judges.md"), "compared below"),
 }
 # Python whose imports are looked up instead of run
 NOT_RUN = {
-    "python.md": "tests/documents/test_own_parts.py trains with it",
+    "install.md": "tests/documents/test_own_parts.py trains with it",
     "evaluation.md": "opens the folder of a run that is not there",
 }
 PROGRAM = re.compile(r"(?:[A-Z_]+=\S+ )*(burnish|make|pip|python|kubectl|sbatch) (?=\S)")
@@ -140,7 +140,7 @@ def records(block: Block, page: Path, place: Path) -> None:
 
 def python(block: Block, page: Path, place: Path) -> None:
     """It can be imported as a plugin, or what it imports is there; no name is undefined."""
-    if page.name == "loop.md":  # the loop in a few lines
+    if page.name == "architecture.md":  # the loop in a few lines
         loop = (ROOT / "burnish" / "loop.py").read_text()
         calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(block.text)) if isinstance(node, ast.Call)]
         assert [call for call in calls if f"{call}(" not in loop] == []
@@ -342,10 +342,10 @@ def shown(page: str) -> str:
     return [block.text for block in blocks(ROOT / "docs" / page) if block.kind == "text"][-1]
 
 
-def test_the_files_of_a_run_are_those_that_the_page_on_the_loop_names(files):
+def test_the_files_of_a_run_are_those_that_the_page_names(files):
     tried = TinyRun(files, "generators", "flux", "algorithm=flow_grpo", "validation.every=1", name="shown")
     tried.train()
-    lines = shown("loop.md").splitlines()[1:]
+    lines = shown("recovery.md").splitlines()[1:]
     named = {re.match(r"  ([\w.]+)", line)[1] for line in lines} | set(re.findall(r"(\w+)/ those", "\n".join(lines)))
     written = {path.name for path in tried.output.iterdir() if not path.name.startswith(".")}
     assert {"config.yaml", "metrics.jsonl", "checkpoints", "validation"} <= written <= named

@@ -45,7 +45,7 @@ def test_the_figures_of_the_readme_are_those_of_their_pages():
         assert len(shares) == 3
         ends.append(f"{min(shares)}–{max(shares)} %")
     assert f"rise from {ends[0]} to {ends[1]} (three seeds)" in " ".join(README.split())
-    before, after = zip(*re.findall(r"^\| \d.*?\| (\d+ %) \| (\d+ %) \|", page("real_model.md"), re.M), strict=True)
+    before, after = zip(*re.findall(r"^\| \d.*?\| (\d+ %) \| (\d+ %) \|", page("quickstart.md"), re.M), strict=True)
     assert len(before) == 3
     assert f"| before | {' | '.join(before)} |" in README
     assert f"| after 30 updates | {' | '.join(after)} |" in README

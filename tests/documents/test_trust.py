@@ -13,7 +13,7 @@ import pytest
 from tests.support.shown import ROOT
 
 PACKAGE, TESTS = ROOT / "burnish", ROOT / "tests"
-# calls that could run foreign code or open a door, by the end of their dotted names; docs/security.md tells users
+# calls that could run foreign code or open a door, by the end of their dotted names; SECURITY.md tells users
 NEVER = [
     "pickle.load", "pickle.Unpickler", "marshal.load", "shelve.open", "joblib.load", "eval", "exec", "compile",
     "__import__", "os.system", "os.popen", "tempfile.mktemp", "extractall", "unpack_archive", "yaml.unsafe_load",

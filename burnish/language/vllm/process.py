@@ -66,7 +66,7 @@ class VllmProcess(Child):
         except OSError as error:
             raise UserError(
                 f"rollout.vllm.python is {python}, which can't be run ({error.strerror}); "
-                "it must be the Python of an environment with vLLM, see docs/vllm.md"
+                "it must be the Python of an environment with vLLM, see docs/speed.md"
             ) from error
         with contextlib.suppress(OSError):  # it has ended already: so says the first question
             self.wire.send((0, first))
