@@ -28,6 +28,7 @@ from tests.support.tiny_run import burnish as run
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*BESIDE, ROOT / "CHANGELOG.md", *DOCS]
+WRITTEN_BY_TOOLS = [ROOT / "docs" / f"{name}.md" for name in ("generators", "language_models", "hardware")]
 QUICKSTARTS = ("quickstart", "vlm_quickstart", "video_quickstart")
 # text that nothing reads; formulas in docs/algorithms are text, too
 TEXTS = {
@@ -259,12 +260,21 @@ def wrong_links(page: Path, text: str) -> Iterator[str]:
 
 def long_sentences(page: Path, text: str) -> Iterator[str]:
     """Sentences, or parts between semicolons and colons, of more than thirty words; code and addresses don't count."""
-    if page.name in ("generators.md", "language_models.md"):  # which commands write
+    if page in WRITTEN_BY_TOOLS:
         return
     prose = re.sub(r"`[^`]*`|\]\([^)]*\)|<!--.*?-->", " ", FENCED.sub("\n\n", text), flags=re.S)
     for piece in re.split(r"\n\s*\n|\n(?=[|*#-] ?|\d+\. )|\||(?<=[.!?:;])\s+", prose):
         if len(re.findall(r"[A-Za-z][\w'-]*", piece)) > 30:
             yield " ".join(piece.split())
+
+
+def long_cells(page: Path, text: str) -> Iterator[str]:
+    """Cells of tables that are paragraphs: more than thirty words beside code."""
+    for cell in re.sub(
+        r"`[^`]*`|\]\([^)]*\)", " ", "\n".join(re.findall(r"^\|.*\|$", FENCED.sub("", text), re.M))
+    ).split("|"):
+        if page not in WRITTEN_BY_TOOLS and len(re.findall(r"[A-Za-z][\w'-]*", cell)) > 30:
+            yield " ".join(cell.split())
 
 
 def sections(page: Path) -> set[str]:
@@ -275,8 +285,22 @@ def sections(page: Path) -> set[str]:
 
 READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
     "command": wrong_commands, "name": wrong_names, "option": wrong_options, "link": wrong_links,
-    "sentence": long_sentences,
+    "sentence": long_sentences, "cell": long_cells,
 }  # fmt: skip
+
+
+def test_the_documents_are_short_and_plain():
+    """At most as many relative clauses and semicolons by words as TRL's documents have."""
+    written = [page for page in (ROOT / "README.md", *DOCS) if page not in WRITTEN_BY_TOOLS]
+    texts = [
+        FENCED.sub("", re.sub(r"<!-- (\w+).*?<!-- .*?end.*?-->", "", page.read_text(), flags=re.S)) for page in written
+    ]
+    prose = "\n".join(re.sub(r"^[|#].*$|`[^`]*`|\]\([^)]*\)", " ", text, flags=re.M) for text in texts)
+    words, relative = len(re.findall(r"[A-Za-z][\w'-]*", prose)), r"\b(?:which|who|whose|whom|(?<!so )that)\b"
+    assert len(written) <= 32
+    assert len(" ".join(texts).replace("|", " ").split()) <= 30_000
+    assert 1000 * len(re.findall(relative, prose, re.I)) / words <= 6
+    assert 1000 * prose.count(";") / words <= 3.9
 
 
 def in_helps() -> Iterator[tuple[str, str]]:
