@@ -92,13 +92,14 @@ def test_the_cells_of_the_notebook_run(tmp_path):
 
 
 SEARCHED = {  # what newcomers type, and the pages of which one has to be among the first three
-    "multi_gpu": ("multi node", "multi gpu", "slurm", "kubernetes"),
+    "multi_gpu": ("multi node", "multi gpu", "distributed training", "slurm", "kubernetes"),
     "troubleshooting": ("OOM", "CUDA out of memory", "NaN", "training hangs", "reward does not rise"),
     "memory": ("quantization", "gradient checkpointing", "batch size auto"),
     "recovery": ("resume training", "checkpoint every"),
     "models": ("LoRA rank", "export model", "push to hub", "bfloat16 precision"),
     "asynchronous": ("async rollout", "importance correction"),
     "rewards": ("reward hacking", "weight of several rewards"), "own_reward": ("custom reward function",),
+    "own_model": ("custom model",), "own_algorithm": ("custom algorithm",),
     "learned_rewards": ("pickscore hpsv2",), "judges": ("LLM judge", "reward server"),
     "monitoring": ("wandb", "board"), "data": ("curriculum", "custom dataset"), "data_formats": ("sharegpt llava",),
     "environments": ("tool calling", "multi turn"), "evaluation": ("geneval benchmark",),
