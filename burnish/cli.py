@@ -10,11 +10,20 @@ import sys
 from collections.abc import Sequence
 
 from burnish import __version__
-from burnish.commands.verbs import EXIT_CODES, VERBS, Parser
+from burnish.commands.verbs import VERBS, Parser
 from burnish.hooks import EXIT_INTERRUPTED, ignore_further_signals
 from burnish.utils.errors import UserError, out_of_memory
 from burnish.utils.terminal import console, message, prepare
 
+EXIT_CODES = """\
+exit codes:
+  0    done
+  1    failed, with a traceback; or doctor found a problem
+  2    refused: the message says what is wrong
+  75   stopped by a signal or before the machine is reclaimed, with everything
+       saved: run the same command again to resume
+  130  interrupted by Ctrl-C (train: by the second)
+"""
 LESS_MEMORY = (
     "lower rollout.batch_size, trainer.micro_batch_size or trainer.micro_batch_tokens, which change no result; set "
     "model.gradient_checkpointing=true; or use fewer or smaller samples"

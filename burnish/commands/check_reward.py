@@ -35,7 +35,7 @@ def check_reward(name: str, options: Sequence[str] = (), *, weights: str | None 
 
     Examples:
         burnish check-reward pickscore                              weights from the hub
-        burnish check-reward hpsv2 --weights HPS_v2.1_compressed.pt tokenizer=path/to/clip
+        burnish check-reward hpsv2 --weights HPS_v2.1.pt tokenizer=clip
         burnish check-reward clip --weights DIR device=cuda scale=x100
 
     Args:

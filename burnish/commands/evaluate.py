@@ -52,7 +52,7 @@ def evaluate(
         burnish eval quickstart                             a recipe: the model before training
         burnish eval quickstart rollout.guidance_scale=3.0
         burnish eval runs/quickstart --suite quickstart --output judged      a suite, with intervals; goes on if killed
-        burnish eval my_model+my_lora --suite geneval suite.scorers.geneval.path=detector --shard 1/2 --output judged
+        burnish eval my_model+my_lora --suite geneval --shard 1/2 --output judged
         burnish eval --compare before after                 two evaluations of a suite, paired by prompt
 
     Args:

@@ -35,7 +35,7 @@ def train(recipe: str, overrides: Sequence[str] = (), *, sweep: bool = False) ->
         burnish train quickstart rewards.border_darkness=null               removes a reward
         burnish train quickstart model.lora=null                            trains all weights
         burnish train qwen25_vl/grpo gpus=8                                 the options that it states for 8 GPUs
-        burnish train quickstart --sweep seed=0,1,2 algorithm.beta=0.5,1 output_dir=runs/sweep
+        burnish train quickstart --sweep seed=0,1,2 algorithm.beta=0.5,1
 
     Args:
         recipe: name of a recipe (burnish recipes) or path of a .yaml file

@@ -44,8 +44,8 @@ def pairs(
     Examples:
         burnish train quickstart rollout.save.every=5 output_dir=runs/kept
         burnish pairs runs/kept --output preferences --margin 0.2
-        burnish train quickstart algorithm=diffusion_dpo algorithm.online=false data.train_files=preferences/pairs.jsonl
-        burnish pairs runs/kept --output best --form sft --at-least 0.9 --per-prompt 2
+        burnish train my_recipe.yaml data.train_files=preferences/pairs.jsonl
+        burnish pairs runs/kept --output best --form sft --per-prompt 2
         burnish pairs runs/kept --output scored --form scores        for a reward model: algorithm=score_regression
 
     Args:

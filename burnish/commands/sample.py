@@ -53,8 +53,8 @@ def sample(
 
     Examples:
         burnish sample runs/quickstart "the number 472"
-        burnish sample runs/quickstart "the number 472" "the number 815" --count 8 --output pictures
-        burnish sample runs/quickstart --prompt-file prompts.txt --steps 20 --guidance 3.0
+        burnish sample runs/quickstart "the number 472" --count 8 --output pictures
+        burnish sample runs/quickstart --prompt-file prompts.txt --guidance 3.0
         burnish sample path/to/model "a lighthouse" --height 512 --width 512 --seed 7
 
     Args:

@@ -77,7 +77,7 @@ def serve_reward(
         burnish serve-reward ocr --port 8000
         burnish serve-reward pickscore pickscore.device=cuda --port 8000
         burnish serve-reward numeric format format.weight=0.1                   their weighted sum
-        burnish serve-reward my_recipe.yaml --host 10.0.0.5 --token-variable REWARD_TOKEN
+        burnish serve-reward my_recipe.yaml --host 10.0.0.5 --token-variable TOKEN
 
     Args:
         served (NAME|RECIPE|OPTION=VALUE): rewards by name, or a .yaml file with rewards, and options such as

@@ -24,16 +24,7 @@ from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 from burnish.utils.errors import UserError
 from burnish.utils.terminal import progress
 
-EXIT_CODES = """\
-exit codes:
-  0    done
-  1    failed, with a traceback; or doctor found a problem
-  2    refused: a message says what is wrong with the command, the recipe or the files
-  75   stopped by Ctrl-C, SIGTERM, SIGHUP or before the machine is reclaimed, with everything saved: run the same
-       command again to resume
-  130  interrupted by Ctrl-C; train needs a second one for this, and then says which updates were not saved
-"""
-
+WIDTH = 78  # of help, for a terminal of 80 columns
 KINDS: dict[str, Any] = {
     "Annotated": Annotated, "Literal": Literal, "Sequence": Sequence, "bool": bool, "float": float, "int": int,
     "str": str, "tuple": tuple,
@@ -90,11 +81,10 @@ class Verb:
 
     def parser(self, name: str) -> Parser:
         """Reads its command line: an argument for each parameter of the function."""
-        examples = textwrap.indent(textwrap.dedent(self.section("Examples")), "  ")
         parser = Parser(
             prog=f"burnish {name}",
-            description=self.section(""),
-            epilog=f"examples:\n{examples}\n\n{EXIT_CODES}",
+            description="\n\n".join(textwrap.fill(text, WIDTH) for text in self.section("").split("\n\n")),
+            epilog=f"examples:\n{_examples(textwrap.dedent(self.section('Examples')))}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -116,6 +106,14 @@ class Verb:
         with progress(self.says.format(**vars(args))) if self.says else nullcontext():
             function = getattr(import_module(f"burnish.commands.{module}"), name)
         return int(function(**vars(args)))
+
+
+def _examples(text: str) -> str:
+    """Commands with what is said of them, which has a line of its own if one is too wide."""
+    lines = [f"  {line}" for line in text.splitlines()]
+    if max(map(len, lines)) > WIDTH:
+        lines = [re.sub(r"(?<=\S) {2,}", "\n      ", line) for line in lines]
+    return "\n".join(lines)
 
 
 def _type(node: Any) -> Any:

@@ -77,14 +77,16 @@ def test_the_package_is_a_program():
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
-def test_help_teaches_by_example_and_documents_exit_codes(verb, capsys):
+@pytest.mark.parametrize("verb", ["", *cli.VERBS])
+def test_help_teaches_by_example_within_80_columns(verb, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as end:
-        cli.main([verb, "--help"])
+        cli.main([*verb.split(), "--help"])
     text = capsys.readouterr().out
     assert end.value.code == 0
     assert f"  burnish {verb}" in text
-    assert "75" in text
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    assert verb or "75" in text  # exit codes
 
 
 SLIPS = {  # words, and what the answer names
