@@ -51,11 +51,13 @@ def ours(folder: Path, seed: int, updates: int) -> list[list[str]]:
     run = folder / "run"
     program = [sys.executable, "-m", "burnish"]
     recipe = [
-        "smollm2_sums", "rewards.numeric=null", "rewards.format=null", f"optimizer.warmup_steps={min(WARMUP, updates - 1)}",
-        "rewards.function.path=benchmarks.language_meter:sums", "scoring.processes=0", "validation.every=null",
-        "validation.before=false", f"checkpoint.every={updates}", f"steps={updates}", f"seed={seed}", f"output_dir={run}",
+        "smollm2_sums", "rewards.numeric=null", "rewards.format=null", "scoring.processes=0",
+        "rewards.function.path=benchmarks.language_meter:sums", "validation.every=null", "validation.before=false",
+        f"optimizer.warmup_steps={min(WARMUP, updates - 1)}", f"checkpoint.every={updates}", f"steps={updates}",
+        f"seed={seed}", f"output_dir={run}",
     ]  # fmt: skip
-    return [[*program, "train", *recipe], [*program, "export", str(run), "--format=lora", f"--output={folder / 'lora'}"]]
+    export = ["export", str(run), "--format=lora", f"--output={folder / 'lora'}"]
+    return [[*program, "train", *recipe], [*program, *export]]
 
 
 def theirs(folder: Path, seed: int, updates: int, python: str, model: Path, files: dict[str, str]) -> list[list[str]]:
@@ -114,8 +116,9 @@ def main() -> None:
                 for command in export:
                     timed(command, folder / "log")
                 measured[side] = {
-                    "name": f"{side}, seed {seed}", "cpu": seconds, "rate": arguments.updates * PROMPTS * GROUP / seconds,
-                    "memory_mb": memory, "accuracy": accuracy(model, folder / "lora", Path(files["heldout"])),
+                    "name": f"{side}, seed {seed}", "cpu": seconds, "memory_mb": memory,
+                    "rate": arguments.updates * PROMPTS * GROUP / seconds,
+                    "accuracy": accuracy(model, folder / "lora", Path(files["heldout"])),
                 }  # fmt: skip
             if "trl" in measured:
                 measured["burnish"]["ratio"] = measured["trl"]["cpu"] / measured["burnish"]["cpu"]
