@@ -351,6 +351,14 @@ class FunctionReward(AnyReward):
     def _call(self) -> Call:
         return call_of(self._thing, self.half, self.arguments)
 
+    @cached_property
+    def _form(self) -> None:
+        """Says once whose form it is called in, where that was found by its parameters."""
+        if self._call.library:
+            log.warning(
+                "reward function %s is called in the form of %s, by its parameters", self.path, self._call.library
+            )
+
     def required_fields(self) -> tuple[str, ...]:
         return tuple(sorted({INPUT_OF[name] for name in self._call.values if name in INPUT_OF}))
 
@@ -359,10 +367,7 @@ class FunctionReward(AnyReward):
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Refuse a function that can't be imported, or asks for what nobody has; it is not called."""
-        if self._call.library:
-            log.warning(
-                "reward function %s is called in the form of %s, by its parameters", self.path, self._call.library
-            )
+        _ = self._form
         self.compares()
         for name in self._call.required:
             for prompt in prompts:
