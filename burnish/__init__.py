@@ -1,4 +1,4 @@
-"""Burnish: reinforcement-learning post-training for models that draw and models that see."""
+"""Burnish: reinforcement-learning post-training for diffusion and flow generators and vision-language models."""
 
 from typing import TYPE_CHECKING, Any
 
