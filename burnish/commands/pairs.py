@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from burnish.commands.opening import output_folder
 from burnish.config.run_folder import RunFolder
+from burnish.data.pictures import MOVING
 from burnish.utils import terminal
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
@@ -123,8 +124,8 @@ def _ranked(group: list[Sample], by: str, why: Counter[str]) -> list[tuple[float
         file = sample.get("file_name")
         if score is None:
             why["samples without a reward"] += 1
-        elif file is not None and not file.endswith(STILL):
-            why["clips and sounds, which no algorithm reads from files"] += 1
+        elif file is not None and not file.endswith((*STILL, *MOVING)):
+            why["sounds, which no algorithm reads from files"] += 1
         elif file is None and not sample.get("finished"):
             why["responses that were cut off, whose end would be learned"] += 1
         elif sample.get("turns", 1) != 1:

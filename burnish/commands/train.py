@@ -330,8 +330,8 @@ def opening_message(config: RunConfig, items: int, *, done: int) -> None:
         items: prompts or records of the training data.
         done: updates of earlier attempts.
     """
-    holds, counted = config.algorithm.needs().data, terminal.counted
-    learned = config.words.samples if config.online else holds
+    holds, counted = "prompts" if config.grouped else config.holds, terminal.counted
+    learned = config.words.samples if config.grouped else holds
     begun = f"; {done:,} of them are done" if done else ""
     epochs = config.steps * config.records / items
     terminal.say(
@@ -345,8 +345,10 @@ def opening_message(config: RunConfig, items: int, *, done: int) -> None:
     if getattr(config.rollout, "candidates", None) is not None:
         terminal.say("Candidates of rollout.candidates that are not trained on are not counted.")
     # an own reward comes beside those of the recipe
-    if weights := [f"{label} (weight {one.weight:g})" for label, one in config.rewards.items() if one.counts]:
-        terminal.say(f"Rewards: {', '.join(weights)}.")
+    weights = {label: one.weight for label, one in config.rewards.items() if one.counts}
+    for what, each in (("Scores", config.data.scores or {}), ("Rewards", weights)):
+        if each:
+            terminal.say(f"{what}: {', '.join(f'{name} (weight {weight:g})' for name, weight in each.items())}.")
     for caution in config.cautions():
         terminal.say(f"Note: {caution}.")
 

@@ -303,14 +303,15 @@ def _opened(tree: dict[str, Any], plugins: Sequence[str], task: type[RunConfig])
 
 
 def _corrected(tree: dict[str, Any], task: type[RunConfig]) -> dict[str, Any]:
-    """A tree in which samples of older weights are corrected for it, unless it says otherwise.
+    """A tree in which samples of other weights are corrected for it, unless it says otherwise.
 
-    Where ``async_rollout.depth`` is above 0, every algorithm that has ``rollout_correction`` gets it. One that refers
-    to the sampler's log-probs gets the form that does.
+    Where ``async_rollout.depth`` is above 0, or ``data.scores`` reads samples, every algorithm that has
+    ``rollout_correction`` gets it. One that refers to the sampler's log-probs gets the form that does.
     """
-    ahead, algorithm = tree.get("async_rollout"), tree.get("algorithm")
+    ahead, data, algorithm = (tree.get(section) for section in ("async_rollout", "data", "algorithm"))
     depth = ahead.get("depth") if isinstance(ahead, dict) else None
-    if not isinstance(algorithm, dict) or not isinstance(depth, int) or depth < 1:
+    given = isinstance(data, dict) and bool(data.get("scores"))
+    if not isinstance(algorithm, dict) or not (given or (isinstance(depth, int) and depth > 0)):
         return tree
     name = algorithm.get("name")
     if name not in names(task.algorithm_kind) or "rollout_correction" in algorithm:

@@ -232,14 +232,19 @@ class RunConfig:
         return self.records * (self.rollout.n if self.grouped else 1)
 
     @property
+    def holds(self) -> Any:
+        """What training files hold: prompts, ``scored`` samples, or what else the algorithm learns from."""
+        return "scored" if self.data.scores else self.algorithm.needs().data
+
+    @property
     def online(self) -> bool:
         """Whether samples are made from prompts, not read from data."""
-        return bool(self.algorithm.needs().data == "prompts")
+        return bool(self.holds == "prompts")
 
     @property
     def grouped(self) -> bool:
-        """Whether an update learns from rollout.n samples of a prompt: made, or taken from a data set with rewards."""
-        return self.online or bool(self.algorithm.needs().data == "scored")
+        """Whether an update learns from rollout.n samples of a prompt: made, or taken from a data set with scores."""
+        return self.holds in ("prompts", "scored")
 
     @property
     def validates(self) -> bool:
@@ -405,10 +410,21 @@ class RunConfig:
         """What is wrong with options of several sections."""
         needs, name, n, mini = self.algorithm.needs(), self.algorithm.name, self.rollout.n, self.trainer.mini_batch_size
         counting = [label for label, reward in self.rewards.items() if reward.counts]
+        weights = self.data.scores or {}
+        compared = [key for key, weight in weights.items() if weight] if weights else counting
         watched = f"only {', '.join(self.rewards)} with weight 0, which watches" if self.rewards else "none"
         sections = [section for section in self.grouped_sections if getattr(self.rollout, section) is not None]
         return [
             (needs.groups and n < 2, f"rollout.n is 1; {name} compares samples of one prompt, so it must be >= 2"),
+            (
+                weights and needs.data != "prompts",
+                f"data.scores is given, but {name} learns from {needs.data} here, and would not read scores; leave it "
+                "out, or have the algorithm learn from rewards, with algorithm.online=true where it has that option",
+            ),
+            (
+                weights and not any(weights.values()),
+                f"data.scores has {', '.join(weights)} with weight 0, which is logged only; give one another weight",
+            ),
             (
                 2 <= n < needs.samples,
                 f"rollout.n is {n}, but {name} asks what {needs.samples} samples of a prompt do together "
@@ -432,8 +448,8 @@ class RunConfig:
                 f"({self.samples_from}); lower it, or null takes all",
             ),
             (
-                len(counting) == 1 and needs.each_reward,
-                f"algorithm.advantage_aggregation is each, but {', '.join(counting)} is the only reward with a weight: "
+                len(compared) == 1 and needs.each_reward,
+                f"algorithm.advantage_aggregation is each, but {', '.join(compared)} is the only reward with a weight: "
                 "there is nothing to sum; leave it out",
             ),
             *(

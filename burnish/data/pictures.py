@@ -1,4 +1,4 @@
-"""Pictures of a data set from files: single ones, pairs of a chosen and a rejected one, or pictures with rewards.
+"""Pictures and clips of a data set from files: single ones, pairs of a chosen and a rejected one, or some with scores.
 
 Nothing is decoded here.
 """
@@ -6,18 +6,18 @@ Nothing is decoded here.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from burnish.data.pixels import media_of
 from burnish.data.prompts import IMAGES, captioned, is_captioned, prompt_of
 from burnish.data.records import SUFFIXES, Record, read_files, read_records
-from burnish.data.values import find, listed, number_of
+from burnish.data.scored import scores_in
+from burnish.data.values import find, listed
 from burnish.options.data import PromptOptions
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
@@ -31,7 +31,7 @@ KEYS: dict[Holds, tuple[tuple[str, ...], ...]] = {
     "pairs": (("chosen",), ("rejected",)),
     "scored": (("image", "picture", "file_name"),),
 }
-REWARDS = ("reward", "score")  # keys of what a picture earned
+MOVING = (".mp4", ".webm", ".mov", ".mkv", ".avi")
 # usual keys of the pictures that a prompt begins from
 BEGINNING: dict[Holds, tuple[str, ...]] = {"pictures": ("images",), "pairs": IMAGES, "scored": ("images",)}
 
@@ -43,7 +43,7 @@ class PictureRecord:
     prompt: Prompt
     pictures: tuple[Media, ...]
     where: str  # file and line, for error messages
-    reward: float = math.nan  # of a picture with a reward; NaN where it is missing
+    scores: tuple[float, ...] = ()  # of a picture with scores; NaN where one is missing
 
     @cached_property
     def uid(self) -> str:
@@ -51,41 +51,13 @@ class PictureRecord:
         return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
-@dataclass(frozen=True)
-class ScoredGroup:
-    """Pictures of one prompt, each with its reward."""
-
-    members: tuple[PictureRecord, ...]
-    first: int = 0  # number of the first of them among the samples of the prompt in an update
-
-    @property
-    def prompt(self) -> Prompt:
-        return self.members[0].prompt
-
-    @property
-    def pictures(self) -> tuple[Media, ...]:
-        return tuple(media for member in self.members for media in member.pictures)
-
-    @property
-    def where(self) -> str:
-        return self.members[0].where
-
-    @property
-    def uid(self) -> str:
-        return self.prompt.uid
-
-
-def scored_groups(records: Sequence[PictureRecord]) -> list[ScoredGroup]:
-    """Pictures with a reward, by their prompts, in order."""
-    members: dict[str, list[PictureRecord]] = {}
-    for record in records:
-        if not math.isnan(record.reward):
-            members.setdefault(record.prompt.uid, []).append(record)
-    return [ScoredGroup(tuple(some)) for some in members.values()]
-
-
 def read_pictures(
-    files: str | Sequence[str], holds: Holds, *, size: tuple[int | None, int | None] | None, keys: PromptOptions
+    files: str | Sequence[str],
+    holds: Holds,
+    *,
+    size: tuple[int | None, int | None] | None,
+    keys: PromptOptions,
+    scores: Mapping[str, float] | None = None,
 ) -> list[PictureRecord]:
     """Read records from files, or pictures with captions from a folder.
 
@@ -94,10 +66,11 @@ def read_pictures(
 
     Args:
         files: as prompts have them, but .txt.
-        holds: single pictures, pairs, or pictures with rewards; a reward that is null is missing.
+        holds: single pictures, pairs, or pictures with scores.
         size: height and width that every picture must have; None for a side takes that of most pictures, and None
             for both in place of a pair checks nothing.
         keys: under which records have their prompts.
+        scores: data.scores, which records have beside the picture.
 
     Raises:
         UserError: with everything that is wrong, by file and record.
@@ -109,14 +82,14 @@ def read_pictures(
             raise ValueError("has the same picture as chosen and as rejected")
         # ``image`` is the finished picture of a single one; what a prompt begins from is ``images`` there
         prompt = prompt_of(record, keys, images=BEGINNING[holds])
-        return [PictureRecord(prompt, pictures, record.where, reward_of(record) if holds == "scored" else math.nan)]
+        return [PictureRecord(prompt, pictures, record.where, scores_in(record, scores or {}))]
 
     def records(path: Path) -> Iterator[Record]:
         if is_captioned(path) and holds == "pictures":
             yield from captioned(path, keys.prompt_key or "prompt", KEYS[holds][0][0])
         elif is_captioned(path) or (path.exists() and not path.is_dir() and path.suffix not in SUFFIXES):
             folder = " a folder of pictures with .txt captions," if holds == "pictures" else ""
-            what = "pictures with rewards" if holds == "scored" else holds
+            what = "pictures with scores" if holds == "scored" else holds
             ways = f"{', '.join(SUFFIXES)},{folder} or a folder with metadata.jsonl"
             raise UserError(f"{path} can't be read as {what}; give {ways}")
         else:
@@ -129,7 +102,7 @@ def read_pictures(
 
 
 def picture_at(record: Record, usual: tuple[str, ...]) -> Media:
-    """The picture under one of some keys.
+    """The picture, or the clip, under one of some keys.
 
     Raises:
         ValueError: there is none.
@@ -137,26 +110,21 @@ def picture_at(record: Record, usual: tuple[str, ...]) -> Media:
     key, value = find(record.values, usual)
     if not key:
         raise ValueError(f"has no {usual[0]}; {listed(record.values)}")
-    return media_of(value, "image", record.folder)
+    return media_of(value, "video" if is_clip(value) else "image", record.folder)
 
 
-def reward_of(record: Record) -> float:
-    """What the picture of a record earned; NaN where it is null.
-
-    Raises:
-        ValueError: it has none, or no number.
-    """
-    key, value = find(record.values, REWARDS)
-    if key:
-        return number_of(value, key)
-    if not any(name in record.values for name in REWARDS):
-        raise ValueError(f"has no reward; {listed(record.values)}")
-    return math.nan
+def is_clip(value: Any) -> bool:
+    """Whether the value of a record is a video, as a file or frame by frame."""
+    held = isinstance(value, Mapping) and any(name in value for name in ("frames", "video"))
+    several = isinstance(value, list | tuple) and value and isinstance(value[0], str | Mapping)  # else pixels
+    path = value.get("path") if isinstance(value, Mapping) else value
+    return bool(held or several or (isinstance(path, str) and path.lower().endswith(MOVING)))
 
 
 def _wrong_sizes(records: list[PictureRecord], size: tuple[int | None, int | None]) -> Iterator[str]:
-    """Pictures of the wrong size; a side that is None must be that of most pictures."""
-    measured = [(record.where, media.size()[::-1]) for record in records for media in record.pictures]
+    """Pictures of the wrong size; a side that is None must be that of most pictures. Clips are measured as encoded."""
+    every = [(record.where, media) for record in records for media in record.pictures if media.kind == "image"]
+    measured = [(where, media.size()[::-1]) for where, media in every]
     common = Counter(got for _, got in measured).most_common(1)[0][0] if measured else (0, 0)
     wanted = tuple(side or usual for side, usual in zip(size, common, strict=True))
     source = "rollout.height x width" if None not in size else "the size of most others"

@@ -196,8 +196,8 @@ class FlowAssembly(Assembly):
     @cached_property
     def pictures(self) -> ImageFiles | None:
         """Finished pictures that the algorithm learns from in place of prompts."""
-        config, data = self.config, self.needs.data
-        return None if data == "prompts" else ImageFiles(config, config.data, data, self.limited)
+        config, holds = self.config, self.config.holds
+        return None if holds == "prompts" else ImageFiles(config, config.data, holds, self.limited)
 
     @cached_property
     def supervised_pictures(self) -> ImageFiles | None:
@@ -227,10 +227,14 @@ class FlowAssembly(Assembly):
             records = data.drawn(records, update=update, seed=seed)
         batch = data.batch(records, self.offline_times, update=update, seed=seed)
         if self.ranks.size > 1:
-            if isinstance(data, ScoredImages) and self.config.rows_per_group == 1:
-                records = [member for group in records for member in group.members]
-            costs = [len(record.pictures) for record in records] if isinstance(batch, Scored) else batch.costs()
-            data.ready(learned_in_an_update(records, costs, self.config, self.ranks.rows, update))
+            rows, costs = [[record] for record in records], batch.costs()
+            if isinstance(data, ScoredImages):
+                rows = [list(group.members) for group in records]
+                if self.config.rows_per_group == 1:
+                    rows = [[member] for row in rows for member in row]
+                costs = [len(row) for row in rows]
+            learned = learned_in_an_update(rows, costs, self.config, self.ranks.rows, update)
+            data.ready([member for row in learned for member in row])
         return batch
 
     @cached_property
@@ -389,7 +393,8 @@ class FlowAssembly(Assembly):
 
     def read(self, files: str | list[str]) -> Prompts:
         # beside pictures to imitate, ``image`` is one of those, and no picture that a prompt begins from
-        images = BEGINNING[self.needs.data] if self.needs.data in ("pictures", "scored") else IMAGES
+        holds = self.config.holds
+        images = BEGINNING[holds] if holds in ("pictures", "scored") else IMAGES
         prompts = read_prompts(files, self.config.data, images=images)
         for reward in self.config.rewards.values():
             reward.check(prompts)

@@ -131,8 +131,7 @@ class FlowConfig(RunConfig):
     @property
     def finished(self) -> str:
         """What is learned from where nothing is sampled, for messages."""
-        data = self.algorithm.needs().data
-        return "images with rewards" if data == "scored" else data
+        return "images with scores" if self.holds == "scored" else str(self.holds)
 
     @property
     def may_read_images(self) -> bool:
@@ -160,6 +159,11 @@ class FlowConfig(RunConfig):
                 needs.best_of >= rollout.n > 1,
                 f"algorithm.best_of is {needs.best_of}, but rollout.n is {rollout.n}: no sample would be left out; "
                 "lower best_of, or null trains on all",
+            ),
+            (
+                self.holds == "scored" and (needs.recording is not None or needs.reward_gradients),
+                f"data.scores is given, but {name} learns from the steps on the way to a sample, which no file holds; "
+                "take diffusion_nft, awm, crd, dgpo, sft or diffusion_dpo, or leave data.scores out",
             ),
             (
                 needs.schedule_times > levels,

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from burnish.data.pictures import Holds, PictureRecord, ScoredGroup, read_pictures, scored_groups
+from burnish.data.pictures import Holds, PictureRecord, read_pictures
+from burnish.data.scored import ScoredGroup, check_groups, draw_members, scored_groups
 from burnish.diffusion.config import FlowConfig
 from burnish.diffusion.engine import FlowEngine
 from burnish.diffusion.options import DataOptions, SupervisedOptions
 from burnish.types.batch import Gathered
 from burnish.types.columns import Column, Made, stand_in
 from burnish.types.rollout import Conditioning, Denoising, OfflineSamples, Prompt, Scored, Scores, all_noised
-from burnish.utils import random
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import ENCODED, LruCache
 
@@ -133,22 +133,25 @@ class EncodedImages:
         from PIL import Image, ImageOps
 
         try:
-            image = media.image()
+            frames = [*media.video()[0]] if media.kind == "video" else [np.array(media.image())]
         except (OSError, ValueError, SyntaxError) as error:  # PIL raises these if the file changed during the run
             name = f"has a picture {media.path or 'in bytes'}"
             raise UserError(f"{record.where}: {name} that can't be decoded: {error}; restore it") from None
         if self.crop is not None:
             height, width = self.crop
-            image = ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
-        return np.array(image)
+            size = width, height
+            frames = [np.array(ImageOps.fit(Image.fromarray(one), size, Image.Resampling.LANCZOS)) for one in frames]
+        return np.stack(frames) if media.kind == "video" else frames[0]
 
 
 class ScoredImages:
-    """Pictures with rewards, as if they had been sampled and scored: groups of a prompt, N pictures each at most."""
+    """Pictures with scores, as if they had been sampled and scored: groups of a prompt, N pictures each at most."""
 
-    def __init__(self, records: Sequence[ScoredGroup], pictures: EncodedImages, n: int) -> None:
-        """Take over the prompts; ``pictures`` encodes those of all of them."""
-        self.records, self.pictures, self.n = records, pictures, n
+    def __init__(
+        self, records: Sequence[ScoredGroup], pictures: EncodedImages, weights: Mapping[str, float], n: int
+    ) -> None:
+        """Take over the prompts; ``pictures`` encodes those of all of them, and ``weights`` is data.scores."""
+        self.records, self.pictures, self.weights, self.n = records, pictures, weights, n
 
     def check(self) -> None:
         self.pictures.check()
@@ -158,20 +161,12 @@ class ScoredImages:
 
     def drawn(self, records: Sequence[ScoredGroup], *, update: int, seed: int) -> list[ScoredGroup]:
         """The pictures of prompts that an update learns from: drawn where there are more than N."""
-        found, uids = [], [group.uid for group in records]
-        for row, group in enumerate(records):  # a prompt that comes again has samples with other numbers and noise
-            first, members = self.n * uids[:row].count(group.uid), group.members
-            if len(members) > self.n:
-                order = random.permutation(len(members), seed, "scored pictures", update, group.uid, first)
-                members = tuple(members[i] for i in sorted(order[: self.n]))
-            found.append(ScoredGroup(members, first))
-        return found
+        return draw_members(records, self.n, update=update, seed=seed)
 
     def batch(self, records: Sequence[ScoredGroup], schedule: Tensor, *, update: int, seed: int) -> Scored:
         """The pictures of some prompts, as ``drawn`` returns them."""
         rows = [member for group in records for member in group.members]
         given = self.pictures.batch(rows, schedule, update=update, seed=seed)
-        reward = torch.tensor([row.reward for row in rows])
         none = torch.zeros(len(rows), 0)
         return Scored(
             prompts=[row.prompt for row in rows],
@@ -182,10 +177,7 @@ class ScoredImages:
                 noised=given.noised, state=none, next_state=none, time=none, time_next=none, logprob=none,
                 node=none.long(), schedule=schedule,
             ),
-            scores=Scores(
-                reward=reward, missing=torch.zeros(len(rows), dtype=torch.bool), components=reward[:, None],
-                names=("reward",), weights=(1.0,), notes=[""] * len(rows),
-            ),
+            scores=Scores.given([row.scores for row in rows], self.weights),
             update=update,
             version=given.version,
             seed=seed,
@@ -211,12 +203,13 @@ class ImageFiles:
             self.crop = (rollout.height, rollout.width)
         size = None if self.crop else (rollout.height, rollout.width)
         self.n = rollout.n
-        self.groups: list[ScoredGroup] = []  # of pictures with rewards
-        self.read = read_pictures(files, holds, size=size, keys=config.data)
+        self.groups: list[ScoredGroup] = []  # of pictures with scores
+        self.weights = (config.data.scores or {}) if holds == "scored" else {}
+        self.read = read_pictures(files, holds, size=size, keys=config.data, scores=self.weights)
         if holds == "scored":
-            self.groups = list(limit(scored_groups(self.read)))
+            self.groups = list(limit(scored_groups(self.read, self.weights)))
             self.read = [member for group in self.groups for member in group.members]
-            self._check_groups(config)
+            check_groups(self.groups, config)
         else:
             self.read = list(limit(self.read))
 
@@ -233,22 +226,4 @@ class ImageFiles:
     def learned_by(self, engine: FlowEngine, *, shared: bool) -> OfflineImages:
         """The pictures as the engine's model has them; ``shared`` says that several ranks learn from every batch."""
         encoded = EncodedImages(self.read, engine, crop=self.crop, shared=shared)
-        return ScoredImages(self.groups, encoded, self.n) if self.groups else encoded
-
-    def _check_groups(self, config: FlowConfig) -> None:
-        """Refuse pictures with rewards that leave nothing to compare, or fewer of a prompt than the run takes."""
-        files, name = config.data.train_files, config.algorithm.name
-        most = max((len(group.members) for group in self.groups), default=0)
-        if not most:
-            raise UserError(f"data.train_files is {files}, where no picture has a reward: all are null; score some")
-        if most < 2 and config.algorithm.needs().groups:
-            raise UserError(
-                f"data.train_files is {files}, where no prompt has two pictures with a reward, and {name} compares "
-                "those of a prompt; give several of each, or compare with the whole batch: "
-                "algorithm.advantage=returns rollout.n=1"
-            )
-        if most < self.n:
-            raise UserError(
-                f"rollout.n is {self.n}, but no prompt in data.train_files has more than {most} pictures with a "
-                f"reward; set rollout.n={most}"
-            )
+        return ScoredImages(self.groups, encoded, self.weights, self.n) if self.groups else encoded

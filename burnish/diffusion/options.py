@@ -98,14 +98,14 @@ class DataOptions(OrderOptions, PromptOptions):
     the hub as org/name@split, or code of yours as file.py:NAME, with prompt and optionally images, negative_prompt,
     answer, data_source; or a folder of images, each with its prompt in a .txt file. sft reads images to imitate
     instead, and offline diffusion_dpo image pairs: records with prompt and image, or chosen and rejected; a folder of
-    images with .txt captions. With algorithm.online=false others read records with prompt, image and reward. Lists are
-    concatenated, or mixed by data.mix."""
+    images with .txt captions. With data.scores records have prompt, image and scores. Lists are concatenated, or mixed
+    by data.mix."""
     train_batch_size: Count = 8
     """Prompts (or images, or pairs) per policy update."""
     fit: Annotated[
         Literal["exact", "centre_crop"],
         ReadIf(
-            lambda section, run: run.algorithm.needs().data != "prompts",
+            lambda section, run: not run.online,
             why="{run.algorithm.name} learns from prompts, which have no size",
         ),
     ] = "exact"
@@ -173,7 +173,7 @@ class RolloutOptions:
     """How images are sampled."""
 
     n: Annotated[Count, ReadIf("grouped", why="{run.algorithm.name} learns from {run.finished} that are given")] = 8
-    """Samples per prompt (group size), or images with rewards of each; algorithms that compare samples need at least
+    """Samples per prompt (group size), or images with scores of each; algorithms that compare samples need at least
     2."""
     candidates: Annotated[CandidateOptions | None, SAMPLED] = None
     """Sample more, and train on the best and worst rollout.n of each prompt; null trains on all samples."""

@@ -13,11 +13,12 @@ from typing import Any
 from torch import Tensor
 
 from burnish.data.questions import read_questions, within_length
+from burnish.data.scored import check_groups, draw_members, scored_groups
 from burnish.data.stream import Stream
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.algorithms.sft import SFT
 from burnish.language.config import LanguageConfig
-from burnish.language.data import check_inputs, check_messages, check_room, prompts_of, short_records
+from burnish.language.data import check_inputs, check_messages, check_room, check_tokens_of, prompts_of, short_records
 from burnish.language.dialogues import Dialogues, try_out
 from burnish.language.encode import Encoder, Readers, SharedPrompts, prompt_lengths
 from burnish.language.engine import (
@@ -53,7 +54,7 @@ from burnish.training.ranks import own_rows
 from burnish.training.trainer import AuxiliaryLoss, learned_in_an_update
 from burnish.types.media import Media
 from burnish.types.prompt import Prompts
-from burnish.types.rollout import OfflineJudgements, OfflineResponses, Prompt
+from burnish.types.rollout import Prompt
 from burnish.utils.errors import UserError
 from burnish.utils.lru_cache import ENCODED
 
@@ -173,9 +174,23 @@ class LanguageAssembly(Assembly):
     @cached_property
     def responses(self) -> list[ResponseRecord] | None:
         """Responses that the algorithm learns from in place of prompts."""
-        if self.needs.data == "prompts":
+        if self.config.online:
             return None
-        return list(self.limited(read_records(self.config.data.train_files, self.config.data, self.needs)))
+        records = read_records(self.config.data.train_files, self.config.data, self.needs)
+        if not self.config.data.scores:
+            return list(self.limited(records))
+        groups = self.limited(self._grouped(records))
+        check_groups(groups, self.config)
+        return self._members(groups)
+
+    def _grouped(self, records: Sequence[ResponseRecord]) -> Sequence[Any]:
+        """What a stream shuffles: records, or those of a prompt together where they have scores."""
+        weights = self.config.data.scores
+        return scored_groups(records, weights) if weights else records
+
+    def _members(self, records: Sequence[Any]) -> list[ResponseRecord]:
+        """The single records of what a stream shuffles."""
+        return [member for group in records for member in group.members] if self.config.data.scores else list(records)
 
     @cached_property
     def val_records(self) -> list[ResponseRecord]:
@@ -209,20 +224,29 @@ class LanguageAssembly(Assembly):
         shared = encode if self.ranks.size == 1 else SharedPrompts(encode, self.ranks, cached=ENCODED)
         return [ResponseData(own, model, shared) for own in self._learnable]
 
-    @property
-    def records(self) -> list[ResponseRecord]:
-        return self._data[0].records
+    @cached_property
+    def records(self) -> Sequence[Any]:
+        return self._grouped(self._data[0].records)
 
-    def prepare(self, records: list[Any], update: int) -> OfflineResponses | OfflineJudgements:
-        batch: OfflineResponses | OfflineJudgements = self._data[0].batch(records, update=update, seed=self.config.seed)
+    def prepare(self, records: list[Any], update: int) -> Any:
+        data, config = self._data[0], self.config
+        run: Any = {"update": update, "seed": config.seed}
+        batch: Any
+        if config.data.scores:
+            records = draw_members(records, config.rollout.n, **run)
+            batch = data.scored(records, config.data.scores, limit=config.rollout.max_new_tokens, **run)
+            costs = batch.trace.costs()
+        else:
+            batch = data.batch(records, **run)
+            costs = batch.answers.costs()
         if self.ranks.size > 1:
             # what they show is read now; what else is needed of it, where it is
-            own = learned_in_an_update(records, batch.answers.costs(), self.config, self.ranks, update)
+            own = learned_in_an_update(self._members(records), costs, config, self.ranks, update)
             if own:
                 self.engine.encode(prompts_of(own))
         if self.reads_ahead:
             following = self.source.stream.peek(self.config.batches_per_update)
-            self.engine.ahead(prompts_of(following[own_rows(self.ranks, len(following))]))
+            self.engine.ahead(prompts_of(self._members(following[own_rows(self.ranks, len(following))])))
         return batch
 
     @cached_property
@@ -249,7 +273,7 @@ class LanguageAssembly(Assembly):
 
     @property
     def all_records(self) -> Sequence[Any]:
-        return super().all_records if self.responses is None else self.responses
+        return super().all_records if self.responses is None else self._grouped(self.responses)
 
     @cached_property
     def val_prompts(self) -> Prompts:
@@ -268,6 +292,7 @@ class LanguageAssembly(Assembly):
                 f"data.workers is {self.config.data.workers}, but no record shows or plays anything that processes "
                 "could read ahead; leave it out"
             )
+        check_tokens_of(self.responses or (), lambda: self._reader)
         here = self.config.runtime == "local" and self.ranks.size == 1  # else ranks share the work
         if here:
             _ = self._learnable, self.learnable_prompts

@@ -1,8 +1,10 @@
-"""Sampled responses with the advantage of each of their tokens."""
+"""Sampled responses with the advantage of each of their tokens, and what is watched of them."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +16,7 @@ from burnish.types.batch import Batch, shared
 from burnish.types.completion import Completion, ResponseRows
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredResponses
+from burnish.types.samples import ResponseStats, outline, reflections
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class ResponseBatch(Batch):
     reference: Tensor  # [B, M] log-probs under the reference; 0 without one
     good: Tensor  # [B] bool: false where the response is to be avoided
     point: Tensor  # [B] what implicit rewards are measured from: KTO's KL to the reference, MPO's mean
+    weight: Tensor  # [B] of a row in the likelihood that is imitated
 
     def costs(self) -> list[int]:
         return self.answers.costs()
@@ -111,3 +115,35 @@ def mismatched(trace: Completion) -> Completion:
         prompts=dataclasses.replace(trace.prompts, index=other),
         positions=torch.where(within[:, None], moved, trace.positions),
     )
+
+
+RUN = 4  # tokens of a run
+FIRST = 8  # tokens whose entropy is watched
+
+
+def response_stats(trace: Completion, texts: Sequence[str]) -> list[ResponseStats]:
+    """Statistics of each response of a batch, whose texts are ``texts``.
+
+    Arrays of one move off the device: a batch has hundreds of responses, and PyTorch's call costs more than a row.
+    """
+    ids, masks, logprob = (value.cpu().numpy() for value in (trace.ids, trace.mask, trace.logprob))
+    found = []
+    for text, own, mask, probs, finished in zip(texts, ids, masks, logprob, trace.finished.tolist(), strict=True):
+        first = probs[mask][:FIRST].tolist()
+        found.append(
+            ResponseStats(
+                length=int(mask.sum()),
+                truncated=not finished,
+                repeated=repeated(own[mask].tolist()),
+                surprisal=-math.fsum(first) / len(first) if first else math.nan,
+                outline=outline(text),
+                reflections=reflections(text),
+            )
+        )
+    return found
+
+
+def repeated(ids: Sequence[int]) -> float:
+    """Share of the runs of ``RUN`` tokens that occurred before; 0 without any run."""
+    runs = list(zip(*(ids[start:] for start in range(RUN)), strict=False))
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0

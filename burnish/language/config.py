@@ -140,7 +140,7 @@ class LanguageConfig(RunConfig):
         rollouts = self.trainer.rollouts_per_update
         text = f"data.train_batch_size {self.data.train_batch_size}"
         text += f" x trainer.rollouts_per_update {rollouts}" if rollouts > 1 else ""
-        return f"{text} x rollout.n {self.rollout.n}" if self.online else text
+        return f"{text} x rollout.n {self.rollout.n}" if self.grouped else text
 
     def batch_sizes(self) -> dict[str, Sizes]:
         return {
@@ -155,7 +155,7 @@ class LanguageConfig(RunConfig):
     @property
     def rows_per_group(self) -> int:
         needs = self.algorithm.needs()
-        return self.rollout.n if needs.data == "prompts" and needs.atom == "pair" else 1
+        return self.rollout.n if self.grouped and needs.atom == "pair" else 1
 
     @property
     def longest(self) -> int:
@@ -189,6 +189,11 @@ class LanguageConfig(RunConfig):
                 rollout.min_new_tokens > rollout.max_new_tokens,
                 f"rollout.min_new_tokens is {rollout.min_new_tokens}, but rollout.max_new_tokens is "
                 f"{rollout.max_new_tokens}; a response can't be longer than its limit",
+            ),
+            (
+                self.data.scores and (needs.greedy or needs.step_rewards or needs.turn_rewards or needs.teachers),
+                f"data.scores is given, but {name} learns from what only own responses have: a greedy one beside them, "
+                "rewards of their steps or turns, or answers of teachers; leave data.scores out, or take grpo",
             ),
             (
                 needs.data == "demonstrations" and self.ptx is not None,

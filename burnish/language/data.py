@@ -137,6 +137,30 @@ def check_room(
         check_positions(prompts, longest, length, limit=limit_of, room=room, more=more, instead=instead)
 
 
+def check_tokens_of(records: Sequence[ResponseRecord], reader: Callable[[], LanguageModel]) -> None:
+    """Refuse tokens of responses that another tokenizer wrote.
+
+    Args:
+        records: all of them.
+        reader: the model or its outline, asked only where records have tokens.
+
+    Raises:
+        UserError: with the first such records.
+    """
+    told = [(record, reader().decode(record.tokens)) for record in records if record.tokens is not None]
+    problems = [
+        f"{record.where}: {shown(said)} in place of {shown(record.responses[0])}"
+        for record, said in told
+        if said.strip() != record.responses[0].strip()
+    ]
+    if problems:
+        head = (
+            f"token_ids of {len(problems)} of {len(records)} responses say something else to this model's tokenizer; "
+            "give those of this model, or leave token_ids and logprobs out"
+        )
+        raise data_error(problems, head)
+
+
 SLACK = 16  # tokens of a response that are not of its text, such as its end
 
 
@@ -167,7 +191,8 @@ def short_records(
     limit, longest = config.data.max_prompt_length, config.rollout.max_new_tokens
     known = positions_of(config.model)
     positions = known.most if known else 0
-    if limit is None and all(_is_short(*row, longest, positions) for record in records for row in record.rows):
+    untold = all(record.tokens is None for record in records)  # how many tokens responses have
+    if limit is None and untold and all(_is_short(*r, longest, positions) for one in records for r in one.rows):
         return list(records)
     model, lengths = reader(), dict[str, int]()
     if limit is not None:
@@ -200,17 +225,18 @@ def _complaints(
 ) -> Iterator[str]:
     """In what a record is too long; ``lengths`` are tokens of prompts by their uids, where these have a limit."""
     limit, longest, positions = config.data.max_prompt_length, config.rollout.max_new_tokens, model.max_positions
+    told = None if record.tokens is None else len(record.tokens)
     for _, text in record.rows:
-        if (count := len(model.response_ids(text))) > longest:
+        if (count := len(model.response_ids(text)) if told is None else told) > longest:
             yield f"a response of {count} tokens, but rollout.max_new_tokens is {longest}: {shown(text)}"
     for prompt, _ in record.rows:
         if limit is not None and (count := lengths[prompt.uid]) > limit:
             yield f"a prompt of {count} tokens, but data.max_prompt_length is {limit}: {shown(prompt.text)}"
     for prompt, text in record.rows:
-        if prompt.size + len(text.encode()) + TEMPLATE < positions:
+        if prompt.size + (len(text.encode()) if told is None else told) + TEMPLATE < positions:
             continue  # as a token has at least one byte
         before = lengths.get(prompt.uid) or model.count_tokens(prompt.chat(), prompt.told(tools))
-        if (count := before + len(model.response_ids(text))) > positions:
+        if (count := before + (len(model.response_ids(text)) if told is None else told)) > positions:
             yield (
                 f"a prompt and a response of {count} tokens, but the model has {positions} positions "
                 f"({model.position_limit}): {shown(prompt.text)}"

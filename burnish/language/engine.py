@@ -17,6 +17,7 @@ from torch import Tensor
 
 from burnish.environments.base import Environment
 from burnish.language.algorithms.base import LanguageNeeds, token_budget_batches
+from burnish.language.batches import response_stats
 from burnish.language.config import LanguageConfig, ResponseRolloutOptions
 from burnish.language.decoding import Sampling, decode
 from burnish.language.encode import CACHED, Encoder
@@ -36,7 +37,7 @@ from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import ScoredResponses, Scores, StepRewards, failures_of, settled
-from burnish.types.samples import Quote, ResponseStats, outline, reflections
+from burnish.types.samples import Quote
 from burnish.utils import random
 from burnish.utils.errors import UserError
 
@@ -207,7 +208,7 @@ class ResponseRollouts:
             self.files.keep(
                 job.update, job.prompts, job.group, job.sample, scores,
                 lambda folder, row: response_columns(responses[row], int(trace.lengths.response[row]))
-                | token_columns(tokens[row]),
+                | token_columns(tokens[row]) | chosen_columns(trace, row),
                 version=request.version, drawn=job.seeds(self.engine.seed),
             )  # fmt: skip
         spoken = {f"train/{name}": value for name, value in dialogue_metrics(responses).items()}
@@ -312,6 +313,12 @@ def token_columns(tokens: SaidTokens) -> dict[str, Any]:
     return found if any(map(math.isnan, entropies)) else found | {"token_entropies": entropies}
 
 
+def chosen_columns(trace: Completion, row: int) -> dict[str, Any]:
+    """All tokens that the policy chose in a response, with their log-probs, as columns of a record to learn from."""
+    mask = trace.mask[row]
+    return {"token_ids": trace.ids[row, mask].tolist(), "logprobs": trace.logprob[row, mask].tolist()}
+
+
 def response_columns(response: Response, tokens: int) -> dict[str, Any]:
     """A response as columns of a record."""
     return {
@@ -360,38 +367,6 @@ def _sampling(
         max_new_tokens=rollout.max_new_tokens, stop=tuple(rollout.stop), temperature=section.temperature,
         top_k=section.top_k, top_p=section.top_p, min_p=section.min_p, **more,
     )  # fmt: skip
-
-
-RUN = 4  # tokens of a run
-FIRST = 8  # tokens whose entropy is watched
-
-
-def response_stats(trace: Completion, texts: Sequence[str]) -> list[ResponseStats]:
-    """Statistics of each response of a batch, whose texts are ``texts``.
-
-    Arrays of one move off the device: a batch has hundreds of responses, and PyTorch's call costs more than a row.
-    """
-    ids, masks, logprob = (value.cpu().numpy() for value in (trace.ids, trace.mask, trace.logprob))
-    found = []
-    for text, own, mask, probs, finished in zip(texts, ids, masks, logprob, trace.finished.tolist(), strict=True):
-        first = probs[mask][:FIRST].tolist()
-        found.append(
-            ResponseStats(
-                length=int(mask.sum()),
-                truncated=not finished,
-                repeated=repeated(own[mask].tolist()),
-                surprisal=-math.fsum(first) / len(first) if first else math.nan,
-                outline=outline(text),
-                reflections=reflections(text),
-            )
-        )
-    return found
-
-
-def repeated(ids: Sequence[int]) -> float:
-    """Share of the runs of ``RUN`` tokens that occurred before; 0 without any run."""
-    runs = list(zip(*(ids[start:] for start in range(RUN)), strict=False))
-    return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
 def dialogue_metrics(responses: Sequence[Response]) -> dict[str, float]:

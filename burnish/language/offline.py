@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from burnish.data.scored import ScoredGroup
+from burnish.language.batches import response_stats
 from burnish.language.model.universal import LanguageModel
 from burnish.language.records import ResponseRecord
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded, ResponseRows, read_at
 from burnish.types.prompt import Prompt
-from burnish.types.rollout import OfflineJudgements, OfflineResponses
+from burnish.types.rollout import OfflineJudgements, OfflineResponses, ScoredResponses, Scores
 
 
 class ResponseData:
@@ -28,6 +30,39 @@ class ResponseData:
         encode: Callable[[Sequence[Prompt]], Gathered[Encoded]],
     ) -> None:
         self.records, self.model, self.encode = list(records), model, encode
+
+    def scored(
+        self, groups: Sequence[ScoredGroup], weights: Mapping[str, float], *, limit: int, update: int, seed: int
+    ) -> ScoredResponses:
+        """Responses with scores, as if they had been sampled and scored; log-probs that nobody knows are NaN.
+
+        Args:
+            groups: some of ``self.records``, those of a prompt together.
+            weights: data.scores.
+            limit: longest response allowed, in tokens.
+            update: policy update that trains on them.
+            seed: of the run.
+        """
+        rows: list[ResponseRecord] = [member for group in groups for member in group.members]
+        ids = [row.ids(self.model) for row in rows]
+        trace = offline_completion(
+            self.model, self.encode([row.prompt for row in rows]), ids, finished=[row.finished for row in rows],
+            logprobs=[row.logprobs or (math.nan,) * len(own) for row, own in zip(rows, ids, strict=True)],
+        )  # fmt: skip
+        return ScoredResponses(
+            prompts=[row.prompt for row in rows],
+            group=torch.tensor([number for number, group in enumerate(groups) for _ in group.members]),
+            sample=torch.tensor([group.first + i for group in groups for i in range(len(group.members))]),
+            trace=trace,
+            scores=Scores.given([row.scores for row in rows], weights),
+            greedy=torch.full((len(rows),), torch.nan),
+            turn_rewards=torch.zeros(len(rows), 0),
+            limit=limit,
+            stats=response_stats(trace, [row.responses[0] for row in rows]),
+            update=update,
+            version=update - 1,
+            seed=seed,
+        )
 
     def batch(self, records: Sequence[ResponseRecord], *, update: int, seed: int) -> Any:
         """Records as tensors, in order.
@@ -92,15 +127,27 @@ def token_ends(decode: Callable[[Sequence[int]], str], ids: Sequence[int], text:
 
 
 def offline_completion(
-    model: LanguageModel, prompts: Gathered[Encoded], responses: Sequence[Sequence[int]]
+    model: LanguageModel,
+    prompts: Gathered[Encoded],
+    responses: Sequence[Sequence[int]],
+    *,
+    logprobs: Sequence[Sequence[float]] | None = None,
+    finished: Sequence[bool] | None = None,
 ) -> Completion:
-    """Responses as if the policy had chosen each of their tokens; they were not sampled, so their log-probs are 0.
+    """Responses as if the policy had chosen each of their tokens.
 
     Args:
         model: that reads and writes them.
         prompts: [B].
         responses: [B] ids of each.
+        logprobs: [B] of these tokens under the policy that sampled them; None for responses that were not sampled.
+        finished: [B] whether each ended by itself; None if all did.
     """
     ids = pad_sequence([torch.tensor(tokens, dtype=torch.long) for tokens in responses], batch_first=True)
-    length = torch.tensor([len(tokens) for tokens in responses])
-    return Completion.of_text(prompts, ids, length, axes=model.axes)
+    logprob = torch.zeros(ids.shape)
+    for row, known in enumerate(logprobs or ()):
+        logprob[row, : len(known)] = torch.tensor(known)
+    return Completion.of_text(
+        prompts, ids, torch.tensor([len(tokens) for tokens in responses]), axes=model.axes, logprob=logprob,
+        finished=None if finished is None else torch.tensor(finished),
+    )  # fmt: skip

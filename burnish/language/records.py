@@ -12,12 +12,13 @@ from functools import cached_property, partial
 from typing import Any
 
 from burnish.data.conversation import ONLY_TEXT, asked, response_of, response_text
-from burnish.data.pictures import BEGINNING, KEYS, picture_at
+from burnish.data.pictures import BEGINNING, KEYS, is_clip, picture_at
 from burnish.data.pictures import Holds as Pictures
 from burnish.data.pixels import all_of
 from burnish.data.questions import conversation_of, converse_with_media, fit_of, prompt_of, question
 from burnish.data.records import PROMPT, RESPONSE, Record, read_files
-from burnish.data.values import find, listed, number_of, shown, templated, text_at
+from burnish.data.scored import scores_in
+from burnish.data.values import find, listed, number_of, shown, templated, text_at, text_of
 from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.model.reward_head import about_picture
 from burnish.options.language import LanguageDataOptions
@@ -29,6 +30,7 @@ LABEL = ("label", "kto_tag")
 OUTCOMES = {"chosen": 1.0, "rejected": -1.0, "tie": 0.0}
 SCORES = ("scores", "score", "rating")
 STEPS = ("steps", "completions")
+SAMPLED = ("token_ids", "logprobs", "finished", "turns")  # what is told of how a response was sampled
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class ResponseRecord:
     margin: tuple[float, ...] = ()  # [H]
     ends: tuple[int, ...] = ()  # characters of the response at which its steps end; none: it is judged as a whole
     asked: tuple[Prompt, ...] = ()  # of records of pictures: the question about each, which has no response
+    # of a response with scores
+    scores: tuple[float, ...] = ()  # NaN where one is missing
+    tokens: tuple[int, ...] | None = None  # as it was sampled; None: as its text is tokenized, with its end
+    logprobs: tuple[float, ...] = ()  # of these tokens, under the policy that sampled it; none where nobody knows
+    finished: bool = True  # false: it was cut
 
     @property
     def where(self) -> str:
@@ -54,6 +61,11 @@ class ResponseRecord:
         """Each of its responses, with what it answers."""
         prompts = self.asked or (self.prompt,) * len(self.responses)
         return list(zip(prompts, self.responses, strict=True))
+
+    def ids(self, model: Any) -> list[int]:
+        """The tokens of its only response: those that were sampled, else those of its text."""
+        own: list[int] = model.response_ids(self.responses[0]) if self.tokens is None else list(self.tokens)
+        return own
 
     @cached_property
     def uid(self) -> str:
@@ -79,11 +91,14 @@ def read_records(files: Any, options: LanguageDataOptions, needs: LanguageNeeds)
     its score, or its scores by head. With a question both have pictures in place of responses, as ``drawn`` reads them.
     ``steps``: a list of steps with as many needs.
 
+    For algorithms that sample, in place of prompts: a response with its scores (data.scores), and where they are known
+    with its tokens and their log-probs.
+
     Raises:
         UserError: as ``read_questions``.
     """
     readers = {
-        "demonstrations": _demonstrations, "preferences": _preference, "judgements": _judgement,
+        "prompts": _scored, "demonstrations": _demonstrations, "preferences": _preference, "judgements": _judgement,
         "comparisons": _comparison, "scores": _score, "steps": _steps,
     }  # fmt: skip
     read = readers[needs.data]
@@ -191,6 +206,38 @@ def _not_empty(text: str, key: str) -> str:
     return text
 
 
+def _scored(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
+    values = {key: value for key, value in record.values.items() if key not in SAMPLED}
+    ids, logprobs, finished, turns = (record.values.get(key) for key in SAMPLED)
+    if isinstance(values.get("messages"), str):  # as runs keep them, beside the text of the question
+        values |= {"messages": parse_json(values["messages"]), "prompt": None}
+    asked, tokens = replace(record, values=values), None
+    if turns not in (None, 1):
+        raise ValueError(f"'turns' is {shown(turns)}; only single responses have scores to learn from; leave it out")
+    if ids is None and (finished is False or logprobs is not None):
+        why = "was cut" if finished is False else "has logprobs"
+        raise ValueError(f"has a response that {why}, but no token_ids, which say where it ends; add them")
+    if logprobs is None and needs.logprobs:
+        raise ValueError(
+            "has no logprobs of its token_ids under the policy that wrote them; add them, or take those of the model "
+            "before training: algorithm.given_logprobs=reference"
+        )
+    if ids is None:
+        response = last_response(asked, options)
+    else:  # which may be empty
+        key, value = find(values, RESPONSE, options.response_key, "response_key")
+        response, tokens = text_of(value, key), tuple(int(number_of(token, "token_ids")) for token in ids)
+    known = tuple(number_of(value, "logprobs") for value in logprobs or ())
+    if logprobs is not None and len(known) != len(tokens or ()):
+        raise ValueError(f"has {len(known)} logprobs of {len(tokens or ())} token_ids; give one of each")
+    if response is None:
+        raise ValueError(f"has no response; give one under {options.response_key or ', '.join(RESPONSE)}")
+    yield ResponseRecord(
+        question(asked, options), (response,), scores=scores_in(record, options.scores or {}), tokens=tokens,
+        logprobs=known, finished=finished is not False,
+    )  # fmt: skip
+
+
 def _comparison(record: Record, options: LanguageDataOptions, needs: LanguageNeeds) -> Iterator[ResponseRecord]:
     asked: tuple[Prompt, ...] = ()
     if needs.question:
@@ -296,7 +343,6 @@ SHARE = partial(_label, least=0.0, most=1.0, must="with algorithm.kind=bce it mu
 
 
 TEXT = ("prompt", "text", "caption")
-MOVING = (".mp4", ".webm", ".mov", ".mkv", ".avi", ".gif")
 
 
 def drawn(
@@ -336,10 +382,8 @@ def drawn(
 
 def _refuse_clip(key: str | None, value: Any) -> None:
     """A clip would be judged by its first frame, if at all."""
-    held = isinstance(value, Mapping) and any(name in value for name in ("frames", "video"))
-    several = isinstance(value, list | tuple) and value and isinstance(value[0], str | Mapping)  # else pixels
     path = value.get("path") if isinstance(value, Mapping) else value
-    if held or several or (isinstance(path, str) and path.lower().endswith(MOVING)):
+    if is_clip(value) or (isinstance(path, str) and path.lower().endswith(".gif")):
         raise ValueError(
             f"{key!r} is {shown(value)}: algorithm.question is asked about single pictures; give a frame of each clip "
             "(as a reward, the model then scores clips by their frames)"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from burnish.options import Count, Positive, Rules
+from burnish.options import Count, Finite, Positive, Rules
 from burnish.registry import MayChange, ReadIf, options
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ class OrderOptions:
     """Training records."""
     val_files: str | list[str] | None = None
     """Records for validation; null validates on the training records, with a warning."""
+    scores: dict[str, Finite] | None = None
+    """Scores that the records have beside a finished sample (image or response), by their keys, each with its weight in
+    the reward; one of weight 0 is logged. These samples are learned from in place of own ones, those of a prompt as a
+    group. null samples."""
     train_max_samples: Count | None = None
     """Train on N of the records: drawn by the seed with shuffle, else the first ones; null takes all."""
     mix: list[Positive] | None = None

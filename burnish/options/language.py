@@ -86,8 +86,8 @@ class SamplingOptions:
 class LanguageRolloutOptions(SamplingOptions):
     """How responses are sampled."""
 
-    n: Annotated[Count, SAMPLED] = 8
-    """Responses per prompt; algorithms that compare responses need at least 2."""
+    n: Annotated[Count, ReadIf("grouped", why="{run.algorithm.name} learns from {run.holds} that are given")] = 8
+    """Responses per prompt, sampled or with scores; algorithms that compare responses need at least 2."""
     temperature: Temperature = 1.0
     """Divides the logits, in sampling and in the log-probs of training."""
     max_new_tokens: Annotated[Tokens, ALWAYS] = 128

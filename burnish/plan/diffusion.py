@@ -42,12 +42,12 @@ class GeneratorHalf(Half):
     def made_up(self, count: int) -> dict[str, Any]:
         """Made-up prompts, and finished pictures of the size that the run draws where it learns from such."""
         prompts, shades = self._prompts(count), self.assembly.dummy_sample()
-        data = self.assembly.needs.data
-        members = {"prompts": 0, "pictures": 1, "pairs": 2, "scored": 1}[data]
+        config = self.assembly.config
+        members = {"prompts": 0, "pictures": 1, "pairs": 2, "scored": 1}[config.holds]
         if not members or not isinstance(shades, np.ndarray):
             return {"train_prompts": prompts}
-        n = self.assembly.config.rollout.n if data == "scored" else 0
-        return {"train_prompts": prompts, "pictures": MadeUpPictures.of(prompts, members, shades, n)}
+        pictures = MadeUpPictures.of(prompts, members, shades, config.data.scores or {}, config.rollout.n)
+        return {"train_prompts": prompts, "pictures": pictures}
 
     def _prompts(self, count: int) -> Prompts:
         """Made-up prompts, with a picture where the pipeline needs one, or data.images_key says that there are some."""

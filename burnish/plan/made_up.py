@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burnish.data.pictures import PictureRecord, ScoredGroup
+from burnish.data.pictures import PictureRecord
+from burnish.data.scored import ScoredGroup
 from burnish.diffusion.offline import EncodedImages, OfflineImages, ScoredImages
 from burnish.rewards.base import NOTHING, AnyReward, RewardInputs, Score
 from burnish.rewards.mixing import MixingOptions, mix
@@ -54,24 +55,31 @@ class MadeUpPictures:
     """Pictures of a data set to learn from, where it is not at hand."""
 
     records: Sequence[Any]
-    n: int = 0  # pictures with rewards of each prompt
+    weights: Mapping[str, float]  # of scores, where the pictures have some
+    n: int  # pictures with scores of each prompt
 
     @classmethod
-    def of(cls, prompts: Sequence[Prompt], members: int, pixels: np.ndarray, n: int = 0) -> MadeUpPictures:
-        """Args: ``members`` pictures like ``pixels`` to a record; ``n`` records with rewards to each prompt."""
+    def of(
+        cls, prompts: Sequence[Prompt], members: int, pixels: np.ndarray, weights: Mapping[str, float], n: int
+    ) -> MadeUpPictures:
+        """Args: ``members`` pictures like ``pixels`` to a record; ``n`` records to each prompt, if they have scores."""
         picture = Media.encoded(_grey(*pixels.shape[:2]))
         each = [PictureRecord(prompt, (picture,) * members, "made up") for prompt in prompts]
-        if not n:
-            return cls(each)
-        return cls([ScoredGroup(tuple(replace(one, reward=float(i)) for i in range(n))) for one in each], n)
+        if weights:
+            scored = [[replace(one, scores=(float(i),) * len(weights)) for i in range(n)] for one in each]
+            return cls([ScoredGroup(tuple(members)) for members in scored], weights, n)
+        return cls(each, weights, n)
 
     @property
     def prompts(self) -> list[Prompt]:
         return [record.prompt for record in self.records]
 
     def learned_by(self, engine: Any, *, shared: bool) -> OfflineImages:
-        encoded = EncodedImages(self.records, engine, crop=None, shared=shared)
-        return ScoredImages(self.records, encoded, self.n) if self.n else encoded
+        if not self.weights:
+            return EncodedImages(self.records, engine, crop=None, shared=shared)
+        members = [member for group in self.records for member in group.members]
+        encoded = EncodedImages(members, engine, crop=None, shared=shared)
+        return ScoredImages(self.records, encoded, self.weights, self.n)
 
 
 @dataclass

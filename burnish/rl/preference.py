@@ -235,6 +235,24 @@ def centred_distillation(
     return torch.stack(losses).mean(0)
 
 
+def likelihood_weights(reward: Tensor, group: Tensor, temperature: float) -> Tensor:
+    """Weights of reward-weighted regression (Peters and Schaal 2007, doi:10.1145/1273496.1273590; for diffusion models
+    Black et al. 2023, arXiv:2305.13301, section 4.1): exp(reward / T), divided by its mean within the group.
+
+    Samples of p that are weighted so stand for p(x) exp(r(x) / T) / Z, the policy that is optimal under a KL to p with
+    coefficient T.
+
+    Args:
+        reward: [M].
+        group: [M] ids.
+        temperature: T.
+
+    Returns:
+        [M].
+    """
+    return _softmax_within(reward / temperature, group) * (group[:, None] == group).sum(1)
+
+
 def _softmax_within(logit: Tensor, group: Tensor) -> Tensor:
     ids, label = torch.unique(group, return_inverse=True)
     highest = logit.new_full((len(ids),), -torch.inf).scatter_reduce(0, label, logit, "amax")

@@ -29,6 +29,7 @@ from burnish.types.rollout import (
     Prompt,
     Rollouts,
     Scored,
+    ScoredResponses,
 )
 from burnish.types.samples import Execution, joined
 from burnish.utils import random
@@ -306,7 +307,7 @@ def refuse_ahead(state: dict[str, Any]) -> None:
         )
 
 
-Given = OfflineSamples | OfflineResponses | OfflineJudgements | Scored
+Given = OfflineSamples | OfflineResponses | OfflineJudgements | Scored | ScoredResponses
 Prepare = Callable[[list[Any], int], Given]  # by records, and the update that they are for
 
 

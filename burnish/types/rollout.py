@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -202,6 +202,16 @@ class Scores(Batch):
         if self.applied is None:
             each = self.weights or (1.0,) * self.components.shape[1]
             self.applied = torch.tensor(each, dtype=torch.float64).expand(count, -1).contiguous()
+
+    @classmethod
+    def given(cls, components: Sequence[Sequence[float]], weights: Mapping[str, float]) -> Scores:
+        """Of samples that are scored already: their components, by the names of ``weights``, and their weighted sum."""
+        values, each = torch.tensor(components), torch.tensor([*weights.values()], dtype=torch.float64)
+        reward = torch.where(each != 0, values.double() * each, 0.0).sum(1).float()
+        return cls(
+            reward=reward, missing=reward.isnan(), components=values, names=tuple(weights),
+            weights=tuple(weights.values()), notes=[""] * len(values),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,8 +10,11 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
+from burnish.data.scored import scored_groups
+from burnish.diffusion.offline import ScoredImages
 from burnish.registry import lookup
-from tests.support.forward_batches import ALL, COUNT, DIM, GROUPS, ONLINE, SIZE, Linear, given, scored, total
+from burnish.types.rollout import OfflineSamples
+from tests.support.forward_batches import ALL, COUNT, DIM, GROUPS, ONLINE, SIZE, TIMES, Linear, given, scored, total
 
 FIXED = 3  # elements that are not noised, besides those that are
 
@@ -193,6 +197,43 @@ def test_best_of_n_imitates_the_best_and_nothing_else():
     batch, part, roles = prepared(algorithm := made("sft", online=True, train_timesteps=1, times="uniform"))
     weight, _, _, (error,) = errors(part, roles)
     agree(algorithm, batch, roles, error.mean(), weight)
+
+
+def test_likelihood_is_weighted_by_the_exponential_of_the_reward():
+    reward = [0.0, 1.0, 2.0, 9.0] * GROUPS
+    batch, _ = made("sft", online=True, best=3, reward_temperature=0.5).compute_advantages(scored(reward=reward))
+    weights = [math.exp(value / 0.5) for value in (1.0, 2.0, 9.0)]
+    expected = torch.tensor([weight / sum(weights) * 3 for weight in weights] * GROUPS)
+    torch.testing.assert_close(batch.value.flatten(), expected)
+
+
+class Latents:
+    """Pictures of a data set that have been encoded."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def batch(self, records, schedule, *, update, seed):
+        trace = self.samples.trace
+        return OfflineSamples(
+            conditioning=trace.conditioning, latents=trace.latents[:, None], uid=[""] * len(records),
+            schedule=schedule, update=update, version=update - 1, seed=seed,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", ONLINE, ids=str)
+def test_samples_with_scores_teach_what_they_taught_when_they_were_sampled(algorithm):
+    sampled = scored()
+    rows = zip(sampled.prompts, sampled.scores.reward.tolist(), strict=True)
+    records = [SimpleNamespace(prompt=prompt, scores=(2 * reward, 7.0)) for prompt, reward in rows]
+    weights = {"half": 0.5, "logged": 0.0}
+    groups = scored_groups([*records[::2], *records[1::2]], weights)
+    groups = [replace(group, members=tuple(sorted(group.members, key=records.index))) for group in groups]
+    given = ScoredImages(groups, Latents(sampled), weights, SIZE).batch(groups, TIMES, update=2, seed=3)
+    batches = [algorithm.compute_advantages(one)[0] for one in (sampled, given)]
+    losses = [total(algorithm, batch, Linear()) for batch in batches]
+    assert losses[0] == losses[1]
+    assert given.scores.components[:, 1].tolist() == [7.0] * COUNT
 
 
 def test_policies_that_lag_follow_by_their_own_schedules():

@@ -24,6 +24,7 @@ PREFERENCES = [
     ("ipo", {}), ("simpo", {}), ("mpo", {}),
     ("kto", {"threshold": 0.4, "average_log_prob": True, "undesirable_weight": 2.0, "reference_point": "opposite"}),
     ("sft", {"online": True, "best": 2}), ("sft", {"online": True, "loss_agg_mode": "seq-mean-token-mean"}),
+    ("sft", {"online": True, "best": 3, "reward_temperature": 0.5}),
 ]  # fmt: skip
 BEST, WORST = [0, 4], [1, 3]  # of the groups of REWARDS, the last of which has equal ones
 

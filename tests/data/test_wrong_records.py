@@ -110,6 +110,14 @@ STEPS: list[tuple[Any, str]] = [
     (STEPWISE | {"labels": "good"}, "'good'"), (STEPWISE | {"steps": []}, "no list of steps"),
     (STEPWISE | {"steps": ["b", " "]}, "must have text"),
 ]  # fmt: skip
+SAMPLED = {"prompt": "a", "response": "b", "token_ids": [1, 2], "logprobs": [-0.1, -0.2], "score": 0.5}
+SCORED: list[tuple[Any, str]] = [
+    ({key: value for key, value in SAMPLED.items() if key != "score"}, "has no score"),
+    (SAMPLED | {"score": "good"}, "'good'"), (SAMPLED | {"logprobs": [-0.1]}, "1 logprobs of 2 token_ids"),
+    (SAMPLED | {"logprobs": None}, "algorithm.given_logprobs=reference"),
+    (SAMPLED | {"token_ids": None}, "has logprobs, but no token_ids"), (SAMPLED | {"turns": 3}, "'turns' is 3"),
+    (SAMPLED | {"token_ids": None, "logprobs": None, "finished": False}, "was cut"),
+]  # fmt: skip
 SIZED = ["rollout.height=6", "rollout.width=8"]
 OFFLINE = "algorithm.online=false"
 ALONE = ["rewards={exact: null, format: null}", "trainer.mini_batch_size=null"]  # reward models sample nothing
@@ -124,6 +132,7 @@ KINDS: dict[str, tuple[str, list[str], Any, list[tuple[Any, str]]]] = {
     "comparisons": (
         LANGUAGE, [*ALONE, "algorithm={name: bradley_terry, heads: [truth, style], ties: davidson}"], PAIR, COMPARED,
     ),
+    "scored": (LANGUAGE, ["algorithm=grpo", "data.scores={score: 1}"], SAMPLED, SCORED),
     "steps": (LANGUAGE, [*ALONE, "algorithm={name: process_reward, kind: bce}"], STEPWISE, STEPS),
     "pictures": (GENERATOR, ["algorithm=sft", OFFLINE, *SIZED], SHOWN, PICTURES),
     "pairs": (

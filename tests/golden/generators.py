@@ -14,6 +14,12 @@ TWO_REWARDS = "rewards.left={name: function, path: '{files}/rewards.py:left', we
 DIFFERENTIABLE = ["rewards.brightness=null", "rewards.border_darkness.weight=-1"]
 RECORDS = ["data.train_files={files}/pictures.jsonl", "trainer.mini_batch_size=1"]
 PAIRS = ["algorithm.online=false", "data.train_files={files}/pairs.jsonl", "trainer.mini_batch_size=1"]
+SCORED = [
+    "data.scores={score: 1, other: -0.5}",
+    "data.train_files={files}/picture_scores.jsonl",
+    "rollout.n=2",
+    "trainer.mini_batch_size=2",
+]
 NO_SIZE = ["rollout.height=null", "rollout.width=null"]
 TWO_TIMES = "algorithm.train_timesteps=2"
 TEACHERS = "algorithm.teachers=[{guidance_scale: 2}, {path: '{files}/flux', guidance_scale: 4}]"
@@ -158,7 +164,14 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     ),
     "sft": ("sd3", [*RECORDS, "algorithm.prompt_dropout=0.5", GUIDED]),
     "sft best": ("flux", ["algorithm.online=true", "algorithm.best=2", ALL]),
+    # pictures with scores
+    "diffusion_nft scored": ("flux", [*SCORED, TWO_TIMES]),
+    "awm scored": ("sd3", [*SCORED, TWO_TIMES]),
+    "sft scored": ("flux", [*SCORED, "algorithm.online=true", "algorithm.best=2", "algorithm.reward_temperature=0.5"]),
     # video, sound, pictures that are edited, and memory
+    "sft video": (
+        "wan2.2", ["data.train_files={files}/clips.jsonl", "trainer.mini_batch_size=1", "rollout.num_frames=5", ALL],
+    ),
     "flow_grpo video": ("wan2.2", [GUIDED, ALL, "algorithm.kl_coef=0.1", "rollout.num_frames=5"]),
     "flow_grpo sound": ("longcat-audio", [*NO_SIZE, "rollout.call={audio_duration_s: 0.1}"]),
     "diffusion_nft edit": ("instruct-pix2pix", [*NO_SIZE, TWO_TIMES, "data.train_files={files}/edits.jsonl"]),
@@ -172,5 +185,5 @@ SELDOM = [
     "flow_grpo last", "flow_grpo shared", "mix_grpo faster", "grpo_guard kl", "flow_dppo means", "tempflow_grpo plain",
     "branch_grpo parents", "diffusion_nft edit", "diffusion_nft ramp", "awm huber", "awm t2", "crd sampling",
     "dgpo old", "tdm_r1 all weights", "diffusion_dpo schedule", "distill ode", "draft lv level", "draft refl",
-    "sft best",
+    "sft best", "awm scored",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ LOW = "model.dtype=bfloat16"
 ONE_STEP = ["trainer.mini_batch_size=null", "trainer.epochs=1"]
 ONE_RECORD = "trainer.mini_batch_size=1"  # an update has one sample of each record
 GIVEN = ["algorithm.online=false", "data.train_files={data}/preferences.jsonl", ONE_RECORD]
+SCORED = ["data.scores={score: 1}", "data.train_files={data}/scores.jsonl", "rollout.n=2", "trainer.mini_batch_size=2"]
 ADAPTIVE = "controller: adaptive, target: 0.1, horizon: 100"
 GAME = [
     "environment.name=function", "environment.path=examples/grid_game.py:GridGame", "environment.max_turns=2",
@@ -127,6 +128,9 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     ),
     "sft": ("smolvlm", ["data.train_files={data}/responses.jsonl", ONE_RECORD, ALL]),
     "sft best": ("llama", ["algorithm.online=true", "algorithm.best=2"]),
+    # responses with scores
+    "grpo scored": ("qwen2_5_vl", [*SCORED, "algorithm.given_logprobs=reference"]),
+    "sft scored": ("llama", [*SCORED, "algorithm.online=true", "algorithm.best=2", "algorithm.reward_temperature=0.5"]),
 }  # fmt: skip
 
 REWARD_MODELS: dict[str, tuple[str, list[str]]] = {

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from burnish.language.batches import repeated, response_stats
 from burnish.language.decoding import Sampling, choose, decode, keep_likely, penalise, philox, uniforms
-from burnish.language.engine import repeated, response_stats
 from burnish.language.logprobs import response_logprobs
 from burnish.types.batch import Gathered
 from burnish.types.completion import Completion, Encoded

@@ -16,13 +16,14 @@ from tests.support.tiny_run import TinyRun
 SIZE, PROMPTS = 4, ("nought", "one", "two")
 LEAN = ["validation.before=false", "validation.every=null", "steps=2"]
 ONCE = ["trainer.mini_batch_size=null", "trainer.epochs=1"]
-GIVEN = ["algorithm.online=false", "algorithm.train_timesteps=2"]
+GIVEN = ["data.scores={reward: 1}", "algorithm.train_timesteps=2"]
 
 
 @pytest.mark.parametrize(
     ("half", "name"),
     [
         ("language", "grpo ptx"),
+        ("language", "grpo scored"),
         *seldom(("language", "dpo given"), ("reward_models", "bradley_terry"), ("generators", "flow_grpo supervised")),
     ],
 )
@@ -101,7 +102,6 @@ def test_of_more_pictures_than_an_update_takes_some_are_drawn_anew_and_missing_o
 
 WRONG = {
     "no number": (lambda lines: [lines[0] | {"reward": "good"}, *lines[1:]], ["scored.jsonl:1", "'good'"]),
-    "two": (lambda lines: [lines[0] | {"score": 1.0}, *lines[1:]], ["scored.jsonl:1", "'reward'", "'score'"]),
     "none": (lambda lines: [{"prompt": "x", "image": lines[0]["image"]}], ["scored.jsonl:1", "reward"]),
     "all missing": (lambda lines: [line | {"reward": None} for line in lines], ["scored.jsonl"]),
     "few": (lambda lines: lines[:9], ["rollout.n is 4", "rollout.n=3"]),
@@ -115,3 +115,33 @@ def test_wrong_rewards_are_refused_before_weights_are_loaded(case, files, scored
     said = learner(files).train(status=2)
     assert [name for name in names if name not in said.message] == []
     assert "Loading the model" not in said.err
+
+
+WHOLE = [*LEAN[:2], "steps=1", "data.shuffle=false", "data.train_batch_size=3", "checkpoint.every=1"]
+
+
+def test_a_run_learns_the_same_from_its_own_responses_as_when_it_sampled_them(files):
+    sampling = TinyRun(files, "language", "qwen2_5_vl", "algorithm=grpo", "rollout.save={every: 1}", *WHOLE, name="own")
+    sampling.train()
+    samples = sampling.output / "samples"
+    kept = [json.loads(line) for line in (samples / "metadata.jsonl").read_text().splitlines()]
+    assert any(not one["finished"] for one in kept)
+    kept.sort(key=lambda one: (one["group"], one["sample"]))  # the order that the run had them in
+
+    def learning(lines, *options):
+        (samples / "ordered.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        data = [f"data.train_files={samples}/ordered.jsonl", "data.val_files={data}/prompts.jsonl"]
+        return TinyRun(
+            files, "language", "qwen2_5_vl", "algorithm=grpo", "data.scores={odd: 1}", *data, *options, *WHOLE
+        )
+
+    same = learning(kept, "algorithm.rollout_correction=null")
+    same.train()
+    assert all(torch.equal(value, same.tensors[key]) for key, value in sampling.tensors.items())
+    assert same.metrics[-1]["critic/odd/mean"] == sampling.metrics[-1]["critic/odd/mean"]
+    corrected = learning([one | {"logprobs": [value - 0.1 for value in one["logprobs"]]} for one in kept])
+    corrected.train()
+    assert corrected.metrics[-1]["rollout_corr/rollout_is_mean"] == pytest.approx(np.exp(0.1), rel=1e-4)
+    said = learning([kept[0] | {"token_ids": kept[1]["token_ids"]}, *kept[1:]]).train(status=2)
+    assert "ordered.jsonl:1" in said.message
+    assert "token_ids" in said.message

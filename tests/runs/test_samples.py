@@ -64,7 +64,7 @@ def test_another_run_learns_from_kept_samples(files):
     index = [json.loads(line) for line in (run.output / "samples" / "metadata.jsonl").read_text().splitlines()]
     assert [one["file_name"] for one in index] == [f"{one['folder']}/{one['file_name']}" for one in kept]
     options = [
-        "algorithm=awm", "algorithm.online=false", "algorithm.train_timesteps=2", "steps=1", "trainer.epochs=1",
+        "algorithm=awm", "data.scores={reward: 1}", "algorithm.train_timesteps=2", "steps=1", "trainer.epochs=1",
         "validation.before=false", "validation.every=null",
     ]  # fmt: skip
     given = [f"data.train_files={run.output}/samples", "data.val_files={files}/prompts.txt"]

@@ -59,6 +59,7 @@ TREES: dict[str, dict[str, Any]] = {
     },
     "reward_models": COMMON | {"task": "image-text-to-text", "trainer": {"mini_batch_size": 1}},
 }  # fmt: skip
+CLIPS = {"a cat": range(5), "a dog": [0, 0, 1, 1, 0]}  # frames, by their prompts
 PADDED = {"sd3", "flux"}  # to 256 and 512 tokens, most of what they compute
 SEEING = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl"}
 KINDS: dict[str, list[dict[str, Any]]] = {  # records of language models, each with every question
@@ -154,9 +155,15 @@ def write_files(folder: Path) -> None:
     for number in range(2):
         Image.fromarray(draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(folder / f"{number}.png")
     (folder / "prompts.txt").write_text("a cat\ntwo dogs\n")
-    records = {
+    records: dict[str, list[dict[str, Any]]] = {
         "pictures": [{"prompt": "a cat", "image": "0.png"}, {"prompt": "a dog", "image": "1.png"}],
         "pairs": [{"prompt": "a cat", "chosen": "0.png", "rejected": "1.png"}] * 2,
+        "picture_scores": [
+            {"prompt": prompt, "image": f"{(i + k) % 2}.png", "score": i - k / 2, "components": {"other": k}}
+            for i, prompt in enumerate(("a cat", "a dog"))
+            for k in range(2)
+        ],
+        "clips": [{"prompt": name, "image": [f"{i % 2}.png" for i in order]} for name, order in CLIPS.items()],
         "edits": [{"prompt": "a cat", "image": "0.png"}, {"prompt": "darker", "image": "1.png"}],
     }
     for name, lines in records.items():

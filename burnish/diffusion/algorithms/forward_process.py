@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from burnish.diffusion.algorithms.base import Lag, Needs, Role
 from burnish.diffusion.algorithms.policy_gradient import EXACT
-from burnish.options import Count, Finite, Fraction, NonNegative, Positive
+from burnish.options import SAMPLED, Count, Finite, Fraction, NonNegative, Positive
 from burnish.registry import Choice, ReadIf, options
 from burnish.rl.algorithm import (
     Algorithm,
@@ -121,8 +121,6 @@ NAME = re.compile(r"[a-z][a-z0-9_]*")
 class WithOldPolicy(ForwardProcess, advantage="flow_group"):
     """Base of those that learn from rewards and keep an old policy beside the one that learns."""
 
-    online: bool = True
-    """Learn from own samples; false learns from the pictures with rewards in data.train_files."""
     advantage: Annotated[Any, Choice("advantage")] = None
     """How rewards become advantages, in place of this algorithm's own way: the name of a registered advantage, or
     {name: NAME} with its options; null takes its own."""
@@ -131,7 +129,7 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
     lagged: dict[str, Lag] = Field(default_factory=dict)
     """Further policies that lag behind, by names of yours, each with the options of old; options that name a policy
     choose among them."""
-    sample_with: Annotated[str, ReadIf("online")] = "old"
+    sample_with: Annotated[str, SAMPLED] = "old"
     """Who samples: old, policy, which is the one that learns, or one of lagged."""
     advantage_clip: Positive = 5.0
     """Largest size of an advantage."""
@@ -190,10 +188,10 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
     def needs(self) -> Needs:
         advantage = chosen(self, "advantage")
         return Needs(
-            data="prompts" if self.online else "scored", sampler=self.sample_with, lagged=tuple(self.lags),
+            sampler=self.sample_with, lagged=tuple(self.lags),
             schedule_times=self.schedule_times, schedule_range=self.time_range, atom=self.atom,
             groups=advantage.groups, samples=advantage.samples, reference=self.reads_reference,
-            each_reward=self.online and advantage.advantage_aggregation == "each",
+            each_reward=advantage.advantage_aggregation == "each",
         )  # fmt: skip
 
     def compute_advantages(self, annotated: Scored) -> tuple[JudgedSamples, Metrics]:

@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from burnish.diffusion.algorithms.base import Lag
 from burnish.diffusion.algorithms.forward_process import WithOldPolicy, summed
-from burnish.options import NonNegative, Positive, SomeGuidance
+from burnish.options import SAMPLED, NonNegative, Positive, SomeGuidance
 from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import weighted
 
@@ -97,7 +97,7 @@ class CRD(WithOldPolicy):
     centres once, at the plain average."""
     baseline: Literal["old", "reference"] = "old"
     """Whose matching error the policy's is compared with: the old policy's, which moves, or the reference's."""
-    sample_with: Annotated[str, ReadIf("online")] = "policy"
+    sample_with: Annotated[str, SAMPLED] = "policy"
     """Who samples: policy, which is the one that learns, and keeps sampling apart from a slow baseline, whose ratio
     would collapse to 1; old; or one of lagged."""
     adaptive_weighting: bool = False

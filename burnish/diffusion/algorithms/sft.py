@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from burnish.diffusion.algorithms.base import Needs
 from burnish.diffusion.algorithms.forward_process import ForwardProcess, summed
-from burnish.options import BelowOne, Count, Finite
+from burnish.options import BelowOne, Count, Finite, Positive
 from burnish.registry import ReadIf, register
 from burnish.rl.algorithm import Metrics, range_metrics
 
@@ -26,6 +26,9 @@ class SFT(ForwardProcess):
     """online: the N best samples of a prompt are imitated."""
     min_reward: Annotated[Finite | None, ReadIf("online")] = None
     """online: and only those with at least this reward; null takes the best, however good they are."""
+    reward_temperature: Annotated[Positive | None, ReadIf("online")] = None
+    """online: weigh each of them by exp(reward / this), relative to the others of its prompt (reward-weighted
+    regression); null weighs all alike."""
     prompt_dropout: BelowOne = 0.0
     """Share of the pictures that are learned without their prompt, so that guidance keeps something to steer away
     from."""
@@ -59,7 +62,7 @@ class SFT(ForwardProcess):
         import torch
 
         from burnish.diffusion.batches import judge
-        from burnish.rl.preference import select_best
+        from burnish.rl.preference import likelihood_weights, select_best
 
         scores = scored.scores
         rows = select_best(scores.reward, scored.group, scores.missing, self.best)
@@ -68,11 +71,13 @@ class SFT(ForwardProcess):
         metrics = range_metrics(rewards=scores.reward[~scores.missing]) | {"train/imitated": float(len(rows))}
         if len(rows):
             metrics["train/imitated_reward"] = float(scores.reward[rows].mean())
-        members = rows.cpu()[:, None]
-        return judge(scored, torch.ones_like(scores.reward), self.levels, members=members), metrics
+        weight = torch.ones_like(scores.reward)
+        if self.reward_temperature is not None:
+            weight[rows] = likelihood_weights(scores.reward[rows], scored.group[rows], self.reward_temperature)
+        return judge(scored, weight, self.levels, members=rows.cpu()[:, None]), metrics
 
     def loss(self, part: ForwardTerms, roles: FlowRoles) -> Loss:
         from burnish.diffusion.losses import matching_error
 
-        loss = matching_error(self.predict(roles.policy, part), part.target, share=part.share)
+        loss = part.value * matching_error(self.predict(roles.policy, part), part.target, share=part.share)
         return summed(loss, {"actor/sft_loss": loss})

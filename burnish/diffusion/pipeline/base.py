@@ -148,7 +148,8 @@ class FlowModel(Protocol):
         """Pictures [B, 3, H, W] or frames [B, F, 3, H, W], float32 in [0, 1]; gradients reach the states."""
 
     def encode_pictures(self, pictures: Sequence[np.ndarray], conditioning: Conditioning) -> Tensor:
-        """Final states [B, ...] of pictures uint8 [H, W, 3] of one size, without gradients: the VAE's means.
+        """Final states [B, ...] of pictures uint8 [H, W, 3] of one size, or of clips uint8 [F, H, W, 3], without
+        gradients: the VAE's means.
 
         Raises:
             UserError: the pictures differ in size, or the model doesn't support it.

@@ -75,23 +75,28 @@ class LatentLayout:
         return found
 
     def encoded(self, vae: Any, pictures: Sequence[np.ndarray]) -> Tensor:
-        """Final states [B, ...] of pictures uint8 [H, W, 3]: the VAE's means.
+        """Final states [B, ...] of pictures uint8 [H, W, 3], or of clips uint8 [F, H, W, 3]: the VAE's means.
 
         Raises:
             UserError: they have another size than the run draws.
         """
         found = []
         for picture in pictures:
-            pixels = torch.from_numpy(picture).to(self.slope.device).permute(2, 0, 1)[None].float() / 127.5 - 1
+            if picture.ndim >= self.slope.ndim:
+                raise UserError("a finished sample is a clip, but the model draws images; give images")
+            frames = picture[None] if self.slope.ndim == 5 and picture.ndim == 3 else picture
+            pixels = torch.from_numpy(frames).to(self.slope.device).movedim(-1, 0)[None].float() / 127.5 - 1
             with torch.no_grad():
-                encoded = vae.encode((pixels[:, :, None] if self.slope.ndim == 5 else pixels).to(vae.dtype))
+                encoded = vae.encode(pixels.to(vae.dtype))
             latents = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latent
             if latents.shape[1] == 3 and self.slope.shape[1] == 1:  # without a VAE, of grey pictures
                 latents = (latents * latents.new_tensor(LUMA).view(3, 1, 1)).sum(1, keepdim=True)
             if latents.shape != self.slope.shape:
+                shown = " x ".join(map(str, picture.shape[-2:-4:-1]))
+                count = f" in {len(picture)} frames (rollout.num_frames)" if picture.ndim == 4 else ""
                 raise UserError(
-                    f"a picture has {picture.shape[1]} x {picture.shape[0]} pixels, but the run draws samples of "
-                    "another size; set rollout.height and rollout.width to the pictures' size, or data.fit=centre_crop"
+                    f"a picture has {shown} pixels{count}, but the run draws samples of another size; set "
+                    "rollout.height and rollout.width to the pictures' size, or data.fit=centre_crop"
                 )
             found.append(self.state(latents.float()))
         return torch.cat(found)

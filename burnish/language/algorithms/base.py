@@ -42,6 +42,7 @@ class LanguageNeeds:
     separator: str = ""  # between the steps of a response that are judged one by one
     question: str = ""  # what is asked about pictures that are judged in place of responses
     teachers: tuple[TokenTeacher, ...] = ()  # frozen networks to learn from
+    logprobs: bool = False  # responses that are given with scores have those of the policy that wrote them
 
     def to_sample(self) -> LanguageNeeds:
         """What of it sampling needs: no network but the policy."""

@@ -47,6 +47,15 @@ class TokenPolicyGradient(PolicyGradient):
 
     learns_values: ClassVar[bool] = False  # trains a value network beside the policy
 
+    given_logprobs: Annotated[
+        Literal["recorded", "reference"],
+        ReadIf(
+            lambda section, run: run.data.scores,
+            why="data.scores is null, and own responses have theirs",
+        ),
+    ] = "recorded"
+    """data.scores: log-probs of the policy that wrote the responses, which importance correction begins from. recorded:
+    every record has them; reference: where one has none, those of the model before training."""
     overlong: Overlong | None = None
     """Take something off the reward of responses that come near the limit; null takes nothing."""
     reward_norm: bool = False
@@ -120,6 +129,11 @@ class TokenPolicyGradient(PolicyGradient):
                 f"advantage is {advantage.name}, which {what}; choose another, or another algorithm",
             ),
             (
+                self.given_logprobs == "reference" and self.kl is not None and self.kl.refresh_every is not None,
+                "given_logprobs is reference, but kl.refresh_every moves the reference away from the model before "
+                "training; leave one of them out",
+            ),
+            (
                 advantage.greedy and self.overlong is not None,
                 f"overlong is set, but the greedy response that {self.name} compares with is judged by its reward "
                 "alone; leave overlong out",
@@ -130,7 +144,8 @@ class TokenPolicyGradient(PolicyGradient):
     def needs(self) -> LanguageNeeds:
         kl, advantage = self.kl, self.part("advantage")
         return LanguageNeeds(
-            reference=kl is not None, refreshed=kl is not None and kl.refresh_every is not None,
+            reference=kl is not None or self.given_logprobs == "reference", logprobs=self.given_logprobs == "recorded",
+            refreshed=kl is not None and kl.refresh_every is not None,
             groups=advantage.groups, samples=advantage.samples, critic=advantage.critic, greedy=advantage.greedy,
             turn_rewards=advantage.turn_rewards, step_rewards=advantage.steps,
             each_reward=advantage.advantage_aggregation == "each",
@@ -156,10 +171,21 @@ class TokenPolicyGradient(PolicyGradient):
         return Memory(parts | ({"kl": self.kl.make_controller()} if self.kl else {}))
 
     def compute_logprobs(self, scored: ScoredResponses, roles: LanguageRoles) -> AnnotatedTokens:
+        from dataclasses import replace
+
+        import torch
+
         from burnish.language.batches import AnnotatedTokens
         from burnish.rl.importance import correction_metrics
 
         trace, needs = scored.trace, self.needs()
+        reference = trace.logprob[:, :0]
+        if needs.reference:
+            with roles.clock("ref"):
+                (reference,) = in_parts(lambda rows: [roles.reference(trace.select(rows)).logprob], trace, roles)
+        if self.given_logprobs == "reference":
+            trace = replace(trace, logprob=torch.where(trace.logprob.isnan(), reference, trace.logprob))
+            scored = replace(scored, trace=trace)
         old_logprobs, metrics = self.old_logprobs(roles, lambda: difference(trace, roles))
         recomputed = old_logprobs == "recomputed"
         # a sampler that rounds otherwise would show a KL where there is none
@@ -168,10 +194,6 @@ class TokenPolicyGradient(PolicyGradient):
         learner, entropy, value = forward(trace, roles, logprob=logprob, critic=needs.critic)
         if learner.shape[1]:
             metrics |= correction_metrics(learner, trace.logprob, trace.mask)
-        reference = trace.logprob[:, :0]
-        if needs.reference:
-            with roles.clock("ref"):
-                (reference,) = in_parts(lambda rows: [roles.reference(trace.select(rows)).logprob], trace, roles)
         old = learner if recomputed else trace.logprob
         return AnnotatedTokens(
             scored=scored,

@@ -45,6 +45,8 @@ class ResponseAlgorithm(RowsOfResponses):
         return AnnotatedResponses(collected, rows, good, reference=nothing, point=nothing[:, 0])
 
     def compute_advantages(self, annotated: AnnotatedResponses) -> tuple[ResponseBatch, Metrics]:
+        import torch
+
         from burnish.language.batches import ResponseBatch, trace_of
         from burnish.types.completion import ResponseRows
         from burnish.types.rollout import ScoredResponses
@@ -55,7 +57,8 @@ class ResponseAlgorithm(RowsOfResponses):
             metrics |= range_metrics(score=reward, rewards=reward)
         answers = ResponseRows(trace=trace_of(collected).select(rows.flatten()), members=rows.shape[1])
         batch = ResponseBatch(
-            answers=answers, reference=annotated.reference, good=annotated.good, point=annotated.point
+            answers=answers, reference=annotated.reference, good=annotated.good, point=annotated.point,
+            weight=torch.ones(len(rows)),
         )  # fmt: skip
         return batch, metrics
 
@@ -106,6 +109,9 @@ class SFT(ResponseAlgorithm):
     """online: the N best responses to a prompt are imitated."""
     min_reward: Annotated[Finite | None, ReadIf("online")] = None
     """online: and only those with at least this reward; null takes the best, however good they are."""
+    reward_temperature: Annotated[Positive | None, ReadIf("online")] = None
+    """online: weigh each of them by exp(reward / this), relative to the others to its prompt (reward-weighted
+    regression); null weighs all alike."""
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
     """How the losses of tokens become one: their mean over the batch, or the mean over responses of their means or
     sums."""
@@ -122,7 +128,16 @@ class SFT(ResponseAlgorithm):
         return rows[:, None], rows >= 0
 
     def compute_advantages(self, annotated: Any) -> tuple[ResponseBatch, Metrics]:
-        return super().compute_advantages(self.annotated(annotated))
+        from dataclasses import replace
+
+        from burnish.rl.preference import likelihood_weights
+
+        given = self.annotated(annotated)
+        batch, metrics = super().compute_advantages(given)
+        if self.reward_temperature is not None:
+            reward, group = (value[given.rows[:, 0]] for value in (annotated.scores.reward, annotated.group))
+            batch = replace(batch, weight=likelihood_weights(reward, group, self.reward_temperature))
+        return batch, metrics
 
     def reported(self, annotated: AnnotatedResponses) -> Metrics:
         if not self.online:
@@ -140,7 +155,8 @@ class SFT(ResponseAlgorithm):
         trace = part.answers.trace
         scores, tokens = roles.policy(trace), int(trace.mask.sum())
         mask = to_device(trace.mask, scores.logprob.device)
-        total = (-masked(scores.logprob, mask) * weights(mask, self.loss_agg_mode)).sum()
+        weight = to_device(part.weight, mask.device)[:, None] * weights(mask, self.loss_agg_mode)
+        total = (-masked(scores.logprob, mask) * weight).sum()
         entropy = masked(scores.entropy, mask).detach().sum()
         return Loss(total, {"actor/sft_loss": (total.detach(), self.size(part)), "actor/entropy": (entropy, tokens)})
 
