@@ -13,6 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from burnish.rl.surrogates import masked
 
 Values = dict[str, Tensor]
+CERTAIN = 1e-6  # distance from log-prob 0 at which odds stop growing
 
 
 def simpo(won: Tensor, lost: Tensor, *, beta: float, margin: float) -> Tensor:
@@ -29,6 +30,21 @@ def simpo(won: Tensor, lost: Tensor, *, beta: float, margin: float) -> Tensor:
         [P].
     """
     return -logsigmoid(beta * (won - lost) - margin)
+
+
+def log_odds_ratio(won: Tensor, lost: Tensor) -> Tensor:
+    """log(odds(chosen) / odds(rejected)), where odds = P / (1 - P) and log P is a mean over tokens: [P]."""
+    odds = [one - torch.log(-torch.expm1(one.clamp(max=-CERTAIN))) for one in (won, lost)]
+    return odds[0] - odds[1]
+
+
+def orpo(won: Tensor, lost: Tensor) -> Tensor:
+    """ORPO's loss of the odds ratio (Hong et al. 2024, arXiv:2403.07691): -log sigmoid(log odds ratio), [P].
+
+    Args:
+        won, lost: [P] mean log-probs of the tokens of the chosen and of the rejected responses.
+    """
+    return -logsigmoid(log_odds_ratio(won, lost))
 
 
 def bco(won: Tensor, lost: Tensor, *, beta: float, shift: Tensor) -> Tensor:

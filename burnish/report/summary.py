@@ -54,6 +54,7 @@ TITLES = {  # names that are not just capitals
     "grpo_guard": "GRPO-Guard",
     "kl_cov": "KL-Cov",
     "mix_grpo": "MixGRPO",
+    "orpo": "ORPO",
     "pass_at_k": "Pass@k training",
     "process_reward": "Process rewards",
     "reinforce_plus_plus": "REINFORCE++",

@@ -21,7 +21,7 @@ NAMES = [
 POLICY_GRADIENTS = [(name, {"kl": KL, "entropy_coef": 0.01}) for name in NAMES]
 PREFERENCES = [
     ("dpo", {"label_smoothing": 0.1, "rpo_alpha": 0.5}), ("dpo", {"average_log_prob": True, "reference_free": True}),
-    ("ipo", {}), ("simpo", {}), ("mpo", {}),
+    ("ipo", {}), ("simpo", {}), ("orpo", {}), ("mpo", {}),
     ("kto", {"threshold": 0.4, "average_log_prob": True, "undesirable_weight": 2.0, "reference_point": "opposite"}),
     ("sft", {"online": True, "best": 2}), ("sft", {"online": True, "loss_agg_mode": "seq-mean-token-mean"}),
     ("sft", {"online": True, "best": 3, "reward_temperature": 0.5}),

@@ -118,6 +118,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "ipo": ("llama", [ALL, "algorithm.average_log_prob=true"]),
     "ipo given": ("qwen2", [*GIVEN, "algorithm.reference_free=true"]),
     "simpo": ("llama", []),
+    "orpo": ("qwen2", []),
     "mpo": ("qwen2", [ALL]),
     "mpo given": ("qwen2_vl", GIVEN),
     "kto": ("llama", ["algorithm.desirable_weight=2", "algorithm.reference_point=opposite"]),

@@ -18,6 +18,7 @@ from burnish.language.losses import (
     kto_reference_point,
     load_balancing,
     log_outcomes,
+    orpo,
     regression,
     simpo,
     value_loss,
@@ -217,6 +218,15 @@ def test_simpo_is_the_likelihood_per_token_with_a_margin():
     loss = simpo(chosen, rejected, beta=2.0, margin=1.0)
     torch.testing.assert_close(loss, -torch.sigmoid(torch.tensor([0.0, -4.0])).log())
     assert implicit_rewards(chosen, rejected, beta=2.0)["rewards/accuracies"].tolist() == [1.0, 0.0]
+
+
+def test_orpo_is_the_ratio_of_odds():
+    chosen, rejected = torch.tensor([0.6, 0.2]), torch.tensor([0.3, 1 - 1e-9])
+    ratio = (0.6 / 0.4) / (0.3 / 0.7)
+    loss = orpo(chosen.log(), rejected.log())
+    torch.testing.assert_close(loss[0].item(), math.log(1 + 1 / ratio))
+    assert loss[1] > 10, "certain of the wrong one, which stays finite"
+    assert_gradient(lambda at: orpo(at, rejected.double().log()).sum(), chosen.double().log())
 
 
 def test_bco_judges_each_response_by_itself():

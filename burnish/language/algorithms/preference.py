@@ -124,29 +124,51 @@ class IPO(Paired):
         return preference_loss(won - lost, beta=self.beta, kind="ipo"), {}
 
 
+@options
+class WithoutReference(Paired):
+    """Base of those that compare likelihoods per token, and need no reference."""
+
+    reference_free: bool = True
+    """Always: likelihoods are compared with no reference."""
+    average_log_prob: bool = True
+    """Always: the likelihood is a mean over tokens, so that length counts for nothing."""
+
+    @model_validator(mode="after")
+    def _has_no_reference(self) -> Self:
+        if not (self.reference_free and self.average_log_prob):
+            raise ValueError(f"{self.name} is reference_free and has average_log_prob: leave both out, or take dpo")
+        return self
+
+
 @register("language algorithm", "simpo")
-class SimPO(Paired):
+class SimPO(WithoutReference):
     """Prefer one response to another by its likelihood per token, and by a margin at least; there is no reference."""
 
     beta: Positive = 2.0
     """Scale of the reward, which is the mean log-prob of a response's tokens."""
     target_margin: NonNegative = 1.0
     """By which the reward of the chosen response is to be ahead; the paper takes 0.3 to 0.8 of beta."""
-    reference_free: bool = True
-    """Always: rewards are compared with no reference."""
-    average_log_prob: bool = True
-    """Always: the reward is a mean, so that length counts for nothing."""
-
-    @model_validator(mode="after")
-    def _is_simpo(self) -> Self:
-        if not (self.reference_free and self.average_log_prob):
-            raise ValueError("simpo is reference_free and has average_log_prob: leave both out, or take dpo")
-        return self
 
     def preferred(self, won: Tensor, lost: Tensor, point: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         from burnish.language.losses import simpo
 
         return simpo(won, lost, beta=self.beta, margin=self.target_margin), {}
+
+
+@register("language algorithm", "orpo")
+class ORPO(WithoutReference):
+    """Imitate the chosen response, and prefer it to the rejected one by the ratio of their odds; there is no reference
+    (Hong et al. 2024, arXiv:2403.07691)."""
+
+    beta: Positive = 0.1
+    """Weight of the odds ratio's loss, the paper's lambda; it takes 0.1 and 0.2."""
+    rpo_alpha: NonNegative = 1.0
+    """Weight of the chosen response's negative log-likelihood per token, which is 1 in the paper."""
+
+    def preferred(self, won: Tensor, lost: Tensor, point: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        from burnish.language.losses import log_odds_ratio, orpo
+
+        return self.beta * orpo(won, lost), {"actor/log_odds_ratio": log_odds_ratio(won, lost)}
 
 
 @register("language algorithm", "mpo")
