@@ -45,7 +45,7 @@ def train(recipe: str, overrides: Sequence[str] = (), *, sweep: bool = False) ->
     if sweep:
         with terminal.progress(f"Reading {recipe}"):
             members = combinations(recipe, overrides)
-        return _train_all(recipe, members)
+        return train_all(recipe, members)
     parent = os.environ.pop("BURNISH_SWEEP", None)
     if parent is not None:
         end_with_parent(int(parent))
@@ -159,7 +159,7 @@ def split(option: str, text: str) -> list[str]:
     return [text[node.start_mark.index - 1 : node.end_mark.index - 1] for node in nodes.value]
 
 
-def _train_all(recipe: str, members: Mapping[Path, tuple[Values, list[str]]]) -> int:
+def train_all(recipe: str, members: Mapping[Path, tuple[Values, list[str]]]) -> int:
     """Run one process after the other; the code of the first that failed, or 75 after a signal."""
     codes: list[int] = []
     with StopRequest() as stop:

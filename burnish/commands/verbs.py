@@ -180,6 +180,7 @@ VERBS = {
     "report": Verb("show:report", "Reading {run}"),
     "runs": Verb("show:runs", "Reading {folder}"),
     "compare": Verb("show:compare", "Reading the runs"),
+    "reproduce": Verb("reproduce:reproduce", "Reading {run}"),
     "board": Verb("serve:board"),
     "recipes": Verb("show:recipes", "Reading the recipes"),
     "config": Verb("show:config", "Reading {recipe}"),
