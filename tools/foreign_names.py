@@ -8,18 +8,22 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from burnish.config.errors import ours_and_remark, table
+from burnish.config.foreign_names import shown, trainers
 
 PAGE = Path(__file__).parents[1] / "docs" / "coming_from.md"
 
 
 def rows(project: str) -> str:
-    """The table of a project."""
+    """The table of a project, and what of it has no counterpart or needs none."""
+    trainer = trainers()[project]
     lines = [f"| {project} | here |", "| --- | --- |"]
-    for theirs, entry in table()[project].items():
-        ours, remark = ours_and_remark(entry)
-        shown = " and ".join(f"`{option}`" for option in ours)
-        lines.append(f"| `{theirs}` | {shown}{f' ({remark})' if remark else ''} |")
+    for theirs, entry in trainer.names.items():
+        ours, remark = shown(entry)
+        options = " and ".join(f"`{option}`" for option in ours)
+        lines.append(f"| `{theirs}` | {options}{f' ({remark})' if remark else ''} |")
+    for title, groups in (("Without a counterpart", trainer.lost), ("Nothing to set here", trainer.needless)):
+        said = [f"{', '.join(f'`{name}`' for name in names)} ({why})" for why, names in groups.items()]
+        lines += ["", f"{title}: {'; '.join(said)}."] if said else []
     return "\n".join(lines)
 
 

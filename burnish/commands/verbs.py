@@ -185,6 +185,7 @@ VERBS = {
     "recipes": Verb("show:recipes", "Reading the recipes"),
     "config": Verb("show:config", "Reading {recipe}"),
     "plan": Verb("launch:plan"),
+    "convert": Verb("convert:convert", "Reading {file}"),
     "data": Verb("data:data", "Reading the list of data sets"),
     "pairs": Verb("pairs:pairs", "Reading {run}"),
     "tiny": Verb("tiny:tiny", "Reading the list of models"),

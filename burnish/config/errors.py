@@ -5,15 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any
 
 import pydantic
 
+from burnish.config.foreign_names import foreign_name
 from burnish.config.names import Context, options_of
-from burnish.config.yaml_text import parse, show
+from burnish.config.yaml_text import show
 from burnish.registry import CHOICE, explanation, fields, names
-from burnish.utils.paths import ASSETS
 
 NAMED = 120  # most characters shown of an unknown option's name
 
@@ -34,11 +33,6 @@ _BOUNDS = {
     "greater_than_equal": ("ge", ">="),
     "less_than": ("lt", "<"),
     "less_than_equal": ("le", "<="),
-}
-OLD = "Burnish"  # whose former names are in the table, too
-PROJECTS = {
-    "language": (OLD, "verl", "EasyR1", "TRL", "LightRFT", "UniRL"),
-    "flow": (OLD, "flow_grpo", "Flow-Factory", "verl-omni", "UniRL"),
 }
 
 
@@ -135,46 +129,6 @@ def unknown(location: list[str], value: Any, context: Context) -> str:
     return (
         f"{shown} is {_short(value)}, but there is no such option; {_nearest(location, known)}{context.origin(option)}"
     )
-
-
-def foreign_name(option: str, half: str, *, short: bool) -> str | None:
-    """What an option of another trainer, or a former one of ours, is called now; None if none of them has it.
-
-    Args:
-        option: dotted, and perhaps an option of what is a section here or a dictionary there.
-        half: of the run; names in trainers of that half come first.
-        short: whether the end of a name will do: ``ppo_epochs`` for ``actor_rollout_ref.actor.ppo_epochs``, or
-            a name in a section that it is not in, as in ``trainer.num_train_epochs``.
-    """
-    projects = sorted(table().items(), key=lambda item: item[0] not in PROJECTS[half])
-    parts = option.split(".")
-    exact = [".".join(parts[:i]) for i in range(len(parts), 0, -1)]
-    found = [(project, name) for above in exact for project, own in projects for name in own if name == above]
-    found += [
-        (project, name)
-        for project, own in projects
-        for name in own
-        if short and (name.endswith(f".{option}") or name == parts[-1])
-    ]
-    for project, name in found[:1]:
-        ours, remark = ours_and_remark(table()[project][name])
-        whose = "a former name" if project == OLD else f"{project}'s name"
-        note = f" ({remark})".replace("`", "") if remark else ""
-        return f"{whose}{'' if name == option else f' {name}'}; here it is {' and '.join(ours)}{note}"
-    return None
-
-
-@cache
-def table() -> dict[str, dict[str, str]]:
-    """Names of other trainers and former ones of ours, with today's, by project."""
-    found: dict[str, dict[str, str]] = parse((ASSETS / "foreign_names.yaml").read_text(encoding="utf-8"))
-    return found
-
-
-def ours_and_remark(entry: str) -> tuple[list[str], str]:
-    """The options that an entry of the table names, and what it says of them."""
-    ours, _, remark = entry.partition("; ")
-    return ours.split(" and "), remark
 
 
 def _nearest(location: Sequence[str], known: Sequence[str]) -> str:

@@ -46,6 +46,7 @@ class _Dumper(yaml.SafeDumper):
 
 for _name, _pattern, _first in _WORDS:
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", _pattern, _first)
+_Dumper.add_multi_representer(str, yaml.SafeDumper.represent_str)
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 

@@ -1,0 +1,279 @@
+"""Options in files of other trainers: YAML, shell scripts and Python. They are read as text; nothing of them is run."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from burnish.config.yaml_text import nest, parse
+from burnish.utils.errors import ConfigError, UserError
+from burnish.utils.json_text import flattened
+from burnish.utils.reading import read_text
+
+Options = dict[str, Any]  # by dotted name
+Names = Callable[[str], Any]  # the value of a dotted name
+
+DEEPEST = 20  # names in values of names
+LONGEST = 2_000  # characters of a value that names others, or is put in their place
+YAML = (".yaml", ".yml", ".json")
+ENDS = "\n;&|"  # of a command
+MOST = 100  # calls of functions of a Python file
+OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg, ast.Not: operator.not_,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.In: lambda one, several: one in several,
+    ast.NotIn: lambda one, several: one not in several,
+}  # fmt: skip
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": abs, "float": float, "int": int, "len": len, "max": max, "min": min, "round": round, "str": str,
+    "each": lambda several, key, end="": [f"{one[key]}{end}" for one in several],
+    "last": lambda path: path.rpartition(".")[2], "os.getcwd": lambda: ".",
+    "os.path.join": lambda *parts: "/".join(part for part in parts if part != "."),
+}  # fmt: skip
+
+
+_VARIABLE = re.compile(r"\$\{(?:oc\.env:)?([\w.]+)(?:\[@\])?(?::?[-,]([^${}]*))?\}|\$(\w+)")
+_ARITHMETIC = re.compile(r"\$\(\((.*?)\)\)")
+
+
+class Expression(str):
+    """What stands in a file in the place of a value: code, which is not run."""
+
+
+def evaluate(node: ast.AST, name: Names, functions: Mapping[str, Callable[..., Any]] = FUNCTIONS) -> Any:
+    """The value of an expression of numbers, texts, lists and names.
+
+    Raises:
+        ValueError: it is anything else.
+        ArithmeticError, LookupError, TypeError: it has no value.
+    """
+    value = partial(evaluate, name=name, functions=functions)
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name() | ast.Attribute():
+            return name(ast.unparse(node))
+        case ast.List() | ast.Tuple():
+            return [value(one) for one in node.elts]
+        case ast.Dict():
+            return {value(key): value(one) for key, one in zip(node.keys, node.values, strict=True) if key}
+        case ast.JoinedStr():
+            return "".join(str(value(one)) for one in node.values)
+        case ast.FormattedValue():
+            return value(node.value)
+        case ast.IfExp():
+            return value(node.body if value(node.test) else node.orelse)
+        case ast.BoolOp():
+            for one in node.values[:-1]:
+                if bool(known := value(one)) is isinstance(node.op, ast.Or):
+                    return known
+            return value(node.values[-1])
+        case ast.Compare(ops=[how], comparators=[other]) if type(how) in OPERATORS:
+            return OPERATORS[type(how)](value(node.left), value(other))
+        case ast.UnaryOp() if type(node.op) in OPERATORS:
+            return OPERATORS[type(node.op)](value(node.operand))
+        case ast.BinOp() if type(node.op) in OPERATORS:
+            sides = value(node.left), value(node.right)
+            if isinstance(node.op, ast.Add) or all(isinstance(side, int | float) for side in sides):
+                return OPERATORS[type(node.op)](*sides)
+        case ast.Subscript(value=ast.Dict() as choices):  # of which the chosen one alone is computed
+            held = {value(key): one for key, one in zip(choices.keys, choices.values, strict=True) if key}
+            return value(held[value(node.slice)])
+        case ast.Subscript():
+            return value(node.value)[value(node.slice)]
+        case ast.Call() if (function := functions.get(ast.unparse(node.func))) is not None:
+            return function(*map(value, node.args))
+    raise ValueError(f"{ast.unparse(node)} is no value")
+
+
+def read(path: Path, function: str | None, defaults: Options) -> list[Options]:
+    """The options of a file: of each command of a script, of a YAML or a Python file.
+
+    Args:
+        path: of the file.
+        function: which one of a Python file; None takes all that stands outside of functions.
+        defaults: what ``get_config()`` of a Python file returns, which is in another file.
+
+    Raises:
+        UserError: it can't be read.
+    """
+    text = read_text(path)
+    try:
+        if path.suffix in YAML:
+            return [_of_yaml(text)]
+        if path.suffix == ".py":
+            return [_Module(ast.parse(text), defaults).options(function)]
+        return [_with_file(options, path) for options in _of_script(text)]
+    except (ConfigError, RecursionError, MemoryError, SyntaxError, ValueError) as error:
+        raise UserError(f"{path} can't be read: {error}; correct it, or give another file") from None
+
+
+def _value(text: str) -> Any:
+    """A value as YAML reads it; what is no YAML is text."""
+    try:
+        return parse(text.strip())
+    except ConfigError:
+        return text
+
+
+def _filled(text: str, values: Mapping[str, Any]) -> str:
+    """A text with what its variables stand for, as far as that is known: ``${name}``, ``${name:-value}``."""
+
+    def put(found: re.Match[str]) -> str:
+        value = values.get(found[1] or found[3])
+        value = found[2] if value in (None, "") else value
+        return found[0] if value is None or isinstance(value, list) or len(str(value)) > LONGEST else str(value)
+
+    for _ in range(DEEPEST if "$" in text else 0):
+        text = _VARIABLE.sub(put, text) if len(text) < LONGEST else text
+    return text
+
+
+def _of_yaml(text: str) -> Options:
+    """The leaves of a tree; ``${other.option}`` and ``${oc.env:NAME,value}`` are replaced."""
+    tree = parse(text)
+    if not isinstance(tree, dict):
+        raise ConfigError("it holds no options by name")
+    options = dict(flattened(tree))
+    filled = {
+        name: _value(_filled(re.sub(r"^\$\{oc\.decode:(.*)\}$", r"\1", value), options))
+        for name, value in options.items() if isinstance(value, str) and "${" in value
+    }  # fmt: skip
+    return options | filled
+
+
+def _of_script(text: str) -> Iterator[Options]:
+    """Options of each command: ``a.b=value`` and ``--name value``. What ``if`` and ``case`` decide is left out."""
+    text = re.sub(r"(?m)^\s*#.*\n?|(?<=\s)#\s.*$|^(if|case) (?:.*\n)*?(fi|esac)$", "", text).replace("\\\n", " ")
+    text = re.sub(r"(?ms)^(\s*\w+=)\(\n(.*?)^\s*\)", lambda found: f"{found[1]}({' '.join(found[2].split())} )", text)
+    text = _ARITHMETIC.sub(lambda found: found[0].replace(" ", ""), text)
+    words = shlex.shlex(text, posix=True, punctuation_chars=ENDS)
+    words.whitespace, words.commenters, words.whitespace_split = " \t\r", "", True
+    variables: dict[str, list[str]] = {"HOME": ["~"]}
+    for ends, group in groupby(words, lambda word: word != "" and not word.strip(ENDS)):
+        command = [one for one in group if one != "export"]
+        name, assigned, first = (command or [""])[0].partition("=")
+        if assigned and name.isidentifier() and (first.startswith("(") or len(command) == 1):
+            held = [first.removeprefix("("), *command[1:]]
+            variables[name] = [one for word in held if word not in ("", ")") for one in _expanded(word, variables)]
+        elif not ends:
+            yield _of_command([one for word in command for one in _expanded(word, variables)])
+
+
+def _expanded(word: str, variables: Mapping[str, list[str]]) -> list[str]:
+    """The words that a word becomes, as far as the script says what its variables are."""
+    whole = re.fullmatch(r"\$\{?(\w+)(?:\[@\])?\}?", word)
+    if whole and whole[1] in variables:
+        return [one for held in variables[whole[1]] for one in (held.split() if held.startswith("--") else [held])]
+    texts = {name: " ".join(held) for name, held in variables.items()}
+
+    def computed(found: re.Match[str]) -> str:
+        try:
+            formula = ast.parse(found[1].replace("/", "//"), mode="eval").body
+            return str(evaluate(formula, lambda name: int(texts[name])))
+        except (SyntaxError, ValueError, TypeError, LookupError, ArithmeticError):
+            return found[0]
+
+    return [_ARITHMETIC.sub(computed, _filled(word, texts))]
+
+
+def _of_command(words: list[str]) -> Options:
+    """The options of a command; those before ``--`` are of what starts it."""
+    options: Options = {}
+    flags: dict[str, list[Any]] = {}
+    flag = ""
+    for word in words:
+        keyed = re.fullmatch(r"(--|[+~]{0,2})([a-z_][\w.-]*)=(.*)", word, re.DOTALL)
+        if word == "--":
+            options, flags, flag = {}, {}, ""
+        elif keyed:
+            options[keyed[2].replace("-", "_")] = _value(keyed[3])
+        elif word.startswith("--"):
+            flag = word[2:].replace("-", "_")
+            flags[flag] = []
+        elif flag and not (flags[flag] and word.endswith(".py")):
+            flags[flag].append(_value(word.rstrip(",")))
+        else:
+            flag = ""
+    return options | {
+        name: (given[0] if len(given) == 1 else given) if given else True for name, given in flags.items()
+    }
+
+
+def _with_file(options: Options, script: Path) -> Options:
+    """Options of a command with those of the YAML file that it names, which lie below them."""
+    named = str(options.get("config", ""))
+    places = [folder / named for folder in (Path(), *script.absolute().parents) if named.endswith(YAML)]
+    file = next((place for place in places if place.is_file()), None)
+    own = {name: value for name, value in options.items() if name != "config"}
+    return options if file is None else _of_yaml(read_text(file)) | own
+
+
+class _Module:
+    """The assignments of a Python file and of its functions."""
+
+    def __init__(self, tree: ast.Module, defaults: Options) -> None:
+        self._functions = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+        self._tree, self._defaults, self._calls = tree, defaults, 0
+        self._names: dict[str, Any] = {}
+        self._follow(tree.body, self._names)
+
+    def options(self, function: str | None) -> Options:
+        """What a function returns, and its numbers; without one, arguments of what makes options and trainers."""
+        if function is not None and function not in self._functions:
+            raise ValueError(f"its functions are {', '.join(self._functions) or 'none'}")
+        if function is not None:
+            names: dict[str, Any] = {}
+            returned = self._follow(self._functions[function].body, names)
+            return {name: one for name, one in names.items() if type(one) is int} | dict(flattened(returned))
+        given: Options = {}
+        for node in ast.walk(self._tree):
+            name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+            if isinstance(node, ast.Call) and name.endswith(("Config", "Arguments", "Trainer", "load_dataset")):
+                first = [("path", value) for value in node.args[:1]]
+                for key, value in [*first, *((one.arg, one.value) for one in node.keywords)]:
+                    given.setdefault(f"{name}.{key}", self._value(value, self._names))
+        return given
+
+    def _follow(self, body: list[ast.stmt], names: dict[str, Any]) -> Any:
+        """Do assignments one after the other; what is returned."""
+        for statement in body:
+            if isinstance(statement, ast.Return) and statement.value is not None:
+                return self._value(statement.value, names)
+            if not isinstance(statement, ast.Assign):
+                continue
+            value = self._value(statement.value, names)
+            for target in statement.targets:
+                if isinstance(target, ast.Name):
+                    names[target.id] = value
+                elif isinstance(target, ast.Attribute) and isinstance(held := self._value(target.value, names), dict):
+                    held[target.attr] = value
+        return {}
+
+    def _value(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
+        """The value of an expression, or its text."""
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if called in self._functions and self._calls < MOST:
+            self._calls += 1
+            return self._follow(self._functions[called].body, {})
+        if called.endswith(("get_config", "ConfigDict")):
+            return nest(self._defaults if called.endswith("get_config") else {})
+        try:
+            return evaluate(node, partial(self._named, names))
+        except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError):
+            return Expression(ast.unparse(node))
+
+    def _named(self, names: Mapping[str, Any], name: str) -> Any:
+        first, *inner = name.split(".")
+        value = names.get(first, self._names.get(first))
+        for part in inner:
+            value = value[part]
+        return Expression(name) if value is None else value

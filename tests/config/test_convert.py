@@ -1,0 +1,125 @@
+"""Configurations and scripts of other trainers become recipes, and nothing of them is lost in silence."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import burnish
+from burnish.config.foreign_names import read_entry, trainers
+from burnish.config.yaml_text import parse
+from burnish.utils.json_text import flattened
+from tests.config.test_load import value_of
+from tests.support.tiny_run import burnish as command
+
+FILES = parse((Path(__file__).parent / "foreign.yaml").read_text())
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A folder with all of them, in which commands are given."""
+    for name, own in FILES.items():
+        (tmp_path / name.partition(":")[0]).write_text(own["text"])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_becomes_a_recipe_that_composes(files, name):
+    own = FILES[name]
+    before = sorted(files.iterdir())
+    command("convert", name, "--output", "mine.yaml")
+    assert sorted(files.iterdir()) == sorted([*before, files / "mine.yaml"]), "nothing else was written or run"
+    text = (files / "mine.yaml").read_text()
+    assert f" of {own['project']} by Burnish " in text
+    config = burnish.load("mine.yaml", *own.get("words", []))
+    values = {option: value_of(config, option) for option in own["options"]}
+    assert {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()} == own["options"]
+    assert f"burnish train mine.yaml {' '.join(own.get('words', []))}".strip() in text.split("\n#\n")[0]
+    for said in own["says"]:
+        assert said in text
+    printed = command("convert", name, "--from", own["project"]).out
+    assert printed.splitlines()[2:] == text.splitlines()[2:]
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith((".sh", ".yaml"))])
+def test_every_option_of_a_file_is_named(files, name):
+    text = FILES[name]["text"]
+    if name.endswith(".sh"):
+        lines = [line for line in text.partition("python3 -m")[2].splitlines() if not line.strip().startswith("#")]
+        names = re.findall(r"(?<=[\s+])([a-z_]+\.[\w.]+)(?==)|(?<=\s--)([\w.]+)", "\n".join(lines))
+        wanted = {one or other for one, other in names}
+    else:
+        wanted = {option.rpartition(".")[2] for option, _ in flattened(parse(text))}
+    printed = command("convert", name).out
+    assert {one for one in wanted if one not in printed} == set()
+
+
+def test_the_table_can_be_computed():
+    for project, trainer in trainers().items():
+        for theirs, entry in trainer.names.items():
+            for option, formula, _ in read_entry(entry)[0]:
+                assert option
+                ast.parse(formula or "this", mode="eval"), f"{project}: {theirs}"
+        unknown = [name for name in trainer.defaults if trainer.look(name)[0] != "names"]
+        assert unknown == [], project
+
+
+REFUSED = {
+    "nothing.sh": ("echo hello\n", ["--from"]),
+    "list.yaml": ("- 1\n", ["list.yaml", "no options"]),
+    "deep.py": ("x = " + "(" * 500 + ")" * 500, ["deep.py"]),
+    "half.py": ("def f(:\n", ["half.py"]),
+    "quote.sh": ("python a.b='x\n", ["quote.sh"]),
+    "other.yaml": ("a: 1\nb: {c: 2}\n", ["--from", "verl", "flow_grpo"]),
+    "model.yaml": (
+        "trainer: {total_epochs: 1, nnodes: 1, n_gpus_per_node: 8, test_freq: 1}\n",
+        ["model.path is required"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_not_be_converted_is_refused(tmp_path, name):
+    text, says = REFUSED[name]
+    (tmp_path / name).write_text(text)
+    said = command("convert", tmp_path / name, status=2).err
+    assert all(one in said for one in says), said
+
+
+def test_wrong_words_are_refused(files):
+    assert "verl-omni" in command("convert", "verl.sh", "--from", "verb", status=2).err
+    assert "pickscore_flux" in command("convert", "grpo.py:pickscore", status=2).err
+    assert "trl.yaml" in command("convert", "verl.sh", "--output", "trl.yaml", status=2).err
+    assert "nowhere.sh" in command("convert", "nowhere.sh", status=2).err
+
+
+def test_names_and_values_of_others_stay_in_their_lines(tmp_path):
+    """A recipe is composed when it is made, and what it names as a plugin would be run."""
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w').close()\n")
+    line = f"\nplugins: [{tmp_path}/evil.py]\n#"
+    own = FILES["base.yaml"]["text"]
+    tree = parse(own) | {f"x{line}": f"y{line}", "plugins": [f"{tmp_path}/evil.py"]}
+    tree["worker"]["reward"]["reward_function_kwargs"] = {f"z{line}": [f"z{line}"]}
+    tree["data"]["format_prompt"] = f"a {line}\u2028b"
+    (tmp_path / "theirs.yaml").write_text(json.dumps(tree))
+    command("convert", tmp_path / "theirs.yaml", "-o", tmp_path / "mine.yaml")
+    made = parse((tmp_path / "mine.yaml").read_text())
+    assert "plugins" not in made
+    assert made["data"]["template"] == f"a {line}\u2028b"
+    assert not (tmp_path / "was-run").exists()
+
+
+BOMB = "a: '" + "${b}" * 400 + "'\nb: '" + "${a}" * 400 + "'\ntrainer: {nnodes: 1, total_epochs: 2, test_freq: 3}\n"
+
+
+def test_a_file_that_grows_without_end_is_read_in_time(tmp_path):
+    (tmp_path / "bomb.yaml").write_text(BOMB)
+    calls = "".join(f"def f{i}():\n    c = f{i + 1}()\n    c.x = f{i + 1}()\n    return c\n" for i in range(60))
+    (tmp_path / "calls.py").write_text(calls + "def f60():\n    return base.get_config()\n")
+    for name in ("bomb.yaml", "calls.py:f0"):
+        command("convert", tmp_path / name, "--from", "verl", status=2)
