@@ -1,13 +1,19 @@
-"""Which alarms five runs with spoiled rewards raise, and eight honest ones.
+"""Which alarms five runs with spoiled rewards raise, and eight honest ones; and what becomes of the spoiled ones when
+their alarms act.
 
     python -m benchmarks.alarms --runs runs/alarms
     python -m benchmarks.alarms --only dark one_font
     python -m benchmarks.alarms --replay --runs runs/alarms --record metrics.json
+    python -m benchmarks.alarms --act raise_kl pause_reward rewind stop --seeds 0 1 2 --only empty_answers dark
 
 Each run is one of the quickstarts, one after another, and leaves its folder: `burnish board runs/alarms` shows them.
 What was interrupted goes on where it was, and runs that are finished are read. ``--replay`` runs nothing: it judges the
 metrics that are there by the rules as they are now; ``--record`` keeps what these read. Exit code 1 if a spoiled run
 raises none of the alarms that name what it pays for, or an honest one raises any.
+
+``--act`` trains each spoiled run with every action of the alarms that name it, without, and beside the honest reward
+alone, from every seed, and prints the honest measure at the end. The honest measure is a tenth of the reward there, so
+that there is something left when the other one is paused.
 """
 
 from __future__ import annotations
@@ -18,13 +24,17 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, get_args
 
+from burnish.alarms.actions import read_actions
 from burnish.alarms.record import Row, read_alarms
 from burnish.cli import main as burnish
 from burnish.config import RunConfig, load
 from burnish.config.run_folder import STEP, RunFolder
+from burnish.hooks import EXIT_STOPPED
 from burnish.hooks.alarms import detectors
+from burnish.options import AlarmAction
 
 PLACE = Path(__file__).with_name("spoiled_rewards.py")
 # two or three minutes of a core each
@@ -41,6 +51,33 @@ WATCHED = ["rewards.ocr.weight=0"]  # so that a table can say what was lost
 ANSWERS = ["steps=40", "validation.every=40", "scoring.processes=0"]
 READ = ["rewards.format.weight=0", "rewards.exact.weight=0"]
 REWARD = "critic/rewards/mean"
+ACTED = {  # per recipe: the honest measure, and options of its runs in which alarms act
+    "quickstart": (
+        "ocr",
+        [
+            "algorithm.kl_coef=0.01",
+            "rollout.n=8",
+            "algorithm.train_timesteps=4",
+            "validation.reference_guidance=null",
+            "steps=16",
+        ],
+    ),
+    "vlm_quickstart": (
+        "exact",
+        [
+            "algorithm.kl={coef: 0.05}",
+            "rewards.format.weight=0",
+            "data.train_batch_size=16",
+            "trainer.mini_batch_size=64",
+            "steps=16",
+        ],
+    ),
+}
+KEPT = [
+    "validation.every=null", "validation.before=false", "scoring.processes=0",
+    "checkpoint={every: 2, keep_last: 8}", "optimizer.schedule=constant",
+]  # fmt: skip
+END = 3  # updates at the end that the honest measure is the mean of
 DIGITS = 5  # of a recorded metric
 
 
@@ -165,6 +202,49 @@ def line(one: Mapping[str, Any]) -> str:
     return text if one["fine"] else f"{text}  <- not as it should be"
 
 
+def acted(name: str, action: str, seed: int, runs: Path, overrides: Sequence[str]) -> tuple[float, str]:
+    """The honest measure at the end of a run whose alarms act, or of an honest one, and what they did.
+
+    Args:
+        name: of a spoiled run.
+        action: of its alarms; "none", or "honest" for the honest reward alone.
+        seed: of the run.
+        runs: folder of all runs.
+        overrides: options that go before all others.
+    """
+    run = RUNS[name]
+    measure, options = ACTED[run.recipe]
+    folder = RunFolder(runs / "acting" / f"{run.recipe if action == 'honest' else name}-{action}-{seed}")
+    spoiled = [option for option in run.options if str(PLACE) in option]
+    if action != "honest":
+        options = [*options, *spoiled, f"rewards.{measure}.weight=0.1"]
+    if action in get_args(AlarmAction):
+        options = [*options, f"alarms.on={{{', '.join(f'{alarm}: {action}' for alarm in run.named)}}}"]
+    words = [run.recipe, *KEPT, *options, f"seed={seed}", f"output_dir={folder.path}", *overrides]
+    steps = load(run.recipe, words[1:]).steps
+    rows = folder.read_metrics()
+    stopped = any(one.kind == "stop" for one in read_actions(folder.alarms_actions))
+    if not stopped and not any(row[STEP] >= steps for row in rows):
+        code = burnish(["train", *words])
+        assert code in (0, EXIT_STOPPED), f"burnish train {' '.join(words)}: exit code {code}"
+    rows, actions = folder.read_metrics()[-END:], read_actions(folder.alarms_actions)
+    did = ", ".join(f"{one.kind} at {one.update} ({one.alarm})" for one in actions) or "nothing"
+    return sum(row[f"critic/{measure}/mean"] for row in rows) / len(rows), did
+
+
+def act(names: Sequence[str], actions: Sequence[str], seeds: Sequence[int], runs: Path, more: Sequence[str]) -> None:
+    """Run them and print a line for each, then a table of means and ranges over the seeds."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for seed in seeds:
+        for name in names:
+            for action in ("honest", "none", *actions):
+                value, did = acted(name, action, seed, runs, more)
+                found.setdefault((name, action), []).append(value)
+                print(f"{name:<16} {action:<13} seed {seed}: {value:.3f}; {did}", flush=True)
+    for (name, action), values in found.items():
+        print(f"| {name} | {action} | {fmean(values):.3f} ({min(values):.3f} to {max(values):.3f}) |")
+
+
 def main() -> int:
     """Run what is asked for, print a line for each, and keep what is known after every run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -172,9 +252,15 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=sorted(RUNS), default=list(RUNS))
     parser.add_argument("--replay", action="store_true", help="judge metrics that are there, and run nothing")
     parser.add_argument("--record", type=Path, help="JSON with the metrics that the rules read")
+    parser.add_argument("--act", nargs="+", choices=get_args(AlarmAction), default=[], help="have alarms act")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of the runs in which alarms act")
     parser.add_argument("--output", type=Path, help="JSON with all figures, written after every run")
     parser.add_argument("overrides", nargs="*", default=[], help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.act:
+        spoiled = [name for name in args.only if RUNS[name].named]
+        act(spoiled, args.act, args.seeds, args.runs, args.overrides)
+        return 0
     found: list[dict[str, Any]] = []
     kept: dict[str, Any] = {}
     for name in args.only:

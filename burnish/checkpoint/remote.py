@@ -24,9 +24,9 @@ from burnish.checkpoint.files import (
 )
 from burnish.utils.disk import write_atomically
 from burnish.utils.errors import UserError
-from burnish.utils.paths import ALARMS, ALARMS_FIRST, CHECKPOINTS, CONFIG, METRICS
+from burnish.utils.paths import ALARMS, ALARMS_ACTIONS, ALARMS_FIRST, CHECKPOINTS, CONFIG, METRICS
 
-RECORDS = (CONFIG, METRICS, ALARMS, ALARMS_FIRST)  # a run's other files that go along
+RECORDS = (CONFIG, METRICS, ALARMS, ALARMS_FIRST, ALARMS_ACTIONS)  # a run's other files that go along
 
 
 class Damaged(UserError):

@@ -228,6 +228,12 @@ class CheckpointStore:
             if int(path.name) < update and path not in keep:
                 self._remove(path)
 
+    def rewind(self, update: int) -> None:
+        """Remove the checkpoints after an update, the newest first: the run goes on from there."""
+        for path in sorted(numbered(self.folder), reverse=True):
+            if int(path.name) > update:
+                self._remove(path)
+
     def _remove(self, path: Path) -> None:
         """Rename a checkpoint before removing it, so that a kill never leaves a partial one."""
         removing = temporary("removing", path)

@@ -1,9 +1,10 @@
-"""burnish check-reward: scores made pictures with a reward, in a batch, alone and with gradients."""
+"""burnish check-reward: scores made pictures with a reward, in a batch, alone and with gradients; and cheats."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,23 +26,28 @@ TEXT = "HELLO"
 ASKED = ("a red circle on a white background", f'a white sign that says "{TEXT}"', "colourful television noise")
 # how far a score may be from another way to compute it, as a share of the spread of all scores
 EXACT, ROUNDED, HALVED = 1e-3, 0.03, 0.05  # the same; by pixels that Pillow rounds to 8 bits twice; in bfloat16
+ROUNDS, TRIES, CELLS = 8, 16, 12  # of a search by sampling: pictures to a round, and cells of a picture's side
+CLIMB, STEP = 20, 0.05  # steps uphill of a search by gradients, and the length of one, of a pixel in [0, 1]
 
 
-def check_reward(name: str, options: Sequence[str] = (), *, weights: str | None = None) -> int:
+def check_reward(name: str, options: Sequence[str] = (), *, weights: str | None = None, attack: bool = False) -> int:
     """Try a reward on made pictures, and compare it.
 
     Scores pictures that it makes with several prompts: in a batch, alone and with gradients, which has to be the same.
-    1 is returned where something is wrong.
+    1 is returned where something is wrong. With --attack it also tries to cheat: with pictures that nobody asked for,
+    and by a short search. The share of cheats that score at least as high as the honest picture is printed.
 
     Examples:
         burnish check-reward pickscore                              weights from the hub
         burnish check-reward hpsv2 --weights HPS_v2.1.pt tokenizer=clip
         burnish check-reward clip --weights DIR device=cuda scale=x100
+        burnish check-reward ocr --attack                           how easily it is cheated, before a run pays for it
 
     Args:
         name: a reward on pictures, such as pickscore
         options (OPTION=VALUE): options of the reward, with values in YAML
         weights (DIR): directory, file or name on the hub of its network
+        attack: also score pictures that cheat
     """
     reward, pictures = _reward(name, options, weights), _pictures()
     images = list(pictures.values())
@@ -60,6 +66,8 @@ def check_reward(name: str, options: Sequence[str] = (), *, weights: str | None 
             findings[f"{what}: {off:.2g} apart"] = off <= (HALVED if half else limit) * spread + 1e-6
     for told, right in findings.items():
         terminal.say(("ok   ", "green") if right else ("fail ", "bold red"), told)
+    if attack:
+        _attack(reward, images, prompts)
     return 0 if all(findings.values()) else 1
 
 
@@ -121,3 +129,74 @@ def _compared(
 
 def _apart(one: Sequence[float], other: Sequence[float]) -> float:
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def _attack(reward: Reward, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> None:
+    """Print what cheats score beside the picture that was asked for, and how many are as good.
+
+    Args:
+        reward: that is tried.
+        images: the pictures that the prompts ask for, in their order, and one of a single colour.
+        prompts: of which those are left out that the reward can't judge by their text alone.
+    """
+    rows, won, number, names = list[tuple[str, str, str, str]](), 0, 0, set[str]()
+    for place, (honest, prompt) in enumerate(zip(images, prompts, strict=False)):
+        asked = prompt if TEXT in prompt.text else replace(prompt, answer=None)
+        try:
+            reward.check([asked])
+        except UserError as error:
+            terminal.say(f"not attacked: {prompt.text}: {error}")
+            continue
+        cheats = _cheats(honest, asked) | {
+            "grey" if i == len(prompts) else f"asked for elsewhere ({i + 1})": other
+            for i, other in enumerate(images) if i != place
+        }  # fmt: skip
+        right, *values = _scores(reward, [honest, *cheats.values()], asked)
+        found = dict(zip(cheats, values, strict=True)) | {"searched": _searched(reward, asked)}
+        # where nothing is told apart, nothing is gained
+        wins = {name for name, value in found.items() if value >= right and value > min(right, *values)}
+        won, number, names = won + len(wins), number + len(found), names | wins
+        rows += [(prompt.text, "honest", f"{right:.4f}", "")]
+        rows += [(prompt.text, name, f"{value:.4f}", "as good" * (name in wins)) for name, value in found.items()]
+    terminal.table(("prompt", "picture", "score", ""), rows)
+    if rows:
+        named = f": {', '.join(sorted(names))}" if names else ""
+        told = f"cheatability {won / number:.2f}: {won} of {number} cheats score as high as the honest picture"
+        terminal.say(f"{told}{named}")
+
+
+def _cheats(honest: np.ndarray, prompt: Prompt) -> dict[str, np.ndarray]:
+    """Pictures that nobody asked for: empty ones, the prompt's words, the honest one repeated and sharpened."""
+    import numpy as np
+    from PIL import Image, ImageDraw, ImageFilter
+
+    picture, text = Image.fromarray(honest), Image.new("RGB", (SIDE, SIDE), "white")
+    ImageDraw.Draw(text).multiline_text((4, 4), "\n".join([f"{prompt.text} " * 3] * 24), fill="black")
+    return {
+        "black": np.zeros_like(honest),
+        "empty": np.full_like(honest, 255),
+        "text-filled": np.array(text),
+        "repeated": np.tile(np.array(picture.resize((SIDE // 3, SIDE // 3))), (3, 3, 1)),
+        "sharpened": np.array(picture.filter(ImageFilter.UnsharpMask(radius=4, percent=500, threshold=0))),
+    }
+
+
+def _searched(reward: Reward, prompt: Prompt) -> float:
+    """The best score of a short search from grey on: uphill by gradients, or among coloured cells that are redrawn."""
+    import numpy as np
+    import torch
+
+    if reward.has_gradients():
+        picture = torch.full((1, 3, SIDE, SIDE), 0.5)
+        for _ in range(CLIMB):
+            picture.requires_grad_()
+            (slope,) = torch.autograd.grad(reward.differentiable(picture, [prompt]).sum(), picture)
+            picture = (picture.detach() + STEP * slope.sign()).clamp(0, 1)
+        return _scores(reward, [picture[0].permute(1, 2, 0).mul(255).round().byte().numpy()], prompt)[0]
+    draw, best = np.random.default_rng(0), (-math.inf, np.full((CELLS, CELLS, 3), 128, np.uint8))
+    for _ in range(ROUNDS):
+        drawn = draw.integers(0, 256, (TRIES, CELLS, CELLS, 3), dtype=np.uint8)
+        cells = np.where(draw.random((TRIES, CELLS, CELLS, 1)) < 0.3, drawn, best[1])
+        scores = _scores(reward, [one.repeat(SIDE // CELLS, 0).repeat(SIDE // CELLS, 1) for one in cells], prompt)
+        best = max([best, *zip(scores, cells, strict=True)], key=lambda pair: pair[0])  # NaN is above nothing
+    return best[0]

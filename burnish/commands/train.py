@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import shlex
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from burnish.alarms.actions import Action, at_checkpoint, carry_out, changed, read_actions
 from burnish.checkpoint.files import Checkpoint, numbered
 from burnish.checkpoint.store import CheckpointStore
 from burnish.commands.export import Exports
@@ -69,7 +71,10 @@ def train(config: RunConfig, stop: StopRequest | None = None) -> int:
             with suppress(Cancelled):  # before the first update of this process
                 with asked.cancellable():
                     config = with_steps(config)
-                finished = _train_in(folder, config, asked)
+                while not (finished := _train_in(folder, config, asked)) and asked.requested is None:
+                    gc.collect()  # the networks of before, or there would be two of each
+                    newest = read_actions(folder.alarms_actions)[-1]
+                    config = replace(config, resume=str(folder.checkpoints / f"{newest.to:08d}"))
             if not folder.has_run():
                 print(f"Stopped by {asked.requested} before the first update; the same command starts again")
                 return EXIT_STOPPED
@@ -81,7 +86,7 @@ def train(config: RunConfig, stop: StopRequest | None = None) -> int:
 
 
 def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
-    """Train until all updates are done (True) or a stop was requested (False).
+    """Train until all updates are done (True), or until a stop was requested or an alarm changes options (False).
 
     Raises:
         Cancelled: a stop was requested before the first update of this process.
@@ -93,6 +98,8 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
             checkpoint = starting_point(config, folder, store)
             if checkpoint is not None:
                 config = folder.with_its_batches(config)
+            given, actions = config, actions_of(checkpoint)
+            config = changed(config, actions)
             controller = _controller(config.runtime)(config, store)
             if config.profiler is not None and config.profiler.tool == "nsys":
                 command = controller_command(config.profiler, local=config.runtime == "local", folder=folder.profiles)
@@ -105,11 +112,13 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
         with stop.cancellable():
             config = fit.settle(controller)
             controller.take(config)
+            # that of the run's folder, which the actions of alarms change no more than its user
+            config = replace(config, algorithm=given.algorithm, rewards=given.rewards, optimizer=given.optimizer)
             with terminal.progress("Loading the model"):
                 controller.check()
         while True:
             try:
-                return _attempt(config, folder, controller, checkpoint, stop, expected)
+                return _attempt(config, folder, controller, checkpoint, actions, stop, expected)
             except NothingLearned:
                 write_report(folder)
                 raise
@@ -125,21 +134,32 @@ def _attempt(
     folder: RunFolder,
     controller: Controller,
     checkpoint: Checkpoint | None,
+    actions: list[Action],
     stop: StopRequest,
     expected: ReclaimTime | None,
 ) -> bool:
-    """Resume from a checkpoint or start, and return whether all updates are done."""
+    """Resume from a checkpoint or start, and return whether all updates are done, and nothing is to be done again.
+
+    Args:
+        config: of the run, before the actions of alarms.
+        folder: of the run.
+        controller: of the configuration that they have changed.
+        checkpoint: to go on from.
+        actions: what alarms did before it.
+        stop: of the run.
+        expected: when the machine will be reclaimed.
+    """
     with stop.cancellable():
         controller.resume(checkpoint)
     expiry = Expiry(expected, stop, margin=config.trainer.grace_period, saving=lambda: controller.saving)
-    hooks = RunHooks(config, folder, controller, checkpoint, expiry)
+    hooks = RunHooks(config, folder, controller, checkpoint, expiry, actions)
     try:
         folder.begin(config, resumed_at=hooks.recorded)
     except UserError as error:
         raise UserError(f"output_dir is {config.output_dir}: {error}") from error
 
     def stopping() -> bool:
-        return expiry.due() or stop.requested is not None
+        return expiry.due() or stop.requested is not None or bool(hooks.decided)
 
     controller.stop_when(stopping, stop.cancellable)
     opening_message(config, controller.items, done=hooks.begun)
@@ -154,7 +174,9 @@ def _attempt(
                     around=controller.profiler.during, devices=config.devices,
                 )  # fmt: skip
         hooks.finish()
-    return hooks.done
+    if hooks.decided:
+        carry_out(folder.alarms_actions, controller.store, actions, hooks.decided)
+    return hooks.done and all(one.kind == "stop" for one in hooks.decided)
 
 
 def _controller(runtime: str) -> type[Controller]:
@@ -205,6 +227,17 @@ def starting_point(config: RunConfig, folder: RunFolder, store: CheckpointStore)
     return checkpoint
 
 
+def actions_of(checkpoint: Checkpoint | None) -> list[Action]:
+    """What alarms have done of which a checkpoint is the outcome; it may be of another run."""
+    if checkpoint is None:
+        return []
+    run = RunFolder(checkpoint.path.resolve().parent.parent)
+    actions = at_checkpoint(read_actions(run.alarms_actions), checkpoint.update)
+    for one in actions:
+        log.info("alarm %s acted at update %d: %s", one.alarm, one.update, one.text)
+    return actions
+
+
 def interrupted(folder: RunFolder) -> str:
     """Message after a second Ctrl-C: which updates were not saved."""
     learned = max((row[STEP] for row in folder.read_metrics()), default=0)
@@ -234,7 +267,7 @@ class RunHooks:
 
     def __init__(
         self, config: RunConfig, folder: RunFolder, controller: Controller, checkpoint: Checkpoint | None,
-        expiry: Expiry,
+        expiry: Expiry, actions: list[Action],
     ) -> None:  # fmt: skip
         """Make them; nothing is written before ``start``.
 
@@ -244,6 +277,7 @@ class RunHooks:
             controller: that trains.
             checkpoint: from which this process goes on; None at the beginning.
             expiry: when the allocation ends.
+            actions: what alarms did before.
         """
         self.begun = 0 if checkpoint is None else checkpoint.update  # updates that are done
         self._steps = config.steps
@@ -251,7 +285,8 @@ class RunHooks:
         self._unvalidated = None if checkpoint is None else checkpoint.unvalidated
         saved = None if checkpoint is None else checkpoint.path.resolve().parent
         branch = saved is not None and saved != folder.checkpoints.resolve()
-        self.recorded = None if checkpoint is None else self.begun - (self._unvalidated is not None)
+        again = self._unvalidated is not None or self.begun == 0
+        self.recorded = None if checkpoint is None else self.begun - again
         unvalidated = None if self._unvalidated is None or branch else self.begun
 
         def evaluate(target: Path, guidance: float | None) -> Metrics:
@@ -261,15 +296,20 @@ class RunHooks:
         self._validation = Validation(config, folder, evaluate)
         # without an early checkpoint nobody knows how long saving takes
         early = expiry.expected is not None
-        self._checkpoints = Checkpoints(config, controller, self._validation, early=early, unvalidated=unvalidated)
+        rewinds = config.alarms is not None and "rewind" in config.alarms.on.values()
+        self._checkpoints = Checkpoints(
+            config, controller, self._validation, early=early, unvalidated=unvalidated, untrained=rewinds
+        )
         first = FirstUpdates(folder, None if saved is None else RunFolder(saved.parent))
+        alarms = config.alarms and Alarms(config, folder, config.alarms, first, actions, expiry.stop)
+        self.decided = alarms.decided if alarms else []  # what alarms do, once the run has been left
         self.all: list[Hook] = [
-            *([] if config.alarms is None else [first]),
+            *([first] if alarms else []),
             self._validation,
             Timeline(folder, controller.watch, controller.assembly.memory, local=config.runtime == "local"),
             Epochs(folder, config, lambda: controller.items),
             GroupLog(folder, lambda: controller.workers.credited),
-            *([] if config.alarms is None else [Alarms(config, folder, config.alarms, first)]),
+            *([alarms] if alarms else []),
             *beside(config, folder),
             MetricsLog(folder, resumed_at=self.recorded),
             Failures(folder, config.trainer, steps=config.steps),

@@ -23,6 +23,7 @@ from burnish.utils.errors import UserError, first_line, listed
 from burnish.utils.json_text import parse_json
 from burnish.utils.paths import (
     ALARMS,
+    ALARMS_ACTIONS,
     ALARMS_FIRST,
     CHECKPOINTS,
     CLAIM,
@@ -47,7 +48,8 @@ PLACES = {  # of files and folders of a run
     "checkpoints": CHECKPOINTS, "exported": "exported", "profiles": "profiles", "samples": KEPT,
     "validation_samples": VALIDATED, "every_validation": VALIDATION, "report": "report.html",
     "report_text": "report.md", "failures": "failures.jsonl", "groups": "groups.jsonl", "timeline": "timeline.jsonl",
-    "alarms": ALARMS, "alarms_first": ALARMS_FIRST, "code": "code.json", "trackers": "trackers",
+    "alarms": ALARMS, "alarms_first": ALARMS_FIRST, "alarms_actions": ALARMS_ACTIONS, "code": "code.json",
+    "trackers": "trackers",
 }  # fmt: skip
 
 

@@ -45,6 +45,7 @@ class StepBatch(Batch):
     old: Tensor  # [B, K]
     old_mean: Tensor  # [B, K, ...]
     reference_mean: Tensor  # [B, K, ...]
+    kl_factor: list[float]  # [B]
     old_logprobs: OldLogprobs = shared(default="sampler")  # whose log-probs old is
 
     def costs(self) -> list[int]:
@@ -83,6 +84,7 @@ class StepBatch(Batch):
             old=self.old.flatten(),
             old_mean=self.old_mean.flatten(0, 1),
             reference_mean=self.reference_mean.flatten(0, 1),
+            kl_factor=[factor for factor in self.kl_factor for _ in range(slots)],
             old_logprobs=self.old_logprobs,
         )
         return every if self.trained.all() else every.select(self.trained.flatten().nonzero().flatten())
@@ -101,6 +103,7 @@ class StepTerms(Batch):
     old: Tensor  # [M]
     old_mean: Tensor  # [M, ...]
     reference_mean: Tensor  # [M, ...]
+    kl_factor: list[float]  # [M] of the KL to the reference
     old_logprobs: OldLogprobs = shared(default="sampler")  # whose log-probs old is
     whole_samples: bool = shared(default=False)  # all trained steps of every sample are here
 
@@ -206,6 +209,7 @@ class JudgedSamples(Batch):
     time: Tensor  # [B, J] shared by the members
     uid: list[str]  # [B]
     sample: Tensor  # [B, M] long: with uid and level it names the noise
+    kl_factor: list[list[float]]  # [B][M]
     shared_noise: bool = shared()  # all members get the noise of the first
     seed: int = shared()
     update: int = shared()
@@ -241,6 +245,7 @@ class JudgedSamples(Batch):
             time=time,
             value=to_device(self.value.cpu()[row, member], device),
             atom=to_device(atom, device),
+            kl_factor=[self.kl_factor[r][m] for r, m in zip(row.tolist(), member.tolist(), strict=True)],
         )
 
     def judged(self) -> int:
@@ -260,6 +265,7 @@ class ForwardTerms(Batch):
     time: Tensor  # [M]
     value: Tensor  # [M]
     atom: Tensor  # [M] long: equal in terms that are compared with each other
+    kl_factor: list[float]  # [M] of the KL to the reference
 
 
 def judge(
@@ -296,6 +302,7 @@ def judge(
         time=levels(keys, scored.trace.schedule) if keys else scored.trace.schedule.new_zeros(0, 1),
         uid=uid,
         sample=scored.sample[members],
+        kl_factor=[[scored.scores.kl_factor[i] for i in row] for row in members.tolist()],
         shared_noise=shared_noise,
         seed=scored.seed,
         update=scored.update,
@@ -334,6 +341,7 @@ def take(given: OfflineSamples, levels: DrawLevels, value: Tensor) -> JudgedSamp
         time=levels(keys, given.schedule),
         uid=given.uid,
         sample=first + torch.arange(members),
+        kl_factor=[[1.0] * members] * count,
         shared_noise=True,
         seed=given.seed,
         update=given.update,

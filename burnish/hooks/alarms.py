@@ -1,25 +1,29 @@
-"""Raises alarms: says what has moved in the log at once, and keeps pictures or responses of then and now."""
+"""Raises alarms: says what has moved in the log at once, keeps pictures or responses of then and now, and decides what
+is done about it."""
 
 from __future__ import annotations
 
 import io
 import logging
 import math
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import get_args
 
 import numpy as np
 from PIL import Image
 from pydantic import TypeAdapter
 
+from burnish.alarms.actions import RECENT, Action, decide, write_actions
 from burnish.alarms.detectors import FIRST, LIMITS, Drift, RewardDominance, Threshold
 from burnish.alarms.record import Alarm, Detector, Raised, Row, amount, read_alarms
 from burnish.config import RunConfig
 from burnish.config.run_folder import STEP, RunFolder
-from burnish.hooks import Hook
+from burnish.hooks import Hook, StopRequest
 from burnish.hooks.log import Lines
-from burnish.options import AlarmOptions
+from burnish.options import AlarmAction, AlarmOptions
 from burnish.report.samples import Scores, read_scores
 from burnish.report.statistics import pass_at_k
 from burnish.rewards.images.similarity import ImageVariety
@@ -62,11 +66,29 @@ def detectors(config: RunConfig, options: AlarmOptions, folder: RunFolder) -> li
 
 
 class Alarms(Hook):
-    """Observes every batch, and every update."""
+    """Observes every batch, and every update.
 
-    def __init__(self, config: RunConfig, folder: RunFolder, options: AlarmOptions, first: FirstUpdates) -> None:
-        """Args: ``first`` is what the first updates were like."""
-        self.folder = folder
+    Attributes:
+        decided: what alarms do now, for which the run has to be left and entered again.
+    """
+
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, options: AlarmOptions, first: FirstUpdates,
+        actions: Sequence[Action], stop: StopRequest,
+    ) -> None:  # fmt: skip
+        """Watch a run.
+
+        Args:
+            config: of the run, before any action.
+            folder: of the run.
+            options: of the run's alarms.
+            first: what the first updates were like.
+            actions: what alarms did before.
+            stop: is asked to end the run.
+        """
+        self.config, self.folder, self.options, self.actions, self.stop = config, folder, options, actions, stop
+        self.decided: list[Action] = []
+        self._rows: deque[Row] = deque(maxlen=RECENT)
         self.detectors = detectors(config, options, folder)
         self.lines = Lines(folder.alarms)
         self._active: set[str] = set()
@@ -80,11 +102,16 @@ class Alarms(Hook):
         for row in rows:
             for one in self.detectors:
                 one.add(row[STEP], row)
+        self._rows.extend(rows)
         self.lines.begin(done)
         active = {one.name: one for one in read_alarms(self.folder.alarms) if one.over is None}
         for one in self.detectors:
             one.alarm = active.get(one.name)
         self._active = set(active)
+        if self.actions or self.folder.alarms_actions.exists():
+            write_actions(self.folder.alarms_actions, self.actions)
+        acted = {(one.alarm, one.update) for one in self.actions if one.kind != "rewind"}
+        self._act(done, (one for one in active.values() if (one.name, one.update) not in acted))
 
     def observe(self, update: int, collected: Collected) -> None:
         """Keep what some samples look like."""
@@ -97,15 +124,32 @@ class Alarms(Hook):
 
     def __call__(self, update: int, metrics: dict[str, float]) -> None:
         if update > 0:
+            self._rows.append(metrics)
+            raised = list[Alarm]()
             for one in self.detectors:
                 one.add(update, metrics)
                 if one.alarm is not None and one.name not in self._active:
                     self._raise(update, one.alarm)
+                    raised.append(one.alarm)
                 elif one.alarm is None and one.name in self._active:
                     self._active.remove(one.name)
                     self.lines.write({"update": update, "over": one.name})
                     log.info("update %d: alarm %s is over", update, one.name)
+            self._act(update, raised)
         metrics["alarms/standing"] = float(len(self._active))
+
+    def _act(self, update: int, raised: Iterable[Alarm]) -> None:
+        """Decide what is done about alarms; a stop or a rewind leaves the others to when the run goes on."""
+        on, order = self.options.on, get_args(AlarmAction)
+        for alarm in sorted((one for one in raised if one.name in on), key=lambda one: order.index(on[one.name])):
+            if any(one.kind in ("stop", "rewind") for one in self.decided):
+                return
+            before = [*self.actions, *self.decided]
+            action = decide(on[alarm.name], alarm, update, self.config, before, self._rows, self.folder.checkpoints)
+            self.decided.append(action)
+            log.warning("update %d: alarm %s acts (%s): %s", update, alarm.name, action.kind, action.text)
+            if action.kind == "stop":
+                self.stop.request(f"alarm {alarm.name}")
 
     def _raise(self, update: int, alarm: Alarm) -> None:
         self._active.add(alarm.name)

@@ -75,6 +75,7 @@ class Checkpoints(Hook):
         *,
         early: bool = False,
         unvalidated: int | None = None,
+        untrained: bool = False,
     ) -> None:
         """Take over the schedule.
 
@@ -84,9 +85,10 @@ class Checkpoints(Hook):
             validation: of the run.
             early: also save after the first update, to measure how long it takes.
             unvalidated: update whose checkpoint exists but lacks its validation.
+            untrained: also save before the first update, so that a run can be rewound to its beginning.
         """
         self.saver, self.validation, self.early = saver, validation, early
-        self.every, self.steps = config.checkpoint.every, config.steps
+        self.every, self.steps, self.untrained = config.checkpoint.every, config.steps, untrained
         self.last = 0  # update of this process
         self._unvalidated = unvalidated
         self._unsaved: tuple[int, float | None, Metrics | None] | None = None  # arguments of ``save``
@@ -98,7 +100,7 @@ class Checkpoints(Hook):
             self._unvalidated = update
 
     def __call__(self, update: int, metrics: Metrics) -> None:
-        if update == 0:  # nothing is trained yet: a run that is killed here starts again
+        if update == 0 and not self.untrained:  # nothing is trained yet: a run that is killed here starts again
             return
         self.saver.raise_failed()
         self.last = update

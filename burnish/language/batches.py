@@ -55,6 +55,7 @@ class TokenBatch(Batch):
     returns: Tensor  # [B, T]
     held: Tensor  # [B, T] weight of a penalty for moving the log-prob of a token
     prompts: list[Prompt]  # [B], for teachers
+    kl_factor: list[float]  # [B] of the KL to the reference
     kl_coef: float = shared()  # of the KL in the loss
     old_logprobs: OldLogprobs = shared(default="sampler")  # whose log-probs old is
     kl_measured: bool = shared(default=True)  # the KL before the update was; else the loss reports it

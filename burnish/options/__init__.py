@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
@@ -340,6 +341,10 @@ LEVELS_OF: dict[str, frozenset[Level]] = {  # alarms of metrics that one task al
 }
 
 
+AlarmAction = Literal["stop", "raise_kl", "pause_reward", "rewind"]  # in this order, where several act at once
+REWINDABLE = 3  # checkpoints that a rewind needs: one before the drift, one within it, and that of an interruption
+
+
 @options
 class AlarmOptions:
     """When a run says that something has moved that it should not."""
@@ -348,6 +353,11 @@ class AlarmOptions:
     """Other limits of single metrics, by the alarm's name: {clip_fraction: 0.9}."""
     off: list[str] = Field(default_factory=list)
     """Names of alarms that are never raised, of watched statistics or of metrics: [latent_norm, gradient]."""
+    on: dict[str, AlarmAction] = Field(default_factory=dict)
+    """What an alarm does, by its name: {dark_share: raise_kl}. raise_kl holds the samples beyond its band to the
+    reference ten times as strongly, or all samples where it has no band. pause_reward trains on without the reward that
+    makes most of the differences. rewind goes back to the checkpoint before the drift and on with half the
+    learning rate, three times at most. stop saves a checkpoint and ends the run. The others only report."""
 
     def contradictions(self, run: RunConfig) -> Rules:
         elsewhere = frozenset().union(*(names for task, names in LEVELS_OF.items() if task != run.task))
@@ -355,13 +365,44 @@ class AlarmOptions:
         rewards = [*run.rewards, *(f"{label}_collapse" for label in run.rewards)]
         names = sorted([*levels, *run.watched, "reward_dominance", "mode_collapse", *rewards])
         chosen = [("limits", name, levels) for name in self.limits] + [("off", name, names) for name in self.off]
+        chosen += [("on", name, names) for name in self.on]
         return [
-            (
-                name not in known,
-                f"alarms.{option} has {name}, which no alarm of this run is called; there are {', '.join(known)}",
-            )
-            for option, name, known in chosen
+            *(
+                (why, f"alarms.on.{name} is {action}, but {why}")
+                for name, action in self.on.items()
+                for why in self._obstacles(action, run)
+            ),
+            *(
+                (name in self.off, f"alarms.on has {name}, which alarms.off never raises; leave one of them out")
+                for name in self.on
+            ),
+            *(
+                (
+                    name not in known,
+                    f"alarms.{option} has {name}, which no alarm of this run is called; there are {', '.join(known)}",
+                )
+                for option, name, known in chosen
+            ),
         ]
+
+    def _obstacles(self, action: AlarmAction, run: RunConfig) -> Iterator[str]:
+        """Why an action can't act in this run."""
+        algorithm, needs = run.algorithm, run.algorithm.needs()
+        kept, counting = run.checkpoint.keep_last, [one for one in run.rewards.values() if one.counts]
+        if action == "raise_kl" and not algorithm.kl_option:
+            yield f"{algorithm.name} has no KL to the reference here: set its weight, algorithm.kl_coef or algorithm.kl"
+        if action == "raise_kl" and algorithm.kl_option == "kl.coef" and vars(algorithm)["kl"].controller == "adaptive":
+            yield "algorithm.kl.controller is adaptive, which chooses the weight itself: lower algorithm.kl.target"
+        if action == "pause_reward" and len(counting) < 2 + needs.each_reward:
+            yield f"{len(counting)} rewards count, of which enough to learn from have to be left: give another a weight"
+        if action == "pause_reward" and getattr(needs, "reward_gradients", False):
+            yield f"{algorithm.name} follows gradients of all rewards that count: choose another action"
+        if action == "pause_reward" and (run.mixing.rule != "sum" or run.mixing.path is not None):
+            yield "mixing is no sum of rewards, of which one could be left out: choose another action"
+        if action == "rewind" and kept < REWINDABLE:
+            yield f"checkpoint.keep_last is {kept}: one from before the drift has to be kept, so set it >= {REWINDABLE}"
+        if action == "rewind" and run.checkpoint.copy_to is not None:
+            yield "checkpoint.copy_to keeps copies of what is taken back: leave one of them out"
 
 
 Address = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00-\x1f\x7f]+$")]

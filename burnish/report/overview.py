@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from burnish.alarms.actions import Action
 from burnish.alarms.detectors import LAST
 from burnish.alarms.record import Raised, amount, number
 from burnish.config.run_folder import STEP, RunFolder
@@ -44,7 +45,9 @@ def overview(folder: RunFolder, run: Summary) -> dict[str, Any]:
         "numbers": numbers(run), "sources": sources(run),
         "verdict": [dict(zip(("kind", "word"), WORDS[kind], strict=True), text=text) for kind, text in verdict(run)],
         "warnings": run.warnings(), "alarms_about": ALARMS_ABOUT,
-        "alarms": [_alarm(folder, run, raised) for raised in (*run.active, *run.over)],
+        "alarms": [
+            *(_alarm(folder, run, raised) for raised in (*run.active, *run.over)), *map(_action, run.actions),
+        ],
         "suites": suite_data(folder), "suites_about": SUITES_ABOUT,
         "updates": run.updates, "steps": run.planned, "samples": run.words.samples, "gallery": run.words.gallery,
         "unit": run.words.unit, "validations": folder.validations(),
@@ -90,6 +93,13 @@ def _alarm(folder: RunFolder, run: Summary, raised: Raised) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _action(action: Action) -> dict[str, Any]:
+    """What an alarm did, as a card beside those of alarms."""
+    name = f"{action.alarm.replace('_', ' ')} acted: {action.kind.replace('_', ' ')}"
+    texts = [f"Update {action.update}: {action.text}."]
+    return {"name": name, "texts": texts, "over": False, "sheets": [], "quotes": []}
+
+
 def _drift_now(run: Summary, raised: Raised) -> list[str]:
     """Where the mean of a statistic is by the last updates."""
     rows = [row for row in run.rows if row[STEP] > 0]
@@ -104,7 +114,7 @@ def signature(folder: RunFolder) -> str:
     """Changes whenever something of a run that is shown has changed."""
     files = [folder.metrics, folder.config, folder.groups, folder.timeline, folder.alarms, folder.path / "validation"]
     newest = max(folder.validations(), default=0)
-    files += [folder.validation(newest) / "samples.jsonl", folder.reference / "metrics.json"]
+    files += [folder.validation(newest) / "samples.jsonl", folder.reference / "metrics.json", folder.alarms_actions]
     return "-".join(f"{value:x}" for value in stamp(*files))
 
 

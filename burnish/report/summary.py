@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from burnish.alarms.actions import Action, read_actions
 from burnish.alarms.record import Raised, read_alarms
 from burnish.config.run_folder import STEP, RunFolder, is_row
 from burnish.config.tasks import DEFAULT, DRAWN, FILES, JUDGEMENTS, TASKS, Words
@@ -34,6 +36,7 @@ from burnish.report.statistics import (
     pass_at_k,
     votes,
 )  # fmt: skip
+from burnish.utils.errors import UserError
 from burnish.utils.json_text import parse_json
 from burnish.utils.terminal import duration
 
@@ -78,6 +81,7 @@ class Summary:
     lost_patterns: list[Pattern] = field(default_factory=list)  # of responses
     kept: Samples = field(default_factory=dict)  # of the newest validation
     alarms: list[Raised] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)  # of alarms
     pass_at_k: PassAtK | None = None  # the best of a prompt's samples, before and after
 
     @classmethod
@@ -88,6 +92,8 @@ class Summary:
             config=read_configuration(folder.config), rows=rows, reference=_read_reference(folder),
             alarms=read_alarms(folder.alarms),
         )  # fmt: skip
+        with suppress(UserError):  # a run that goes on says it
+            run.actions = read_actions(folder.alarms_actions)
         if validations := [update for update in folder.validations() if until is None or update <= until]:
             run.kept = read_samples(folder.validation(validations[-1]))
         if run.before is not None and run.after is not None:

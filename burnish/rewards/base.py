@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from burnish.options import Count, Finite, NonNegative, Whole
+from burnish.options import Count, Finite, NonNegative, Positive, Whole
 from burnish.registry import Named, ReadIf, options
 from burnish.types.media import evenly_spaced
 from burnish.types.samples import Clip, Kind, is_finite, kind
@@ -121,6 +121,29 @@ class Gate:
 
 
 @options
+class Hold:
+    """Samples that are held to the reference more strongly than others, by the value of a reward (GARDO's gated KL)."""
+
+    below: Finite | None = None
+    """Those with a lower value."""
+    above: Finite | None = None
+    """Those with a higher value."""
+    factor: Positive = 10.0
+    """What the KL to the reference is multiplied by for them."""
+
+    @model_validator(mode="after")
+    def _has_a_side(self) -> Self:
+        if self.below is None and self.above is None:
+            raise ValueError("below and above are null, so that no sample is held; give one of them")
+        return self
+
+    def of(self, value: float) -> float:
+        """The factor of a sample with this value, 1 where it is not held; a missing value, NaN, holds none."""
+        beyond = (self.below is not None and value < self.below) or (self.above is not None and value > self.above)
+        return self.factor if beyond else 1.0
+
+
+@options
 class AnyReward(Named, ABC):
     """Base of all rewards."""
 
@@ -141,6 +164,8 @@ class AnyReward(Named, ABC):
     """Values above this count as this, so that nothing is gained beyond; null caps nothing. Logs show them uncapped."""
     gate: Gate | None = None
     """Count only where another reward is high enough: accuracy only where the format is kept; null counts always."""
+    hold: Hold | None = None
+    """Hold samples whose value is beyond a bound to the reference more strongly; null treats all alike."""
     on_failure: OnFailure = "missing"
     """What becomes of a sample that this reward has no value for: missing leaves it out of its group, drop_group leaves
     out all samples of its prompt, raise saves a checkpoint and ends the run."""

@@ -81,6 +81,11 @@ class MixingOptions:
                 for name, value in modifiers.items()
             ),
             (
+                reward.hold is not None and not (run.algorithm.gates_kl and run.algorithm.kl_option),
+                f"{option}.hold is given, but {run.algorithm.name} has no KL to the reference that could count more "
+                "for single samples; set its weight above 0, choose another algorithm, or leave hold out",
+            ),
+            (
                 reward.schedule is not None and not run.online,
                 f"{option}.schedule is given, but {run.algorithm.name} samples nothing to score in its updates; leave "
                 "it out",
@@ -184,10 +189,13 @@ def mix(
 
     names = component_names(rewards)
     values, counted, applied = list[list[float]](), list[list[float]](), list[list[float]]()
+    kl_factor = [1.0] * len(prompts)
     for label, reward in rewards.items():
         own = scores[label]
         values.append([nan if score.value is None else score.value for score in own])
         counted.append(_counted(values[-1], reward, scores))
+        if reward.hold is not None:
+            kl_factor = [max(pair) for pair in zip(kl_factor, map(reward.hold.of, values[-1]), strict=True)]
         pairs = zip(own, prompts, strict=True)
         applied.append([reward.weight_for(prompt, update) if score.applicable else 0.0 for score, prompt in pairs])
         further = [[nan if score.value is None else score.numbers[name] for score in own] for name in reward.numbers]
@@ -222,6 +230,7 @@ def mix(
         faults=list(map(_fault, noted)),
         steps=[steps for steps, _ in parts],
         tokens=[tokens for _, tokens in parts],
+        kl_factor=kl_factor,
     )
 
 

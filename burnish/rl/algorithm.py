@@ -304,6 +304,7 @@ class Algorithm(ABC):
 
     name: ClassVar[str]
     parts: ClassVar[dict[str, type[Any]]] = {"advantage": AdvantagePart, "surrogate": SurrogatePart}  # its own
+    gates_kl: ClassVar[bool] = False  # its KL to the reference counts by ``kl_factor``, sample by sample
 
     def __init_subclass__(cls, **named: str) -> None:
         super().__init_subclass__()
@@ -315,6 +316,12 @@ class Algorithm(ABC):
     @abstractmethod
     def needs(self) -> Any:
         """What has to be there for this algorithm with these options."""
+
+    @property
+    def kl_option(self) -> str:
+        """The option that weighs its KL to the reference; empty where it has none."""
+        own = vars(self)
+        return "kl_coef" if own.get("kl_coef") else "kl.coef" if own.get("kl") else ""
 
     def complaints(self, samples: int, longest: int) -> Iterator[str]:
         """What these options can't be used with: N samples per update, of at most ``longest`` actions."""

@@ -6,6 +6,7 @@ PyTorch is imported when one is called: configurations are read without it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ValidationInfo, model_validator
@@ -65,6 +66,20 @@ def _value_of(estimate: Tensor, d: Tensor) -> Tensor:
     return estimate.detach() + k2 - k2.detach()
 
 
+def gated_kl(kl: Tensor, factor: Sequence[float]) -> Tensor:
+    """A KL of samples or terms [M, ...], each times its factor.
+
+    Where all factors are 1 it stays as it is, so that nothing moves to the device.
+    """
+    import torch
+
+    from burnish.types.batch import to_device
+
+    if all(one == 1 for one in factor):
+        return kl
+    return kl * to_device(torch.tensor(factor), kl.device).view(-1, *[1] * (kl.ndim - 1))
+
+
 class KlController:
     """The coefficient of a KL, which rises while the KL is above its target and falls below it (Ziegler et al. 2019,
     sec. 2.2); without a target it stays what it is.
@@ -93,7 +108,8 @@ class KlController:
         return {"coef": self.coef}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        self.coef = state["coef"]
+        if self.target is not None:  # else it is that of the options
+            self.coef = state["coef"]
 
 
 HORIZON = 10_000.0

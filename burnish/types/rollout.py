@@ -42,6 +42,7 @@ StepRewards = tuple[tuple[int, float], ...]  # where steps of a response end, an
 # of a sample of which nothing is said
 NOTHING: dict[str, Callable[[], Any]] = {
     "faults": str, "steps": tuple, "ran": dict, "tokens": tuple, "further": dict, "answers": dict,
+    "kl_factor": lambda: 1.0,
 }  # fmt: skip
 REASONS = 20  # distinct reasons for missing rewards that are kept of a batch
 
@@ -190,6 +191,7 @@ class Scores(Batch):
     tokens: list[tuple[float, ...]] = field(default_factory=list)  # [B] and what to its tokens; () if nothing does
     further: list[dict[str, float]] = field(default_factory=list)  # [B] values that only single samples have, by name
     answers: list[dict[str, str]] = field(default_factory=list)  # [B] of responses, by the reward that reads them
+    kl_factor: list[float] = field(default_factory=list)  # [B] of the KL to the reference; see ``Hold``
     counted: Tensor = None  # type: ignore[assignment]  # [B, R] float64: components as they count, capped and gated
     applied: Tensor = None  # type: ignore[assignment]  # [B, R] float64: their weights; 0 where one doesn't apply
 

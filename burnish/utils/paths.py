@@ -19,6 +19,7 @@ METRICS = "metrics.jsonl"
 CONFIG = "config.yaml"
 ALARMS = "alarms.jsonl"
 ALARMS_FIRST = "alarms/first.json"  # what responses of the first updates were like
+ALARMS_ACTIONS = "alarms/actions.json"  # what alarms did, and with which options the run goes on
 CHECKPOINTS = "checkpoints"
 KEPT = "samples"  # of training, in the folder of a run
 VALIDATED = "validation_samples"  # of validations, in the folder of a run

@@ -165,7 +165,7 @@ RUNS = {  # files of a run, with the commands that read them
     "validation/000002/samples.jsonl": "report", "validation/000002/scores.jsonl": "report",
     "validation/000002/prompts.jsonl": "report", "validation/000002/pictures/000-00.png": "report",
     "groups.jsonl": "train report", "timeline.jsonl": "train report", "checkpoints": "train eval",
-    "validation": "train report", ".claim": "train report",
+    "alarms/actions.json": "train report", "validation": "train report", ".claim": "train report",
 }  # fmt: skip
 
 

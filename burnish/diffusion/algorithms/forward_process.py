@@ -121,6 +121,7 @@ NAME = re.compile(r"[a-z][a-z0-9_]*")
 class WithOldPolicy(ForwardProcess, advantage="flow_group"):
     """Base of those that learn from rewards and keep an old policy beside the one that learns."""
 
+    gates_kl = True
     advantage: Annotated[Any, Choice("advantage")] = None
     """How rewards become advantages, in place of this algorithm's own way: the name of a registered advantage, or
     {name: NAME} with its options; null takes its own."""
@@ -224,12 +225,13 @@ class WithOldPolicy(ForwardProcess, advantage="flow_group"):
         *, coef: Tensor | float, guidance: float | None = None,
     ) -> Loss:  # fmt: skip
         """A loss per term [M] with the squared distance to the reference, if that is asked for."""
+        from burnish.rl.kl import gated_kl
         from burnish.rl.surrogates import squared_distance
 
         if self.kl_coef > 0:
             distance = squared_distance(velocity, self.frozen("reference", part, roles, guidance), part.share)
             values["actor/ref_kl_loss"] = distance
-            loss = loss + coef * distance
+            loss = loss + coef * gated_kl(distance, part.kl_factor)
         return summed(loss, values | {"actor/total_loss": loss})
 
     def after_update(self, roles: FlowRoles, update: int) -> Metrics:

@@ -195,6 +195,7 @@ class DGPO(WithOldPolicy):
         import torch
 
         from burnish.diffusion.losses import matching_error
+        from burnish.rl.kl import gated_kl
         from burnish.rl.preference import group_preference, hold_clipped
         from burnish.rl.surrogates import squared_distance
 
@@ -217,6 +218,7 @@ class DGPO(WithOldPolicy):
             values["actor/ref_kl_loss"] = distance
             if self.clip_kl:
                 distance = torch.where(held, distance.detach(), distance)
+            distance = gated_kl(distance, part.kl_factor)
             _, label, count = part.atom.unique(return_inverse=True, return_counts=True)
             total = total + self.kl_coef * (distance / count[label]).sum()  # a group is one term: its average counts
         return summed(total, values)

@@ -15,7 +15,7 @@ from burnish.diffusion.algorithms.base import Needs, Recording, Role, in_parts
 from burnish.options import Count, NonNegative, Positive, Several, Whole
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Metrics, PolicyGradient, advantages_of, refuse_of_responses
-from burnish.rl.kl import estimate, one_of
+from burnish.rl.kl import estimate, gated_kl, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,6 +146,7 @@ class Window:
 class StepPolicyGradient(PolicyGradient):
     """Base of policy gradients over recorded steps, each of which is worth its sample's reward."""
 
+    gates_kl = True
     transition: Literal["sde", "cps", "dance", "ddim"] = "sde"
     """What a stochastic step is: Flow-GRPO's SDE, Flow-CPS (cleaner pictures), DanceGRPO's SDE, or DDIM's (DDPO)."""
     noise_level: Positive = 0.7
@@ -269,6 +270,7 @@ class StepPolicyGradient(PolicyGradient):
             old=annotated.old,
             old_mean=annotated.old_mean,
             reference_mean=annotated.reference_mean,
+            kl_factor=scored.scores.kl_factor,
             old_logprobs=annotated.old_logprobs,
         )
         present = (~scored.scores.missing).nonzero().flatten()
@@ -319,7 +321,7 @@ class StepPolicyGradient(PolicyGradient):
         if self.kl_coef > 0:
             form = "exact" if self.kl_form == "published" and self.transition != "sde" else self.kl_form
             values["actor/kl_loss"] = kl = step_kl(form, step, part, logprob, old, self.density)
-            loss = loss + self.kl_coef * kl
+            loss = loss + self.kl_coef * gated_kl(kl, part.kl_factor)
         metrics: dict[str, Any] = {name: (value.detach().sum(), count) for name, value in values.items()}
         extremes = extremes_of(values.get("actor/ratio_mean"), values.get("rollout_corr/logprob_abs_diff"))
         return Loss(loss.sum(), metrics | part.metrics_by_step(values), extremes)

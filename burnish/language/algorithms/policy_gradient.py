@@ -12,7 +12,7 @@ from burnish.language.algorithms.base import LanguageNeeds, in_parts, refuse, to
 from burnish.options import Count, Finite, NonNegative, Positive
 from burnish.registry import ReadIf, options, register
 from burnish.rl.algorithm import Memory, Metrics, PolicyGradient, advantages_of, clip_range
-from burnish.rl.kl import TokenKl
+from burnish.rl.kl import TokenKl, gated_kl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +45,7 @@ class TokenPolicyGradient(PolicyGradient):
     """Base of policy gradients over tokens. Rewards are shaped (length, scale, bounds, KL, in this order), compared,
     and learned from token by token."""
 
+    gates_kl = True
     learns_values: ClassVar[bool] = False  # trains a value network beside the policy
 
     given_logprobs: Annotated[
@@ -241,6 +242,7 @@ class TokenPolicyGradient(PolicyGradient):
             returns=found.returns,
             held=self._held(annotated, trained, advantage),
             prompts=list(scored.prompts),
+            kl_factor=scored.scores.kl_factor,
             kl_coef=coef,
             old_logprobs=annotated.old_logprobs,
             kl_measured=self.kl is None or annotated.kl_is_known,
@@ -299,7 +301,7 @@ class TokenPolicyGradient(PolicyGradient):
             loss = loss - self.entropy_coef * entropy
         if self.kl is not None and self.kl.route == "loss":
             summed["actor/kl_loss"] = kl = self.kl.estimate(logprob, part.reference, mask, old=old)
-            loss = loss + part.kl_coef * kl
+            loss = loss + part.kl_coef * gated_kl(kl, part.kl_factor)
         if not roles.moved:
             sampled = to_device(part.trace.logprob, logprob.device)
             values["rollout_corr/logprob_abs_diff"] = masked((logprob - sampled).abs(), mask)
@@ -458,4 +460,6 @@ def _penalty(algorithm: TokenPolicyGradient, annotated: AnnotatedTokens, mask: T
         controller.update(current, len(mask))
         if in_reward:
             metrics["actor/reward_kl_penalty"] = float(estimate.sum() / mask.sum())
-    return (coef * estimate, 0.0, metrics) if in_reward else (nothing, coef, metrics)
+    if not in_reward:
+        return nothing, coef, metrics
+    return coef * gated_kl(estimate, annotated.scored.scores.kl_factor), 0.0, metrics

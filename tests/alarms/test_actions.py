@@ -1,0 +1,138 @@
+"""Alarms that act: what each action changes, from when on, and that an interrupted run does the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from burnish.alarms.actions import changed, decide
+from burnish.alarms.record import Alarm
+from burnish.config import load
+from burnish.rewards.base import Hold
+from tests.support.optional import seldom
+from tests.support.tiny_run import TinyRun
+
+# a KL above 0 is an alarm after three updates
+QUIET = ["validation.every=null", "validation.before=false", "checkpoint={every: 1, keep_last: 9}"]
+ACTING = ["algorithm=grpo", "algorithm.kl={coef: 0.01}", "alarms.limits={kl: 0}", *QUIET]
+EVEN = "rewards.even={name: function, path: '{files}/rewards.py:even', weight: 4}"
+
+
+def run_of(files: Path, name: str, *options: str) -> TinyRun:
+    return TinyRun(files, "language", "llama", *ACTING, EVEN, *options, name=f"actions/{name}")
+
+
+def actions(run: TinyRun) -> list[dict[str, Any]]:
+    return json.loads((run.output / "alarms/actions.json").read_text())
+
+
+def same(one: TinyRun, other: TinyRun) -> None:
+    assert one.metrics == other.metrics
+    assert actions(one) == actions(other)
+    for name, tensor in one.tensors.items():
+        assert torch.equal(tensor, other.tensors[name]), name
+
+
+@pytest.fixture(scope="module", params=["raise_kl", "pause_reward"])
+def acting(files, request) -> tuple[str, TinyRun]:
+    option = f"alarms.on={{kl: {request.param}}}"
+    run = run_of(files, request.param, option)
+    run.train("steps=6")
+    return option, run
+
+
+def test_an_action_changes_its_option_from_the_next_update_on(acting):
+    _, run = acting
+    ((kind, update, to),) = [(one["kind"], one["update"], one["to"]) for one in actions(run)]
+    assert (update, to) == (3, 3)
+    rows = run.metrics[1:] if len(run.metrics) > 6 else run.metrics
+    if kind == "raise_kl":
+        assert [row["actor/kl_coef"] for row in rows] == [0.01] * 3 + [0.1] * 3
+    else:
+        (label,) = {"odd", "even"} - {actions(run)[0]["reward"]}
+        alone = [row["critic/score/mean"] == pytest.approx(row[f"critic/{label}/mean"]) for row in rows]
+        assert alone[3:] == [True] * 3
+        assert not any(alone[:3])
+    assert f"kl acted: {kind.replace('_', ' ')}" in (run.output / "report.md").read_text()
+
+
+@pytest.mark.parametrize("at", [3, *seldom(2, 4)])
+def test_an_interrupted_run_acts_in_the_same_way(files, acting, at):
+    option, whole = acting
+    run = run_of(files, f"at-{at}", option)
+    run.train(f"steps={at}")
+    if at == 3:  # killed when the checkpoint was there, and before it was written down what the alarm does
+        (run.output / "alarms/actions.json").unlink()
+    run.train("steps=6")
+    same(run, whole)
+
+
+def test_a_rewind_goes_back_before_the_drift_with_half_the_learning_rate_three_times_at_most(files):
+    def rewinding(name: str) -> TinyRun:
+        return run_of(files, name, "alarms.on={kl: rewind}")
+
+    whole = rewinding("rewind")
+    said = whole.train("steps=6", status=75)
+    assert "Stopped by alarm kl after 3 of 6 updates" in said.out
+    assert [(one["kind"], one["to"]) for one in actions(whole)] == [("rewind", 0)] * 3 + [("stop", 3)]
+    assert {row["actor/lr"] for row in whole.metrics if "actor/lr" in row} == {1e-2 / 8}
+    run = rewinding("rewind-again")
+    run.train("steps=2")
+    run.train("steps=6", status=75)
+    same(run, whole)
+    run.train("steps=4")  # whoever has looked may go on
+    assert run.metrics[-1]["training/global_step"] == 4
+
+
+def test_a_stop_saves_a_checkpoint_and_the_same_command_goes_on(files):
+    run = run_of(files, "stop", "alarms.on={kl: stop}")
+    assert "Stopped by alarm kl after 3 of 6 updates" in run.train("steps=6", status=75).out
+    assert (run.output / "checkpoints/00000003").is_dir()
+    run.train("steps=6")
+    plain = run_of(files, "plain")
+    plain.train("steps=6")
+    assert run.metrics == plain.metrics
+
+
+def test_samples_beyond_the_band_of_a_statistic_are_held_and_all_where_there_is_no_band(tmp_path):
+    config = load("quickstart", ["algorithm.kl_coef=0.5", "alarms.on={dark_share: raise_kl, velocity: raise_kl}"])
+    row = {"critic/dark_share/mean": 0.1}
+    for before, bound in ((0.5, Hold(below=0.3, factor=10.0)), (0.05, Hold(above=0.25, factor=10.0))):
+        drift = Alarm("dark_share", "drift", 4, "it moved", "critic/dark_share/mean", before, 0.1)
+        acting = changed(config, [decide("raise_kl", drift, 5, config, [], [row], tmp_path)])
+        assert acting.algorithm == config.algorithm
+        assert acting.rewards["dark_share"].hold == bound
+        twice = decide("raise_kl", drift, 9, config, [], [row], tmp_path)
+        assert changed(acting, [twice]).rewards["dark_share"].hold.factor == 100
+    level = Alarm("velocity", "level", 4, "it grew", "actor/velocity_norm_ratio", 1.0)
+    acting = changed(config, [decide("raise_kl", level, 5, config, [], [row], tmp_path)])
+    assert acting.algorithm.kl_coef == 5
+    assert acting.rewards == config.rewards
+
+
+WITH_KL = [
+    ("generators", "sd3", "flow_grpo", "algorithm.kl_coef"),
+    ("generators", "sd3", "diffusion_nft", "algorithm.kl_coef"),
+    ("generators", "sd3", "dgpo", "algorithm.kl_coef"),
+    ("language", "llama", "grpo", "algorithm.kl.coef"),
+]
+
+
+@pytest.mark.parametrize(("half", "model", "algorithm", "option"), WITH_KL, ids=[case[2] for case in WITH_KL])
+def test_a_hold_of_everybody_is_a_larger_coefficient(files, half, model, algorithm, option):
+    label = "brightness" if half == "generators" else "odd"
+
+    def weights(coef: float, bound: float) -> dict[str, torch.Tensor]:
+        options = [f"algorithm={algorithm}", f"{option}={coef}", f"rewards.{label}.hold={{above: {bound}, factor: 2}}"]
+        run = TinyRun(files, half, model, *options, *QUIET, name="actions/hold")
+        run.train("steps=1")
+        return run.tensors
+
+    everybody, nobody, doubled = weights(0.25, -1.0), weights(0.25, 1e9), weights(0.5, 1e9)
+    for name, tensor in doubled.items():
+        assert torch.equal(everybody[name], tensor), name
+    assert any(not torch.equal(everybody[name], tensor) for name, tensor in nobody.items())
