@@ -109,8 +109,10 @@ def foreign_name(option: str, half: str, *, short: bool) -> str | None:
         for name in own
         if short and (name.endswith(f".{option}") or name == parts[-1])
     ]
-    for project, name in found[:1]:
+    for project, name in found:
         ours, remark = shown(table[project][name])
+        if name in ours:  # a name of ours, too
+            continue
         whose = "a former name" if project == OLD else f"{project}'s name"
         note = f" ({remark})".replace("`", "") if remark else ""
         return f"{whose}{'' if name == option else f' {name}'}; here it is {' and '.join(ours)}{note}"
