@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -71,7 +72,7 @@ def build(tiny: Tiny, seed: int) -> Any:
     readers = {*TOKENIZERS, *PROCESSORS}
     for name, part in sorted(chosen.items(), key=lambda item: item[1] is None or item[1][0] not in readers):
         if part is not None:
-            made[name] = _part(name, *part, made)
+            made[name] = _part(name, *part, made, kind)
     for name, part in made.items():
         if hasattr(part, "named_parameters"):
             draw_weights(part, seed, name)
@@ -127,7 +128,7 @@ def _named(annotation: Any) -> str:
     return next((word for word in re.findall(r"\w+", str(annotation)) if word in KNOWN), "")
 
 
-def _part(name: str, named: str, config: Config, made: Mapping[str, Any]) -> Any:
+def _part(name: str, named: str, config: Config, made: Mapping[str, Any], pipeline: type) -> Any:
     import diffusers
 
     if named in TOKENIZERS:
@@ -137,7 +138,8 @@ def _part(name: str, named: str, config: Config, made: Mapping[str, Any]) -> Any
     if named in ENCODERS:
         tokenizer = made.get(name.replace(ENCODER, TOKENIZER)) or made.get("processor")
         return _encoder(named, merged(ENCODERS[named], config), getattr(tokenizer, "tokenizer", tokenizer))
-    kind = getattr(diffusers, named)
+    # some are in their pipeline's module alone
+    kind = getattr(diffusers, named, None) or vars(sys.modules[pipeline.__module__])[named]
     return kind(**merged(OTHERS[named], config))
 
 
