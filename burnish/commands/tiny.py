@@ -47,7 +47,7 @@ def tiny(
             for model in ALL
         ]
         rows += [(model.name, str(model.kind), "text", ", ".join(["prompt", *model.places])) for model in LANGUAGE]
-        rows += [(scorer.name, "reward", "scores", "picture, prompt") for scorer in SCORERS]
+        rows += [(scorer.name, "reward", "scores", "sample, prompt") for scorer in SCORERS]
         terminal.table(("name", "class", "makes", "takes"), rows)
         return 0
     if name is None or directory is None:

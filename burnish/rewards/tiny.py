@@ -109,6 +109,27 @@ def _siglip_network(folder: Path, seed: int, reader: Any) -> None:
     _describe(folder, {"height": SIZE, "width": SIZE}, HALF, HALF)
 
 
+def _clap(folder: Path, seed: int) -> None:
+    """Of sounds of up to a second, at a low rate."""
+    from transformers import ClapConfig, ClapFeatureExtractor, ClapModel
+
+    reader = t5()
+    words = {"vocab_size": len(reader), "max_position_embeddings": 80, "pad_token_id": reader.pad_token_id}
+    hears = {
+        "num_mel_bins": 16, "spec_size": 64, "patch_size": 4, "patch_stride": [4, 4], "window_size": 4,
+        "depths": [1, 1], "num_attention_heads": [2, 2], "patch_embeds_hidden_size": 16, "hidden_size": 32,
+        "num_hidden_layers": 2,
+    }  # fmt: skip
+    shared = {"projection_dim": SHARED}
+    config = ClapConfig(text_config={**TOWER, **words, **shared}, audio_config={**hears, **shared}, **shared)
+    _save(ClapModel, config, folder, seed)
+    reader.save_pretrained(folder)
+    ClapFeatureExtractor(
+        feature_size=16, sampling_rate=1600, hop_length=10, max_length_s=1, fft_window_size=64, frequency_max=800,
+        truncation="rand_trunc",
+    ).save_pretrained(folder)  # fmt: skip
+
+
 def _dino(folder: Path, seed: int) -> None:
     from transformers import Dinov2Config, Dinov2Model
 
@@ -303,6 +324,7 @@ SCORERS = (
     TinyScorer("siglip2", _siglip2, {"path": "DIR"}),
     TinyScorer("hpsv2", _hpsv2, BESIDE),
     TinyScorer("imagereward", _image_reward, BESIDE),
+    TinyScorer("clap", _clap, {"path": "DIR"}),
     TinyScorer("aesthetic", _aesthetic, {"path": "DIR", "head": "DIR/head"}),
     TinyScorer("image_similarity", _dino, {"path": "DIR"}),
     TinyScorer("image_variety", _dino, {"path": "DIR"}),

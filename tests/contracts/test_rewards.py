@@ -28,7 +28,8 @@ PROMPTS = [
     Prompt(text=text, answer="cat", images=(Media.array(IMAGES[0]),))
     for text in ("a red cat to the left", "two dogs going right", "a bench that goes up")
 ]
-OF_CLIPS = {"motion", "videoalign"}
+SOUNDS = [Sound(samples=np.random.default_rng(i).uniform(-1, 1, (2, 900)).astype("f4"), rate=3200) for i in range(3)]
+OTHERS = {"motion": CLIPS, "videoalign": CLIPS, "clap": SOUNDS}
 WITHIN = 1e-4  # kernels of networks round by the size of a batch
 ANSWERS = ("<think>2 + 2 is 4</think><answer>4</answer>", "I say: B", "0.5 and 0.5 and 0.5", "")
 BOXES = [Response('<answer>[{"bbox_2d": [0, 0, 10, 10]}]</answer>'), Response("[0, 0, 10, 20]"), Response("nowhere")]
@@ -52,7 +53,7 @@ def made(kind: str, name: str, files: Path, table: dict[str, dict[str, Any]]) ->
 def test_of_images(name: str, files: Path) -> None:
     reward = made("flow reward", name, files, GIVEN)
     within = WITHIN if reward.has_weights else 0.0
-    check_reward(reward, CLIPS if name in OF_CLIPS else IMAGES, PROMPTS, rel=within)
+    check_reward(reward, OTHERS.get(name, IMAGES), PROMPTS, rel=within)
 
 
 @pytest.mark.parametrize("name", sorted(set(names("language reward")) - ELSEWHERE - {"reward_model"}))

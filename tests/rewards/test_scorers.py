@@ -12,13 +12,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoTokenizer, BertTokenizer, CLIPTokenizer
+from scipy.signal import resample_poly
+from transformers import AutoModel, AutoTokenizer, BertTokenizer, ClapFeatureExtractor, ClapModel, CLIPTokenizer
 from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from burnish.types.media import Media
 from burnish.types.prompt import Prompt
+from burnish.types.samples import Clip, Sound
 from tests.support import by_hand
 from tests.support.scorers import TEXTS, as_tensor, at_checkpoint, checkpoint, pictures, prompts, tiny_reward, values
 
@@ -91,6 +93,22 @@ def test_siglip_is_the_probability_of_a_pair(name):
     told = ["a red cat onsite"] * 4 if name == "siglip" else marked
     close(values(tiny_reward(name, scale="cosine"), asked=asked(*marked)), cosines(name, told)[0], atol=1e-5)
     assert (cosines(name, plain, padded=False)[0] - cosine).abs().max() > 1e-2  # padding is part of the text
+
+
+@torch.no_grad()
+def test_clap_is_the_cosine_of_transformers_also_for_a_clip_s_sound_and_the_beginning_of_a_long_one():
+    kinds = (ClapModel, AutoTokenizer, ClapFeatureExtractor)
+    network, read, hear = (kind.from_pretrained(checkpoint("clap")) for kind in kinds)
+    rate, times = hear.sampling_rate, np.arange(4800) / 3200  # at twice its rate, and longer than it hears
+    waves = [np.sin(2 * np.pi * pitch * times).astype("f4") / 2 for pitch in (90, 300, 600)]
+    heard = [resample_poly(wave.astype(float), 1, 2)[:rate] for wave in waves]
+    seen = hear(heard, sampling_rate=rate, return_tensors="pt")["input_features"].float()
+    out = network(**read(TEXTS[:3], padding=True, return_tensors="pt"), input_features=seen)
+    sounds = [Sound(samples=np.stack([1.5 * wave, 0.5 * wave]), rate=3200) for wave in waves]
+    clips = [Clip(frames=np.zeros((2, 4, 4, 3), np.uint8), fps=8.0, sound=sound) for sound in sounds]
+    for samples in (sounds, clips):
+        scores = torch.tensor([score.value for score in tiny_reward("clap")(samples, asked(*TEXTS[:3]))])
+        close(scores, (out.audio_embeds * out.text_embeds).sum(-1), atol=1e-5)
 
 
 def hps_weights():
