@@ -15,7 +15,8 @@ from tiny_calls import load as load_alone
 from torch import Tensor
 
 from burnish.diffusion.engine import FlowJob
-from burnish.diffusion.pipeline.arguments import Arguments
+from burnish.diffusion.pipeline.arguments import SOUND_GUIDANCE, Arguments
+from burnish.diffusion.pipeline.program import joined
 from burnish.diffusion.pipeline.schedules import EULER
 from burnish.models.loading import quietly
 from burnish.models.tiny import Tiny
@@ -77,29 +78,38 @@ def drawn_alone(
         arguments = Arguments(type(pipeline), assembly.config.rollout)
         output = arguments.values(made) if "audios" in vars(made) else arguments.tensor(made)
         # some hold a sample twice, for guidance
-        found.append((states[-1][: len(output)].float().squeeze(0), output))
+        state = joined([state[: len(output)].float() for state in states.values()])
+        found.append((state.squeeze(0), with_sound(arguments, made, output)))
     return found
+
+
+def with_sound(arguments: Arguments, returned: Any, output: Tensor) -> Tensor:
+    """An output [1, ...] with the sound that belongs to frames beside it."""
+    wave = arguments.wave(returned)
+    return output if wave is None or arguments.draws == "sound" else joined([output, wave[None]])
 
 
 def guidance_of(taken: Any, arguments: Arguments, prompt: Prompt, guidance: float) -> dict[str, Any]:
     """The arguments of a call that turn guidance on or off, of those that it takes."""
     scale = "true_cfg_scale" if "true_cfg_scale" in taken else "guidance_scale"
+    scales = [name for name in (scale, SOUND_GUIDANCE) if name in taken]
     if guidance == 1 and arguments.guidance == scale and scale in taken:  # some are off at 0
-        return {scale: arguments.of(Requests(prompts=[prompt], height=None, width=None, steps=1), guidance)[scale]}
-    return {name: value for name, value in {scale: GUIDANCE, "negative_prompt": NEGATIVE}.items() if name in taken}
+        off = arguments.of(Requests(prompts=[prompt], height=None, width=None, steps=1), guidance)
+        return {name: off[name] for name in scales}
+    return dict.fromkeys(scales, GUIDANCE) | ({"negative_prompt": NEGATIVE} if "negative_prompt" in taken else {})
 
 
-def watch_steps(scheduler: Any) -> list[Tensor]:
-    """The states after a scheduler's steps, which come into this list."""
-    states, step = list[Tensor](), scheduler.step
+def watch_steps(scheduler: Any) -> dict[int, Tensor]:
+    """The states after the last steps of a scheduler and its copies, in the order of their first steps."""
+    states, kind = dict[int, Tensor](), type(scheduler)
 
-    @functools.wraps(step)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        landed = step(*args, **kwargs)
-        states.append(landed[0] if isinstance(landed, tuple) else landed.prev_sample)
+    @functools.wraps(kind.step)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        landed = kind.step(self, *args, **kwargs)
+        states[id(self)] = landed[0] if isinstance(landed, tuple) else landed.prev_sample
         return landed
 
-    scheduler.step = watched
+    scheduler.__class__ = type(kind.__name__, (kind,), {"step": watched})
     return states
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from generator_alone import GUIDANCE, NEGATIVE, SEED, drawn_alone, job_of, seed_of, without_noise
+from generator_alone import GUIDANCE, NEGATIVE, SEED, drawn_alone, job_of, seed_of, with_sound, without_noise
 from tiny_calls import load as load_alone
 from tiny_calls import media
 from torch import Tensor, nn
@@ -262,9 +262,11 @@ def drawn(assembly: Assembly) -> list[tuple[Tensor, Tensor, Tensor | None]]:
             rows: Any = path.conditioning.rows()
             for state, request, sample in zip(path.latents, rows.each(), samples, strict=True):
                 table = model.table(request)
-                heard = isinstance(sample, Sound)  # whose samples are clipped
-                output = (model.arguments.values(model.output(request, state[None])) if heard
+                returned = model.output(request, state[None])
+                # the samples of a sound are clipped
+                output = (model.arguments.values(returned) if isinstance(sample, Sound)
                           else model.decode_tensor(state[None], request))  # fmt: skip
+                output = with_sound(model.arguments, returned, output)
                 found.append((state * table.scale(path.schedule[-1]), output, model.noised(path.conditioning)))
     return found
 

@@ -85,8 +85,9 @@ def table(rows: Sequence[Row]) -> str:
 SLOWER = {"shares": "single", "wide": "narrow"}
 HEAD = """# Which generators can be trained
 
-Burnish trains any pipeline of diffusers that steps one scheduler once per iteration, without code for it: it runs the
-pipeline's own `__call__`, and compares what it makes of it with that call when a model is loaded ([models](models.md)).
+Burnish trains any pipeline of diffusers that steps its scheduler once per iteration, or once for each of several
+streams, such as frames and sound, without code for it: it runs the pipeline's own `__call__`, and compares what it
+makes of it with that call when a model is loaded ([models](models.md)).
 This page says what that gave for **{classes} classes** ({models} models) of diffusers {version}, with tiny random
 weights in float32 on a CPU. `python tools/generator_table.py` measures all of it again and writes this page.
 

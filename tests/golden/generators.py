@@ -20,6 +20,10 @@ SCORED = [
     "rollout.n=2",
     "trainer.mini_batch_size=2",
 ]
+LTX2 = ["rollout.height=32", "rollout.width=32", "rollout.num_frames=9",
+        "rollout.call={max_sequence_length: 16, stg_scale: 0, audio_stg_scale: 0, modality_scale: 1, "
+        "audio_modality_scale: 1}",
+        "rewards.loud={name: function, path: '{files}/rewards.py:loud'}"]  # fmt: skip
 NO_SIZE = ["rollout.height=null", "rollout.width=null"]
 TWO_TIMES = "algorithm.train_timesteps=2"
 TEACHERS = "algorithm.teachers=[{guidance_scale: 2}, {path: '{files}/flux', guidance_scale: 4}]"
@@ -174,6 +178,9 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     ),
     "flow_grpo video": ("wan2.2", [GUIDED, ALL, "algorithm.kl_coef=0.1", "rollout.num_frames=5"]),
     "flow_grpo sound": ("longcat-audio", [*NO_SIZE, "rollout.call={audio_duration_s: 0.1}"]),
+    # frames and sound together
+    "flow_grpo streams": ("ltx2", [GUIDED, *LTX2]),
+    "diffusion_nft streams": ("ltx2", [TWO_TIMES, *LTX2]),
     "diffusion_nft edit": ("instruct-pix2pix", [*NO_SIZE, TWO_TIMES, "data.train_files={files}/edits.jsonl"]),
     "flow_grpo quantised": (
         "sd3", ["model.quantization={weights: fp8_cast, text_encoders: fp8_cast}", "model.gradient_checkpointing=true"],

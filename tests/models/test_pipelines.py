@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import math
 import shutil
 
 import pytest
 import torch
 
 from burnish.diffusion.pipeline.trace import Trace
+from burnish.diffusion.steps import transition
+from burnish.utils import random
 from tests.support import unseen
 from tests.support.generators import Generator, folder_of
 from tests.support.model_runs import changed, run_of
@@ -57,6 +60,54 @@ def test_what_is_exported_and_folded_draws_the_same(name, what, tmp_path):
         ours.model.save_pipeline(tmp_path / "merged", ours.merged())
         for given in ({"path": tmp_path / "merged"}, {"adapter": tmp_path / "adapter"}):
             torch.testing.assert_close(ours.alone(TEXTS, x, **given), pictures, rtol=0, atol=1e-3)
+
+
+def heard_and_seen(pipeline, text, video, audio, time):
+    """What a network of LTX-2 predicts of frames and sound, by its own call: of each row [1, tokens, 8]."""
+    with torch.no_grad():
+        words, mask, *_ = pipeline.encode_prompt(text, do_classifier_free_guidance=False, max_sequence_length=16)
+        frames, sounds, mask = pipeline.connectors(words, mask, padding_side="left")
+    return pipeline.transformer(
+        hidden_states=video, audio_hidden_states=audio, encoder_hidden_states=frames, return_dict=False,
+        audio_encoder_hidden_states=sounds, timestep=1000 * time, sigma=1000 * time, encoder_attention_mask=mask,
+        audio_encoder_attention_mask=mask, num_frames=3, height=8, width=8, fps=24.0, audio_num_frames=4,
+    )  # fmt: skip
+
+
+def test_frames_and_sound_are_one_state_whose_elements_count_alike():
+    """Drawn as diffusers alone draws them; density and gradients against the network's own call."""
+    ours = Generator("ltx2", lora={})
+    asked, pipeline = ours.asked(*TEXTS), ours.model.pipeline
+    x, times = ours.start(asked), ours.times(asked)
+    clips = ours.model.decode(ours.draw(asked, x), asked.rows())
+    for i, (text, clip) in enumerate(zip(TEXTS, clips, strict=True)):
+        alone = pipeline(
+            prompt=text, height=32, width=32, num_frames=9, num_inference_steps=4, guidance_scale=1.0,
+            audio_guidance_scale=1.0, generator=torch.Generator().manual_seed(random.key("row", i)), output_type="np",
+            **ours.tiny.call,
+        )  # fmt: skip
+        assert abs(clip.frames - alone.frames[0] * 255).max() < 0.51
+        torch.testing.assert_close(torch.tensor(clip.sound.samples), alone.audio[0].clamp(-1, 1), rtol=0, atol=1e-4)
+        assert (clip.sound.rate, clip.fps) == (1280, 24)
+
+    t, after = times[1:3]
+    x = x[:1].requires_grad_()
+    frames, sound = x[:, :1536].view(1, 192, 8), x[:, 1536:].view(1, 4, 8)
+    noise, diffusion = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)), 0.7 * (t / (1 - t)).sqrt()
+    std, means = diffusion * (t - after).sqrt(), []
+    for state, v in zip((frames, sound), heard_and_seen(pipeline, TEXTS[0], frames, sound, t.view(1)), strict=True):
+        drift = v + diffusion**2 / (2 * t) * (state + (1 - t) * v)  # Flow-GRPO, equation 9
+        means.append((state + (after - t) * drift).flatten(1))
+    landed = torch.cat(means, 1).detach() + std * noise
+    errors = [(part - mean).square().sum() for part, mean in zip(landed.split([1536, 32], 1), means, strict=True)]
+    expected = -sum(errors) / x.numel() / (2 * std**2)
+    step = transition("sde", ours.velocity(asked, x, t.view(1)), x, t, after, noise=0.7, t_max=times[1].item())
+    found = (step.logprob(landed) + step.std.log() + 0.5 * math.log(2 * math.pi)).sum()
+    torch.testing.assert_close(found, expected)
+    learns = [x, *(value for value in ours.network.parameters() if value.requires_grad)]
+    gradients = (torch.autograd.grad(value, learns) for value in (found, expected))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
 
 
 def test_pictures_become_states_and_pictures_again():
@@ -157,7 +208,7 @@ def test_what_is_kept_of_a_picture_and_numbers_of_classes_are_trained(unseen_run
     assert run.metrics[-1]["rollout_corr/logprob_abs_diff"] < 1e-5
 
 
-@pytest.mark.parametrize("name", ["flux", "wan2.2"])
+@pytest.mark.parametrize("name", ["flux", "wan2.2", "ltx2"])
 def test_what_was_recorded_is_gone_when_it_is_read(name):
     """Its tensors are as large as samples: they may not wait until garbage is collected."""
     ours = Generator(name, steps=2)

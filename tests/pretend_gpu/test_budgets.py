@@ -19,6 +19,7 @@ from burnish.language.model.loading import load_language_model
 from burnish.models.tiny import describe
 from burnish.tasks import assemble
 from burnish.types.completion import Completion
+from tests.golden.generators import LTX2
 from tests.support.language_samples import encode_all
 from tests.support.optional import seldom
 from tests.support.pretend_gpu import PretendGpu
@@ -34,6 +35,7 @@ MODELS = [
     *seldom(
         ("sd3", []), ("flux", []), ("qwen-image-edit", [EDITS]), ("wan2.1", ["rollout.num_frames=5"]),
         ("ltx", ["rollout.num_frames=9"]),
+        ("ltx2", LTX2),
     ),
 ]  # fmt: skip
 

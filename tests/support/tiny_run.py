@@ -35,6 +35,10 @@ def left(images, prompts):
     return [float(values(image)[:, : image.shape[1] // 2].mean()) for image in images]
 
 
+def loud(audios):
+    return [float(np.square(sound.samples).mean()) for sound in audios]
+
+
 def odd(responses, prompts):
     return [sum(map(ord, one.text)) % 11 / 10 for one in responses]
 

@@ -38,7 +38,10 @@ CHANNELS = (1, 3, WITH_OPACITY)  # of pictures
 DECODED = 256 << 20  # bytes of decoded pictures and frames that are kept: every step of a sample asks for its own
 USUAL_RATE = 16.0  # frames per second of clips whose pipeline knows none
 SOUND_RATE = 44_100  # samples per second of sounds whose pipeline states none
-SOUND_RATES = ("sampling_rate", "sample_rate")  # in the configuration of the network that makes a sound
+SOUND_RATES = ("output_sampling_rate", "sampling_rate", "sample_rate")
+"""In the configuration of the network that makes a sound; the first counts, as a vocoder's does before its VAE's."""
+SOUNDS = ("audios", "audio")  # fields of what pipelines return
+SOUND_GUIDANCE = "audio_guidance_scale"  # of the sound that is drawn with frames: the run's, as theirs
 
 
 class Arguments:
@@ -170,10 +173,11 @@ class Arguments:
         """The arguments that draw what a row asks for, but for the generator."""
         prompt = request.prompts[0]
         guided = guidance > 1 or self.guidance not in self.parameters  # where a guider is a part, it decides
+        scale = guidance if guidance > 1 else self._unguided
         wanted: dict[str, Any] = {
             "prompt": prompt.text, "height": request.height, "width": request.width,
             "num_inference_steps": request.steps, "output_type": "pt",
-            self.guidance: guidance if guidance > 1 else self._unguided,
+            self.guidance: scale, SOUND_GUIDANCE: scale,
             "negative_prompt": (prompt.negative or self._negative) if guided else None,
         }  # fmt: skip
         if prompt.text.strip().isdecimal():
@@ -206,7 +210,7 @@ class Arguments:
         import torch
 
         configs = [part.config for part in parts if isinstance(part, torch.nn.Module) and hasattr(part, "config")]
-        stated = [getattr(config, name) for config in configs for name in SOUND_RATES if hasattr(config, name)]
+        stated = [getattr(config, name) for name in SOUND_RATES for config in configs if hasattr(config, name)]
         self.sound_rate = int(next(iter(stated), SOUND_RATE))
 
     def tensor(self, returned: Any) -> Tensor:
@@ -233,8 +237,20 @@ class Arguments:
         last = values.ndim > 3 and values.shape[-1] in CHANNELS and values.shape[-3] not in CHANNELS
         return values.movedim(-1, -3) if last else values
 
-    def checked(self, returned: Any) -> Tensor:
-        """``values`` of the first sample. It tells whether pictures come in [-1, 1], which ``signed`` keeps.
+    def wave(self, returned: Any) -> Tensor | None:
+        """The sound [channels, N] of what the pipeline returned for one row; None without one."""
+        import torch
+
+        found = next((value for name in SOUNDS if (value := getattr(returned, name, None)) is not None), None)
+        return None if found is None else torch.atleast_2d(torch.as_tensor(found[0]).float())
+
+    def parts(self, returned: Any) -> list[Tensor]:
+        """``values``, and the sound that belongs to frames."""
+        wave = self.wave(returned)
+        return [self.values(returned), *([] if wave is None else [wave])]
+
+    def check_returned(self, returned: Any) -> None:
+        """Look at the first sample. It tells whether pictures come in [-1, 1], which ``signed`` keeps.
 
         Raises:
             Unsupported: it is no single picture, clip or sound.
@@ -253,15 +269,16 @@ class Arguments:
                 "draws one, or ask for one in rollout.call"
             )
         self.signed |= self.draws != "sound" and bool((values < 0).any())
-        return values
 
     def sample(self, returned: Any, *, finite: Tensor) -> Any:
         """A picture, a clip or a sound of what the pipeline returned for one row, whose state is ``finite`` or not."""
         import torch
 
-        if "audios" in _names(returned):
-            wave = torch.as_tensor(_fields(returned)[0][0]).float().cpu()
-            return Sound.of((wave if wave.ndim == 2 else wave[None]).numpy(), self.sound_rate)
+        wave, sound = self.wave(returned), None
+        if wave is not None:
+            sound = Sound.of(wave.cpu().numpy(), self.sound_rate)
+            if _names(returned)[0] in SOUNDS:
+                return sound
         pixels = self.tensor(returned)[0]
         all_finite = finite.to(pixels.device) & pixels.isfinite().all()
         # rounded as by diffusers' image processor; both come in one copy, so that the CPU waits once
@@ -269,7 +286,7 @@ class Arguments:
         both = torch.cat([values.flatten(), all_finite.to(torch.uint8)[None]]).cpu()
         rounded, good = both[:-1].view(values.shape), bool(both[-1])
         if pixels.ndim == 4:
-            return Clip(frames=rounded.permute(0, 2, 3, 1).contiguous().numpy(), fps=self.fps, finite=good)
+            return Clip(frames=rounded.permute(0, 2, 3, 1).contiguous().numpy(), fps=self.fps, sound=sound, finite=good)
         picture = rounded.permute(1, 2, 0).contiguous().numpy()
         return picture if good else NonFiniteImage.of(picture)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from burnish.diffusion.pipeline.forwards import Call, Forwards, Whole
-from burnish.diffusion.pipeline.program import ControlFlowChanged, driven
+from burnish.diffusion.pipeline.program import ControlFlowChanged, driven, joined
 from burnish.diffusion.pipeline.runs import PipelineRun, RecordedRun
 from burnish.diffusion.pipeline.schedules import NoiseSchedule, Unsupported
 
@@ -30,17 +31,13 @@ class RandomRun(RecordedRun):
 
     def __init__(self, forwards: Forwards, trained: tuple[str, ...], device: torch.device) -> None:
         super().__init__(forwards, trained, device, draw=torch.Generator().manual_seed(0))
-        self.made: list[list[tuple[Call, Any]]] = [[]]  # calls and outputs of each step
+        self.made = defaultdict[int, list[tuple[Call, Any]]](list)  # calls and outputs of each step
 
     def call(self, name: str, network: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         output = super().call(name, network, arguments)
         with self.trace.paused():
-            self.made[-1].append((Call(name, arguments), output))
+            self.made[len(self.ends)].append((Call(name, arguments), output))
         return output
-
-    def step(self, *args: Any) -> Tensor:
-        self.made.append([])
-        return super().step(*args)
 
 
 def check_steps(model: PipelineModel, request: Requests, guidance: float) -> None:
@@ -60,15 +57,16 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
     run = RandomRun(model.forwards, model.names, model.device)
     model.run(request, guidance, run)
     scheduler, table = model._run.scheduler, program.table
-    for k, (at, (_, x, output)) in enumerate(zip(table.times[:-1].tolist(), run.steps, strict=False)):
-        expected = table.velocity(scheduler, output[:1], x[:1], at)
-        again, left = program.velocity(scheduler, x[:1].float() / table.scale(at), at), list(run.made[k])
+    for k, (at, streams) in enumerate(zip(table.times[:-1].tolist(), steps := run.steps, strict=False)):
+        states = [step.state[:1] for step in streams]
+        expected = program.velocity_of(scheduler, [step.output[:1] for step in streams], states, at)
+        again, left = program.velocity(scheduler, joined(states).float() / table.scale(at), at), list(run.made[k])
         velocity = None
         with suppress(ControlFlowChanged):
             velocity = driven(again, partial(_answer, left=left, tolerance=tolerance))
         if velocity is not None and _close(velocity, expected, tolerance):
             continue
-        if k == 0 and len(run.steps) > 1 and model._mask(request) is not None:
+        if k == 0 and len(steps) > 1 and model._mask(request) is not None:
             continue  # what a pipeline keeps of a picture may be noise until then
         if run.rows > 1:
             raise Unsupported(
@@ -76,7 +74,7 @@ def check_steps(model: PipelineModel, request: Requests, guidance: float) -> Non
                 "the state that its network reads; choose a pipeline that steps a sample as one"
             )
         raise Unsupported(
-            f"its step {k + 1} of {len(run.steps)} does something else than the same step by itself: it depends on "
+            f"its step {k + 1} of {len(steps)} does something else than the same step by itself: it depends on "
             "more than the state, the time and the prompt, such as the steps before or noise drawn in each "
             f"({how_to_turn_off(model.pipeline)})"
         )
@@ -100,16 +98,16 @@ class LastStepRun(PipelineRun):
         super().__init__(*args, count=len(table.times))
         self._table = table
 
-    def stepped(self, scheduler: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
-        number, times = len(self.steps) - 1, self._table.times.tolist()
-        output = self.steps[-1][2]
+    def stepped(self, scheduler: Any, number: int, output: Tensor, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
+        times = self._table.times.tolist()
         if output.shape == x.shape and number + 1 < len(times):
             draw = torch.Generator().manual_seed(0)
             clean = (torch.randn(x.shape, generator=draw) * 0.3).clamp(-0.9, 0.9).to(x.device)
             noise = torch.randn(x.shape, generator=draw).to(x.device) * SPREAD / times[-2]
             here, there = (clean + t * (noise - clean) for t in times[number : number + 2])
+            scheduler._step_index = self._table.skipped + number
             self.off = self._missed(scheduler, noise - clean, here, there, times[number : number + 2], own)
-        return super().stepped(scheduler, x, own)
+        return super().stepped(scheduler, number, output, x, own)
 
     def _missed(
         self, scheduler: Any, velocity: Tensor, here: Tensor, there: Tensor, times: list[float],
@@ -117,7 +115,6 @@ class LastStepRun(PipelineRun):
     ) -> float:  # fmt: skip
         at, after = times
         x = here * self._table.scale(at)
-        scheduler._step_index = self._table.skipped + len(self.steps) - 1
         # what a velocity is of an output, it is for each number by itself: a factor and a summand
         least, most = (self._table.predicted(scheduler, fill(x), x, at) for fill in (torch.zeros_like, torch.ones_like))
         try:

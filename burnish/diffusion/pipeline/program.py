@@ -348,6 +348,11 @@ def compute(one: Operation, values: dict[int, Any], generator: torch.Generator |
     values |= zip(one.outputs, results, strict=True)
 
 
+def joined(streams: Sequence[Tensor]) -> Tensor:
+    """Streams [B, ...] side by side: [B, N]; a single one as it is."""
+    return streams[0] if len(streams) == 1 else torch.cat([x.flatten(1) for x in streams], 1)
+
+
 OBJECTS = 2**17  # bytes, roughly, of Python's objects
 
 
@@ -358,25 +363,27 @@ class Program:
 
     def __init__(self, run: RecordedRun, returned: Any) -> None:
         """Raises: Unsupported: its steps depend on more than the state, the time and the prompt."""
-        if not run.steps:
+        if not (steps := run.steps):
             raise Unsupported("it takes no step of its own scheduler")
         trace = run.trace
-        table = NoiseSchedule.of(run.scheduler, torch.stack([name for name, _, _ in run.steps]))
-        skipped = len(run.scheduler.timesteps) - len(run.steps)
+        table = NoiseSchedule.of(run.scheduler, torch.stack([streams[0].name for streams in steps]))
+        skipped = len(run.scheduler.timesteps) - len(steps)
         self.rows = run.rows
         self._tables = run.times
         self.steps: list[Segment | None] = []
-        first = trace.value(run.steps[0][1])
-        self.start = trace.segment([run.steps[0][1]], [], 0, run.ends[0], draws=True)
-        noise = trace.noise_of(run.steps[0][1])
-        states = [first.number if isinstance(first, Value) else -1, *run.states]
-        for k, end in enumerate(run.ends):
-            _, x, output = run.steps[k]
+        first = [step.state for step in steps[0]]
+        self._shapes = [x.shape[1:] for x in first]  # of streams
+        self.start = trace.segment(first, [], 0, run.ends[0], draws=True)
+        noise = trace.noise_of(first)
+        given = [list(run.first.values()), *([step.following for step in streams] for streams in steps)]
+        states = [list(map(trace.value, some)) for some in given]
+        for k, (end, streams) in enumerate(zip(run.ends, steps, strict=True)):
+            roots = [*(step.output for step in streams), *(step.state for step in streams)]
             try:
-                if states[k] < 0:
+                if not all(isinstance(state, Value) for state in states[k]):
                     raise Unsupported
-                start = run.ends[k - 1] if k else 0
-                self.steps.append(trace.segment([output, x], states[k : k + 1], start, end, noise=() if k else noise))
+                start, numbers = run.ends[k - 1] if k else 0, list(numbers_in(states[k]))
+                self.steps.append(trace.segment(roots, numbers, start, end, noise=() if k else noise))
             except Unsupported:
                 if k:
                     raise
@@ -389,7 +396,7 @@ class Program:
         self.end: Segment | None = None
         if all(leaf is None or isinstance(leaf, Tensor | int | float | str) for leaf in leaves):
             with suppress(Unsupported):
-                self.end = trace.segment(leaves, states[-1:], run.ends[-1], len(trace.entries))
+                self.end = trace.segment(leaves, list(numbers_in(states[-1])), run.ends[-1], len(trace.entries))
             if self.end is not None and not any(isinstance(root, Value) for root in self.end.roots):
                 self.end = None
 
@@ -449,20 +456,33 @@ class Program:
         step which was recorded at this time, where it is not one of the pipeline's own."""
         step, times = self.at(time) if number is None else (self.steps[number], None)
         assert step is not None
-        output, state = yield from step.run(
-            {step.given[0]: self._scaled(x, time)}, len(x), bound=self.bound, times=times
-        )
+        found = yield from step.run(self._given(step, x, time), len(x), bound=self.bound, times=times)
         if len(x) > 1:
-            output, state = output[:, 0], state[:, 0]
-        return self.table.velocity(scheduler, output[: len(x)], state[: len(x)], time)
+            found = [value[:, 0] for value in found]
+        some = [value[: len(x)] for value in found]
+        return self.velocity_of(scheduler, some[: len(self._shapes)], some[len(self._shapes) :], time)
 
-    def _scaled(self, x: Tensor, time: float) -> Tensor:
-        """States [B, ...] as the scheduler has them, with as many rows as it steps for a sample."""
+    def velocity_of(self, scheduler: Any, outputs: Sequence[Tensor], states: Sequence[Tensor], time: float) -> Tensor:
+        """The velocity [B, ...] by what the scheduler's steps are given: [B, ...] of each stream."""
+        pairs = zip(outputs, states, strict=True)
+        return joined([self.table.velocity(scheduler, output, x, time) for output, x in pairs])
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """The streams [B, ...] of states [B, ...]."""
+        if len(self._shapes) == 1:
+            return [x]
+        parts = x.split([shape.numel() for shape in self._shapes], 1)
+        return [part.unflatten(1, shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def _given(self, segment: Segment, x: Tensor, time: float) -> dict[int, Tensor]:
+        """States [B, ...] as the schedulers have them, with as many rows as they step for a sample."""
         scale, count = self.table.scale(time), len(x)
-        x = x if scale == 1 else x * scale
-        if count == 1:
-            return torch.cat([x] * self.rows) if self.rows > 1 else x
-        return x[:, None].expand(count, self.rows, *x.shape[1:])
+        streams = self.split(x if scale == 1 else x * scale)
+        if count > 1:
+            streams = [x[:, None].expand(count, self.rows, *x.shape[1:]) for x in streams]
+        elif self.rows > 1:
+            streams = [torch.cat([x] * self.rows) for x in streams]
+        return dict(zip(segment.given, streams, strict=True))
 
     def before(self, time: float) -> int:
         """The last step that begins at a time or earlier, if it has a state of its own."""
@@ -489,13 +509,12 @@ class Program:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             run = self.start.run({}, bound=self.bound, generator=torch.Generator().manual_seed(seed))
-            return driven(run, lambda call: None)[0][:1]
+            return joined([x[:1] for x in driven(run, lambda call: None)])
 
     def returned(self, x: Tensor) -> Generator[list[Call], list[Any], Any]:
         """What the pipeline returns for a last state [1, ...], as its parts answer."""
         assert self.end is not None
-        state = self._scaled(x, float(self.table.times[-1]))
-        leaves = yield from self.end.run({self.end.given[0]: state}, bound=self.bound)
+        leaves = yield from self.end.run(self._given(self.end, x, float(self.table.times[-1])), bound=self.bound)
         found = tree_unflatten(leaves, self._returned)
         return found if isinstance(found, tuple) else SimpleNamespace(**found)
 

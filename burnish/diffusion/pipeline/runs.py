@@ -7,9 +7,9 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -138,15 +138,20 @@ class Runner:
 
     @functools.cached_property
     def parts(self) -> dict[str, nn.Module]:
-        """The networks of the pipeline."""
+        """The networks of the pipeline, but for those that decode."""
         parts = self._pipeline.components.items()
-        return {name: part for name, part in parts if isinstance(part, nn.Module) and name != "vae"}
+        return {name: part for name, part in parts if isinstance(part, nn.Module) and name not in self._decoders}
+
+    @functools.cached_property
+    def _decoders(self) -> dict[str, Any]:
+        """Its VAEs: of sound, too."""
+        parts = self._pipeline.components.items()
+        return {name: part for name, part in parts if isinstance(part, nn.Module) and hasattr(part, "decode")}
 
     @functools.cached_property
     def answering(self) -> dict[str, Callable[..., Any]]:
         """What answers the calls that are recorded, by their names."""
-        vae: Any = getattr(self._pipeline, "vae", None)
-        return self.parts | ({DECODE: precise(vae, vae.decode)} if hasattr(vae, "decode") else {})
+        return self.parts | {f"{name}.decode": precise(part, part.decode) for name, part in self._decoders.items()}
 
     @functools.cached_property
     def _facts(self) -> tuple[type, dict[str, dict[str, Any]]]:
@@ -170,25 +175,28 @@ class Runner:
         own["scheduler"] = stand_in_scheduler(self.scheduler, run, linear=self._linear)
         if (guider := getattr(clone, "guider", None)) is not None:
             own["guider"] = copy.deepcopy(guider)  # some have a memory of the steps before
-        vae: Any = getattr(clone, "vae", None)
-        if vae is not None:
-            own_methods = {"encode": answering(precise(vae, vae.encode))} if hasattr(vae, "encode") else {}
-            if (decode := self.answering.get(DECODE)) is not None:
-                own_methods["decode"] = lambda *a, **k: run.call(DECODE, decode, named(vae.decode, a, k))
-            own["vae"] = Proxy(vae, dtype=torch.float32, **own_methods)  # what it is given is cast here, and no earlier
+
+        def decoder(name: str, part: Any) -> Proxy:
+            called = f"{name}.decode"
+            methods = {"encode": answering(precise(part, part.encode))} if hasattr(part, "encode") else {}
+            methods["decode"] = lambda *a, **k: run.call(called, self.answering[called], named(part.decode, a, k))
+            return Proxy(part, dtype=torch.float32, **methods)  # what it is given is cast here, and no earlier
+
+        own |= {name: decoder(name, part) for name, part in self._decoders.items()}
         own |= {name: answering(getattr(clone, name)) for name in self._encoders}
         try:
             with torch.random.fork_rng(devices=[]), run.entered():
                 torch.default_generator.manual_seed(seed)
                 return self._call(clone, **arguments, generator=torch.Generator().manual_seed(seed))
         finally:  # stand-ins know the run, and would keep its tensors until garbage is collected
-            for name in STOOD_IN:
-                own["scheduler"].__dict__.pop(name, None)
+            for scheduler in (own["scheduler"], *run.streams):
+                for name in STOOD_IN:
+                    scheduler.__dict__.pop(name, None)
             own.clear()
 
 
 def stand_in_scheduler(scheduler: Any, run: PipelineRun, *, linear: bool) -> Any:
-    """A copy whose steps are those of a run; all else is the scheduler's own.
+    """A copy whose steps are those of a run; all else is the scheduler's own. Its copies are the same: a stream each.
 
     Args: ``linear`` gives it noise levels to shift that are evenly spaced, in place of its own.
     """
@@ -223,8 +231,8 @@ def stand_in_scheduler(scheduler: Any, run: PipelineRun, *, linear: bool) -> Any
         # schedulers that also return what they predict: it is the sample, where the last step lands on it
         return DDIMSchedulerOutput(landed, landed) if return_dict else (landed, landed)
 
-    def copied(memo: Any) -> None:
-        raise Unsupported("it steps several schedulers in an iteration, so that a sample has more than one state")
+    def copied(memo: Any) -> Any:
+        return stand_in_scheduler(fresh, run, linear=linear)
 
     own = {"set_timesteps": set_timesteps, "step": step, "__deepcopy__": copied}
     if hasattr(scheduler, "add_noise") and hasattr(scheduler, "alphas_cumprod") and not hasattr(scheduler, "sigmas"):
@@ -249,20 +257,41 @@ def named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     return dict(zip(signature.parameters, bound.args, strict=False)) | bound.kwargs
 
 
+class Step(NamedTuple):
+    """Of one stream: pictures and sound that are drawn together are two."""
+
+    name: Tensor  # what the scheduler calls its time
+    state: Tensor
+    output: Tensor
+    following: Tensor  # the next state
+
+
 class PipelineRun:
     """Some parts answer with zeros, or with what is drawn, while the pipeline takes its steps, and states stay."""
 
     reads_times = False  # whether times lie in the CPU's memory, where nobody waits for them
 
     def __init__(
-        self, forwards: Forwards, trained: tuple[str, ...], parts: Collection[str] = (), *, end: Tensor | None = None,
+        self, forwards: Forwards, trained: tuple[str, ...], parts: Collection[str] = (), *, end: Sequence[Tensor] = (),
         count: int = 0, draw: torch.Generator | None = None, decode: Callable[..., Any] | None = None,
     ) -> None:  # fmt: skip
-        """Args: ``end`` is the state [1, ...] after the last one of ``count`` steps, which ``decode`` may be given."""
+        """Args: ``end``: the states [1, ...] after the last one of ``count`` steps, which ``decode`` may be given."""
         self.forwards, self.trained = forwards, trained
         self._parts, self._end, self._count, self._draw, self._decode = parts, end, count, draw, decode
-        self.steps: list[tuple[Tensor, Tensor, Tensor]] = []  # of each: what it is called, its state and its output
+        self.streams: dict[Any, list[Step]] = {}  # by their schedulers, in the order of their first steps
         self.scheduler: Any = None
+
+    @property
+    def steps(self) -> list[tuple[Step, ...]]:
+        """Those of each iteration.
+
+        Raises:
+            Unsupported: streams have other times than the first one.
+        """
+        streams = list(self.streams.values())
+        if any([step.name for step in stream] != [step.name for step in streams[0]] for stream in streams):
+            raise Unsupported("it steps several schedulers in an iteration, whose times differ")
+        return list(zip(*streams, strict=True))
 
     def entered(self) -> AbstractContextManager[Any]:
         """To be entered while the pipeline runs."""
@@ -284,7 +313,7 @@ class PipelineRun:
         """A network's output."""
         if name == DECODE and self._decode is not None:
             return self._decode(*arguments.values())
-        if name not in self._parts or len(self.steps) == self._count:
+        if name not in self._parts or min(map(len, self.streams.values()), default=0) == self._count:
             return network(**arguments)
         return self.blank(network, self.forwards.noted(name, arguments))
 
@@ -298,22 +327,23 @@ class PipelineRun:
     def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
         """The next state after ``x`` at ``time``, in the scheduler's terms; ``own`` is the scheduler's own step, which
         takes another output and state too."""
-        self.scheduler = scheduler
+        self.scheduler, steps = scheduler, self.streams.setdefault(scheduler, [])
+        following = self.stepped(scheduler, len(steps), output, x, own)
         # some write the next state over this one
-        self.steps.append((torch.as_tensor(time).reshape(()).cpu(), x.clone(), output))
-        return self.stepped(scheduler, x, own)
+        steps.append(Step(torch.as_tensor(time).reshape(()).cpu(), x.clone(), output, following))
+        return following
 
-    def stepped(self, scheduler: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
-        """That state, once the step is noted down."""
-        scheduler._step_index = (getattr(scheduler, "_begin_index", None) or 0) + len(self.steps)
-        if self._end is not None and len(self.steps) == self._count:
-            return torch.cat([self._end] * len(x))
+    def stepped(self, scheduler: Any, number: int, output: Tensor, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
+        """The same of the step of that number."""
+        scheduler._step_index = (getattr(scheduler, "_begin_index", None) or 0) + number + 1
+        if self._end and number + 1 == self._count:
+            return torch.cat([self._end[list(self.streams).index(scheduler)]] * len(x))
         return x.clone()
 
     @property
     def rows(self) -> int:
         """How many rows the scheduler steps for one sample."""
-        return max((len(x) for _, x, _ in self.steps), default=1)
+        return max((len(step.state) for stream in self.streams.values() for step in stream), default=1)
 
 
 class EncodersDone(BaseException):
@@ -346,8 +376,8 @@ class RecordedRun(PipelineRun):
         """Args: ``tables`` changes the scheduler's times."""
         super().__init__(forwards, trained, draw=draw)
         self.trace, self._tables = Trace(device), tables
-        self.ends: list[int] = []  # by step, the entry that comes after it
-        self.states: list[int] = []  # the number of the state that it returns
+        self.first: dict[Any, Tensor] = {}  # states of streams
+        self.ends: list[int] = []  # by iteration, the entry that comes after its last step
         self.times: dict[int, tuple[str, Tensor]] = {}  # the scheduler's tables, by their numbers
         self.answers = 0  # of encoders
         self.prompt: list[Any] = []  # what they gave: numbers of tensors, and all else
@@ -388,10 +418,12 @@ class RecordedRun(PipelineRun):
         return self.trace.call(call, lambda: self.blank(network, call))
 
     def step(self, scheduler: Any, output: Tensor, time: Any, x: Tensor, own: Callable[..., Tensor]) -> Tensor:
-        self.scheduler = scheduler
+        self.first.setdefault(scheduler, x)
+        x = x.clone() if x._is_view() else x  # streams may be written back one by one into what holds all of them
         with self.trace.paused():
-            self.steps.append((torch.as_tensor(time).reshape(()).cpu(), x, output))
-            self.ends.append(len(self.trace.entries))
-            following = self.stepped(scheduler, x, own).float()
-            self.states.append(self.trace.leaf(following, STATE))
+            following = super().step(scheduler, output, time, x, own).float()
+            self.trace.leaf(following, STATE)
+            steps = self.streams[scheduler]
+            steps[-1] = steps[-1]._replace(state=x, following=following)
+            self.ends[len(steps) - 1 :] = [len(self.trace.entries)]
         return following

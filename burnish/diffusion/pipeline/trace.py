@@ -222,10 +222,10 @@ class Trace(TorchDispatchMode):
             raise DependsOnHistory(MORE + "momentum of guidance")
         return Segment(entries, values, list(given), self._tensors, self._depends, draws=draws)
 
-    def noise_of(self, tensor: Tensor) -> set[int]:
-        """The entries that draw noise which a tensor is made from."""
+    def noise_of(self, tensors: Sequence[Tensor]) -> set[int]:
+        """The entries that draw noise which tensors are made from."""
         chosen = set[int]()
-        self._follow([self.value(tensor)], chosen, set(), 0, len(self.entries))
+        self._follow(list(map(self.value, tensors)), chosen, set(), 0, len(self.entries))
         return {place for place in chosen if is_noise(self.entries[place])}
 
     def _follow(self, roots: Sequence[Any], chosen: set[int], seen: set[int], start: int, end: int) -> set[int]:
