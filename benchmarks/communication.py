@@ -2,12 +2,13 @@
 
     python -m benchmarks.communication
     python -m benchmarks.communication --only 7B --memory 80GB
+    python -m benchmarks.communication --only A3B --experts 8
 
 The run's own trainer learns on tensors without values, as the first of 8 or 64 ranks (machines of 8), in the layout
 with least traffic whose weights, gradients and optimizer states leave a quarter of a GPU's memory. One and two micro-
 batches are counted, of which each further one receives what the second does. What ranks exchange is counted at the
-operation as rings send it: of N ranks (N - 1) / N of a tensor that is gathered or reduced to shares, twice that of
-one that is summed for all.
+operation as rings send it: of N ranks (N - 1) / N of a tensor that is gathered, exchanged or reduced to shares, twice
+that of one that is summed for all. Where ranks share experts, as many tokens choose those of each rank.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from burnish.plan.forecast import half_of, pretended
 from burnish.plan.published import CONFIG, Published, located, published
 
 INSIDE, BETWEEN = "inside", "between"  # machines
-SENT = {"allgather": 1, "reduce_scatter": 1, "allreduce": 2}  # times that a tensor goes round a ring
+SENT = {"allgather": 1, "reduce_scatter": 1, "alltoall": 1, "allreduce": 2}  # times that a tensor goes round a ring
 LEARNS = {"LoRA": "model.lora={rank: 32}", "all weights": "model.lora=null"}
 A3B = "Qwen3-VL-30B-A3B"
 TIMES = (1, 4, 16)  # micro-batches of an optimizer step
@@ -95,13 +96,13 @@ def describe_a3b(folder: Path) -> str:
     return f"model.path={folder}"
 
 
-def row(model: str, learns: str, size: int, memory: int) -> Iterator[dict[str, Any]]:
+def row(model: str, learns: str, size: int, memory: int, experts: int) -> Iterator[dict[str, Any]]:
     """What the first of ``size`` ranks receives for an optimizer step, by the number of its micro-batches."""
     recipe, options = MODELS[model]
     given = [f"gpus={NODE}", f"nodes={size // NODE}", *options, "sharding.gather=compute", LEARNS[learns]]
     with TemporaryDirectory() as scratch:
         if model == A3B:
-            given.append(describe_a3b(Path(scratch) / "model"))
+            given += [describe_a3b(Path(scratch) / "model"), f"sharding.expert_parallel={experts}"]
         config, counter = load(recipe, given), LiveBytes()
         weights = int(WEIGHTS[model])
         counts = (weights, 0) if config.model.lora is None else (0, weights)
@@ -121,7 +122,7 @@ def row(model: str, learns: str, size: int, memory: int) -> Iterator[dict[str, A
                     trainer.update(batch.select(range(size)), 1)
                 received.append(exchanged.bytes)
             shard = layout[SHARD_SIZE] or size
-            least = minimum(assembly.roles._networks["policy"].parameters(), shard, size)
+            least = minimum(assembly.roles._networks["policy"].parameters(), size)
     first, second = received
     for times in TIMES:
         inside, between = (first[where] + (times - 1) * (second[where] - first[where]) for where in (INSIDE, BETWEEN))
@@ -133,30 +134,34 @@ def row(model: str, learns: str, size: int, memory: int) -> Iterator[dict[str, A
         }  # fmt: skip
 
 
-def minimum(weights: Iterable[torch.Tensor], shard: int, size: int) -> float:
-    """Bytes that a rank has to receive for an optimizer step, however many micro-batches it has.
+def minimum(weights: Iterable[torch.Tensor], size: int) -> float:
+    """Bytes that a rank has to receive for an optimizer step, however many micro-batches it has, beside tokens.
 
     Shards gather bfloat16 weights once and reduce float32 gradients once; groups of them sum their shares' gradients.
-    Where each rank holds all weights, gradients are summed alone.
+    Where each rank holds all weights, gradients are summed alone. Experts of other ranks are neither.
     """
-    every = list(weights)
-    learned = sum(weight.numel() for weight in every if weight.requires_grad)
-    frozen = sum(weight.numel() for weight in every) - learned
-    copies = size // shard
-    inside = (2 * (learned + frozen) + 4 * learned) * (shard - 1) / shard
-    return inside + 2 * 4 * learned / shard * (copies - 1) / copies
+    least = 0.0
+    for weight in weights:
+        mesh: Any = getattr(weight, "device_mesh", None)
+        axes = {} if mesh is None else dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+        shard, experts = axes.get("shard", 1), axes.get("experts", 1)
+        held, copies = weight.numel() / experts, size // shard // experts
+        least += (2 + 4 * weight.requires_grad) * held * (shard - 1) / shard
+        least += 2 * 4 * weight.requires_grad * held / shard * (copies - 1) / copies
+    return least
 
 
 def main() -> None:
     arguments = setting.options(
         __doc__.splitlines()[0],
         only={"default": "", "help": "part of a model's name"},
+        experts={"default": 1, "type": int, "help": "ranks that share the experts of a mixture"},
         memory={"default": "141GB", "help": "of a GPU: layouts are chosen that leave it room"},
     )
     found: list[dict[str, Any]] = []
     models = [name for name in MODELS if arguments.only in name][: 1 if arguments.smoke else None]
     for model, learns, size in product(models, LEARNS, (NODE,) if arguments.smoke else (NODE, 8 * NODE)):
-        for one in row(model, learns, size, in_bytes(arguments.memory)):
+        for one in row(model, learns, size, in_bytes(arguments.memory), arguments.experts):
             if not found:
                 print(f"| {' | '.join(one)} |\n|{' --- |' * len(one)}")
             print(f"| {' | '.join(map(str, one.values()))} |", flush=True)

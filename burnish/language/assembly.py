@@ -49,6 +49,7 @@ from burnish.language.teachers import load_teacher
 from burnish.rewards.text.base import POLICY, Dialogue, Response, check_labels
 from burnish.rollout.sources import Job
 from burnish.tasks.assembly import Assembly
+from burnish.training.experts import check_experts
 from burnish.training.optimizer import ParameterGroup
 from burnish.training.ranks import own_rows
 from burnish.training.trainer import AuxiliaryLoss, learned_in_an_update
@@ -100,6 +101,8 @@ class LanguageAssembly(Assembly):
 
     def match_layers(self, outline: LanguageModel) -> None:
         match_layers(outline, self.config.model)
+        if (size := self.config.sharding.expert_parallel) > 1:
+            check_experts(outline.layers(outline.network), size)
 
     @cached_property
     def engine(self) -> ResponseEngine:

@@ -194,15 +194,20 @@ class ShardingOptions:
     """Neighbouring ranks that split the token sequence of each sample (Ulysses context parallelism): activations per
     rank shrink by as much, and each such group learns its own rows. For generators of long sequences, of FLUX and Wan;
     a divisor of the number of ranks and of the network's attention heads. 1 splits nothing."""
+    expert_parallel: Annotated[Count, RANKS] = 1
+    """Neighbouring ranks that share the experts of every layer of a mixture: each holds as many of them, and the tokens
+    of all travel to the experts that they chose, where each rank would gather all experts of a layer. For language
+    models; a divisor of the number of ranks and of the experts of a layer. 1 gathers experts as other weights."""
 
     @property
     def replicates(self) -> bool:
         """Whether every rank of several holds all weights."""
-        return self.shard_size == 1 and self.context_parallel == 1 and not self.offload
+        return self.shard_size == 1 == self.context_parallel == self.expert_parallel and not self.offload
 
     def contradictions(self, run: RunConfig) -> Rules:
         ranks, size, contexts = run.ranks, self.shard_size, self.context_parallel
         splits = f"sharding.context_parallel is {contexts}"
+        experts, shares = self.expert_parallel, f"sharding.expert_parallel is {self.expert_parallel}"
         return [
             (self.offload and run.model.device == "cpu", ON_CPU.format("sharding.offload")),
             (
@@ -222,5 +227,21 @@ class ShardingOptions:
                 contexts > 1 and getattr(run.algorithm.needs(), "reward_gradients", False),
                 f"{splits}, but {run.algorithm.name} follows gradients of rewards through the steps of sampling, of "
                 "which each rank would have those of its own tokens only; set it to 1",
+            ),
+            (
+                run.quantized is None and ranks % experts,
+                f"{shares}, which does not divide the {ranks} processes of pools.train; give a divisor, or 1",
+            ),
+            (
+                isinstance(size, int) and size > experts and size % experts,
+                f"{shares}, which does not divide sharding.shard_size={size}; set one to a multiple of the other",
+            ),
+            (experts > 1 and run.task == "text-to-image", f"{shares}, which is for language models; leave it out"),
+            *(
+                (experts > 1 and there, f"{shares}, but {what}, beside which experts can't be split; leave one out")
+                for there, what in (
+                    (contexts > 1, f"sharding.context_parallel is {contexts}"),
+                    (self.offload, "sharding.offload is true"),
+                )
             ),
         ]

@@ -377,7 +377,8 @@ def check_layers(assembly: Assembly) -> None:
     config, lora = deepcopy(assembly.config), assembly.config.model.lora
     named = {name: getattr(lora, name, None) for name in ("targets", "exclude", "path", "modules_to_save", "vision")}
     counted = not isinstance(config.model.gradient_checkpointing, bool)
-    if not (counted or any(named.values()) or config.model.quantization or getattr(config.model, "freeze", ())):
+    frozen, split = getattr(config.model, "freeze", ()), config.sharding.expert_parallel > 1
+    if not (counted or any(named.values()) or config.model.quantization or frozen or split):
         return
     from accelerate import init_empty_weights
 

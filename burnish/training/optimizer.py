@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from burnish.options import OptimizerOptions
 from burnish.training.saved import SavedTensor
 from burnish.training.sharding import copy_full, local_shard, sharded_like
-from burnish.types.batch import is_sharded
 from burnish.utils.errors import UserError
 from burnish.utils.installed import optimizer_complaint
 
@@ -227,16 +226,26 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float | None) -
     if not found:
         return torch.tensor(0.0)
     gradients = [local_shard(gradient) for gradient in found]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([g.float() for g in gradients])))
-    if is_sharded(found[0]):  # over all shards; replicas of the weights are not counted again
-        example: Any = found[0]
-        square = norm.square()
-        torch.distributed.all_reduce(square, group=example.device_mesh.get_group("shard"))
-        norm = square.sqrt()
+    held: dict[Any, list[Tensor]] = {}  # by the mesh that they are sharded over
+    for gradient, own in zip(found, gradients, strict=True):
+        held.setdefault(getattr(gradient, "device_mesh", None), []).append(own.float())
+    norm = reduce(torch.hypot, (_norm(own, mesh) for mesh, own in held.items()))
     norm = norm.cpu()  # once: every comparison on a GPU would synchronise
     if max_norm is not None and norm > max_norm and torch.isfinite(norm):
         torch._foreach_mul_(gradients, float(max_norm / norm))
     return norm
+
+
+def _norm(gradients: list[Tensor], mesh: Any) -> Tensor:
+    """The norm of gradients of which this rank has shards of a mesh; replicas are not counted again."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    if mesh is None:
+        return norm
+    square = norm.square()
+    for axis in mesh.mesh_dim_names:
+        if axis != "replicate":
+            torch.distributed.all_reduce(square, group=mesh.get_group(axis))
+    return square.sqrt()
 
 
 DecaySchedule = Literal["constant", "power", "linear", "piecewise_linear", "cosine", "warmup_cosine"]

@@ -15,6 +15,7 @@ from burnish.models.placing import rest_frozen, twin, unshare
 from burnish.options.cluster import ShardingOptions
 from burnish.options.model import LoraOptions
 from burnish.training.exchange import kept_by_owners
+from burnish.training.experts import mesh_of_experts
 from burnish.training.profiling import Meter
 from burnish.training.ranks import SINGLE_RANK, Ranks, distribute
 from burnish.training.sharding import Replicated, Shards, copy_full, mesh_of, shard
@@ -157,10 +158,12 @@ class TrainedRoles:
         """Shard all networks over the ranks, before anything is made of their weights."""
         self.shards, self.context = Shards(ranks.rows), ranks.context
         mesh = mesh_of(ranks, options.shard_size, self.device.type)
+        experts = mesh_of_experts(ranks, options, self.device.type)
         for name, network in self._networks.items():
             self.shards.networks[name] = shard(
                 [network, *self._called_with(name)], self._blocks(network), mesh, options,
                 compute=self.model.compute, device=self.device, adapters=self.lora is not None,
+                experts=experts,
             )  # fmt: skip
         self.model.refuse_non_finite(lambda found: sorted({name for some in ranks.gather(found) for name in some}))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -15,6 +15,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from burnish.models.placing import place_buffers, resting
 from burnish.options.cluster import ShardingOptions
+from burnish.training.experts import (
+    beside_experts,
+    check_experts,
+    gather_experts,
+    split_by_expert,
+    stacks_in,
+    travel,
+)
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.saved import SavedTensor, own_slice
 from burnish.types.batch import is_sharded
@@ -109,6 +117,7 @@ class Sharded:
         FSDP creates those when it first gathers them, which is done for one unit after the other, so that no rank ever
         holds more of the network than that.
         """
+        self._reshard()
         names = {id(weight): name for name, weight in self.unit.named_parameters()}
         for module in self._modules():
             own = [(kept, key) for kept in module.modules() for key in kept._parameters]
@@ -116,7 +125,7 @@ class Sharded:
             module.unshard()
             for (kept, key), name in before.items():
                 weight = kept._parameters[key]
-                if weight is not None and name is not None and weight.requires_grad and not is_sharded(weight):
+                if weight is not None and name is not None and weight.requires_grad and id(weight) not in names:
                     weight.register_post_accumulate_grad_hook(partial(self._note, name))
             module.reshard()
 
@@ -156,6 +165,8 @@ class Sharded:
                 self.unit.set_reshard_after_forward(False)
                 for module in self._modules():
                     module.unshard()
+                for stack in stacks_in(self.unit):
+                    gather_experts(stack)
             yield
         finally:
             self._gathered -= 1
@@ -273,6 +284,7 @@ def shard(
     compute: torch.dtype,
     device: torch.device,
     adapters: bool = False,
+    experts: DeviceMesh | None = None,
 ) -> Sharded:
     """Shard networks over ranks: each block, and the weights outside of blocks together.
 
@@ -286,6 +298,7 @@ def shard(
         compute: precision of the forward pass.
         device: of the networks.
         adapters: few of the weights are learned, whose gradients fit in full.
+        experts: mesh of the weights of experts, where ranks hold some of them each.
 
     Raises:
         UserError: the options don't fit the device, or PyTorch is too old.
@@ -305,6 +318,12 @@ def shard(
         "offload_policy": CPUOffloadPolicy() if options.offload else OffloadPolicy(),
     }
     rest = torch.device("cpu") if options.offload else device
+    stacks = [[] if experts is None else stacks_in(block) for block in blocks]
+    if experts is not None:
+        check_experts(blocks, experts["experts"].size())
+        for stack in chain(*stacks):
+            _shard_unit(stack, how | beside_experts(experts), rest, device, experts)
+            travel(stack, experts)
     for block in blocks:
         _shard_unit(block, how, rest, device)
     unit = _shard_unit(Unit(networks), how, rest, device)
@@ -318,14 +337,16 @@ def shard(
     # a rank without images or without response tokens still takes part in the reduction of every gradient
     unit.set_reduce_scatter_unused_params(True)
     unit.set_reshard_after_backward(not keeps)
-    _in_one_order(unit, blocks)
+    _in_one_order(unit, blocks, stacks)
     return Sharded(unit, reductions, keeps=keeps)
 
 
-def _shard_unit(unit: Any, how: Mapping[str, Any], rest: torch.device, device: torch.device) -> Any:
+def _shard_unit(
+    unit: Any, how: Mapping[str, Any], rest: torch.device, device: torch.device, experts: DeviceMesh | None = None
+) -> Any:
     """Shard the weights of a unit that are in no unit yet, of which this rank reads and converts its own share alone.
 
-    Shares lie on ``rest``, buffers on the ``device`` that computes.
+    Shares lie on ``rest``, buffers on the ``device`` that computes. Weights of ``experts`` are split by those first.
 
     They may lie anywhere, in any precision: in files that are mapped into memory, or on the device. FSDP is given
     weights without memory in their place.
@@ -344,6 +365,8 @@ def _shard_unit(unit: Any, how: Mapping[str, Any], rest: torch.device, device: t
                 sources[id(weight)] = weight
     for key, weight in sources.items():
         empty = torch.empty_like(weight, dtype=resting(weight), device="meta")
+        if experts is not None:
+            empty = split_by_expert(empty, experts)
         stand_in = nn.Parameter(empty, requires_grad=weight.requires_grad)
         for module, name in places[key]:
             module._parameters[name] = stand_in
@@ -363,7 +386,7 @@ def _shard_unit(unit: Any, how: Mapping[str, Any], rest: torch.device, device: t
     return unit
 
 
-def _in_one_order(unit: Any, blocks: Sequence[Any]) -> None:
+def _in_one_order(unit: Any, blocks: Sequence[Any], stacks: Sequence[Sequence[Any]]) -> None:
     """Make every pass run its collectives in the same order on every rank, whatever its rows are, and ahead of its use.
 
     By default FSDP prefetches in the order of this rank's earlier forward passes, and reduces the gradients of a block
@@ -371,10 +394,11 @@ def _in_one_order(unit: Any, blocks: Sequence[Any]) -> None:
     may have sampled more than another, and inputs of blocks need a gradient only where weights outside of them are
     trained, such as a vision tower for rows with images. Ranks in different orders would deadlock.
     """
-    for module, ahead in zip([*blocks, unit], [unit, *blocks], strict=True):
+    units = [[block, *own] for block, own in zip(blocks, stacks, strict=True)]
+    for module, ahead in pairwise([unit, *chain(*reversed(units)), unit]):
         module.set_modules_to_backward_prefetch([ahead])
-    for block, ahead in pairwise(blocks):
-        block.set_modules_to_forward_prefetch([ahead])
+    for module, ahead in pairwise(chain(*units)):
+        module.set_modules_to_forward_prefetch([ahead])
     inside = {weight for block in blocks for weight in block.parameters()}
     if any(weight.requires_grad for weight in unit.parameters() if weight not in inside):
         for block in blocks:

@@ -47,6 +47,11 @@ OPTIONS = {
     "an odd clip": (
         "wan2.2", two("rollout.height=16", "rollout.width=48", "rollout.num_frames=1"), ["16 x 48", "3 tok"],
     ),
+    # ranks that share experts
+    "experts of a dense network": ("llama", [*RAY, "sharding.expert_parallel=2"], ["is 2, but the network has no"]),
+    "four experts of three ranks": (
+        "qwen3_moe", [*SHARED, "pools.train.processes=3", "sharding.expert_parallel=3"], ["is 3", "4 experts"],
+    ),
     # weights of few bits
     "of what is trained": ("sd3", [FEWER, LOW, "model.lora=null"], ["weights is fp8_cast", "model.lora is null"]),
     "with dora": ("sd3", [FEWER, LOW, "model.lora={rank: 2, dora: true}"], ["model.lora.dora is true"]),

@@ -1,0 +1,176 @@
+"""Expert parallelism: a rank of a group holds some experts of every layer, and rows of tokens travel to their experts.
+
+Weights of experts are what transformers stacks, [E, ...] each, in modules with one way of calling them; such a module
+is used as it is, with the experts of this rank alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from burnish.options.cluster import ShardingOptions
+from burnish.training.ranks import Ranks
+from burnish.types.batch import is_sharded
+from burnish.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def stacks_in(block: nn.Module) -> list[Any]:
+    """The modules of a block that hold the experts of a layer, as transformers' decorator of them marks them."""
+    return [module for module in block.modules() if hasattr(module, "is_transposed")]
+
+
+def check_experts(blocks: Sequence[nn.Module], size: int) -> None:
+    """Refuse a network whose experts can't be split over ``size`` ranks; its weights need no values for this.
+
+    Raises:
+        UserError: it has no experts, not a multiple of ``size``, or weights that its experts share.
+    """
+    stacks = [stack for block in blocks for stack in stacks_in(block)]
+    option = f"sharding.expert_parallel is {size}"
+    if not stacks:
+        raise UserError(
+            f"{option}, but the network has no experts whose weights transformers stacks in one tensor; leave it out"
+        )
+    for stack in stacks:
+        if stack.num_experts % size:
+            raise UserError(f"{option}, which does not divide the {stack.num_experts} experts of a layer")
+        for name, weight in stack.named_parameters():
+            if len(weight) != stack.num_experts:
+                raise UserError(f"{option}, but all experts of a {type(stack).__name__} share {name}; leave it out")
+
+
+def mesh_of_experts(ranks: Ranks, options: ShardingOptions, device: str) -> DeviceMesh | None:
+    """Device mesh (replicate, shard, experts) for the weights of experts; None where ranks hold all experts.
+
+    Ranks that share the experts of a layer are neighbours. As many of such groups as there are in a shard group share
+    the weights of each expert.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    size, shards = options.expert_parallel, options.shard_size
+    if size == 1:
+        return None
+    copy, wait = max(size, shards if isinstance(shards, int) else ranks.size), timedelta(seconds=ranks.timeout)
+    places = torch.arange(ranks.size).view(-1, copy // size, size)
+    groups = [
+        dist.new_subgroups_by_enumeration(places.movedim(axis, -1).flatten(0, 1).tolist(), timeout=wait)[0]
+        for axis in range(3)
+    ]
+    return DeviceMesh.from_group(groups, device, mesh=places, mesh_dim_names=("replicate", "shard", "experts"))
+
+
+def split_by_expert(weight: Tensor, mesh: DeviceMesh) -> Tensor:
+    """A weight [E, ...] of which a rank has the experts of its place in a group; no communication."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    return distribute_tensor(weight, mesh["experts"], [Shard(0)], src_data_rank=None)
+
+
+def beside_experts(mesh: DeviceMesh) -> dict[str, Any]:
+    """How FSDP shards weights that are split by expert: along a later axis, so that a share is one block of the weight.
+
+    Raises:
+        UserError: when FSDP asks for the axis of a weight of which no axis is divided by the number of shards.
+    """
+    from torch.distributed.tensor import Shard
+
+    def placement(weight: Tensor) -> Shard:
+        size, shards = mesh["experts"].size(), mesh["shard"].size()
+        axis = next((axis for axis in range(1, weight.ndim) if weight.shape[axis] % shards == 0), None)
+        if axis is None:
+            raise UserError(
+                f"sharding.expert_parallel is {size}, but weights {list(weight.shape)} of experts can't be split over "
+                f"{shards} ranks besides; set sharding.shard_size={size}"
+            )
+        return Shard(axis)
+
+    return {"mesh": mesh["replicate", "shard"], "shard_placement_fn": placement}
+
+
+def gather_experts(stack: Any) -> None:
+    """Put all experts of a module into the place of this rank's, until FSDP reshards it; a collective operation."""
+    with torch.no_grad():
+        for name, weight in stack._parameters.items():
+            if is_sharded(weight):
+                stack._parameters[name] = nn.Parameter(weight.full_tensor(), requires_grad=weight.requires_grad)
+
+
+def travel(stack: Any, mesh: DeviceMesh) -> None:
+    """Have tokens travel to the ranks of the experts that a module lacks, where its weights are sharded.
+
+    Every rank of the group calls it equally often.
+    """
+    stack.forward = partial(_dispatched, stack, stack.forward, mesh.get_group("experts"))
+
+
+def _dispatched(
+    stack: Any, own: Callable[..., Tensor], group: Any, states: Tensor, index: Tensor, weights: Tensor
+) -> Tensor:
+    """What the chosen experts make of tokens, weighted: [N, D] of states [N, D], expert numbers and weights [N, K].
+
+    The CPU waits for the device once, for the number of rows that come.
+    """
+    here = {name: weight.to_local() for name, weight in stack._parameters.items() if is_sharded(weight)}
+    if not here:  # ranks have gathered all experts, and each runs on its own
+        return own(states, index, weights)
+    ranks, experts = dist.get_world_size(group), stack.num_experts
+    chosen = index.flatten().to(torch.int32 if index.is_cuda else torch.float32)  # what histc takes there
+    order = chosen.argsort(stable=True)
+    # rows for each expert of each rank; bincount would wait for a GPU
+    sent = torch.histc(chosen, experts, 0, experts - 1).long().view(ranks, -1)
+    come = sent.clone()  # of this rank's experts from each rank; ranks of a forecast send nothing, and all do the same
+    dist.all_to_all_single(come, sent, group=group)
+    there, back = torch.stack([sent.sum(1), come.sum(1)]).tolist()
+    rows = exchange(states[order // index.shape[1]], there, back, group)
+    expert = torch.arange(experts // ranks, device=rows.device).repeat(ranks)
+    expert = expert.repeat_interleave(come.flatten(), output_size=len(rows))
+    if not sum(back):  # nobody wants these experts: a row of zeros, or the others would wait in the backward pass
+        rows, expert = nn.functional.pad(rows, (0, 0, 0, 1)), expert.new_zeros(1)
+    with _in_place(stack, here, experts // ranks):
+        made = own(rows, expert[:, None], rows.new_ones(len(rows), 1))[: sum(back)]
+    made = exchange(made, back, there, group)[order.argsort()]
+    found: Tensor = (made.view(*index.shape, -1) * weights[..., None]).sum(1).to(states.dtype)
+    return found
+
+
+@contextmanager
+def _in_place(stack: Any, weights: Mapping[str, Tensor], count: int) -> Iterator[None]:
+    """A module with other weights in this context, of ``count`` experts."""
+    before, experts = dict(stack._parameters), stack.num_experts
+    stack._parameters.update(weights)
+    stack.num_experts = count
+    try:
+        yield
+    finally:
+        stack._parameters.update(before)
+        stack.num_experts = experts
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], come: list[int], group: Any) -> Tensor:
+        ctx.way = come, sent, group
+        found = rows.new_empty(sum(come), *rows.shape[1:])
+        dist.all_to_all_single(found, rows.contiguous(), come, sent, group=group)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return exchange(gradients[0], *ctx.way), None, None, None
+
+
+def exchange(rows: Tensor, sent: list[int], come: list[int], group: Any) -> Tensor:
+    """Rows [M, D] that come, so many from each rank of a group, of rows [N, D] that are sent; gradients travel back."""
+    found: Tensor = _Exchange.apply(rows, sent, come, group)  # type: ignore[no-untyped-call]
+    return found
