@@ -297,6 +297,11 @@ class RunConfig:
         raise NotImplementedError
 
     @property
+    def sampled_together(self) -> int:
+        """Neighbouring ranks that make the same samples, each a part of every sequence."""
+        return 1
+
+    @property
     def rows_per_group(self) -> int:
         """Samples of an update that credit puts into one row of a batch, which no mini-batch parts."""
         return 1

@@ -38,7 +38,7 @@ from burnish.diffusion.pipeline.loading import (
 from burnish.diffusion.roles import FlowRoles
 from burnish.diffusion.rollouts import FlowRollouts, contact_sheet, inputs_of, write_inputs, write_sample
 from burnish.evaluation.records import sampled_settings
-from burnish.evaluation.suite import Suite, suites_of
+from burnish.evaluation.suite import Suite
 from burnish.metrics import diversities, group_diversity
 from burnish.rewards.base import Reward
 from burnish.rl.algorithm import Metrics
@@ -304,14 +304,8 @@ class FlowAssembly(Assembly):
         return self.train_prompts + self.val_prompts + Prompts.of(more)
 
     def check_split_sequences(self) -> None:
-        """Refuse a model, and sizes of what it draws, whose sequences ranks can't split."""
-        config, rollout = self.config, self.config.rollout
-        drawn: list[Any] = [config.validation, *(suite.drawing for suite in suites_of(config))]
-        sizes = [rollout]
-        for one in drawn:
-            sizes.append(replace(rollout, height=one.height or rollout.height, width=one.width or rollout.width))
-        size, attention = config.sharding.context_parallel, config.model.attention
-        check_contexts(*read_index(config.model), size, attention, *sizes)
+        """Refuse a model whose sequences ranks can't split."""
+        check_contexts(*read_index(self.config.model), self.config.sharding.context_parallel)
 
     def check_suite(self, suite: Suite, prompts: Sequence[Prompt]) -> None:
         """Refuse a suite that the model or its scorers can't do, by configuration files alone.

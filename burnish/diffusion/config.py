@@ -124,6 +124,10 @@ class FlowConfig(RunConfig):
         return {"trainer.micro_batch_size": rows, "rollout.batch_size": Sizes(SIZES, SIZES[-1], UNFORESEEN)}
 
     @property
+    def sampled_together(self) -> int:
+        return self.sharding.context_parallel
+
+    @property
     def rows_per_group(self) -> int:
         together = self.grouped and self.algorithm.needs().atom != "sample"
         return self.rollout.n if together else 1

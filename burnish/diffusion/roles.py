@@ -136,10 +136,10 @@ class FlowRoles(TrainedRoles):
             meter.watch(network, self.active_adapter)
 
     def shard(self, ranks: Ranks, options: ShardingOptions) -> None:
-        if ranks.context.size > 1:  # before FSDP, and after adapters and copies, which would take hooks for their own
-            for network in self._networks.values():
-                split_sequences(network, ranks.context.group, self.device.type, self.model.compute)
         super().shard(ranks, options)
+        if ranks.context.size > 1:
+            for network in self._networks.values():
+                split_sequences(network, ranks.context)
 
     def _teacher(self, teacher: Teacher) -> Role:
         scale = self.guidance if teacher.guidance_scale is None else teacher.guidance_scale

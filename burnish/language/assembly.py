@@ -244,12 +244,12 @@ class LanguageAssembly(Assembly):
             costs = batch.answers.costs()
         if self.ranks.size > 1:
             # what they show is read now; what else is needed of it, where it is
-            own = learned_in_an_update(self._members(records), costs, config, self.ranks, update)
+            own = learned_in_an_update(self._members(records), costs, config, self.ranks.rows, update)
             if own:
                 self.engine.encode(prompts_of(own))
         if self.reads_ahead:
             following = self.source.stream.peek(self.config.batches_per_update)
-            self.engine.ahead(prompts_of(self._members(following[own_rows(self.ranks, len(following))])))
+            self.engine.ahead(prompts_of(self._members(following[own_rows(self.ranks.rows, len(following))])))
         return batch
 
     @cached_property

@@ -11,7 +11,7 @@ import inspect
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from burnish.training.sequences import Split
 from burnish.types.batch import to_device
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 PAIRS = 2**26  # of tokens in the mask of one call, if it has several segments
 WIDEST = 256  # width of a head, that the kernel has been written for
 HALF = (torch.bfloat16, torch.float16)
+
+
+ALONE = Split()  # who has all tokens
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,16 @@ class Lengths:
 class Plan:
     """How the segments of a packed sequence are attended; what a kernel needs is made when it is first asked for."""
 
-    def __init__(self, segments: Sequence[Segment], *, causal: bool = True, device: torch.device | str = "cpu") -> None:
-        """Args: ``segments`` cover the sequence exactly."""
-        self.segments, self.causal, self.device = segments, causal, torch.device(device)
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        *,
+        causal: bool = True,
+        device: torch.device | str = "cpu",
+        split: Split = ALONE,
+    ) -> None:
+        """Args: ``segments`` cover the sequence exactly, whose tokens ranks may ``split``."""
+        self.segments, self.causal, self.device, self.split = segments, causal, torch.device(device), split
         self._padded: dict[int | None, tuple[list[Padded], Tensor]] = {}
 
     def _prefix(self, segment: Segment) -> Segment:
@@ -159,7 +170,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention of a packed sequence: query [1, H, N, D], key and value [1, K, N, D] to [1, N, H, D].
 
-    Text comes with a plan; a vision tower gives the boundaries of its images, each with full attention.
+    Text comes with a plan; a vision tower gives the boundaries of its images, each with full attention. Of a sequence
+    that ranks split, N are the tokens of this one.
     """
     if plan is None:
         assert cu_seq_lens_q is not None, "neither a plan nor the boundaries of images"
@@ -168,10 +180,19 @@ def attend(
     kind = query.device.type
     if query.is_cuda and torch.is_autocast_enabled(kind):  # whose list doesn't have the kernel
         query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))
-    q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
-    known = query.dtype in HALF and query.shape[-1] <= WIDEST and query.shape[-1] % 8 == 0
-    if query.is_cuda and known and not dropout and has_kernel(query.device):
-        return _in_one_call(q, k, v, plan, window=window, scale=scaling)[None], None
+    q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    run = partial(_in_full, plan=plan, window=window, scaling=scaling, dropout=dropout)
+    return plan.split.attend(run, q, k, v), None
+
+
+def _in_full(
+    query: Tensor, key: Tensor, value: Tensor, *, plan: Plan, window: int | None, scaling: float | None, dropout: float
+) -> Tensor:
+    """Attention of all tokens: queries [1, N, H, D], keys and values [1, N, K, D] to [1, N, H, D]."""
+    q, k, v = query[0], key[0], value[0]
+    known = q.dtype in HALF and q.shape[-1] <= WIDEST and q.shape[-1] % 8 == 0
+    if q.is_cuda and known and not dropout and has_kernel(q.device):
+        return _in_one_call(q, k, v, plan, window=window, scale=scaling)[None]
     parts, order = plan.padded(window)
     outputs = []
     for part in parts:
@@ -185,7 +206,7 @@ def attend(
             enable_gqa=queries.shape[1] != keys.shape[1],
         )  # fmt: skip
         outputs.append(out.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs).index_select(0, order)[None], None
+    return torch.cat(outputs).index_select(0, order)[None]
 
 
 def _rows(packed: Tensor, index: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from burnish.language.algorithms.base import LanguageNeeds
 from burnish.language.config import LanguageConfig
 from burnish.language.encode import Encoder, length_unread, prompt_lengths
 from burnish.language.model.base import Positions
-from burnish.language.model.loading import check_experts, check_readable, positions_of
+from burnish.language.model.loading import check_experts, check_readable, check_split, positions_of
 from burnish.language.model.tokenizer import check_vocabulary
 from burnish.language.model.universal import LanguageModel
 from burnish.language.records import ResponseRecord
@@ -41,6 +41,8 @@ def check_inputs(config: LanguageConfig, needs: LanguageNeeds, trained: Prompts,
     if config.environment is not None:
         config.environment.check()
     check_experts(config.model)
+    if config.sharding.context_parallel > 1:
+        check_split(config.model, config.sharding.context_parallel)
     check_vocabulary(config.model)
     for number, teacher in enumerate(needs.teachers):
         if teacher.path is not None:

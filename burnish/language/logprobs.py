@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from burnish.language.algorithms.base import token_budget_batches
 from burnish.language.attention import Plan, Segment
 from burnish.language.model.universal import LanguageModel
+from burnish.training.ranks import SINGLE_RANK, Ranks
+from burnish.training.sequences import Split, chunks
 from burnish.types.batch import Gathered, to_device
 from burnish.types.completion import Completion, Encoded, Features
 
@@ -21,17 +23,39 @@ Layout = Literal["padded", "packed", "shared"]
 
 @dataclass(frozen=True)
 class ResponseStates:
-    """The states that predict the tokens of the policy, in order of rows."""
+    """The states that predict the R tokens of the policy, in order of rows; of ranks that split sequences the r of this
+    one, all R otherwise."""
 
-    hidden: Tensor  # [R, D] last hidden states
+    hidden: Tensor  # [r, D] last hidden states
     mask: Tensor  # [B, T] bool: the R tokens
-    index: Tensor  # [R] long: indices of the states in the sequences of the forward pass, one after the other
-    logits: Tensor | None = None  # [R, V] where the head is more than a product
+    index: Tensor  # [r] long: indices of the states in the sequences of the forward pass, one after the other
+    logits: Tensor | None = None  # [r, V] where the head is more than a product
+    split: Split = Split()  # of the R states, once they are in the order of ``order``
+    order: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # [R] those of the first rank first
+
+    def own(self, values: Tensor) -> Tensor:
+        """What belongs to the states here, [r, ...], of values [R, ...] on the CPU."""
+        return values if self.split.ranks.size == 1 else values[self.order[self.split.own]]
+
+    def all(self, values: Tensor) -> Tensor:
+        """Values [R, ...] of all states from those [r, ...] of the states here."""
+        if self.split.ranks.size == 1:
+            return values
+        return self.split.gathered(values).index_select(0, to_device(self.order.argsort(), values.device))
+
+    def shared_out(self, ranks: Ranks) -> ResponseStates:
+        """The same where each of some ranks has run all sequences: each has a share of the states, and its gradient."""
+        if ranks.size == 1:
+            return self
+        split = Split(ranks, chunks(len(self.hidden), ranks.size))
+        hidden, index = self.hidden[split.own], self.index[split.own]
+        logits = None if self.logits is None else self.logits[split.own]
+        return ResponseStates(hidden, self.mask, index, logits, split, torch.arange(len(self.hidden)))
 
     def scatter(self, values: Tensor) -> Tensor:
-        """Values [R] of the chosen tokens as [B, T] float32, 0 elsewhere."""
+        """Values [r] of the states here, and those of other ranks, as [B, T] float32, 0 elsewhere."""
         out = torch.zeros(self.mask.shape, dtype=torch.float32, device=values.device)
-        return out.masked_scatter(self.mask, values.float())
+        return out.masked_scatter(self.mask, self.all(values.float()))
 
 
 @dataclass(frozen=True)
@@ -105,7 +129,12 @@ def lay_out(table: Table, layout: Layout) -> tuple[Tensor, list[Segment], Tensor
 
 
 def packed_states(
-    model: LanguageModel, network: nn.Module, completion: Completion, *, layout: Layout | Literal["auto"]
+    model: LanguageModel,
+    network: nn.Module,
+    completion: Completion,
+    *,
+    layout: Layout | Literal["auto"],
+    context: Ranks = SINGLE_RANK,
 ) -> ResponseStates:
     """States of a micro-batch, in one forward pass of the decoder; see ``LanguageModel.response_states``."""
     table = Table.of(completion, model.placeholders)
@@ -121,11 +150,16 @@ def packed_states(
     ids, slots = to_device(table.ids, device), to_device(table.slots, device)
     decoder = model.text(network)
     embedded = model.forwards.embed(network, decoder, ids, slots, table.features)
-    source = to_device(source, device)
+    split = Split(context, chunks(len(source), context.size))
+    source = to_device(source[split.own], device)
     positions = to_device(table.positions, device)[:, source]
-    states = model.forwards.packed(decoder, embedded, source, positions, Plan(segments, device=device))
-    places = to_device(predicts[table.chosen], device)
-    return ResponseStates(states.index_select(0, places), to_device(completion.mask, device), places)
+    states = model.forwards.packed(decoder, embedded, source, positions, Plan(segments, device=device, split=split))
+    places = predicts[table.chosen]
+    owner = torch.bucketize(places, torch.tensor(split.counts).cumsum(0), right=True)
+    parts, order = Split(context, owner.bincount(minlength=context.size).tolist()), owner.argsort(stable=True)
+    places = to_device(places[order[parts.own]] - split.own.start, device)
+    hidden, mask = states.index_select(0, places), to_device(completion.mask, device)
+    return ResponseStates(hidden, mask, places, split=parts, order=order)
 
 
 def placed(features: Features, place: int) -> Features:
@@ -269,7 +303,12 @@ class TokenScores:
 
 
 def response_states(
-    model: LanguageModel, network: nn.Module, completion: Completion, *, layout: Layout | Literal["auto"] = "auto"
+    model: LanguageModel,
+    network: nn.Module,
+    completion: Completion,
+    *,
+    layout: Layout | Literal["auto"] = "auto",
+    context: Ranks = SINGLE_RANK,
 ) -> ResponseStates:
     """Run a micro-batch; each prompt's media are encoded once, and only states that predict a token are returned.
 
@@ -279,9 +318,10 @@ def response_states(
         completion: [B] responses.
         layout: of the forward pass, which changes values by rounding only: ``padded``, ``packed``, ``shared``
             (responses share their prompt), or ``auto`` for the cheapest that the model can do.
+        context: ranks that run the same micro-batch together, each a chunk of its tokens.
     """
     rows = unfolded(completion)
-    states = model.response_states(network, rows, layout=layout)
+    states = model.response_states(network, rows, layout=layout, context=context)
     return states if rows is completion else replace(states, mask=to_device(completion.mask, states.hidden.device))
 
 
@@ -312,7 +352,7 @@ def score(
 ) -> TokenScores:
     """Log-prob and entropy from states that are computed already, e.g. where a critic shares them."""
     device = states.hidden.device
-    ids = to_device(completion.ids[completion.mask], device)
+    ids = to_device(states.own(completion.ids[completion.mask]), device)
     banned = to_device(model.banned, device)
     if states.logits is not None:
         logprob, entropy = scores_of_logits(states.logits, ids, temperature=temperature, banned=banned)

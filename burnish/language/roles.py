@@ -34,7 +34,7 @@ from burnish.options.cluster import ShardingOptions
 from burnish.options.language import CriticOptions, LanguageLoraOptions, TokenTeacher
 from burnish.training.flop_counter import Cost
 from burnish.training.profiling import Meter
-from burnish.training.ranks import Ranks
+from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.roles import TrainedRoles
 from burnish.training.sharding import local_shard
 from burnish.types.batch import numbers
@@ -123,6 +123,8 @@ class LanguageRoles(TrainedRoles):
 
     def shard(self, ranks: Ranks, options: ShardingOptions) -> None:
         self.model.require_single_forward()
+        if ranks.context.size > 1:
+            self.model.require_split()
         super().shard(ranks, options)
 
     def _freeze(self, patterns: Sequence[str]) -> None:
@@ -160,7 +162,12 @@ class LanguageRoles(TrainedRoles):
         """States that the tokens of the policy were chosen from."""
         layout = self._settled or self.layout
 
-        run: Callable[[], ResponseStates] = partial(response_states, self.model, network, completion, layout=layout)
+        # ranks that have gathered the weights work apart
+        apart = any(sharded.is_gathered for sharded in self.shards.networks.values())
+        run: Callable[[], ResponseStates] = partial(
+            response_states, self.model, network, completion, layout=layout,
+            context=SINGLE_RANK if apart else self.context,
+        )  # fmt: skip
         if self.meter is not None and self.meter.active:
             size = multiplications(completion, self.model, layout)
             run = partial(self.meter.run, (id(network), self.active_adapter(), layout), run, size)
@@ -329,7 +336,7 @@ class Balance:
         self._router_logits = []
         try:
             states = run()
-            logits = [layer.index_select(0, states.index) for layer in self._router_logits]
+            logits = [states.all(layer.index_select(0, states.index)) for layer in self._router_logits]
         finally:
             self._router_logits = None  # recomputation in a backward pass is not recorded
         loss = self._share * load_balancing(logits, self.top_k)

@@ -214,19 +214,29 @@ class Teachers:
             states = roles.states(network, trace)
             scores = roles.score(network, states, trace)
             row, device = trace.mask.nonzero()[:, 0], states.hidden.device
-            total = torch.zeros(len(row), device=device)
+            total = torch.zeros(len(states.hidden), device=device)
             for weight, own, reading in readings:
-                here = to_device(torch.isin(row, own).nonzero()[:, 0], device)
-                total = total.index_add(0, here, weight * self._apart(network, states, here, reading, measure))
+                taught = torch.isin(row, own)
+                here = states.own(taught).nonzero()[:, 0]
+                read = to_device(states.own(taught.cumsum(0) - 1)[here], device)
+                apart = self._apart(network, states, here := to_device(here, device), read, reading, measure)
+                total = total.index_add(0, here, weight * apart)
             return scores.logprob, scores.entropy, states.scatter(total)
 
         logprob, entropy, apart = roles.run("policy", run)
         return TokenScores(logprob, entropy), apart
 
     def _apart(
-        self, network: nn.Module, states: ResponseStates, here: Tensor, reading: Distributions, measure: Measure
+        self,
+        network: nn.Module,
+        states: ResponseStates,
+        here: Tensor,
+        read: Tensor,
+        reading: Distributions,
+        measure: Measure,
     ) -> Tensor:
-        """The measure at the states ``here`` [n], by chunks whose logits are computed again in the backward pass."""
+        """The measure at the states ``here`` [n], of which the teacher read its tokens ``read`` [n], by chunks whose
+        logits are computed again in the backward pass."""
         head = None if states.logits is not None else self.roles.model.head(network)
         temperature, banned = self.roles.temperature, reading.banned
         student = Distributions(states.hidden, head, states.logits, temperature, banned, reading.vocabulary)
@@ -240,8 +250,8 @@ class Teachers:
             return measure(student.of(hidden), theirs, ids)
 
         found = [source.new_zeros(0, dtype=torch.float32)]
-        for rows in torch.arange(len(here), device=here.device).split(size):
-            hidden = source.index_select(0, here[rows])
+        for place, rows in zip(here.split(size), read.split(size), strict=True):
+            hidden = source.index_select(0, place)
             found.append(checkpoint(piece, hidden, rows, use_reentrant=False) if torch.is_grad_enabled()
                          else piece(hidden, rows))  # fmt: skip
         return torch.cat(found)

@@ -191,9 +191,9 @@ class ShardingOptions:
     rank hold everything. auto is the smallest of these that the forecast finds room for: 1 where adapters are trained,
     the ranks of a machine, all."""
     context_parallel: Annotated[Count, RANKS] = 1
-    """Neighbouring ranks that split the token sequence of each sample (Ulysses context parallelism): activations per
-    rank shrink by as much, and each such group learns its own rows. For generators of long sequences, of FLUX and Wan;
-    a divisor of the number of ranks and of the network's attention heads. 1 splits nothing."""
+    """Neighbouring ranks that split the token sequences of a micro-batch (Ulysses context parallelism): activations per
+    rank shrink by as much, and each such group learns its own rows. For long sequences; a divisor of the number of
+    ranks, and no more than the network's attention heads. 1 splits nothing."""
     expert_parallel: Annotated[Count, RANKS] = 1
     """Neighbouring ranks that share the experts of every layer of a mixture: each holds as many of them, and the tokens
     of all travel to the experts that they chose, where each rank would gather all experts of a layer. For language
@@ -220,8 +220,8 @@ class ShardingOptions:
                 f"{splits}, which does not divide the {ranks} processes of pools.train; give a divisor, or 1",
             ),
             (
-                contexts > 1 and run.task != "text-to-image",
-                f"{splits}, but only generators split their sequences over ranks; set it to 1",
+                contexts > 1 and getattr(run.trainer, "layout", None) == "padded",
+                f"{splits}, but trainer.layout is padded, and ranks split packed rows alone; leave one of them out",
             ),
             (
                 contexts > 1 and getattr(run.algorithm.needs(), "reward_gradients", False),

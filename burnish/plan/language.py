@@ -107,7 +107,7 @@ class LanguageHalf(Half):
         if assembly.needs.heads:  # a reward model judges responses as it learns from them
             evaluation = assembly.evaluation(assembly)
             with assembly.roles.shards.gathered_late(["policy"]):
-                evaluation.sampled(evaluation.job(1, None).share(partial(own_rows, assembly.ranks.rows)))
+                evaluation.sampled(evaluation.job(1, None).share(partial(own_rows, assembly.sampling_ranks)))
         elif not assembly.has_separate_engine:  # which answers with the memory that it has taken
             super().validate()
 

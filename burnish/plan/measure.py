@@ -353,7 +353,7 @@ def take_few(assembly: Assembly, counter: LiveBytes, half: Half, processes: int 
         half: the task's.
         processes: that share out the prompts; 0 is the ranks.
     """
-    config, processes = assembly.config, processes or assembly.ranks.rows.size
+    config, processes = assembly.config, processes or assembly.sampling_ranks.size
     batches, full = config.batches_per_update, config.data.train_batch_size
     groups = min(half.groups(), math.ceil(config.records / processes)) * processes
     config.data.train_batch_size = min(math.ceil(groups / batches), full)
@@ -370,7 +370,7 @@ def collect(assembly: Assembly, counter: LiveBytes, update: int) -> Any:
         scored = assembly.source.rollout(update)
         counter.label(BATCH, scored)
         return scored
-    parts = split(assembly.prompt_schedule.request(update, update - 1, Counter()), ranks.rows.size)
+    parts = split(assembly.prompt_schedule.request(update, update - 1, Counter()), assembly.sampling_ranks.size)
     own = assembly.generate(max(parts, key=len))
     answered = ranks.context.gather(own)[0]  # of ranks that drew the same the first one answers, and all learn from it
     own = answered if own is None else own
@@ -385,7 +385,7 @@ def held_out(assembly: Assembly, guidance: float | None = None) -> Any:
     config = assembly.config
     job = assembly.evaluation(assembly).job(config.validation.n, guidance)
     prompts = len(job.prompts) // config.validation.n
-    own = -(-prompts // assembly.ranks.rows.size) * config.validation.n
+    own = -(-prompts // assembly.sampling_ranks.size) * config.validation.n
     return job.select(slice(0, min(own, config.rollout.batch_size)))
 
 

@@ -257,7 +257,7 @@ class RayController(Controller):
                     self.watch,
                     lambda: self.assembly.stop.asked(),
                     self._numbers,
-                    together=config.sharding.context_parallel,
+                    together=config.sampled_together,
                 ),
                 assembly.normaliser,
             )

@@ -178,6 +178,11 @@ class Assembly:
             return self.config.quantized is None and not self.config.sharding.replicates
         return self.trains and bool(self.config.sharding.offload)
 
+    @property
+    def sampling_ranks(self) -> Ranks:
+        """Ranks that share out what is sampled."""
+        return self.ranks.rows if self.config.sampled_together > 1 else self.ranks
+
     @cached_property
     def ema(self) -> Ema | None:
         """The running average of the trained weights."""

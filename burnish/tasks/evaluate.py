@@ -175,14 +175,14 @@ class Evaluation:
                 own = [work()]
         except Cancelled:
             own = []
-        shares = self.assembly.ranks.rows.gather(own)
+        shares = self.assembly.sampling_ranks.gather(own)
         if not all(shares):
             raise Cancelled
         return list(chain.from_iterable(shares))
 
     def _shared_out(self, job: Job) -> Evaluated:
         """What all ranks make of their shares, in their order."""
-        ranks = self.assembly.ranks.rows
+        ranks = self.assembly.sampling_ranks
         share, shown = job.share(partial(own_rows, ranks)), list[Any]()
 
         def work() -> Evaluated | None:
@@ -254,7 +254,7 @@ class Evaluation:
             UserError: the folder holds something else.
         """
         every, folder = self.assembly.ranks, Folder(target, shard)
-        ranks, header = every.rows, self._header(source, update)
+        ranks, header = self.assembly.sampling_ranks, self._header(source, update)
         job = self.job(header.n)
         left = every.first(lambda: folder.begin(header))
         total = len(range(shard[0] - 1, header.units, shard[1]))

@@ -287,7 +287,9 @@ class Trainer:
             if self.auxiliary is not None:
                 share["auxiliary"], reported = self.auxiliary.backward(self.optimizer_steps, self.roles, self.rows)
                 share |= {f"report {name}": value for name, value in reported.items()}
-        whole = self.rows.sum(share | self.usage.share("actor") | self.roles.shards.learned())
+        if self.ranks.context.rank:
+            share = {}  # of ranks that learn the same rows the first one tells what came of them
+        whole = self.ranks.sum(share | self.usage.share("actor") | self.roles.shards.learned())
         self.usage.add(whole)
         self.roles.shards.settle_gradients(whole)
         total, metrics = whole["loss"] + whole.get("auxiliary", 0.0), step_metrics(whole)

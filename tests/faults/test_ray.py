@@ -52,6 +52,7 @@ REFERENCES: dict[str, tuple[list[str], bool]] = {
     "adapter": (["vlm_quickstart", *SEEING, *ADAPTER], False),
     "pooled": (["vlm_quickstart", *SEEING, "pools.rollout.processes=2", "pools.reward.processes=1"], True),
     "colocated": (["vlm_quickstart", *SEEING, *ADAPTER, *RANKS], True),
+    "split": (["vlm_quickstart", *SEEING, *ADAPTER, *RANKS, "sharding.context_parallel=2"], True),
     "ahead": (["vlm_quickstart", *SEEING, *AHEAD], True),
     "adapter ahead": (["vlm_quickstart", *SEEING, *ADAPTER, *AHEAD], True),
 }
@@ -148,12 +149,13 @@ def test_workers_that_sample_and_judge_are_replaced_and_nothing_changes(options,
 
 
 @pytest.mark.thorough
-def test_a_trainer_that_loses_a_rank_goes_on_from_its_checkpoint(options, reference, fate, tmp_path):
-    undisturbed = reference("colocated")
+@pytest.mark.parametrize("name", ["colocated", "split"])
+def test_a_trainer_that_loses_a_rank_goes_on_from_its_checkpoint(name, options, reference, fate, tmp_path):
+    undisturbed = reference(name)
     fate.plan("train", "check", 1, rank=1)  # while it loads, and in update 1, before there is a checkpoint
     fate.plan("train", "update", 1, rank=1)
     fate.plan("train", "update", 5, rank=0)
-    assert run(tmp_path / "run", *options("colocated")) == 0
+    assert run(tmp_path / "run", *options(name)) == 0
     assert fate.met()
     assert_same(tmp_path / "run", undisturbed)
 
@@ -169,7 +171,7 @@ def test_an_error_that_only_workers_can_find_is_told_as_in_one_process(machines,
     assert not (tmp_path / "run").exists()
 
 
-SPLIT = [*RANKS, "sharding.context_parallel=2", "rollout.height=32", "rollout.width=32"]
+SPLIT = [*RANKS, "sharding.context_parallel=2"]
 FOUR = ["pools.train.processes=4", "sharding.shard_size=2", "sharding.zero_stage=2"]
 MUON = ["optimizer.name=muon", "optimizer.lr=1e-5"]  # its steps are of one length, and computed in bfloat16
 # golden runs: every way of learning, with all weights or adapters, on two ranks that share each network
@@ -185,6 +187,7 @@ APART = [
     ("language", "grpo dora", [*RANKS, "sharding.shard_size=1"]),
     ("language", "sft", [*RANKS, "sharding.zero_stage=3"]),
     ("language", "grpo", [*RANKS, *MUON]), ("reward_models", "bradley_terry", RANKS),
+    ("language", "ppo shared", SPLIT), ("language", "distill", SPLIT),
 ]  # fmt: skip
 # an epsilon that keeps Adam from making rounding errors of nothing to steps
 STEADY = ["optimizer.eps=1e-3", "optimizer.max_grad_norm=0.01"]

@@ -39,14 +39,10 @@ OPTIONS = {
     "a schedule of none": ("sdxl", ["rollout.schedule=shift_once"], ["rollout.schedule is shift_once"]),
     # ranks that share a sequence
     "sequences of a class": ("sd3", two(), ["StableDiffusion3Pipeline", "sharding.context_parallel"]),
-    "heads that no three share": (
+    "fewer heads than ranks": (
         "flux", [*SHARED, "pools.train.processes=3", "sharding.context_parallel=3"], ["3", "attention heads"],
     ),
-    "an odd text": ("flux", two("rollout.max_sequence_length=15"), ["rollout.max_sequence_length", "15 tokens"]),
-    "an odd picture": ("flux", two("rollout.height=24", "rollout.width=40"), ["24 x 40", "15 tokens"]),
-    "an odd clip": (
-        "wan2.2", two("rollout.height=16", "rollout.width=48", "rollout.num_frames=1"), ["16 x 48", "3 tok"],
-    ),
+    "sequences of states": ("qwen3_next", two(), ["sharding.context_parallel is 2", "linear_attention"]),
     # ranks that share experts
     "experts of a dense network": ("llama", [*RAY, "sharding.expert_parallel=2"], ["is 2, but the network has no"]),
     "four experts of three ranks": (

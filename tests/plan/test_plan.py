@@ -64,6 +64,15 @@ def test_what_is_shared_out_kept_and_sampled_is_counted(large):
     assert keys <= longer["sample"]["caches"] < 2 * keys
 
 
+@pytest.mark.thorough
+def test_ranks_that_split_sequences_have_fewer_activations(large):
+    given = ["model.lora=null", "rollout.max_new_tokens=1024", "trainer.micro_batch_tokens=2400", "runtime=ray",
+             "pools.train.processes=2"]  # fmt: skip
+    alone, split = (large(*given, f"sharding.context_parallel={size}").pools["train"] for size in (1, 2))
+    held = [found["update, forward"]["activations"] for found in (alone, split)]
+    assert held[1] == pytest.approx(held[0] / 2, rel=0.1)
+
+
 def test_a_cache_of_a_class_s_own_has_every_token_although_few_are_decoded(files):
     sizes = {"hidden_size": 1024, "word_embed_proj_dim": 1024, "ffn_dim": 1024, "num_attention_heads": 16}
     run = larger(files, "own cache", "opt", **sizes, num_hidden_layers=2)

@@ -1,161 +1,176 @@
-"""Context parallelism of generators by diffusers' hooks: each rank of a group has a part of every token sequence.
+"""Sequence parallelism of generators: what diffusers' plan of a class names is split and gathered.
 
-Between layers of attention a rank holds all features of its own tokens, and within them all tokens of its own heads
-(Ulysses, Jacobs et al. 2023, arXiv:2309.14509). The last layer's outputs are gathered, so that all ranks of a group
-return the same tensor. Its gradient reaches a rank for its own tokens alone: the gradients of weights are those of a
-single rank once they are summed over the group.
+Diffusers' own hooks ask for lengths that divide, and attend with a backward pass that recomputes the forward pass.
+Those of ``burnish.training.sequences`` take any length and any attention backend.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from burnish.diffusion.pipeline.loading import parts_of, standard_side
-from burnish.diffusion.pipeline.networks import Networks
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from burnish.diffusion.pipeline.loading import parts_of
+from burnish.diffusion.pipeline.networks import Networks, blocks_of
+from burnish.training.ranks import Ranks
+from burnish.training.sequences import Split, chunks, ranges
 from burnish.utils.errors import UserError
 from burnish.utils.json_text import read_object
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-    from burnish.diffusion.options import RolloutOptions
-
 OPTION = "sharding.context_parallel"
-# pipelines whose gradients tests compare with those of one rank, with the class of their network. A sum of gradients is
-# wrong where a network gathers in every block (Helios), or has a second stream that is not split (LTX-2); diffusers has
-# no backward pass for sequences of unlike length that attend to each other (LTX-Video); and where texts are as long as
-# their prompts (Qwen-Image) they don't divide
-SHOWN = {
-    "FluxPipeline": "FluxTransformer2DModel",
-    "WanPipeline": "WanTransformer3DModel",
-}
-LONGEST_TEXT = 512  # tokens that FLUX pads texts to by default
+# networks whose gradients tests compare with those of one rank. A sum of gradients is wrong where weights come after
+# what is gathered (Helios), or a second stream is not split (LTX-2)
+SHOWN = (
+    "FluxTransformer2DModel", "Flux2Transformer2DModel", "LTXVideoTransformer3DModel", "QwenImageTransformer2DModel",
+    "WanTransformer3DModel",
+)  # fmt: skip
 
 
-def check_contexts(path: Path, index: dict[str, Any], size: int, attention: str, *sizes: RolloutOptions) -> None:
-    """Refuse a network that ranks can't share the sequences of, by its configuration files alone.
+def check_contexts(path: Path, index: Mapping[str, Any], size: int) -> None:
+    """Refuse a pipeline whose sequences ranks can't share, by its configuration files alone.
 
     Args:
         path: of the pipeline.
         index: its model_index.json.
         size: ranks of a group.
-        attention: the attention backend.
-        sizes: how it draws, of every size.
 
     Raises:
         UserError: naming what doesn't fit.
     """
-    kind = str(index.get("_class_name"))
-    networks = [name for name in parts_of(index) if index[name][1] == SHOWN.get(kind)]
-    if not networks:
+    kind, parts = index.get("_class_name"), parts_of(index)
+    networks = [name for name in parts if index[name][1] in SHOWN]
+    if not networks or any("controlnet" in name for name in parts):  # what these add to states is of all tokens
         raise UserError(
-            f"{OPTION} is {size}, but gradients of a {kind} are not shown to be right with it, only those of "
-            f"{', '.join(SHOWN)}; set {OPTION}=1"
+            f"{OPTION} is {size}, but gradients of a {kind} are not shown to be right with it, only those of pipelines "
+            f"of {', '.join(SHOWN)} without a ControlNet; set {OPTION}=1"
         )
     for name in networks:
-        heads = int(read_object(path / name / "config.json").get("num_attention_heads", 0))
-        if heads % size:
+        heads = int(read_object(path / name / "config.json").get("num_attention_heads", size))
+        if heads < size:
             raise UserError(
-                f"{OPTION} is {size}, but {name} has {heads} attention heads, which ranks share out; give a divisor"
-            )
-    for what, count in (one for rollout in sizes for one in _sequences(path, index, rollout, networks[0])):
-        if count % size:
-            raise UserError(f"{OPTION} is {size}, which does not divide {what}: {count} tokens; give a divisor")
-    if attention not in ("auto", "native"):
-        from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
-
-        if not _AttentionBackendRegistry._is_context_parallel_available(AttentionBackendName(attention)):
-            raise UserError(
-                f"model.attention is {attention}, which diffusers has no context parallelism for ({OPTION} is {size}); "
-                "leave one of them out"
+                f"{OPTION} is {size}, but {name} has {heads} attention heads, of which every rank needs one; give "
+                f"{heads} or less"
             )
 
 
-def _sequences(path: Path, index: dict[str, Any], rollout: RolloutOptions, network: str) -> Iterator[tuple[str, int]]:
-    """What is split, each with its length in tokens."""
-    config = read_object(path / network / "config.json")
-    if SHOWN[str(index["_class_name"])] == "FluxTransformer2DModel":
-        length = rollout.max_sequence_length
-        yield "texts (rollout.max_sequence_length)", LONGEST_TEXT if length is None else length
-        standard, scale = standard_side(path), standard_side(path) // int(config.get("sample_size") or 128)
-        height, width = rollout.height or standard, rollout.width or standard
-        yield f"pictures of {height} x {width}", (height // scale // 2) * (width // scale // 2)
-        return
-    import diffusers
+class Streams:
+    """The sequences of a network's forward pass, such as those of pixels and of texts, which ranks split."""
 
-    takes = inspect.signature(inspect.unwrap(getattr(diffusers, str(index["_class_name"])).__call__)).parameters
-    named = {name: getattr(rollout, name) or takes[name].default for name in ("height", "width", "num_frames")}
-    vae, (deep, high, wide) = read_object(path / "vae" / "config.json"), config["patch_size"]
-    squeezed, faster = int(vae.get("scale_factor_spatial", 8)), int(vae.get("scale_factor_temporal", 4))
-    frames = ((named["num_frames"] - 1) // faster + 1) // deep
-    rows, columns = named["height"] // squeezed // high, named["width"] // squeezed // wide
-    yield f"clips of {named['num_frames']} frames of {named['height']} x {named['width']}", frames * rows * columns
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.counts: Mapping[str, Sequence[int]] = {}  # of the tokens of each rank, of the forward pass that runs
+        self._known: Any = WeakTensorKeyDictionary()  # the same, by the first input of a block
+
+    def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a block runs: a backward pass that computes it again has the lengths of its own forward pass."""
+        first = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        self.counts = self._known.setdefault(first, self.counts)
+
+    def split(self, value: Any, plan: Any, name: str = "") -> Any:
+        """This rank's chunk of an input or output, as diffusers' plan has it."""
+        if not isinstance(value, Tensor) or plan.expected_dims not in (None, value.ndim):
+            return value
+        counts = chunks(value.shape[plan.split_dim], self.ranks.size)
+        if not counts[-1]:
+            raise UserError(
+                f"{OPTION} is {self.ranks.size}, but a sequence has {value.shape[plan.split_dim]} tokens, and "
+                f"every rank needs one ({name}); give fewer ranks, or longer texts"
+            )
+        if name.endswith("hidden_states"):
+            self.counts = {**self.counts, name: counts}
+        return value.split(counts, plan.split_dim)[self.ranks.rank]
+
+    def inputs(self, plan: Mapping[str, Any], module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Split inputs of a module."""
+        given = inspect.signature(module.forward).bind_partial(*args, **kwargs)
+        for name in plan.keys() & given.arguments.keys():
+            given.arguments[name] = self.split(given.arguments[name], plan[name], name)
+        return given.args, given.kwargs
+
+    def outputs(self, plan: Mapping[int, Any], module: nn.Module, args: Any, output: Sequence[Tensor]) -> Any:
+        """Split outputs of a module."""
+        return tuple(self.split(one, plan[i]) if i in plan else one for i, one in enumerate(output))
+
+    def gather(self, plan: Any, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        """What the network returns, on all ranks."""
+        return Split(self.ranks, self.counts["hidden_states"]).gathered(output, plan.gather_dim)
+
+    def found(self, count: int) -> Split:
+        """Of a sequence that attention is given this rank's ``count`` tokens of: a stream, or all of them joined."""
+        joined = [sum(each) for each in zip(*self.counts.values(), strict=True)]
+        fitting = {tuple(one) for one in (*self.counts.values(), joined) if one[self.ranks.rank] == count}
+        if len(fitting) != 1:
+            raise UserError(f"{OPTION}: lengths of sequences can't be told apart ({self.counts}); give other sizes")
+        return Split(self.ranks, fitting.pop())
+
+    def attend(
+        self,
+        own: Callable[..., Tensor],
+        *,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        **more: Any,
+    ) -> Tensor:
+        """Attention [B, n, H, D] of this rank's queries [B, n, H, D] by a backend, with a mask [.., m] of its keys."""
+        queries, keys = self.found(query.shape[1]), self.found(key.shape[1])
+        if attn_mask is not None:
+            mask = keys.gathered(attn_mask, attn_mask.ndim - 1)
+            if mask.ndim == 4 and mask.shape[1] > 1:
+                heads = ranges(chunks(query.shape[2], self.ranks.size))[self.ranks.rank]
+                mask = mask[:, heads.start : heads.stop]
+            more["attn_mask"] = mask
+        return queries.attend(lambda q, k, v: own(query=q, key=k, value=v, **more), query, key, value, keys)
 
 
-def split_sequences(network: nn.Module, group: Any, device: str, compute: torch.dtype) -> None:
-    """Have the ranks of a group run a network together: to be called once, when its layers are what they will be.
-
-    ``enable_parallelism`` of diffusers would do the same, but divides by the number of accelerators, and makes process
-    groups with a timeout of their own.
+def split_sequences(network: nn.Module, ranks: Ranks) -> None:
+    """Have the ranks of a group run a network together: to be called once, after it is sharded.
 
     Args:
         network: or several, in one module.
-        group: their process group.
-        device: type of the networks' device.
-        compute: precision of their forward passes.
+        ranks: of the group.
     """
-    from diffusers.hooks.context_parallel import apply_context_parallel
-    from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelConfig
-    from torch.distributed.device_mesh import DeviceMesh
+    from diffusers.hooks.context_parallel import _get_submodule_by_name
+    from diffusers.models._modeling_parallel import ContextParallelOutput
 
-    _attend_in(compute, device)
-    mesh: Any = DeviceMesh.from_group(group, device, mesh_dim_names=("ulysses",))
-    config: Any = ContextParallelConfig(ulysses_degree=group.size())
-    config._rank, config._world_size = group.rank(), group.size()
-    config._flattened_mesh = config._ulysses_mesh = mesh
+    _take_streams()
     for one in network.values() if isinstance(network, Networks) else [network]:
         own: Any = one
+        streams = Streams(ranks)
         for module in own.modules():
             processor: Any = getattr(module, "processor", None)
             if hasattr(processor, "_parallel_config"):
-                processor._parallel_config = ParallelConfig(context_parallel_config=config)
-        apply_context_parallel(own, config, own._cp_plan)
-        own.register_forward_pre_hook(partial(_check_lengths, group.size()), with_kwargs=True)
+                processor._parallel_config = streams
+        for name, plan in own._cp_plan.items():
+            found: Any = _get_submodule_by_name(own, name)
+            for module in found if isinstance(found, list) else [found]:
+                if isinstance(plan, ContextParallelOutput):
+                    module.register_forward_hook(partial(streams.gather, plan))
+                elif all(isinstance(key, int) for key in plan):
+                    module.register_forward_hook(partial(streams.outputs, plan))
+                else:
+                    module.register_forward_pre_hook(partial(streams.inputs, plan), prepend=True, with_kwargs=True)
+        for block in blocks_of(own):  # first, as FSDP hands on other tensors
+            block.register_forward_pre_hook(streams.enter, prepend=True, with_kwargs=True)
 
 
-def _attend_in(compute: torch.dtype, device: str) -> None:
-    """Have diffusers' attention of context groups convert its inputs to the precision of the forward pass.
+def _take_streams() -> None:
+    """Have all attention backends of diffusers take ``Streams`` in the place of its own configuration."""
+    from diffusers.models.attention_dispatch import _AttentionBackendRegistry as Registry
 
-    Attention in one process is given them by autocast, which no backward pass runs under: there the normalised queries
-    and keys, of float32, would meet values of less, and until then they would be sent and kept in float32.
-    """
-    import torch
-    from diffusers.models import attention_dispatch
-    from torch.amp.autocast_mode import custom_fwd
-
-    own = attention_dispatch.TemplatedUlyssesAttention
-    if compute != torch.float32 and own.__name__ != "InPrecision":
-        forward = staticmethod(custom_fwd(own.forward, device_type=device, cast_inputs=compute))
-        attention_dispatch.TemplatedUlyssesAttention = type("InPrecision", (own,), {"forward": forward})
+    for name, own in Registry._backends.items():
+        if not isinstance(own, partial):
+            Registry._backends[name] = partial(_attend, own)
 
 
-def _check_lengths(size: int, network: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse inputs that can't be split evenly, such as data of other sizes than the run's."""
-    given = inspect.signature(network.forward).bind_partial(*args, **kwargs).arguments
-    states: Tensor = given["hidden_states"]
-    if states.ndim == 5:
-        deep, high, wide = network.config.patch_size
-        frames, rows, columns = states.shape[2:]
-        counts = [(frames // deep) * (rows // high) * (columns // wide)]
-    else:
-        counts = [states.shape[1], given["encoder_hidden_states"].shape[1]]
-    if odd := [count for count in counts if count % size]:
-        raise UserError(
-            f"{OPTION} is {size}, which does not divide a sequence of {odd[0]} tokens; give a divisor, or data of "
-            "other sizes"
-        )
+def _attend(own: Callable[..., Tensor], *, _parallel_config: Any = None, **given: Any) -> Tensor:
+    """Attention by a backend of diffusers."""
+    if isinstance(_parallel_config, Streams):
+        return _parallel_config.attend(own, **given)
+    return own(_parallel_config=_parallel_config, **given)

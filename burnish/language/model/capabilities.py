@@ -30,6 +30,7 @@ EXACT, ROUNDED = 1e-3, 5e-2  # nats: the largest difference in float32, and the 
 AHEAD = {True: 1e-2, False: 0.3}  # a token's influence on those before it, relative to those after; float32, or not
 NOISE = 1e-6  # rounding of logits in float32, relative to the largest
 MOVING = ("video", "audio", "input_features", "feature_attention_mask")  # in names of media that are no pictures
+PLANNED = {"full_attention", "sliding_attention"}  # kinds of layers
 LONGEST = 512  # tokens of a prompt that is tried
 LENGTHS = (7, 5, 9)  # tokens of the responses
 SLIPS = (RuntimeError, ValueError, IndexError, AttributeError, TypeError, KeyError, NotImplementedError, AssertionError,
@@ -158,7 +159,7 @@ def plannable(model: LanguageModel, known: Capabilities) -> bool:
     """Whether packed rows are worth a try; a window has to be shorter than the longest prompt."""
     config = model.text(model.network).config
     kinds = set(getattr(config, "layer_types", None) or [])
-    has_plan = config._attn_implementation == "sdpa" and kinds <= {"full_attention", "sliding_attention"}
+    has_plan = config._attn_implementation == "sdpa" and kinds <= PLANNED
     return not known.own_logits and has_plan and window_of(model.config) <= LONGEST
 
 

@@ -164,17 +164,48 @@ def positions_of(options: CommonModelOptions) -> Positions | None:
     Raises:
         UserError: it can't be read.
     """
+    from burnish.language.model.universal import positions_within
+
+    text = _text_config(options)
+    with understood(f"model.path is {options.path}, whose config.json can't be read"):
+        return None if text is None else positions_within(text)
+
+
+def _text_config(options: CommonModelOptions) -> Any:
+    """The decoder's configuration, by config.json alone; None where transformers can't tell.
+
+    Raises:
+        UserError: it can't be read.
+    """
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    from burnish.language.model.universal import positions_within
 
     path, config = read_config(options)
     if config.get("model_type") not in CONFIG_MAPPING:
         return None
     with understood(f"model.path is {options.path}, whose config.json can't be read"):
-        found = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        return positions_within(found.get_text_config())
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False).get_text_config()
+
+
+def check_split(options: CommonModelOptions, size: int) -> None:
+    """Refuse a decoder whose sequences ranks can't split, by config.json alone.
+
+    Args:
+        options: of the model.
+        size: ranks that share a sequence.
+
+    Raises:
+        UserError: it has fewer heads, or layers that are no attention.
+    """
+    from burnish.language.model.capabilities import PLANNED
+
+    text = _text_config(options)
+    heads, kinds = getattr(text, "num_attention_heads", None), set(getattr(text, "layer_types", None) or ())
+    said = f"sharding.context_parallel is {size}, but {options.path} has"
+    if isinstance(heads, int) and heads < size:
+        raise UserError(f"{said} {heads} attention heads, of which every rank needs one; give {heads} or less")
+    if odd := sorted(kinds - PLANNED):
+        raise UserError(f"{said} layers of {', '.join(odd)}, which need all tokens on one rank; set it to 1")
 
 
 def load_outline(options: CommonModelOptions) -> LanguageModel:

@@ -75,7 +75,7 @@ def judged(head: Callable[[Tensor], Tensor], states: ResponseStates) -> Tensor:
     """Scores [B, T, H] in float32 from the states before tokens; 0 where the mask is false."""
     import torch
 
-    values = head(states.hidden.float())
+    values = states.all(head(states.hidden.float()))
     out = torch.zeros(*states.mask.shape, values.shape[1], device=values.device)
     return out.masked_scatter(states.mask[:, :, None].expand_as(out), values)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
     from burnish.language.logprobs import Head, Layout, ResponseStates
     from burnish.language.model.base import Audio, Chat, Tools, Video
     from burnish.language.model.forwards import Collation, Inputs
+    from burnish.training.ranks import Ranks
     from burnish.types.completion import Completion, Encoded, Features
+
+log = logging.getLogger(__name__)
 
 CUT = "\ue0f0\ue0f1"  # a token where texts are split before they become tokens; it is taken out again
 SEEN = ("image", "video", "audio", "media", "vision")  # in names of the ids that stand for media in config.json
@@ -407,19 +411,36 @@ class LanguageModel:
             )
         self._single_forward = True
 
+    def require_split(self) -> None:
+        """Refuse a model whose sequences ranks can't split, and tell which prompts they don't.
+
+        Raises:
+            UserError: the model can't.
+        """
+        known, name = self.capabilities, type(self.network).__name__
+        if not known.packed:
+            raise UserError(
+                f"sharding.context_parallel is given, but ranks split sequences of packed rows alone, and {name} has "
+                f"{known.name}; set it to 1"
+            )
+        if known.unpacked:
+            log.warning("%s: ranks don't split prompts with %s", name, ", ".join(sorted(known.unpacked)))
+
     def response_states(
-        self, network: nn.Module, completion: Completion, *, layout: Layout | Literal["auto"]
+        self, network: nn.Module, completion: Completion, *, layout: Layout | Literal["auto"], context: Ranks
     ) -> ResponseStates:
         """The states that the policy's tokens were chosen from, with gradients.
 
         Each prompt's media are encoded once per forward pass. ``layout`` changes values by rounding only; a model that
-        can't run one takes the nearest that it can.
+        can't run one takes the nearest that it can. The ranks of a ``context`` split a packed sequence; of any other
+        each runs all.
         """
         if layout != "padded" and self._packs(completion.prompts.rows().features + completion.features):
             from burnish.language.logprobs import packed_states
 
-            return packed_states(self, network, completion, layout=layout)
-        return self.forwards.responses(network, completion, self.capabilities, single=self._single_forward)
+            return packed_states(self, network, completion, layout=layout, context=context)
+        states = self.forwards.responses(network, completion, self.capabilities, single=self._single_forward)
+        return states.shared_out(context)
 
     def _packs(self, features: Sequence[Features]) -> bool:
         """Whether prompts with these media are packed."""

@@ -1,0 +1,150 @@
+"""Ranks that split sequences learn what one rank learns: losses and gradients of all weights."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from burnish.checkpoint.store import CheckpointStore
+from burnish.config import load
+from burnish.tasks import assemble
+from burnish.training.ranks import SINGLE_RANK, Ranks
+from burnish.training.sequences import Split, chunks
+from burnish.training.sharding import local_shard
+from tests.support.optional import seldom
+from tests.support.rank_runs import together
+from tests.support.tiny_run import TinyRun
+
+pytestmark = pytest.mark.cluster
+
+HEADS = [(4, 4), (6, 3), (7, 1), (6, 2), (8, 2)]  # of queries, and of keys
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    q, k, v = (one.transpose(1, 2) for one in (query, key, value))
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2)
+
+
+def attended(ranks: Ranks, folder: Path) -> list[Any]:
+    """What a rank has of queries of 7 tokens that attend to 9, and the gradients of all of their sum of squares."""
+    found = []
+    for heads, groups in HEADS:
+        draw = torch.Generator().manual_seed(heads)
+        shapes = [(2, 7, heads, 4), (2, 9, groups, 4), (2, 9, groups, 3)]
+        given = [torch.randn(shape, generator=draw).requires_grad_() for shape in shapes]
+        if ranks.size == 1:
+            out = attention(*given)
+        else:
+            queries, keys = (Split(ranks, chunks(count, ranks.size)) for count in (7, 9))
+            own = [one[:, split.own] for one, split in zip(given, (queries, keys, keys), strict=True)]
+            out = queries.gathered(queries.attend(attention, *own, keys), 1)
+        out.square().sum().backward()
+        found.append([out.detach(), *(one.grad for one in given)])
+    return found
+
+
+@pytest.mark.parametrize("size", [3, *seldom(2, 4)])
+def test_any_number_of_heads_is_shared_out(size: int, tmp_path: Path) -> None:
+    ranks = together(lambda ranks, folder: attended(ranks.in_contexts(size).context, folder), tmp_path, size=size)
+    for case, alone in enumerate(attended(SINGLE_RANK, tmp_path)):
+        parts = [found[case] for found in ranks]
+        for one, *_ in parts:
+            torch.testing.assert_close(one, alone[0])
+        for number, gradient in enumerate(alone[1:], start=1):  # each rank has those of its own tokens
+            torch.testing.assert_close(sum(part[number] for part in parts), gradient)
+
+
+def begun(recipe: Path, options: list[str], size: int, ranks: Ranks) -> Any:
+    """A run of ranks, of which ``size`` split each sequence."""
+    logging.disable(logging.ERROR)
+    several = ["runtime=ray", f"pools.train.processes={ranks.size}", f"sharding.context_parallel={size}"]
+    config = load(str(recipe), [*options, *(several if ranks.size > 1 else [])])
+    assembly = assemble(config, ranks.in_contexts(size), trains=True)
+    assembly.check_data()
+    assembly.check()
+    return assembly
+
+
+def learn(assembly: Any, update: int) -> Any:
+    """Metrics of an update."""
+    workers = assembly.workers
+    batch, _ = workers.compute_advantages(workers.compute_logprobs(assembly.source.rollout(update)))
+    return workers.update(batch, update)
+
+
+def learned(recipe: Path, options: list[str], size: int, ranks: Ranks, folder: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Metrics and gradients of an optimizer step."""
+    assembly = begun(recipe, options, size, ranks)
+    metrics, weights = learn(assembly, 1), assembly.workers.groups[0].parameters
+    gradients: dict[str, Any] = {name: one.grad for name, one in weights.items() if one.grad is not None}
+    return metrics, {name: one if ranks.size == 1 else one.full_tensor() for name, one in gradients.items()}
+
+
+def resumed(recipe: Path, options: list[str], size: int, ranks: Ranks, folder: Path) -> list[tuple[Tensor, Tensor]]:
+    """This rank's weights after two updates, with and without a checkpoint between them."""
+    assembly, again = (begun(recipe, options, size, ranks) for _ in range(2))
+    store = CheckpointStore(folder / "checkpoints", assembly.config.checkpoint, ranks)
+    learn(assembly, 1)
+    store.save(1, assembly.state_dict(), identity=assembly.identity, score=None)
+    learn(assembly, 2)
+    checkpoint = store.latest()
+    assert checkpoint is not None
+    again.load_state_dict(checkpoint.load(again.identity, again.state_dict()))
+    learn(again, 2)
+    both = [[local_shard(one) for one in run.workers.groups[0].parameters.values()] for run in (assembly, again)]
+    return list(zip(*both, strict=True))
+
+
+ONCE = ["model.lora=null", "trainer.mini_batch_size=null", "trainer.epochs=1", "optimizer.max_grad_norm=1000"]
+SFT = ["algorithm=sft", "data.train_files={data}/responses.jsonl"]
+PICTURES = ["algorithm=sft", "data.train_files={data}/pictures.jsonl", "model.gradient_checkpointing=true"]
+SHARED = ["algorithm=dpo", "data.train_files={data}/preferences.jsonl", "trainer.layout=shared"]
+CLIP = [*PICTURES, "data.fit=centre_crop", "rollout.num_frames=1", "rollout.height=32", "rollout.width=32"]
+EXPERTS = [*SFT, "model.router_aux_loss_coef=0.3"]
+REWARDS = ["algorithm=bradley_terry", "data.train_files={data}/preferences.jsonl"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("half", "model", "options", "ranks", "size"),
+    [
+        ("language", "qwen2_5_vl", SFT, 2, 2), ("language", "qwen3_vl_moe", EXPERTS, 2, 2),
+        ("generators", "qwen-image", PICTURES, 2, 2),
+        *seldom(
+            ("language", "qwen2_5_vl", SHARED, 4, 2), ("language", "qwen3_vl_moe", SFT, 4, 4),
+            ("language", "qwen3_omni_moe_thinker", SFT, 4, 2), ("language", "qwen3_vl", SHARED, 3, 3),
+            ("reward_models", "qwen2_5_vl", REWARDS, 2, 2), ("generators", "qwen-image", PICTURES, 4, 2),
+            ("generators", "flux", PICTURES, 4, 2), ("generators", "flux2", PICTURES, 2, 2),
+            ("generators", "wan2.1", CLIP, 4, 2), ("generators", "ltx", CLIP, 2, 2),
+        ),
+    ],
+)  # fmt: skip
+def test_losses_and_gradients_are_those_of_one_rank(half, model, options, ranks, size, files, tmp_path):
+    run = TinyRun(files, half, model, *ONCE, *options, name=f"sequences/{model}")
+    metrics, gradients = learned(run.recipe, run.options, 1, SINGLE_RANK, tmp_path)
+    for found, theirs in together(partial(learned, run.recipe, run.options, size), tmp_path, size=ranks):
+        for name, value in metrics.items():
+            if not name.startswith("global_seqlen/"):  # of each rank
+                assert found[name] == pytest.approx(value, rel=1e-6, abs=1e-6), name
+        assert theirs.keys() == gradients.keys()
+        apart = sum(float((theirs[name] - one).square().sum()) for name, one in gradients.items())
+        near = 1e-5 if model == "wan2.1" else 1e-6  # of gradients that all but cancel
+        assert apart <= near**2 * sum(float(one.square().sum()) for one in gradients.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("half", "model", "options", "ranks", "size"),
+    [("language", "qwen2_5_vl", SFT, 2, 2), *seldom(("generators", "qwen-image", PICTURES, 4, 2))],
+)
+def test_a_resumed_run_has_the_same_bits(half, model, options, ranks, size, files, tmp_path):
+    run = TinyRun(files, half, model, *ONCE, *options, name=f"resumed/{model}")
+    for found in together(partial(resumed, run.recipe, run.options, size), tmp_path, size=ranks):
+        assert all(torch.equal(one, other) for one, other in found)
