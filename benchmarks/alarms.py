@@ -51,7 +51,7 @@ WATCHED = ["rewards.ocr.weight=0"]  # so that a table can say what was lost
 ANSWERS = ["steps=40", "validation.every=40", "scoring.processes=0"]
 READ = ["rewards.format.weight=0", "rewards.exact.weight=0"]
 REWARD = "critic/rewards/mean"
-ACTED = {  # per recipe: the honest measure, and options of its runs in which alarms act
+ACTED: dict[str, tuple[str, list[str]]] = {  # honest measure and options, by recipe
     "quickstart": (
         "ocr",
         [
