@@ -95,7 +95,7 @@ class _Server(ThreadingHTTPServer):
 class JsonServer:
     """Answers as its ``reply`` says: (status, content, *headers) for a request and their count so far."""
 
-    def __init__(self, reply: Callable[[Any, int], tuple], greeting: Any) -> None:
+    def __init__(self, reply: Callable[[Any, int], tuple[Any, ...]], greeting: Any) -> None:
         """Args: ``greeting`` is what a GET is answered with."""
         self.reply, self.lock, self.url, self.greeting = reply, threading.Lock(), "", greeting
         self.got: list[Any] = []
@@ -117,7 +117,7 @@ class JsonServer:
 
 
 @contextmanager
-def json_server(reply: Callable[[Any, int], tuple], greeting: Any = None) -> Iterator[JsonServer]:
+def json_server(reply: Callable[[Any, int], tuple[Any, ...]], greeting: Any = None) -> Iterator[JsonServer]:
     one = JsonServer(reply, greeting)
     with serving(one.answer) as one.url:
         yield one
