@@ -174,5 +174,5 @@ def carry_out(file: Path, store: CheckpointStore, before: Sequence[Action], deci
     """
     to = min(one.to for one in decided)
     kept = [replace(one, to=min(one.to, to)) if one.kind == "rewind" else one for one in [*before, *decided]]
-    store.rewind(to)
+    store.rewind(max(one.update for one in decided), to)
     write_actions(file, at_checkpoint(kept, to))

@@ -228,10 +228,10 @@ class CheckpointStore:
             if int(path.name) < update and path not in keep:
                 self._remove(path)
 
-    def rewind(self, update: int) -> None:
-        """Remove the checkpoints after an update, the newest first: the run goes on from there."""
+    def rewind(self, done: int, to: int) -> None:
+        """Remove the checkpoints of the updates after ``to`` up to ``done``, the newest first: the run goes back."""
         for path in sorted(numbered(self.folder), reverse=True):
-            if int(path.name) > update:
+            if to < int(path.name) <= done:
                 self._remove(path)
 
     def _remove(self, path: Path) -> None:

@@ -71,10 +71,10 @@ def train(config: RunConfig, stop: StopRequest | None = None) -> int:
             with suppress(Cancelled):  # before the first update of this process
                 with asked.cancellable():
                     config = with_steps(config)
-                while not (finished := _train_in(folder, config, asked)) and asked.requested is None:
+                start = config.resume
+                while not (finished := _train_in(folder, config, start, asked)) and asked.requested is None:
                     gc.collect()  # the networks of before, or there would be two of each
-                    newest = read_actions(folder.alarms_actions)[-1]
-                    config = replace(config, resume=str(folder.checkpoints / f"{newest.to:08d}"))
+                    start = str(folder.checkpoints / f"{read_actions(folder.alarms_actions)[-1].to:08d}")
             if not folder.has_run():
                 print(f"Stopped by {asked.requested} before the first update; the same command starts again")
                 return EXIT_STOPPED
@@ -85,8 +85,14 @@ def train(config: RunConfig, stop: StopRequest | None = None) -> int:
         return 0 if finished else EXIT_STOPPED
 
 
-def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
+def _train_in(folder: RunFolder, config: RunConfig, start: str, stop: StopRequest) -> bool:
     """Train until all updates are done (True), or until a stop was requested or an alarm changes options (False).
+
+    Args:
+        folder: of the run.
+        config: of the run.
+        start: what to resume from, as the option ``resume`` says it.
+        stop: of the run.
 
     Raises:
         Cancelled: a stop was requested before the first update of this process.
@@ -95,7 +101,7 @@ def _train_in(folder: RunFolder, config: RunConfig, stop: StopRequest) -> bool:
     with ExitStack() as beside:
         with stop.cancellable():
             store = CheckpointStore(folder.checkpoints, config.checkpoint)
-            checkpoint = starting_point(config, folder, store)
+            checkpoint = starting_point(replace(config, resume=start), folder, store)
             if checkpoint is not None:
                 config = folder.with_its_batches(config)
             given, actions = config, actions_of(checkpoint)

@@ -58,6 +58,7 @@ def test_an_action_changes_its_option_from_the_next_update_on(acting):
         assert alone[3:] == [True] * 3
         assert not any(alone[:3])
     assert f"kl acted: {kind.replace('_', ' ')}" in (run.output / "report.md").read_text()
+    assert "resume: auto" in (run.output / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize("at", [3, *seldom(2, 4)])
