@@ -110,8 +110,8 @@ class Alarms(Hook):
         self._active = set(active)
         if self.actions or self.folder.alarms_actions.exists():
             write_actions(self.folder.alarms_actions, self.actions)
-        acted = {(one.alarm, one.update) for one in self.actions if one.kind != "rewind"}
-        self._act(done, (one for one in active.values() if (one.name, one.update) not in acted))
+        acted = {one.alarm: one.update for one in self.actions if one.kind != "rewind"}
+        self._act(done, (one for one in active.values() if acted.get(one.name, -1) < one.update))
 
     def observe(self, update: int, collected: Collected) -> None:
         """Keep what some samples look like."""

@@ -72,6 +72,14 @@ def test_an_interrupted_run_acts_in_the_same_way(files, acting, at):
     same(run, whole)
 
 
+def test_an_alarm_that_stands_acts_once_when_it_is_told_to_later(files):
+    run = run_of(files, "later")
+    run.train("steps=4")
+    run.train("steps=6", "alarms.on={kl: raise_kl}")
+    assert [(one["update"], one["to"]) for one in actions(run)] == [(4, 4)]
+    assert [row["actor/kl_coef"] for row in run.metrics[1:]] == [0.01] * 4 + [0.1] * 2
+
+
 def test_a_rewind_goes_back_before_the_drift_with_half_the_learning_rate_three_times_at_most(files):
     def rewinding(name: str) -> TinyRun:
         return run_of(files, name, "alarms.on={kl: rewind}")
