@@ -1,7 +1,8 @@
 """Host memory and bytes of a checkpoint's save and load, on 1, 2 and 4 ranks of the CPU, for weights, Adam and an EMA.
 
-Every rank is a process with its shard of the weights; there is no network. ``peak above`` is that of the resident
-memory above the rank's share of the state, the largest over ranks; ``read`` are the bytes that all ranks read.
+Every rank is a process with its shard of the weights. ``peak above`` is that of its own memory above
+the rank's share of the state, the largest over ranks; pages of files that are mapped don't count, as they can be given
+up. ``read`` are the bytes that all ranks read.
 
     python -m benchmarks.checkpoints --weights 200 --output checkpoints.json
 """
@@ -9,6 +10,7 @@ memory above the rank's share of the state, the largest over ranks; ``read`` are
 import multiprocessing
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -78,22 +80,33 @@ class Held:
 
 
 class Meter:
-    """Peak of this process's resident memory, and bytes that it reads, from here on."""
+    """Peak of this process's own memory, looked at every millisecond, and bytes that it reads, from here on."""
 
     def __init__(self) -> None:
-        self._before = _counter("status", "VmRSS") * 1024
+        self._before = self._peak = _own_memory()
         self._read, self._begun = _counter("io", "rchar"), time.perf_counter()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.001):
+            self._peak = max(self._peak, _own_memory())
 
     def stop(self, taken: int = 0) -> dict[str, float]:
         """MiB above what was there and the bytes taken on purpose, MiB read, and seconds."""
         seconds = time.perf_counter() - self._begun
-        peak = _counter("status", "VmHWM") * 1024
+        self._over.set()
+        self._watcher.join()
         return {
-            "above": (peak - self._before - taken) / MIB,
+            "above": (max(self._peak, _own_memory()) - self._before - taken) / MIB,
             "read": (_counter("io", "rchar") - self._read) / MIB,
             "seconds": seconds,
         }
+
+
+def _own_memory() -> int:
+    return (_counter("status", "RssAnon") + _counter("status", "RssShmem")) * 1024
 
 
 def _counter(file: str, name: str) -> int:

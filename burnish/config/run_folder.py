@@ -35,7 +35,7 @@ from burnish.utils.paths import (
     check_run_folder,
     holds_run,
 )
-from burnish.utils.reading import checked_path
+from burnish.utils.reading import checked_path, read_file
 from burnish.utils.user_code import code_of
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class RunFolder:
             return []
         rows: list[dict[str, Any]] = []
         damaged = []
-        for number, text in enumerate(self.metrics.read_bytes().splitlines(), 1):
+        for number, text in enumerate(read_file(self.metrics).splitlines(), 1):
             row: Any = None
             with suppress(ValueError):
                 row = parse_json(text)

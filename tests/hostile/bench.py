@@ -24,7 +24,7 @@ SECONDS = 15.0  # of computing; a machine that is busy takes longer by the clock
 PATIENCE = 100.0  # seconds by the clock until a try counts as hanging
 GRACE = 5.0  # seconds in which processes that a command started notice that it is gone
 MEMORY = 12 << 30  # bytes of addresses that a try may use
-LARGEST = 1 << 30  # bytes of memory that it takes beside what all have at first
+LARGEST = 4 << 30  # bytes of memory that it takes beside what all have at first: a class may have a large default
 ADOPT = 36  # prctl's PR_SET_CHILD_SUBREAPER: orphans of a try become children of this process
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
