@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from functools import cache
+from types import SimpleNamespace
 from typing import get_args, get_origin, get_type_hints
 
 import pytest
@@ -102,7 +103,10 @@ REFUSED = [("flow", *row) for row in FLOW] + [("language", *row) for row in LANG
 @pytest.mark.parametrize(("half", "name", "options", "named"), REFUSED, ids=lambda value: str(value)[:40])
 def test_what_contradicts_itself_or_is_never_read_is_refused(half, name, options, named):
     with pytest.raises(ValueError, match=named):
-        raise ConfigError(problems(lookup(f"{half} algorithm", name)(**options), ()))
+        made = lookup(f"{half} algorithm", name)(**options)
+        for option, value in {"online": True, "data": SimpleNamespace(scores=None)}.items():  # of the run
+            vars(made).setdefault(option, value)
+        raise ConfigError(problems(made, ()))
 
 
 # of language models, what no golden run sets: another value than the default, or what it is read with and two values

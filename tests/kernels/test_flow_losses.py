@@ -39,7 +39,8 @@ class Terms(SimpleNamespace):
 def forward_terms(target: Tensor, **given: Tensor) -> Any:
     unread = torch.zeros(len(target))
     names = ("conditioning", "atom", "clean", "noisy", "time", "value")
-    return Terms(target=target, share=torch.ones(len(target)), **dict.fromkeys(names, unread) | given)
+    same = {"share": torch.ones(len(target)), "kl_factor": [1.0] * len(target)}
+    return Terms(target=target, **same, **dict.fromkeys(names, unread) | given)
 
 
 def roles_that_say(policy: Tensor, reference: Tensor, old: Tensor | None = None) -> Any:

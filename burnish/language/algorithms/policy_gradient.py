@@ -50,10 +50,7 @@ class TokenPolicyGradient(PolicyGradient):
 
     given_logprobs: Annotated[
         Literal["recorded", "reference"],
-        ReadIf(
-            lambda section, run: run.data.scores,
-            why="data.scores is null, and own responses have theirs",
-        ),
+        ReadIf("data.scores", why="data.scores is null, and own responses have theirs"),
     ] = "recorded"
     """data.scores: log-probs of the policy that wrote the responses, which importance correction begins from. recorded:
     every record has them; reference: where one has none, those of the model before training."""
