@@ -49,16 +49,13 @@ def test_the_projections_of_the_decoder_are_adapted_and_others_where_that_is_ask
     assert {name.partition(".")[2].partition(".")[2] for name in drawing} == {"attn.to_q"}
 
 
-@pytest.mark.parametrize(
-    ("model", "taken", "left_out"),
-    [
-        ("laguna", "q_proj", "shared_experts"),
-        *seldom(
-            ("deepseek_v3", "self_attn", "gate_proj"), ("falcon_h1", "in_proj", "out_proj"),
-            ("llama4", "q_proj", "router"),
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("model", "taken", "left_out"), [
+    ("laguna", "q_proj", "shared_experts"),
+    *seldom(
+        ("deepseek_v3", "self_attn", "gate_proj"), ("falcon_h1", "in_proj", "out_proj"),
+        ("llama4", "q_proj", "router"),
+    ),
+])  # fmt: skip
 def test_layers_that_can_not_be_adapted_are_left_out(model, taken, left_out, files):
     """Names that peft takes for those of experts, or loses when it saves them; what Mamba's kernels read."""
     found = layers(files, model, "{rank: 2}")

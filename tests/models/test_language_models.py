@@ -109,13 +109,10 @@ def changing(unseen, files, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize(
-    ("change", "reads_mask"),
-    [
-        (no_change, True), (wrong_cache, True), (rows_change_one_another, True), (any_padding_changes, True),
-        *seldom((no_change, False), (fewer_logits, True)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "reads_mask"), [
+    (no_change, True), (wrong_cache, True), (rows_change_one_another, True), (any_padding_changes, True),
+    *seldom((no_change, False), (fewer_logits, True)),
+])  # fmt: skip
 def test_a_class_that_burnish_has_never_seen_trains_without_what_it_gets_wrong(change, reads_mask, changing):
     run = changing(change, reads_mask)
     run.train()

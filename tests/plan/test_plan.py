@@ -110,14 +110,11 @@ GENEVAL = "rewards.geneval={name: geneval_mask2former, device: cuda}"
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("options", "where"),
-    [
-        (["rewards.other={name: pickscore, device: cuda, path: who/knows}"], {"train"}),
-        ([*RAY, "validation.every=null", "validation.before=false", "scoring.probe=false"], {"rollout"}),
-        ([*RAY, "pools.reward.processes=1"], {"reward"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "where"), [
+    (["rewards.other={name: pickscore, device: cuda, path: who/knows}"], {"train"}),
+    ([*RAY, "validation.every=null", "validation.before=false", "scoring.probe=false"], {"rollout"}),
+    ([*RAY, "pools.reward.processes=1"], {"reward"}),
+])  # fmt: skip
 def test_networks_of_rewards_count_where_they_score(options, where):
     found = plan("quickstart", GENEVAL, *options)
     held = {name: max(row.get("rewards", 0.0) for row in rows.values()) for name, rows in found.pools.items()}
@@ -161,15 +158,12 @@ def test_a_gpu_that_is_shared_with_vllm_holds_both(large):
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["runtime=ray", "pools.train.processes=2", "sharding.context_parallel=2"], "sharding.context_parallel=1"),
-        (["validation.suites=[vlm_quickstart]"], "another suite"), (["validation.suites=[nowhere]"], "chartqa"),
-        (["sharding.offload=true", "model.device=cuda", "model.lora=null"], "sharding.offload is true"),
-        *(([f"memory={size}"], "memory=80GB") for size in ("80", "GB", "-1GB", "1e9GB", "8.GB")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "words"), [
+    (["runtime=ray", "pools.train.processes=2", "sharding.context_parallel=2"], "sharding.context_parallel=1"),
+    (["validation.suites=[vlm_quickstart]"], "another suite"), (["validation.suites=[nowhere]"], "chartqa"),
+    (["sharding.offload=true", "model.device=cuda", "model.lora=null"], "sharding.offload is true"),
+    *(([f"memory={size}"], "memory=80GB") for size in ("80", "GB", "-1GB", "1e9GB", "8.GB")),
+])  # fmt: skip
 def test_what_a_run_would_refuse_or_a_forecast_can_not_tell_is_said(options, words):
     assert words in burnish("plan", "quickstart", *options, status=2).message
 

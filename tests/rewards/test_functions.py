@@ -12,6 +12,7 @@ from burnish.rewards.text.base import Response
 from burnish.types.prompt import Prompt
 from tests.support import named_rewards
 from tests.support.asked import flow_reward, reward
+from tests.support.asked import values_of as values
 from tests.support.scoring import evaluated, function
 from tests.support.tiny_run import TinyRun
 
@@ -22,10 +23,6 @@ def drawn(name: str, **arguments):
 
 def said(name: str, **arguments):
     return reward(**function(name, arguments=arguments))
-
-
-def values(one, samples, prompts) -> list[float | None]:
-    return [score.value for score in one(samples, prompts)]
 
 
 def asked(text: str, **own) -> Prompt:
@@ -156,10 +153,7 @@ FUNCTIONS = "tests.support.reward_functions"
 
 @pytest.mark.parametrize(
     ("path", "why"),
-    [
-        (f"{FUNCTIONS}:brightnes", "did you mean brightness?"),
-        ("broken.py:score", "NameError: name 'undefined_name'"),
-    ],
+    [(f"{FUNCTIONS}:brightnes", "did you mean brightness?"), ("broken.py:score", "NameError: name 'undefined_name'")],
 )
 def test_a_path_that_leads_nowhere_is_refused_before_the_run(tmp_path, monkeypatch, path, why):
     monkeypatch.chdir(tmp_path)

@@ -14,13 +14,10 @@ from burnish.types.prompt import Prompt
 from burnish.types.samples import Clip
 from tests.conformance import case
 from tests.support.asked import flow_reward
+from tests.support.asked import values_of as values
 from tests.support.drawing import line, noise, scene
 
 PROMPT = Prompt(text="a")
-
-
-def values(reward, samples, prompts) -> list[float | None]:
-    return [score.value for score in reward(samples, prompts)]
 
 
 def value(name: str, picture: np.ndarray, **options) -> float | None:

@@ -103,16 +103,13 @@ def test_qwen_by_hand():
     assert cost.backward == pytest.approx(2 * cost.forward, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "tf32", "tera"),
-    [
-        ("NVIDIA H100 80GB HBM3", torch.bfloat16, True, 989.4), ("NVIDIA H100 PCIe", torch.bfloat16, True, 756.5),
-        ("NVIDIA H200", torch.bfloat16, True, 989.4), ("NVIDIA L40S", torch.bfloat16, True, 362),
-        ("NVIDIA L4", torch.bfloat16, True, 121), ("NVIDIA A100-SXM4-80GB", torch.bfloat16, True, 312),
-        ("NVIDIA GeForce RTX 4090", torch.bfloat16, True, 165.2), ("NVIDIA H200", torch.float32, True, 494.7),
-        ("NVIDIA H200", torch.float32, False, 66.9), ("Tesla T4", torch.float32, True, 8.1),
-        ("NVIDIA H2000", torch.bfloat16, True, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "dtype", "tf32", "tera"), [
+    ("NVIDIA H100 80GB HBM3", torch.bfloat16, True, 989.4), ("NVIDIA H100 PCIe", torch.bfloat16, True, 756.5),
+    ("NVIDIA H200", torch.bfloat16, True, 989.4), ("NVIDIA L40S", torch.bfloat16, True, 362),
+    ("NVIDIA L4", torch.bfloat16, True, 121), ("NVIDIA A100-SXM4-80GB", torch.bfloat16, True, 312),
+    ("NVIDIA GeForce RTX 4090", torch.bfloat16, True, 165.2), ("NVIDIA H200", torch.float32, True, 494.7),
+    ("NVIDIA H200", torch.float32, False, 66.9), ("Tesla T4", torch.float32, True, 8.1),
+    ("NVIDIA H2000", torch.bfloat16, True, None),
+])  # fmt: skip
 def test_the_peak_is_that_of_the_longest_name(name, dtype, tf32, tera):
     assert peak_of(name, dtype, tf32=tf32) == (tera and pytest.approx(tera * 1e12))

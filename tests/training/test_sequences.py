@@ -112,20 +112,17 @@ REWARDS = ["algorithm=bradley_terry", "data.train_files={data}/preferences.jsonl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("half", "model", "options", "ranks", "size"),
-    [
-        ("language", "qwen2_5_vl", SFT, 2, 2), ("language", "qwen3_vl_moe", EXPERTS, 2, 2),
-        ("generators", "qwen-image", PICTURES, 2, 2),
-        *seldom(
-            ("language", "qwen2_5_vl", SHARED, 4, 2), ("language", "qwen3_vl_moe", SFT, 4, 4),
-            ("language", "qwen3_omni_moe_thinker", SFT, 4, 2), ("language", "qwen3_vl", SHARED, 3, 3),
-            ("reward_models", "qwen2_5_vl", REWARDS, 2, 2), ("generators", "qwen-image", PICTURES, 4, 2),
-            ("generators", "flux", PICTURES, 4, 2), ("generators", "flux2", PICTURES, 2, 2),
-            ("generators", "wan2.1", CLIP, 4, 2), ("generators", "ltx", CLIP, 2, 2),
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("half", "model", "options", "ranks", "size"), [
+    ("language", "qwen2_5_vl", SFT, 2, 2), ("language", "qwen3_vl_moe", EXPERTS, 2, 2),
+    ("generators", "qwen-image", PICTURES, 2, 2),
+    *seldom(
+        ("language", "qwen2_5_vl", SHARED, 4, 2), ("language", "qwen3_vl_moe", SFT, 4, 4),
+        ("language", "qwen3_omni_moe_thinker", SFT, 4, 2), ("language", "qwen3_vl", SHARED, 3, 3),
+        ("reward_models", "qwen2_5_vl", REWARDS, 2, 2), ("generators", "qwen-image", PICTURES, 4, 2),
+        ("generators", "flux", PICTURES, 4, 2), ("generators", "flux2", PICTURES, 2, 2),
+        ("generators", "wan2.1", CLIP, 4, 2), ("generators", "ltx", CLIP, 2, 2),
+    ),
+])  # fmt: skip
 def test_losses_and_gradients_are_those_of_one_rank(half, model, options, ranks, size, files, tmp_path):
     run = TinyRun(files, half, model, *ONCE, *options, name=f"sequences/{model}")
     metrics, gradients = learned(run.recipe, run.options, 1, SINGLE_RANK, tmp_path)

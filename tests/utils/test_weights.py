@@ -105,13 +105,10 @@ def test_infinities_are_found_and_large_numbers_and_what_has_no_use_do_no_harm(d
     refused(run, "non-finite")
 
 
-@pytest.mark.parametrize(
-    ("file", "words"),
-    [
-        ("tokenizer.json", "tokenizer"), ("processor_config.json", "processor"), ("model.safetensors", "no weights"),
-        ("chat_template.jinja", "reads no prompts with images"),  # others put them in without a template
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("file", "words"), [
+    ("tokenizer.json", "tokenizer"), ("processor_config.json", "processor"), ("model.safetensors", "no weights"),
+    ("chat_template.jinja", "reads no prompts with images"),  # others put them in without a template
+])  # fmt: skip
 def test_a_folder_that_lacks_a_file_is_refused_before_weights_are_loaded(damaged, file, words):
     folder, run = damaged("qwen2_vl")
     (folder / file).unlink()
@@ -268,16 +265,9 @@ def test_a_gguf_file_is_trained_and_exported_with_the_weights_that_were_written(
     assert AutoTokenizer.from_pretrained(folder).eos_token == "</s>"
     records = tmp_path / "questions.jsonl"
     records.write_text('{"prompt": "a b c", "answer": "d"}\n' * 2)
-    options = [
-        "algorithm=grpo",
-        f"model.path={path}",
-        f"data.train_files={records}",
-        "steps=1",
-        "checkpoint.every=1",
-        "rollout.n=4",
-    ]
-    run = TinyRun(files, "language", "llama", *options, name="gguf")
-    run.train()
+    given = [f"model.path={path}", f"data.train_files={records}"]
+    run = TinyRun(files, "language", "llama", "algorithm=grpo", *given, "rollout.n=4", name="gguf")
+    run.train("steps=1", "checkpoint.every=1")
     burnish("export", run.output, "--output", tmp_path / "merged")
     after = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
     assert after.keys() == expected.keys()
