@@ -49,11 +49,12 @@ def test_an_action_changes_its_option_from_the_next_update_on(acting):
     _, run = acting
     ((kind, update, to),) = [(one["kind"], one["update"], one["to"]) for one in actions(run)]
     assert (update, to) == (3, 3)
+    _, *rows = run.metrics
     if kind == "raise_kl":
-        assert [row["actor/kl_coef"] for row in run.metrics] == [0.01] * 3 + [0.1] * 3
+        assert [row["actor/kl_coef"] for row in rows] == [0.01] * 3 + [0.1] * 3
     else:
         (label,) = {"odd", "even"} - {actions(run)[0]["reward"]}
-        alone = [row["critic/score/mean"] == pytest.approx(row[f"critic/{label}/mean"]) for row in run.metrics]
+        alone = [row["critic/score/mean"] == pytest.approx(row[f"critic/{label}/mean"]) for row in rows]
         assert alone[3:] == [True] * 3
         assert not any(alone[:3])
     assert f"kl acted: {kind.replace('_', ' ')}" in (run.output / "report.md").read_text()

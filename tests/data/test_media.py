@@ -17,11 +17,10 @@ from burnish.types.media import Fit, Media
 from burnish.types.samples import Sound, is_finite, writable
 from tests.support.clips import clip_file, moving_square
 from tests.support.drawing import promised
-from tests.support.records import GENERATOR, LANGUAGE, refused, write
+from tests.support.records import GENERATOR, LANGUAGE, SIZED, refused, write
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
 SMALL = NOISE[:28, :28]
-SIZED = ["rollout.height=6", "rollout.width=8"]
 RAMP = np.linspace(0, 2**16 - 1, 64).astype(np.uint16).reshape(8, 8)
 FRAMES = np.repeat(np.arange(0, 250, 25, dtype=np.uint8), 16 * 32 * 3).reshape(10, 16, 32, 3)
 

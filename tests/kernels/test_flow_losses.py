@@ -33,7 +33,7 @@ class Terms(SimpleNamespace):
 def forward_terms(target: Tensor, **given: Tensor) -> Any:
     unread = torch.zeros(len(target))
     names = ("conditioning", "atom", "clean", "noisy", "time", "value")
-    return Terms(target=target, share=torch.ones(len(target)), kl_factor=None, **dict.fromkeys(names, unread) | given)
+    return Terms(target=target, share=torch.ones(len(target)), kl_factor=[1.0], **dict.fromkeys(names, unread) | given)
 
 
 def roles_that_say(policy: Tensor, reference: Tensor, old: Tensor | None = None) -> Any:

@@ -105,18 +105,6 @@ def test_a_constant_first_batch_does_not_explode():
         assert 1 < running.normalise(later).abs().max() < 4
 
 
-def test_the_run_is_one_sample_however_it_came():
-    torch.manual_seed(0)
-    values = torch.randn(10) * 2 + 5
-    running = advantages.RunningMoments()
-    for part in values.split(3):
-        running.update(part, present(part))
-    torch.testing.assert_close(running.known.mean, values.double().mean().item())
-    torch.testing.assert_close(running.known.std(unbiased=True), values.double().std().item())
-    white = running.normalise(values)
-    torch.testing.assert_close(white.std().item(), 1.0, rtol=1e-5, atol=1e-5)
-
-
 def test_missing_rewards_and_rewards_that_are_no_number_are_left_out():
     running = advantages.RunningMoments()
     running.update(torch.tensor([1.0, 2.0, 50.0, math.nan]), torch.tensor([True, True, False, True]))

@@ -52,10 +52,8 @@ def test_a_plan_needs_no_data_and_no_adapter(given):
 
 @pytest.mark.thorough
 def test_what_is_shared_out_kept_and_sampled_is_counted(large):
-    alone = large("model.lora=null", "rollout.max_new_tokens=64").pools["train"]
-    halves = large("model.lora=null", "rollout.max_new_tokens=64", "runtime=ray", "pools.train.processes=2").pools[
-        "train"
-    ]
+    given = ["model.lora=null", "rollout.max_new_tokens=64"]
+    alone, halves = (large(*given, *two).pools["train"] for two in ([], ["runtime=ray", "pools.train.processes=2"]))
     assert alone["publish"]["weights"] == pytest.approx(0.35, abs=0.03)
     for what in ("weights", "optimizer"):
         assert halves["publish"][what] == pytest.approx(alone["publish"][what] / 2, abs=0.02)
@@ -152,10 +150,8 @@ def test_a_gpu_that_is_shared_with_vllm_holds_both(large):
     assert "256 of 256" in found
     assert "beside 12.0 GiB of vLLM" in found
     given["memory_fraction"] = 0.05
-    assert (
-        "rollout.vllm.memory_fraction"
-        in large(*VLLM, f"rollout.vllm={json.dumps(given)}", "memory=24GiB", status=1).said
-    )
+    found = large(*VLLM, f"rollout.vllm={json.dumps(given)}", "memory=24GiB", status=1).said
+    assert "rollout.vllm.memory_fraction" in found
 
 
 @pytest.mark.parametrize(("options", "words"), [

@@ -92,11 +92,9 @@ def resumed(recipe: Path, options: list[str], size: int, ranks: Ranks, folder: P
     assembly, again = (begun(recipe, options, size, ranks) for _ in range(2))
     store = CheckpointStore(folder / "checkpoints", assembly.config.checkpoint, ranks)
     learn(assembly, 1)
-    store.save(1, assembly.state_dict(), identity=assembly.identity, score=None)
+    saved = store.open(store.save(1, assembly.state_dict(), identity=assembly.identity, score=None))
     learn(assembly, 2)
-    checkpoint = store.latest()
-    assert checkpoint is not None
-    again.load_state_dict(checkpoint.load(again.identity, again.state_dict()))
+    again.load_state_dict(saved.load(again.identity, again.state_dict()))
     learn(again, 2)
     both = [[local_shard(one) for one in run.workers.groups[0].parameters.values()] for run in (assembly, again)]
     return list(zip(*both, strict=True))

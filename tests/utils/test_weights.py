@@ -142,13 +142,6 @@ def test_a_tokenizer_of_another_model_is_found_by_the_prompts(damaged):
     with pytest.raises(ValueError, match=r"has token \d+, but the model knows only 10"):
         Encoder(language)([Prompt(text="what?")])
 
-    def encode(*_):
-        raise ValueError("[AUDIO] is not supported")  # as Voxtral's processor does with the mark of a sound
-
-    language.encode = encode
-    with pytest.raises(ValueError, match=r"^prompt 'what' .*\[AUDIO\] is not supported"):
-        Encoder(language)([Prompt(text="what")])
-
 
 def test_settings_that_can_not_be_read_are_a_message(damaged):
     folder, run = damaged("qwen2_vl")
