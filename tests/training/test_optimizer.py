@@ -38,21 +38,17 @@ def test_steps_are_those_of_torchs_adamw():
 COSINE = [1 + math.cos(math.pi * (step - 2) / 8) for step in range(2, 11)]
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, [2.0] * 11),
-        ({"warmup_steps": 4}, [0.5, 1.0, 1.5, *[2.0] * 8]),
-        ({"warmup_ratio": 0.4}, [0.5, 1.0, 1.5, *[2.0] * 8]),
-        ({"warmup_ratio": 0.29, "schedule": "cosine"}, [1.0, 2.0, *COSINE]),  # rounded down to whole steps
-        ({"warmup_ratio": 0.04}, [2.0] * 11),
-        ({"schedule": "linear"}, [2 * (1 - step / 10) for step in range(11)]),
-        ({"schedule": "linear", "min_lr": 0.5}, [0.5 + 1.5 * (1 - step / 10) for step in range(11)]),
-        ({"schedule": "cosine", "warmup_steps": 2}, [1.0, 2.0, *COSINE]),
-        ({"schedule": "cosine", "warmup_steps": 2, "min_lr": 0.5}, [1.0, 2.0, *(0.5 + 0.75 * c for c in COSINE)]),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("options", "expected"), [
+    ({}, [2.0] * 11),
+    ({"warmup_steps": 4}, [0.5, 1.0, 1.5, *[2.0] * 8]),
+    ({"warmup_ratio": 0.4}, [0.5, 1.0, 1.5, *[2.0] * 8]),
+    ({"warmup_ratio": 0.29, "schedule": "cosine"}, [1.0, 2.0, *COSINE]),  # rounded down to whole steps
+    ({"warmup_ratio": 0.04}, [2.0] * 11),
+    ({"schedule": "linear"}, [2 * (1 - step / 10) for step in range(11)]),
+    ({"schedule": "linear", "min_lr": 0.5}, [0.5 + 1.5 * (1 - step / 10) for step in range(11)]),
+    ({"schedule": "cosine", "warmup_steps": 2}, [1.0, 2.0, *COSINE]),
+    ({"schedule": "cosine", "warmup_steps": 2, "min_lr": 0.5}, [1.0, 2.0, *(0.5 + 0.75 * c for c in COSINE)]),
+], ids=str)  # fmt: skip
 def test_the_rate_follows_its_schedule(options, expected):
     given = OptimizerOptions(lr=2.0, **options)
     rates = [learning_rate(step, given, 10) for step in range(26)]

@@ -171,14 +171,11 @@ def test_a_folder_does_not_choose_kernels_which_would_be_fetched_and_run(damaged
     assert "somebody" not in (tmp_path / "saved" / "config.json").read_text()
 
 
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (["../../elsewhere.safetensors"], r"\.\./\.\./elsewhere\.safetensors"),
-        ([3, None, ["x"], "a\0b"], "3, None, .* and 1 more"),
-        ([f"{i}.safetensors" for i in range(10_000)], "and 9997 more"),
-    ],
-)
+@pytest.mark.parametrize(("names", "said"), [
+    (["../../elsewhere.safetensors"], r"\.\./\.\./elsewhere\.safetensors"),
+    ([3, None, ["x"], "a\0b"], "3, None, .* and 1 more"),
+    ([f"{i}.safetensors" for i in range(10_000)], "and 9997 more"),
+])  # fmt: skip
 def test_an_index_names_files_beside_it_and_few_of_those_that_are_missing_are_told(tmp_path, names, said):
     (tmp_path.parent / "elsewhere.safetensors").touch()
     index = {"weight_map": {str(i): name for i, name in enumerate(names)}}
