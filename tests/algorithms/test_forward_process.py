@@ -178,9 +178,8 @@ def test_noise_and_levels_are_those_of_a_sample_whoever_lies_beside_it():
         alone, whole = (algorithm.compute_advantages(one)[0] for one in (scored().select([7, 5]), scored()))
         assert torch.equal(alone.time, whole.time[[7, 5]])
         torch.testing.assert_close(next(alone.terms(9)).noisy[:2], next(whole.select([7]).terms(9)).noisy)
-    twice = made("sft", train_timesteps=2, times="uniform").compute_advantages(given(1, "aa"))[
-        0
-    ]  # a picture twice in a batch
+    # a picture twice in a batch
+    twice, _ = made("sft", train_timesteps=2, times="uniform").compute_advantages(given(1, "aa"))
     part = next(twice.terms(9))
     assert (part.target + part.clean).unique(dim=0).shape[0] == twice.time.unique().numel() == 4
 

@@ -187,16 +187,13 @@ def test_every_option_changes_what_is_learned(path):
     raise AssertionError(tried)
 
 
-def chosen(recipe, *options):
-    return burnish.load(recipe, *options).algorithm
-
-
 @pytest.mark.parametrize(("recipe", "name"), [("quickstart", "flow_grpo"), ("vlm_quickstart", "grpo")])
 def test_parts_are_chosen_by_name_alone_or_with_options(recipe, name):
     own = ["algorithm.surrogate={name: sapo, tau_neg: 2}", "algorithm.advantage={name: returns, gamma: 0.5}"]
-    one = chosen(recipe, f"algorithm={name}", *own)
+    one = burnish.load(recipe, f"algorithm={name}", *own).algorithm
     assert (one.surrogate.tau_neg, one.advantage.gamma) == (2.0, 0.5)
-    one = chosen(recipe, f"algorithm={name}", "algorithm.surrogate=gspo", "algorithm.advantage=leave_one_out")
+    others = ["algorithm.surrogate=gspo", "algorithm.advantage=leave_one_out"]
+    one = burnish.load(recipe, f"algorithm={name}", *others).algorithm
     assert (one.surrogate.name, one.advantage.name) == ("gspo", "leave_one_out")
     assert one.clip == type(one)().clip, "what a recipe says of a part that another takes the place of is left out"
 
@@ -216,14 +213,6 @@ def test_parts_and_options_that_are_not_there_or_do_not_fit_a_run_are_refused(al
     recipe = "vlm_quickstart" if algorithm == "grpo" else "quickstart"
     given = [f"algorithm={algorithm}", *(f"algorithm.{option}" for option in options)]
     assert named in command("config", recipe, *given, status=2).message
-
-
-def test_policies_that_lag_are_named_on_the_command_line_and_written_down(tmp_path):
-    given = ["algorithm=crd", "algorithm.sample_with=slow", "algorithm.lagged.slow.decay=linear"]
-    given.append("algorithm.lagged.slow.linear=[75,0,0.0075,0.999]")
-    assert chosen("quickstart", *given).lagged["slow"].linear == (75, 0.0, 0.0075, 0.999)
-    (tmp_path / "config.yaml").write_text(command("config", "quickstart", *given).out)
-    assert chosen(str(tmp_path / "config.yaml")) == chosen("quickstart", *given)
 
 
 def test_an_advantage_of_a_wrong_shape_is_named():

@@ -26,7 +26,6 @@ PREFERENCES = [
     ("sft", {"online": True, "best": 2}), ("sft", {"online": True, "loss_agg_mode": "seq-mean-token-mean"}),
     ("sft", {"online": True, "best": 3, "reward_temperature": 0.5}),
 ]  # fmt: skip
-BEST, WORST = [0, 4], [1, 3]  # of the groups of REWARDS, the last of which has equal ones
 
 
 def made(name, **options):

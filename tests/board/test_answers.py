@@ -146,13 +146,6 @@ def test_runs_beside_each_other(tmp_path: Path):
         assert seeds["rewards"] == ""
 
 
-# suites
-
-
-def suites(port: int, query: str) -> list[dict]:
-    return ask(port, f"/api/{query}")[1]["suites"]
-
-
 def test_suites_before_and_after_have_paired_intervals_and_doubts(tmp_path: Path):
     folder = run_folder(tmp_path / "run", BARE)
     for update, value in ((0, 0.0), (10, 0.3)):

@@ -123,11 +123,5 @@ def test_leftovers_of_a_kill_go_and_nothing_else_does(copy):
         (one / "part").mkdir(parents=True)
     copy.train("steps=4")
     assert not ours.exists()
-    assert sorted(path.name for path in folder.iterdir()) == [
-        others.name,
-        "00000001",
-        "00000002",
-        "00000003",
-        "00000004",
-    ]
+    assert sorted(path.name for path in folder.iterdir()) == [others.name, *(f"{n:08d}" for n in range(1, 5))]
     assert copy.metrics[-1]["training/global_step"] == 4

@@ -13,7 +13,7 @@ import burnish
 from burnish.config.foreign_names import read_entry, trainers
 from burnish.config.yaml_text import parse
 from burnish.utils.json_text import flattened
-from tests.config.test_load import value_of
+from tests.config.test_recipes import value_of
 from tests.support.tiny_run import burnish as command
 
 FILES = parse((Path(__file__).parent / "foreign.yaml").read_text())
@@ -37,8 +37,7 @@ def test_a_file_becomes_a_recipe_that_composes(files, name):
     text = (files / "mine.yaml").read_text()
     assert f" of {own['project']} by Burnish " in text
     config = burnish.load("mine.yaml", *own.get("words", []))
-    values = {option: value_of(config, option) for option in own["options"]}
-    assert {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()} == own["options"]
+    assert {option: value_of(config, option) for option in own["options"]} == own["options"]
     assert f"burnish train mine.yaml {' '.join(own.get('words', []))}".strip() in text.split("\n#\n")[0]
     for said in own["says"]:
         assert said in text

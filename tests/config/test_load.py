@@ -9,6 +9,7 @@ import pytest
 
 import burnish
 from burnish.registry import lookup, names
+from tests.config.test_recipes import value_of
 from tests.support.command_lines import accept, is_option
 from tests.support.tiny_run import burnish as command
 from tools.foreign_names import PAGE, written
@@ -24,7 +25,7 @@ SAVED = [  # options, and what they decide
     (["output_dir='1e-4'", "optimizer.eps=1e-30", "seed=1_000"],
      {"output_dir": "1e-4", "optimizer.eps": 1e-30, "seed": 1000}),
     (["model.lora.targets=[attn.to_q]", "optimizer.betas=[0.5,.25]"],
-     {"model.lora.targets": ["attn.to_q"], "optimizer.betas": (0.5, 0.25)}),
+     {"model.lora.targets": ["attn.to_q"], "optimizer.betas": [0.5, 0.25]}),
     (["runtime=ray", "pools.rollout.processes=1", "async_rollout={depth: 3, max_staleness: 1, drop: true, timeout: 9}"],
      {"async_rollout.depth": 3}),
     (["runtime=ray", "pools.train={nodes: 2, processes: 2}", "pools.reward.device=cpu", "sharding.shard_size=2"], {}),
@@ -33,13 +34,9 @@ SAVED = [  # options, and what they decide
       "rewards.ocr.schedule={points: [[1, 0.0], [9, 1.0]], between: hold}"], {}),
     (["alarms.limits={velocity: 2, kl: 1}", "alarms.off=[mode_collapse, ocr]"],
      {"alarms.off": ["mode_collapse", "ocr"]}),
+    (["algorithm=crd", "algorithm.sample_with=slow", "algorithm.lagged.slow.decay=linear",
+      "algorithm.lagged.slow.linear=[75,0,0.0075,0.999]"], {"algorithm.lagged.slow.linear": [75, 0.0, 0.0075, 0.999]}),
 ]  # fmt: skip
-
-
-def value_of(config, option: str):
-    for name in option.split("."):
-        config = config[name] if isinstance(config, dict) else getattr(config, name)
-    return config
 
 
 @pytest.mark.parametrize(("options", "values"), SAVED, ids=[" ".join(options) for options, _ in SAVED])

@@ -8,11 +8,8 @@ from functools import partial
 import pytest
 
 from burnish.types.prompt import Prompt
-from tests.support.records import GENERATOR, LANGUAGE, picture, read, shade, write
+from tests.support.records import ALONE, GENERATOR, LANGUAGE, OFFLINE, SIZED, picture, read, shade, write
 
-OFFLINE = "algorithm.online=false"
-ALONE = ["rewards={exact: null, format: null}", "trainer.mini_batch_size=null"]  # reward models sample nothing
-SIZED = ["rollout.height=6", "rollout.width=8"]
 LEARNED = {
     "demonstrations": ["algorithm=sft", OFFLINE], "preferences": ["algorithm=dpo", OFFLINE],
     "judgements": ["algorithm=kto", OFFLINE], "scores": ["algorithm=score_regression", *ALONE],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.records import GENERATOR, LANGUAGE, picture, prompts, refused, write
+from tests.support.records import ALONE, GENERATOR, LANGUAGE, OFFLINE, SIZED, picture, prompts, refused, write
 from tests.support.tiny_run import burnish
 
 MOST = 7  # that are told in words at once
@@ -118,17 +118,12 @@ SCORED: list[tuple[Any, str]] = [
     (SAMPLED | {"token_ids": None}, "has logprobs, but no token_ids"), (SAMPLED | {"turns": 3}, "'turns' is 3"),
     (SAMPLED | {"token_ids": None, "logprobs": None, "finished": False}, "was cut"),
 ]  # fmt: skip
-SIZED = ["rollout.height=6", "rollout.width=8"]
-OFFLINE = "algorithm.online=false"
-ALONE = ["rewards={exact: null, format: null}", "trainer.mini_batch_size=null"]  # reward models sample nothing
 KINDS: dict[str, tuple[str, list[str], Any, list[tuple[Any, str]]]] = {
     "prompts": (GENERATOR, [], {"prompt": "a"}, GENERATORS),
     "questions": (LANGUAGE, [], {"prompt": "a"}, QUESTIONS),
     "preferences": (LANGUAGE, ["algorithm=dpo", OFFLINE], PAIR, PREFERENCES),
     "judgements": (LANGUAGE, ["algorithm=kto", OFFLINE], {"prompt": "a", "response": "b", "label": True}, JUDGED),
-    "demonstrations": (
-        LANGUAGE, ["algorithm=sft", OFFLINE], {"prompt": "a", "response": "b"}, DEMONSTRATIONS,
-    ),
+    "demonstrations": (LANGUAGE, ["algorithm=sft", OFFLINE], {"prompt": "a", "response": "b"}, DEMONSTRATIONS),
     "comparisons": (
         LANGUAGE, [*ALONE, "algorithm={name: bradley_terry, heads: [truth, style], ties: davidson}"], PAIR, COMPARED,
     ),

@@ -8,12 +8,10 @@ from contextlib import chdir
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from burnish.environments.base import Observation
 from burnish.registry import lookup
-from burnish.rl.advantages import turn_numbers
 from burnish.types.media import Media
 from burnish.types.prompt import Message, Part, Prompt
 from tests.support.scoring import evaluated
@@ -220,11 +218,6 @@ def test_dialogues_are_the_same_however_many_are_answered_at_once_and_one_that_w
     assert apart[0]["note"].startswith("3 turns")
     together = played(files, tmp_path, "One?", "Three?", "Four?", arguments={"meets": True}, concurrency=3)
     assert [row["response"] for row in together[:2]] == [row["response"] for row in apart[::2]]
-
-
-def test_turns_are_counted_where_the_policy_speaks():
-    mask = torch.tensor([[1, 1, 0, 1, 0, 0, 1], [0, 0, 0, 0, 0, 0, 0], [0, 1, 1, 1, 1, 0, 1]]).bool()
-    assert turn_numbers(mask).tolist() == [[0, 0, 0, 1, 0, 0, 2], [0] * 7, [0, 0, 0, 0, 0, 0, 1]]
 
 
 def test_the_example_s_recipe_reads_the_files_that_it_writes(tmp_path):

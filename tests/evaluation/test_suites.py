@@ -105,22 +105,19 @@ def test_every_suite_that_ships_is_sound_and_its_prompts_can_be_had():
         assert prompts.startswith("burnish:") or prompts.removeprefix("prepared:") in sets
 
 
-@pytest.mark.parametrize(
-    ("change", "names"),
-    [
-        ({"scorers": {"exactt": {}}}, ["exact"]),
-        ({"scorers": {"exact": {"ignore": True}}, "primary_metric": "exact"}, ["scorers.exact.ignore"]),
-        ({"primary_metric": "format"}, ["primary_metric is format", "reward, mine"]),
-        ({"task": "text-to-text"}, ["task is text-to-text"]),
-        ({"responding": {"temperature": "many"}}, ["responding.temperature is 'many'"]),
-        ({"data": {"answer_kye": "x"}}, ["data.answer_kye", "did you mean answer_key"]),
-        ({"sanity_checks": [{"kind": "written"}]}, ["not for task"]),
-        ({"sanity_checks": [{"kind": "answers", "scorers": ["clip"]}]}, ["clip"]),
-        ({"scorers": {"exact": {"weight": 0}}, "primary_metric": "reward"}, ["weight 0"]),
-        ({"prompts": "prepared:genevall"}, ["geneval"]),
-        ({"prompts": "prepared:ocr"}, ["burnish data prepare ocr"]),
-    ],
-)
+@pytest.mark.parametrize(("change", "names"), [
+    ({"scorers": {"exactt": {}}}, ["exact"]),
+    ({"scorers": {"exact": {"ignore": True}}, "primary_metric": "exact"}, ["scorers.exact.ignore"]),
+    ({"primary_metric": "format"}, ["primary_metric is format", "reward, mine"]),
+    ({"task": "text-to-text"}, ["task is text-to-text"]),
+    ({"responding": {"temperature": "many"}}, ["responding.temperature is 'many'"]),
+    ({"data": {"answer_kye": "x"}}, ["data.answer_kye", "did you mean answer_key"]),
+    ({"sanity_checks": [{"kind": "written"}]}, ["not for task"]),
+    ({"sanity_checks": [{"kind": "answers", "scorers": ["clip"]}]}, ["clip"]),
+    ({"scorers": {"exact": {"weight": 0}}, "primary_metric": "reward"}, ["weight 0"]),
+    ({"prompts": "prepared:genevall"}, ["geneval"]),
+    ({"prompts": "prepared:ocr"}, ["burnish data prepare ocr"]),
+])  # fmt: skip
 def test_what_is_wrong_is_named(suites, change, names, monkeypatch):
     monkeypatch.chdir(suites.folder)
     suites.write(**change)
@@ -132,21 +129,18 @@ ANSWERS = [{"kind": "answers", "form": "<answer>{}</answer>"}]
 CUBE = {"prompt": "a red cube", "right": "red.png", "wrong": "blue.png"}
 
 
-@pytest.mark.parametrize(
-    ("scorer", "sanity_checks", "why"),
-    [
-        ("exact", ANSWERS, ""),
-        ("ignores_prompts", ANSWERS, "mine gives"),
-        ("ignores_samples", ANSWERS, "mine gives"),
-        ("constant", ANSWERS, "mine gives right and wrong the same"),
-        ("nothing", ANSWERS, "gives no value"),
-        ("late", ANSWERS, "to what is right"),
-        ("near", [{"kind": "colours"}], ""),
-        ("bright", [{"kind": "colours"}], "mine gives"),  # an aesthetic score, which reads no prompt
-        ("constant", [{"kind": "clauses"}], "the same"),
-        ("constant", [{"kind": "pairs", "records": [CUBE]}], "the same"),
-    ],
-)
+@pytest.mark.parametrize(("scorer", "sanity_checks", "why"), [
+    ("exact", ANSWERS, ""),
+    ("ignores_prompts", ANSWERS, "mine gives"),
+    ("ignores_samples", ANSWERS, "mine gives"),
+    ("constant", ANSWERS, "mine gives right and wrong the same"),
+    ("nothing", ANSWERS, "gives no value"),
+    ("late", ANSWERS, "to what is right"),
+    ("near", [{"kind": "colours"}], ""),
+    ("bright", [{"kind": "colours"}], "mine gives"),  # an aesthetic score, which reads no prompt
+    ("constant", [{"kind": "clauses"}], "the same"),
+    ("constant", [{"kind": "pairs", "records": [CUBE]}], "the same"),
+])  # fmt: skip
 def test_a_sound_scorer_passes_and_a_broken_one_is_caught(suites, scorer, sanity_checks, why):
     half = "language" if sanity_checks is ANSWERS else "generators"
     for name in ("red", "blue"):

@@ -33,13 +33,10 @@ def test_after_a_kill_at_any_byte_metrics_are_those_of_a_run_without_one(files):
         assert run.metrics == whole
 
 
-@pytest.mark.parametrize(
-    ("given", "due"),
-    [
-        (["every=2"], [0, 2, 3]), (["every=2", "before=false"], [2, 3]), (["every=0", "before=false"], [3]),
-        (["every=null"], [0]), (["every=null", "before=false"], []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "due"), [
+    (["every=2"], [0, 2, 3]), (["every=2", "before=false"], [2, 3]), (["every=0", "before=false"], [3]),
+    (["every=null"], [0]), (["every=null", "before=false"], []),
+])  # fmt: skip
 def test_validations_are_before_every_so_often_and_at_the_end_or_never(files, given, due):
     run = run_of(files, "validated", *(f"validation.{option}" for option in given))
     run.train()

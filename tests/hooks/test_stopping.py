@@ -9,20 +9,15 @@ import pytest
 from burnish.hooks import Expiry, ReclaimTime, StopRequest
 from tests.support.tiny_run import TinyRun
 
-# an announced end of the machine
-
 SAGEMAKER = "SAGEMAKER_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP"
 MLP = "MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP"
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "words"),
-    [
-        ("SLURM_JOB_END_TIME", "{soon}", "(SLURM_JOB_END_TIME) after 0 of 3"),
-        (SAGEMAKER, "{soon}", f"({SAGEMAKER}) after 0 of 3"), (SAGEMAKER, "1000", SAGEMAKER),
-        (MLP, "soon", f"{MLP} is 'soon'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("variable", "value", "words"), [
+    ("SLURM_JOB_END_TIME", "{soon}", "(SLURM_JOB_END_TIME) after 0 of 3"),
+    (SAGEMAKER, "{soon}", f"({SAGEMAKER}) after 0 of 3"), (SAGEMAKER, "1000", SAGEMAKER),
+    (MLP, "soon", f"{MLP} is 'soon'"),
+])  # fmt: skip
 def test_variables_of_schedulers_tell_when_a_run_has_to_be_saved(files, monkeypatch, variable, value, words):
     monkeypatch.setenv(variable, value.replace("{soon}", str(int(time.time()) + 600)))
     run = TinyRun(files, "language", "llama", "algorithm=grpo", name="expires")

@@ -271,13 +271,8 @@ def test_several_rewards_are_normalised_one_by_one(half, how, scale):
 def test_the_optimal_baseline_weighs_long_responses_more():
     lengths = torch.tensor([4, 1, 1, 2, 2])
     mask = torch.arange(4) < lengths[:, None]
-    given = replace(
-        rewards(
-            torch.tensor([1.0, 0.0, 1.0, 0.5, 0.2]), torch.tensor([0, 0, 0, 1, 1]), torch.zeros(5, dtype=torch.bool)
-        ),
-        mask=mask,
-    )
-    found = optimal_baseline(given)
+    given = rewards(torch.tensor([1.0, 0.0, 1.0, 0.5, 0.2]), torch.tensor([0, 0, 0, 1, 1]), MISSING[:5])
+    found = optimal_baseline(replace(given, mask=mask))
     torch.testing.assert_close(found, torch.tensor([1 - 5 / 6, -5 / 6, 1 - 5 / 6, 0.15, -0.15]))
 
 
@@ -295,8 +290,7 @@ def everyway(correct: list[bool], k: int) -> torch.Tensor:
 def test_pass_at_k_is_the_mean_over_all_groups_of_k(k, right):
     correct = [i < right for i in range(6)]
     reward, group = torch.tensor(correct).float(), torch.zeros(6, dtype=torch.long)
-    given = rewards(reward, group, torch.zeros(6, dtype=torch.bool))
-    found = pass_at_k(given, pass_k=k, pass_reward=1.0)
+    found = pass_at_k(rewards(reward, group, MISSING[:6]), pass_k=k, pass_reward=1.0)
     torch.testing.assert_close(found, everyway(correct, k).float(), rtol=1e-5, atol=1e-6)
 
 
@@ -305,8 +299,7 @@ NAN = float("nan")
 
 def of_steps(steps, rest=(0.0, 0.0, 0.0), group=(0, 0, 1)):
     steps = torch.tensor(steps)
-    total = steps.nan_to_num(0.0).sum(1) + torch.tensor(rest)
-    missing = torch.zeros(len(steps), dtype=torch.bool)
+    total, missing = steps.nan_to_num(0.0).sum(1) + torch.tensor(rest), MISSING[: len(steps)]
     return Rewards(
         reward=total, components=total[:, None], weights=(1.0,), actions=steps.nan_to_num(0.0),
         by_turn=steps.nan_to_num(0.0), greedy=total, group=torch.tensor(group), missing=missing,
@@ -317,16 +310,10 @@ def of_steps(steps, rest=(0.0, 0.0, 0.0), group=(0, 0, 1)):
 def test_a_token_gets_what_its_step_and_later_ones_are_worth():
     steps = [[NAN, 1.0, NAN, 0.0], [0.5, NAN, 0.25, NAN], [NAN, 0.7, NAN, NAN]]
     values = torch.tensor([1.0, 0.0, 0.5, 0.25])  # of the first group
-    normal = (values - values.mean()) / (values.std() + 1e-6)
+    a, b, c, d = (values - values.mean()) / (values.std() + 1e-6)
     found = group_steps(of_steps(steps), advantage_std="group", advantage_eps=1e-6)
-    expected = torch.tensor(
-        [
-            [normal[0] + normal[1]] * 2 + [normal[1]] * 2,
-            [normal[2] + normal[3], normal[3], normal[3], 0.0],
-            [0.0] * 4,  # one step has nothing to be compared with
-        ]
-    )
-    torch.testing.assert_close(found, expected)
+    alone = [0.0] * 4  # one step has nothing to be compared with
+    torch.testing.assert_close(found, torch.tensor([[a + b, a + b, b, b], [c + d, d, d, 0.0], alone]))
 
 
 def test_what_is_only_watched_is_correlated_with_the_reward_within_groups():

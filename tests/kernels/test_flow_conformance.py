@@ -162,18 +162,12 @@ def test_progressive_window_of_verl_omni():
 def test_progressive_window_of_mixgrpo():
     """Its windows that stick out of the range shrink and end empty; ours keep their size."""
     c = case("flow", "window/mixgrpo_progressive")
-    given = c.inputs
-    window = Window(
-        kind="progressive",
-        size=given["group_size"],
-        stop=given["max_timesteps"],
-        every=given["iters_per_group"],
-        stride=given["prog_overlap_step"] if given["prog_overlap"] else None,
-        wrap=given["roll_back"],
-    )
-    whole = [w for w in c.expected["windows"] if len(w) == given["group_size"]]
-    steps = given["max_timesteps"] + 1
-    assert [window.choose(steps, update=update, key=0) for update in range(len(whole))] == whole
+    given, size, stop = c.inputs, c.inputs["group_size"], c.inputs["max_timesteps"]
+    chosen = {"every": given["iters_per_group"], "wrap": given["roll_back"]}
+    stride = given["prog_overlap_step"] if given["prog_overlap"] else None
+    window = Window(kind="progressive", size=size, stop=stop, stride=stride, **chosen)
+    whole = [w for w in c.expected["windows"] if len(w) == size]
+    assert [window.choose(stop + 1, update=update, key=0) for update in range(len(whole))] == whole
 
 
 def test_random_window_of_mixgrpo():
@@ -198,25 +192,16 @@ def test_random_windows_reach_what_others_reach(name):
     assert drawn == expected
 
 
-def final_state(given: dict, velocity, steps: int, solver: str = "euler") -> torch.Tensor:
-    """Where ``steps`` deterministic steps lead to."""
-    times, x = torch.tensor(given["sigmas"][: steps + 1]), torch.tensor(given["x_T"])
-    plan = Plan(
-        times=times, kind="ode", noise=0.0, recorded=torch.zeros(len(x), steps, dtype=torch.bool), solver=solver
-    )
-    return finished(
-        denoise(lambda x, t, rows: velocity(x, t.view(-1, *[1] * (x.ndim - 1))), x, plan, lambda i: x)
-    ).latents
-
-
 def test_first_order_dpm_solver_is_eulers_method():
     c = case("flow", "ode/diffusion_nft_dpm1")
+    x, sigmas = (torch.tensor(c.inputs[name]) for name in ("x_T", "sigmas"))
 
-    def velocity(x, t):
-        return 0.3 * x + t
+    def velocity(x, t, rows):
+        return 0.3 * x + t.view(-1, *[1] * (x.ndim - 1))
 
-    c.close(final_state(c.inputs, velocity, len(c.inputs["sigmas"]) - 1), c.expected["final"])
-    c.close(final_state(c.inputs, velocity, 3), c.expected["step3"])
+    for name, steps in (("final", len(sigmas) - 1), ("step3", 3)):
+        plan = Plan(sigmas[: steps + 1], "ode", 0.0, torch.zeros(len(x), steps, dtype=torch.bool), solver="euler")
+        c.close(finished(denoise(velocity, x, plan, lambda step: x)).latents, c.expected[name])
 
 
 def test_deterministic_ddim_is_eulers_method():
@@ -229,18 +214,6 @@ def test_deterministic_ddim_is_eulers_method():
         )  # fmt: skip
         c.close(step.mean, c.expected["next"])
         assert (step.std == 0).all()
-
-
-@pytest.mark.parametrize("t", [1.0, 0.8, 0.3])
-def test_stochastic_ddim(t):
-    """DiffusionNFT's formula for eta > 0, written out."""
-    x, v, z = (torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
-    t_next, eta = 0.25, 0.7
-    clean, noise = x - t * v, x + (1 - t) * v
-    fresh = eta * t_next * (1 - t_next**2 * (1 - t) ** 2 / (t**2 * (1 - t_next) ** 2)) ** 0.5
-    expected = (1 - t_next) * clean + (t_next**2 - fresh**2) ** 0.5 * noise + fresh * z
-    step = transition("ddim", v, x, torch.tensor(t), torch.tensor(t_next), noise=eta, t_max=0.96)
-    torch.testing.assert_close(step.sample(z), expected)
 
 
 def test_logit_normal_times():

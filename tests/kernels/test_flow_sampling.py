@@ -113,10 +113,6 @@ def test_batch_composition_changes_no_sample(window):
 def test_without_stochastic_steps_nothing_is_recorded_and_no_noise_is_drawn():
     nothing = torch.zeros(12, STEPS, dtype=torch.bool)
     plan = Plan(times=TIMES, kind="ode", noise=0.0, recorded=nothing, branch=node_of(nothing))
-
-    def no_noise(step):
-        raise AssertionError("noise was drawn")
-
     path = finished(denoise(Field(), normal((2, int(g)) for g in GROUP), plan, no_noise))
     assert path.state.shape == (12, 0, *SHAPE)
     assert torch.equal(path.latents[0], path.latents[MEMBERS - 1])

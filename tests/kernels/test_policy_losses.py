@@ -251,41 +251,34 @@ def test_a_wild_ratio_stays_finite_and_half_precision_is_raised_before_anything_
     torch.testing.assert_close(got, loss(logprob.float(), old.float(), advantage.float(), mask).loss)
 
 
-def transitions_of(given: dict) -> tuple[torch.Tensor, torch.Tensor]:
-    """Standard deviation of the step with the root of its length, and that length, both [M]."""
-    step = given["sqrt_dt"].square()
-    return given["std_dev_t"].flatten() * given["sqrt_dt"], step
-
-
-def single_steps(advantage: torch.Tensor) -> Any:
-    """Terms [M] of one step each, of which advantage, weight and mask are read."""
-    return SimpleNamespace(
+def objective_of(made: Any, given: dict, advantage: torch.Tensor) -> tuple[torch.Tensor, dict, list[torch.Tensor]]:
+    """Of terms [M] of one step each: the mean loss, what is reported, and the log-probs and means that learn."""
+    logprob, mean = leaves = [given[name].clone().requires_grad_() for name in ("log_prob", "prev_sample_mean")]
+    terms = SimpleNamespace(
         advantage=advantage, weight=torch.ones(len(advantage)), by_sample=lambda value: value[:, None],
         by_term=lambda value: value[:, 0], mask=lambda device: torch.ones(len(advantage), 1, dtype=torch.bool),
     )  # fmt: skip
+    step = Transition(mean, given["std_dev_t"].flatten() * given["sqrt_dt"], given["sqrt_dt"].square())
+    before = given["old_log_prob"], given["old_prev_sample_mean"]
+    loss, values = made.step_objective(terms, step, logprob, *before)
+    return loss.mean(), values, leaves
 
 
 @pytest.mark.parametrize("c", cases("losses", "loss/grpo_guard/"), ids=lambda c: c.id)
 def test_guard_of_verl_omni(c):
     """It takes the mean of std and step over the batch, which are equal in all of its rows here."""
     given, expected = c.inputs, c.expected
-    logprob = given["log_prob"].clone().requires_grad_()
-    mean = given["prev_sample_mean"].clone().requires_grad_()
-    std, step = transitions_of(given)
     made = lookup("flow algorithm", "grpo_guard")(clip=given["clip_ratio"], advantage_clip=given["adv_clip_max"])
-    advantage, _ = made.clipped(given["advantages"], torch.ones_like(logprob, dtype=torch.bool))
-    loss, values = made.step_objective(
-        single_steps(advantage), Transition(mean, std, step), logprob, given["old_log_prob"],
-        given["old_prev_sample_mean"],
-    )  # fmt: skip
-    total, ratio = loss.mean(), values["actor/ratio_mean"]
+    advantage, _ = made.clipped(given["advantages"], all_of(given["log_prob"]))
+    total, values, leaves = objective_of(made, given, advantage)
+    ratio = values["actor/ratio_mean"]
     c.close(total, expected["loss"])
-    by_logprob, by_mean = torch.autograd.grad(total, (logprob, mean))
+    by_logprob, by_mean = torch.autograd.grad(total, leaves)
     c.close(by_logprob, expected["grad_log_prob"])
     c.close(by_mean, expected["grad_prev_sample_mean"])
     for name in ("actor/pg_clipfrac", "actor/pg_clipfrac_higher", "actor/pg_clipfrac_lower"):
         c.close(values[name].mean(), expected["metrics"][name])
-    c.close((given["old_log_prob"] - logprob).mean(), expected["metrics"]["actor/ppo_kl"])
+    c.close((given["old_log_prob"] - leaves[0]).mean(), expected["metrics"]["actor/ppo_kl"])
     c.close(ratio.mean(), expected["metrics"]["actor/ratio_mean"])
     c.close(ratio.std(), expected["metrics"]["actor/ratio_std"])
 
@@ -311,17 +304,11 @@ def test_guard_of_flow_factory():
 @pytest.mark.parametrize("c", cases("losses", "loss/flow_dppo/"), ids=lambda c: c.id)
 def test_trust_region_of_flow_dppo(c):
     given, expected = c.inputs, c.expected
-    logprob = given["log_prob"].clone().requires_grad_()
-    mean = given["prev_sample_mean"].clone().requires_grad_()
-    std, step = transitions_of(given)
     measure = "gaussian" if given["add_kl_coefficient"] else "means"
     made = lookup("flow algorithm", "flow_dppo")(kl_threshold=given["kl_mask_threshold"], kl_measure=measure)
-    loss, values = made.step_objective(
-        single_steps(given["advantages"]), Transition(mean, std, step), logprob, given["old_log_prob"],
-        given["old_prev_sample_mean"],
-    )  # fmt: skip
-    c.close(loss.mean(), expected["loss"])
-    by_logprob, by_mean = torch.autograd.grad(loss.mean(), (logprob, mean), allow_unused=True)
+    total, values, leaves = objective_of(made, given, given["advantages"])
+    c.close(total, expected["loss"])
+    by_logprob, by_mean = torch.autograd.grad(total, leaves, allow_unused=True)
     c.close(by_logprob, expected["grad_log_prob"])
     assert by_mean is None
     metrics = expected["metrics"]

@@ -7,18 +7,7 @@ import math
 import pytest
 import torch
 
-from burnish.rl.advantages import (
-    Moments,
-    RunningMoments,
-    clip_values,
-    gae,
-    group_advantages,
-    overlong_penalty,
-    place_reward,
-    place_step_rewards,
-    turn_numbers,
-    whitened,
-)
+from burnish.rl import advantages
 from burnish.rl.preference import pairs, select_best_worst
 from tests.conformance import case, cases, labels
 from tests.support.token_losses import mask_of, spoil
@@ -46,7 +35,9 @@ def test_gae_is_its_definition_on_the_chosen_tokens(gamma, lam, turns, rubbish):
     if turns:
         mask = torch.tensor([[1, 0, 0, 1, 1], [0, 1, 0, 1, 0], [0, 0, 0, 0, 0], [0, 0, 1, 0, 0]]).bool()
     rewards, values = rows(mask)
-    advantage, target = gae(spoil(rewards, mask, rubbish), spoil(values, mask, rubbish), mask, gamma=gamma, lam=lam)
+    advantage, target = advantages.gae(
+        spoil(rewards, mask, rubbish), spoil(values, mask, rubbish), mask, gamma=gamma, lam=lam
+    )
     for row, chosen in enumerate(mask):
         expected = by_definition(rewards[row][chosen].tolist(), values[row][chosen].tolist(), gamma, lam)
         torch.testing.assert_close(advantage[row][chosen], torch.tensor(expected, dtype=torch.float64))
@@ -60,28 +51,23 @@ TURNS = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]]).bool()
 
 def test_rewards_stand_on_the_last_chosen_token_of_a_response_or_a_step():
     """Step 1 of the second sample has no chosen token; step numbers of other tokens are not read."""
-    placed = place_reward(torch.tensor([1.0, 2.0, 3.0]), TURNS)
+    placed = advantages.place_reward(torch.tensor([1.0, 2.0, 3.0]), TURNS)
     assert placed.tolist() == [[0, 0, 0, 1, 0], [0, 0, 2, 0, 0], [0] * 5]
     step = torch.tensor([[0, 0, 0, 1, 99], [-5, 0, 0, 1, 1], [0, 0, 0, 1, 1]])
-    placed = place_step_rewards(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), step, TURNS)
+    placed = advantages.place_step_rewards(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), step, TURNS)
     assert placed.tolist() == [[0, 1, 0, 2, 0], [0, 0, 3, 0, 0], [0] * 5]
-    two = torch.tensor([[1, 1, 0, 1, 0], [0, 1, 1, 0, 1]]).bool()
-    assert turn_numbers(two)[two].tolist() == [0, 0, 1, 0, 0, 1]
+    mask = torch.tensor([[1, 1, 0, 1, 0, 0, 1], [0, 0, 0, 0, 0, 0, 0], [0, 1, 1, 1, 1, 0, 1]]).bool()
+    assert advantages.turn_numbers(mask).tolist() == [[0, 0, 0, 1, 0, 0, 2], [0] * 7, [0, 0, 0, 0, 0, 0, 1]]
 
 
 def test_clipping_counts_what_was_outside_before():
     values = torch.tensor([[-3.0, 0.5, 3.0], [1.0, 9.0, math.nan]])
     mask = mask_of([3, 1], 3)
-    clipped, fraction = clip_values(values, -1.0, 1.0, mask)
+    clipped, fraction = advantages.clip_values(values, -1.0, 1.0, mask)
     assert clipped.tolist() == [[-1, 0.5, 1], [1, 0, 0]]
     assert fraction == pytest.approx(2 / 4)
-    assert clip_values(clipped, -1.0, 1.0, mask)[1] == 0
-    assert clip_values(values, -1.0, 1.0, mask & False)[1] == 0
-
-
-def test_the_overlong_penalty_falls_in_a_line():
-    penalty = overlong_penalty(torch.tensor([0, 6, 8, 10]), max_length=10, buffer=4, factor=2.0)
-    assert penalty.tolist() == [0, 0, -1, -2]
+    assert advantages.clip_values(clipped, -1.0, 1.0, mask)[1] == 0
+    assert advantages.clip_values(values, -1.0, 1.0, mask & False)[1] == 0
 
 
 def present(values) -> torch.Tensor:
@@ -93,7 +79,7 @@ def present(values) -> torch.Tensor:
 def test_chosen_tokens_have_mean_0_and_spread_1(rubbish, std):
     torch.manual_seed(0)
     mask = mask_of()
-    white = whitened(spoil(torch.randn(mask.shape) * 3 + 7, mask, rubbish), mask, std)
+    white = advantages.whitened(spoil(torch.randn(mask.shape) * 3 + 7, mask, rubbish), mask, std)
     assert white[mask].mean().abs() < 1e-6
     torch.testing.assert_close(white[mask].std(correction=int(std == "unbiased")).item(), 1.0, rtol=1e-6, atol=1e-6)
     assert not white[~mask].any()
@@ -103,13 +89,13 @@ def test_chosen_tokens_have_mean_0_and_spread_1(rubbish, std):
 @pytest.mark.parametrize("std", ["biased", "unbiased"])
 def test_equal_values_are_nothing(value, std):
     for lengths in ([5, 3, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]):
-        assert not whitened(torch.full((4, 5), value), mask_of(lengths), std).any()
+        assert not advantages.whitened(torch.full((4, 5), value), mask_of(lengths), std).any()
 
 
 def test_a_constant_first_batch_does_not_explode():
     """Nor does one that differs by rounding only."""
     for noise in (0.0, 1e-9):
-        running = RunningMoments()
+        running = advantages.RunningMoments()
         first = 0.1 + noise * torch.arange(4, dtype=torch.float64)
         running.update(first, present(first))
         assert running.normalise(first).abs().max() < 1e-6
@@ -119,24 +105,12 @@ def test_a_constant_first_batch_does_not_explode():
         assert 1 < running.normalise(later).abs().max() < 4
 
 
-def test_the_run_is_one_sample_however_it_came():
-    torch.manual_seed(0)
-    values = torch.randn(10) * 2 + 5
-    running = RunningMoments()
-    for part in values.split(3):
-        running.update(part, present(part))
-    torch.testing.assert_close(running.known.mean, values.double().mean().item())
-    torch.testing.assert_close(running.known.std(unbiased=True), values.double().std().item())
-    white = running.normalise(values)
-    torch.testing.assert_close(white.std().item(), 1.0, rtol=1e-5, atol=1e-5)
-
-
 def test_missing_rewards_and_rewards_that_are_no_number_are_left_out():
-    running = RunningMoments()
+    running = advantages.RunningMoments()
     running.update(torch.tensor([1.0, 2.0, 50.0, math.nan]), torch.tensor([True, True, False, True]))
     assert (running.known.count, running.known.mean) == (2, 1.5)
     nothing = running.update(torch.tensor([math.nan]), torch.tensor([True]))
-    assert nothing == Moments()
+    assert nothing == advantages.Moments()
     assert running.known.count == 2
 
 
@@ -167,7 +141,7 @@ def test_best_against_worst_of_flow_grpo():
     c = case("credit", "advantage/flow_grpo_type_dpo")
     reward, group = torch.tensor(c.inputs["rewards"]), labels(c.inputs["prompts"])
     expected = torch.tensor(c.expected["advantages"])
-    constant = group_advantages(reward, group, torch.zeros(9).bool()) == 0
+    constant = advantages.group_advantages(reward, group, torch.zeros(9).bool()) == 0
     assert c.inputs["prompts"] == ["a", "b", "a", "c", "b", "a", "c", "b", "c"]
     assert constant.tolist() == [name == "c" for name in c.inputs["prompts"]]
     winners, losers = pairs(reward, group, torch.zeros(9).bool())

@@ -49,16 +49,13 @@ def test_the_projections_of_the_decoder_are_adapted_and_others_where_that_is_ask
     assert {name.partition(".")[2].partition(".")[2] for name in drawing} == {"attn.to_q"}
 
 
-@pytest.mark.parametrize(
-    ("model", "taken", "left_out"),
-    [
-        ("laguna", "q_proj", "shared_experts"),
-        *seldom(
-            ("deepseek_v3", "self_attn", "gate_proj"), ("falcon_h1", "in_proj", "out_proj"),
-            ("llama4", "q_proj", "router"),
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("model", "taken", "left_out"), [
+    ("laguna", "q_proj", "shared_experts"),
+    *seldom(
+        ("deepseek_v3", "self_attn", "gate_proj"), ("falcon_h1", "in_proj", "out_proj"),
+        ("llama4", "q_proj", "router"),
+    ),
+])  # fmt: skip
 def test_layers_that_can_not_be_adapted_are_left_out(model, taken, left_out, files):
     """Names that peft takes for those of experts, or loses when it saves them; what Mamba's kernels read."""
     found = layers(files, model, "{rank: 2}")
@@ -136,22 +133,19 @@ def test_a_generator_goes_on_from_what_burnish_or_peft_wrote(files):
     assert "model.lora.rslora" in refused(files, "flux", f"model.lora={{rank: 2, dora: true, path: '{out}'}}")
 
 
-@pytest.mark.parametrize(
-    ("settings", "change", "names"),
-    [
-        ({"r": 3}, None, ["model.lora.rank is 2", "is 3"]),
-        ({"lora_alpha": 16}, None, ["model.lora.alpha is 4", "16"]),
-        ({"peft_type": "LOHA"}, None, ["LOHA"]),
-        ({"bias": "all"}, None, ["bias 'all'"]),
-        ({}, lambda own: {key: value / 0 for key, value in own.items()}, ["NaN"]),
-        ({}, lambda own: {key: one[:, :1].contiguous() for key, one in own.items()}, ["model.path"]),
-        ({}, lambda own: {key: value for key, value in own.items() if "q_proj" in key}, ["down_proj"]),
-        ({}, lambda own: own | {"base_model.model.lm_head.bias": torch.ones(2)}, ["lm_head.bias"]),
-        ({}, "truncated", ["truncated", WEIGHTS]),
-        ({}, "pickle", [SETTINGS, WEIGHTS, "adapter_model.bin"]),
-        ({}, "nowhere", ["model.lora.path is"]),
-    ],
-)
+@pytest.mark.parametrize(("settings", "change", "names"), [
+    ({"r": 3}, None, ["model.lora.rank is 2", "is 3"]),
+    ({"lora_alpha": 16}, None, ["model.lora.alpha is 4", "16"]),
+    ({"peft_type": "LOHA"}, None, ["LOHA"]),
+    ({"bias": "all"}, None, ["bias 'all'"]),
+    ({}, lambda own: {key: value / 0 for key, value in own.items()}, ["NaN"]),
+    ({}, lambda own: {key: one[:, :1].contiguous() for key, one in own.items()}, ["model.path"]),
+    ({}, lambda own: {key: value for key, value in own.items() if "q_proj" in key}, ["down_proj"]),
+    ({}, lambda own: own | {"base_model.model.lm_head.bias": torch.ones(2)}, ["lm_head.bias"]),
+    ({}, "truncated", ["truncated", WEIGHTS]),
+    ({}, "pickle", [SETTINGS, WEIGHTS, "adapter_model.bin"]),
+    ({}, "nowhere", ["model.lora.path is"]),
+])  # fmt: skip
 def test_an_adapter_that_does_not_fit_is_refused(settings, change, names, written, files, tmp_path):
     folder = tmp_path / "adapter"
     if change != "nowhere":

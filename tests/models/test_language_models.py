@@ -66,29 +66,16 @@ def unseen(tmp_path_factory):
     return folder
 
 
-def no_change(out, cache, mask, ids):
-    return out.logits
-
-
-def wrong_cache(out, cache, mask, ids):
-    later = cache is not None and cache.get_seq_length() > ids.shape[1]
-    return out.logits.roll(1, -1) if later else out.logits
-
-
-def rows_change_one_another(out, cache, mask, ids):
-    return out.logits.roll(int(ids.shape[1] > 1 and bool((ids != ids[:1]).any())), -1)
-
-
-def any_padding_changes(out, cache, mask, ids):
-    return out.logits.roll(int((mask == 0).any()), -1)
-
-
-def fewer_logits(out, cache, mask, ids):
-    return out.logits[..., :-1]
-
-
-def sees_later_tokens(out, cache, mask, ids):
-    return out.logits + out.logits.mean(1, keepdim=True)
+CHANGES = {  # of logits: what they become, by the tokens of the cache, the mask and the ids
+    "none": lambda logits, cached, mask, ids: logits,
+    "wrong cache": lambda logits, cached, mask, ids: logits.roll(int(cached > ids.shape[1]), -1),
+    "rows change one another": lambda logits, cached, mask, ids: logits.roll(
+        int(ids.shape[1] > 1 and bool((ids != ids[:1]).any())), -1
+    ),
+    "any padding changes": lambda logits, cached, mask, ids: logits.roll(int((mask == 0).any()), -1),
+    "fewer logits": lambda logits, cached, mask, ids: logits[..., :-1],
+    "sees later tokens": lambda logits, cached, mask, ids: logits + logits.mean(1, keepdim=True),
+}
 
 
 @pytest.fixture
@@ -100,7 +87,8 @@ def changing(unseen, files, monkeypatch):
         def forward(self, *args, attention_mask=None, past_key_values=None, **kwargs):
             mask = attention_mask if reads_mask else None
             out = own(self, *args, attention_mask=mask, past_key_values=past_key_values, **kwargs)
-            out.logits = change(out, past_key_values, attention_mask, kwargs["input_ids"])
+            cached = 0 if past_key_values is None else past_key_values.get_seq_length()
+            out.logits = change(out.logits, cached, attention_mask, kwargs["input_ids"])
             return out
 
         monkeypatch.setattr(UnseenForCausalLM, "forward", forward)
@@ -109,15 +97,12 @@ def changing(unseen, files, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize(
-    ("change", "reads_mask"),
-    [
-        (no_change, True), (wrong_cache, True), (rows_change_one_another, True), (any_padding_changes, True),
-        *seldom((no_change, False), (fewer_logits, True)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "reads_mask"), [
+    ("none", True), ("wrong cache", True), ("rows change one another", True), ("any padding changes", True),
+    *seldom(("none", False), ("fewer logits", True)),
+])  # fmt: skip
 def test_a_class_that_burnish_has_never_seen_trains_without_what_it_gets_wrong(change, reads_mask, changing):
-    run = changing(change, reads_mask)
+    run = changing(CHANGES[change], reads_mask)
     run.train()
     rows = [line for line in run.metrics if "actor/grad_norm" in line]
     assert len(rows) == 3
@@ -126,14 +111,14 @@ def test_a_class_that_burnish_has_never_seen_trains_without_what_it_gets_wrong(c
 
 
 def test_a_class_that_can_not_be_trained_is_refused(changing):
-    assert "UnseenForCausalLM" in changing(sees_later_tokens, reads_mask=True).train(status=2).message
+    assert "UnseenForCausalLM" in changing(CHANGES["sees later tokens"], reads_mask=True).train(status=2).message
     seen = []
 
-    def fails_at_last(out, cache, mask, ids):
+    def fails_at_last(logits, cached, mask, ids):
         seen.append(ids.tolist())
         if seen.count(seen[-1]) > 3:  # it was compared with itself before
             raise ValueError("there it is again")
-        return out.logits
+        return logits
 
     assert "there it is again" in changing(fails_at_last, reads_mask=True).train(status=2).message
 
@@ -192,17 +177,14 @@ PLAIN = {"rope_type": "default", **THETA}
 DYNAMIC = {"rope_type": "dynamic", **SCALED}
 
 
-@pytest.mark.parametrize(
-    ("rope", "most", "name"),
-    [
-        (PLAIN, 256, "max_position_embeddings"),
-        ({"rope_type": "linear", **SCALED}, 1024, "max_position_embeddings"),
-        ({"rope_type": "yarn", "original_max_position_embeddings": 128, **SCALED}, 512, "max_position_embeddings"),
-        (DYNAMIC, 256, "dynamic"),
-        ({**LONG, "original_max_position_embeddings": 64}, 64, "LongRoPE"),
-        ({"full_attention": DYNAMIC, "sliding_attention": PLAIN}, 256, "dynamic"),
-    ],
-)
+@pytest.mark.parametrize(("rope", "most", "name"), [
+    (PLAIN, 256, "max_position_embeddings"),
+    ({"rope_type": "linear", **SCALED}, 1024, "max_position_embeddings"),
+    ({"rope_type": "yarn", "original_max_position_embeddings": 128, **SCALED}, 512, "max_position_embeddings"),
+    (DYNAMIC, 256, "dynamic"),
+    ({**LONG, "original_max_position_embeddings": 64}, 64, "LongRoPE"),
+    ({"full_attention": DYNAMIC, "sliding_attention": PLAIN}, 256, "dynamic"),
+])  # fmt: skip
 def test_rows_end_where_angles_of_tokens_before_would_change(rope, most, name):
     by_layer = any(isinstance(one, dict) for one in rope.values())
     config = transformers.LlamaConfig(

@@ -138,14 +138,11 @@ def test_a_processor_in_files_of_its_parts_gives_the_same_tensors(name, tmp_path
 
 
 @WITHOUT
-@pytest.mark.parametrize(
-    ("name", "key", "named"),
-    [
-        ("gemma3", "processor_class", "NoSuchProcessor"), ("gemma3", "processor_class", "Trainer"),
-        ("gemma3", "processor_class", "../../evil"),
-        ("qwen2_5_vl", "video_processor_type", "Qwen2VLForConditionalGeneration"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "key", "named"), [
+    ("gemma3", "processor_class", "NoSuchProcessor"), ("gemma3", "processor_class", "Trainer"),
+    ("gemma3", "processor_class", "../../evil"),
+    ("qwen2_5_vl", "video_processor_type", "Qwen2VLForConditionalGeneration"),
+])  # fmt: skip
 def test_a_class_that_is_no_processor_is_refused(name, key, named, tmp_path):
     folder = shutil.copytree(universal_folder(name), tmp_path / "model")
     about = json.loads((folder / "processor_config.json").read_text())

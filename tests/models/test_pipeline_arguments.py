@@ -33,24 +33,21 @@ def call_of(kind, guidance, prompt, **rollout):
     return arguments.of(Requests(prompts=[prompt], height=64, width=32, steps=4), guidance)
 
 
-@pytest.mark.parametrize(
-    ("kind", "prompt", "rollout", "names"),
-    [
-        ("Flux2", BARE, {"guidance_scale": 4.0}, ["rollout.guidance_scale is 4", "rollout.embedded_guidance"]),
-        ("Wan", BARE, {"embedded_guidance": 4.0}, ["rollout.embedded_guidance is 4", "rollout.guidance_scale"]),
-        ("Wan", BARE, {"call": {"guidance_scale": 3.0}}, ["rollout.call", "'guidance_scale'", "num_frames"]),
-        ("ZImage", BARE, {"num_frames": 5}, ["rollout.num_frames is 5"]),
-        ("StableDiffusionXLPAG", BARE, {"guidance_scale": 4.0}, ["pag_scale: 0"]),
-        ("StableDiffusionSAG", BARE, {}, ["StableDiffusionPipeline"]),
-        ("Kandinsky", BARE, {}, ["image_embeds"]),
-        ("KandinskyV22", BARE, {}, ["image_embeds"]),
-        ("StableCascadeDecoder", BARE, {}, ["image_embeddings"]),
-        ("DiT", BARE, {}, ["'a cat'", "207"]),
-        ("Wan", PICTURED, {}, ["a cat", "picture"]),
-        ("WanImageToVideo", BARE, {}, ["a cat", "picture"]),
-        ("Wan", Prompt(text="a cat", inputs=(("mask_image", PICTURED.images[0]),)), {}, ["mask_image"]),
-    ],
-)
+@pytest.mark.parametrize(("kind", "prompt", "rollout", "names"), [
+    ("Flux2", BARE, {"guidance_scale": 4.0}, ["rollout.guidance_scale is 4", "rollout.embedded_guidance"]),
+    ("Wan", BARE, {"embedded_guidance": 4.0}, ["rollout.embedded_guidance is 4", "rollout.guidance_scale"]),
+    ("Wan", BARE, {"call": {"guidance_scale": 3.0}}, ["rollout.call", "'guidance_scale'", "num_frames"]),
+    ("ZImage", BARE, {"num_frames": 5}, ["rollout.num_frames is 5"]),
+    ("StableDiffusionXLPAG", BARE, {"guidance_scale": 4.0}, ["pag_scale: 0"]),
+    ("StableDiffusionSAG", BARE, {}, ["StableDiffusionPipeline"]),
+    ("Kandinsky", BARE, {}, ["image_embeds"]),
+    ("KandinskyV22", BARE, {}, ["image_embeds"]),
+    ("StableCascadeDecoder", BARE, {}, ["image_embeddings"]),
+    ("DiT", BARE, {}, ["'a cat'", "207"]),
+    ("Wan", PICTURED, {}, ["a cat", "picture"]),
+    ("WanImageToVideo", BARE, {}, ["a cat", "picture"]),
+    ("Wan", Prompt(text="a cat", inputs=(("mask_image", PICTURED.images[0]),)), {}, ["mask_image"]),
+])  # fmt: skip
 def test_what_a_pipeline_does_not_take_is_refused(kind, prompt, rollout, names):
     with pytest.raises(ValueError, match=re.escape(names[0])) as error:
         call_of(kind, 1.0, prompt, **rollout)
@@ -87,20 +84,17 @@ def with_scheduler(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
-    ("kind", "config"),
-    [
-        ("DDPMScheduler", {**CLIPS, "clip_sample_range": 0.8, "variance_type": "learned_range"}),
-        ("DPMSolverMultistepScheduler", {**STABLE, "thresholding": True, "solver_order": 1}),
-        # a last step of no length is left out
-        ("UniPCMultistepScheduler", {**FLOW, "final_sigmas_type": "sigma_min"}),
-        *seldom(
-            ("DDIMScheduler", {**SPACED, "timestep_spacing": "leading"}),
-            ("EulerDiscreteScheduler", {**STABLE, "interpolation_type": "log_linear"}),
-            ("PNDMScheduler", {**STABLE, "set_alpha_to_one": False}),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("kind", "config"), [
+    ("DDPMScheduler", {**CLIPS, "clip_sample_range": 0.8, "variance_type": "learned_range"}),
+    ("DPMSolverMultistepScheduler", {**STABLE, "thresholding": True, "solver_order": 1}),
+    # a last step of no length is left out
+    ("UniPCMultistepScheduler", {**FLOW, "final_sigmas_type": "sigma_min"}),
+    *seldom(
+        ("DDIMScheduler", {**SPACED, "timestep_spacing": "leading"}),
+        ("EulerDiscreteScheduler", {**STABLE, "interpolation_type": "log_linear"}),
+        ("PNDMScheduler", {**STABLE, "set_alpha_to_one": False}),
+    ),
+])  # fmt: skip
 def test_steps_of_a_scheduler_are_those_of_its_pipeline(kind, config, with_scheduler, files):
     """Whose own run the steps are compared with when a run begins."""
     size = ["rollout.height=32", "rollout.width=32"]
@@ -109,18 +103,15 @@ def test_steps_of_a_scheduler_are_those_of_its_pipeline(kind, config, with_sched
     assert run.metrics[-1]["actor/grad_norm"] > 0
 
 
-@pytest.mark.parametrize(
-    ("kind", "config", "names"),
-    [
-        ("DDIMScheduler", CLIPS, ["clip_sample"]),
-        ("DDIMScheduler", {**STABLE, "clip_sample": False, "thresholding": True}, ["thresholding"]),
-        ("HeunDiscreteScheduler", CLIPS, ["clip_sample"]),
-        ("DDIMScheduler", SPACED, ["250", "999, 666, 333, 0", "timestep_spacing"]),
-        ("DPMSolverMultistepScheduler", {**FLOW, "use_exponential_sigmas": True},
-         ["157", "use_exponential_sigmas", "the pipeline's class"]),
-        ("SCMScheduler", {}, ["StableDiffusionPipeline"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "config", "names"), [
+    ("DDIMScheduler", CLIPS, ["clip_sample"]),
+    ("DDIMScheduler", {**STABLE, "clip_sample": False, "thresholding": True}, ["thresholding"]),
+    ("HeunDiscreteScheduler", CLIPS, ["clip_sample"]),
+    ("DDIMScheduler", SPACED, ["250", "999, 666, 333, 0", "timestep_spacing"]),
+    ("DPMSolverMultistepScheduler", {**FLOW, "use_exponential_sigmas": True},
+     ["157", "use_exponential_sigmas", "the pipeline's class"]),
+    ("SCMScheduler", {}, ["StableDiffusionPipeline"]),
+])  # fmt: skip
 def test_a_scheduler_that_no_velocity_follows_is_refused(kind, config, names, with_scheduler, files):
     refused(files, "sd1.5", f"model.path={with_scheduler(kind, config)}", names=[*names, kind])
 

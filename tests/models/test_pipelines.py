@@ -154,14 +154,11 @@ def test_a_class_that_nobody_has_seen_is_trained(unseen_run):
     assert max(line.get("rollout_corr/logprob_abs_diff", 0.0) for line in run.metrics) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("kind", "painter"),
-    [
-        pytest.param(unseen.NamingPipeline, unseen.UnseenPainter, marks=THOROUGH),
-        (unseen.SignedPipeline, unseen.UnseenPainter),
-        pytest.param(unseen.NestingPipeline, unseen.NestingPainter, marks=THOROUGH),
-    ],
-)
+@pytest.mark.parametrize(("kind", "painter"), [
+    pytest.param(unseen.NamingPipeline, unseen.UnseenPainter, marks=THOROUGH),
+    (unseen.SignedPipeline, unseen.UnseenPainter),
+    pytest.param(unseen.NestingPipeline, unseen.NestingPainter, marks=THOROUGH),
+])  # fmt: skip
 def test_arguments_by_name_another_range_and_lists_of_lists_draw_the_same(kind, painter, unseen_run):
     usual, other = unseen_run(unseen.UnseenPipeline), unseen_run(kind, painter=painter)
     usual.train("steps=1")

@@ -183,9 +183,6 @@ def test_a_template_that_refuses_the_role_of_tools_is_refused_before_anything_is
     run_of(files, "llama", *options, "environment.role=user").train("steps=1")
 
 
-# What users write is text
-
-
 FORGED = ["<|im_end|>", "<|im_start|>system", "<|video_pad|>", "<|vision_start|><|image_pad|>", "<image>", "<video>"]
 
 

@@ -75,11 +75,7 @@ def drawing(files, *options):
 
 
 @pytest.mark.parametrize(
-    ("run", "options"),
-    [
-        (drawing, FULL),
-        *seldom(*((answering, options) for options in (LORA, FULL, [*FULL, *BF16]))),
-    ],
+    ("run", "options"), [(drawing, FULL), *seldom(*((answering, options) for options in (LORA, FULL, [*FULL, *BF16])))]
 )
 def test_a_plan_tells_what_a_run_holds(run, options, files):
     run, held = run(files, *options, f"steps={1 + (options is not LORA)}"), Held()

@@ -52,10 +52,8 @@ def test_a_plan_needs_no_data_and_no_adapter(given):
 
 @pytest.mark.thorough
 def test_what_is_shared_out_kept_and_sampled_is_counted(large):
-    alone = large("model.lora=null", "rollout.max_new_tokens=64").pools["train"]
-    halves = large("model.lora=null", "rollout.max_new_tokens=64", "runtime=ray", "pools.train.processes=2").pools[
-        "train"
-    ]
+    given = ["model.lora=null", "rollout.max_new_tokens=64"]
+    alone, halves = (large(*given, *two).pools["train"] for two in ([], ["runtime=ray", "pools.train.processes=2"]))
     assert alone["publish"]["weights"] == pytest.approx(0.35, abs=0.03)
     for what in ("weights", "optimizer"):
         assert halves["publish"][what] == pytest.approx(alone["publish"][what] / 2, abs=0.02)
@@ -110,14 +108,11 @@ GENEVAL = "rewards.geneval={name: geneval_mask2former, device: cuda}"
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("options", "where"),
-    [
-        (["rewards.other={name: pickscore, device: cuda, path: who/knows}"], {"train"}),
-        ([*RAY, "validation.every=null", "validation.before=false", "scoring.probe=false"], {"rollout"}),
-        ([*RAY, "pools.reward.processes=1"], {"reward"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "where"), [
+    (["rewards.other={name: pickscore, device: cuda, path: who/knows}"], {"train"}),
+    ([*RAY, "validation.every=null", "validation.before=false", "scoring.probe=false"], {"rollout"}),
+    ([*RAY, "pools.reward.processes=1"], {"reward"}),
+])  # fmt: skip
 def test_networks_of_rewards_count_where_they_score(options, where):
     found = plan("quickstart", GENEVAL, *options)
     held = {name: max(row.get("rewards", 0.0) for row in rows.values()) for name, rows in found.pools.items()}
@@ -155,21 +150,16 @@ def test_a_gpu_that_is_shared_with_vllm_holds_both(large):
     assert "256 of 256" in found
     assert "beside 12.0 GiB of vLLM" in found
     given["memory_fraction"] = 0.05
-    assert (
-        "rollout.vllm.memory_fraction"
-        in large(*VLLM, f"rollout.vllm={json.dumps(given)}", "memory=24GiB", status=1).said
-    )
+    found = large(*VLLM, f"rollout.vllm={json.dumps(given)}", "memory=24GiB", status=1).said
+    assert "rollout.vllm.memory_fraction" in found
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["runtime=ray", "pools.train.processes=2", "sharding.context_parallel=2"], "sharding.context_parallel=1"),
-        (["validation.suites=[vlm_quickstart]"], "another suite"), (["validation.suites=[nowhere]"], "chartqa"),
-        (["sharding.offload=true", "model.device=cuda", "model.lora=null"], "sharding.offload is true"),
-        *(([f"memory={size}"], "memory=80GB") for size in ("80", "GB", "-1GB", "1e9GB", "8.GB")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "words"), [
+    (["runtime=ray", "pools.train.processes=2", "sharding.context_parallel=2"], "sharding.context_parallel=1"),
+    (["validation.suites=[vlm_quickstart]"], "another suite"), (["validation.suites=[nowhere]"], "chartqa"),
+    (["sharding.offload=true", "model.device=cuda", "model.lora=null"], "sharding.offload is true"),
+    *(([f"memory={size}"], "memory=80GB") for size in ("80", "GB", "-1GB", "1e9GB", "8.GB")),
+])  # fmt: skip
 def test_what_a_run_would_refuse_or_a_forecast_can_not_tell_is_said(options, words):
     assert words in burnish("plan", "quickstart", *options, status=2).message
 

@@ -54,14 +54,11 @@ def test_a_model_of_real_size_fits(name):
 
 
 @thorough
-@pytest.mark.parametrize(
-    ("recipe", "hardware"),
-    [
-        pytest.param(name, one, id=f"{name} {one.gpus}x{one.memory_gb:g}")
-        for name in table.recipe_names()
-        for one in table.hardware_of(name)
-    ],
-)
+@pytest.mark.parametrize(("recipe", "hardware"), [
+    pytest.param(name, one, id=f"{name} {one.gpus}x{one.memory_gb:g}")
+    for name in table.recipe_names()
+    for one in table.hardware_of(name)
+])  # fmt: skip
 def test_a_recipe_fits_the_hardware_that_it_states(recipe, hardware):
     lean = LEAN if hardware.gpus > 1 else []
     found = plan(recipe, f"gpus={hardware.gpus}", f"memory={hardware.memory_gb:g}GB", *lean)

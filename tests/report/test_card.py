@@ -9,12 +9,8 @@ from burnish.report.card import licence_of, read_licence
 STATED = {
     "a plain one": ({"license": "apache-2.0"}, {"license": "apache-2.0"}),
     "another, with a file": (
-        {"license": "other", "license_name": "stabilityai-ai-community", "license_link": "LICENSE.md"},
-        {
-            "license": "other",
-            "license_name": "stabilityai-ai-community",
-            "license_link": "https://huggingface.co/a/b/blob/main/LICENSE.md",
-        },
+        {"license": "other", "license_name": "own", "license_link": "LICENSE.md"},
+        {"license": "other", "license_name": "own", "license_link": "https://huggingface.co/a/b/blob/main/LICENSE.md"},
     ),
     "an address": (
         {"license": "other", "license_link": "https://example.org/terms"},

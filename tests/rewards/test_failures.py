@@ -129,19 +129,16 @@ def test_processes_follow_a_parent_that_is_killed(tmp_path):
                 os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "why"),
-    [
-        ("raises_the_unspeakable", [], "Mute: <exception str() failed> ("),
-        ("reads_a_key", [], "KeyError: 'height' ("),
-        ("one_for_all", [], "1 values for 2"),
-        ("gives_text", [], "'good', which is not a number"),
-        ("leaves", [], "SystemExit: 0 ("),
-        ("ends_its_process", ["scoring.processes=1"], "died (exit status 0)"),
-        pytest.param("never_ends", ["scoring.processes=1", "scoring.timeout=2"], "timed out after 2 s",
-                     marks=pytest.mark.thorough),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "options", "why"), [
+    ("raises_the_unspeakable", [], "Mute: <exception str() failed> ("),
+    ("reads_a_key", [], "KeyError: 'height' ("),
+    ("one_for_all", [], "1 values for 2"),
+    ("gives_text", [], "'good', which is not a number"),
+    ("leaves", [], "SystemExit: 0 ("),
+    ("ends_its_process", ["scoring.processes=1"], "died (exit status 0)"),
+    pytest.param("never_ends", ["scoring.processes=1", "scoring.timeout=2"], "timed out after 2 s",
+                 marks=pytest.mark.thorough),
+])  # fmt: skip
 def test_a_reward_that_can_never_work_is_refused_before_the_run(train, name, options, why):
     records = [{"prompt": "a", "label": "words"}, {"prompt": "b", "label": "numbers"}]
     mine = function(f"tests.support.bad_rewards:{name}", weight=0.0, labels=["numbers"])

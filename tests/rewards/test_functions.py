@@ -12,6 +12,7 @@ from burnish.rewards.text.base import Response
 from burnish.types.prompt import Prompt
 from tests.support import named_rewards
 from tests.support.asked import flow_reward, reward
+from tests.support.asked import values_of as values
 from tests.support.scoring import evaluated, function
 from tests.support.tiny_run import TinyRun
 
@@ -22,10 +23,6 @@ def drawn(name: str, **arguments):
 
 def said(name: str, **arguments):
     return reward(**function(name, arguments=arguments))
-
-
-def values(one, samples, prompts) -> list[float | None]:
-    return [score.value for score in one(samples, prompts)]
 
 
 def asked(text: str, **own) -> Prompt:
@@ -51,15 +48,12 @@ def test_parameters_name_what_a_function_gets():
     assert named_rewards.MOST == [20]  # calls of an async function wait together
 
 
-@pytest.mark.parametrize(
-    ("name", "form", "right", "named"),
-    [
-        ("easyr1_batch", "EasyR1", 0.9, {"it_accuracy": 1.0, "it_length": 5.0}),
-        ("easyr1_single", "EasyR1", 0.9, {}),
-        ("compute_score", "verl", 1.0, {"it_acc": 1.0}),
-        ("trl", "TRL", 1.0, {}),
-    ],
-)
+@pytest.mark.parametrize(("name", "form", "right", "named"), [
+    ("easyr1_batch", "EasyR1", 0.9, {"it_accuracy": 1.0, "it_length": 5.0}),
+    ("easyr1_single", "EasyR1", 0.9, {}),
+    ("compute_score", "verl", 1.0, {"it_acc": 1.0}),
+    ("trl", "TRL", 1.0, {}),
+])  # fmt: skip
 def test_functions_of_other_libraries_work_as_they_are_which_is_said(name, form, right, named, files, caplog):
     first, _ = evaluated(files, {"it": function(name)}, [{"prompt": "q", "solution": "7", "data_source": "s"}])
     assert form in caplog.text
@@ -156,10 +150,7 @@ FUNCTIONS = "tests.support.reward_functions"
 
 @pytest.mark.parametrize(
     ("path", "why"),
-    [
-        (f"{FUNCTIONS}:brightnes", "did you mean brightness?"),
-        ("broken.py:score", "NameError: name 'undefined_name'"),
-    ],
+    [(f"{FUNCTIONS}:brightnes", "did you mean brightness?"), ("broken.py:score", "NameError: name 'undefined_name'")],
 )
 def test_a_path_that_leads_nowhere_is_refused_before_the_run(tmp_path, monkeypatch, path, why):
     monkeypatch.chdir(tmp_path)
@@ -173,16 +164,13 @@ def test_a_path_that_leads_nowhere_is_refused_before_the_run(tmp_path, monkeypat
         package.train(package.load("quickstart", mine, "model.path=nowhere", "output_dir=run"))
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "arguments", "why"),
-    [
-        (drawn, "by_name", {}, r"'difficulty'.* prompt 'd' \(data.jsonl:9\).* 'other'"),
-        (drawn, "wants_both", {}, r"named_rewards.py:\d+\) .*prompts of a batch.* image of one sample"),
-        (drawn, "wants_responses", {}, "responses, but scores what a generator draws"),
-        (said, "wants_latents", {}, "latents, but scores what a language model says"),
-        (drawn, "Loaded", {}, r"Loaded.*missing.*'factor'"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "name", "arguments", "why"), [
+    (drawn, "by_name", {}, r"'difficulty'.* prompt 'd' \(data.jsonl:9\).* 'other'"),
+    (drawn, "wants_both", {}, r"named_rewards.py:\d+\) .*prompts of a batch.* image of one sample"),
+    (drawn, "wants_responses", {}, "responses, but scores what a generator draws"),
+    (said, "wants_latents", {}, "latents, but scores what a language model says"),
+    (drawn, "Loaded", {}, r"Loaded.*missing.*'factor'"),
+])  # fmt: skip
 def test_what_nobody_has_is_refused_before_the_run(kind, name, arguments, why):
     odd = Prompt(text="d", record='{"other": 1}', where="data.jsonl:9")
     with pytest.raises(ValueError, match=why):

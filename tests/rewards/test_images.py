@@ -14,13 +14,10 @@ from burnish.types.prompt import Prompt
 from burnish.types.samples import Clip
 from tests.conformance import case
 from tests.support.asked import flow_reward
+from tests.support.asked import values_of as values
 from tests.support.drawing import line, noise, scene
 
 PROMPT = Prompt(text="a")
-
-
-def values(reward, samples, prompts) -> list[float | None]:
-    return [score.value for score in reward(samples, prompts)]
 
 
 def value(name: str, picture: np.ndarray, **options) -> float | None:
@@ -55,23 +52,20 @@ CORNERS = np.full((3, 3, 3), 255, dtype=np.uint8)
 CORNERS[[0, 2], [0, 2]] = 0
 
 
-@pytest.mark.parametrize(
-    ("name", "picture", "options", "expected"),
-    [
-        ("border_darkness", framed(1), {}, 1),
-        ("border_darkness", CORNERS, {}, 2 / 8),
-        ("border_darkness", framed(1), {"width": 2}, (2 * 10 + 2 * 12 - 4) / (10 * 12 - 6 * 8)),
-        ("border_darkness", framed(1, (255, 0, 0)), {}, 1 - 0.299),
-        ("dark_share", halves((20, 20, 20), (40, 40, 40)), {}, 0.5),
-        ("dark_share", flat(0, 0, 255), {}, 0),  # blue has luminance 0.114
-        ("brightness", flat(0, 0, 255), {}, 0.114),
-        ("high_frequency", CHESS, {}, 1),
-        ("edge_density", CHESS, {"more": 1.0}, 0),
-        ("edge_density", BLACK_AND_WHITE, {}, 8 / 112),  # 8 pairs of 2 x 8 x 7
-        ("colour_entropy", halves((0, 0, 0), (255, 0, 0)), {}, 1 / 9),
-        ("saturation", halves((0, 0, 0), (200, 100, 150)), {}, 0.25),
-    ],
-)
+@pytest.mark.parametrize(("name", "picture", "options", "expected"), [
+    ("border_darkness", framed(1), {}, 1),
+    ("border_darkness", CORNERS, {}, 2 / 8),
+    ("border_darkness", framed(1), {"width": 2}, (2 * 10 + 2 * 12 - 4) / (10 * 12 - 6 * 8)),
+    ("border_darkness", framed(1, (255, 0, 0)), {}, 1 - 0.299),
+    ("dark_share", halves((20, 20, 20), (40, 40, 40)), {}, 0.5),
+    ("dark_share", flat(0, 0, 255), {}, 0),  # blue has luminance 0.114
+    ("brightness", flat(0, 0, 255), {}, 0.114),
+    ("high_frequency", CHESS, {}, 1),
+    ("edge_density", CHESS, {"more": 1.0}, 0),
+    ("edge_density", BLACK_AND_WHITE, {}, 8 / 112),  # 8 pairs of 2 x 8 x 7
+    ("colour_entropy", halves((0, 0, 0), (255, 0, 0)), {}, 1 / 9),
+    ("saturation", halves((0, 0, 0), (200, 100, 150)), {}, 0.25),
+])  # fmt: skip
 def test_closed_forms(name, picture, options, expected):
     assert value(name, picture, **options) == pytest.approx(expected, abs=1e-6)
 

@@ -87,18 +87,15 @@ def test_what_is_sent_to_a_server_and_what_is_read():
     assert (of_png(*pictures_of(request)) == picture(0)).all()
 
 
-@pytest.mark.parametrize(
-    ("form", "shares", "value"),
-    [
-        ("vqascore", SHARES, 0.7),
-        ("yes_no", SHARES, 0.74 / 0.94),
-        ("yes_no", {"No": 0.98, "the": 1e-4}, 0.0),  # "Yes" is not listed: it is at most as likely as "the"
-        ("yes_no", {"the": 0.98, "a": 1e-4}, None),
-        ("scores", {"5": 0.5, "4": 0.25, " 4": 0.05, "1": 0.1, "x": 1e-4}, (2.5 + 1.2 + 0.1) / 0.9),
-        ("yes_no", {"Yes": 0.4, "The": 0.3}, None),  # a server that lists two tokens: "No" may be as likely as 0.3
-        ("yes_no", {"Y": 0.6, "No": 0.4}, None),  # "Yes" may be all of what begins with "Y"
-    ],
-)
+@pytest.mark.parametrize(("form", "shares", "value"), [
+    ("vqascore", SHARES, 0.7),
+    ("yes_no", SHARES, 0.74 / 0.94),
+    ("yes_no", {"No": 0.98, "the": 1e-4}, 0.0),  # "Yes" is not listed: it is at most as likely as "the"
+    ("yes_no", {"the": 0.98, "a": 1e-4}, None),
+    ("scores", {"5": 0.5, "4": 0.25, " 4": 0.05, "1": 0.1, "x": 1e-4}, (2.5 + 1.2 + 0.1) / 0.9),
+    ("yes_no", {"Yes": 0.4, "The": 0.3}, None),  # a server that lists two tokens: "No" may be as likely as 0.3
+    ("yes_no", {"Y": 0.6, "No": 0.4}, None),  # "Yes" may be all of what begins with "Y"
+])  # fmt: skip
 def test_a_token_that_is_not_listed_counts_as_zero_only_where_it_can_t_be_likely(form, shares, value):
     with answering(listing(shares)) as server:
         (score,) = asked(server, picture(0), form=form)
@@ -131,11 +128,7 @@ def test_a_busy_server_is_asked_again_and_one_that_is_slow_or_refuses_is_not():
 
 @pytest.mark.parametrize(
     ("reply", "why"),
-    [
-        ({}, "no choices"),
-        (writing("Yes"), "no logprobs"),
-        (writing(None, refusal="I won't"), "refused: I won't"),
-    ],
+    [({}, "no choices"), (writing("Yes"), "no logprobs"), (writing(None, refusal="I won't"), "refused: I won't")],
 )
 def test_a_reply_that_is_none_is_missing_with_its_reason(reply, why):
     with answering(reply) as server:
@@ -271,14 +264,11 @@ def test_it_sees_pictures_and_what_it_does_not_say_or_read_is_missing():
     assert [one.value is None for one in said("x" * 50, "x", max_length=120, least=0.0)] == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("judge", "options", "why"),
-    [
-        (reward, {"pattern": "(x)", "normalise": False}, "normalise"),
-        (reward, {"question_file": "plain.txt"}, r"\{response\}"),
-        (endpoint, {"store": "no/such/folder/s"}, "store.*no/such/folder/s"),
-    ],
-)
+@pytest.mark.parametrize(("judge", "options", "why"), [
+    (reward, {"pattern": "(x)", "normalise": False}, "normalise"),
+    (reward, {"question_file": "plain.txt"}, r"\{response\}"),
+    (endpoint, {"store": "no/such/folder/s"}, "store.*no/such/folder/s"),
+])  # fmt: skip
 def test_what_can_t_judge_is_refused_before_anything_is_asked(tmp_path, monkeypatch, judge, options, why):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain.txt").write_text("Is it?")

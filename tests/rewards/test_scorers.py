@@ -214,18 +214,15 @@ def test_the_differentiable_score_is_the_score_and_its_gradient_that_of_finite_d
 WORDS = "blip.text_encoder.embeddings.word_embeddings.weight"
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "said"),
-    [
-        ("clip", {"logit_scale": torch.tensor(torch.nan)}, "non-finite values in logit_scale"),
-        ("hpsv2", {"text_projection": torch.zeros(32, 25)}, "text_projection.weight"),
-        ("imagereward", {"blip.visual_encoder.norm.bias": None}, "vision.post_layernorm.bias"),
-        ("imagereward", {"blip.other": torch.zeros(1)}, "blip.other"),
-        ("imagereward", {WORDS: torch.zeros(9, 100)}, "word_embeddings.weight"),
-        ("aesthetic", {"layers.9.weight": torch.zeros(1)}, "layers.9.weight"),
-        ("aesthetic", {"layers.0.weight": torch.zeros(32, 99)}, "99 numbers, but the network of path gives 24"),
-    ],
-)
+@pytest.mark.parametrize(("name", "change", "said"), [
+    ("clip", {"logit_scale": torch.tensor(torch.nan)}, "non-finite values in logit_scale"),
+    ("hpsv2", {"text_projection": torch.zeros(32, 25)}, "text_projection.weight"),
+    ("imagereward", {"blip.visual_encoder.norm.bias": None}, "vision.post_layernorm.bias"),
+    ("imagereward", {"blip.other": torch.zeros(1)}, "blip.other"),
+    ("imagereward", {WORDS: torch.zeros(9, 100)}, "word_embeddings.weight"),
+    ("aesthetic", {"layers.9.weight": torch.zeros(1)}, "layers.9.weight"),
+    ("aesthetic", {"layers.0.weight": torch.zeros(32, 99)}, "99 numbers, but the network of path gives 24"),
+])  # fmt: skip
 def test_weights_must_be_exactly_those_of_the_network(name, change, said, copied):
     folder = copied(name)
     file = folder / {"clip": "model.safetensors", "hpsv2": HPS, "aesthetic": f"head/{V2}"}.get(name, IMAGE_REWARD)

@@ -107,9 +107,6 @@ def test_long_tensors_travel_outside_the_head_and_are_nobodys_to_change():
     same(before, packed.unpack())
 
 
-ROWS, STEPS, SIDE, PROMPTS = 48, 3, 16, 12
-
-
 @dataclass
 class Request:
     prompts: list[Prompt]

@@ -24,22 +24,18 @@ LARGE = Node("10.0.0.2", cpus=16, gpus=8)
 CUDA, CPU = {"device": "cuda"}, {"device": "cpu"}
 
 
-@pytest.mark.parametrize(
-    ("pools", "nodes", "words"),
-    [
-        ({"train": {"processes": 8}, "rollout": {"processes": 4} | CPU}, [SMALL, LARGE], []),
-        ({"rollout": {"nodes": 3} | CPU}, [SMALL, LARGE], ["3 machines, each with 1 CPU", "2 of 2 machines have"]),
-        ({"rollout": {"processes": 20} | CPU}, [SMALL, LARGE], ["a machine with 20 CPUs", "0 of 2 machines have"]),
-        ({"rollout": {"processes": 9, "cpus": 0.5}}, [SMALL, LARGE], ["a machine with 4.5 CPUs and 9 GPUs"]),
-        ({"rollout": {"nodes": 2} | CUDA}, [SMALL, LARGE], ["each with 1 CPU and 1 GPU", "1 of 2 machines has"]),
-        (
-            {"train": {"processes": 3}, "rollout": {"processes": 2}},
-            [SMALL],
-            ["5 CPUs together (train 3, rollout 2)", "the cluster has 4"],
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("pools", "nodes", "words"), [
+    ({"train": {"processes": 8}, "rollout": {"processes": 4} | CPU}, [SMALL, LARGE], []),
+    ({"rollout": {"nodes": 3} | CPU}, [SMALL, LARGE], ["3 machines, each with 1 CPU", "2 of 2 machines have"]),
+    ({"rollout": {"processes": 20} | CPU}, [SMALL, LARGE], ["a machine with 20 CPUs", "0 of 2 machines have"]),
+    ({"rollout": {"processes": 9, "cpus": 0.5}}, [SMALL, LARGE], ["a machine with 4.5 CPUs and 9 GPUs"]),
+    ({"rollout": {"nodes": 2} | CUDA}, [SMALL, LARGE], ["each with 1 CPU and 1 GPU", "1 of 2 machines has"]),
+    (
+        {"train": {"processes": 3}, "rollout": {"processes": 2}},
+        [SMALL],
+        ["5 CPUs together (train 3, rollout 2)", "the cluster has 4"],
+    ),
+], ids=str)  # fmt: skip
 def test_pools_that_never_fit_are_told_with_what_there_is(pools, nodes, words):
     asked = PoolsOptions(**{name: PoolOptions(**given) for name, given in pools.items()})
     complaint = "\n".join(lacking(needs(asked, gpus_there=any(node.gpus for node in nodes)), nodes))
@@ -53,24 +49,20 @@ class AcceleratorError(RuntimeError):
     """By the name of PyTorch's own."""
 
 
-@pytest.mark.parametrize(
-    ("error", "failed"),
-    [
-        (AcceleratorError("an illegal memory access was encountered"), True),
-        (RuntimeError("CUDA error: unspecified launch failure"), True),
-        (RuntimeError("AcceleratorError: CUDA error: uncorrectable ECC error encountered"), True),
-        (RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:3384, unhandled cuda error"), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`"), True),
-        (dist.DistBackendError("ncclRemoteError: A call failed possibly due to a network error"), True),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), False),
-        (RuntimeError("CUDA error: out of memory"), False),
-        (RuntimeError("Expected all tensors to be on the same device, cuda:0 and cpu"), False),
-        (UserError("model.device is cuda, but PyTorch finds no GPU (CUDA error: no device)"), False),
-        (RanksLost("rank 0 of 2: a sum failed"), False),
-        (KeyError("CUDA"), False),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("error", "failed"), [
+    (AcceleratorError("an illegal memory access was encountered"), True),
+    (RuntimeError("CUDA error: unspecified launch failure"), True),
+    (RuntimeError("AcceleratorError: CUDA error: uncorrectable ECC error encountered"), True),
+    (RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:3384, unhandled cuda error"), True),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`"), True),
+    (dist.DistBackendError("ncclRemoteError: A call failed possibly due to a network error"), True),
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), False),
+    (RuntimeError("CUDA error: out of memory"), False),
+    (RuntimeError("Expected all tensors to be on the same device, cuda:0 and cpu"), False),
+    (UserError("model.device is cuda, but PyTorch finds no GPU (CUDA error: no device)"), False),
+    (RanksLost("rank 0 of 2: a sum failed"), False),
+    (KeyError("CUDA"), False),
+], ids=str)  # fmt: skip
 def test_what_a_device_says_is_told_apart_from_errors_of_code(error, failed):
     assert bool(device_failure(error)) == failed
     assert not failed or str(error)[:20] in device_failure(error)

@@ -132,10 +132,7 @@ def test_what_does_not_fit_or_did_not_come_is_named():
         receiver.switch(1)
     for sent, said in (
         (adapter(2), r"first sync must bring all weights.*base\.weight"),
-        (
-            weights(1) | {"lora.a": torch.zeros(3, 6)},
-            r"brings lora\.a \(float32 \[3, 6\]\), but the receiver has lora\.a",
-        ),
+        (weights(1) | {"lora.a": torch.zeros(3, 6)}, r"brings lora\.a \(float32 \[3, 6\]\), but the receiver has"),
         ({"other": torch.zeros(3)}, "no such tensor"),
     ):
         with pytest.raises(Mismatch, match=said):

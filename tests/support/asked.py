@@ -24,3 +24,7 @@ def ask(one: LanguageReward, *pairs: tuple[str, str | None]) -> list[Score]:
 
 def values(one: LanguageReward, *pairs: tuple[str, str | None]) -> list[float | None]:
     return [score.value for score in ask(one, *pairs)]
+
+
+def values_of(one: Reward, samples, prompts) -> list[float | None]:
+    return [score.value for score in one(samples, prompts)]

@@ -1,5 +1,7 @@
 """Pictures with text, as rewards get them."""
 
+import struct
+import zlib
 from pathlib import Path
 
 import matplotlib
@@ -27,3 +29,13 @@ def scene(text: str) -> np.ndarray:
 
 def noise(seed: int, width: int = 32, height: int = 16) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def promised(width: int, height: int) -> bytes:
+    """A PNG that says it has this size."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head, content = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), zlib.compress(b"0")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", content) + chunk(b"IEND", b"")

@@ -15,6 +15,9 @@ from burnish.tasks import assemble
 from tests.support.tiny_run import burnish
 
 GENERATOR, LANGUAGE = "quickstart", "vlm_quickstart"
+OFFLINE = "algorithm.online=false"
+ALONE = ["rewards={exact: null, format: null}", "trainer.mini_batch_size=null"]  # reward models sample nothing
+SIZED = ["rollout.height=6", "rollout.width=8"]
 REWARDS = {GENERATOR: ["rewards.ocr=null", "rewards.border_darkness.weight=1"], LANGUAGE: ["rewards.exact=null"]}
 
 

@@ -18,8 +18,7 @@ def learned(files, algorithm: str, *options: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    "laid_out",
-    [["trainer.layout=padded"], *seldom(["trainer.layout=shared"], ["model.gradient_checkpointing=true"])],
+    "laid_out", [["trainer.layout=padded"], *seldom(["trainer.layout=shared"], ["model.gradient_checkpointing=true"])]
 )
 def test_no_layout_changes_it(laid_out, files):
     given = ["model.router_aux_loss_coef=0.3"]

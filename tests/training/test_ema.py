@@ -38,14 +38,11 @@ def test_the_decay_is_flow_factorys(case):
     case.close([decay_at(step, given["decay"], **options) for step in given["steps"]], case.expected["decay"])
 
 
-@pytest.mark.parametrize(
-    ("given", "decays"),
-    [
-        ({"decay": 0.15}, [1 / 10, 0.15, 0.15]),  # (1 + 1) / (10 + 1) is more already
-        ({"decay": 0.5, "kind": "linear", "warm_up": 4}, [0.0, 0.125, 0.25, 0.375, 0.5, 0.5]),
-        ({"decay": 0.0}, [0.0, 0.0]),  # the weights themselves
-    ],
-)
+@pytest.mark.parametrize(("given", "decays"), [
+    ({"decay": 0.15}, [1 / 10, 0.15, 0.15]),  # (1 + 1) / (10 + 1) is more already
+    ({"decay": 0.5, "kind": "linear", "warm_up": 4}, [0.0, 0.125, 0.25, 0.375, 0.5, 0.5]),
+    ({"decay": 0.0}, [0.0, 0.0]),  # the weights themselves
+])  # fmt: skip
 def test_the_average_is_the_recurrence(given, decays):
     parameters = network()
     ema = Ema(parameters, **asdict(EmaOptions(**given)))

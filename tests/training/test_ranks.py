@@ -23,8 +23,6 @@ from tests.support.sockets import listening
 
 pytestmark = pytest.mark.cluster
 
-UPDATES, SAVED = 2, 1  # of three or more optimizer steps each
-
 
 def in_step(ranks: Ranks) -> dict[str, Any]:
     """What becomes of work in step where the second of two ranks stops it, or fails in it."""
@@ -194,10 +192,7 @@ def test_the_peak_of_loading_is_share_and_constant(size, tmp_path, new_process):
 
 @pytest.mark.thorough
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    ("size", "asynchronous"),
-    [(2, True), *((size, False) for size in (1, 2, 4))],
-)
+@pytest.mark.parametrize(("size", "asynchronous"), [(2, True), *((size, False) for size in (1, 2, 4))])
 def test_the_peak_of_saving_is_a_share_and_a_constant(tmp_path, new_process, size, asynchronous):
     """And nothing is read again; 16 MiB are pieces that are written and read."""
     total = 96 * 4 // 3  # MiB of weights, moments and average

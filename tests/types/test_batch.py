@@ -8,6 +8,7 @@ from torch import Tensor
 
 from burnish.types.batch import Batch, Gathered, shared
 from burnish.types.columns import Column, Here, at, read
+from tests.support.equality import same
 
 
 @dataclass(kw_only=True)
@@ -30,14 +31,6 @@ def pictures(count: int = 6, first: int = 0) -> Pictures:
         names=[f"{first + i}" for i in range(count)],
         seed=4,
     )
-
-
-def same(a: Pictures, b: Pictures) -> None:
-    assert len(a) == len(b)
-    assert torch.equal(a.pixels, b.pixels)
-    assert a.names == b.names
-    assert a.seed == b.seed
-    assert torch.equal(a.words.rows().vector, b.words.rows().vector)
 
 
 @pytest.mark.parametrize("size", [1, 4, 6, 9])

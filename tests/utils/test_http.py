@@ -26,15 +26,11 @@ def right(message, count):
     return 200, {"got": message}
 
 
-@pytest.mark.parametrize(
-    ("head", "drop"),
-    [
-        (b"", b""), (b"HTTP/1.1 200 OK\r\n", b"X-More: 1\r\n"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b" "),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
-    ],
-    ids=["silent", "headers", "content", "chunks"],
-)  # fmt: skip
+@pytest.mark.parametrize(("head", "drop"), [
+    (b"", b""), (b"HTTP/1.1 200 OK\r\n", b"X-More: 1\r\n"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b" "),
+    (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+], ids=["silent", "headers", "content", "chunks"])  # fmt: skip
 def test_a_server_that_drips_is_left_at_the_deadline(head, drop):
     start = time.monotonic()
     with dripping(head, drop, most=2000) as url, pytest.raises(HttpError, match=r"0\.4 s"):
@@ -61,14 +57,10 @@ def test_a_refusal_says_what_the_server_says_but_never_the_token():
         assert "hush-hush" not in repr(Servers([server.url], token="hush-hush"))
 
 
-@pytest.mark.parametrize(
-    ("content", "headers", "largest", "why"),
-    [
-        (b"nonsense", (), 10_000, "not JSON"), (b"[" * 5000, (), 10_000, "deep"), (b" " * 5000, (), 1000, "more than"),
-        (zlib.compress(b" " * 10_000_000), (("Content-Encoding", "deflate"),), 10_000, "more than|not JSON"),
-    ],
-    ids=["nonsense", "deep", "large", "bomb"],
-)  # fmt: skip
+@pytest.mark.parametrize(("content", "headers", "largest", "why"), [
+    (b"nonsense", (), 10_000, "not JSON"), (b"[" * 5000, (), 10_000, "deep"), (b" " * 5000, (), 1000, "more than"),
+    (zlib.compress(b" " * 10_000_000), (("Content-Encoding", "deflate"),), 10_000, "more than|not JSON"),
+], ids=["nonsense", "deep", "large", "bomb"])  # fmt: skip
 def test_a_reply_that_is_none_is_an_error_within_bounds(content, headers, largest, why):
     with json_server(lambda message, count: (200, content, *headers)) as server:
         with pytest.raises(HttpError, match=f"2 tries .*({why})"):

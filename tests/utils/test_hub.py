@@ -128,9 +128,8 @@ def test_what_the_hub_refuses_or_does_not_have_is_named(hub):
     assert PIPELINE in said()
     for revision in ("../../etc", "--help"):
         assert revision in said(f"model.revision={revision}")
-    assert (
-        "model.revision" in burnish("train", "quickstart", "model.path=/tmp", "model.revision=main", status=2).message
-    )
+    local = ["model.path=/tmp", "model.revision=main"]
+    assert "model.revision" in burnish("train", "quickstart", *local, status=2).message
 
 
 SHAPES = "someone/shapes"
@@ -166,13 +165,8 @@ def test_a_split_of_a_data_set_is_read_as_a_file_s_records(data_hub):
     assert [question.answer for question in found] == ["1", "2", "3"]
     assert {shade(question.images[0]) for question in found} == {10}
     assert found[1].where == f"{SHAPES}@train, row 2"
-    for part, sides in (
-        ("train", "123"),
-        ("test", "4"),
-        ("train[:2]", "12"),
-        ("train[1:]", "23"),
-        ("train[:34%]", "1"),
-    ):
+    parts = {"train": "123", "test": "4", "train[:2]": "12", "train[1:]": "23", "train[:34%]": "1"}
+    for part, sides in parts.items():
         assert [prompt.text[-1] for prompt in prompts(f"{SHAPES}@{part}", "data.prompt_key=text")] == list(sides)
     data_hub.commits.clear()
     assert len(questions(f"{SHAPES}@train", "data.prompt_key=problem")) == 3, "what was downloaded is found again"
