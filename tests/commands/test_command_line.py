@@ -68,15 +68,6 @@ def test_a_command_says_something_before_anything_slow_is_imported_and_refuses_w
     assert completed[1::2] == [0, []]
 
 
-@pytest.mark.thorough
-def test_the_package_is_a_program():
-    done = subprocess.run([sys.executable, "-m", "burnish", "train", "quickstart", "rollout.n=x"], capture_output=True,
-                          text=True, env=ENVIRONMENT, timeout=60)  # fmt: skip
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "rollout.n is x" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize("verb", ["", *cli.VERBS])
 def test_help_teaches_by_example_within_80_columns(verb, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")

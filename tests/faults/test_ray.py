@@ -33,12 +33,11 @@ from tests.support.ray_runs import (
     Forks,
     Machines,
     assert_close,
-    assert_same,
     run,
     saved_updates,
     terminate,
 )
-from tests.support.runs import metrics_of
+from tests.support.runs import assert_same, metrics_of
 from tests.support.sockets import descendants, reached_from_outside, watched
 from tests.support.tiny_run import TinyRun, burnish
 

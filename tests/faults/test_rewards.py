@@ -28,15 +28,6 @@ def mine(name: str, **arguments: object) -> str:
     return f"rewards.mine={json.dumps(about)}"
 
 
-@pytest.mark.parametrize("name", ["raises", "takes_no_prompts"])
-def test_a_reward_that_never_works_is_refused_and_leaves_nothing_behind(files, name):
-    run = run_of(files, name, mine(name))
-    said = run.train(status=2).message
-    assert name in said
-    assert "bad_rewards.py:" in said
-    assert not run.output.exists()
-
-
 def test_a_reward_that_gives_up_ends_the_run_and_locks_nothing(files, tmp_path, caplog):
     run = run_of(files, "tires", "checkpoint.every=20")
     said = run.train("steps=6", mine("tires", folder=str(tmp_path)), status=2).message

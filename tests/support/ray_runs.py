@@ -148,16 +148,6 @@ class Fate:
         return not self._planned
 
 
-def assert_same(folder: Path, other: Path) -> None:
-    """All metrics but times, and all that is saved, bit for bit."""
-    assert metrics_of(folder) == metrics_of(other)
-    found, expected = state_of(folder), state_of(other)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        same = torch.equal(found[name], value) if isinstance(value, torch.Tensor) else found[name] == value
-        assert same, name
-
-
 def assert_close(folder: Path, other: Path, tolerance: float) -> None:
     """The same up to rounding.
 

@@ -10,11 +10,11 @@ import socket
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import httpx2
 
 from tests.support.forked import Forked
 
@@ -69,21 +69,15 @@ def served(*arguments: str, token: str | None = None) -> Iterator[Started]:
 def post(url: str, body: Any, **headers: str) -> tuple[int, dict, dict]:
     """Status, JSON and headers of a reply."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(url, content, {"Content-Type": "application/json"} | headers)
-    try:
-        with urllib.request.urlopen(request, timeout=LIMIT) as reply:
-            return reply.status, json.loads(reply.read()), dict(reply.headers)
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read() or b"{}"), dict(error.headers)
+    given = {name: value.encode("latin-1") for name, value in ({"Content-Type": "application/json"} | headers).items()}
+    reply = httpx2.post(url, content=content, headers=given, timeout=LIMIT)
+    return reply.status_code, json.loads(reply.content or b"{}"), dict(reply.headers)
 
 
 def get(url: str, **headers: str) -> tuple[int, str]:
-    request = urllib.request.Request(url, headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=LIMIT) as reply:
-            return reply.status, reply.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    given = {name: value.encode("latin-1") for name, value in headers.items()}
+    reply = httpx2.get(url, headers=given, timeout=LIMIT)
+    return reply.status_code, reply.text
 
 
 def raw(port: int, content: bytes, *, wait: float = LIMIT) -> bytes:

@@ -18,6 +18,13 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if not is_time_column(name)} for line in lines]
 
 
+def assert_same(folder: Path, other: Path) -> None:
+    """All metrics but times, and all that is saved, bit for bit."""
+    assert metrics_of(folder) == metrics_of(other)
+    found, expected = last_state(folder), last_state(other)
+    assert [name for name in found | expected if name not in found or found[name] != expected.get(name)] == []
+
+
 def last_state(folder: Path) -> dict[str, Any]:
     """The same as ``state_of``, tensors as bytes, so that bits are compared."""
     return {name: _bits(value) for name, value in state_of(folder).items()}
