@@ -1,7 +1,5 @@
 """The command line: what is said at once, what a slip is answered with, exit codes, and what completes in a shell."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

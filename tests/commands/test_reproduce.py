@@ -1,7 +1,5 @@
 """`burnish reproduce`: a run again is equal, in the band of seeds, or neither."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

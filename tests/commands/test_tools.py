@@ -1,7 +1,5 @@
 """Commands around training: tiny, data, recipes, config, doctor, and check-reward."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -6,8 +6,6 @@ command succeeds, unless a comment behind it says ``# exit code 2``. One process
 PyTorch once.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

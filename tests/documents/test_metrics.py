@@ -1,7 +1,5 @@
 """Metrics, and what alarms look at, against the field's names and numbers and against what must be true."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Burnish from Python: objects in the place of options, and parts of one's own, which are held to a contract."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

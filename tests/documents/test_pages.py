@@ -1,7 +1,5 @@
 """What pages show is so: blocks are run or composed, and commands, options, names and links in their text are there."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

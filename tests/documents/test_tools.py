@@ -1,7 +1,5 @@
 """Benchmarks run, and what they write can be read."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

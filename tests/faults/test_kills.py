@@ -1,7 +1,5 @@
 """The same run gives the same numbers to the last bit, however often it is killed in between."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -3,8 +3,6 @@
 All runs are on one simulated cluster, whose workers are forks; this process is their driver.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

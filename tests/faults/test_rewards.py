@@ -1,7 +1,5 @@
 """Runs whose rewards fail, whose service is killed, whose folder is taken, or whose disk is full."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ On the kind of machine that recorded them they are equal to the last bit. Elsewh
 draws another token here and there: there the first update of runs in float32 is compared, within bounds.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Runs of the tables, and what is kept of each: metrics and a digest of the weights."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

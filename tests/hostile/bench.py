@@ -1,7 +1,5 @@
 """Where hostile inputs are tried: each in a fork of one process that has imported everything, and then looked after."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import hashlib

@@ -1,7 +1,5 @@
 """Evaluations: what is drawn for whom, by which settings, what is written of it, and what may be stopped or divided."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import wave

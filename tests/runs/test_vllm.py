@@ -1,7 +1,5 @@
 """Sampling with vLLM: a plain engine in its place gets what vLLM would get; runs learn what they learn without it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Boards on loopback, and folders of runs to show."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading

@@ -1,7 +1,5 @@
 """A headless Chromium that a test drives as a person would, over its debugging pipe: no port, no further library."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

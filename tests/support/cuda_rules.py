@@ -4,8 +4,6 @@ Names are those of operators without namespace, overload and the underscore of i
 held to a real GPU by tests/support/test_pretend_gpu.py, or read from torch's own header.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

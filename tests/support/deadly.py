@@ -1,7 +1,5 @@
 """A reward that judges nothing, and does to the process that asks it what it was told."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Small but real pipelines, made in a second: random weights, real classes, the layout that diffusers writes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Small HTTP servers on this machine, for what clients must stand: right, wrong, slow and lying ones."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

@@ -1,7 +1,5 @@
 """What kernels that exist for CUDA only compute, written out: for the pretended GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any

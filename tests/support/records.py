@@ -1,7 +1,5 @@
 """Files of records, and what a run would learn on: by the options of a command line, without a model."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

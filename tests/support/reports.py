@@ -1,7 +1,5 @@
 """Folders of runs as burnish train leaves them, with numbers that a test chooses, made without a model."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What runs leave behind, so that it can be compared."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny checkpoints of learned rewards, and what is scored by them."""
 
-from __future__ import annotations
-
 import tempfile
 from functools import cache
 from pathlib import Path

@@ -4,8 +4,6 @@ A block's fence names what it is (``KINDS`` in tests/documents/test_pages.py); o
 the title of its fence: ```` ```yaml title="mine.yaml" ````.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 python -m pytest tests/support/test_pretend_gpu.py -q
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Tiny language models of real transformers classes, with real tokenizers and processors, for tests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

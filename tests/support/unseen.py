@@ -1,7 +1,5 @@
 """A pipeline that no library has: a network of its own, and a loop of its own around it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parts of runs: plugins of the pages, recordings, exports, learned rewards."""
 
-from __future__ import annotations
-
 import gzip
 import json
 
