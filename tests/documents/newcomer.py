@@ -99,7 +99,6 @@ def recorded() -> Iterator[Callable[[], str]]:
 
 
 def by_shell(line: str) -> int:
-    """Run a line as a shell does."""
     return subprocess.run(["bash", "-c", line], check=False, timeout=600).returncode
 
 

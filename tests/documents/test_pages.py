@@ -185,7 +185,6 @@ BLOCKS: dict[str, Callable[[Block, Path, Path], None]] = {
 
 
 def wrong_commands(page: Path, text: str) -> Iterator[str]:
-    """Commands in backticks that would be refused."""
     for line in spans(text):
         if PROGRAM.match(line) and (why := refused(line)):
             yield f"{line}: {why}"
@@ -248,7 +247,6 @@ def takes(name: str, value: str) -> bool:
 
 
 def wrong_links(page: Path, text: str) -> Iterator[str]:
-    """Links to files and sections that are not there."""
     for link in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", text)):
         path, _, section = link.partition("#")
         target = (page.parent / path).resolve() if path else page

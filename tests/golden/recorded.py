@@ -58,7 +58,6 @@ def record_of(half: str, name: str, found: Found) -> Record:
 
 
 def write(records: dict[tuple[str, str], Record]) -> None:
-    """Replace the file."""
     lines = (json.dumps(records[key], separators=(",", ":")) for key in sorted(records))
     FILE.write_text("".join(line + "\n" for line in lines))
 

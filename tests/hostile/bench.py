@@ -94,7 +94,6 @@ class Bench:
         self._whole = _contents(self.place.folder)
 
     def attempt(self, case: Case) -> Outcome:
-        """Try a case, judge the answer, and clean up."""
         scratch = self.folder / "scratch"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()

@@ -77,7 +77,6 @@ def suite(folder, half, **changes):
 
 
 def contents(folder):
-    """What an evaluation of a suite wrote."""
     kept = [folder / name for name in ("suite.json", "samples.jsonl", "result.json")]
     return {file.name: file.read_bytes() for file in (*kept, *sorted((folder / "media").glob("*")))}
 

@@ -127,7 +127,6 @@ class Browser:
                 self.asked.append(about["request"]["url"])
 
     def close(self) -> None:
-        """End the browser."""
         with contextlib.suppress(AssertionError, OSError):
             self._send("Browser.close")
         end = time.monotonic() + SECONDS

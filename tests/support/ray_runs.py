@@ -144,7 +144,6 @@ class Fate:
             self._planned[pool, method, rank, before + number] = blow
 
     def met(self) -> bool:
-        """Whether all of it has happened."""
         return not self._planned
 
 
@@ -176,5 +175,4 @@ def assert_close(folder: Path, other: Path, tolerance: float) -> None:
 
 
 def saved_updates(folder: Path) -> list[int]:
-    """Of the checkpoints that are there."""
     return sorted(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdecimal())

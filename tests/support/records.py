@@ -35,12 +35,10 @@ def read(recipe: str, files: Any, *options: str) -> list[Any]:
 
 
 def questions(files: Any, *options: str) -> list[Any]:
-    """Prompts of language models."""
     return read(LANGUAGE, files, *options)
 
 
 def prompts(files: Any, *options: str) -> list[Any]:
-    """Prompts of generators."""
     return read(GENERATOR, files, *options)
 
 

@@ -49,7 +49,6 @@ class Started:
             raise
 
     def kill(self) -> None:
-        """End it at once."""
         self.process.kill()
         self.process.wait(LIMIT)
         self.said.close()

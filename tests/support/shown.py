@@ -26,8 +26,6 @@ FENCE = re.compile(r'```(?P<kind>\w*)(?: title="(?P<title>[\w./-]+)")?')
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code of a page."""
-
     where: str  # page:line
     kind: str
     title: str  # name of the file that it is, or nothing
@@ -85,7 +83,6 @@ def words(command: str) -> list[str]:
 
 
 def own_recipe(folder: Path) -> Path:
-    """The recipe that the README shows, as a file."""
     (block,) = (one for one in blocks(ROOT / "README.md") if one.title == MINE)
     path = folder / MINE
     path.write_text(block.text)
