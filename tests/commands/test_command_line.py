@@ -1,7 +1,5 @@
 """The command line: what is said at once, what a slip is answered with, exit codes, and what completes in a shell."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -66,15 +64,6 @@ def test_a_command_says_something_before_anything_slow_is_imported_and_refuses_w
     *found, completed = in_fresh_processes([*REFUSED, *helps, completion], tmp_path)
     assert found == [[line, 2, [], []] for line in REFUSED] + [[line, 0, [], []] for line in helps]
     assert completed[1::2] == [0, []]
-
-
-@pytest.mark.thorough
-def test_the_package_is_a_program():
-    done = subprocess.run([sys.executable, "-m", "burnish", "train", "quickstart", "rollout.n=x"], capture_output=True,
-                          text=True, env=ENVIRONMENT, timeout=60)  # fmt: skip
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "rollout.n is x" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("verb", ["", *cli.VERBS])

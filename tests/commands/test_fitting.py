@@ -1,7 +1,5 @@
 """Memory: what a run is said to need of its GPUs before weights are loaded, which sizes fit, and what can't."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

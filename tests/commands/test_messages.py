@@ -1,7 +1,5 @@
 """What a run says before it begins and when it ends, and what `burnish runs` and `burnish compare` say of several."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`burnish pairs`: what of a run's kept samples becomes a record, what does not, and that training reads it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``burnish push``: what is sent to the hub, what the card says, and that others load it without Burnish."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """`burnish reproduce`: a run again is equal, in the band of seeds, or neither."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -14,7 +12,6 @@ from tests.support.tiny_run import TinyRun, burnish
 
 @pytest.fixture(scope="module")
 def run(files):
-    """A finished run of two updates."""
     options = ("algorithm=flow_grpo", "steps=2", "validation.every=1")
     run = TinyRun(files, "generators", "sd3", *options, name="reproduced")
     run.train()

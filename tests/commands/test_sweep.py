@@ -1,7 +1,5 @@
 """`burnish train --sweep`: every combination in a folder of its own, one after the other, and a table of what came."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,6 +1,4 @@
-"""Commands around training: tiny, data, recipes, config, doctor, check-reward, and eval of suites."""
-
-from __future__ import annotations
+"""Commands around training: tiny, data, recipes, config, doctor, and check-reward."""
 
 import json
 import re
@@ -126,6 +124,3 @@ def test_an_attack_names_the_cheats_that_score_as_high_as_an_honest_picture(tmp_
     assert {"black", "searched"} <= set(cheats.split(", "))
     assert "empty" not in cheats
     assert 0 < float(share) < 1
-
-
-# eval of suites

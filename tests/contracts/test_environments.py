@@ -1,7 +1,5 @@
 """Environments keep what plug-ins are asked for: a dialogue is a function of its prompt, its seed and the responses."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What algorithms are made of keeps what plug-ins are asked for too: options, advantages, surrogates, KL estimators."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

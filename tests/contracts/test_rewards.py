@@ -1,7 +1,5 @@
 """Every reward keeps what plug-ins are asked for: finite or missing, the same when asked again and in any batch."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any, ClassVar

@@ -6,8 +6,6 @@ command succeeds, unless a comment behind it says ``# exit code 2``. One process
 PyTorch once.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -101,7 +99,6 @@ def recorded() -> Iterator[Callable[[], str]]:
 
 
 def by_shell(line: str) -> int:
-    """Run a line as a shell does."""
     return subprocess.run(["bash", "-c", line], check=False, timeout=600).returncode
 
 

@@ -1,7 +1,5 @@
 """The page about the way of one sample names every file that a small run enters, and no other."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Models, prompts and pictures of the three quickstarts as they ship, and the scripts that made them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 Slurm, Ray and Burnish are played by a small program that writes down how it was called.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a reader is told to type or to run works: pages on one's own parts, examples, the notebook, the site."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,18 +1,10 @@
 """Metrics, and what alarms look at, against the field's names and numbers and against what must be true."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
-from burnish.metrics import (
-    best_and_worst,
-    majority,
-    reward_metrics,
-    timing_metrics,
-    validation_metrics,
-)
+from burnish.metrics import best_and_worst, majority, reward_metrics, timing_metrics, validation_metrics
 from burnish.types.prompt import Prompt
 from burnish.types.rollout import Scores
 from tests.conformance import case

@@ -1,7 +1,5 @@
 """Burnish from Python: objects in the place of options, and parts of one's own, which are held to a contract."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os
@@ -50,6 +48,7 @@ def test_the_example_of_the_page_runs_is_resumed_and_is_opened(tmp_path, monkeyp
     done = subprocess.run(alone, capture_output=True, text=True, timeout=100, env=environment)
     assert done.returncode == 2
     assert "burnish.load" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 class Mine(Reward):

@@ -1,7 +1,5 @@
 """What pages show is so: blocks are run or composed, and commands, options, names and links in their text are there."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json
@@ -187,7 +185,6 @@ BLOCKS: dict[str, Callable[[Block, Path, Path], None]] = {
 
 
 def wrong_commands(page: Path, text: str) -> Iterator[str]:
-    """Commands in backticks that would be refused."""
     for line in spans(text):
         if PROGRAM.match(line) and (why := refused(line)):
             yield f"{line}: {why}"
@@ -250,7 +247,6 @@ def takes(name: str, value: str) -> bool:
 
 
 def wrong_links(page: Path, text: str) -> Iterator[str]:
-    """Links to files and sections that are not there."""
     for link in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", text)):
         path, _, section = link.partition("#")
         target = (page.parent / path).resolve() if path else page

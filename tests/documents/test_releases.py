@@ -1,7 +1,5 @@
 """Workflows, forms, the changelog and distributions name what exists, and ask for no more rights than they use."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Tables and figures of pages are those of recipes, algorithms, metrics and measurements."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,6 +1,4 @@
-"""Benchmarks and tools for developers: their statistics and tables, what they run, and what they call equal."""
-
-from __future__ import annotations
+"""Benchmarks run, and what they write can be read."""
 
 import json
 import os
@@ -10,9 +8,6 @@ import sys
 import pytest
 
 from tests.support.shown import ROOT
-
-sys.path.insert(0, str(ROOT / "tools"))
-
 
 BENCHMARKS = ["checkpoints", "flops", "flow_grpo_settings", "language", "loading", "overhead", "pipeline", "precision",
               "scoring", "step_time"]  # fmt: skip
@@ -34,6 +29,3 @@ def test_a_benchmark_runs_and_what_it_writes_can_be_read(name, tmp_path):
     numbers = [value for row in result["rows"] for value in row.values() if isinstance(value, float)]
     assert numbers
     assert all(0 <= value < float("inf") for value in numbers)
-
-
-# one-sided 5 % points of Student's t, from tables

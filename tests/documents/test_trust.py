@@ -1,7 +1,5 @@
 """What Burnish runs, opens and imports: nothing of strangers, and nothing heavy before a command line is checked."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

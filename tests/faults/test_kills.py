@@ -1,7 +1,5 @@
 """The same run gives the same numbers to the last bit, however often it is killed in between."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.optional import seldom
-from tests.support.runs import last_state
+from tests.support.runs import assert_same, last_state
 from tests.support.tiny_run import TinyRun
 
 STEPS = 4
@@ -85,11 +83,6 @@ def lived(run: TinyRun, *, die_at: int | None = None) -> tuple[int, int]:
     return status, int(count.read_text()) if count.exists() else 0
 
 
-def assert_same(run: TinyRun, whole: TinyRun) -> None:
-    assert run.metrics == whole.metrics
-    assert last_state(run.output) == last_state(whole.output)
-
-
 @pytest.fixture(scope="module", params=[*OFTEN, *seldom(*(name for name in RUNS if name not in OFTEN))])
 def uninterrupted(files, request) -> tuple[str, TinyRun, int]:
     """The name of a run, the run that nothing has befallen, and its calls."""
@@ -118,7 +111,7 @@ def test_killed_while_it_saves(files, uninterrupted, place):
     run = run_of(files, name, f"at-{place:.2f}")
     assert lived(run, die_at=1 + int(calls * place))[0] == -signal.SIGKILL
     assert lived(run)[0] == 0
-    assert_same(run, whole)
+    assert_same(run.output, whole.output)
 
 
 @pytest.mark.thorough
@@ -128,4 +121,4 @@ def test_killed_while_it_saves_meanwhile(files, uninterrupted):
         run = run_of(files, name, f"meanwhile-{at}", "checkpoint.asynchronous=true")
         lived(run, die_at=at)
         assert lived(run)[0] == 0
-        assert_same(run, whole)
+        assert_same(run.output, whole.output)

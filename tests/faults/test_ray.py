@@ -3,8 +3,6 @@
 All runs are on one simulated cluster, whose workers are forks; this process is their driver.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -33,12 +31,11 @@ from tests.support.ray_runs import (
     Forks,
     Machines,
     assert_close,
-    assert_same,
     run,
     saved_updates,
     terminate,
 )
-from tests.support.runs import metrics_of
+from tests.support.runs import assert_same, metrics_of
 from tests.support.sockets import descendants, reached_from_outside, watched
 from tests.support.tiny_run import TinyRun, burnish
 

@@ -1,7 +1,5 @@
 """Runs whose rewards fail, whose service is killed, whose folder is taken, or whose disk is full."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -26,15 +24,6 @@ def run_of(files: Path, name: str, *more: str) -> TinyRun:
 def mine(name: str, **arguments: object) -> str:
     about = {"name": "function", "path": f"tests.support.bad_rewards:{name}", "arguments": arguments}
     return f"rewards.mine={json.dumps(about)}"
-
-
-@pytest.mark.parametrize("name", ["raises", "takes_no_prompts"])
-def test_a_reward_that_never_works_is_refused_and_leaves_nothing_behind(files, name):
-    run = run_of(files, name, mine(name))
-    said = run.train(status=2).message
-    assert name in said
-    assert "bad_rewards.py:" in said
-    assert not run.output.exists()
 
 
 def test_a_reward_that_gives_up_ends_the_run_and_locks_nothing(files, tmp_path, caplog):

@@ -1,7 +1,5 @@
 """Ranks that save together, one of which has no room or is gone."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run that is asked to stop at any moment saves, exits with 75, and goes on to the numbers of one that never was."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -4,8 +4,6 @@ python -m tests.golden                    # all of them
 python -m tests.golden 'language/grpo*'   # some, by patterns of HALF/NAME
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout

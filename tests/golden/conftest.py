@@ -1,7 +1,5 @@
 """Golden runs compute on one thread."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

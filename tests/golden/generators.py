@@ -3,8 +3,6 @@
 By name: the model, as ``burnish tiny`` knows it, and options. The first word of a name is the algorithm.
 """
 
-from __future__ import annotations
-
 CORRECTION = "algorithm.rollout_correction"
 ALL = "model.lora=null"
 LOW = "model.dtype=bfloat16"

@@ -4,8 +4,6 @@ On the kind of machine that recorded them they are equal to the last bit. Elsewh
 draws another token here and there: there the first update of runs in float32 is compared, within bounds.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -60,7 +58,6 @@ def record_of(half: str, name: str, found: Found) -> Record:
 
 
 def write(records: dict[tuple[str, str], Record]) -> None:
-    """Replace the file."""
     lines = (json.dumps(records[key], separators=(",", ":")) for key in sorted(records))
     FILE.write_text("".join(line + "\n" for line in lines))
 

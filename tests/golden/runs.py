@@ -1,7 +1,5 @@
 """Runs of the tables, and what is kept of each: metrics and a digest of the weights."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass
@@ -20,8 +18,6 @@ HALVES: dict[str, dict[str, tuple[str, list[str]]]] = {
 
 @dataclass
 class Found:
-    """What a run left."""
-
     metrics: dict[str, list[float | None]]  # of every line of metrics.jsonl, by name; None where a line lacks one
     weights: str  # digest of the weights in the last checkpoint
 

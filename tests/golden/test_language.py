@@ -1,7 +1,5 @@
 """Every algorithm of language models trains as it did when its run was recorded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

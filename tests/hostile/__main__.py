@@ -8,8 +8,6 @@
 Exit code 1 if any was answered badly; each of those is shown with what was said.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Where hostile inputs are tried: each in a fork of one process that has imported everything, and then looked after."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import hashlib
@@ -96,7 +94,6 @@ class Bench:
         self._whole = _contents(self.place.folder)
 
     def attempt(self, case: Case) -> Outcome:
-        """Try a case, judge the answer, and clean up."""
         scratch = self.folder / "scratch"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()

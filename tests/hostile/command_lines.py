@@ -1,7 +1,5 @@
 """Command lines that nobody meant, and signals at any moment of a run."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from pathlib import Path

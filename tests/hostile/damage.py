@@ -1,7 +1,5 @@
 """Files of every kind that is read, damaged, swapped and forged in every way that disks, editors and people do it."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

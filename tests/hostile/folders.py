@@ -1,7 +1,5 @@
 """Pipelines of strangers: what their folders name, link to and ask for, in every file that loading reads."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

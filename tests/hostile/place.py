@@ -1,7 +1,5 @@
 """Small models, data and recipes that nothing is wrong with."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every hostile input is answered well: a sample of each kind on every change, all of them thoroughly."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """What a rollout costs a GPU beside its networks: nobody waits in a denoising step, and every network runs as often as
 the steps and the branches of guidance need."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

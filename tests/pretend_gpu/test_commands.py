@@ -1,7 +1,5 @@
 """The commands on a pretended GPU: training with validation and checkpoints, resuming, judging, sampling, exporting."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

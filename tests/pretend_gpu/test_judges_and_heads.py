@@ -1,7 +1,5 @@
 """Judges that are loaded, and rewards on Qwen2-VL with heads, on a pretended GPU: the numbers of the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

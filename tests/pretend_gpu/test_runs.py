@@ -1,7 +1,5 @@
 """Golden runs on a pretended GPU: they tell what they tell on the CPU, and wait for the device as seldom as may be."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Sampling that runs ahead of learning: ages, order, what a resumed run begins with, and curricula of the user."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs that learn from pictures, pairs and responses that are given, alone or beside what is sampled."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Dialogues as they are sampled: which tokens are whose, that the trainer sees them alike, and what ends them."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 

@@ -1,7 +1,5 @@
 """Evaluations: what is drawn for whom, by which settings, what is written of it, and what may be stopped or divided."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import wave
@@ -79,7 +77,6 @@ def suite(folder, half, **changes):
 
 
 def contents(folder):
-    """What an evaluation of a suite wrote."""
     kept = [folder / name for name in ("suite.json", "samples.jsonl", "result.json")]
     return {file.name: file.read_bytes() for file in (*kept, *sorted((folder / "media").glob("*")))}
 

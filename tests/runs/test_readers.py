@@ -1,7 +1,5 @@
 """Processes that read ahead (data.workers): the same numbers, broken records by their names, and gone with the run."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """Reward models: what their heads read, what they learn, and that others read what is exported."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which samples there are: prompts in their order, chosen and replaced ones, parts of a whole, and samples as data."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Samples that runs keep: complete, bounded, replaced where an update is repeated, and data of the next run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

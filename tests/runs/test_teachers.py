@@ -1,7 +1,5 @@
 """Teachers: what is compared with what, whom a prompt learns from, and teachers that servers have."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from types import SimpleNamespace

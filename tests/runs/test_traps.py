@@ -1,7 +1,5 @@
 """Mistakes that others made in training, where no test of a single part would show them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Sampling with vLLM: a plain engine in its place gets what vLLM would get; runs learn what they learn without it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -16,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.forked import forked
 from tests.support.optional import seldom
-from tests.support.processes import alive
+from tests.support.processes import gone
 from tests.support.tiny_run import ROOT, TinyRun, burnish
 
 PYTHON = ROOT / "tests" / "support" / "fake_vllm" / "python"
@@ -152,10 +150,7 @@ print(child.pid, flush=True)
 os._exit(0)
 """
     pid = int(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=60).stdout.split()[0])
-    end = time.monotonic() + 20
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not alive(pid)
+    assert gone(pid)
 
 
 def test_prompts_have_the_names_of_their_media():

@@ -1,7 +1,5 @@
 """Rewards by their names, and what they say."""
 
-from __future__ import annotations
-
 from burnish.registry import lookup
 from burnish.rewards.base import Reward, Score
 from burnish.rewards.text.base import LanguageReward, Response

@@ -50,18 +50,6 @@ def gives_nan(samples, prompts):
     return [float("nan")] * len(samples)
 
 
-def prints(samples, prompts):
-    print("\x00\x1b[31mrubbish" * 1000)
-    return [1.0] * len(samples)
-
-
-async def waits(samples, prompts):
-    import asyncio
-
-    await asyncio.sleep(0)
-    return [float(i) for i in range(len(samples))]
-
-
 def tires(samples, prompts, folder):
     """Works as often as it was tried before a run, and never again."""
     calls = len(os.listdir(folder))

@@ -1,7 +1,5 @@
 """Boards on loopback, and folders of runs to show."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading
@@ -64,7 +62,6 @@ def scored(folder: RunFolder, prompts: int, samples: int = 4) -> None:
 
 
 def recorded(folder: RunFolder, updates: int) -> None:
-    """Write groups and a timeline as a run does."""
     groups, spans = [], []
     for update in range(1, updates + 1):
         one = {"group": 0, "uid": "0a", "prompt": "draw seven", "source": "default", "samples": [0, 1],

@@ -1,7 +1,5 @@
 """A headless Chromium that a test drives as a person would, over its debugging pipe: no port, no further library."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
@@ -129,7 +127,6 @@ class Browser:
                 self.asked.append(about["request"]["url"])
 
     def close(self) -> None:
-        """End the browser."""
         with contextlib.suppress(AssertionError, OSError):
             self._send("Browser.close")
         end = time.monotonic() + SECONDS

@@ -1,7 +1,5 @@
 """open_clip's and BLIP's encoders, written down from the papers on weights with their published names."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """A stand-in for a server with OpenAI's chat protocol."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -17,7 +17,6 @@ def moving_square(frames: int = 6, *, size: int = 32, fps: float = 4.0, sound: b
 
 
 def clip_file(frames: np.ndarray, fps: float = 8.0) -> bytes:
-    """A clip as a file."""
     from burnish.utils.video import encode_clip
 
     return encode_clip(frames, fps)

@@ -1,7 +1,5 @@
 """Whether a shown command line would be accepted: its verb, its arguments, and the options of the run that it names."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import re

@@ -1,10 +1,13 @@
 """What is particular to CUDA among torch's operators: mixing devices, waiting for the GPU, and autocast.
 
-Names are those of operators without namespace, overload and the underscore of in-place variants. Each list is held to a
-real GPU, or to torch's own headers, by tests/support/test_pretend_gpu.py.
+Names are those of operators without namespace, overload and the underscore of in-place variants. Lists are
+held to a real GPU by tests/support/test_pretend_gpu.py, or read from torch's own header.
 """
 
-from __future__ import annotations
+import re
+from pathlib import Path
+
+import torch
 
 
 def words(text: str) -> frozenset[str]:
@@ -30,31 +33,25 @@ WAITING = words(
     "equal allclose repeat_interleave"
 )
 
+HEADER = (Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h").read_text()
+
+
+def listed(name: str) -> frozenset[str]:
+    """Operators of a list of torch's header on autocast."""
+    block = HEADER.split(f"#define {name}(_)")[1].split("\n\n")[0]
+    return frozenset(re.findall(r"\b_\((\w+)", block))
+
+
 # torch.autocast on CUDA: what runs in the lower precision, ...
-LOWER = words(
-    "_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu "
-    "addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot "
-    "_thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
-    "_scaled_dot_product_flash_attention scaled_dot_product_attention"
-)
+LOWER = listed("AT_FORALL_LOWER_PRECISION_FP")
 # ... what is computed in float32, whatever comes in (on the CPU most of these stay in the lower precision), ...
-FLOAT32 = words(
-    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm "
-    "native_layer_norm rms_norm group_norm frobenius_norm nuclear_norm cosine_similarity poisson_nll_loss "
-    "cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss "
-    "margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss "
-    "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d "
-    "upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d "
-    "upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa"
-)
+FLOAT32 = listed("AT_FORALL_FP32")
 # ... the same unless the call names a dtype, ...
-FLOAT32_UNLESS_TOLD = words("prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum norm")
+FLOAT32_UNLESS_TOLD = listed("AT_FORALL_FP32_SET_OPT_DTYPE") | {"norm"}
 # ... and what takes the widest of what comes in
-WIDEST = words("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
+WIDEST = listed("AT_FORALL_PROMOTE")
 # What Python calls is not always what torch intercepts: these run operators of FLOAT32 inside
-FLOAT32_INSIDE = words(
-    "square rdiv rtruediv rpow normalize cross_entropy interpolate pairwise_distance"
-)  # fmt: skip
+FLOAT32_INSIDE = words("square rdiv rtruediv rpow normalize cross_entropy interpolate pairwise_distance")
 # ... and these run products of LOWER alone
 LOWER_INSIDE = words("multi_head_attention_forward")
 PYTHON_NAMES = {"rmatmul": "matmul"}

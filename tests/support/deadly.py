@@ -1,15 +1,10 @@
 """A reward that judges nothing, and does to the process that asks it what it was told."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 
 def option(folder: Path) -> str:

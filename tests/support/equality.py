@@ -1,7 +1,5 @@
 """Equality in type and in every bit, however deep."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

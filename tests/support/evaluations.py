@@ -1,7 +1,5 @@
 """Evaluations of a suite, as validations and burnish eval leave them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from burnish.evaluation.records import Folder, Header, result_of

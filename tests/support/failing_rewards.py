@@ -1,7 +1,5 @@
 """Reward functions that fail for single prompts, in C as well, for responses and pictures alike."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

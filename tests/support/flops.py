@@ -1,7 +1,5 @@
 """PyTorch's own count of operations, with the attention of CPUs and the products of experts, which it doesn't know."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

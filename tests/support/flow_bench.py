@@ -109,12 +109,7 @@ class Bench:
 
     def sampled(self, update=1):
         job = FlowJob.groups(
-            PROMPTS,
-            4,
-            purpose="rollout",
-            update=update,
-            recording=self.needs.recording,
-            role=self.needs.sampler,
+            PROMPTS, 4, purpose="rollout", update=update, recording=self.needs.recording, role=self.needs.sampler
         )
         trace = Denoising.cat([trace for _, trace, _ in self.engine.sample(job)])
         reward = trace.latents.flatten(1).mean(1)

@@ -1,7 +1,5 @@
 """What a stranger may make of a checkpoint."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Python processes as forks of this one, which has imported everything: they start at once."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -5,8 +5,6 @@
 command's folder, environment and standard streams, and neither of the two processes outlives the other.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

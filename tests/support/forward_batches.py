@@ -1,7 +1,5 @@
 """Samples of the forward process, and a linear velocity in place of a network."""
 
-from __future__ import annotations
-
 import torch
 
 from burnish.diffusion.algorithms.diffusion_dpo import DiffusionDPO

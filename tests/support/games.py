@@ -1,7 +1,5 @@
 """Small environments for tests, and an engine that plays them with a tiny model."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A generator as a run loads it, and what tests ask of it: the one place of theirs that knows how it is built."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import tempfile

@@ -1,7 +1,5 @@
 """Small HTTP servers on this machine, for what clients must stand: right, wrong, slow and lying ones."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys
@@ -14,7 +12,6 @@ from typing import Any
 
 
 def body_of(request: BaseHTTPRequestHandler) -> bytes:
-    """What came with a request."""
     if request.headers.get("Transfer-Encoding", "").lower() != "chunked":
         return request.rfile.read(int(request.headers.get("Content-Length") or 0))
     content = b""

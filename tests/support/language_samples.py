@@ -1,7 +1,5 @@
 """Made-up responses to prompts, and what transformers itself says about them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path

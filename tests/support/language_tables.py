@@ -28,31 +28,21 @@ def answered() -> ScoredResponses:
     mask = torch.arange(LIMIT) < length[:, None]
     mask[3, 2] = False  # what the environment said between two turns
     draw = torch.Generator().manual_seed(0)
-    first = [torch.tensor([0, 1, 2])] * 3
-    table = Encoded(ids=first, positions=[one[None] for one in first], features=[Features.none()] * 3)
-    trace = Completion(
-        prompts=Gathered(table=table, index=torch.tensor(INDEX)),
-        ids=torch.arange(rows * LIMIT).view(rows, LIMIT),
-        mask=mask,
-        logprob=torch.where(mask, Tables().logprob.detach().view(rows, LIMIT), 0.0)
-        + torch.where(mask, 0.5 * torch.randn(rows, LIMIT, generator=draw), 0.0),
-        positions=torch.zeros(rows, 1, LIMIT, dtype=torch.long),
-        length=length,
-        finished=torch.tensor([True, True, False] * 3),
-        features=[Features.none()] * rows,
-    )
-    reward = torch.tensor(REWARDS)
-    scores = Scores(
-        reward=reward, missing=torch.zeros(rows, dtype=torch.bool), components=reward[:, None], names=("r",),
-        weights=(1.0,), notes=[""] * rows,
-    )  # fmt: skip
+    noise = 0.5 * torch.randn(rows, LIMIT, generator=draw)
     turns = torch.zeros(rows, 2)
     turns[3] = torch.tensor([0.6, -0.6])
-    return ScoredResponses(
-        prompts=[Prompt(text=str(i)) for i in INDEX], group=torch.tensor(INDEX), sample=torch.arange(rows),
-        scores=scores, trace=trace, greedy=0.5 * torch.rand(rows, generator=draw), turn_rewards=turns, limit=LIMIT,
-        update=1, version=0, seed=0,
+    scored = judged(
+        torch.tensor(REWARDS), mask, torch.tensor(INDEX), greedy=0.5 * torch.rand(rows, generator=draw),
+        turn_rewards=turns, prompts=[Prompt(text=str(i)) for i in INDEX],
     )  # fmt: skip
+    first = [torch.tensor([0, 1, 2])] * 3
+    table = Encoded(ids=first, positions=[one[None] for one in first], features=[Features.none()] * 3)
+    trace = replace(
+        scored.trace, prompts=Gathered(table=table, index=torch.tensor(INDEX)), length=length,
+        ids=torch.arange(rows * LIMIT).view(rows, LIMIT), finished=torch.tensor([True, True, False] * 3),
+        logprob=torch.where(mask, Tables().logprob.detach().view(rows, LIMIT) + noise, 0.0),
+    )  # fmt: skip
+    return replace(scored, trace=trace)
 
 
 def judged(reward: Tensor, mask: Tensor, group: Tensor | None = None, **more: Any) -> ScoredResponses:
@@ -73,10 +63,11 @@ def judged(reward: Tensor, mask: Tensor, group: Tensor | None = None, **more: An
         reward=reward, missing=torch.zeros(rows, dtype=torch.bool), components=reward[:, None], names=("r",),
         weights=(1.0,), notes=[""] * rows,
     )  # fmt: skip
-    given: dict[str, Any] = {"greedy": torch.full((rows,), torch.nan), "limit": width, "scores": scores} | more
+    given: dict[str, Any] = {"greedy": torch.full((rows,), torch.nan), "limit": width, "scores": scores}
+    given |= {"prompts": [Prompt(text="")] * rows, "turn_rewards": torch.zeros(rows, 0)} | more
     return ScoredResponses(
-        prompts=[Prompt(text="")] * rows, group=torch.arange(rows) if group is None else group,
-        sample=torch.arange(rows), trace=trace, turn_rewards=torch.zeros(rows, 0), update=1, version=0, seed=0, **given,
+        group=torch.arange(rows) if group is None else group, sample=torch.arange(rows), trace=trace, update=1,
+        version=0, seed=0, **given,
     )  # fmt: skip
 
 

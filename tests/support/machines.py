@@ -4,8 +4,6 @@ It reads one JSON object a line: {"cpus": 2} lets a machine join, {"lost": id of
 answers with one JSON line: {"address": of the cluster, "machine": id}.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Runs whose model is what a test is about: begun by the command line, or refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from importlib.util import find_spec

@@ -38,20 +38,17 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 
 def trl(prompts, completions, solution, **kwargs):
-    """As TRL calls it."""
     said = [one[0]["content"] if isinstance(one, list) else one for one in completions]
     CALLS.append({"prompts": prompts, "completions": completions, "kwargs": kwargs})
     return [float(text == right) for text, right in zip(said, solution, strict=True)]
 
 
 def flow_grpo(images, prompts, metadata):
-    """As flow_grpo calls it."""
     assert all(isinstance(prompt, str) for prompt in prompts)
     return [float(len(one)) for one in metadata], {"strict": [1.0] * len(images)}
 
 
 def easyr1_batch(reward_inputs, format_weight=0.1):
-    """As EasyR1 calls it."""
     return [{"overall": (1 - format_weight) * (one["response"] == one["ground_truth"]), "accuracy": 1.0,
              "length": one["response_length"]} for one in reward_inputs]  # fmt: skip
 

@@ -1,7 +1,5 @@
 """What a test needs that an installation may lack, and what is left to ``make thorough``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

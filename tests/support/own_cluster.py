@@ -10,6 +10,7 @@ from pathlib import Path
 from burnish.options.cluster import PoolOptions, PoolsOptions, RayOptions
 from burnish.runtime.actor_group import ActorGroup
 from burnish.runtime.cluster import cluster
+from tests.support.processes import alive, gone
 from tests.support.sockets import descendants, watched
 from tests.support.toy_workers import Toy
 
@@ -31,11 +32,11 @@ def main() -> None:
         group.call("sleep", 0.01)
         time.sleep(2.0)  # Ray hands events on once a second
         started = descendants(os.getpid())
-    deadline = time.monotonic() + 60
-    while (left := [pid for pid in started if os.path.exists(f"/proc/{pid}")]) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    gone(*started, within=60.0)
     kept = signal.getsignal(signal.SIGTERM) is stop
-    Path(sys.argv[1]).write_text(json.dumps({"handler kept": kept, "listening": sorted(seen()), "alive": left}))
+    Path(sys.argv[1]).write_text(
+        json.dumps({"handler kept": kept, "listening": sorted(seen()), "alive": [*filter(alive, started)]})
+    )
 
 
 if __name__ == "__main__":

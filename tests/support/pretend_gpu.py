@@ -44,12 +44,7 @@ from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.cuda_rules import (
-    INDEXING,
-    WAITING,
-    autocast_rule,
-    operator_name,
-)
+from tests.support.cuda_rules import INDEXING, WAITING, autocast_rule, operator_name
 from tests.support.pretend_kernels import STAND_INS
 from tests.support.pretend_tensor import HIDDEN, PretendTensor, is_gpu, is_pretended, refuse_mixtures, tensors_in
 

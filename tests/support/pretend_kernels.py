@@ -1,7 +1,5 @@
 """What kernels that exist for CUDA only compute, written out: for the pretended GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -73,7 +71,4 @@ def _segments(
         yield slice(q0, q1), slice(k0, k1), query[q0:q1].transpose(0, 1).float(), k, v, seen, factor
 
 
-STAND_INS: dict[str, Callable[..., Any]] = {
-    "_varlen_attn": varlen_attention,
-    "_varlen_attn_backward": varlen_backward,
-}
+STAND_INS: dict[str, Callable[..., Any]] = {"_varlen_attn": varlen_attention, "_varlen_attn_backward": varlen_backward}

@@ -1,7 +1,5 @@
 """Processes that compute together: what a function returns on each of several ranks."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import random

@@ -144,18 +144,7 @@ class Fate:
             self._planned[pool, method, rank, before + number] = blow
 
     def met(self) -> bool:
-        """Whether all of it has happened."""
         return not self._planned
-
-
-def assert_same(folder: Path, other: Path) -> None:
-    """All metrics but times, and all that is saved, bit for bit."""
-    assert metrics_of(folder) == metrics_of(other)
-    found, expected = state_of(folder), state_of(other)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        same = torch.equal(found[name], value) if isinstance(value, torch.Tensor) else found[name] == value
-        assert same, name
 
 
 def assert_close(folder: Path, other: Path, tolerance: float) -> None:
@@ -186,5 +175,4 @@ def assert_close(folder: Path, other: Path, tolerance: float) -> None:
 
 
 def saved_updates(folder: Path) -> list[int]:
-    """Of the checkpoints that are there."""
     return sorted(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdecimal())

@@ -1,7 +1,5 @@
 """Files of records, and what a run would learn on: by the options of a command line, without a model."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path
@@ -40,12 +38,10 @@ def read(recipe: str, files: Any, *options: str) -> list[Any]:
 
 
 def questions(files: Any, *options: str) -> list[Any]:
-    """Prompts of language models."""
     return read(LANGUAGE, files, *options)
 
 
 def prompts(files: Any, *options: str) -> list[Any]:
-    """Prompts of generators."""
     return read(GENERATOR, files, *options)
 
 

@@ -1,7 +1,5 @@
 """Folders of runs as burnish train leaves them, with numbers that a test chooses, made without a model."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -141,7 +139,6 @@ def edit(file: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) 
 
 
 def change_samples(folder: RunFolder, **changes: object) -> None:
-    """Change the samples of every validation."""
     for update in folder.validations():
         edit(folder.validation(update) / "samples.jsonl", lambda line: changes)
 
@@ -245,7 +242,6 @@ def plain(text: str) -> str:
 
 
 def report(path: Path | RunFolder) -> Report:
-    """What ``burnish report`` writes."""
     place = path.path if isinstance(path, RunFolder) else path
     burnish("report", place)
     html = (place / "report.html").read_text(encoding="utf-8")

@@ -1,7 +1,5 @@
 """A run of a language model that was written, not trained: how often it was right, and in what form."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -9,8 +9,3 @@ def paints_over(images, prompts):
     for image in images:
         image[:] = 0
     return [0.0] * len(images)
-
-
-def letters(responses, prompts):
-    """The fraction of letters: something that any model can learn to write more of."""
-    return [sum(one.isalpha() for one in response.text) / max(len(response.text), 1) for response in responses]

@@ -1,7 +1,5 @@
 """``burnish serve-reward`` in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,11 +8,11 @@ import socket
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import httpx2
 
 from tests.support.forked import Forked
 
@@ -51,7 +49,6 @@ class Started:
             raise
 
     def kill(self) -> None:
-        """End it at once."""
         self.process.kill()
         self.process.wait(LIMIT)
         self.said.close()
@@ -69,21 +66,15 @@ def served(*arguments: str, token: str | None = None) -> Iterator[Started]:
 def post(url: str, body: Any, **headers: str) -> tuple[int, dict, dict]:
     """Status, JSON and headers of a reply."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(url, content, {"Content-Type": "application/json"} | headers)
-    try:
-        with urllib.request.urlopen(request, timeout=LIMIT) as reply:
-            return reply.status, json.loads(reply.read()), dict(reply.headers)
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read() or b"{}"), dict(error.headers)
+    given = {name: value.encode("latin-1") for name, value in ({"Content-Type": "application/json"} | headers).items()}
+    reply = httpx2.post(url, content=content, headers=given, timeout=LIMIT)
+    return reply.status_code, json.loads(reply.content or b"{}"), dict(reply.headers)
 
 
 def get(url: str, **headers: str) -> tuple[int, str]:
-    request = urllib.request.Request(url, headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=LIMIT) as reply:
-            return reply.status, reply.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    given = {name: value.encode("latin-1") for name, value in headers.items()}
+    reply = httpx2.get(url, headers=given, timeout=LIMIT)
+    return reply.status_code, reply.text
 
 
 def raw(port: int, content: bytes, *, wait: float = LIMIT) -> bytes:

@@ -5,8 +5,6 @@ what is computed in batches of one shape and of another is equal up to rounding,
 the next one not. Here every product is off by what its shape says, so that a test that demands more is found out.
 """
 
-from __future__ import annotations
-
 import zlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What runs leave behind, so that it can be compared."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,13 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
     """Every line of metrics.jsonl without its time columns."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if not is_time_column(name)} for line in lines]
+
+
+def assert_same(folder: Path, other: Path) -> None:
+    """All metrics but times, and all that is saved, bit for bit."""
+    assert metrics_of(folder) == metrics_of(other)
+    found, expected = last_state(folder), last_state(other)
+    assert [name for name in found | expected if name not in found or found[name] != expected.get(name)] == []
 
 
 def last_state(folder: Path) -> dict[str, Any]:

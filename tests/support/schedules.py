@@ -1,7 +1,5 @@
 """Noise schedules of diffusers' flow matching scheduler, as a run reads them, and rows that ask for nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Tiny checkpoints of learned rewards, and what is scored by them."""
 
-from __future__ import annotations
-
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -38,7 +36,6 @@ def at_checkpoint(value: str) -> str:
 
 
 def tiny_reward(name: str, folder: Path | None = None, **options: Any) -> Any:
-    """A learned reward with a tiny checkpoint."""
     found = next(one for one in SCORERS if one.name == name)
     return lookup("flow reward", name)(**found.given(folder or checkpoint(name)) | options)
 

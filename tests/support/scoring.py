@@ -1,7 +1,5 @@
 """Rewards as a run asks them: an evaluation of a tiny model keeps what each sample got."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping, Sequence

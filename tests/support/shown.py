@@ -4,8 +4,6 @@ A block's fence names what it is (``KINDS`` in tests/documents/test_pages.py); o
 the title of its fence: ```` ```yaml title="mine.yaml" ````.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator
@@ -28,8 +26,6 @@ FENCE = re.compile(r'```(?P<kind>\w*)(?: title="(?P<title>[\w./-]+)")?')
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code of a page."""
-
     where: str  # page:line
     kind: str
     title: str  # name of the file that it is, or nothing
@@ -87,7 +83,6 @@ def words(command: str) -> list[str]:
 
 
 def own_recipe(folder: Path) -> Path:
-    """The recipe that the README shows, as a file."""
     (block,) = (one for one in blocks(ROOT / "README.md") if one.title == MINE)
     path = folder / MINE
     path.write_text(block.text)

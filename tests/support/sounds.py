@@ -1,7 +1,5 @@
 """Sounds as files, for tests."""
 
-from __future__ import annotations
-
 import io
 
 import av

@@ -1,7 +1,5 @@
 """A language model as a run loads it, and folders of other tiny ones than ``burnish tiny`` writes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -3,13 +3,9 @@
 python -m pytest tests/support/test_pretend_gpu.py -q
 """
 
-from __future__ import annotations
-
 import copy
-import re
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.support import cuda_rules
 from tests.support.pretend_gpu import PretendGpu
 
 REAL = torch.cuda.is_available()  # asked before anything is pretended
@@ -120,19 +115,6 @@ def test_what_autocast_makes_of_bfloat16(syncs: Any) -> None:
     with torch.autocast("cuda", torch.bfloat16):
         assert [run(x).dtype for run in WIDER] == [torch.float32] * len(WIDER)
         assert [run(x).dtype for run in LOWER] == [torch.bfloat16] * len(LOWER)
-
-
-def test_the_lists_of_autocast_are_those_of_torchs_header() -> None:
-    header = (Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h").read_text()
-
-    def listed(name: str) -> set[str]:
-        block = header.split(f"#define {name}(_)")[1].split("\n\n")[0]
-        return set(re.findall(r"\b_\((\w+)", block))
-
-    assert listed("AT_FORALL_LOWER_PRECISION_FP") == cuda_rules.LOWER
-    assert listed("AT_FORALL_FP32") == cuda_rules.FLOAT32
-    assert listed("AT_FORALL_FP32_SET_OPT_DTYPE") | {"norm"} == cuda_rules.FLOAT32_UNLESS_TOLD
-    assert listed("AT_FORALL_PROMOTE") == cuda_rules.WIDEST
 
 
 def test_bytes_are_counted() -> None:

@@ -1,7 +1,5 @@
 """Tiny language models of real transformers classes, with real tokenizers and processors, for tests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -169,12 +167,10 @@ def tiny_language(folder: Path, family: str, *, seed: int = 0, marks: Sequence[s
 
 
 def picture(seed: int, width: int = 16, height: int = 16) -> Image.Image:
-    """Coloured noise."""
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 def film(seed: int, frames: int = 5, fps: float = 2.0) -> Video:
-    """Frames of coloured noise."""
     return Video(np.random.default_rng(seed).integers(0, 256, (frames, 16, 16, 3), dtype=np.uint8), fps)
 
 

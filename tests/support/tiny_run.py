@@ -1,7 +1,5 @@
 """Short runs of ``burnish`` with tiny models, by the command line and in this process, and what they leave behind."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import chdir, redirect_stderr, redirect_stdout

@@ -1,7 +1,5 @@
 """Weights that are two numbers, samples that are made of them in threads, and a loop that learns from these."""
 
-from __future__ import annotations
-
 import io
 import random as chance
 import threading

@@ -1,7 +1,5 @@
 """A run's folder that grows as a run's does, and what each tracker's library left in it, read back."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """Tiny models of any class, and what their own forwards say."""
 
-from __future__ import annotations
-
 import tempfile
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A pipeline that no library has: a network of its own, and a loop of its own around it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,8 +104,6 @@ class CombinedPipeline(UnseenPipeline):
 
 
 class TwicePipeline(UnseenPipeline):
-    """Takes each step twice."""
-
     def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
         once = super().moved(velocity, time, dots)
         self.scheduler._step_index -= 1
@@ -123,8 +119,6 @@ class RowsPipeline(UnseenPipeline):
 
 
 class OwnSchedulerPipeline(UnseenPipeline):
-    """Makes its scheduler anew."""
-
     def moved(self, velocity: Tensor, time: Tensor, dots: Tensor) -> Tensor:
         own = type(self.scheduler).from_config(self.scheduler.config)
         own.set_timesteps(len(self.scheduler.timesteps))

@@ -1,7 +1,5 @@
 """What a run leaves behind can be sampled, judged, exported, and is loaded by diffusers alone."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs on data of one's own: lists in shares, code, a curriculum, passes over it, and pictures that begin."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs learn what their rewards pay for, nothing from rewards of others, and alarms name what a bad one really pays."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """Parts of runs: plugins of the pages, recordings, exports, learned rewards."""
 
-from __future__ import annotations
-
 import gzip
 import json
 
@@ -30,10 +28,7 @@ SEEING = [
 
 @pytest.mark.parametrize(
     ("half", "model", "options", "watched"),
-    [
-        ("generators", "sd3", DRAWING, "redness"),
-        *seldom(("language", "qwen2_5_vl", SEEING, "brevity")),
-    ],
+    [("generators", "sd3", DRAWING, "redness"), *seldom(("language", "qwen2_5_vl", SEEING, "brevity"))],
     ids=["drawing", "seeing"],
 )
 def test_plugins_that_pages_show_train_are_resumed_and_opened(

@@ -1,7 +1,5 @@
 """The tables of models: drawn or sampled, trained, exported and loaded again as their own classes compute."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

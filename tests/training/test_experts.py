@@ -21,7 +21,8 @@ from burnish.training.experts import mesh_of_experts, stacks_in
 from burnish.training.ranks import SINGLE_RANK, Ranks
 from burnish.training.sharding import mesh_of, shard
 from burnish.utils.errors import UserError
-from tests.support.checkpoints import loaded, make, same
+from tests.support.checkpoints import loaded, make
+from tests.support.equality import same
 from tests.support.optional import seldom
 from tests.support.rank_runs import together
 from tests.support.tiny_run import TinyRun
@@ -206,8 +207,8 @@ def test_ranks_that_share_experts_learn_what_one_learns(model: str, layout: str,
             assert all(map(partial(math.isclose, rel_tol=NEAR, abs_tol=NEAR), mine, whole))
     one, two, again, taken = (loaded(make(folders["apart"]).open(folders["apart"] / f"{n:08d}")) for n in (1, 2, 3, 4))
     saved = loaded(make(folders["alone"]).open(folders["alone"] / "00000001"))
-    assert same(again, two), "it goes on bit for bit"
-    assert same(taken, saved), "ranks hold what one rank has saved"
+    same(again, two)  # it goes on bit for bit
+    same(taken, saved)  # ranks hold what one rank has saved
     states = [state["groups"]["actor"]["optimizer"][0]["state"].values() for state in (one, saved)]
     gradients = [torch.cat([moment["exp_avg"].flatten() for moment in moments]) for moments in states]
     assert float((gradients[0] - gradients[1]).norm()) <= NEAR * float(gradients[1].norm())
