@@ -103,10 +103,14 @@ REFUSED = [("flow", *row) for row in FLOW] + [("language", *row) for row in LANG
 @pytest.mark.parametrize(("half", "name", "options", "named"), REFUSED, ids=lambda value: str(value)[:40])
 def test_what_contradicts_itself_or_is_never_read_is_refused(half, name, options, named):
     with pytest.raises(ValueError, match=named):
-        made = lookup(f"{half} algorithm", name)(**options)
-        for option, value in {"online": True, "data": SimpleNamespace(scores=None)}.items():  # of the run
-            vars(made).setdefault(option, value)
-        raise ConfigError(problems(made, ()))
+        raise ConfigError(problems(alone(f"{half} algorithm", name, options), ()))
+
+
+def alone(kind, name, options):
+    """An algorithm as a run of its own, with what its options ask of a run."""
+    made = lookup(kind, name)(**options)
+    vars(made).update({"online": True, "data": SimpleNamespace(scores=None)} | vars(made))
+    return made
 
 
 # of language models, what no golden run sets: another value than the default, or what it is read with and two values
