@@ -22,7 +22,8 @@ SECONDS = 15.0  # of computing; a machine that is busy takes longer by the clock
 PATIENCE = 100.0  # seconds by the clock until a try counts as hanging
 GRACE = 5.0  # seconds in which processes that a command started notice that it is gone
 MEMORY = 12 << 30  # bytes of addresses that a try may use
-LARGEST = 4 << 30  # bytes of memory that it takes beside what all have at first: a class may have a large default
+LARGEST = 1 << 30  # bytes of memory that it takes beside what all have at first
+LARGEST_NETWORK = 4 << 30  # the same where a class puts in large defaults for what a config.json lacks
 ADOPT = 36  # prctl's PR_SET_CHILD_SUBREAPER: orphans of a try become children of this process
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -105,7 +106,7 @@ class Bench:
             changed = _changed(before, _contents(scratch), case.changes) + _changed(self._whole, now, ())
             complaints = {
                 judge(case, code, said, seconds): True,
-                f"took {grown >> 20} MiB of memory": grown > LARGEST,
+                f"took {grown >> 20} MiB of memory": grown > (LARGEST_NETWORK if case.kind == "models" else LARGEST),
                 "ran code of what it was given": (scratch / STOLEN).exists(),
                 f"changed {', '.join(changed[:3])}": changed,
                 "left a process behind": self._leftover(),

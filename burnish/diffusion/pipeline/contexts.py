@@ -25,7 +25,7 @@ from burnish.utils.json_text import read_object
 OPTION = "sharding.context_parallel"
 # networks whose gradients tests compare with those of one rank. A sum of gradients is wrong where weights come after
 # what is gathered (Helios), or a second stream is not split (LTX-2)
-SHOWN = (
+TESTED = (
     "FluxTransformer2DModel", "Flux2Transformer2DModel", "LTXVideoTransformer3DModel", "QwenImageTransformer2DModel",
     "WanTransformer3DModel",
 )  # fmt: skip
@@ -43,11 +43,11 @@ def check_contexts(path: Path, index: Mapping[str, Any], size: int) -> None:
         UserError: naming what doesn't fit.
     """
     kind, parts = index.get("_class_name"), parts_of(index)
-    networks = [name for name in parts if index[name][1] in SHOWN]
+    networks = [name for name in parts if index[name][1] in TESTED]
     if not networks or any("controlnet" in name for name in parts):  # what these add to states is of all tokens
         raise UserError(
-            f"{OPTION} is {size}, but gradients of a {kind} are not shown to be right with it, only those of pipelines "
-            f"of {', '.join(SHOWN)} without a ControlNet; set {OPTION}=1"
+            f"{OPTION} is {size}, but it is only tested for pipelines of {', '.join(TESTED)} without a ControlNet, "
+            f"and this is a {kind}; set {OPTION}=1"
         )
     for name in networks:
         heads = int(read_object(path / name / "config.json").get("num_attention_heads", size))
@@ -100,8 +100,8 @@ class Streams:
         """What the network returns, on all ranks."""
         return Split(self.ranks, self.counts["hidden_states"]).gathered(output, plan.gather_dim)
 
-    def found(self, count: int) -> Split:
-        """Of a sequence that attention is given this rank's ``count`` tokens of: a stream, or all of them joined."""
+    def sequence_of(self, count: int) -> Split:
+        """The sequence, a stream or all of them joined, of which attention is given ``count`` tokens of this rank."""
         joined = [sum(each) for each in zip(*self.counts.values(), strict=True)]
         fitting = {tuple(one) for one in (*self.counts.values(), joined) if one[self.ranks.rank] == count}
         if len(fitting) != 1:
@@ -119,7 +119,7 @@ class Streams:
         **more: Any,
     ) -> Tensor:
         """Attention [B, n, H, D] of this rank's queries [B, n, H, D] by a backend, with a mask [.., m] of its keys."""
-        queries, keys = self.found(query.shape[1]), self.found(key.shape[1])
+        queries, keys = self.sequence_of(query.shape[1]), self.sequence_of(key.shape[1])
         if attn_mask is not None:
             mask = keys.gathered(attn_mask, attn_mask.ndim - 1)
             if mask.ndim == 4 and mask.shape[1] > 1:
