@@ -49,15 +49,16 @@ def convert(file: str, *, project: str | None = None, output: str | None = None)
     found = read(path, function or None, trainers()[FUNCTIONS_OF].defaults)
     if not found:
         raise UserError(f"{path} holds no options; give a .yaml, .sh or .py file with the options of a run")
-    given = max(found, key=len)  # of the commands of a script
+    given = max(found, key=len)
     conversion = Conversion(project or project_of(given), given)
+    others = sum(map(bool, found)) - 1  # commands of a script that have options, too
     conversion.options = {"output_dir": (f"runs/{path.stem}", "")} | conversion.options
     target = None if output is None else checked_path(output, "--output")
     if target is not None and (target.exists() or target.suffix not in (".yaml", ".yml")):
         raise UserError(f"--output is {output}; give a .yaml file that does not exist yet")
     with TemporaryDirectory() as folder:
         place = target or Path(folder) / f"{path.stem}.yaml"
-        text = "\n".join([*_comments(conversion, path, place), "", *conversion.lines(), ""])
+        text = "\n".join([*_comments(conversion, path, place, others), "", *conversion.lines(), ""])
         with writing(place):
             write_atomically(place, text.encode())
         if target is None:
@@ -69,12 +70,14 @@ def convert(file: str, *, project: str | None = None, output: str | None = None)
     return 0
 
 
-def _comments(conversion: Conversion, source: Path, place: Path) -> Iterator[str]:
-    """What stands above a recipe."""
+def _comments(conversion: Conversion, source: Path, place: Path, others: int) -> Iterator[str]:
+    """What stands above a recipe of one command, beside which a script has ``others``."""
     yield f"# Converted from {on_one_line(source.name)} of {conversion.project} by Burnish {__version__}."
     machine = [of for name, (_, of) in conversion.options.items() if name in MACHINE]
     of = f"    # {', '.join(machine)}" if machine else ""
     yield f"# {' '.join(['burnish train', on_one_line(place.name), *conversion.words])}{of}"
+    if others:
+        yield f"# Commands of the file that are left out: {others}. This is the one with the most options."
     if made_up := {
         name.split(".")[1] for name, (_, of) in conversion.options.items() if name.startswith("rewards.") and not of
     }:

@@ -97,6 +97,11 @@ def test_wrong_words_are_refused(files):
     assert "nowhere.sh" in command("convert", "nowhere.sh", status=2).err
 
 
+def test_other_commands_of_a_script_are_counted(tmp_path, files):
+    (tmp_path / "several.sh").write_text(f"ray start --head\n{Path('verl.sh').read_text()}\nmerge --local_dir x\n")
+    assert "left out: 2" in command("convert", tmp_path / "several.sh").out
+
+
 def test_names_and_values_of_others_stay_in_their_lines(tmp_path):
     """A recipe is composed when it is made, and what it names as a plugin would be run."""
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w').close()\n")
