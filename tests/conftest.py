@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
@@ -55,6 +56,20 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("thorough"):
                 item.add_marker(pytest.mark.skip(reason="make thorough runs it"))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What ``make thorough`` holds, and how long each part of it takes."""
+    if not os.environ.get("BURNISH_THOROUGH"):
+        return
+    cases, seconds = Counter(), Counter()
+    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+        if isinstance(report, pytest.TestReport):
+            folder = report.nodeid.rpartition("/")[0]
+            cases[folder] += report.when == "call"
+            seconds[folder] += report.duration
+    for folder, spent in seconds.most_common():
+        terminalreporter.write_line(f"{folder:22} {cases[folder]:5} cases {spent / 60:6.1f} minutes of one process")
 
 
 @pytest.hookimpl(wrapper=True)

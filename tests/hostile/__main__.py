@@ -1,7 +1,7 @@
 """Try hostile inputs and print how many were answered well.
 
     python -m tests.hostile                      everything, in about half an hour
-    python -m tests.hostile --sample             what CI tries: some of every kind, always the same
+    python -m tests.hostile --sample             one of every kind, always the same
     python -m tests.hostile --kind runs          one kind
     python -m tests.hostile --name config.json   those whose name has these letters, with what was said
 
@@ -45,7 +45,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.hostile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sample", action="store_true", help="a few of every kind, as CI does")
+    parser.add_argument("--sample", action="store_true", help="one of every kind")
     parser.add_argument("--kind", action="append", choices=KINDS, help="only this kind; may be given again")
     parser.add_argument("--name", default="", help="only those whose name has this")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (%(default)s)")
