@@ -81,9 +81,9 @@ PIPELINES = {  # file, its changes, and what the message names
     "an unknown class": (INDEX, {"_class_name": "SonaPipeline"}, ["SonaPipeline", "diffusers"]),
     "no length of prompts": (INDEX, {"_max_sequence_length": "long"}, ["_max_sequence_length 'long'"]),
     "no text encoder": (INDEX, {"text_encoder": [None, None]}, ["StableDiffusion3Pipeline"]),
-    "numbers that no file holds": (ENCODER, {"hidden_size": 16384}, ["text_encoder", "config.json"]),
-    "layers that no file holds": (ENCODER, {"num_hidden_layers": 5000}, ["text_encoder", "config.json"]),
-    "blocks that no file holds": ("transformer/config.json", {"num_layers": 5000}, ["transformer", "config.json"]),
+    "numbers that no file holds": (ENCODER, {"hidden_size": 1024}, ["text_encoder", "config.json"]),
+    "layers that no file holds": (ENCODER, {"num_hidden_layers": 50}, ["text_encoder", "config.json"]),
+    "blocks that no file holds": ("transformer/config.json", {"num_layers": 50}, ["transformer", "config.json"]),
     "a token that is none": (ENCODER, {"eos_token_id": 10**30}, ["OverflowError", "modeling_clip.py"]),
     "words of another model": (ENCODER, {"vocab_size": 5}, ["text_encoder", "has only 5"]),
     "few bits": (
