@@ -19,6 +19,7 @@ from tests.support.tiny_run import write_files
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported: no test asks the real hub
 
 HERE = Path(__file__).parent
+TABLES = ("plan/test_real_sizes.py", "system/test_tables.py")  # an hour and half an hour, if made thoroughly
 FORKING = ("faults/test_ray.py", "runtime/test_workers.py")
 
 
@@ -51,8 +52,9 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_collection_modifyitems(items):
     """Long files go first, so that short ones fill up what is left of the processors at the end."""
     long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("cluster")}
-    items.sort(key=lambda item: item.path not in long)
-    if not os.environ.get("BURNISH_THOROUGH"):
+    tables = TABLES if os.environ.get("BURNISH_THOROUGH") else ()
+    items.sort(key=lambda item: (not item.path.as_posix().endswith(tables), item.path not in long))
+    if not tables:
         for item in items:
             if item.get_closest_marker("thorough"):
                 item.add_marker(pytest.mark.skip(reason="make thorough runs it"))
