@@ -30,7 +30,7 @@ KL_FACTOR = 10.0  # by which raise_kl multiplies
 LR_FACTOR = 0.5  # by which rewind does
 REWINDS = 3  # of a run; the alarm after them ends it
 BAND = 2.0  # standard deviations of the first samples: those beyond are held to the reference
-PAUSED = Schedule(points=[(1, 0.0), (MOST, 1.0)], between="hold")  # validations count a reward as before
+PAUSED = Schedule(points=[(MOST - 1, 0.0), (MOST, 1.0)])  # validations count a reward as before
 RECENT = 5  # updates over which the dominating reward is found
 
 

@@ -82,24 +82,6 @@ class Remote:
             if (run / name).is_file():
                 self._write(f"{self.root}/{name}", (run / name).read_bytes())
 
-    def retire(self, keep: int, *, best: bool, update: int) -> None:
-        """Remove the oldest copies.
-
-        Args:
-            keep: newest copies that stay.
-            best: whether the one with the best score stays, too.
-            update: newest checkpoint of the run; later ones are of a run that was resumed from an earlier update.
-        """
-        older = [one for one in self.updates() if one <= update]
-        if len(older) <= keep:
-            return
-        manifests = [found for one in older if (found := self._manifest(one)) is not None]
-        scores = [(found.score, found.update) for found in manifests if found.score is not None]
-        for one in older[keep:]:
-            if not (best and scores) or one != max(scores)[1]:
-                self.fs.rm_file(self._place(one, MANIFEST))  # first: what is left is no checkpoint
-                self.fs.rm(self._place(one, ""), recursive=True)
-
     def _manifest(self, update: int) -> Manifest | None:
         """The manifest of a copy; None if it is missing or damaged."""
         try:

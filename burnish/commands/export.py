@@ -22,6 +22,7 @@ from burnish.report.card import head
 from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError
+from burnish.utils.hub import hub_name
 from burnish.utils.paths import check_output
 from burnish.utils.reading import checked_path
 from burnish.utils.supervisor import Server
@@ -112,7 +113,7 @@ def write_export(
 def model_card(assembly: Assembly, what: Format, update: int) -> str:
     """A README.md that the Hugging Face hub reads: what was trained, how, and how to load it."""
     config, here = assembly.config, Path("PATH/OF/THIS/FOLDER")
-    hub = config.model.path if config.model.revision else None  # a folder of this machine says nothing elsewhere
+    hub = hub_name(config.model.path)  # a folder of this machine says nothing elsewhere
     base = Path(hub or "PATH/OF/THE/BASE/MODEL") if what == "lora" else here
     lines = assembly.loading_lines(base, here if what == "lora" else None)
     rewards = ", ".join(f"{label} (weight {one.weight:g})" for label, one in config.rewards.items())

@@ -17,7 +17,7 @@ from burnish.config.tasks import DEFAULT, TASKS, task_named
 from burnish.report.runs import read_configuration
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import UserError
-from burnish.utils.hub import is_hub_id
+from burnish.utils.hub import hub_name
 from burnish.utils.paths import MARK, check_output, resolve
 from burnish.utils.reading import checked_path
 from burnish.utils.terminal import loading_pytorch, progress
@@ -127,7 +127,7 @@ def open_model(source: str, task: str | None = None, overrides: Sequence[str] = 
         if not tasks:
             return None
         task = tasks[0]
-    elif not is_hub_id(path) and not (resolve(path) / task_named(task).config.model_index).is_file():
+    elif hub_name(path) is None and not (resolve(path) / task_named(task).config.model_index).is_file():
         return None
     options = [f"model.path={path}", *(_adapter_options(adapter, task) if adapter else []), *overrides]
     config = with_models(load(str(BARE / f"{task}.yaml"), options))

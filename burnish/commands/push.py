@@ -26,7 +26,7 @@ from burnish.utils import terminal
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError, first_line, listed
 from burnish.utils.http import is_loopback
-from burnish.utils.hub import is_hub_id, is_repository
+from burnish.utils.hub import hub_name, is_repository
 from burnish.utils.json_text import read_object
 from burnish.utils.reading import checked_path
 
@@ -78,7 +78,7 @@ def push(
     config = read_configuration(folder.config)
     if not config:
         raise UserError(f"RUN is {run}, which is not the folder of a run; give one that burnish train wrote")
-    chosen = what or ("lora" if config["model"].get("lora") and is_hub_id(config["model"]["path"]) else "merged")
+    chosen = what or ("lora" if config["model"].get("lora") and hub_name(config["model"]["path"]) else "merged")
     private = not public if dry_run else _prepare(to, public=public)
     with _place(output, folder) as place:
         _write(run, folder, place, to, chosen, dtype, ask=not dry_run, samples=samples)
@@ -105,11 +105,11 @@ def _write(
     """Weights, card and its pictures."""
     assembly, update = write_export(run, place, what, dtype)
     model, target = assembly.config.model, Path(place)
-    hub = model.path if is_hub_id(model.path) else None
+    hub = hub_name(model.path)
     weights = Weights(
         repo=to, what=what, update=update, library=assembly.library,
         code=loading_code(assembly, to, what, hub), serving=serving_code(assembly, to, what, hub),
-        licence=licence_of(model.path, model.revision, ask=ask),
+        licence=licence_of(model.path, ask=ask),
     )  # fmt: skip
     text, files = card(folder, weights, samples=samples)
     with writing(target):

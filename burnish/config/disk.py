@@ -60,7 +60,7 @@ def _model(reads: bool, config: RunConfig) -> None:
     if (model := missing_model(config)) is not None:
         raise UserError(_not_here("model.path", model))
     try:
-        found = model_folder(config.model.path, config.model.revision, index=config.model_index)
+        found = model_folder(config.model.path, index=config.model_index)
     except UserError as error:
         raise UserError(str(error) if "model." in str(error) else f"model.path: {error}") from None
     if reads:

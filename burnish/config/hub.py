@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from burnish.rewards.images.learned import LearnedReward
 from burnish.rewards.networks.loading import NetworkOptions, Source
 from burnish.utils.addresses import is_address
 from burnish.utils.errors import UserError
-from burnish.utils.hub import WORDS, HubModel, hub_data, hub_model, is_commit, model_folder
+from burnish.utils.hub import WORDS, HubModel, hub_data, hub_model, is_commit
 from burnish.utils.paths import CONFIG
 from burnish.utils.reading import checked_path, read_text
 
@@ -46,12 +47,10 @@ def with_models(config: RunConfig) -> RunConfig:
     for place, section, source, model in _models(pinned):
         if model is None:
             continue
-        before = _at(recorded, place)
-        asked, known = model.revision, before.get(source.revision)
-        if before.get(source.option) == model.name and not is_commit(asked) and is_commit(known):
-            asked = known
-        folder = model_folder(model.name, asked, index=model.index, option=model.option, files=model.files)
-        setattr(section, source.revision, folder.name)
+        before, _, known = str(_at(recorded, place).get(source.option)).partition("@")
+        if before == model.name and not is_commit(model.revision) and is_commit(known):
+            model = replace(model, revision=known)
+        setattr(section, source.option, f"{model.name}@{model.folder().name}")
     return pinned
 
 
@@ -72,7 +71,7 @@ def fetch_data(config: RunConfig) -> None:
 
 def missing_model(config: RunConfig) -> HubModel | None:
     """The trained model, if it is one of the hub that is not in the cache. Nothing is asked of a network."""
-    model = hub_model(config.model.path, config.model.revision, index=config.model_index)
+    model = hub_model(config.model.path, index=config.model_index)
     return model if model is not None and model.cached() is None else None
 
 
@@ -105,8 +104,7 @@ def _models(config: RunConfig) -> Iterator[tuple[Place, Any, Source, HubModel | 
     trained = (Source(index=config.model_index),)
     sections: list[tuple[Place, Any, tuple[Source, ...]]] = [(("model",), config.model, trained)]
     if isinstance(config.model, LanguageModelOptions):
-        tokenizer = Source("tokenizer", "tokenizer_revision", TOKENIZER, WORDS)
-        sections.append((("model",), config.model, (tokenizer,)))
+        sections.append((("model",), config.model, (Source("tokenizer", TOKENIZER, WORDS),)))
     if config.model.lora is not None:
         files = config.adapter_files
         sections.append((("model", "lora"), config.model.lora, (Source(index=files[0], files=files),)))
@@ -118,14 +116,9 @@ def _models(config: RunConfig) -> Iterator[tuple[Place, Any, Source, HubModel | 
     for place, section, sources in sections:
         within = f"{place[0]}{''.join(f'[{x}]' if isinstance(x, int) else f'.{x}' for x in place[1:])}"
         for source in sources:
-            path, revision = getattr(section, source.option), getattr(section, source.revision)
-            option = f"{within}.{source.option}"
-            if path is None:
-                if revision is not None:
-                    raise UserError(f"{within}.{source.revision} is given without {option}; leave it out")
-                continue
-            model = hub_model(path, revision, index=source.index, option=option, files=source.files)
-            yield place, section, source, model
+            if (path := getattr(section, source.option)) is not None:
+                option = f"{within}.{source.option}"
+                yield place, section, source, hub_model(path, index=source.index, option=option, files=source.files)
 
 
 def _recorded(config: RunConfig) -> Any:

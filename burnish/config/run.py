@@ -58,15 +58,13 @@ class TrackerOptions:
     """Project of the run; MLflow's experiment."""
     name: Name | None = None
     """Name of the run; null takes the name of output_dir."""
-    group: Name | None = None
-    """Group of the run, such as a sweep; a tag in MLflow and ClearML, which have no groups."""
     tags: list[Name] = Field(default_factory=list)
     """Tags of the run."""
     mode: Literal["online", "offline"] = "online"
     """offline writes below output_dir/trackers, for the library's own command or function to send."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of what opens the run, by name: entity of wandb.init, workspace of swanlab.init, space_id of
-    trackio.init, tracking_uri of MlflowClient, and so on."""
+    """Further arguments of what opens the run, by name: entity and group of wandb.init, workspace of swanlab.init,
+    space_id of trackio.init, tracking_uri of MlflowClient, and so on."""
 
     @field_validator("arguments")
     @classmethod
@@ -155,6 +153,8 @@ class RunConfig:
     """How a batch becomes optimizer steps."""
     ema: EmaOptions | None = None
     """Average the trained weights for validation and export; null uses the trained weights themselves."""
+    supervised: Any = None
+    """Examples that are imitated beside."""
     validation: Any
     """Judging on held-out prompts, always with the same noise."""
     checkpoint: Annotated[CheckpointOptions, MayChange()] = Field(default_factory=CheckpointOptions)
@@ -349,6 +349,7 @@ class RunConfig:
     def prompt_files(self) -> dict[str, list[str]]:
         """Files of prompts or records, by the options that name them."""
         files = {"data.train_files": self.data.train_files, "data.val_files": self.data.val_files or []}
+        files |= {"supervised.train_files": self.supervised.train_files} if self.supervised else {}
         return {option: [named] if isinstance(named, str) else named for option, named in files.items()}
 
     @property

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from burnish.data.pixels import NAMES, all_of, fitted, media_of
 from burnish.data.records import Record
@@ -70,9 +70,8 @@ def converse(
     folder: Path,
     *,
     system: str | None = None,
-    unmarked: Literal["first", "last", "error"] = "error",
 ) -> Conversation:
-    """Read a question.
+    """Read a question. Media without any placeholder come before the text of the first user message, as in TRL's sets.
 
     In plain text every ``<image>``, ``<video>`` and ``<audio>`` is a placeholder. In chat messages placeholders are
     parts ({"type": "image"}); markers in their texts are placeholders only if the record has media and all of its
@@ -83,7 +82,6 @@ def converse(
         media: those of the record, of every kind.
         folder: that relative paths are resolved against.
         system: system message, if the messages have none.
-        unmarked: position of media without any placeholder: before or after the first user message's text.
 
     Raises:
         ValueError: a value has the wrong type, or placeholders and media don't match.
@@ -95,8 +93,7 @@ def converse(
     else:
         messages = _messages(value, supply, folder)
         way_out = 'add a part {{"type": "{0}"}} at each position'
-    if unmarked != "error":
-        messages = _with_placeholders(messages, supply, last=unmarked == "last")
+    messages = _with_placeholders(messages, supply)
     for kind, own in media.items():
         if (count := supply.placed[kind]) != len(own):
             mend = way_out.format(kind)
@@ -107,7 +104,7 @@ def converse(
     return supply
 
 
-def _with_placeholders(messages: list[Message], supply: Conversation, *, last: bool) -> list[Message]:
+def _with_placeholders(messages: list[Message], supply: Conversation) -> list[Message]:
     """Messages with placeholders in the first user message, for each kind of media that has none."""
     first = next((i for i, message in enumerate(messages) if message.role == "user"), None)
     if first is None:
@@ -117,8 +114,7 @@ def _with_placeholders(messages: list[Message], supply: Conversation, *, last: b
         if not supply.placed[kind]:
             supply.placed[kind] = len(media)
             further += [Part(kind)] * len(media)
-    parts = messages[first].parts
-    completed = replace(messages[first], parts=(*parts, *further) if last else (*further, *parts))
+    completed = replace(messages[first], parts=(*further, *messages[first].parts))
     return [*messages[:first], completed, *messages[first + 1 :]]
 
 

@@ -84,7 +84,7 @@ def _said(value: Any, key: str, pictures: Any, record: Record) -> tuple[str, tup
     marked = isinstance(value, str) and pictures is not None and "<image>" in value
     if not isinstance(value, list) and not marked:
         return text_of(value, key), tuple(media["image"])
-    said = converse(value, media, record.folder, unmarked="first")
+    said = converse(value, media, record.folder)
     if said.media["video"] or said.media["audio"]:
         what = "video" if said.media["video"] else "sound"
         raise ValueError(

@@ -79,7 +79,7 @@ def converse_with_media(record: Record, value: Any, options: LanguageDataOptions
         ValueError: as ``question``.
     """
     media = media_in(record, _media(record, options))
-    return converse(value, media, record.folder, system=options.system_prompt, unmarked=options.unmarked)
+    return converse(value, media, record.folder, system=options.system_prompt)
 
 
 def _media(record: Record, options: LanguageDataOptions) -> dict[Kind, tuple[str, Any]]:

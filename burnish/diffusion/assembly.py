@@ -146,7 +146,7 @@ class FlowAssembly(Assembly):
             on_policy=config.steps_per_update == 1,
             seed=config.seed,
             load_teacher=lambda teacher, student: load_teacher(
-                config.model, student, teacher.path, teacher.lora, rollout, revision=teacher.revision
+                config.model, student, teacher.path, teacher.lora, rollout
             ),
             rewards=config.rewards,
             shared=self.sharded,
@@ -197,13 +197,13 @@ class FlowAssembly(Assembly):
     def pictures(self) -> ImageFiles | None:
         """Finished pictures that the algorithm learns from in place of prompts."""
         config, holds = self.config, self.config.holds
-        return None if holds == "prompts" else ImageFiles(config, config.data, holds, self.limited)
+        return None if holds == "prompts" else ImageFiles(config, config.data.train_files, holds, self.limited)
 
     @cached_property
     def supervised_pictures(self) -> ImageFiles | None:
         """Finished pictures that are imitated beside."""
         section = self.config.supervised
-        return None if section is None else ImageFiles(self.config, section, "pictures")
+        return None if section is None else ImageFiles(self.config, section.train_files, "pictures")
 
     @property
     def files(self) -> dict[str, ImageFiles]:
@@ -254,7 +254,7 @@ class FlowAssembly(Assembly):
                 data.ready(learned_in_a_step(records, batch.costs(), self.ranks.rows))
             return batch
 
-        return AuxiliaryLoss(SFT(time_shift=section.time_shift), draw, section.coef)
+        return AuxiliaryLoss(SFT(), draw, section.coef)
 
     @cached_property
     def offline_times(self) -> Tensor:
@@ -282,8 +282,7 @@ class FlowAssembly(Assembly):
         self._check_drawn(self.config.rewards, self.train_prompts + self.val_prompts, "rewards")
         check_parts(self.config.model, self.config.rollout, self._drawn_from)
         for i, teacher in enumerate(self.needs.teachers):
-            option = f"algorithm.teachers[{i}]"
-            check_teacher(self.config.model, teacher.path, teacher.lora, option, revision=teacher.revision)
+            check_teacher(self.config.model, teacher.path, teacher.lora, f"algorithm.teachers[{i}]")
         validation, trained = self.config.validation, self.train_prompts if self.config.online else ()
         sized = (trained, None, None), (self.val_prompts, validation.height, validation.width)
         self._check_sizes(self.config.rewards, *sized)

@@ -17,13 +17,12 @@ from burnish.diffusion.options import (
     DataOptions,
     ModelOptions,
     RolloutOptions,
-    SupervisedOptions,
     TrainerOptions,
     ValidationOptions,
 )
 from burnish.diffusion.pipeline.adapters import FILE
 from burnish.diffusion.pipeline.loading import FEW, family_of, parts_of, read_index, sign_of_few_steps, sign_of_name
-from burnish.options import EVALUATED, OptimizerOptions, Rules
+from burnish.options import EVALUATED, OptimizerOptions, Rules, SupervisedOptions
 from burnish.registry import Choice, lookup, names, options
 from burnish.rewards.base import Reward
 from burnish.rl.algorithm import Algorithm
@@ -137,21 +136,12 @@ class FlowConfig(RunConfig):
         """What is learned from where nothing is sampled, for messages."""
         return "images with scores" if self.holds == "scored" else str(self.holds)
 
-    @property
-    def may_read_images(self) -> bool:
-        """Whether files that this run reads may name images; lines of text name none."""
-        files = [file for named in self.prompt_files.values() for file in named]
-        return self.supervised is not None or not all(file.endswith(".txt") for file in files)
-
     def contradictions(self, run: RunConfig) -> Rules:
         needs, rollout, steps = self.algorithm.needs(), self.rollout, self.rollout.num_inference_steps
         name, together, size = self.algorithm.name, self._together, self.trainer.micro_batch_size
         low, high = needs.schedule_range
         levels = len(steps_between(low, high, steps))
         inside = f", of which {levels} are in algorithm.time_range" if levels < steps else ""
-        unsized = None in (rollout.height, rollout.width)
-        fits = {"data.fit": self.data, "supervised.fit": self.supervised}
-        crops = [option for option, section in fits.items() if section is not None and section.fit == "centre_crop"]
         return [
             *super().contradictions(run),
             (
@@ -191,8 +181,8 @@ class FlowConfig(RunConfig):
                 f"supervised is given, but {name} learns from images already: put all into data.train_files",
             ),
             (
-                unsized and crops,
-                f"{', '.join(crops)} is centre_crop, but to what size? Set rollout.height and rollout.width",
+                self.data.fit == "centre_crop" and None in (rollout.height, rollout.width),
+                "data.fit is centre_crop, but to what size? Set rollout.height and rollout.width",
             ),
             *((True, complaint) for complaint in [*self._window(), *self._gradients()]),
             *(

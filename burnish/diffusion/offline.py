@@ -13,7 +13,6 @@ from burnish.data.pictures import Holds, PictureRecord, read_pictures
 from burnish.data.scored import ScoredGroup, check_groups, draw_members, scored_groups
 from burnish.diffusion.config import FlowConfig
 from burnish.diffusion.engine import FlowEngine
-from burnish.diffusion.options import DataOptions, SupervisedOptions
 from burnish.types.batch import Gathered
 from burnish.types.columns import Column, Made, stand_in
 from burnish.types.rollout import Conditioning, Denoising, OfflineSamples, Prompt, Scored, Scores, all_noised
@@ -191,13 +190,13 @@ class ImageFiles:
     """What a section of the configuration names, checked as far as that goes without a model."""
 
     def __init__(
-        self, config: FlowConfig, section: DataOptions | SupervisedOptions, holds: Holds,
+        self, config: FlowConfig, files: str | list[str], holds: Holds,
         limit: Callable[[Sequence[Any]], Sequence[Any]] = list,
     ) -> None:  # fmt: skip
         """Read them; ``limit`` chooses those of all records that are taken."""
-        files, rollout = section.train_files, config.rollout
+        rollout = config.rollout
         self.crop: tuple[int, int] | None = None
-        if section.fit == "centre_crop":
+        if config.data.fit == "centre_crop":
             assert rollout.height is not None, "the configuration was not checked"
             assert rollout.width is not None, "the configuration was not checked"
             self.crop = (rollout.height, rollout.width)

@@ -105,30 +105,10 @@ class DataOptions(OrderOptions, PromptOptions):
     fit: Annotated[
         Literal["exact", "centre_crop"],
         ReadIf(
-            lambda section, run: not run.online,
+            lambda section, run: not run.online or run.supervised,
             why="{run.algorithm.name} learns from prompts, which have no size",
         ),
     ] = "exact"
-    """Images whose size differs from the run's resolution: exact refuses them, centre_crop scales and crops them."""
-    decode_check: Annotated[bool, ReadIf("may_read_images", why="files of text alone name no images")] = True
-    """Look at every image and video before training starts and list the records of broken ones: up to 2,000 are
-    decoded; of the other images the header and the end are read, so that one that is broken in between stops the run
-    when it is reached. false only reads headers."""
-
-
-@options
-class SupervisedOptions:
-    """Auxiliary supervised loss: every optimizer step also trains on these images, whatever the algorithm."""
-
-    train_files: str | list[str]
-    """Images with prompts: records with prompt and image, or a folder with .txt captions; by the keys of data."""
-    coef: Positive = 0.1
-    """Weight of the flow-matching loss on them."""
-    batch_size: Count = 8
-    """Images per optimizer step, each at one noise level (logit-normal)."""
-    time_shift: Positive = 1.0
-    """Shift of these noise levels towards more noise."""
-    fit: Literal["exact", "centre_crop"] = "exact"
     """Images whose size differs from the run's resolution: exact refuses them, centre_crop scales and crops them."""
 
 

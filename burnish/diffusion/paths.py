@@ -76,6 +76,7 @@ class Ends(Batch):
 
 
 GAP = 0.02  # of a noise level above the time of the state that is noised, before the shift
+SHIFT = 3.0  # of noise levels towards noise
 
 
 @dataclass(kw_only=True)
@@ -121,7 +122,7 @@ class GroupPaths(Batch):
 
         def level(draw: Tensor, steps: Tensor, floor: float) -> Tensor:
             begun = time_next.gather(1, steps).clamp_min(floor)
-            return uniform_above(draw, begun, shift=how.level_shift, gap=GAP).clamp_max(most)
+            return uniform_above(draw, begun, shift=SHIFT, gap=GAP).clamp_max(most)
 
         return cls(
             conditioning=trace.conditioning.select(first),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Result = str | Image
 
 BEFORE, AFTER = "<tool_response>\n", "\n</tool_response>"
+LONGEST_LOAD = 300.0  # seconds in which the functions must be loaded, with what their classes load
 GIVEN = ("images", "seed")  # keyword-only parameters that no model writes; see ``takes``
 
 
@@ -45,8 +46,6 @@ class Tools(Environment):
     seed a number of this call. Of a class, an instance is made in that process and called."""
     arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Keyword arguments of classes among the functions, by the functions' names."""
-    start_timeout: Seconds = 60.0
-    """Seconds in which the functions must be loaded, with what their classes load."""
     calls: Annotated[Any, Choice("call format")] = Field(default="hermes", validate_default=True)
     """How the model writes calls: hermes (Qwen2.5, Qwen3, Qwen-VL: JSON in <tool_call>), qwen3_coder (Qwen3-Coder,
     Qwen3.5: XML), glm45 (GLM-4.5, GLM-4.6V), llama3_json (Llama 3.1 and later), mistral, pythonic (Llama 4, Gemma 3,
@@ -195,7 +194,7 @@ class ToolProcess:
             tools = self._tools
             self._server = Server(_load, (tools.functions, tools.arguments))
             try:
-                self._server.load(tools.start_timeout, f"it took longer than {tools.start_timeout:g} seconds")
+                self._server.load(LONGEST_LOAD, f"it took longer than {LONGEST_LOAD:g} seconds")
             except (LoadFailed, TimeoutError, ChildDied) as error:
                 self.close()
                 why = "its process ended" if isinstance(error, ChildDied) else error

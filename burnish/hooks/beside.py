@@ -154,7 +154,7 @@ class Copies(Follower):
 
     def __init__(self, folder: RunFolder, options: CheckpointOptions) -> None:
         super().__init__("checkpoint.copy_to", folder)
-        self.address, self.keep, self.best = options.copy_to or "", options.copy_keep, options.keep_best
+        self.address = options.copy_to or ""
         self._remote: Remote | None = None
         self._copied: dict[str, Manifest] = {}  # by name; a manifest changes when a validation is recorded
 
@@ -181,18 +181,14 @@ class Copies(Follower):
             self._copied[folder.name] = manifest
             self._remote.copy_records(self.folder.path)
             self.delivered = max(self.delivered, int(folder.name))
-            if self.keep is not None:
-                self._remote.retire(self.keep, best=self.best, update=max(map(int, self._copied)))
 
     def _pending(self) -> tuple[Path, Manifest] | None:
-        """The newest checkpoint that is not copied as it is, of those that are to be kept there."""
-        newest = sorted(numbered(self.folder.checkpoints), reverse=True)
-        manifests = [(path, manifest) for path in newest if (manifest := _manifest(path)) is not None]
-        wanted = manifests[: self.keep]
-        scored = [(manifest.score, path, manifest) for path, manifest in manifests if manifest.score is not None]
-        if self.best and self.keep is not None and scored:
-            wanted.append(max(scored, key=lambda one: one[:2])[1:])
-        return next(((path, manifest) for path, manifest in wanted if self._copied.get(path.name) != manifest), None)
+        """The newest checkpoint that is not copied as it is."""
+        for path in sorted(numbered(self.folder.checkpoints), reverse=True):
+            manifest = _manifest(path)
+            if manifest is not None and self._copied.get(path.name) != manifest:
+                return path, manifest
+        return None
 
 
 def _manifest(checkpoint: Path) -> Manifest | None:

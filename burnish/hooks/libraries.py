@@ -114,7 +114,7 @@ class Wandb(Library):
         if options["mode"] == "offline":  # what tables show waits for wandb sync there
             os.environ.setdefault("WANDB_DATA_DIR", str(run.folder / "data"))
         super().__init__(AccelerateWandb(
-            options["project"], **options["arguments"], name=run.name, group=options["group"],
+            options["project"], **options["arguments"], name=run.name,
             tags=options["tags"] or None, mode=options["mode"], config=dict(run.config), dir=run.folder, id=self.id,
             resume="allow", reinit="finish_previous",
             # the command line and the remote of a repository may have a token in them
@@ -165,7 +165,7 @@ class Swanlab(Library):
 
         options, self.id = run.options, run.id or token_hex(8)
         super().__init__(SwanLabTracker(
-            options["project"], **options["arguments"], name=run.name, group=options["group"],
+            options["project"], **options["arguments"], name=run.name,
             tags=options["tags"] or None, mode=options["mode"], config=dict(run.config), log_dir=str(run.folder),
             id=self.id, resume="allow", reinit=True,
             settings=swanlab.Settings(
@@ -204,7 +204,7 @@ class Trackio(Library):
         options, self._folder = run.options, run.folder
         self.id, space = run.id or f"{run.name}-{token_hex(3)}", options["arguments"].get("space_id")
         super().__init__(TrackioTracker(
-            options["project"], **options["arguments"], name=self.id, group=options["group"], config=dict(run.config),
+            options["project"], **options["arguments"], name=self.id, config=dict(run.config),
             resume="allow", embed=False,
         ))  # fmt: skip
         self.url = f"https://huggingface.co/spaces/{space}" if space and "/" in space else None
@@ -243,7 +243,7 @@ class Clearml(Library):
         if run.id is not None:  # 0: steps are counted as they are, and not from the last one
             resume = {"reuse_last_task_id": run.id, "continue_last_task": 0}
         super().__init__(ClearMLTracker(
-            project_name=options["project"], task_name=run.name, tags=_with_group(options), **options["arguments"],
+            project_name=options["project"], task_name=run.name, tags=options["tags"], **options["arguments"],
             auto_connect_arg_parser=False, auto_connect_frameworks=dict.fromkeys(CLEARML_RECORDS, False),
             auto_resource_monitoring=False, auto_connect_streams=False, **resume,
         ))  # fmt: skip
@@ -296,7 +296,7 @@ class Mlflow(Library):
             address = run.folder.as_uri()
         self._client: Any = MlflowClient(**options["arguments"] | {"tracking_uri": address})
         self.url = address if address.startswith("http") else None
-        tags = dict.fromkeys(_with_group(options), "true")
+        tags = dict.fromkeys(options["tags"], "true")
         if run.id is not None:
             self.id = run.id
             self._client.update_run(self.id, status="RUNNING")
@@ -331,11 +331,6 @@ class Mlflow(Library):
     def finish(self, outcome: Outcome) -> None:
         status = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}[outcome]
         self._client.set_terminated(self.id, status=status)
-
-
-def _with_group(options: Mapping[str, Any]) -> list[str]:
-    """Tags of a tracker that has no groups."""
-    return [*options["tags"], *([] if options["group"] is None else [options["group"]])]
 
 
 def _allowed(name: str) -> str:

@@ -221,7 +221,7 @@ class Failures(Hook):
 
     def __init__(self, folder: RunFolder, options: StepOptions, *, steps: int) -> None:
         """Args: ``steps`` is the number of updates of the run."""
-        self.limit, self.steps = options.max_empty_updates, steps
+        self.limit, self.steps = options.max_skipped_updates, steps
         self._empty: list[bool] = []  # consecutive updates without training signal: whether rewards were missing
         self._unvalidated = 0  # consecutive validations without any reward
         self._learned = False  # whether any update had a training signal
@@ -250,7 +250,7 @@ class Failures(Hook):
             self._unvalidated = self._unvalidated + 1 if metrics["val-aux/missing"] == 1 else 0
             if self._unvalidated > self.limit:
                 raise NothingLearned(
-                    f"{self._unvalidated} validations in a row have no reward at all (trainer.max_empty_updates="
+                    f"{self._unvalidated} validations in a row have no reward at all (trainer.max_skipped_updates="
                     f"{self.limit}); {self._advice()}"
                 )
         if update == 0:
@@ -268,7 +268,7 @@ class Failures(Hook):
             raise NothingLearned(self._complaint("all updates have"))
 
     def _complaint(self, what: str) -> str:
-        begin = f"{what} no training signal (trainer.max_empty_updates={self.limit}): "
+        begin = f"{what} no training signal (trainer.max_skipped_updates={self.limit}): "
         if self._last is None:
             return (
                 f"{begin}no reward is missing, but those of each prompt are all equal, or all samples were rejected; "

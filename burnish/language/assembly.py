@@ -206,7 +206,7 @@ class LanguageAssembly(Assembly):
     @cached_property
     def ptx_responses(self) -> list[ResponseRecord] | None:
         """Responses that are imitated beside."""
-        section = self.config.ptx
+        section = self.config.supervised
         return None if section is None else read_records(section.train_files, self.config.data, DEMONSTRATIONS)
 
     @property
@@ -254,7 +254,7 @@ class LanguageAssembly(Assembly):
 
     @cached_property
     def auxiliary(self) -> AuxiliaryLoss | None:
-        section, config = self.config.ptx, self.config
+        section, config = self.config.supervised, self.config
         if section is None:
             return None
         data = self._data[1]

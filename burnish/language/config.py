@@ -22,9 +22,9 @@ from burnish.options.language import (
     LanguageDataOptions,
     LanguageModelOptions,
     LanguageRolloutOptions,
+    LanguageSupervisedOptions,
     LanguageTrainerOptions,
     LanguageValidationOptions,
-    PtxOptions,
     TokenTeacher,
 )
 from burnish.options.vllm import VllmOptions, sends_adapter
@@ -86,17 +86,12 @@ class LanguageConfig(RunConfig):
         default_factory=LanguageValidationOptions
     )
     """Validation on held-out questions, always with the same random numbers."""
-    ptx: PtxOptions | None = None
+    supervised: LanguageSupervisedOptions | None = None
     """Also imitate responses of the user at every optimizer step; null does not."""
 
     @property
     def batches_per_update(self) -> int:
         return self.trainer.rollouts_per_update
-
-    @property
-    def prompt_files(self) -> dict[str, list[str]]:
-        named = [] if self.ptx is None else self.ptx.train_files
-        return super().prompt_files | {"ptx.train_files": [named] if isinstance(named, str) else named}
 
     @property
     def words(self) -> Words:
@@ -123,7 +118,7 @@ class LanguageConfig(RunConfig):
             option = f"algorithm.teachers[{number}]"
             if teacher.path is None:
                 continue
-            model = hub_model(teacher.path, teacher.revision, index=self.model_index, option=f"{option}.path")
+            model = hub_model(teacher.path, index=self.model_index, option=f"{option}.path")
             if model is None or model.cached() is not None:
                 check_teacher_files(self.model, teacher, option)
 
@@ -173,7 +168,7 @@ class LanguageConfig(RunConfig):
 
     def _of_responses(self) -> Rules:
         needs, rollout, data, name = self.algorithm.needs(), self.rollout, self.data, self.algorithm.name
-        samples = self.online and self.ptx is None
+        samples = self.online and self.supervised is None
         return [
             (
                 data.overlong == "filter" and data.max_prompt_length is None and samples,
@@ -196,8 +191,8 @@ class LanguageConfig(RunConfig):
                 "rewards of their steps or turns, or answers of teachers; leave data.scores out, or take grpo",
             ),
             (
-                needs.data == "demonstrations" and self.ptx is not None,
-                f"ptx is given, but {name} imitates responses already: put all into data.train_files",
+                needs.data == "demonstrations" and self.supervised is not None,
+                f"supervised is given, but {name} imitates responses already: put all into data.train_files",
             ),
             (
                 self.validation.temperature == 0 and self.validation.n > 1 and self.environment is None,

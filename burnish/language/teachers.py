@@ -308,8 +308,7 @@ SHOWN = 3  # tokens that a message names
 def options_of(student: LanguageModelOptions, teacher: TokenTeacher) -> LanguageModelOptions:
     """How a teacher is loaded: as the student, without what is about training."""
     return replace(
-        student, path=str(teacher.path), revision=teacher.revision, tokenizer=None, tokenizer_revision=None,
-        chat_template=None, family="auto", lora=None, freeze=[],
+        student, path=str(teacher.path), tokenizer=None, chat_template=None, family="auto", lora=None, freeze=[],
         router_aux_loss_coef=0.0, gradient_checkpointing=False, quantization=None, attention="auto", compile=False,
     )  # fmt: skip
 

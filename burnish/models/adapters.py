@@ -33,7 +33,7 @@ def adapter_folder(options: LoraOptions, files: tuple[str, ...] = (SETTINGS, WEI
     Raises:
         UserError: it can't be had.
     """
-    return model_folder(str(options.path), options.revision, index=files[0], option=OPTION, files=files)
+    return model_folder(str(options.path), index=files[0], option=OPTION, files=files)
 
 
 def check_adapter_files(options: LoraOptions) -> None:

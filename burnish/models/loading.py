@@ -41,7 +41,7 @@ def read_folder(
     Raises:
         UserError: there is no such directory, or it has no such file.
     """
-    path = model_folder(options.path, options.revision, index=config)
+    path = model_folder(options.path, index=config)
     if path.is_file():
         raise UserError(f"model.path is {options.path}, a single file; {_of_file(path, library)}")
     if not path.is_dir():

@@ -48,6 +48,12 @@ def _not_too_cold(value: float) -> float:
     return value
 
 
+def _whole_above_one(value: float) -> float:
+    if value >= 1 and value != int(value):
+        raise ValueError(f"{value:g} must be a whole number of steps, or a fraction below 1")
+    return value if 0 < value < 1 else int(value)
+
+
 Count = Annotated[int, Field(ge=1, le=MOST)]
 Whole = Annotated[int, Field(ge=0, le=MOST)]
 if TYPE_CHECKING:
@@ -104,33 +110,47 @@ Rule = Literal[
 
 
 @options
-class OptimizerOptions:
+class AdamWOptions:
+    """AdamW with a constant learning rate, of a network that an algorithm trains beside the policy."""
+
+    lr: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False), AfterValidator(_not_vanishing)] = 3e-4
+    """Peak learning rate."""
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    """Decay rates of the first and second moment."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled weight decay."""
+
+    @model_validator(mode="after")
+    def _weights_stay(self) -> Self:
+        if self.lr * self.weight_decay >= 1:
+            raise ValueError(
+                f"lr x weight_decay is {self.lr * self.weight_decay:g}; it must be below 1, since every step shrinks "
+                "the weights by that fraction; lower weight_decay"
+            )
+        return self
+
+
+@options
+class OptimizerOptions(AdamWOptions):
     """The optimizer and its learning rate schedule."""
 
     name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     """adamw; adamw_8bit keeps its moments in 8 bits, a quarter of their memory (bitsandbytes); muon steps along
     orthogonalised momentum for matrices, at AdamW's scale, and takes AdamW for embeddings, heads and the rest."""
-    lr: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False), AfterValidator(_not_vanishing)] = 3e-4
-    """Peak learning rate."""
     min_lr: Annotated[NonNegative, ReadIf("schedule", "linear", "cosine")] = 0.0
     """linear, cosine: learning rate that the decay ends at."""
     momentum: Annotated[BelowOne, ReadIf("name", "muon")] = 0.95
     """muon: decay rate of its momentum (Nesterov)."""
-    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
-    """Decay rates of the first and second moment."""
     eps: Positive = 1e-8
     """Added to the denominator."""
-    weight_decay: NonNegative = 0.0
-    """Decoupled weight decay."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up: constant, or a decay to min_lr at the last update."""
     schedule_updates: Annotated[Count | None, MayChange(), ReadIf("has_length", why="schedule is constant")] = None
-    """linear, cosine, warmup_ratio: policy updates after which the decay is over; null uses steps. To extend a run with
-    a decaying learning rate, set steps and this; it continues with the learning rate of a run of that length."""
-    warmup_steps: Whole = 0
-    """Optimizer steps of linear warm-up."""
-    warmup_ratio: BelowOne = 0.0
-    """The same as a fraction of the optimizer steps of the run, or of schedule_updates."""
+    """linear, cosine, warmup_steps below 1: policy updates after which the decay is over; null uses steps. To extend a
+    run with a decaying learning rate, set steps and this; it continues with the learning rate of a run of that
+    length."""
+    warmup_steps: Annotated[NonNegative, AfterValidator(_whole_above_one)] = 0
+    """Optimizer steps of linear warm-up; below 1 a fraction of those of the run, or of schedule_updates."""
     max_grad_norm: Positive | None = 1.0
     """Clip the gradient norm to this; null never clips."""
 
@@ -142,13 +162,6 @@ class OptimizerOptions:
     def _steps_make_sense(self) -> Self:
         if self.offload and self.name == "adamw_8bit":
             raise ValueError("offload is true and name is adamw_8bit, whose kernels need a GPU; leave one of them out")
-        if self.lr * self.weight_decay >= 1:
-            raise ValueError(
-                f"lr x weight_decay is {self.lr * self.weight_decay:g}; it must be below 1, since every step shrinks "
-                "the weights by that fraction; lower weight_decay"
-            )
-        if self.warmup_steps and self.warmup_ratio:
-            raise ValueError("warmup_steps and warmup_ratio are both given; leave one of them out")
         if self.min_lr >= self.lr:
             raise ValueError(f"min_lr is {self.min_lr:g} and lr is {self.lr:g}: there is no decay; lower min_lr")
         return self
@@ -196,7 +209,7 @@ class OptimizerOptions:
     @property
     def has_length(self) -> bool:
         """Whether the learning rate of a step depends on how many there are."""
-        return self.schedule != "constant" or self.warmup_ratio > 0
+        return self.schedule != "constant" or 0 < self.warmup_steps < 1
 
 
 @options
@@ -210,10 +223,9 @@ class StepOptions:
     shuffle: Annotated[bool, ReadIf("mini_batch_size")] = True
     """Draw anew for every pass which samples make a mini-batch; false takes them in order, prompt by prompt."""
     max_skipped_updates: Annotated[Whole, MayChange()] = 3
-    """Consecutive optimizer steps with a non-finite loss or gradient that are skipped before the run stops."""
-    max_empty_updates: Annotated[Whole, MayChange()] = 3
-    """Consecutive policy updates without training signal because rewards are missing, before the run stops; ten times
-    as many where all rewards are present but equal."""
+    """Consecutive optimizer steps with a non-finite loss or gradient, or policy updates without training signal because
+    rewards are missing, that are skipped before the run stops; ten times as many where all rewards are present but
+    equal."""
     walltime: Annotated[float | str | None, MayChange()] = None
     """Time at which this (spot) machine will be reclaimed, or the job ends: ISO 8601 with a time zone,
     2026-01-31T18:00:00+01:00, or Unix seconds. The run saves and stops before. null reads the environment variables
@@ -230,6 +242,19 @@ class StepOptions:
         if value is not None:
             unix_seconds(value)
         return value
+
+
+@options
+class SupervisedOptions:
+    """Auxiliary supervised loss (PTX): every optimizer step also trains on these examples, whatever the algorithm."""
+
+    train_files: str | list[str]
+    """Examples that are imitated, read with the keys of the data section: images with prompts, as sft reads them, or
+    records with responses."""
+    coef: Positive = 0.1
+    """Weight of their loss: of flow matching, or their negative log-likelihood, a mean over response tokens."""
+    batch_size: Count = 8
+    """Examples per optimizer step; images each at one noise level (logit-normal)."""
 
 
 @options
@@ -397,7 +422,7 @@ class AlarmOptions:
             yield f"{len(counting)} rewards count, of which enough to learn from have to be left: give another a weight"
         if action == "pause_reward" and getattr(needs, "reward_gradients", False):
             yield f"{algorithm.name} follows gradients of all rewards that count: choose another action"
-        if action == "pause_reward" and (run.mixing.rule != "sum" or run.mixing.path is not None):
+        if action == "pause_reward" and run.mixing.rule != "sum":
             yield "mixing is no sum of rewards, of which one could be left out: choose another action"
         if action == "rewind" and kept < REWINDABLE:
             yield f"checkpoint.keep_last is {kept}: one from before the drift has to be kept, so set it >= {REWINDABLE}"
@@ -429,11 +454,9 @@ class CheckpointOptions:
     output_dir/exported: the adapter, or all weights (merged). They go when their checkpoint does. A process beside the
     run does it, with a copy of the model in CPU memory; if it fails, the run goes on."""
     copy_to: Address | None = None
-    """Address of a folder that gets a verified copy of every checkpoint: s3://, gs://, hdfs://, file:// or another that
-    fsspec knows, with credentials from the environment. A process beside the run does it; if it fails, the run goes on.
-    resume=ADDRESS goes on from there."""
-    copy_keep: Annotated[Count | None, ReadIf("copy_to")] = None
-    """Newest N copies are kept at copy_to, and with keep_best the best; null keeps all."""
+    """Address of a folder that gets a verified copy of every checkpoint, and keeps it: s3://, gs://, hdfs://, file://
+    or another that fsspec knows, with credentials from the environment. A process beside the run does it; if it fails,
+    the run goes on. resume=ADDRESS goes on from there."""
     wait: Annotated[
         NonNegative,
         ReadIf(

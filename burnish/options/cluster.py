@@ -95,9 +95,8 @@ class RayOptions:
     """HOST:PORT of a running cluster, or local for one that the run starts on this machine and stops; null uses
     RAY_ADDRESS if it is set, and local otherwise."""
     init: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of ray.init, by name."""
-    runtime_env: dict[str, Any] = Field(default_factory=dict)
-    """Ray runtime environment of the workers: env_vars, working_dir, pip and so on."""
+    """Further arguments of ray.init, by name. runtime_env is the environment of the workers: env_vars, working_dir, pip
+    and so on."""
     timeline: str | None = None
     """File for Ray's timeline, written when the run ends, for chrome://tracing or Perfetto; null writes none."""
     placement_timeout: Seconds = 300.0
@@ -111,10 +110,8 @@ class RayOptions:
 
     @model_validator(mode="after")
     def _arguments_are_free(self) -> Self:
-        own = {"address": "ray.address", "runtime_env": "ray.runtime_env"}
-        for name in self.init:
-            if name in own:
-                raise ValueError(f"init.{name} is given; use {own[name]} for that")
+        if "address" in self.init:
+            raise ValueError("init.address is given; use ray.address for that")
         if self.address is not None and self.address != "local":
             if self.address.startswith("ray://"):
                 raise ValueError(
@@ -126,6 +123,11 @@ class RayOptions:
                 raise ValueError(f"init.{started[0]} has no effect on a running cluster ({self.address}); leave it out")
         return self
 
+    @property
+    def runtime_env(self) -> Any:
+        """The environment of the workers."""
+        return self.init.get("runtime_env", {})
+
 
 @options
 class AsyncRolloutOptions:
@@ -136,10 +138,7 @@ class AsyncRolloutOptions:
     is fully asynchronous. More than 0 needs runtime=ray."""
     max_staleness: Annotated[Whole | None, MayChange(), AHEAD] = None
     """Most policy updates between the weights that sampled a batch and those that train on it; a batch that would
-    become older is not started. null uses depth."""
-    drop: Annotated[bool, MayChange(), AHEAD] = False
-    """After resuming with a lower max_staleness, drop (and count) the checkpoint's batches that would be older; false
-    trains on them anyway."""
+    become older is not started; those of a checkpoint are trained on, however old. null uses depth."""
     timeout: Annotated[Seconds, MayChange(), AHEAD] = 3600.0
     """Seconds to wait for samples or for a weight sync before the run stops with an error."""
 

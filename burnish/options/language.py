@@ -18,6 +18,7 @@ from burnish.options import (
     Positive,
     SaveOptions,
     StepOptions,
+    SupervisedOptions,
     Temperature,
     TemperatureOrGreedy,
     Tokens,
@@ -49,10 +50,9 @@ class LanguageModelOptions(CommonModelOptions):
     """Which model is trained, and which of its weights."""
 
     tokenizer: str | None = None
-    """Directory, or name on the hub, of a tokenizer in the place of the model's own, with its chat template, and its
-    processor if there is one. It is checked against the model's vocabulary, and exported with the weights."""
-    tokenizer_revision: str | None = None
-    """Branch, tag or commit of a tokenizer of the hub; null is its default branch. A run records the commit."""
+    """Directory, or org/name or org/name@REVISION on the hub, of a tokenizer in the place of the model's own, with its
+    chat template, and its processor if there is one. It is checked against the model's vocabulary, and exported with
+    the weights."""
     chat_template: str | None = None
     """Chat template (Jinja) in the place of the tokenizer's own: a file, or the template itself."""
     lora: LanguageLoraOptions | None = None
@@ -148,15 +148,11 @@ class LanguageValidationOptions(CommonValidationOptions, SamplingOptions):
 
 
 @options
-class PtxOptions:
+class LanguageSupervisedOptions(SupervisedOptions):
     """Auxiliary supervised loss (PTX): every optimizer step also trains on these responses, whatever the algorithm."""
 
-    train_files: str | list[str]
-    """Records with responses, or conversations, with or without images; read with the keys of the data section."""
     coef: Positive = 0.05
-    """Weight of their negative log-likelihood, a mean over response tokens."""
     batch_size: Count = 32
-    """Responses per optimizer step."""
 
 
 @options
@@ -183,12 +179,9 @@ class LanguageDataOptions(OrderOptions, RecordOptions):
     """Most frames that are taken of a video, evenly spaced; null sets no limit of its own."""
     video_max_pixels: Count | None = None
     """Most pixels of a frame; null leaves it to the processor."""
-    unmarked: Literal["first", "last", "error"] = "first"
-    """Position of pictures, videos and sounds in records without placeholders: before the first user message's text, as
-    in TRL's data sets, or after it; error refuses such records."""
     response_key: Annotated[
         str | None,
-        ReadIf(lambda section, run: not run.online or run.ptx is not None, why="this run reads no responses"),
+        ReadIf(lambda section, run: not run.online or run.supervised is not None, why="this run reads no responses"),
     ] = None
     """Key of the response in demonstrations and judgements; null looks for response, completion, output."""
     system_prompt: str | None = None
@@ -199,10 +192,6 @@ class LanguageDataOptions(OrderOptions, RecordOptions):
     """Longest question in tokens, pictures included; null sets no limit. Nothing is truncated."""
     overlong: Literal["filter", "error"] = "error"
     """What to do with longer ones: filter leaves them out with a warning, error refuses to start."""
-    decode_check: bool = True
-    """Look at every picture, video and sound before the run and name the records of broken ones: up to 2,000 are
-    decoded; of the other pictures the header and the end are read. One that is broken in between ends the run, with its
-    record, when it is first used; false reads headers only."""
     workers: Annotated[int, Field(ge=0, le=256), MayChange()] = 0
     """Processes beside each one that samples or learns from data, which decode and process pictures, videos and sounds
     ahead of their use; numbers stay the same. Each needs about 0.5 GiB. 0 reads them where they are used."""
@@ -219,9 +208,8 @@ class TokenTeacher:
     """A network to learn from: a model, a server, or the policy itself with a prompt of its own."""
 
     path: str | None = None
-    """Directory in transformers layout, or org/name of the Hugging Face hub; null is the policy itself."""
-    revision: str | None = None
-    """Branch, tag or commit of a model of the hub; null is its default branch."""
+    """Directory in transformers layout, or org/name or org/name@REVISION of the Hugging Face hub; null is the policy
+    itself."""
     url: str | None = None
     """Address of a server in place of path, http://HOST:PORT/v1: one that speaks OpenAI's protocol and returns
     prompt_logprobs, as vLLM does. It is sent tokens, so it has to serve a model with the student's tokenizer, and it

@@ -37,11 +37,9 @@ class LoraOptions:
     """Also train the length of each row of an adapted weight (DoRA, Liu et al. 2024, arXiv:2402.09353): often better
     at low ranks, for more time and memory per layer."""
     path: str | None = None
-    """Folder of an adapter to go on from, as burnish export, diffusers or peft writes it, or org/name on the Hugging
-    Face hub; of the same rank, alpha and targets. null begins with one that changes nothing. The reference stays the
-    model without adapters."""
-    revision: str | None = None
-    """Branch, tag or commit of an adapter of the hub; null is its default branch, whose commit a run records."""
+    """Folder of an adapter to go on from, as burnish export, diffusers or peft writes it, or org/name or
+    org/name@REVISION on the Hugging Face hub; of the same rank, alpha and targets. null begins with one that changes
+    nothing. The reference stays the model without adapters."""
 
 
 @options
@@ -101,11 +99,9 @@ class CommonModelOptions:
 
     path: str
     """Directory in the layout of diffusers or transformers, or a language model's GGUF file; org/name downloads that
-    model of the Hugging Face hub; burnish:NAME is one that ships with Burnish (burnish:quickstart/model),
+    model of the Hugging Face hub, org/name@REVISION a branch, tag or commit of it, and a run records the commit, with
+    which it resumes; burnish:NAME is one that ships with Burnish (burnish:quickstart/model),
     package:NAME/FILE one inside of an installed Python package."""
-    revision: str | None = None
-    """Branch, tag or commit of a model of the hub; null is its default branch. A run records the commit, and resumes
-    with it."""
     family: str = "auto"
     """What runs the model: auto is Burnish's own, for every pipeline of diffusers and every class of transformers, or a
     plugin's for its class of pipelines; NAME, file.py:Class or package.module:Class is one of yours."""

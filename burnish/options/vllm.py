@@ -21,7 +21,6 @@ OURS = {
     "max_model_len": "rollout.vllm.max_model_len",
     "enforce_eager": "rollout.vllm.enforce_eager",
     "gpu_memory_utilization": "rollout.vllm.memory_fraction",
-    "kv_cache_memory_bytes": "rollout.vllm.kv_cache_gb",
     "tensor_parallel_size": "rollout.vllm.tensor_parallel",
     "enable_sleep_mode": "rollout.vllm.sleep",
     "max_num_seqs": "rollout.vllm.max_num_seqs",
@@ -43,8 +42,6 @@ class VllmOptions:
     """Python executable of the environment with vLLM (docs/speed.md): vllm-env/bin/python."""
     memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.4
     """Fraction of a GPU's memory that vLLM may use, weights included; a colocated trainer needs the rest."""
-    kv_cache_gb: Positive | None = None
-    """Size of the KV cache in GiB; null uses what memory_fraction leaves."""
     max_model_len: Count | None = None
     """Most tokens of prompt and response together; null uses the model's limit. Less saves memory."""
     sleep: bool = False
@@ -58,7 +55,7 @@ class VllmOptions:
     enforce_eager: bool = False
     """Run without CUDA graphs and compilation: starts faster, samples slower."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of vLLM's EngineArgs, by name."""
+    """Further arguments of vLLM's EngineArgs, by name, such as kv_cache_memory_bytes."""
     tolerance: Positive | None = None
     """Largest mean difference between vLLM's and the trainer's log-probs after a weight sync; more stops the run.
     null is 1e-3 in float32 and 0.1 in bfloat16."""
@@ -68,8 +65,6 @@ class VllmOptions:
     of an early step off, if the adapter is one that vLLM can read, and folded otherwise."""
     restarts: Whole = 2
     """Restarts of a dead or hung vLLM per job, whose responses are the same afterwards."""
-    start_timeout: Seconds = 1200.0
-    """Seconds within which vLLM must be ready."""
     timeout: Seconds = 300.0
     """Seconds without a heartbeat after which vLLM counts as hung; also the timeout of a weight sync."""
 

@@ -305,7 +305,7 @@ class VllmForecast:
             return ""
         options = "raise rollout.vllm.memory_fraction or rollout.vllm.tensor_parallel"
         if self.cache is not None:
-            options = "raise rollout.vllm.kv_cache_gb"
+            options = "raise rollout.vllm.arguments.kv_cache_memory_bytes"
         if self.longest > self.expected:
             options += f", or set rollout.vllm.max_model_len={self.expected}, which is what this run needs"
         has = f"{shown(room)} left" if room > 0 else "nothing left"
@@ -361,7 +361,7 @@ def vllm_forecast(config: LanguageConfig, model: LanguageModel, *, apart: bool) 
         weights=sum(weights.values()) * each // ranks,
         working=BATCHED * states * each + logits + GRAPHS,
         token=token,
-        cache=None if options.kv_cache_gb is None else int(options.kv_cache_gb * 2**30),
+        cache=options.arguments.get("kv_cache_memory_bytes"),
         longest=known,
         expected=min(prompt + config.longest, known),
         at_once=options.max_num_seqs,

@@ -83,7 +83,7 @@ def located(config: Any, scratch: Path) -> Any:
     for number, (option, section) in enumerate(sections):
         if section.path is None:
             continue
-        model = hub_model(section.path, section.revision, index=config.model_index, option=option)
+        model = hub_model(section.path, index=config.model_index, option=option)
         if model is None:
             continue
         folder = model.cached()
@@ -96,7 +96,7 @@ def located(config: Any, scratch: Path) -> Any:
                 )
             folder = scratch / f"model_{number}"
             described.write(folder)
-        section.path, section.revision = str(folder), None
+        section.path = str(folder)
     found.model.device = "cpu"
     if found.model.lora is not None:
         found.model.lora.path = None  # the weights of an adapter to go on from take no memory of their own

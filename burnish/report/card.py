@@ -22,7 +22,7 @@ from burnish.report.samples import cut, newest_samples
 from burnish.report.summary import Summary, algorithm_title
 from burnish.report.verdict import headline, verdict
 from burnish.utils.errors import UserError
-from burnish.utils.hub import hub_data, is_commit, is_hub_id
+from burnish.utils.hub import hub_data, hub_name, is_commit
 from burnish.utils.paths import PREFIX, resolve
 from burnish.utils.terminal import printable
 
@@ -63,12 +63,11 @@ def markdown(about: dict[str, Any]) -> str:
     return re.sub(r"\n{3,}", "\n\n", rendered.lstrip("\n")).rstrip() + "\n"
 
 
-def licence_of(path: str, revision: str | None, *, ask: bool) -> dict[str, str]:
+def licence_of(path: str, *, ask: bool) -> dict[str, str]:
     """The licence of the model that a run began with, as its card states it; {} where that isn't known.
 
     Args:
         path: value of ``model.path``.
-        revision: its commit, of a model of the hub.
         ask: whether the hub is asked where its card is not in the cache.
     """
     if path.startswith(PREFIX):
@@ -76,12 +75,12 @@ def licence_of(path: str, revision: str | None, *, ask: bool) -> dict[str, str]:
     from huggingface_hub import HfApi, ModelCard, errors, try_to_load_from_cache
 
     client: type[Exception] = errors.HfHubHTTPError.__bases__[0]
-    hub = path if is_hub_id(path) else None
+    hub, revision = hub_name(path), path.partition("@")[2] or None
     try:
-        file = try_to_load_from_cache(path, "README.md", revision=revision) if hub else resolve(path) / "README.md"
+        file = try_to_load_from_cache(hub, "README.md", revision=revision) if hub else resolve(path) / "README.md"
         if isinstance(file, str | Path) and Path(file).is_file():
             return read_licence(ModelCard.load(file, ignore_metadata_errors=True).data.to_dict(), hub)
-        data = HfApi().model_info(path, revision=revision).card_data if hub and ask else None
+        data = HfApi().model_info(hub, revision=revision).card_data if hub and ask else None
         return {} if data is None else read_licence(vars(data), hub)
     except (OSError, ValueError, yaml.YAMLError, UserError, client):  # removed since, or not for this account
         return {}
@@ -164,7 +163,7 @@ def _head(folder: RunFolder, run: Summary, weights: Weights) -> str:
         more["pipeline_tag"] = kind
     if sets := {one.name for path in _files(run, "train_files") if (one := hub_data(path)) is not None}:
         more["datasets"] = sorted(sets)
-    return head(weights.library, run.config["algorithm"]["name"], weights.what, base if is_hub_id(base) else None, more)
+    return head(weights.library, run.config["algorithm"]["name"], weights.what, hub_name(base), more)
 
 
 def _pipeline_tag(folder: RunFolder, run: Summary) -> str | None:
@@ -190,8 +189,8 @@ def _lead(run: Summary, weights: Weights) -> Markup:
 def _base(run: Summary) -> Markup:
     """The base model; of one in a folder its name alone, since the rest says something about a machine."""
     path = run.config["model"]["path"]
-    if is_hub_id(path):
-        return Markup('<a href="https://huggingface.co/{0}">{0}</a>').format(path)
+    if hub := hub_name(path):
+        return Markup('<a href="https://huggingface.co/{0}">{0}</a>').format(hub)
     if path.startswith(PREFIX):
         return Markup("the model {}, which ships with Burnish,").format(text(path.removeprefix(PREFIX)))
     return Markup("a model from a folder ({})").format(text(Path(path).name))
@@ -199,7 +198,7 @@ def _base(run: Summary) -> Markup:
 
 def _facts(run: Summary, weights: Weights) -> Iterator[tuple[str, Any]]:
     config, licence, words = run.config, weights.licence, run.words
-    revision, lora = config["model"].get("revision"), config["model"].get("lora")
+    revision, lora = config["model"]["path"].partition("@")[2], config["model"].get("lora")
     yield "base", Markup(_base(run).rstrip(",")) + (f", commit {revision[:8]}" if is_commit(revision) else "")
     title = text(licence.get("license_name") or licence.get("license") or UNKNOWN)
     link = licence.get("license_link")

@@ -85,9 +85,8 @@ class Schedule:
 
     points: Annotated[list[tuple[Count, NonNegative]], Field(min_length=1)]
     """Updates with the factor at each: [[1, 0.0], [200, 1.0]] fades a reward in. Before the first and after the last
-    one it stays the same. Validation always counts with the last one, so that validations can be compared."""
-    between: Literal["linear", "hold"] = "linear"
-    """Between two updates: linear moves from one factor to the next; hold keeps one until the next."""
+    one it stays the same, and between two it moves from one factor to the next. Validation always counts with the last
+    one, so that validations can be compared."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -105,7 +104,7 @@ class Schedule:
         if update <= self.points[0][0]:
             return self.points[0][1]
         (start, before), (end, after) = next(pair for pair in pairwise(self.points) if pair[1][0] > update)
-        return before if self.between == "hold" else before + (after - before) * (update - start) / (end - start)
+        return before + (after - before) * (update - start) / (end - start)
 
 
 @options

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from math import nan
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from burnish.options import SAMPLED, Positive, Rules
 from burnish.registry import options
@@ -15,7 +15,7 @@ from burnish.rewards.base import AnyReward, Gate, Score
 from burnish.rewards.calls import LARGEST, failed, missing
 from burnish.types.prompt import Prompts
 from burnish.utils.errors import UserError
-from burnish.utils.user_code import load_object
+from burnish.utils.user_code import load_object, names_code
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,30 +37,39 @@ class NormaliseOptions:
 class MixingOptions:
     """How the values of several rewards become the one that is optimised."""
 
-    rule: Literal["sum", "product"] = "sum"
+    rule: str = "sum"
     """sum: of weight x value. product: of value to the power of weight, for values of at least 0, so that a sample has
-    to be good at everything."""
-    path: str | None = None
-    """A function of yours in place of the rule, package.module:function or path/to/file.py:function: called for each
-    sample with values and weights (dicts by label) and its prompt, it returns the reward, or None where there is
+    to be good at everything. Or a function of yours, package.module:function or path/to/file.py:function: called for
+    each sample with values and weights (dicts by label) and its prompt, it returns the reward, or None where there is
     none."""
     normalise: Annotated[NormaliseOptions | None, SAMPLED] = None
     """Normalise each reward before the rule; null takes values as they are. The statistics are those of all samples of
     all ranks, saved in checkpoints, and never moved by validation, which counts in units of the run's first one."""
 
+    @field_validator("rule")
+    @classmethod
+    def _is_a_rule(cls, value: str) -> str:
+        if value not in ("sum", "product") and not names_code(value):
+            raise ValueError(f"rule is {value}; it must be sum, product, or a function: file.py:NAME")
+        return value
+
     @model_validator(mode="after")
-    def _one_rule(self) -> Self:
-        if self.path is not None and self.rule != "sum":
-            raise ValueError(f"rule is {self.rule}, and path names a function in place of the rule; give one of them")
-        if self.normalise is not None and not (self.rule == "sum" and self.path is None):
-            what = "path" if self.path is not None else f"rule {self.rule}"
-            raise ValueError(f"normalise makes half of all values negative, and is for sums alone; leave {what} out")
+    def _sums_alone_are_normalised(self) -> Self:
+        if self.normalise is not None and self.rule != "sum":
+            raise ValueError(
+                f"normalise makes half of all values negative, and is for sums alone; leave rule {self.rule} out"
+            )
         return self
+
+    @property
+    def path(self) -> str | None:
+        """Where the user's function is, if that is the rule."""
+        return self.rule if names_code(self.rule) else None
 
     @property
     def sums(self) -> bool:
         """Whether the reward is the weighted sum of values as they are, of which parts can be told apart."""
-        return self.rule == "sum" and self.path is None and self.normalise is None
+        return self.rule == "sum" and self.normalise is None
 
     def _of_reward(self, run: RunConfig, label: str, reward: Any) -> Rules:
         """What is wrong with how one reward counts."""
@@ -114,7 +123,7 @@ class MixingOptions:
             ),
             (
                 getattr(run.algorithm, "advantage_aggregation", "sum") != "sum" and not self.sums,
-                f"{'mixing.normalise' if normalise else 'mixing.rule or mixing.path'} is given, but "
+                f"{'mixing.normalise' if normalise else 'mixing.rule'} is given, but "
                 "algorithm.advantage_aggregation normalises each reward within its group and sums them itself; leave "
                 "one of the two out",
             ),
@@ -279,7 +288,7 @@ def check_mixing(rewards: Mapping[str, AnyReward], mixing: MixingOptions, prompt
         inspect.signature(function).bind({}, {}, None)
     except TypeError as error:
         raise UserError(
-            f"mixing.path is {mixing.path}, which is called as function(values, weights, prompt): {error}; change its "
+            f"mixing.rule is {mixing.path}, which is called as function(values, weights, prompt): {error}; change its "
             "parameters"
         ) from None
     except ValueError:  # written in C: only a call can tell

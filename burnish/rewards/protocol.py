@@ -104,7 +104,7 @@ class _Turn(BaseModel, extra="allow", strict=True):
 
 
 class PromptData(_Sent):
-    """A prompt with its images, if they are wanted; ``info`` are the user's own keys."""
+    """A prompt with its images; ``info`` are the user's own keys."""
 
     text: str
     negative: str = ""
@@ -116,7 +116,7 @@ class PromptData(_Sent):
     images: list[Data] = Field(default_factory=list)
 
     @classmethod
-    def of(cls, prompt: Prompt, *, images: bool) -> PromptData:
+    def of(cls, prompt: Prompt) -> PromptData:
         return cls(
             text=prompt.text,
             negative=prompt.negative,
@@ -125,7 +125,7 @@ class PromptData(_Sent):
             label=prompt.label,
             info=prompt.info,
             messages=[_Turn(**turn) for turn in prompt.chat()] if prompt.messages else [],
-            images=[_image(media) for media in prompt.images] if images else [],
+            images=[_image(media) for media in prompt.images],
         )
 
     def prompt(self, most: int) -> Prompt:
@@ -150,10 +150,10 @@ class Request(_Sent):
     prompts: list[PromptData]
 
     @classmethod
-    def of(cls, samples: Sequence[Any], prompts: Sequence[Prompt], *, images: bool) -> Request:
+    def of(cls, samples: Sequence[Any], prompts: Sequence[Prompt]) -> Request:
         return cls(
             samples=[SampleData.of(sample) for sample in samples],
-            prompts=[PromptData.of(prompt, images=images) for prompt in prompts],
+            prompts=[PromptData.of(prompt) for prompt in prompts],
         )
 
     def read(self, most: int) -> tuple[list[Any], list[Prompt]]:

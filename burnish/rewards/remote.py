@@ -43,8 +43,6 @@ class ServerOptions:
     deadline: Seconds = 120.0
     """Seconds for a batch of samples, all tries included; rewards that have not arrived by then are missing. Keep it
     below scoring.timeout."""
-    patience: Seconds | None = None
-    """Seconds for one try; null takes all that is left of the deadline."""
     retries: Whole = 4
     """Retries of a failed request, within the deadline."""
 
@@ -75,8 +73,8 @@ class ServerOptions:
             OSError, ValueError: there is no reply, or it is not JSON.
         """
         return self._servers().post_json(
-            body, deadline=max(until - time.monotonic(), 0.0), retries=self.retries, patience=self.patience or math.inf,
-            path=path,
+            body, deadline=max(until - time.monotonic(), 0.0), retries=self.retries, path=path,
+            patience=self.deadline / min(len(self.urls), 2),  # so that another one may be asked
         )  # fmt: skip
 
 
@@ -86,8 +84,6 @@ class RemoteOptions(ServerOptions):
 
     batch_size: Count = 64
     """Samples per request."""
-    images: bool = True
-    """Send the images of the prompts, in base64."""
 
     @property
     def path(self) -> str:
@@ -98,7 +94,7 @@ class RemoteOptions(ServerOptions):
         """What a request holds."""
         from burnish.rewards.protocol import Request
 
-        return Request.of(samples, prompts, images=self.images).model_dump(mode="json", exclude_defaults=True)
+        return Request.of(samples, prompts).model_dump(mode="json", exclude_defaults=True)
 
     def read(self, reply: Any) -> list[Score]:
         """The scores of a reply.
@@ -146,8 +142,6 @@ class LanguageRemote(RemoteOptions, LanguageReward):
     read {rewards}: a number per response, or null. burnish is that of burnish serve-reward; give its address only."""
     score_key: Annotated[str, ReadIf("protocol", "lightrft", "openrlhf")] = "rewards"
     """lightrft, openrlhf: key of the list of numbers in the reply."""
-    images: Annotated[bool, ReadIf("protocol", "lightrft", "burnish")] = True
-    """Send the images of the prompts, in base64; openrlhf sends none."""
 
     @property
     def path(self) -> str:
@@ -171,7 +165,7 @@ class LanguageRemote(RemoteOptions, LanguageReward):
         content = texts | {"queries": queries, "responses": [response.text for response in samples]}
         if any(answer is not None for answer in answers):
             content["references"] = answers
-        if self.images and any(prompt.images for prompt in prompts):
+        if any(prompt.images for prompt in prompts):
             content["images"] = [
                 [base64.b64encode(image.read()).decode() for image in prompt.images] or None for prompt in prompts
             ]

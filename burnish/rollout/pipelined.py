@@ -182,7 +182,6 @@ class PipelinedSource:
         self._since: dict[int, float] = {}  # when versions were published
         self._filling: Filling | None = None  # the last batch that takes its prompts by and by
         self._after = self.schedule.stream.position  # where the stream stands behind the last batch handed out
-        self._dropped = 0
         self._handed_out = time.perf_counter()
 
     def published(self, version: int) -> None:
@@ -278,14 +277,8 @@ class PipelinedSource:
 
     def _arrive(self, update: int) -> None:
         """The first update of this process: what a checkpoint brought is for it and for the ones after it."""
-        self._floor, bound = update - 1, self.options.max_staleness
+        self._floor = update - 1
         assert all(batch.update == update + i for i, batch in enumerate(self._ahead)), "batches of another run"
-        if self.options.drop:
-            bound = self.options.depth if bound is None else bound
-            # staleness never falls from one batch to the next, so those that are too old are the last ones
-            while self._ahead and self._ahead[-1].update - 1 - self._ahead[-1].version > bound:
-                self._ahead.pop()
-                self._dropped += 1
         self._next = update + len(self._ahead)
 
     def _start(self) -> None:
@@ -322,10 +315,5 @@ class PipelinedSource:
         )
 
     def _staleness(self, batch: _Batch) -> dict[str, float]:
-        staleness, dropped = float(batch.update - 1 - batch.version), float(self._dropped)
-        self._dropped = 0
-        return {
-            "pipeline/staleness/mean": staleness,
-            "pipeline/staleness/max": staleness,
-            "pipeline/dropped_batches": dropped,
-        }
+        staleness = float(batch.update - 1 - batch.version)
+        return {"pipeline/staleness/mean": staleness, "pipeline/staleness/max": staleness}

@@ -328,7 +328,7 @@ def _connect(address: str, options: RayOptions, pools: PoolsOptions) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with _on_loopback() if address == LOCAL else nullcontext():
-                ray.init(address=address, runtime_env=options.runtime_env or None, **arguments)
+                ray.init(address=address, **arguments)
             return
         except (ConnectionError, ValueError, TypeError, RuntimeError) as error:
             given = f", ray.init={options.init}" if options.init else ""

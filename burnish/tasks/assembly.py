@@ -269,8 +269,7 @@ class Assembly:
     @property
     def model_folder(self) -> Path:
         """The directory of the untrained model."""
-        options = self.config.model
-        return model_folder(options.path, options.revision, index=self.config.model_index)
+        return model_folder(self.config.model.path, index=self.config.model_index)
 
     @cached_property
     def identity(self) -> dict[str, str]:
@@ -308,8 +307,7 @@ class Assembly:
             self.stream(self.all_records, ()).next_batch()  # the user's sampler chooses once, which is forgotten
         for runner in self.suites:
             runner.check()
-        if self.config.data.decode_check:
-            check_media(self.media(), self.unfit)
+        check_media(self.media(), self.unfit)
 
     def probe(self) -> None:
         """Have the rewards score made-up samples of real prompts, in the processes that will score what is sampled.

@@ -207,7 +207,7 @@ def learning_rate(step: int, options: OptimizerOptions, total_steps: int) -> flo
         options: peak, warm-up and shape.
         total_steps: of the schedule; linear and cosine reach their floor after the last one.
     """
-    warm_up = options.warmup_steps or int(options.warmup_ratio * total_steps)
+    warm_up = int(options.warmup_steps * (total_steps if options.warmup_steps < 1 else 1))
     if step < warm_up:
         return options.lr * (step + 1) / warm_up
     if options.schedule == "constant":

@@ -23,7 +23,7 @@ from typing import Any
 from burnish.utils.disk import writing
 from burnish.utils.errors import UserError, first_line, listed
 from burnish.utils.json_text import read_object
-from burnish.utils.paths import PREFIX, resolve
+from burnish.utils.paths import resolve
 from burnish.utils.weights import complaints_about, tokenizer_complaint
 
 PIPELINE = "model_index.json"  # lists the parts of a diffusers pipeline; what has none is a single model
@@ -141,6 +141,14 @@ class HubModel:
         total = sum(sizes[name] for name in chosen) / 1e9
         print(f"Downloading {self.name} (commit {commit[:8]}): {len(chosen)} files, {total:.1f} GB", flush=True)
 
+    def folder(self) -> Path:
+        """The folder in the cache; what it lacks is downloaded, and of a commit that is there nobody is asked.
+
+        Raises:
+            UserError: as ``download``.
+        """
+        return (self.cached() if is_commit(self.revision) else None) or self.download()
+
     @contextmanager
     def _explained(self) -> Iterator[None]:
         """Errors of the hub as messages."""
@@ -208,64 +216,51 @@ def is_commit(revision: object) -> bool:
     return isinstance(revision, str) and COMMIT.fullmatch(revision) is not None
 
 
-def is_hub_id(path: str) -> bool:
-    """Whether a path names a model of the hub: it looks like one, and there is no such directory."""
-    return is_repository(path) and not path.startswith(PREFIX) and not resolve(path).exists()
+def hub_name(path: str) -> str | None:
+    """The model of the hub that ``org/name`` or ``org/name@REVISION`` names, without the revision.
+
+    None where it looks like no such name, or where there is such a directory.
+    """
+    name = path.partition("@")[0]
+    return name if is_repository(name) and not (resolve(path).exists() or resolve(name).exists()) else None
 
 
-def hub_model(
-    path: str, revision: str | None, *, index: str, option: str = "model.path", files: tuple[str, ...] = ()
-) -> HubModel | None:
+def hub_model(path: str, *, index: str, option: str = "model.path", files: tuple[str, ...] = ()) -> HubModel | None:
     """The model of the hub that an option names; None for a directory.
 
     Args:
-        path: value of the option.
-        revision: branch, tag or commit, or None.
+        path: value of the option; behind an @ is a branch, tag or commit.
         index: the file that describes the model.
         option: for messages.
         files: that are fetched, by their names or patterns; none for those that transformers or diffusers reads.
 
     Raises:
-        UserError: the revision is malformed, or given for a directory.
+        UserError: the revision is malformed.
     """
-    beside = _beside(option)
-    if revision is not None and not _REVISION.fullmatch(revision):
-        raise UserError(f"{beside} is {revision!r:.80}; give a branch, a tag or a commit")
-    if is_hub_id(path):
-        return HubModel(path, revision, index, option, files)
-    if revision is not None:
-        raise UserError(f"{beside} is {revision}, but {option} is {path}, which is no model of the hub; leave it out")
-    return None
+    if (name := hub_name(path)) is None:
+        return None
+    _, at, revision = path.partition("@")
+    if at and not _REVISION.fullmatch(revision):
+        raise UserError(f"{option} is {path!r:.120}; give a branch, a tag or a commit behind the @")
+    return HubModel(name, revision or None, index, option, files)
 
 
-def model_folder(
-    path: str, revision: str | None, *, index: str, option: str = "model.path", files: tuple[str, ...] = ()
-) -> Path:
+def model_folder(path: str, *, index: str, option: str = "model.path", files: tuple[str, ...] = ()) -> Path:
     """The directory of a model: the user's own, one that ships with Burnish, or one of the hub, which is downloaded.
 
     A GGUF file is converted to one; see ``converted``.
 
     Args:
-        path, revision, index, option, files: as ``hub_model`` takes them.
+        path, index, option, files: as ``hub_model`` takes them.
 
     Raises:
         UserError: it can't be had.
     """
-    model = hub_model(path, revision, index=index, option=option, files=files)
+    model = hub_model(path, index=index, option=option, files=files)
     if model is None:
         found = resolve(path)
         return converted(found, option) if is_gguf(found) and index != PIPELINE else found
-    if is_commit(revision) and (cached := model.cached()) is not None:
-        return cached
-    return model.download()
-
-
-def _beside(option: str) -> str:
-    """The option with the revision: revision beside path, NAME_revision beside any other."""
-    name = re.match(r"[\w.\[\]-]+", option)
-    own = name[0] if name else option
-    section, dot, last = own.rpartition(".")
-    return f"{section}{dot}{'revision' if last == 'path' else f'{last}_revision'}{option.removeprefix(own)}"
+    return model.folder()
 
 
 # a split, of which a part may be named as the datasets library does: train[:950], train[10%:]

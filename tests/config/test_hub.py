@@ -63,21 +63,21 @@ def test_a_run_keeps_the_commit_that_it_began_with(hub, run, files, tmp_path, mo
     assert "burnish train downloads it" in explained
     assert hub.asked == [], "explaining a recipe asks nobody"
     run.train()
-    assert recorded(run.output) == recorded(run.output) | {"path": NAME, "revision": first}
+    assert recorded(run.output) == recorded(run.output) | {"path": f"{NAME}@{first}"}
     second = hub.publish(NAME, CHANGED)
     config, steps = run.output / "config.yaml", ["checkpoint.every=1", f"output_dir={run.output}"]
-    burnish("train", config, *steps, "steps=2", "model.revision=main")
-    assert recorded(run.output)["revision"] == first
-    assert "model.revision" in burnish("train", config, *steps, "steps=3", f"model.revision={second}", status=2).message
+    burnish("train", config, *steps, "steps=2", f"model.path={NAME}@main")
+    assert recorded(run.output)["path"] == f"{NAME}@{first}"
+    assert "model.path" in burnish("train", config, *steps, "steps=3", f"model.path={NAME}@{second}", status=2).message
     newest = next((run.output / "checkpoints").glob("0*2"))
     burnish("train", config, "steps=3", f"resume={newest}", f"output_dir={tmp_path}/branched")
-    assert recorded(tmp_path / "branched")["revision"] == first
+    assert recorded(tmp_path / "branched")["path"] == f"{NAME}@{first}"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert first in burnish("export", run.output, "-o", tmp_path / "exported", "--format", "lora").out
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     new = TinyRun(files, "generators", "sd3", *run.options[:-1], "optimizer.lr=1e-3", name="new")
     new.train()
-    assert recorded(new.output)["revision"] == second, "a new run takes what a branch is at"
+    assert recorded(new.output)["path"] == f"{NAME}@{second}", "a new run takes what a branch is at"
 
 
 def test_adapters_of_the_hub_are_fetched_alone_and_learning_goes_on_from_them(hub, files, tmp_path):
@@ -104,14 +104,14 @@ def test_tokenizers_and_teachers_are_pinned_too(hub, files, run, tmp_path):
     own = ["algorithm=grpo", "model.tokenizer=makers/words", "steps=1"]
     words = TinyRun(files, "language", "qwen2", *own, name="words")
     words.train()
-    assert recorded(words.output)["tokenizer_revision"] == commit
+    assert recorded(words.output)["tokenizer"] == f"makers/words@{commit}"
     assert not in_cache("model.safetensors"), "of a tokenizer's repository, its words alone are fetched"
     hub.publish(NAME, FILES)
     teacher = hub.publish("makers/teacher", CHANGED)
     run.options[1] = "algorithm=distill"
     run.train("algorithm.teachers=[{path: makers/teacher}, {guidance_scale: 2.0}]")
     told = yaml.safe_load((run.output / "config.yaml").read_text())["algorithm"]["teachers"]
-    assert [one.get("revision") for one in told] == [teacher, None]
+    assert [one.get("path") for one in told] == [f"makers/teacher@{teacher}", None]
 
 
 def test_scorers_are_fetched_without_what_they_do_not_read_and_recorded_by_commits(hub, run):
@@ -130,6 +130,6 @@ def test_scorers_are_fetched_without_what_they_do_not_read_and_recorded_by_commi
     network = hub.publish("makers/pick", pick | {"pytorch_model.bin": b"a pickle", "notes.md": b"words"})
     words = hub.publish("makers/words", files_in(checkpoint("clip")))
     told = rewards(1)["second"]
-    assert (told["revision"], told["tokenizer_revision"]) == (network, words)
+    assert (told["path"], told["tokenizer"]) == (f"makers/pick@{network}", f"makers/words@{words}")
     assert not any(map(in_cache, ("pytorch_model.bin", "notes.md")))
     assert "second" in rewards(2, if_cached=True)

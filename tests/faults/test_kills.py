@@ -21,7 +21,7 @@ RUNS: dict[str, tuple[str, str, list[str]]] = {
     "ppo": ("language", "llama", [
         "critic.warmup_updates=1", "ema.decay=0.5", "algorithm.reward_norm=true",
         "algorithm.kl={route: reward, coef: 0.01, controller: adaptive, target: 0.5, horizon: 100}",
-        "ptx={train_files: '{data}/responses.jsonl', batch_size: 2}", "mixing.normalise={floor: 0.05}",
+        "supervised={train_files: '{data}/responses.jsonl', batch_size: 2}", "mixing.normalise={floor: 0.05}",
         "rewards.even={name: function, path: '{files}/rewards.py:even', schedule: {points: [[1, 1.0], [4, 0.2]]}}",
     ]),
     "diffusion_nft": ("generators", "flux", [

@@ -29,7 +29,7 @@ def mine(name: str, **arguments: object) -> str:
 def test_a_reward_that_gives_up_ends_the_run_and_locks_nothing(files, tmp_path, caplog):
     run = run_of(files, "tires", "checkpoint.every=20")
     said = run.train("steps=6", mine("tires", folder=str(tmp_path)), status=2).message
-    for words in ("trainer.max_empty_updates=3", "mine: RuntimeError: tired", "prompts.txt:"):
+    for words in ("trainer.max_skipped_updates=3", "mine: RuntimeError: tired", "prompts.txt:"):
         assert words in said
     assert caplog.text.count("Traceback (most recent call last)") == 1
     kept = [json.loads(line) for line in (run.output / "failures.jsonl").read_text().splitlines()]

@@ -82,7 +82,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
          "rollout.min_new_tokens=2", "rollout.fire_temperature=2", "rollout.stop=[zz]", "rollout.temperature=0.9",
          "rollout.batch_size=3", "rollout.filter_groups.max_num_gen_batches=2"],
     ),
-    "grpo ptx": ("llama", ["ptx={train_files: '{data}/responses.jsonl', batch_size: 2}", ALL]),
+    "grpo ptx": ("llama", ["supervised={train_files: '{data}/responses.jsonl', batch_size: 2}", ALL]),
     "grpo rollouts": ("llama", ["trainer.rollouts_per_update=2", "algorithm.advantage_std=global"]),
     # corrections of what another policy sampled
     "grpo decoupled": ("llama", [f"{CORRECTION}={{weights: step, batch_normalise: true}}"]),

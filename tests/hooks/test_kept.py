@@ -46,10 +46,10 @@ def test_validations_are_before_every_so_often_and_at_the_end_or_never(files, gi
 
 def test_updates_in_a_row_whose_rewards_are_equal_end_the_run_with_the_cause(files, tmp_path):
     (tmp_path / "equal.py").write_text("def equal(samples, prompts):\n    return [0.5] * len(samples)\n")
-    options = ["algorithm=dpo", "rewards.odd=null", "trainer.max_empty_updates=1", "checkpoint.every=99"]
+    options = ["algorithm=dpo", "rewards.odd=null", "trainer.max_skipped_updates=1", "checkpoint.every=99"]
     options += [f"rewards.equal={{name: function, path: '{tmp_path / 'equal.py'}:equal'}}"]
     run = TinyRun(files, "language", "llama", *options, name="kept/equal")
     said = run.train("steps=20", status=2).message
-    for words in ("trainer.max_empty_updates", "equal"):
+    for words in ("trainer.max_skipped_updates", "equal"):
         assert words in said
     assert len(run.metrics) == 1 + 11, "they are borne ten times as long as those without any reward"

@@ -30,11 +30,11 @@ def test_a_licence_is_what_a_card_states(case):
 
 
 def test_the_licence_of_a_folder_is_in_its_card(tmp_path):
-    assert licence_of("burnish:quickstart/model", None, ask=False) == {"license": "apache-2.0"}
-    assert licence_of(str(tmp_path), None, ask=False) == {}
+    assert licence_of("burnish:quickstart/model", ask=False) == {"license": "apache-2.0"}
+    assert licence_of(str(tmp_path), ask=False) == {}
     (tmp_path / "README.md").write_text("---\nlicense: mit\ntags: [a]\n---\nlicense: apache-2.0\n")
-    assert licence_of(str(tmp_path), None, ask=False) == {"license": "mit"}
+    assert licence_of(str(tmp_path), ask=False) == {"license": "mit"}
     (tmp_path / "README.md").write_text("---\nlicense: [&a *a]\n---\n")
-    assert licence_of(str(tmp_path), None, ask=False) == {}
+    assert licence_of(str(tmp_path), ask=False) == {}
     (tmp_path / "README.md").write_text("# no head\nlicense: mit\n")
-    assert licence_of(str(tmp_path), None, ask=False) == {}
+    assert licence_of(str(tmp_path), ask=False) == {}

@@ -61,7 +61,6 @@ CORNERS[[0, 2], [0, 2]] = 0
     ("dark_share", flat(0, 0, 255), {}, 0),  # blue has luminance 0.114
     ("brightness", flat(0, 0, 255), {}, 0.114),
     ("high_frequency", CHESS, {}, 1),
-    ("edge_density", CHESS, {"more": 1.0}, 0),
     ("edge_density", BLACK_AND_WHITE, {}, 8 / 112),  # 8 pairs of 2 x 8 x 7
     ("colour_entropy", halves((0, 0, 0), (255, 0, 0)), {}, 1 / 9),
     ("saturation", halves((0, 0, 0), (200, 100, 150)), {}, 0.25),

@@ -183,11 +183,11 @@ def test_clips_are_shown_by_frames_edits_after_what_they_begin_from_and_response
     clip = Clip(frames=np.stack([picture(i) for i in range(9)]), fps=8.0)
     with answering(listing(SHARES)) as server:
         asked(server, picture(1), prompt=EDIT)
-        asked(server, picture(1), prompt=EDIT, conditions=False)
-        asked(server, clip, shown_frames=3)
+        asked(server, picture(1))
+        asked(server, clip)
         asked(server, clip, frames={"count": 2})
         shown = [pictures_of(request) for request in server.got]
-        assert [len(one) for one in shown] == [2, 1, 3, 1, 1]
+        assert [len(one) for one in shown] == [2, 1, 8, 1, 1]
         assert shown[0][1] == shown[1][0] != shown[0][0]
         judged(endpoint(reward, url=server.url), [Response("4 {prompt}")], SEEN)
         assert "Response: 4 {prompt}" in question_of(server.got[5])

@@ -83,7 +83,7 @@ def test_a_product_and_a_function_of_the_user_say_what_they_can_not_count(mixed,
         "    return None if values['one'] is None else values['one'] * weights['two'] + values['two_x']\n"
     )
     further = {"one": (2.0, 1.0, None), "two": ({"score": 1.0, "x": 0.25},) * 3}
-    rows = mixed(further, {"two": {"weight": 3.0}}, path=f"{file}:own")
+    rows = mixed(further, {"two": {"weight": 3.0}}, rule=f"{file}:own")
     assert totals(rows) == [6.25, None, None]
     assert "ValueError: no" in rows[1]["note"]
 
@@ -107,12 +107,9 @@ def trained(files):
 
 def test_a_schedule_moves_the_weight_with_the_update(trained):
     columns = {"one": (1.0, 3.0) * 3, "two": (1.0,) * 6}
-    schedule = {"points": [[1, 0.0], [3, 1.0]]}
-    for between, halfway in (("line", 1.0), ("hold", 0.0)):
-        own = {"one": {"weight": 2.0, "schedule": schedule | ({} if between == "line" else {"between": between})}}
-        run = trained(columns, own)
-        run.train()
-        assert scores(run) == [(1.0, 1.0), (1.0 + halfway, 1.0 + 3 * halfway), (3.0, 7.0)]
+    run = trained(columns, {"one": {"weight": 2.0, "schedule": {"points": [[1, 0.0], [3, 1.0]]}}})
+    run.train()
+    assert scores(run) == [(1.0, 1.0), (2.0, 4.0), (3.0, 7.0)]
 
 
 def test_running_normalisation_is_that_of_all_samples_so_far_and_goes_on_where_it_was(trained):

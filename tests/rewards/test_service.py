@@ -58,7 +58,7 @@ def test_what_is_sent_is_lightrft_s_protocol_or_openrlhf_s(server):
     assert message["images"][1] is None
     for sent, picture in zip(message["images"][0], pictures, strict=True):
         np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(sent)))), picture)
-    ask(server, "a", images=False)
+    ask(server, "a")
     assert set(server.got[1]) == {"queries", "prompts", "responses"}  # what nobody has is not sent
     server.reply = lambda message, count: (200, {"rewards": [0.5], "extra_logs": {"x": [1]}})
     (score,) = ask(server, "yes", prompt=Prompt(text="same? ", answer="no"), protocol="openrlhf")

@@ -192,7 +192,8 @@ def test_vllm_itself_writes_what_the_trainer_scores_alike(family, adapter, files
     options = ["algorithm=grpo", "validation.temperature=0"]
     own = TinyRun(files, "language", wide(files, family), *options, "steps=1", name="own")
     own.train()
-    settings = {"python": REAL, "enforce_eager": True, "kv_cache_gb": 0.06, "max_model_len": 512, "adapter": adapter}
+    cache = {"kv_cache_memory_bytes": 64_000_000}
+    settings = {"python": REAL, "enforce_eager": True, "arguments": cache, "max_model_len": 512, "adapter": adapter}
     given = ["rollout.engine=vllm", f"rollout.vllm={json.dumps(settings)}"]
     made = TinyRun(files, "language", f"wide-{family}", *options, *given, name="real")
     made.train()

@@ -46,9 +46,9 @@ OPTIONS = RayOptions(address="local", start_timeout=SLOW, call_timeout=SLOW, pla
 def connection(forks: Forks) -> Iterator[None]:
     """A Ray that Burnish starts on loopback, and stops; its workers are forks."""
     room = PoolsOptions(train=PoolOptions(cpus=0.01))
-    init = {"num_cpus": 8, "object_store_memory": 100_000_000}
     environment = {"py_executable": shlex.join(forks.command)}
-    with cluster(RayOptions(address="local", init=init, placement_timeout=SLOW, runtime_env=environment), room):
+    init = {"num_cpus": 8, "object_store_memory": 100_000_000, "runtime_env": environment}
+    with cluster(RayOptions(address="local", init=init, placement_timeout=SLOW), room):
         yield
 
 

@@ -85,7 +85,7 @@ class Machines:
 
     def options(self, **more: Any) -> list[str]:
         """Of a run on it."""
-        given = {"address": self.address, "runtime_env": self.environment, "placement_timeout": 60}
+        given = {"address": self.address, "init.runtime_env": self.environment, "placement_timeout": 60}
         given |= {"start_timeout": SLOW, "call_timeout": SLOW} | more
         return ["runtime=ray", *(f"ray.{name}={value}" for name, value in given.items())]
 

@@ -93,10 +93,8 @@ class RemoteBatch:
         promise.future.set_result(sampled(asked, self.versions[asked.version]))
 
 
-def pipelined(
-    depth, bound=None, *, steps=8, rollout_worker=None, filtering=None, timeout=60.0, drop=False, sampler=None
-):  # fmt: skip
-    options = AsyncRolloutOptions(depth=depth, max_staleness=bound, timeout=timeout, drop=drop)
+def pipelined(depth, bound=None, *, steps=8, rollout_worker=None, filtering=None, timeout=60.0, sampler=None):
+    options = AsyncRolloutOptions(depth=depth, max_staleness=bound, timeout=timeout)
     schedule = prompt_schedule(filtering=filtering, sampler=sampler)
     return PipelinedSource(schedule, rollout_worker or RemoteBatch(), options, steps=steps)
 

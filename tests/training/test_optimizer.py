@@ -41,9 +41,9 @@ COSINE = [1 + math.cos(math.pi * (step - 2) / 8) for step in range(2, 11)]
 @pytest.mark.parametrize(("options", "expected"), [
     ({}, [2.0] * 11),
     ({"warmup_steps": 4}, [0.5, 1.0, 1.5, *[2.0] * 8]),
-    ({"warmup_ratio": 0.4}, [0.5, 1.0, 1.5, *[2.0] * 8]),
-    ({"warmup_ratio": 0.29, "schedule": "cosine"}, [1.0, 2.0, *COSINE]),  # rounded down to whole steps
-    ({"warmup_ratio": 0.04}, [2.0] * 11),
+    ({"warmup_steps": 0.4}, [0.5, 1.0, 1.5, *[2.0] * 8]),
+    ({"warmup_steps": 0.29, "schedule": "cosine"}, [1.0, 2.0, *COSINE]),  # rounded down to whole steps
+    ({"warmup_steps": 0.04}, [2.0] * 11),
     ({"schedule": "linear"}, [2 * (1 - step / 10) for step in range(11)]),
     ({"schedule": "linear", "min_lr": 0.5}, [0.5 + 1.5 * (1 - step / 10) for step in range(11)]),
     ({"schedule": "cosine", "warmup_steps": 2}, [1.0, 2.0, *COSINE]),

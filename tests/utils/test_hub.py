@@ -46,12 +46,12 @@ def hub(monkeypatch, tmp_path):
 
 
 def fetch(revision=None):
-    return model_folder(NAME, revision, index=PIPELINE)
+    return model_folder(NAME if revision is None else f"{NAME}@{revision}", index=PIPELINE)
 
 
 def said(*options):
     """What a command says that is to train this model and can't have it."""
-    told = burnish("train", "quickstart", f"model.path={NAME}", *options, status=2)
+    told = burnish("train", "quickstart", *(options or [f"model.path={NAME}"]), status=2)
     assert SECRET not in told.err + told.out
     return told.message
 
@@ -92,7 +92,7 @@ def test_offline_the_command_that_would_fetch_it_is_shown(hub, monkeypatch):
     hub.publish(NAME, WANTED)
     with monkeypatch.context() as offline:
         offline.setattr(constants, "HF_HUB_OFFLINE", True)
-        told = said("model.revision=v1.0")
+        told = said(f"model.path={NAME}@v1.0")
         assert hub.asked == []
     words = shlex.split(told.partition("run: ")[2].partition(", and set model.path=DIR")[0])
     assert words == ["hf", "download", NAME, "--local-dir", "DIR", "--revision", "v1.0"]
@@ -116,7 +116,7 @@ def test_what_the_hub_refuses_or_does_not_have_is_named(hub):
     hub.publish(NAME, {name: one for name, one in WANTED.items() if "safetensors" not in name} | UNWANTED)
     assert "diffusion_pytorch_model.bin" in said(), "a pickle is not fetched"
     assert hub.stored == []
-    assert "no-such-branch" in said("model.revision=no-such-branch")
+    assert "no-such-branch" in said(f"model.path={NAME}@no-such-branch")
     for refusal, words in (
         ((401, "RepoNotFound"), "neither a directory nor a model"), ((500, "Oops"), "Server error '500"),
         ((403, "GatedRepo"), f"https://huggingface.co/{NAME}"),
@@ -127,9 +127,8 @@ def test_what_the_hub_refuses_or_does_not_have_is_named(hub):
     hub.publish(NAME, {"config.json": b"{}"})
     assert PIPELINE in said()
     for revision in ("../../etc", "--help"):
-        assert revision in said(f"model.revision={revision}")
-    local = ["model.path=/tmp", "model.revision=main"]
-    assert "model.revision" in burnish("train", "quickstart", *local, status=2).message
+        assert revision in said(f"model.path={NAME}@{revision}")
+    assert "model.path" in burnish("train", "quickstart", "model.path=/tmp@main", status=2).message
 
 
 SHAPES = "someone/shapes"

@@ -248,7 +248,7 @@ def test_a_gguf_file_is_trained_and_exported_with_the_weights_that_were_written(
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
     path = str(tmp_path / "tiny.gguf")
     expected = tiny_gguf(path).state_dict()
-    folder = model_folder(path, None, index="config.json")
+    folder = model_folder(path, index="config.json")
     found = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], value) for name, value in expected.items())

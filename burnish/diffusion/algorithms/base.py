@@ -54,10 +54,8 @@ class Teacher:
     """A frozen network. It reads the embeddings of the run's own text encoders, so its own must be the same."""
 
     path: str | None = None
-    """Directory of its pipeline, or org/name on the Hugging Face hub, of the family of model.path; null is the run's
-    own untrained model."""
-    revision: str | None = None
-    """Branch, tag or commit of a model of the hub; null is its default branch."""
+    """Directory of its pipeline, or org/name or org/name@REVISION on the Hugging Face hub, of the family of model.path;
+    null is the run's own untrained model."""
     lora: str | None = None
     """Directory of an adapter for it, as diffusers' load_lora_weights reads one; null adds none."""
     guidance_scale: Guidance | None = None

@@ -47,10 +47,6 @@ class ForwardProcess(Algorithm):
     """Part of the way from clean (0) to noise (1) that levels are drawn from: of the steps, or of the draws."""
     time_shift: Annotated[Positive, ReadIf("times", "uniform", "logit_normal")] = 1.0
     """uniform and logit_normal: shift of the levels towards noise; 1 does not shift."""
-    time_mean: Annotated[Finite, ReadIf("times", "logit_normal")] = 0.0
-    """logit_normal: mean of the logit of the level; above 0 prefers noise."""
-    time_std: Annotated[Positive, ReadIf("times", "logit_normal")] = 1.0
-    """logit_normal: its standard deviation."""
     time_stratified: Annotated[bool, ReadIf("times", "uniform", "logit_normal")] = False
     """uniform and logit_normal: one level from each of train_timesteps equal parts."""
     train_guidance: Literal["rollout", "none"] = "none"
@@ -95,7 +91,7 @@ class ForwardProcess(Algorithm):
             drawn = uniform(draws, low=low, high=high, shift=self.time_shift)
         else:
             normal = to_normal(low + (high - low) * draws)
-            drawn = logit_normal(normal, mean=self.time_mean, std=self.time_std, shift=self.time_shift)
+            drawn = logit_normal(normal, shift=self.time_shift)
         # networks that predict noise know no level above the schedule's first; a flow's is 1
         return drawn.mul(float(schedule[0])).clamp_min(T_MIN)
 

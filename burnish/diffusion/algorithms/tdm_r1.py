@@ -11,6 +11,7 @@ from burnish.diffusion.algorithms.base import Lag, Needs, Recording, Role
 from burnish.diffusion.algorithms.forward_process import bounded_advantages, sums
 from burnish.diffusion.algorithms.policy_gradient import Window
 from burnish.options import (
+    AdamWOptions,
     BelowOne,
     Count,
     Finite,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from burnish.types.rollout import Loss, Scored
 
 Sums = dict[str, tuple[Any, Any]]
+SLOW = Lag(decay="linear", linear=(1, 0.001, 0.001, 0.3))  # how the slow surrogate follows the surrogate
+FAKE_KL = 0.02  # weight of the fake score's squared distance to the untrained model's velocity
 
 
 @register("flow algorithm", "tdm_r1")
@@ -59,8 +62,6 @@ class TDMR1(Algorithm, advantage="flow_group"):
     teach it no more."""
     kl_coef: NonNegative = 1e-3
     """Weight of the surrogate's squared distance to the untrained model's velocity."""
-    fake_kl_coef: NonNegative = 0.02
-    """Weight of the fake score's squared distance to the untrained model's velocity."""
     reward_guidance: SomeGuidance = 4.5
     """Guidance scale of the surrogate where it pulls the policy."""
     real_guidance: SomeGuidance = 4.5
@@ -74,13 +75,9 @@ class TDMR1(Algorithm, advantage="flow_group"):
     """Smallest noise level at which the surrogate pulls the policy."""
     surrogate_floor: BelowOne = 0.3
     """Smallest noise level at which the surrogate learns."""
-    level_shift: Positive = 3.0
-    """Shift of noise levels towards noise; 1 does not shift."""
-    surrogate_lag: Lag = Field(default_factory=lambda: Lag(decay="linear", linear=(1, 0.001, 0.001, 0.3)))
-    """How the slow surrogate follows the surrogate, with decay, ema, linear, counts and update_interval."""
-    fake_optimizer: OptimizerOptions = Field(default_factory=lambda: OptimizerOptions(betas=(0.0, 0.999)))
+    fake_optimizer: AdamWOptions = Field(default_factory=lambda: AdamWOptions(betas=(0.0, 0.999)))
     """Optimizer of the fake score, which knows what the policy draws."""
-    surrogate_optimizer: OptimizerOptions = Field(default_factory=OptimizerOptions)
+    surrogate_optimizer: AdamWOptions = Field(default_factory=AdamWOptions)
     """Optimizer of the surrogate, which knows what is rewarded."""
 
     @model_validator(mode="after")
@@ -93,10 +90,11 @@ class TDMR1(Algorithm, advantage="flow_group"):
 
     def needs(self) -> Needs:
         advantage = chosen(self, "advantage")
+        optimizers = {"fake": self.fake_optimizer, "surrogate": self.surrogate_optimizer}
         return Needs(
             recording=Recording("ode", 0.0, Window()), schedule_times=self.train_timesteps, atom="group",
             reference=True, groups=advantage.groups, each_reward=advantage.advantage_aggregation == "each",
-            networks={"fake": self.fake_optimizer, "surrogate": self.surrogate_optimizer, "slow": None},
+            networks={name: OptimizerOptions(**vars(one)) for name, one in optimizers.items()} | {"slow": None},
             few_steps=True,
         )  # fmt: skip
 
@@ -125,7 +123,7 @@ class TDMR1(Algorithm, advantage="flow_group"):
         return Loss((fake + surrogate + policy).sum(), by_policy | by_fake | by_surrogate)
 
     def after_update(self, roles: FlowRoles, update: int) -> Metrics:
-        return self.surrogate_lag.follow("slow", roles, update, source="surrogate")
+        return SLOW.follow("slow", roles, update, source="surrogate")
 
     def _fake(self, part: PathTerms, roles: FlowRoles, clean: Tensor, reached: Tensor) -> tuple[Tensor, Sums]:
         """Flow matching of what the policy draws, [M]: its fake score learns."""
@@ -142,7 +140,7 @@ class TDMR1(Algorithm, advantage="flow_group"):
         velocity = plain(roles.lagged("fake"), x, part.level, part)
         error = matching_error(velocity, target, share=part.share)
         distance = squared_distance(velocity, real, part.share)
-        return error + self.fake_kl_coef * distance, sums({"fake/loss": error, "fake/kl_loss": distance})
+        return error + FAKE_KL * distance, sums({"fake/loss": error, "fake/kl_loss": distance})
 
     def _surrogate(self, part: PathTerms, roles: FlowRoles) -> tuple[Tensor, Sums]:
         """DGPO's loss of the ends of steps, [M]: the surrogate learns to prefer what is rewarded."""

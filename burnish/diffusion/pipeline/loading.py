@@ -310,9 +310,7 @@ SHAPES = ("in_channels", "joint_attention_dim", "pooled_projection_dim")  # of l
 IGNORED = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")  # keys of a configuration
 
 
-def check_teacher(
-    student: ModelOptions, path: str | None, lora: str | None, option: str, *, revision: str | None = None
-) -> None:
+def check_teacher(student: ModelOptions, path: str | None, lora: str | None, option: str) -> None:
     """Refuse a teacher that can't read the student's latents and embeddings.
 
     Args:
@@ -320,7 +318,6 @@ def check_teacher(
         path: directory of the teacher's pipeline; None is the student's.
         lora: directory of an adapter for it, or None.
         option: the teacher's option in the configuration.
-        revision: of the path, if that is a model of the hub.
 
     Raises:
         UserError: its family, latents, embeddings or text encoders differ, or the adapter is missing.
@@ -330,7 +327,7 @@ def check_teacher(
     if path is None:
         return
     try:
-        theirs, their_index = read_index(replace(student, path=path, revision=revision))
+        theirs, their_index = read_index(replace(student, path=path))
     except UserError as error:
         raise UserError(str(error).replace("model.", f"{option}.")) from None
     ours, our_index = read_index(student)
@@ -359,8 +356,6 @@ def load_teacher(
     path: str | None,
     lora: str | None,
     rollout: RolloutOptions | None = None,
-    *,
-    revision: str | None = None,
 ) -> FlowModel:
     """A frozen model in the student's precision, with the student's text encoders and an optional adapter merged."""
     from burnish.diffusion.pipeline.loaded import LoadedPipeline
@@ -368,7 +363,7 @@ def load_teacher(
     options = replace(options, quantization=None)
     given = student.text_encoders if isinstance(student, LoadedPipeline) else {}
     if path is not None:
-        options = replace(options, path=path, revision=revision)
+        options = replace(options, path=path)
     try:
         model = load_model(options, rollout, given=given, frozen=True)
     except UserError as error:

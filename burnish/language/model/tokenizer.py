@@ -54,9 +54,7 @@ def tokenizer_folder(options: LanguageModelOptions) -> Path | None:
     if options.tokenizer is None:
         return None
     said = f"model.tokenizer is {options.tokenizer}"
-    folder = model_folder(
-        options.tokenizer, options.tokenizer_revision, index=INDEX, option="model.tokenizer", files=WORDS
-    )
+    folder = model_folder(options.tokenizer, index=INDEX, option="model.tokenizer", files=WORDS)
     if not (folder / INDEX).is_file():
         raise UserError(f"{said}, which has no {INDEX}; give a directory as a tokenizer's save_pretrained writes it")
     if complaint := tokenizer_complaint(folder):

@@ -175,8 +175,6 @@ class VllmEngine(ResponseEngine):
             "enable_sleep_mode": options.sleep,
             "max_num_seqs": options.max_num_seqs,
         }
-        if options.kv_cache_gb is not None:
-            found["kv_cache_memory_bytes"] = int(options.kv_cache_gb * 2**30)
         if options.max_model_len is not None:
             found["max_model_len"] = options.max_model_len
         if self._adapter is not None:
@@ -187,10 +185,7 @@ class VllmEngine(ResponseEngine):
     def _started(self) -> VllmProcess:
         options = self.options
         give_back_cached()  # vLLM refuses to start where its fraction of a GPU isn't free
-        return VllmProcess(
-            options.python, self._first,
-            devices=options.devices, start_timeout=options.start_timeout, timeout=options.timeout,
-        )  # fmt: skip
+        return VllmProcess(options.python, self._first, devices=options.devices, timeout=options.timeout)
 
     def _insist(self, question: Callable[[], T]) -> T:
         """Ask again where vLLM has died: with the same weights and seeds it gives the same responses."""

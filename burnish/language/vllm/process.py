@@ -26,6 +26,7 @@ from burnish.utils.supervisor import Child, ChildDied
 
 APART = Path(__file__).with_name("apart")  # all that vLLM's environment gets to see of Burnish
 START = "import sys; from burnish_vllm.worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+LONGEST_START = 1200.0  # seconds until vLLM must be ready
 SHOWN = 20  # last lines of its log that an error quotes
 
 
@@ -40,22 +41,19 @@ class VllmDiedError(VllmFailedError):
 class VllmProcess(Child):
     """Starts at once. After an error it is of no more use and should be closed."""
 
-    def __init__(
-        self, python: str, first: Mapping[str, Any], *, devices: str | None, start_timeout: float, timeout: float
-    ) -> None:
+    def __init__(self, python: str, first: Mapping[str, Any], *, devices: str | None, timeout: float) -> None:
         """Start the process and have it build vLLM, which takes a minute or more.
 
         Args:
             python: of the environment that vLLM is installed in.
             first: what the process is told: arguments of the engine, and tokens that are never written.
             devices: what it sees as CUDA_VISIBLE_DEVICES; None is what this process sees.
-            start_timeout: seconds until vLLM must be ready.
             timeout: seconds without a sign of life after which it counts as hung.
 
         Raises:
             UserError: there is no such Python.
         """
-        self._start_timeout, self._timeout = start_timeout, timeout
+        self._timeout = timeout
         self._ready: dict[str, Any] | None = None
         self._asked = 0  # requests so far
         self._log = tempfile.NamedTemporaryFile(prefix="burnish-vllm-", suffix=".log")  # noqa: SIM115 (until close)
@@ -78,7 +76,7 @@ class VllmProcess(Child):
             VllmFailedError: it could not be built, or not in time.
         """
         if self._ready is None:
-            self._ready = next(self._responses("its start", self._start_timeout, check_cancelled))
+            self._ready = next(self._responses("its start", LONGEST_START, check_cancelled))
         return self._ready
 
     def ask(self, what: str, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -324,15 +324,13 @@ class GenevalMask2Former(LearnedReward):
     """Directory, or org/name on the Hugging Face hub, of the detector: a Mask2Former for instances of COCO."""
     clip: str = "openai/clip-vit-large-patch14"
     """Directory, or org/name on the hub, of the CLIP that tells colours; GenEval's is OpenAI's ViT-L/14."""
-    clip_revision: str | None = None
-    """Branch, tag or commit of that CLIP, if it is one of the hub."""
     value: Literal["correct", "strict", "partial"] = "correct"
     """correct: GenEval's score, 0 or 1; strict: Flow-GRPO's, which wants exactly as many objects; partial:
     Flow-GRPO's training reward, the mean of how well each clause is met. All three are logged."""
 
     def sources(self) -> tuple[Source, ...]:
         detector = partial(network_complaint, families=("mask2former",))
-        return Source(complaint=detector), Source("clip", "clip_revision", complaint=clip_complaint)
+        return Source(complaint=detector), Source("clip", complaint=clip_complaint)
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         super().check(prompts)

@@ -144,7 +144,7 @@ class VideoAlign(HeadedReward):
         return self
 
     def sources(self) -> tuple[Source, ...]:
-        return super().sources()[0], Source("base", "base_revision", complaint=self.base_complaint)
+        return super().sources()[0], Source("base", complaint=self.base_complaint)
 
     def base_complaint(self, place: Path) -> str:
         why = super().base_complaint(place)

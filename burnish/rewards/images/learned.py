@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from burnish.registry import ReadIf, options, register
+from burnish.registry import options, register
 from burnish.rewards.base import Reward, Score
 from burnish.rewards.networks.contrastive import Contrastive, clip_complaint, load_contrastive
 from burnish.rewards.networks.inputs import Preprocessing, as_open_clip, as_siglip, token_ids, tokenizer_of
@@ -109,8 +109,6 @@ class PromptedReward(PixelReward):
 
     tokenizer: str | None = None
     """Directory, or org/name on the hub, of the tokenizer; null takes the one beside the weights."""
-    tokenizer_revision: Annotated[str | None, ReadIf("tokenizer")] = None
-    """Branch, tag or commit of the tokenizer, if it is one of the hub."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -127,7 +125,7 @@ class PromptedReward(PixelReward):
         weights = Source(index=self.names[0] if self.names else CONFIG, files=self.names, complaint=self._complaint)
         if self.tokenizer is None:
             return (weights,)
-        return weights, Source("tokenizer", "tokenizer_revision", "tokenizer_config.json", WORDS, tokenizer_complaint)
+        return weights, Source("tokenizer", "tokenizer_config.json", WORDS, tokenizer_complaint)
 
     def _complaint(self, place: Path) -> str:
         why = self.network_complaint(place)
@@ -384,13 +382,11 @@ class Aesthetic(PixelReward):
     """Directory, or org/name on the Hugging Face hub, of CLIP; of SigLIP for v2.5."""
     head: str = "trl-lib/ddpo-aesthetic-predictor"
     """File or directory, or org/name on the hub, of the layers; the one on the hub is v2's."""
-    head_revision: str | None = None
-    """Branch, tag or commit of the layers, if they are of the hub."""
 
     def sources(self) -> tuple[Source, ...]:
         network = partial(network_complaint, families=("siglip",)) if self.version == "v2.5" else clip_complaint
         layers = file_complaint(AESTHETIC_FILES[self.version])
-        return Source(complaint=network), Source("head", "head_revision", ON_HUB, (ON_HUB,), layers)
+        return Source(complaint=network), Source("head", ON_HUB, (ON_HUB,), layers)
 
     def load(self) -> PixelModel:
         head = weight_file(self.folder(self.sources()[1]), AESTHETIC_FILES[self.version])

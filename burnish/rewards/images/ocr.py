@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.options import Threads
 from burnish.registry import register
 from burnish.rewards.base import Reward, Score
 from burnish.types.prompt import kinds_of
@@ -28,6 +27,7 @@ BATCH = 4  # lines per call; fixed, because rounding may depend on it, and more 
 SMALLEST = 1e-30  # lower bound of probabilities before the logarithm
 STRIDE = 8  # pixels of the model's input to a column of its output
 COLUMNS = 3  # columns to a character: about what printed text has
+THREADS = 1  # of a model; more processes (scoring.processes) use cores better
 LOWEST = 8  # pixels of a line at least, that any text in it may be read
 
 
@@ -43,17 +43,15 @@ class Ocr(Reward):
     detect: bool = False
     """Detect text anywhere in the picture, with RapidOCR's full pipeline; false reads the picture as one line, which
     is about thirty times faster."""
-    threads: Threads = 1
-    """Threads of the recognition model; more processes (scoring.processes) use cores better."""
 
     def prepare(self) -> None:
         if self.detect:
-            _detector(self.threads)
+            _detector()
         else:
-            recogniser(self.threads)
+            recogniser()
 
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Score]:
-        texts = (_find if self.detect else _read)(images, self.threads)
+        texts = (_find if self.detect else _read)(images)
         scores = []
         for text, prompt in zip(texts, prompts, strict=True):
             answer = wanted(prompt)
@@ -99,17 +97,17 @@ def _plain(text: str) -> str:
     return "".join(text.split()).lower()
 
 
-def _read(images: Sequence[np.ndarray], threads: int) -> list[str]:
+def _read(images: Sequence[np.ndarray]) -> list[str]:
     """Read each picture as one line of text."""
-    _, characters = recogniser(threads)
+    _, characters = recogniser()
     texts = [""] * len(images)
-    for rows, columns in recognise(images, threads):
+    for rows, columns in recognise(images):
         for i, codes in zip(rows, columns.argmax(-1), strict=True):
             texts[i] = _collapse(codes.tolist(), characters)
     return texts
 
 
-def recognise(images: Sequence[np.ndarray], threads: int) -> Iterator[tuple[list[int], np.ndarray]]:
+def recognise(images: Sequence[np.ndarray]) -> Iterator[tuple[list[int], np.ndarray]]:
     """Outputs of the recognition model for pictures, each read as one line of text, in batches of equal size.
 
     Yields:
@@ -118,7 +116,7 @@ def recognise(images: Sequence[np.ndarray], threads: int) -> Iterator[tuple[list
     import numpy as np
     from PIL import Image
 
-    session, _ = recogniser(threads)
+    session, _ = recogniser()
     name = session.get_inputs()[0].name
     sizes: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for i, image in enumerate(images):
@@ -152,30 +150,30 @@ def model_file() -> Path:
 
 
 @cache
-def recogniser(threads: int) -> tuple[Any, list[str]]:
+def recogniser() -> tuple[Any, list[str]]:
     """The recognition model, and its characters by code; code 0 is CTC's blank."""
     import onnxruntime
 
     how = onnxruntime.SessionOptions()
-    how.intra_op_num_threads = how.inter_op_num_threads = threads
+    how.intra_op_num_threads = how.inter_op_num_threads = THREADS
     how.add_session_config_entry("session.intra_op.allow_spinning", "0")  # cores are shared with the trainer
     session = onnxruntime.InferenceSession(str(model_file()), how, providers=["CPUExecutionProvider"])
     listed = session.get_modelmeta().custom_metadata_map["character"].splitlines()
     return session, ["", *listed, " "]
 
 
-def _find(images: Sequence[np.ndarray], threads: int) -> list[str]:
+def _find(images: Sequence[np.ndarray]) -> list[str]:
     """Read all text in each picture, from top to bottom."""
-    detector = _detector(threads)
+    detector = _detector()
     return [" ".join(detector(image[..., ::-1]).txts or ()) for image in images]  # in BGR
 
 
 @cache
-def _detector(threads: int) -> Any:
+def _detector() -> Any:
     from rapidocr import RapidOCR
 
     option = "EngineConfig.onnxruntime.{}_op_num_threads"
-    limits = {option.format(kind): threads for kind in ("intra", "inter")}
+    limits = {option.format(kind): THREADS for kind in ("intra", "inter")}
     return RapidOCR(params={"Global.log_level": "error", **limits})  # it warns about every picture without text
 
 
@@ -188,11 +186,8 @@ class OcrCtc(Reward):
     unlike in ``ocr``.
     """
 
-    threads: Threads = 1
-    """Threads of the recognition model in scoring; more processes (scoring.processes) use cores better."""
-
     def prepare(self) -> None:
-        recogniser(self.threads)
+        recogniser()
 
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[Prompt]) -> list[Score]:
         import numpy as np
@@ -207,7 +202,7 @@ class OcrCtc(Reward):
             except ValueError as error:
                 scores[i] = Score(None, str(error))
             owners += [i] * (len(lines) - len(owners))
-        for rows, columns in recognise(lines, self.threads):
+        for rows, columns in recognise(lines):
             for row, probability in zip(rows, columns, strict=True):
                 i = owners[row]
                 value = log_likelihood(np.log(probability.clip(SMALLEST)), answers[i])
@@ -262,7 +257,7 @@ class OcrCtc(Reward):
             raise ValueError(
                 'it has no answer and no text in double quotes; give {"prompt": ..., "answer": ...} in a .jsonl file'
             )
-        codes = _codes_by_character(self.threads)
+        codes = _codes_by_character()
         for character in answer:
             if character not in codes:
                 raise ValueError(f"the recognition model lacks the character {character!r} of its answer")
@@ -316,8 +311,8 @@ def log_likelihood(logprob: np.ndarray, answer: Sequence[int]) -> float:
 
 
 @cache
-def _codes_by_character(threads: int) -> dict[str, int]:
-    _, characters = recogniser(threads)
+def _codes_by_character() -> dict[str, int]:
+    _, characters = recogniser()
     return {character: code for code, character in enumerate(characters) if character}
 
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from burnish.options import Count, Fraction
+from burnish.options import Count
 from burnish.registry import options, register
 from burnish.rewards.base import NOTHING, Compared, Reward, RewardInputs, Score
 from burnish.types.samples import LUMA, Kind, Sample, coarse
@@ -34,6 +34,7 @@ def size(image: np.ndarray, quality: int = 95) -> float:
 
 LEVELS = 8  # of each colour in a histogram
 BITS_PER_KB = 8000
+DARK, EDGE = 0.1, 0.1  # luminance from which on a pixel is not dark; difference that is no edge yet
 FLAT = 1e-8  # variance of a luminance in which there is nothing to lose
 BITS = 9  # of a colour of LEVELS levels in red, green and blue
 
@@ -104,13 +105,10 @@ class BorderDarkness(PictureStatistic):
 
 @register("flow reward", "dark_share")
 class DarkShare(PictureStatistic):
-    """Share of the pixels whose luminance (0.299 R + 0.587 G + 0.114 B, white is 1) is below ``below``."""
-
-    below: Fraction = 0.1
-    """Luminance from which on a pixel is not dark."""
+    """Share of the pixels whose luminance (0.299 R + 0.587 G + 0.114 B, white is 1) is below 0.1."""
 
     def of(self, image: np.ndarray) -> float:
-        return float((luminance(image) < self.below).mean())
+        return float((luminance(image) < DARK).mean())
 
 
 @register("flow reward", "brightness")
@@ -148,16 +146,13 @@ class FileSize(PictureStatistic):
 @register("flow reward", "edge_density")
 class EdgeDensity(PictureStatistic):
     """Share of the pairs of neighbouring pixels, beside and below each other, whose luminance differs by more than
-    ``more``: 0 for one colour, 1 for a chessboard."""
-
-    more: Fraction = 0.1
-    """Difference of luminance, of which white has 1, that is no edge yet."""
+    0.1: 0 for one colour, 1 for a chessboard."""
 
     def of(self, image: np.ndarray) -> float:
         import numpy as np
 
         shade = luminance(image)
-        edges = sum(int((np.abs(np.diff(shade, axis=axis)) > self.more).sum()) for axis in (0, 1))
+        edges = sum(int((np.abs(np.diff(shade, axis=axis)) > EDGE).sum()) for axis in (0, 1))
         pairs = 2 * shade.size - sum(shade.shape)
         return edges / pairs if pairs else 0.0
 

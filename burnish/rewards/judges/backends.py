@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from burnish.options import Seconds, Threads
+from burnish.options import Threads
 from burnish.registry import options
 from burnish.rewards.judges.forms import Question, Reply
 from burnish.rewards.networks.language import LoadedOptions, encode, sees
@@ -181,8 +181,6 @@ class EndpointOptions(ServerOptions):
     """Further keys of the request, as {chat_template_kwargs: {enable_thinking: false}}; null leaves one of ours out."""
     concurrency: Threads = 16
     """Concurrent requests."""
-    patience: Seconds | None = 60.0
-    """Seconds for one try; null takes all that is left of the deadline."""
     store: str | None = None
     """File that keeps replies, by model, question and pictures, for all processes of a machine and for later runs; null
     keeps the last 4096 in memory alone."""

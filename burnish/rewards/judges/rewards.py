@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 YES_NO = {"Yes": 1.0, "No": 0.0}
+SHOWN_FRAMES = 8  # of a clip, shown together
 OF_ANSWERS = ReadIf("form", "answers")
 
 ResponseForm = Annotated[
@@ -155,15 +156,9 @@ class PictureJudge(FormOptions, Reward):
     """What is asked, and how the reply is read: vqascore: P("Yes"); yes, yes_no, scores, pair and answers as for
     responses; soft_tifa_gm and soft_tifa_am: GenEval2's mean over the questions in vqa_list of the record; the others
     read what the judge of that name writes, and need its question_file."""
-    conditions: bool = True
-    """Show the pictures that the prompt begins from, as those of an edit, before what was drawn."""
-    shown_frames: Count = 8
-    """Frames of a clip that are shown together, evenly spaced; with frames each of these is judged by itself."""
 
     @model_validator(mode="after")
     def _frames_are_shown(self) -> Self:
-        if self.frames is not None and self.shown_frames != 8:
-            raise ValueError("shown_frames is never read with frames, where each frame is judged by itself")
         if self.frames is not None and self._form.pairs:
             raise ValueError(f"form {self.form} compares samples, and frames judges each frame by itself; leave it out")
         return self
@@ -171,10 +166,9 @@ class PictureJudge(FormOptions, Reward):
     def _subject(self, sample: Any, prompt: Prompt) -> Subject:
         drawn = [sample]
         if isinstance(sample, Clip):
-            drawn = [sample.frames[i] for i in evenly_spaced(len(sample.frames), self.shown_frames)]
-        first = prompt.images if self.conditions else ()
+            drawn = [sample.frames[i] for i in evenly_spaced(len(sample.frames), SHOWN_FRAMES)]
         words = {"prompt": prompt.text, "negative": prompt.negative, "answer": prompt.answer or ""}
-        return Subject(words, (*first, *map(Media.array, drawn)), given=len(first))
+        return Subject(words, (*prompt.images, *map(Media.array, drawn)), given=len(prompt.images))
 
 
 @register("flow reward", "judge")

@@ -331,10 +331,8 @@ class HeadedReward(LearnedReward):
     published: ClassVar[tuple[str, ...]] = ()  # files of the repository, that by which it is found first
 
     base: str = "Qwen/Qwen2-VL-7B-Instruct"
-    """Directory, or org/name on the hub, of the model that it was trained on: its configuration and tokenizer; and its
-    weights, where the checkpoint has an adapter."""
-    base_revision: str | None = None
-    """Branch, tag or commit of the base, if it is one of the hub."""
+    """Directory, or org/name or org/name@REVISION on the hub, of the model that it was trained on: its configuration
+    and tokenizer; and its weights, where the checkpoint has an adapter."""
     alpha: Positive | None = None
     """lora_alpha of an adapter's training; null reads it from what lies beside the weights."""
     batch_size: Count = 4
@@ -346,7 +344,7 @@ class HeadedReward(LearnedReward):
         index = self.published[0] if self.published else CONFIG
         return (
             Source(index=index, files=self.published, complaint=lambda place: refusal(self.files, place)),
-            Source("base", "base_revision", CONFIG, BASE_FILES, self.base_complaint),
+            Source("base", CONFIG, BASE_FILES, self.base_complaint),
         )
 
     def base_complaint(self, place: Path) -> str:

@@ -38,7 +38,6 @@ class Source:
     """Files that a reward loads: a directory, a file, or a repository of the hub."""
 
     option: str = "path"  # whose value says where
-    revision: str = "revision"  # the option with the branch, tag or commit, where that is one of the hub
     index: str = CONFIG  # the file of the repository by which it is found
     files: tuple[str, ...] = ()  # of the repository that are fetched; none for those that transformers reads
     complaint: Callable[[Path], str] | None = None  # why what is there can't be loaded; None: see ``network_complaint``
@@ -53,9 +52,7 @@ class NetworkOptions:
     deterministic: ClassVar[bool] = True
 
     path: str
-    """Directory, or org/name on the Hugging Face hub, of the network."""
-    revision: str | None = None
-    """Branch, tag or commit of a model of the hub; null is its default branch."""
+    """Directory, or org/name or org/name@REVISION on the Hugging Face hub, of the network."""
     batch_size: Count = 16
     """Samples per forward pass; 1 makes scores bit for bit independent of the batch."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -81,8 +78,8 @@ class NetworkOptions:
             UserError: it can't be had.
         """
         source = source or self.sources()[0]
-        where, revision = getattr(self, source.option), getattr(self, source.revision)
-        return _folder(where, revision, source.index, source.files, f"{source.option} of reward {self.name}")
+        where, option = getattr(self, source.option), f"{source.option} of reward {self.name}"
+        return _folder(where, source.index, source.files, option)
 
     def load(self) -> Any:
         """The network and what reads for it; loaded at the first call of a process.
@@ -137,8 +134,8 @@ def file_complaint(names: Sequence[str]) -> Callable[[Path], str]:
 
 
 @cache
-def _folder(path: str, revision: str | None, index: str, files: tuple[str, ...], option: str) -> Path:
-    return model_folder(path, revision, index=index, option=option, files=files)
+def _folder(path: str, index: str, files: tuple[str, ...], option: str) -> Path:
+    return model_folder(path, index=index, option=option, files=files)
 
 
 def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
