@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks import setting
 from burnish.config import load
 from burnish.config.batches import SHARD_SIZE, ZERO_STAGE, layouts, with_sizes
-from burnish.config.hardware import NODE, in_bytes
+from burnish.config.hardware import NODE, read_machine
 from burnish.plan import measure
 from burnish.plan.advice import least_bytes
 from burnish.plan.counter import LiveBytes
@@ -159,9 +159,10 @@ def main() -> None:
         memory={"default": "141GB", "help": "of a GPU: layouts are chosen that leave it room"},
     )
     found: list[dict[str, Any]] = []
+    memory = read_machine([f"memory={arguments.memory}"])[0].memory or 0
     models = [name for name in MODELS if arguments.only in name][: 1 if arguments.smoke else None]
     for model, learns, size in product(models, LEARNS, (NODE,) if arguments.smoke else (NODE, 8 * NODE)):
-        for one in row(model, learns, size, in_bytes(arguments.memory), arguments.experts):
+        for one in row(model, learns, size, memory, arguments.experts):
             if not found:
                 print(f"| {' | '.join(one)} |\n|{' --- |' * len(one)}")
             print(f"| {' | '.join(map(str, one.values()))} |", flush=True)

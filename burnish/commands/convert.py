@@ -1,20 +1,30 @@
-"""burnish convert: a recipe of what a file of another trainer says."""
+"""burnish convert: a recipe of what a file of another trainer says, and what of it has no counterpart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from burnish import __version__
 from burnish.config import load
-from burnish.config.foreign import MACHINE, OWN_CODE, Conversion, on_one_line, project_of
-from burnish.config.foreign_files import read
-from burnish.config.foreign_names import projects, trainers
-from burnish.config.yaml_text import show
+from burnish.config.foreign_files import FUNCTIONS, Expression, Options, evaluate, read
+from burnish.config.foreign_names import Trainer, projects, read_entry, trainers
+from burnish.config.load import labelled
+from burnish.config.names import Context
+from burnish.config.tasks import task_named
+from burnish.config.yaml_text import nest, parse, show
+from burnish.registry import fields
 from burnish.utils import terminal
 from burnish.utils.disk import write_atomically, writing
 from burnish.utils.errors import ConfigError, UserError
+from burnish.utils.json_text import flattened
 from burnish.utils.reading import checked_path
 
 FUNCTIONS_OF = "flow_grpo"  # the project whose configurations are functions
@@ -23,6 +33,10 @@ GROUPS = (
     ("unknown", "Unknown to Burnish; look for a counterpart in burnish config RECIPE:"),
     ("needless", "Nothing to set here:"),
 )
+FEW = 3  # names of a project that a file has at least
+OFF = (None, False, 0, "", "none", "no")
+MACHINE = ("gpus", "nodes")  # words of the command line, and no options of a recipe
+OWN_CODE = "my_rewards.py"  # where rewards are that have to be written
 
 
 def convert(file: str, *, project: str | None = None, output: str | None = None) -> int:
@@ -96,3 +110,200 @@ def _comments(conversion: Conversion, source: Path, place: Path, others: int) ->
             yield f"#\n# {title}"
         for why, names in by_reason.items():
             yield f"#   {', '.join(names)}{f': {why}' if why else ''}"
+
+
+class Skip(Exception):
+    """A formula sets nothing."""
+
+
+def project_of(given: Options) -> str:
+    """The project whose names these are.
+
+    Raises:
+        UserError: it is none of the table's.
+    """
+    known: dict[str, tuple[int, int]] = {}
+    for project in projects():
+        trainer = trainers()[project]
+        names = [trainer.find(name) for name, _ in _leaves(nest(given), trainer)]
+        hits = sum(trainer.look(name)[0] != "unknown" for name in names)
+        known[project] = hits, sum(name in trainer.names for name in names)
+    best = max(known, key=known.__getitem__)
+    if known[best][0] < FEW:
+        raise UserError(f"its options are of no project that is known; give --from, one of {', '.join(known)}")
+    return best
+
+
+@dataclass
+class Conversion:
+    """What a file of a project says, as options of ours; what becomes of each of its options.
+
+    Args:
+        project: a name in the table.
+        given: the options of the file.
+    """
+
+    project: str
+    given: Options
+    options: dict[str, tuple[Any, str]] = field(default_factory=dict)  # ours: value, and what it is of
+    needless: dict[str, str] = field(default_factory=dict)  # theirs: why
+    lost: dict[str, str] = field(default_factory=dict)  # theirs: what to do instead
+    unknown: dict[str, str] = field(default_factory=dict)  # theirs: where it might belong
+
+    def __post_init__(self) -> None:
+        trainer = trainers()[self.project]
+        leaves = list(_leaves(nest(self.given), trainer))
+        self.stated = {trainer.find(name): value for name, value in leaves}
+        self.written = {trainer.find(name): on_one_line(name) for name, _ in leaves}
+        self._values = trainer.defaults | self.stated
+        places = {name: place for place, name in enumerate(trainer.names)}  # what stands later in the table decides
+        for name in sorted(self._values, key=lambda name: places.get(name, -1)):
+            self._take(name, name in self.stated)
+        scored = any(option.startswith("rewards.") for option in self.options)
+        below = {name: one for name, one in trainer.recipe.items() if not (scored and name.startswith("rewards."))}
+        self.options = {name: (value, "") for name, value in below.items()} | self.options
+        self._leave_out()
+
+    @property
+    def words(self) -> list[str]:
+        """What the command line says of the machine."""
+        return [f"{name}={self.options[name][0]}" for name in MACHINE if name in self.options]
+
+    def _take(self, name: str, stated: bool) -> None:
+        """Convert one of their options."""
+        trainer, value = trainers()[self.project], self._values[name]
+        kind, text = trainer.look(name)
+        if kind != "names":
+            getattr(self, kind)[name] = text
+            return
+        targets, remark = read_entry(text)
+        problems, done = [], False
+        for option, formula, literal in targets:
+            try:
+                result = self._result(value, formula, literal)
+            except Skip:
+                continue
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+                problems.append(f"{show(value)} can't be converted{f' ({remark})' if remark else ''}")
+                continue
+            origin = self.written[name] if stated else f"{self.project}'s default of {name}"
+            for place, leaf in flattened({option: result}):
+                others = self._stated_of(place) if stated else []
+                self.options[place] = leaf, ", ".join([*others, origin])
+            done = True
+        if problems and stated:
+            self.lost[name] = problems[0]
+        elif not done and stated:
+            self.needless[name] = remark or "nothing has to be set for this value"
+
+    def _stated_of(self, option: str) -> list[str]:
+        """Their options, of those in the file, that one of ours is of."""
+        written = set(self.written.values())
+        return [one for one in self.options.get(option, (None, ""))[1].split(", ") if one in written]
+
+    def _result(self, value: Any, formula: str | None, literal: str | None) -> Any:
+        """What one of our options becomes.
+
+        Raises:
+            Skip: nothing is set.
+            ValueError, LookupError, TypeError, ArithmeticError: there is no counterpart.
+        """
+        if formula is not None:
+            rewards = partial(_rewards, trainers()[self.project].rewards)
+            named = partial(self._named, value)
+            return evaluate(ast.parse(formula, mode="eval").body, named, FUNCTIONS | {"rewards": rewards})
+        if isinstance(value, Expression):
+            raise ValueError("it is code")
+        if value is None or (literal is not None and value in OFF):
+            raise Skip
+        return value if literal is None else parse(literal)
+
+    def _named(self, this: Any, name: str) -> Any:
+        """The value of a name in a formula: null if the file does not say it, and it has no default."""
+        if name == "skip":
+            raise Skip
+        return this if name == "this" else self._values.get(name)
+
+    def _leave_out(self) -> None:
+        """Drop options that the chosen task or algorithm has not, and say so."""
+        tree = nest({name: value for name, (value, _) in self.options.items()})
+        config = task_named(tree["task"]).config
+        known = Context([("", tree)], {}, labelled(tree), config).options
+        for option in [one for one in self.options if one not in MACHINE]:
+            above = next(path for path in _paths(option) if path in known)
+            if above == option or (known[above][1] is None and above):  # what is in a dictionary is anybody's
+                continue
+            for name in [name for name, written in self.written.items() if written in self._stated_of(option)]:
+                self.lost[name] = f"{option} is no option of {tree['algorithm']['name']}"
+            del self.options[option]
+
+    def lines(self) -> Iterator[str]:
+        """The recipe, each line with what it is of."""
+        options = {name: one for name, one in self.options.items() if name not in MACHINE}
+        order = list(fields(task_named(options["task"][0]).config))
+        tree = nest({name: value for name, (value, _) in options.items()})
+        yield from _lines(dict(sorted(tree.items(), key=lambda item: order.index(item[0]))), options, "")
+
+
+def _leaves(tree: Mapping[str, Any], trainer: Trainer, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Options by dotted name; a section that the table knows as an option is one."""
+    for key, value in tree.items():
+        name = f"{above}{key}"
+        if isinstance(value, dict) and value and trainer.look(trainer.find(name))[0] != "names":
+            yield from _leaves(value, trainer, f"{name}.")
+        else:
+            yield name, value
+
+
+def _paths(option: str) -> Iterator[str]:
+    """An option and the sections that it is in, the innermost first."""
+    parts = option.split(".")
+    return (".".join(parts[:end]) for end in range(len(parts), -1, -1))
+
+
+def _lines(tree: Mapping[str, Any], options: Mapping[str, tuple[Any, str]], above: str) -> Iterator[str]:
+    """YAML of a section; names and values may come from somebody else."""
+    indent = "  " * above.count(".")
+    for name, value in tree.items():
+        option = f"{above}{name}"
+        if option in options:
+            origin = options[option][1]
+            yield f"{indent}{_scalar(name)}: {_scalar(value)}{f'  # {origin}' if origin else ''}"
+        else:
+            yield f"{indent}{_scalar(name)}:"
+            yield from _lines(value, options, f"{option}.")
+
+
+def _scalar(value: Any) -> str:
+    """A name or a value in YAML, on one line whatever is in it."""
+    text = show(value)
+    return text if len(text.splitlines()) == 1 else json.dumps(value)
+
+
+def on_one_line(text: str) -> str:
+    """A text of others as a part of a comment."""
+    return " ".join(text.split())
+
+
+def _rewards(known: Mapping[str, Any], given: Any, weights: Any = None) -> dict[str, Any]:
+    """Rewards by name, with their weights, as a section of ours.
+
+    Args:
+        known: their names: ours, with options.
+        given: a name, a list of names or of dictionaries with name or reward_model and weight, or weights by name.
+        weights: of the list, or one number for all; None is 1.
+    """
+    if isinstance(given, dict) and "name" not in given:
+        given, weights = list(given), list(given.values())
+    several = given if isinstance(given, list) else [given]
+    section: dict[str, Any] = {}
+    for place, one in enumerate(several):
+        own = one if isinstance(one, dict) else {"name": str(one)}
+        name = str(own.get("reward_model") or own["name"])
+        weight = weights[place] if isinstance(weights, list) else own.get("weight", 1) if weights is None else weights
+        label = re.sub(r"\W+", "_", name.rpartition(".")[2])
+        ours = known.get(name, {"label": label, "name": "function", "path": f"{OWN_CODE}:{label}"})
+        ours = {"weight": weight} | ({"name": ours} if isinstance(ours, str) else ours)
+        label = ours.pop("label", ours["name"])
+        section[label] = ours
+    return section

@@ -1,4 +1,4 @@
-"""burnish train and burnish plan, until PyTorch is loaded; and sweeps of runs."""
+"""burnish train, until PyTorch is loaded; and sweeps of runs."""
 
 from __future__ import annotations
 
@@ -64,35 +64,6 @@ def train(recipe: str, overrides: Sequence[str] = (), *, sweep: bool = False) ->
             print(f"Stopped by {stop.requested} before the run began; the same command starts again")
             return EXIT_STOPPED
         return run(config, stop)
-
-
-def plan(recipe: str, overrides: Sequence[str] = ()) -> int:
-    """Forecast the memory that a run will need.
-
-    The run's own code loads, samples, annotates, learns and saves on tensors that have shapes and no values. For each
-    pool and phase it prints what a process holds at its peak: weights, gradients, optimizer, activations, caches, batch
-    and buffers on the GPU; host memory; and bytes that it receives of other ranks. 1 is returned where it does not fit.
-    For generators it also says how many seconds each phase of an update takes at least, and what bounds it.
-
-    Examples:
-        burnish plan flux/flow_grpo memory=80GB                              does it fit? if not, what would help?
-        burnish plan flux/flow_grpo model.lora=null gpus=8 memory=80GB
-        burnish plan my_recipe.yaml model.path=DIR                           DIR may hold configuration files alone
-
-    Args:
-        recipe: name of a recipe (burnish recipes) or path of a .yaml file
-        overrides (OPTION=VALUE): options of the run as section.option=value, with the value in YAML; gpus=8, nodes=2,
-            memory=80GB of each GPU; tflops, bandwidth, launch of one
-    """
-    with terminal.progress(f"Reading {recipe}"):
-        from burnish.config import load
-        from burnish.config.hardware import read_speed
-
-        speed, options = read_speed(overrides)
-        load(recipe, options).check_code()
-    with terminal.loading_pytorch():
-        from burnish.commands.plan import plan as forecast
-    return forecast(recipe, options, speed)
 
 
 # sweeps

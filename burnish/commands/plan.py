@@ -3,44 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from burnish.config import RunConfig, load
 from burnish.config.batches import smallest, with_sizes, written
-from burnish.config.hardware import Speed, made_for, read_machine
+from burnish.config.hardware import Speed, made_for, read_machine, read_speed
 from burnish.config.load import hardware_of
-from burnish.plan.advice import choose, remedies
-from burnish.plan.counter import CATEGORIES, shown
-from burnish.plan.forecast import FRAGMENTS, OVERHEAD, PoolForecast, forecast, needed
 from burnish.utils import terminal
 
+if TYPE_CHECKING:
+    from burnish.plan.forecast import PoolForecast
+
 EXIT_TOO_LARGE = 1
-COLUMNS = ("peak", *CATEGORIES, "host")
 LEAST = 1 << 20  # bytes of a column that is shown
 
 
-def plan(recipe: str, overrides: Sequence[str], speed: Speed) -> int:
-    """Print a forecast, and what would make the run fit.
+def plan(recipe: str, overrides: Sequence[str] = ()) -> int:
+    """Forecast the memory that a run will need.
+
+    The run's own code loads, samples, annotates, learns and saves on tensors that have shapes and no values. For each
+    pool and phase it prints what a process holds at its peak: weights, gradients, optimizer, activations, caches, batch
+    and buffers on the GPU; host memory; and bytes that it receives of other ranks. 1 is returned where it does not fit.
+    For generators it also says how many seconds each phase of an update takes at least, and what bounds it.
+
+    Examples:
+        burnish plan flux/flow_grpo memory=80GB                              does it fit? if not, what would help?
+        burnish plan flux/flow_grpo model.lora=null gpus=8 memory=80GB
+        burnish plan my_recipe.yaml model.path=DIR                           DIR may hold configuration files alone
 
     Args:
-        recipe: name or path.
-        overrides: options of the run, and of the machine: gpus=8, nodes=2, memory=80GB of each GPU.
-        speed: of a GPU.
-
-    Returns:
-        0 if the run fits or no memory is known, else 1.
+        recipe: name of a recipe (burnish recipes) or path of a .yaml file
+        overrides (OPTION=VALUE): options of the run as section.option=value, with the value in YAML; gpus=8, nodes=2,
+            memory=80GB of each GPU; tflops, bandwidth, launch of one
     """
-    stated, (machine, _) = hardware_of(recipe), read_machine(overrides)
+    with terminal.progress(f"Reading {recipe}"):
+        speed, options = read_speed(overrides)
+        config = load(recipe, options)
+        config.check_code()
+    with terminal.loading_pytorch():
+        from burnish.plan.advice import choose, remedies
+        from burnish.plan.counter import shown
+        from burnish.plan.forecast import FRAGMENTS, OVERHEAD, forecast
+    stated, (machine, _) = hardware_of(recipe), read_machine(options)
     profile = machine.profile(stated)
     memory = machine.memory or (None if profile is None else profile.bytes)
 
     def read(more: Sequence[str]) -> RunConfig:
-        return load(recipe, [*overrides, *more])
+        return load(recipe, [*options, *more])
 
     if profile is not None and machine.gpus is None:
         terminal.say(made_for(recipe, stated))
     if profile is not None and machine.memory is None:
         terminal.say(f"Each GPU has {profile.memory_gb:g} GB; memory=24GB asks for another size.")
-    config = read(())
     sizes, why = smallest(config), "the smallest; memory=80GB finds the largest that fit"
     with terminal.progress("Forecasting"):
         found = forecast(with_sizes(config, sizes))
@@ -78,8 +92,11 @@ def plan(recipe: str, overrides: Sequence[str], speed: Speed) -> int:
 
 def _show(pool: PoolForecast, memory: int | None) -> None:
     """A row for each phase, in GiB; kinds of memory that no phase has are left out."""
+    from burnish.plan.counter import CATEGORIES, shown
+    from burnish.plan.forecast import needed
+
     rows = {name: {"peak": peak.total, **peak.parts, "host": peak.host} for name, peak in pool.phases.items()}
-    names = [name for name in COLUMNS if any(row.get(name, 0) >= LEAST for row in rows.values())]
+    names = [name for name in ("peak", *CATEGORIES, "host") if any(row.get(name, 0) >= LEAST for row in rows.values())]
     each = "a process" if pool.processes == 1 else f"each of {pool.processes} processes"
     terminal.say((f"{each} of pool {pool.name}, GiB", "bold"))
     terminal.say((f"{'':18}" + "".join(f"{name:>12}" for name in names), "dim"))

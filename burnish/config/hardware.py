@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import ByteSize, Field, ValidationError, field_validator
 
 from burnish.config.yaml_text import read_overrides, show
 from burnish.options import Count, Positive
-from burnish.registry import fields, options, validated
+from burnish.registry import explanation, fields, options, validated
 from burnish.utils.errors import ConfigError
 
 KEY = "hardware"  # of a recipe's file
 NODE = 8  # GPUs of a machine
-UNITS = {"B": 1, **{f"{unit}{i}B": (1024 if i else 1000) ** (power + 1)
-                    for power, unit in enumerate("KMGT") for i in ("", "I")}}  # fmt: skip
 
 
 @options
@@ -91,8 +89,8 @@ class Machine:
     """GPUs of each machine; null: nothing is said."""
     nodes: Annotated[int, Field(ge=1, le=100_000)] = 1
     """Machines."""
-    memory: int | None = None
-    """Bytes of each GPU."""
+    memory: Annotated[ByteSize, Field(ge=1 << 20)] | None = None
+    """Memory of each GPU, such as 80GB or 24GiB."""
     force: bool = False
     """Train where the recipe is not made for, and where the forecast says that it won't fit."""
 
@@ -156,8 +154,6 @@ def read_machine(overrides: Sequence[str]) -> tuple[Machine, dict[str, Any]]:
     """
     given = read_overrides(overrides)
     words = {name: given.pop(name) for name in fields(Machine) if name in given}
-    if "memory" in words:
-        words["memory"] = in_bytes(str(words["memory"]))
     machine: Machine = _words(Machine, words)
     if "nodes" in words and machine.gpus is None:
         raise ConfigError(
@@ -189,19 +185,10 @@ def _words(kind: type, words: dict[str, Any]) -> Any:
         return validated(kind, words)
     except ValidationError as error:
         first = error.errors()[0]
-        raise ConfigError(f"{first['loc'][0]} is {show(first['input'])}: {first['msg']}") from None
-
-
-def in_bytes(text: str) -> int:
-    """A size such as 80GB or 24GiB.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    matched = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)\s*([KMGT]?i?B)", text.strip(), re.IGNORECASE)
-    if matched is None or not float(matched[1]):
-        raise ConfigError(f"memory is {text!r:.40}; give the memory of a GPU such as memory=80GB or memory=24GiB")
-    return int(float(matched[1]) * UNITS[matched[2].upper()])
+        word = str(first["loc"][0])
+        raise ConfigError(
+            f"{word} is {show(first['input']):.80}: {first['msg']}; it is: {explanation(kind, word)}"
+        ) from None
 
 
 def read_hardware(stated: Any, file: str) -> tuple[Hardware, ...]:

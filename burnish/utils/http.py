@@ -173,16 +173,14 @@ def request(
     content: bytes | None,
     seconds: float,
     token: str | None = None,
-    more: Mapping[str, str] | None = None,
     largest: int = LARGEST,
 ) -> bytes:
-    """The content of the reply to one request of JSON, without another try; ``more`` headers are sent with it.
+    """The content of the reply to one request of JSON, without another try.
 
     Raises:
         HttpError: it failed, the server refused it, or the reply is too large or late.
     """
     headers = {"Accept": "application/json", "Accept-Encoding": "identity"}  # no small reply becomes a large one
-    headers |= more or {}
     if content is not None:
         headers["Content-Type"] = "application/json"
     if token is not None:
