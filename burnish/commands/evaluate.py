@@ -8,12 +8,10 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from burnish.commands.opening import open_model, open_run, output_folder
-from burnish.config import RunConfig
 from burnish.config.yaml_text import read_overrides
 from burnish.evaluation.records import Folder, Shard, by_task, changes, check_comparable, result_of
 from burnish.evaluation.suite import read_suite, suite_names
@@ -92,7 +90,13 @@ def evaluate(
 def _validate(source: str, overrides: Sequence[str], *, output: str | None) -> None:
     """Sample, score and print the validation metrics, with the same noise as during training."""
     _refuse_unread(overrides)
-    assembly, update = open_run(source, overrides, check=partial(_refuse_covered, overrides))
+    why = (
+        "eval samples with validation.{name}, which is {own} here; give validation.{name} in its place, or set it to "
+        "null"
+    )
+    assembly, update = open_run(
+        source, overrides, check=lambda config: _refuse_covered(overrides, ("rollout",), vars(config.validation), why)
+    )
     target = output_folder(output, "eval") if output else None
     with closing(assembly), closing(assembly.scorer), assembly.trained_weights():
         with terminal.progress("Evaluating") as assembly.tell:
@@ -106,15 +110,12 @@ def _validate(source: str, overrides: Sequence[str], *, output: str | None) -> N
         raise UserError(f"{source} is not evaluated: every reward is missing; see the warnings above")
 
 
-def _refuse_covered(overrides: Sequence[str], config: RunConfig) -> None:
-    """Refuse an option of rollout in whose place the run's validation has one of its own."""
+def _refuse_covered(overrides: Sequence[str], sections: Sequence[str], covering: Mapping[str, Any], why: str) -> None:
+    """Refuse an option of a section in whose place something else has one of its own."""
     for option in read_overrides(overrides):
         section, _, name = option.partition(".")
-        if section == "rollout" and (own := vars(config.validation).get(name)) is not None:
-            raise ConfigError(
-                f"{option} is given, but eval samples with validation.{name}, which is {own} here; give "
-                f"validation.{name} in its place, or set it to null"
-            )
+        if section in sections and (own := covering.get(name)) is not None:
+            raise ConfigError(f"{option} is given, but {why.format(name=name, own=own)}")
 
 
 def _refuse_unread(overrides: Sequence[str]) -> None:
@@ -148,7 +149,9 @@ def _evaluate_suite(
     model_options = [one for one in overrides if not one.startswith(SECTION)]
     wanted = read_suite(suite, read_overrides(own))
     _refuse_unread(model_options)
-    _refuse_pinned(model_options, wanted.settings)
+    pinning = f"{SECTION}{'drawing' if 'num_inference_steps' in wanted.settings else 'responding'}"
+    why = f"the suite pins {{name}} to {{own}}; to change it, which makes results incomparable, give {pinning}.{{name}}"
+    _refuse_covered(model_options, ("rollout", "validation"), wanted.settings, why)
     assembly, update = open_model(source, wanted.task, model_options) or open_run(source, model_options)
     target = output_folder(output, "eval") if output else None
     with (
@@ -182,18 +185,6 @@ def _compare(before: str, after: str) -> None:
     for name, result in (("before", was), ("after", now)):
         _doubt(result, f"The numbers {name} are")
     terminal.say("Changes are means over the same prompts with the same noise; brackets hold 95 % of the bootstrap.")
-
-
-def _refuse_pinned(overrides: Sequence[str], settings: Mapping[str, Any]) -> None:
-    """Refuse an option in whose place the suite has one."""
-    for option in read_overrides(overrides):
-        section, _, name = option.partition(".")
-        if section in ("rollout", "validation") and settings.get(name) is not None:
-            sub = "drawing" if "num_inference_steps" in settings else "responding"
-            raise ConfigError(
-                f"{option} is given, but the suite pins {name} to {settings[name]}; to change it, which makes results "
-                f"incomparable, give {SECTION}{sub}.{name}"
-            )
 
 
 def _shard(text: str | None) -> Shard | None:

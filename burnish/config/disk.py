@@ -15,7 +15,7 @@ from burnish.rewards.function import FunctionReward
 from burnish.utils.addresses import is_address, library_complaint
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.hub import HubModel, hub_data, model_folder
-from burnish.utils.installed import optimizer_complaint, quantization_complaint, tracker_complaint
+from burnish.utils.installed import missing, optimizer_complaint, quantization_complaint
 from burnish.utils.paths import check_run_folder, holds_run, resolve
 from burnish.utils.reading import checked_path
 
@@ -49,7 +49,7 @@ def disk_problems(config: RunConfig, *, reads: bool = True) -> list[str]:
 def _libraries(config: RunConfig) -> Iterator[str]:
     """What trackers and copies of checkpoints need."""
     for name in config.trackers.libraries():
-        if complaint := tracker_complaint(name):
+        if complaint := missing(name, name):
             yield f"trackers.{name} {complaint}"
     for option, address in (("checkpoint.copy_to", config.checkpoint.copy_to), ("resume", config.resume)):
         if address is not None and is_address(address) and (complaint := library_complaint(address)):

@@ -346,12 +346,6 @@ class CommonValidationOptions:
     save: Annotated[ValidationSaveOptions | None, MayChange(), VALIDATED] = None
     """Keep samples of validations as files, with every field of their records; null keeps the few that reports show."""
 
-    @model_validator(mode="after")
-    def _suites_differ(self) -> Self:
-        if len(set(self.suites)) < len(self.suites):
-            raise ValueError("suites names one twice; leave one out")
-        return self
-
 
 Level = Literal[
     "missing_rewards", "constant_reward", "saturation", "group_collapse", "ratio", "mismatch", "clip_fraction", "kl",

@@ -6,28 +6,24 @@ from importlib.metadata import version
 from importlib.util import find_spec
 
 
+def missing(module: str | None, extra: str) -> str:
+    """That a module is not installed, and the command that installs it; "" if nothing is missing."""
+    if module is None or find_spec(module) is not None:
+        return ""
+    return f"needs {module}, which is not installed: pip install 'burnish[{extra}]'"
+
+
 def optimizer_complaint(name: str) -> str:
     """What an optimizer lacks, and the command that installs it; "" if nothing."""
-    if name == "adamw_8bit" and find_spec("bitsandbytes") is None:
-        return "needs bitsandbytes, which is not installed: pip install 'burnish[optimizers]'"
     if name == "muon" and tuple(map(int, version("torch").split(".")[:2])) < (2, 9):
         return f"needs PyTorch 2.9 or newer, but this is {version('torch')}: pip install --upgrade torch"
-    return ""
+    return missing("bitsandbytes" if name == "adamw_8bit" else None, "optimizers")
 
 
 def quantization_complaint(precision: str) -> str:
     """What a precision of frozen weights lacks, and the command that installs it; "" if nothing."""
-    needed = {"nf4": "bitsandbytes", "int8": "torchao", "fp8": "torchao"}.get(precision)
-    if needed is None or find_spec(needed) is not None:
-        return ""
-    return f"needs {needed}, which is not installed: pip install 'burnish[quantization]'; fp8_cast needs no library"
-
-
-def tracker_complaint(name: str) -> str:
-    """What a tracker lacks, and the command that installs it; "" if nothing."""
-    if find_spec(name) is not None:
-        return ""
-    return f"needs {name}, which is not installed: pip install 'burnish[{name}]'"
+    lacking = missing({"nf4": "bitsandbytes", "int8": "torchao", "fp8": "torchao"}.get(precision), "quantization")
+    return lacking and f"{lacking}; fp8_cast needs no library"
 
 
 ATTENTION = {  # modules that attention backends of diffusers and transformers need
