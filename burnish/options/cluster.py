@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 STARTED = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")  # of a cluster that ray.init starts
 
 
-AHEAD = ReadIf("depth")
 RANKS = ReadIf("shardable", why="{run.unsharded}: nothing is sharded")
 SHARDED = ReadIf(lambda section, run: run.shards or section.offload, why="{run.unsharded}: nothing is sharded")
 
@@ -104,7 +103,7 @@ class RayOptions:
     start_timeout: Seconds = 900.0
     """Seconds that workers may take to start and load."""
     call_timeout: Seconds = 3600.0
-    """Timeout of a call to a worker in seconds."""
+    """Timeout of a call to a worker in seconds, and of what it is waited for that is done ahead."""
     max_restarts: Whole = 3
     """Restarts of a pool's workers (dead, hanging, or with a failed device) within a day before the run stops."""
 
@@ -136,11 +135,9 @@ class AsyncRolloutOptions:
     depth: Annotated[int, Field(ge=0, le=1000)] = 0
     """Batches that may be sampled ahead of the one that is trained on: 0 is synchronous, 1 is one-step-off-policy, more
     is fully asynchronous. More than 0 needs runtime=ray."""
-    max_staleness: Annotated[Whole | None, MayChange(), AHEAD] = None
+    max_staleness: Annotated[Whole | None, MayChange(), ReadIf("depth")] = None
     """Most policy updates between the weights that sampled a batch and those that train on it; a batch that would
     become older is not started; those of a checkpoint are trained on, however old. null uses depth."""
-    timeout: Annotated[Seconds, MayChange(), AHEAD] = 3600.0
-    """Seconds to wait for samples or for a weight sync before the run stops with an error."""
 
     @property
     def lag(self) -> int:

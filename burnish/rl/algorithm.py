@@ -44,10 +44,6 @@ class RolloutCorrection:
     A surrogate without a ratio (reinforce) is weighted alike in both."""
     weights: Literal["step", "sample", "none"] = "step"
     """Importance weight of each step, of the whole sample (the product over its steps), or none."""
-    measure: Literal["joint", "mean"] = "joint"
-    """Of a denoising step: joint: its ratio is the probability ratio of the whole picture, the product over all
-    elements of the latent. mean: the geometric mean over the elements, as verl-omni takes it, which stays near 1
-    however far apart the policies are."""
     upper: Annotated[Positive, ReadIf("weights", "step", "sample")] = 2.0
     """Larger weights become this one (truncated importance sampling)."""
     lower: Annotated[Positive | None, ReadIf("weights", "step", "sample")] = None
@@ -119,8 +115,6 @@ class RolloutCorrection:
         from burnish.rl import importance
         from burnish.rl.surrogates import masked, ratio_of
 
-        if self.measure == "mean":
-            scale = None
         ratio, kept = learner - sampled, mask  # as surrogates compare them
         nats = ratio if scale is None else ratio * scale
         metrics = importance.correction_metrics(learner, sampled, mask, time=time, scale=scale)

@@ -128,9 +128,9 @@ class _Batch:
         except TimeoutError as error:
             missing = f": {error}" if str(error) else ""
             raise UserError(
-                f"timed out after {timeout:g} s (async_rollout.timeout) waiting for the samples of update "
+                f"timed out after {timeout:g} s (ray.call_timeout) waiting for the samples of update "
                 f"{self.update}, by weights v{self.version}{missing}; check the rollout workers' logs, or "
-                "raise async_rollout.timeout"
+                "raise ray.call_timeout"
             ) from error
         return rollouts
 
@@ -156,6 +156,7 @@ class PipelinedSource:
         options: AsyncRolloutOptions,
         *,
         steps: int,
+        timeout: float,
         normaliser: Normaliser | None = None,
     ) -> None:
         """Take over the parts of an assembly.
@@ -165,9 +166,10 @@ class PipelinedSource:
             rollout_worker: who generates them.
             options: how far to run ahead.
             steps: policy updates of the run; nothing is sampled for later ones.
+            timeout: seconds to wait for samples or for a weight sync.
             normaliser: of rewards, whose statistics take in batches when these are handed out.
         """
-        self.normaliser = normaliser
+        self.normaliser, self.timeout = normaliser, timeout
         self.schedule, self.rollout_worker, self.options, self.steps = schedule, rollout_worker, options, steps
         self._changed = Condition()
         self._begin_anew()
@@ -211,7 +213,7 @@ class PipelinedSource:
             batch = self._ahead.popleft()
         assert batch.update == update, f"update {update} is collected, but {batch.update} is next"
         found_at = time.perf_counter()
-        rollouts = batch.result(self.options.timeout)
+        rollouts = batch.result(self.timeout)
         self._after, self._collected = batch.after(), update
         if self.schedule.filtering is None:  # who fills a batch tells of all that it draws
             self.schedule.learn(update, rollouts)
@@ -237,7 +239,7 @@ class PipelinedSource:
         left out: a resumed run publishes these weights again and samples the very same.
         """
         kept = self._not_again()
-        return self._state(kept, [batch.result(self.options.timeout) for batch in kept])
+        return self._state(kept, [batch.result(self.timeout) for batch in kept])
 
     def finished_state(self) -> dict[str, Any]:
         """The same without what is not finished: where nobody samples any more, a resumed run does so anew."""
@@ -298,20 +300,20 @@ class PipelinedSource:
         if self.schedule.filtering is None:
             handle = self.rollout_worker.submit(self.schedule.request(update, version, Counter()))
             return _Batch(update, version, handle, partial(int, self.schedule.stream.position))
-        filling = Filling(self.rollout_worker, self.schedule, update, version, self.options.timeout, self._filling)
+        filling = Filling(self.rollout_worker, self.schedule, update, version, self.timeout, self._filling)
         self._filling = filling
         return _Batch(update, version, filling, lambda: filling.after)
 
     def _await_start(self, update: int) -> None:
         """Wait until the weights of the next batch are published."""
-        if self._changed.wait_for(lambda: len(self._ahead) > 0, self.options.timeout):
+        if self._changed.wait_for(lambda: len(self._ahead) > 0, self.timeout):
             return
         assert self._floor is not None, "the loop has not begun"
         version = max(self._floor, update - 1 - self.options.lag)
         raise UserError(
-            f"timed out after {self.options.timeout:g} s (async_rollout.timeout) waiting for weights v{version} to "
+            f"timed out after {self.timeout:g} s (ray.call_timeout) waiting for weights v{version} to "
             f"reach the rollout workers (update {update}); check the rollout workers' logs, or "
-            "raise async_rollout.timeout"
+            "raise ray.call_timeout"
         )
 
     def _staleness(self, batch: _Batch) -> dict[str, float]:

@@ -268,6 +268,7 @@ class RayController(Controller):
             self.samplers,
             config.async_rollout,
             steps=config.steps,
+            timeout=config.ray.call_timeout,
             normaliser=assembly.normaliser,
         )
 

@@ -26,7 +26,7 @@ SAVED = [  # options, and what they decide
      {"output_dir": "1e-4", "optimizer.eps": 1e-30, "seed": 1000}),
     (["model.lora.targets=[attn.to_q]", "optimizer.betas=[0.5,.25]"],
      {"model.lora.targets": ["attn.to_q"], "optimizer.betas": [0.5, 0.25]}),
-    (["runtime=ray", "pools.rollout.processes=1", "async_rollout={depth: 3, max_staleness: 1, timeout: 9}"],
+    (["runtime=ray", "pools.rollout.processes=1", "async_rollout={depth: 3, max_staleness: 1}"],
      {"async_rollout.depth": 3}),
     (["runtime=ray", "pools.train={nodes: 2, processes: 2}", "pools.reward.device=cpu", "sharding.shard_size=2"], {}),
     (["rewards.ocr.gate={by: border_darkness, least: 0.1}", "rewards.ocr.cap=0.9"], {"rewards.ocr.cap": 0.9}),

@@ -94,9 +94,9 @@ class RemoteBatch:
 
 
 def pipelined(depth, bound=None, *, steps=8, rollout_worker=None, filtering=None, timeout=60.0, sampler=None):
-    options = AsyncRolloutOptions(depth=depth, max_staleness=bound, timeout=timeout)
+    options = AsyncRolloutOptions(depth=depth, max_staleness=bound)
     schedule = prompt_schedule(filtering=filtering, sampler=sampler)
-    return PipelinedSource(schedule, rollout_worker or RemoteBatch(), options, steps=steps)
+    return PipelinedSource(schedule, rollout_worker or RemoteBatch(), options, steps=steps, timeout=timeout)
 
 
 def train(source, first, last, weights=START, *, save_at=()):

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from burnish.diffusion.algorithms.base import Needs, Recording, Role, in_parts
 from burnish.options import Count, NonNegative, Positive, Several, Whole
 from burnish.registry import ReadIf, options, register
-from burnish.rl.algorithm import Metrics, PolicyGradient, advantages_of, refuse_of_responses
+from burnish.rl.algorithm import Metrics, PolicyGradient, RolloutCorrection, advantages_of, refuse_of_responses
 from burnish.rl.kl import estimate, gated_kl, one_of
 
 if TYPE_CHECKING:
@@ -143,6 +143,16 @@ class Window:
 
 
 @options
+class StepCorrection(RolloutCorrection):
+    """What happens where sampler and trainer disagree about a step: weights that correct it, and rejection."""
+
+    measure: Literal["joint", "mean"] = "joint"
+    """joint: the ratio of a step is the probability ratio of the whole picture, the product over all elements of the
+    latent. mean: the geometric mean over the elements, as verl-omni takes it, which stays near 1 however far apart the
+    policies are."""
+
+
+@options
 class StepPolicyGradient(PolicyGradient):
     """Base of policy gradients over recorded steps, each of which is worth its sample's reward."""
 
@@ -171,6 +181,7 @@ class StepPolicyGradient(PolicyGradient):
     """published leaves the step length out of the SDE's variance, as Flow-GRPO's code does; exact keeps it; means is
     the squared distance of the means, without any variance (Flow-Factory's x-based KL). Or an estimate from the
     log-probs of the steps: k2, k3 or the name of a registered KL estimator."""
+    rollout_correction: StepCorrection | None = None
 
     @model_validator(mode="after")
     def _options_are_read(self) -> Self:
@@ -258,8 +269,9 @@ class StepPolicyGradient(PolicyGradient):
         if self.rollout_correction is not None:
             given = annotated.learner, trace.logprob, trace.time, trace.nats(self.density, self.step_std)
             learner, sampled, time, nats = (one.to(trained.device) for one in given)
+            scale = nats if self.rollout_correction.measure == "joint" else None
             factor, trained, corrected = self.rollout_correction.apply(
-                learner, sampled, trained, time, nats, compares=self.part("surrogate").compares
+                learner, sampled, trained, time, scale, compares=self.part("surrogate").compares
             )
             weight, metrics = weight * factor, metrics | corrected
         batch = StepBatch(

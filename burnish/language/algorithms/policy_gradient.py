@@ -84,8 +84,7 @@ class TokenPolicyGradient(PolicyGradient):
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
         clip_range("reward_clip", self.reward_clip_low, self.reward_clip)
-        advantage, correction, count = self.part("advantage"), self.rollout_correction, self.high_entropy_count
-        measure = "joint" if correction is None else correction.measure
+        advantage, count = self.part("advantage"), self.high_entropy_count
         bounds = ("reward_clip", "reward_clip_low")
         scaled = [*(["reward_norm"] if self.reward_norm else []), *(n for n in bounds if getattr(self, n) is not None)]
         shaped = [*scaled, *(["overlong"] if self.overlong else [])]
@@ -101,11 +100,6 @@ class TokenPolicyGradient(PolicyGradient):
                 count != "all" and "token-sum" in self.loss_agg_mode,
                 f"high_entropy_count is {count}, but loss_agg_mode {self.loss_agg_mode} divides by no number of "
                 "tokens; leave it out",
-            ),
-            (
-                measure != "joint",
-                f"rollout_correction.measure is {measure}, which is read for denoising steps alone: a token's log-prob "
-                "is no mean over elements; leave it out",
             ),
             (
                 advantage.turn_rewards and scaled,
