@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish import config as configuration
+from burnish.commands.launch import CORE
 from burnish.commands.prepare import prepared
 from burnish.config import RunConfig
 from burnish.config.run_folder import RunFolder
@@ -25,7 +26,6 @@ from burnish.utils.user_code import GIVEN, path_of
 
 log = logging.getLogger(__name__)
 
-CORE = "val-core/"  # of the names of what a validation is judged by
 Records = Sequence[str | Mapping[str, Any]]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Sizes:
 
 def unsettled(config: RunConfig) -> dict[str, Sizes]:
     """The sizes of every batch that is still auto, by its option."""
-    return {option: sizes for option, sizes in config.batch_sizes().items() if size_of(config, option) == AUTO}
+    return {option: sizes for option, sizes in config.batch_sizes().items() if attrgetter(option)(config) == AUTO}
 
 
 def layouts(config: RunConfig) -> list[dict[str, Any]]:
@@ -42,7 +43,7 @@ def layouts(config: RunConfig) -> list[dict[str, Any]]:
     machine = pool.processes if pool.nodes > 1 and not uneven else None
     sizes = [*alone, *dict.fromkeys((machine, None))] if options.shard_size == AUTO else [options.shard_size]
     stages = ([3] if adapters or options.offload else [1, 2, 3]) if options.zero_stage == AUTO else [options.zero_stage]
-    open_options = [name for name in (SHARD_SIZE, ZERO_STAGE) if size_of(config, name) == AUTO]
+    open_options = [name for name in (SHARD_SIZE, ZERO_STAGE) if attrgetter(name)(config) == AUTO]
     every = [{SHARD_SIZE: size, ZERO_STAGE: stage} for size in sizes for stage in stages]
     return [{name: one[name] for name in open_options} for one in every]
 
@@ -57,12 +58,6 @@ def unforeseen(config: RunConfig, *, on_gpu: bool) -> dict[str, Any]:
 def smallest(config: RunConfig) -> dict[str, Any]:
     """What takes least memory of every option that is still auto."""
     return {option: sizes.tried[0] for option, sizes in unsettled(config).items()} | layouts(config)[-1]
-
-
-def size_of(config: RunConfig, option: str) -> Any:
-    """What a configuration says: a number, or auto."""
-    section, _, name = option.partition(".")
-    return getattr(getattr(config, section), name)
 
 
 def with_sizes(config: Config, sizes: Mapping[str, Any]) -> Config:

@@ -61,7 +61,12 @@ class Hardware:
                     f"gpus is {total}, but this recipe has pools for {self.gpus} GPUs; ask for a multiple of "
                     f"{self.gpus}, or give pools.train and pools.rollout yourself"
                 )
-            return ["runtime=ray", *(_times(option, total // self.gpus) for option in self.options)]
+            factor = total // self.gpus
+            wider = (
+                re.sub(r"(pools\.\w+\.nodes=)(\d+)", lambda nodes: f"{nodes[1]}{int(nodes[2]) * factor}", option)
+                for option in self.options
+            )
+            return ["runtime=ray", *wider]
         if total == 1:
             return [option for option in self.options if not option.startswith("sharding.")]
         machines = [f"pools.train.nodes={nodes}"] if nodes > 1 else []
@@ -208,9 +213,3 @@ def read_hardware(stated: Any, file: str) -> tuple[Hardware, ...]:
             f"{KEY} is {show(stated)} (in {file}); it must be like {{gpus: 8, memory_gb: 80}}, or a list of such, with "
             f"options a list of OPTION=VALUE: {error.errors()[0]['msg']}"
         ) from None
-
-
-def _times(option: str, factor: int) -> str:
-    """An option of a pool, whose machines are multiplied."""
-    name, _, value = option.partition("=")
-    return f"{name}={int(value) * factor}" if re.fullmatch(r"pools\.\w+\.nodes", name) else option

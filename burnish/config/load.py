@@ -21,7 +21,7 @@ import pydantic
 from burnish.config.errors import messages, wrong_choice
 from burnish.config.hardware import KEY, Hardware, Origin, read_hardware, read_machine
 from burnish.config.names import Context
-from burnish.config.plugins import chosen_by_path, open_plugins, with_value, with_whole_paths
+from burnish.config.plugins import chosen_by_path, open_plugins, with_whole_paths
 from burnish.config.run import RunConfig
 from burnish.config.tasks import chosen_task, task_named
 from burnish.config.yaml_text import merge, nest, parse, read_overrides, show
@@ -298,7 +298,7 @@ def _opened(tree: dict[str, Any], plugins: Sequence[str], task: type[RunConfig])
             raise ConfigError(f"{'.'.join(place)}: {error}") from error
         if name != path:
             opened[path.rpartition(":")[0]] = None
-        tree = with_value(tree, place, name)
+        tree = merge(tree, nest({".".join(place): name}))
     return tree | {"plugins": list(opened)} if opened else tree
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from burnish.config.yaml_text import show
+from burnish.config.yaml_text import merge, nest, show
 from burnish.utils.errors import ConfigError, UserError
 from burnish.utils.user_code import absolute, is_file, load_module, reason
 
@@ -74,14 +74,8 @@ def with_whole_paths(tree: dict[str, Any]) -> dict[str, Any]:
     """A recipe with the files of classes that it names by path written so that they are found from elsewhere."""
     for place, _, name in list(chosen_by_path(tree)):
         where, _, inner = name.rpartition(":")
-        tree = with_value(tree, place, f"{absolute(where)}:{inner}")
+        tree = merge(tree, nest({".".join(place): f"{absolute(where)}:{inner}"}))
     return tree
-
-
-def with_value(tree: dict[str, Any], place: Sequence[str], value: Any) -> dict[str, Any]:
-    """A tree in which an option that is there has another value."""
-    first, *rest = place
-    return tree | {first: with_value(tree[first], rest, value) if rest else value}
 
 
 def portable(option: str, value: Any) -> Any:

@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any, Self
@@ -250,7 +251,7 @@ class RunFolder:
         same = before.ranks == config.ranks
         return batches.with_sizes(
             config, {
-                option: batches.size_of(before, option) for option in unsettled
+                option: attrgetter(option)(before) for option in unsettled
                 if same or not option.startswith("sharding.")
             },
         )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from burnish.utils.errors import ConfigError
+from burnish.utils.json_text import flattened
 
 LARGEST = 1 << 20  # characters of a recipe in the folder of a run
 
@@ -145,8 +146,4 @@ def nest(values: dict[str, Any]) -> dict[str, Any]:
 def _leaves(option: str, value: Any) -> Iterator[tuple[str, Any]]:
     if option == "algorithm" and not isinstance(value, dict):
         option = "algorithm.name"
-    if not isinstance(value, dict) or not value:
-        yield option, value
-        return
-    for name, inner in value.items():
-        yield from _leaves(f"{option}.{name}", inner)
+    return flattened({option: value})
