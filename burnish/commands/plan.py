@@ -36,10 +36,9 @@ def plan(recipe: str, overrides: Sequence[str] = ()) -> int:
         overrides (OPTION=VALUE): options of the run as section.option=value, with the value in YAML; gpus=8, nodes=2,
             memory=80GB of each GPU; tflops, bandwidth, launch of one
     """
-    with terminal.progress(f"Reading {recipe}"):
-        speed, options = read_speed(overrides)
-        config = load(recipe, options)
-        config.check_code()
+    speed, options = read_speed(overrides)
+    config = load(recipe, options)
+    config.check_code()
     with terminal.loading_pytorch():
         from burnish.plan.advice import choose, remedies
         from burnish.plan.counter import shown

@@ -168,7 +168,7 @@ VERBS = {
     "board": Verb("serve:board"),
     "recipes": Verb("show:recipes", "Reading the recipes"),
     "config": Verb("show:config", "Reading {recipe}"),
-    "plan": Verb("plan:plan"),
+    "plan": Verb("plan:plan", "Reading {recipe}"),
     "convert": Verb("convert:convert", "Reading {file}"),
     "data": Verb("data:data", "Reading the list of data sets"),
     "pairs": Verb("pairs:pairs", "Reading {run}"),

@@ -192,7 +192,7 @@ def _words(kind: type, words: dict[str, Any]) -> Any:
         first = error.errors()[0]
         word = str(first["loc"][0])
         raise ConfigError(
-            f"{word} is {show(first['input']):.80}: {first['msg']}; it is: {explanation(kind, word)}"
+            f"{word} is {first['input']!r:.80}: {first['msg']}; it is: {explanation(kind, word)}"
         ) from None
 
 
